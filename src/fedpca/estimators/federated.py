@@ -1,0 +1,370 @@
+"""`FederatedPCA`: the principal components that the pooled rows would give."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from functools import partial
+from numbers import Integral, Real
+from typing import Any, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.decomposition import PCA
+from sklearn.utils import check_array, check_random_state
+from sklearn.utils._param_validation import Interval, StrOptions
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from fedpca.errors import FileError, InputError, PolicyRefused
+from fedpca.estimators.inputs import as_federation, is_many_sites
+from fedpca.federation import Federation
+from fedpca.linalg import fix_signs
+from fedpca.message import Array
+from fedpca.model import Model, load_model
+from fedpca.moments import Moments, moments
+from fedpca.planner import choose_solver
+from fedpca.question import question
+from fedpca.rank import RULES, rank_rule
+from fedpca.run import Run
+from fedpca.solvers import SOLVERS, Solution
+
+
+@question(
+    asks={"V": "float64 d k"}, answers={"explained": "float64", "total": "float64"}
+)
+def explained_energy(site: Any, V: Array) -> dict[str, Any]:
+    """What the components carry of a site's sum of squares, and the whole of it."""
+    framed = site.framed
+    return {"explained": np.float64(framed.energy_along(V)), "total": np.float64(framed.energy())}
+
+
+def principal_components(
+    fed: Federation,
+    start: Array | None,
+    *,
+    n_components: Any,
+    solver: str,
+    center: bool,
+    scale: bool,
+    tol: float,
+    max_rounds: int,
+) -> tuple[Moments, Solution, dict[str, float]]:
+    """The program of a fit: moments, the choice of solver and rank, the solver, the check a site."""
+    known = moments(fed, center=center, scale=scale)
+    rank = rank_rule(n_components, known.n, known.d)
+    if solver == "auto":
+        solver = choose_solver(known.n, known.d, rank.first_look)
+    fed.record.solver = solver
+    solve = SOLVERS[solver]
+    solution = solve(fed, known, rank, start=start, tol=tol, max_rounds=max_rounds)
+    fed.record.stopped = solution.stopped
+    try:
+        shares = fed.gather(explained_energy, V=np.ascontiguousarray(solution.vectors))
+    except PolicyRefused:  # then nobody but the site knows
+        shares = {}
+    ratios = {
+        name: float(share["explained"] / share["total"]) if share["total"] > 0 else float("nan")
+        for name, share in shares.items()
+    }
+    return known, solution, ratios
+
+
+class FederatedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+    """Principal components of rows that stay at their sites.
+
+    The result is that of `sklearn.decomposition.PCA` on the pooled rows.
+
+    Parameters
+    ----------
+    n_components : int, float in (0, 1), {"auto", "mp", "gap"} or None
+        How many components: a number, the fewest that explain more than a share of the variance, the
+        number above the noise ("mp", the Marchenko-Pastur edge, is "auto"), the number before the
+        largest gap, or as many as rows and features allow.
+    solver : {"auto", "covariance", "lanczos", "power"}
+        "auto" takes the exact solver that moves fewer bytes.
+    center : bool
+        Whether components are about the mean of all sites' rows or about zero.
+    scale : bool
+        Whether each feature is divided by its standard deviation over all sites.
+    whiten : bool
+        Whether scores are divided by their standard deviations.
+    tol : float
+        The solver stops when ``||A'A V - V theta||_F`` is at most this part of the total variance.
+    max_rounds : int
+        Most rounds of the solver; a warning tells when they did not suffice.
+    random_state : int, RandomState or None
+        Seed of the solver's start.
+
+    Attributes
+    ----------
+    components_ : ndarray of shape (n_components_, n_features_in_)
+    explained_variance_, explained_variance_ratio_, singular_values_ : ndarray of (n_components_,)
+        The ratio is that to the variance of all features, kept or not.
+    mean_, scale_ : ndarray of shape (n_features_in_,)
+        Of all sites' rows; zeros without ``center`` and ones without ``scale``.
+    noise_variance_ : float
+        Mean variance of what is left out.
+    site_variance_ratio_ : dict
+        Share of each site's own variance that the components explain; empty where a site's policy
+        keeps it to itself.
+    run_ : Run
+        Rounds, bytes, history, ledger, lost sites, and why the solver stopped.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import FederatedPCA
+    >>> rng = np.random.default_rng(0)
+    >>> north, south = rng.normal(size=(50, 4)), rng.normal(size=(30, 4))
+    >>> pca = FederatedPCA(n_components=2).fit({"north": north, "south": south})
+    >>> pca.transform(north).shape
+    (50, 2)
+    """
+
+    _parameter_constraints = {
+        "n_components": [
+            Interval(Integral, 1, None, closed="left"),
+            Interval(Real, 0, 1, closed="neither"),
+            StrOptions(set(RULES)),
+            None,
+        ],
+        "solver": [StrOptions({"auto", *SOLVERS})],
+        "center": ["boolean"],
+        "scale": ["boolean"],
+        "whiten": ["boolean"],
+        "tol": [Interval(Real, 0, None, closed="left")],
+        "max_rounds": [Interval(Integral, 1, None, closed="left")],
+        "random_state": ["random_state"],
+    }
+
+    def __init__(
+        self,
+        n_components: Any = None,
+        *,
+        solver: str = "auto",
+        center: bool = True,
+        scale: bool = False,
+        whiten: bool = False,
+        tol: float = 1e-12,
+        max_rounds: int = 500,
+        random_state: Any = None,
+    ) -> None:
+        self.n_components = n_components
+        self.solver = solver
+        self.center = center
+        self.scale = scale
+        self.whiten = whiten
+        self.tol = tol
+        self.max_rounds = max_rounds
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any = None, *, sites: Any = None) -> Self:
+        """Find the components of all sites' rows.
+
+        Parameters
+        ----------
+        X : rows, list or dict of rows, or Federation
+            One table of rows; or the rows of each site, each an array, a sparse matrix, a data
+            frame, or the path of a file or folder; or a `Federation`.
+        y : None
+            Not used.
+        sites : array of shape (n_samples,), optional
+            The label of the site to which each row of one table belongs.
+        """
+        self._validate_params()
+        for name in ("n_features_in_", "feature_names_in_"):
+            self.__dict__.pop(name, None)
+        if not is_many_sites(X):
+            X = validate_data(
+                self, X, accept_sparse="csr", dtype=[np.float64, np.float32], ensure_min_samples=2
+            )
+        fed = as_federation(X, sites)
+        parameters = self.get_params(deep=False)
+        del parameters["whiten"], parameters["random_state"]
+        known, solution, self.site_variance_ratio_ = fed.run(
+            partial(principal_components, **parameters),
+            about={"program": type(self).__name__, "parameters": parameters},
+            seed=self._seed(),
+        )
+        self._set_fitted(known, solution, fed.record)
+        if solution.stopped == "max_rounds":
+            warnings.warn(
+                f"solver {fed.record.solver!r} stopped after max_rounds={self.max_rounds} at a "
+                f"residual above tol={self.tol}; allow more rounds or a larger tol",
+                ConvergenceWarning,
+                stacklevel=2,
+            )
+        return self
+
+    def fit_transform(self, X: Any, y: Any = None, *, sites: Any = None) -> Array:
+        """Fit to one table of rows and give their scores."""
+        if is_many_sites(X):
+            raise InputError("fit_transform takes one table; fit, then transform each site's rows")
+        return np.asarray(self.fit(X, sites=sites).transform(X))
+
+    def transform(self, X: Any) -> Array:
+        """Scores of rows on the components, ``(n, n_components_)``."""
+        scores = self._model().transform(self._rows(X))
+        if self.whiten:
+            scores /= self._score_scale()
+        return scores.astype(np.float32) if _dtype(X) == np.float32 else scores
+
+    def inverse_transform(self, X: Any) -> Array:
+        """The rows that have these scores and nothing outside the components."""
+        scores = check_array(X, dtype=[np.float64, np.float32])
+        rows = self._model().inverse_transform(
+            scores * self._score_scale() if self.whiten else scores
+        )
+        return rows.astype(scores.dtype, copy=False)
+
+    def get_covariance(self) -> Array:
+        """The covariance of rows under the probabilistic model, ``(d, d)``."""
+        return self._model().covariance()
+
+    def get_precision(self) -> Array:
+        """The inverse of `get_covariance`."""
+        return self._model().precision()
+
+    def score_samples(self, X: Any) -> Array:
+        """The log-likelihood of each row under the probabilistic model."""
+        return self._model().log_likelihood(self._rows(X, accept_sparse=False))
+
+    def score(self, X: Any, y: Any = None) -> float:
+        """The mean log-likelihood of rows."""
+        return float(self.score_samples(X).mean())
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the fitted model to a file that `fedpca.load` reads."""
+        model, run = self._model(), self.run_
+        features = getattr(self, "feature_names_in_", None)
+        parameters = self.get_params(deep=False)
+        if not isinstance(parameters["random_state"], int | None):
+            parameters["random_state"] = None  # a generator's state is no part of the model
+        header = {
+            "estimator": type(self).__name__,
+            "parameters": parameters,
+            "features": None if features is None else list(features),
+            "n_samples": self.n_samples_,
+            "site_variance_ratio": self.site_variance_ratio_,
+            "run": run.to_header(),
+        }
+        model.save(path, header)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """The fitted estimator that `save` wrote."""
+        model, header = load_model(path)
+        if header.get("estimator") != cls.__name__:
+            raise FileError(f"{path} holds a {header.get('estimator')}, not a {cls.__name__}")
+        try:
+            estimator = cls(**header["parameters"])
+            estimator._set_model(model, header["n_samples"], header["features"])
+            estimator.site_variance_ratio_ = header["site_variance_ratio"]
+            estimator.run_ = Run.from_header(header["run"])
+        except (KeyError, TypeError) as error:
+            raise FileError(f"{path} has a header without {error}") from None
+        return estimator
+
+    def to_sklearn(self) -> Any:
+        """The same model as scikit-learn's PCA, behind its StandardScaler where ``scale``."""
+        # not needed by a fit, and slow to import
+        from sklearn.pipeline import make_pipeline
+        from sklearn.preprocessing import StandardScaler
+
+        model = self._model()
+        pca = PCA(self.n_components_, whiten=self.whiten)
+        for name, value in vars(self).items():
+            if name.endswith("_") and name in _OF_SKLEARN:
+                setattr(pca, name, value)
+        if not self.scale:
+            return pca
+        pca.mean_ = np.zeros(self.n_features_in_)
+        scaler = StandardScaler(with_mean=self.center)
+        scaler.mean_, scaler.scale_, scaler.var_ = model.mean, model.scale, model.scale**2
+        scaler.n_samples_seen_, scaler.n_features_in_ = self.n_samples_, self.n_features_in_
+        if hasattr(self, "feature_names_in_"):
+            scaler.feature_names_in_ = self.feature_names_in_
+            del pca.feature_names_in_
+        return make_pipeline(scaler, pca)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        tags.input_tags.sparse = True
+        return tags
+
+    @property
+    def _n_features_out(self) -> int:
+        return int(self.components_.shape[0])
+
+    def _seed(self) -> int | None:
+        if self.random_state is None:
+            return None
+        if isinstance(self.random_state, Integral):
+            return int(self.random_state)
+        return int(check_random_state(self.random_state).randint(2**31))
+
+    def _set_fitted(self, known: Moments, solution: Solution, run: Run) -> None:
+        n, d, k = known.n, known.d, len(solution.eigenvalues)
+        variance = solution.eigenvalues / (n - 1)
+        total = solution.energy / (n - 1)
+        left = max(0.0, total - float(variance.sum()))
+        n_left = min(n, d) - k
+        model = Model(
+            components=np.ascontiguousarray(fix_signs(solution.vectors).T),
+            explained_variance=variance,
+            singular_values=np.sqrt(solution.eigenvalues),
+            mean=known.mean,
+            scale=known.scale,
+            noise_variance=np.array(left / n_left if n_left else 0.0),
+            total_variance=np.array(total),
+        )
+        self._set_model(model, n, known.features)
+        self.run_ = run
+
+    def _set_model(self, model: Model, n_samples: int, features: Any) -> None:
+        self.components_ = model.components
+        self.explained_variance_ = model.explained_variance
+        self.explained_variance_ratio_ = model.explained_variance / (
+            float(model.total_variance) or 1.0
+        )
+        self.singular_values_ = model.singular_values
+        self.mean_, self.scale_ = model.mean, model.scale
+        self.noise_variance_ = float(model.noise_variance)
+        self.total_variance_ = float(model.total_variance)
+        self.n_components_, self.n_features_in_ = model.components.shape
+        self.n_samples_ = n_samples
+        if features is not None:
+            self.feature_names_in_ = np.array(features, dtype=object)
+
+    def _model(self) -> Model:
+        check_is_fitted(self)
+        return Model(
+            components=self.components_,
+            explained_variance=self.explained_variance_,
+            singular_values=self.singular_values_,
+            mean=self.mean_,
+            scale=self.scale_,
+            noise_variance=np.array(self.noise_variance_),
+            total_variance=np.array(self.total_variance_),
+        )
+
+    def _rows(self, X: Any, accept_sparse: Any = ("csr", "csc")) -> Any:
+        return validate_data(
+            self, X, accept_sparse=accept_sparse, dtype=[np.float64, np.float32], reset=False
+        )
+
+    def _score_scale(self) -> Array:
+        deviation = np.sqrt(self.explained_variance_)
+        return np.maximum(deviation, np.finfo(deviation.dtype).eps)
+
+
+_OF_SKLEARN = {
+    "components_", "explained_variance_", "explained_variance_ratio_", "singular_values_", "mean_",
+    "noise_variance_", "n_components_", "n_samples_", "n_features_in_", "feature_names_in_",
+}
+
+
+def _dtype(X: Any) -> Any:
+    return getattr(X, "dtype", None)

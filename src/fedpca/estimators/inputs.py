@@ -1,0 +1,44 @@
+"""What `fit` accepts, as a federation: one array, labelled rows, a list or dict of sites."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from fedpca.errors import InputError
+from fedpca.federation import Federation
+
+
+def is_many_sites(X: Any) -> bool:
+    """Whether X is a federation, or a list or dict of sites' rows, and not one table of rows."""
+    if isinstance(X, Federation | Mapping):
+        return not sp.issparse(X)  # one of scipy's formats is a dict
+    return isinstance(X, list | tuple) and bool(X) and all(_is_rows(item) for item in X)
+
+
+def as_federation(X: Any, sites: Any = None) -> Federation:
+    """The federation that X is, or one within this process over the rows that X holds."""
+    if is_many_sites(X):
+        if sites is not None:
+            raise InputError("sites= labels the rows of one array; these rows are split already")
+        return X if isinstance(X, Federation) else Federation.local(X)
+    if sites is None:
+        return Federation.local([X])
+    labels = np.asarray(sites)
+    if labels.shape != (X.shape[0],):
+        raise InputError(f"sites has shape {labels.shape}; give one label for {X.shape[0]} rows")
+    return Federation.local({str(name): X[labels == name] for name in np.unique(labels)})
+
+
+def _is_rows(item: Any) -> bool:
+    """Whether one element of a list is a site's rows: a path, a frame, or something 2-D."""
+    if isinstance(item, str | os.PathLike):
+        return True
+    shape = getattr(item, "shape", None)
+    if shape is not None:
+        return len(shape) == 2
+    return isinstance(item, list | tuple) and bool(item) and np.ndim(item[0]) == 1

@@ -1,0 +1,230 @@
+"""The coordinator's handle on all sites: `sum`, `gather`, quorum, ledger and journal.
+
+`Federation.sum` gives the total of the sites' answers and `Federation.gather` every one of them. The
+verb is the disclosure. Sums run in float64 and in the order of the sites, so that the same run gives
+the same bits on every engine.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from fedpca.errors import (
+    InputError,
+    MessageError,
+    QuorumLost,
+    SiteError,
+    SitesLost,
+)
+from fedpca.journal import Journal
+from fedpca.message import Array
+from fedpca.question import Arrays, Question
+from fedpca.round import Round
+from fedpca.run import Run
+
+T = TypeVar("T")
+
+
+class Engine(Protocol):
+    """Carries an encoded question to sites and their encoded answers back.
+
+    `ask` takes the same bytes to every site of ``names``. It yields each site's answer as it comes, in any order, or a `SiteError` in its place. It maps
+    whatever its transport raises to that one class.
+    """
+
+    names: Sequence[str]
+
+    def ask(
+        self, names: Sequence[str], request: bytes, timeout: float | None
+    ) -> Iterator[tuple[str, bytes | SiteError]]: ...
+
+
+class Federation:
+    """All sites, as the coordinator sees them.
+
+    Parameters
+    ----------
+    engine : Engine
+        Carries the messages; see `Federation.local`.
+    quorum : int, optional
+        Fewest sites that must answer every round; all of them by default.
+    timeout : float, optional
+        Seconds that a site has to answer a round.
+    journal : path, optional
+        File that makes the run resumable.
+    on_round : callable, optional
+        Called with the entry of `Run.history` after each round.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        quorum: int | None = None,
+        timeout: float | None = None,
+        journal: str | os.PathLike[str] | None = None,
+        on_round: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        names = list(engine.names)
+        if not names:
+            raise InputError("a federation needs at least one site")
+        if len(set(names)) < len(names):
+            raise InputError(f"sites need names of their own: {names}")
+        if quorum is not None and not 1 <= quorum <= len(names):
+            raise InputError(f"quorum={quorum} is not between 1 and the {len(names)} sites")
+        if timeout is not None and not timeout > 0:
+            raise InputError(f"timeout={timeout} must be above 0 seconds, or None")
+        self.engine = engine
+        self.quorum = len(names) if quorum is None else quorum
+        self.timeout = timeout
+        self.on_round = on_round
+        self._journal_path = journal
+        self._begin(secrets.randbits(63))
+
+    @classmethod
+    def local(cls, sites: Any, *, n_jobs: int | None = None, **options: Any) -> Federation:
+        """A federation within this process.
+
+        Parameters
+        ----------
+        sites : dict, list
+            Rows (or a `Site`) of each site by name, or a list of rows named site-1, site-2, ...
+        n_jobs : int, optional
+            Sites that work at the same time, on threads; one after another by default.
+        **options
+            ``quorum``, ``timeout``, ``journal``, ``on_round`` as above. The time limit counts from
+            the moment at which a site's turn begins. Beside a journal ``F`` the sites keep their
+            memory in the folder ``F.sites``.
+        """
+        from fedpca.engines.local import LocalEngine
+
+        engine = LocalEngine(sites, n_jobs=n_jobs, journal=options.get("journal"))
+        return cls(engine, **options)
+
+    def sum(self, question: Question, **arrays: Any) -> Arrays:
+        """The total over sites of their answers; the coordinator needs no single one."""
+        return self._ask("sum", question, arrays).total
+
+    def gather(self, question: Question, **arrays: Any) -> dict[str, Arrays]:
+        """Every site's answer by its name: the coordinator sees them all."""
+        return self._ask("gather", question, arrays).answers
+
+    def report(self, residual: float, subspace: Array) -> None:
+        """What a solver knows after a round: how far it is, and its best subspace, ``(d, k)``."""
+        self.record.history[-1]["residual"] = residual
+        self._best = subspace
+
+    def rng(self) -> np.random.Generator:
+        """Random numbers that depend on the run's seed and the round alone."""
+        return np.random.default_rng([self.record.seed, self.record.rounds])
+
+    def run(
+        self,
+        program: Callable[[Federation, Array | None], T],
+        *,
+        about: Mapping[str, Any],
+        seed: int | None = None,
+    ) -> T:
+        """The result of ``program(federation, start)``, as of exactly the sites in `record.sites`.
+
+        When sites are lost and the quorum holds, the program starts again with the others; ``start``
+        is then the best subspace that it had reported, else None.
+        """
+        self._begin(secrets.randbits(63) if seed is None else seed)
+        if self._journal_path is not None:
+            about = {**about, "sites": list(self.record.sites), "quorum": self.quorum}
+            journal = Journal(self._journal_path, about=about, seed=self.record.seed)
+            self._journal, self._run, self.record.seed = journal, journal.run, journal.seed
+        try:
+            while True:
+                try:
+                    return program(self, self._best)
+                except SitesLost as lost:
+                    self._go_on_without(lost)
+        finally:
+            self._announce()
+            if self._journal is not None:
+                self._journal.close()
+                self._journal = None
+
+    def _begin(self, seed: int) -> None:
+        self.record = Run(seed=seed, sites=tuple(self.engine.names))
+        self.n_features: int | None = None
+        self._run = secrets.token_hex(8)
+        self._attempt = 0
+        self._journal: Journal | None = None
+        self._best: Array | None = None
+        self._unannounced: dict[str, Any] | None = None
+
+    def _ask(self, verb: str, question: Question, arrays: Mapping[str, Any]) -> Round:
+        self._announce()
+        began = time.perf_counter()
+        dimensions = {} if self.n_features is None else {"d": self.n_features}
+        asked = Round(
+            run=f"{self._run}.{self._attempt}",
+            number=self.record.rounds + 1,
+            verb=verb,
+            question=question,
+            arrays=question.check_request(arrays, dimensions),
+            sites=self.record.sites,
+            dimensions=dimensions,
+        )
+        recorded = None if self._journal is None else self._journal.next()
+        if recorded is not None:
+            asked.from_record(recorded)
+        else:
+            self._send(asked)
+            if self._journal is not None:
+                self._journal.append(*asked.to_record())
+        entry = asked.enter(self.record.ledger)
+        entry |= {"seconds": time.perf_counter() - began, "residual": None}
+        self.record.history.append(entry)
+        self._unannounced = entry
+        if asked.lost:
+            raise SitesLost("; ".join(asked.lost.values()), tuple(asked.lost))
+        return asked
+
+    def _send(self, asked: Round) -> None:
+        """Ask all sites, and those that fail once more."""
+        failed: dict[str, str] = {}
+        for attempt in (1, 2):
+            pending = asked.sites if attempt == 1 else tuple(failed)
+            asked.retried = list(failed)
+            failed = {name: f"site {name!r} gave no answer" for name in pending}
+            for name, reply in self.engine.ask(pending, asked.request, self.timeout):
+                try:
+                    asked.accept(name, reply)
+                except (MessageError, SiteError) as error:
+                    failed[name] = str(error)
+                else:
+                    failed.pop(name, None)
+            if not failed:
+                return
+        asked.give_up(failed)
+
+    def _announce(self) -> None:
+        """Tell of the last round once the solver has had its chance to report on it."""
+        if self._unannounced is not None and self.on_round is not None:
+            self.on_round(self._unannounced)
+        self._unannounced = None
+
+    def _go_on_without(self, lost: SitesLost) -> None:
+        left = tuple(name for name in self.record.sites if name not in lost.sites)
+        last = self.record.history[-1]
+        self.record.lost += [
+            {"site": name, "round": last["round"], "question": last["question"]}
+            for name in lost.sites
+        ]
+        if len(left) < self.quorum:
+            raise QuorumLost(
+                f"{len(left)} of {len(self.record.sites)} sites are left and the quorum is "
+                f"{self.quorum}; {lost}"
+            ) from lost
+        self.record.sites = left
+        self._attempt += 1

@@ -1,0 +1,198 @@
+"""Rows in files: ``.npy``, ``.npz``, Parquet, CSV, and folders of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+import scipy.sparse as sp
+
+from fedpca.errors import InputError
+from fedpca.rows import (
+    Block,
+    DenseRows,
+    JoinedRows,
+    Rows,
+    SparseRows,
+    _numeric_dtype,
+    dense_batch,
+    distinct_names,
+    numeric_schema,
+    rows_per_block,
+)
+
+
+def open_path(path: Path) -> Rows:
+    """The rows of a file, or of all known files below a folder in the order of their paths."""
+    if path.is_dir():
+        files = sorted(p for p in path.rglob("*") if p.suffix in OPENERS and p.is_file())
+        if not files:
+            raise InputError(f"{path} holds no {', '.join(OPENERS)} file")
+        return JoinedRows([(str(file), open_path(file)) for file in files])
+    if not path.exists():
+        raise InputError(f"{path} does not exist")
+    try:
+        opener = OPENERS[path.suffix]
+    except KeyError:
+        raise InputError(f"{path}: cannot read {path.suffix!r}; use {', '.join(OPENERS)}") from None
+    try:
+        return opener(path)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    except (OSError, ValueError, KeyError, BadZipFile) as error:  # of numpy and Arrow
+        raise InputError(f"{path} is not a readable {path.suffix} file") from error
+
+
+class NpyRows:
+    """Rows of a ``.npy`` file, mapped a block at a time so that what was read is let go again."""
+
+    pass_cost = 40.0
+    features = None
+
+    def __init__(self, path: Path) -> None:
+        whole = np.lib.format.open_memmap(path, mode="r")
+        if whole.ndim != 2:
+            raise InputError(f"holds {whole.ndim} dimension(s) instead of 2")
+        _numeric_dtype(whole.dtype)
+        self._path, self._dtype, self._offset = path, whole.dtype, whole.offset
+        # a Fortran-order file has no contiguous rows: mapped whole, the system pages it
+        self._whole = None if whole.flags.c_contiguous else whole
+        self.n_rows, self.n_features = whole.shape
+
+    def blocks(self) -> Iterator[Block]:
+        step = rows_per_block(self.n_features)
+        for start in range(0, self.n_rows, step):
+            stop = min(start + step, self.n_rows)
+            yield self._map(start, stop) if self._whole is None else self._whole[start:stop]
+
+    def fingerprint(self) -> str:
+        return _stat(self._path)
+
+    def _map(self, start: int, stop: int) -> Block:
+        if not self.n_features:
+            return np.empty((stop - start, 0))
+        offset = self._offset + start * self.n_features * self._dtype.itemsize
+        shape = (stop - start, self.n_features)
+        return np.memmap(self._path, self._dtype, "r", offset, shape)
+
+
+class ParquetRows:
+    """Rows of a Parquet file, decoded a block at a time."""
+
+    pass_cost = 200.0
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with self._open() as file:
+            schema = file.schema_arrow
+            self.n_rows = file.metadata.num_rows
+        self.features = distinct_names(schema.names)
+        self.n_features = len(self.features)
+        self._schema = numeric_schema(schema)
+
+    def blocks(self) -> Iterator[Block]:
+        with self._open() as file:
+            for batch in file.iter_batches(rows_per_block(self.n_features), use_threads=True):
+                yield dense_batch(batch, self._schema)
+
+    def fingerprint(self) -> str:
+        return _stat(self._path)
+
+    def _open(self) -> Any:
+        import pyarrow.parquet as pq
+
+        # pre_buffer would hold a row group's raw bytes beside the decoded columns
+        return pq.ParquetFile(self._path, pre_buffer=False)
+
+
+class CsvRows:
+    """Rows of a CSV file with a header line, parsed a block at a time."""
+
+    pass_cost = 1000.0
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with self._open(None) as reader:
+            schema = reader.schema
+        self.features = distinct_names(_header(schema.names))
+        self.n_features = len(self.features)
+        self._schema = numeric_schema(schema)
+
+    @cached_property
+    def n_rows(self) -> int:
+        return sum(len(block) for block in self.blocks())
+
+    def blocks(self) -> Iterator[Block]:
+        import pyarrow as pa
+
+        try:
+            n_rows = 0
+            with self._open(self._schema) as reader:
+                for batch in reader:
+                    n_rows += batch.num_rows
+                    yield dense_batch(batch, self._schema)
+            self.n_rows = n_rows  # known now, without a pass of its own
+        except pa.ArrowInvalid as error:
+            # Arrow's own text quotes the value, which is private
+            column = re.search(r"CSV column #(\d+)", str(error))
+            at = "a line" if column is None else f"column {self.features[int(column[1])]}"
+            raise InputError(f"{self._path}: {at} holds something that is not a number") from None
+
+    def fingerprint(self) -> str:
+        return _stat(self._path)
+
+    def _open(self, schema: Any) -> Any:
+        import pyarrow.csv as csv
+
+        # the default blocks of 1 MB of text are well below BLOCK_BYTES once parsed
+        convert = csv.ConvertOptions(column_types=schema)
+        return csv.open_csv(self._path, convert_options=convert)
+
+
+def _open_npz(path: Path) -> Rows:
+    with np.load(path, allow_pickle=False) as archive:
+        names = list(archive.files)
+        if "format" in names and "shape" in names:
+            return SparseRows(sp.load_npz(path))
+        chosen = "X" if "X" in names else names[0] if len(names) == 1 else None
+        if chosen is None:
+            raise InputError(f"holds the arrays {', '.join(names)}; call the rows 'X'")
+        return DenseRows(archive[chosen])
+
+
+def _header(names: list[str]) -> list[str]:
+    """The names, unless they are missing or look like the first row of numbers."""
+    if "" in names:
+        raise InputError(
+            f"column {names.index('') + 1} has no name; write the file without its row index"
+        )
+    looks_like_data = all(_is_number(name) for name in names)
+    if looks_like_data and names != [str(i) for i in range(len(names))]:
+        raise InputError("the first line holds numbers; it must hold the names of the columns")
+    return names
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _stat(path: Path) -> str:
+    stat = path.stat()
+    return f"{path.name} {stat.st_size} bytes {stat.st_mtime_ns}"
+
+
+OPENERS: dict[str, Callable[[Path], Rows]] = {
+    ".npy": NpyRows,
+    ".npz": _open_npz,
+    ".parquet": ParquetRows,
+    ".csv": CsvRows,
+}

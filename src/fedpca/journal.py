@@ -1,0 +1,109 @@
+"""Record and replay: the answers of a run, appended to a file as they come.
+
+A run is deterministic given its seed and its answers. So the program that crashed is simply run
+again: the questions whose answers are in the journal get them from there, and the first one that is
+not goes to the sites. A journal is a row of encoded messages, the first of which says which run it
+belongs to. Each is on the disk before the program goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from fedpca import atomic
+from fedpca.errors import JournalError, MessageError
+from fedpca.message import PREFIX_BYTES, Array, Message, decode, encode, encoded_size
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover - Windows has no flock; two runs there must be kept apart
+    fcntl = None  # type: ignore[assignment]
+
+
+class Journal:
+    """A file of recorded answers that a run reads first and then writes.
+
+    Parameters
+    ----------
+    path : path
+        Created by the first run; given again, it resumes that run.
+    about : dict
+        What the run is (its program, parameters and sites); another run's journal is refused.
+    seed : int
+        The seed that a new run shall have.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, about: Mapping[str, Any], seed: int):
+        self.path = Path(path)
+        about = json.loads(json.dumps(about))
+        if not self.path.exists():
+            header = {"run": secrets.token_hex(8), "seed": seed, "about": about}
+            with atomic.writing(self.path) as temporary:
+                temporary.write_bytes(encode(header, {}))
+        self._file: BinaryIO = self.path.open("rb+")
+        self._lock()
+        first = self._read()
+        if first is None or "about" not in first.header:
+            raise JournalError(f"{self.path} is not a journal; give the name of a new file")
+        _refuse_other(self.path, first.header["about"], about)
+        self.run: str = first.header["run"]
+        self.seed: int = first.header["seed"]
+
+    def next(self) -> Message | None:
+        """The next recorded round, or None where the record ends; a torn last record is dropped."""
+        start = self._file.tell()
+        record = self._read()
+        if record is None:
+            self._file.truncate(start)
+            self._file.seek(start)
+        return record
+
+    def append(self, header: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
+        """Write one round and wait until it is on the disk."""
+        self._file.write(encode(header, arrays, limit=None))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+    def _read(self) -> Message | None:
+        """The message at the file's position, or None where the file ends within it."""
+        start = self._file.tell()
+        length = os.fstat(self._file.fileno()).st_size - start
+        prefix = self._file.read(PREFIX_BYTES)
+        size = encoded_size(prefix)
+        if size is None and not prefix.strip(b"\0"):
+            return None  # the end, or zeros that a file system put where bytes were due
+        if len(prefix) < PREFIX_BYTES or (size is not None and size > length):
+            return None
+        try:
+            return decode(prefix + self._file.read((size or PREFIX_BYTES) - PREFIX_BYTES), limit=None)
+        except MessageError as error:
+            if size == length:
+                return None
+            raise JournalError(f"{self.path} is damaged at byte {start:,}: {error}") from None
+
+    def _lock(self) -> None:
+        if fcntl is None:  # pragma: no cover
+            return
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.close()
+            raise JournalError(f"{self.path} is in use by another run") from None
+
+
+def _refuse_other(path: Path, recorded: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+    for key in sorted(recorded.keys() | about.keys()):
+        if recorded.get(key) != about.get(key):
+            raise JournalError(
+                f"{path} belongs to another run: its {key} is {recorded.get(key)!r}, this one's "
+                f"{about.get(key)!r}; give the name of a new file"
+            )

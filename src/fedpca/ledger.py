@@ -1,0 +1,110 @@
+"""What crossed between the coordinator and the sites: every field of every message, with its bytes.
+
+The bytes are those of the encoded message, so they are the same whichever engine carried it. A field
+of an answer is ``summed`` where the coordinator learns only the total over sites and ``seen`` where
+it reads each site's own; what goes down to the sites is ``sent``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from fedpca.message import Array
+
+ENVELOPE = "(envelope)"  # a message's prefix, header and padding
+
+
+class Entry(NamedTuple):
+    """One field of one message."""
+
+    round: int
+    site: str
+    direction: str
+    question: str
+    field: str
+    shape: tuple[int, ...]
+    bytes: int
+    how: str
+
+
+class _Crossing(NamedTuple):
+    """The messages of one round and direction that have the same fields."""
+
+    round: int
+    question: str
+    direction: str
+    how: str
+    fields: tuple[tuple[str, tuple[int, ...], int], ...]
+    sites: tuple[tuple[str, int], ...]
+
+
+@dataclass
+class Ledger:
+    """What crossed in one run; iterating gives an `Entry` for each field of each message."""
+
+    _crossings: list[_Crossing] = field(default_factory=list)
+
+    def record(
+        self,
+        round_number: int,
+        question: str,
+        how: str,
+        arrays: Mapping[str, Array],
+        sizes: Mapping[str, int],
+    ) -> None:
+        """Enter messages with these fields, one to or from each site with its encoded size."""
+        fields = tuple((name, array.shape, array.nbytes) for name, array in arrays.items())
+        direction = "down" if how == "sent" else "up"
+        self._crossings.append(
+            _Crossing(round_number, question, direction, how, fields, tuple(sizes.items()))
+        )
+
+    @property
+    def bytes_up(self) -> int:
+        """Bytes from the sites to the coordinator."""
+        return self._bytes("up")
+
+    @property
+    def bytes_down(self) -> int:
+        """Bytes from the coordinator to the sites."""
+        return self._bytes("down")
+
+    def __iter__(self) -> Iterator[Entry]:
+        for crossing in self._crossings:
+            payload = sum(size for _, _, size in crossing.fields)
+            for site, total in crossing.sites:
+                head = (crossing.round, site, crossing.direction, crossing.question)
+                for name, shape, size in crossing.fields:
+                    yield Entry(*head, name, shape, size, crossing.how)
+                yield Entry(*head, ENVELOPE, (), total - payload, crossing.how)
+
+    def totals(self) -> list[dict[str, object]]:
+        """Messages and bytes of each question and field, in the order of first use."""
+        rows: dict[tuple[str, str, str], dict[str, object]] = {}
+        for entry in self:
+            key = (entry.question, entry.direction, entry.field)
+            row = rows.setdefault(
+                key,
+                {
+                    "question": entry.question,
+                    "direction": entry.direction,
+                    "field": entry.field,
+                    "how": entry.how,
+                    "shape": entry.shape,
+                    "messages": 0,
+                    "bytes": 0,
+                },
+            )
+            row["messages"] = int(str(row["messages"])) + 1
+            row["bytes"] = int(str(row["bytes"])) + entry.bytes
+        return list(rows.values())
+
+    def _bytes(self, direction: str) -> int:
+        return sum(
+            size
+            for crossing in self._crossings
+            if crossing.direction == direction
+            for _, size in crossing.sites
+        )

@@ -1,0 +1,129 @@
+"""A fitted linear model, what it does with new rows, and its file.
+
+With components ``C`` (k x d, orthonormal rows), variances ``l`` and noise variance ``v``, scores are
+``t = C ((x - m) / s)`` and rows have the density of the normal distribution with covariance
+``S = D (C' diag(l - v) C + v I) D``, ``D = diag(s)`` (Tipping and Bishop, "Mixtures of probabilistic
+principal component analysers", 1999). Nothing here forms ``S`` but the methods that return it.
+
+A file is in safetensors format with a JSON header; reading it checks everything and runs no code.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from fedpca import atomic
+from fedpca._version import __version__
+from fedpca.errors import FileError
+from fedpca.message import Array
+
+FORMAT = 1
+HEADER = "fedpca"  # the one key of the file's metadata
+
+
+@dataclass(frozen=True)
+class Model:
+    """Components and what is needed to use them."""
+
+    components: Array  # (k, d)
+    explained_variance: Array  # (k,)
+    singular_values: Array  # (k,)
+    mean: Array  # (d,)
+    scale: Array  # (d,)
+    noise_variance: Array  # ()
+    total_variance: Array  # ()
+
+    def transform(self, X: Any) -> Array:
+        """Scores of rows, ``(n, k)``; sparse rows stay sparse."""
+        directions = (self.components / self.scale).T
+        if sp.issparse(X):
+            return np.asarray(X @ directions - self.mean @ directions)
+        return np.asarray((X - self.mean) @ directions)
+
+    def inverse_transform(self, scores: Array) -> Array:
+        """The rows, ``(n, d)``, that have these scores and nothing outside the components."""
+        return np.asarray(scores @ (self.components * self.scale) + self.mean)
+
+    def covariance(self) -> Array:
+        """The covariance that the model gives rows, ``(d, d)``."""
+        return self._inflate(self.explained_variance, self.noise_variance) * np.outer(
+            self.scale, self.scale
+        )
+
+    def precision(self) -> Array:
+        """The inverse of the covariance; its pseudo-inverse where there is no noise."""
+        return self._inflate(*self._inverse_variances()) / np.outer(self.scale, self.scale)
+
+    def log_likelihood(self, X: Array) -> Array:
+        """The logarithm of the density of each row, ``(n,)``."""
+        k, d = self.components.shape
+        centred = (X - self.mean) / self.scale
+        scores = centred @ self.components.T
+        precise, precise_left = self._inverse_variances()
+        outside = np.maximum((centred**2).sum(axis=1) - (scores**2).sum(axis=1), 0.0)
+        distance = (scores**2) @ precise + precise_left * outside
+        with np.errstate(divide="ignore"):  # a variance of zero is a density without bound
+            log_det = np.log(self.explained_variance).sum() + 2 * np.log(self.scale).sum()
+            log_det += (d - k) * np.log(self.noise_variance) if k < d else 0.0
+        return np.asarray(-0.5 * (distance + d * np.log(2 * np.pi) + log_det))
+
+    def _inflate(self, along: Array, outside: Array | float) -> Array:
+        """``C' diag(along) C + outside (I - C'C)``."""
+        C = self.components
+        return (C.T * (along - outside)) @ C + outside * np.eye(C.shape[1])
+
+    def _inverse_variances(self) -> tuple[Array, float]:
+        v = float(self.noise_variance)
+        along = self.explained_variance
+        positive = along > 0
+        inverse = np.where(positive, 1 / np.where(positive, along, 1.0), 0.0)
+        return inverse, 1 / v if v > 0 else 0.0
+
+    def save(self, path: str | os.PathLike[str], header: dict[str, Any]) -> None:
+        """Write the model and what ``header`` says about it, whole or not at all."""
+        about = {"format": FORMAT, "version": __version__, **header}
+        arrays = {f.name: np.ascontiguousarray(getattr(self, f.name)) for f in fields(self)}
+        with atomic.writing(path) as temporary:
+            text = json.dumps(about, sort_keys=True)
+            save_file(arrays, temporary, metadata={HEADER: text})
+
+
+def load_model(path: str | os.PathLike[str]) -> tuple[Model, dict[str, Any]]:
+    """The model in a file and its header, after every check."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileError(f"{path} does not exist")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            header = json.loads((file.metadata() or {}).get(HEADER, "null"))
+            names = set(file.keys())
+            arrays = {f.name: file.get_tensor(f.name) for f in fields(Model) if f.name in names}
+    except (SafetensorError, ValueError) as error:
+        raise FileError(f"{path} is not a readable model file: {error}") from None
+    if not isinstance(header, dict) or len(arrays) < len(fields(Model)):
+        raise FileError(f"{path} is not a model of fedpca")
+    if header.get("format") != FORMAT:
+        raise FileError(f"{path} has format {header.get('format')}; this fedpca reads {FORMAT}")
+    _check(path, arrays)
+    return Model(**arrays), header
+
+
+def _check(path: Path, arrays: dict[str, Array]) -> None:
+    shape = arrays["components"].shape
+    k, d = shape if len(shape) == 2 else (-1, -1)
+    due = {"components": (k, d), "explained_variance": (k,), "singular_values": (k,),
+           "mean": (d,), "scale": (d,), "noise_variance": (), "total_variance": ()}
+    for name, array in arrays.items():
+        if array.shape != due[name] or array.dtype != np.float64:
+            raise FileError(f"{path}: {name} is {array.dtype} {array.shape}, not float64 {due[name]}")
+        if not np.isfinite(array).all():
+            raise FileError(f"{path}: {name} has values that are not finite")

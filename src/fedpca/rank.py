@@ -1,0 +1,122 @@
+"""How many components: rules that look at the spectrum from the top.
+
+A rule gets the leading eigenvalues ``l_1 >= l_2 >= ...`` of the covariance, as many as are known, and
+answers with a rank, or with None where it must see more of them.
+
+- `fixed`: the number that was asked for.
+- `share`: fewest components with more than a share of the total variance.
+- `marchenko_pastur`: eigenvalues above ``1.1 s^2 (1 + sqrt(d/n))^2``, the largest that noise of
+  variance ``s^2`` alone would show, with ``s^2`` the mean of what the kept ones leave.
+- `largest_gap`: the k > 1 with the largest ``l_k - l_(k+1)`` (Bhaskara and Wijewardena, "On
+  distributed averaging for stochastic k-PCA", section 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedpca.errors import InputError
+from fedpca.message import Array
+
+MARGIN = 1.1  # of the Marchenko-Pastur edge, for the fluctuation of the largest noise eigenvalue
+FIRST_LOOK = 10  # eigenvalues to find before a rule is asked for the first time
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """The leading eigenvalues of a covariance and what is known of the others."""
+
+    values: Array
+    total: float
+    n: int
+    d: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no eigenvalue is left to be found."""
+        return len(self.values) >= min(self.n, self.d)
+
+
+Rule = Callable[[Spectrum], int | None]
+
+
+@dataclass(frozen=True)
+class RankRule:
+    """A rule, and how many eigenvalues to look for first."""
+
+    rule: Rule
+    first_look: int
+
+    def __call__(self, spectrum: Spectrum) -> int | None:
+        return self.rule(spectrum)
+
+
+def rank_rule(n_components: Any, n: int, d: int) -> RankRule:
+    """The rule that a user's ``n_components`` stands for, checked against n rows and d features."""
+    limit = min(n, d)
+    if n_components is None:
+        return RankRule(fixed(limit), limit)
+    if isinstance(n_components, str):
+        return RankRule(RULES[n_components], min(FIRST_LOOK, limit))
+    if 0 < n_components < 1:
+        return RankRule(share(float(n_components)), min(FIRST_LOOK, limit))
+    if n_components > limit:
+        what = f"{d} features" if d <= n else f"{n} rows of all sites"
+        raise InputError(f"n_components={n_components} exceeds the {what}; use at most {limit}")
+    return RankRule(fixed(int(n_components)), int(n_components))
+
+
+def fixed(k: int) -> Rule:
+    """The rule that always says k."""
+    return lambda spectrum: k
+
+
+def share(wanted: float) -> Rule:
+    """The rule for fewest components with more than ``wanted`` of the total variance."""
+
+    def rule(spectrum: Spectrum) -> int | None:
+        reached = np.cumsum(spectrum.values) > wanted * spectrum.total
+        if reached.any():
+            return int(reached.argmax()) + 1
+        return len(spectrum.values) if spectrum.is_whole else None
+
+    return rule
+
+
+def marchenko_pastur(spectrum: Spectrum) -> int | None:
+    """The number of eigenvalues above what noise alone would show; at least 1."""
+    values, d = spectrum.values, spectrum.d
+    edge_of_unit_noise = MARGIN * (1 + np.sqrt(d / spectrum.n)) ** 2
+    rounding = d * np.finfo(np.float64).eps * values[0]
+    rank = 0
+    while rank < len(values):
+        left = max(0.0, spectrum.total - float(values[:rank].sum()))
+        edge = max(edge_of_unit_noise * left / max(1, d - rank), rounding)
+        above = int((values > edge).sum())
+        if above <= rank:
+            return max(1, rank)
+        rank = above
+    return rank if spectrum.is_whole else None
+
+
+def largest_gap(spectrum: Spectrum) -> int | None:
+    """The k > 1 with the largest gap below it, or 1 where there are fewer than three values."""
+    values = spectrum.values
+    if spectrum.is_whole and spectrum.d > spectrum.n:
+        values = np.append(values, 0.0)
+    gaps = -np.diff(values)[1:]
+    # no gap further down can exceed the last value seen
+    if not spectrum.is_whole and (not gaps.size or gaps.max() < values[-1]):
+        return None
+    return int(gaps.argmax()) + 2 if gaps.size else 1
+
+
+RULES: dict[str, Rule] = {
+    "auto": marchenko_pastur,
+    "mp": marchenko_pastur,
+    "gap": largest_gap,
+}

@@ -1,0 +1,153 @@
+"""One question to all sites: its request, the checks of the answers, and how they are combined."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fedpca.errors import (
+    REPORTED_BY_SITES,
+    FedpcaError,
+    JournalError,
+    MessageError,
+    SiteError,
+)
+from fedpca.ledger import Ledger
+from fedpca.message import Array, Message, decode, encode
+from fedpca.question import Arrays, Dimensions, Question
+
+
+@dataclass
+class Round:
+    """One question to all sites and what came of it."""
+
+    run: str
+    number: int
+    verb: str
+    question: Question
+    arrays: Arrays
+    sites: Sequence[str]
+    dimensions: Dimensions
+    total: Arrays = field(default_factory=dict)  # of a sum
+    answers: dict[str, Arrays] = field(default_factory=dict)  # those gathered, or not yet summed
+    sizes: dict[str, int] = field(default_factory=dict)  # bytes of each accepted answer
+    retried: list[str] = field(default_factory=list)
+    lost: dict[str, str] = field(default_factory=dict)  # a site and what went wrong there
+
+    def __post_init__(self) -> None:
+        self._unsummed = list(self.sites)
+        header = {
+            "run": self.run,
+            "round": self.number,
+            "question": self.question.name,
+            "verb": self.verb,
+            "n_sites": len(self.sites),
+        }
+        self.request = encode(header, self.arrays)  # the same bytes for every site
+
+    def accept(self, name: str, reply: bytes | SiteError) -> None:
+        """Check a site's answer and combine it; errors name the site, the round, the question."""
+        if name not in self.sites or name in self.sizes:
+            return  # an answer that nobody waits for adds nothing
+        where = f"site {name!r}, round {self.number}, question {self.question.name!r}"
+        try:
+            if isinstance(reply, SiteError):
+                raise reply
+            message = decode(reply)
+            self._check_header(message, name)
+            dimensions = dict(self.dimensions)
+            arrays = self.question.check_answer(message.arrays, dimensions)
+        except FedpcaError as error:
+            raise type(error)(f"{where}: {error}") from None
+        self.answers[name] = arrays
+        self.sizes[name] = message.n_bytes
+        if self.verb == "sum":
+            self.dimensions = dimensions
+            self._sum_in_site_order()
+
+    def give_up(self, lost: dict[str, str]) -> None:
+        """Note the sites that failed; what the others said stays out of any result."""
+        self.lost = lost
+        self.total, self.answers = {}, {}
+
+    def enter(self, ledger: Ledger) -> dict[str, Any]:
+        """Write the round into the ledger and give its entry for the history."""
+        asked = [*self.sites, *self.retried]
+        for group in (self.sites, self.retried):
+            sent = dict.fromkeys(group, len(self.request))
+            ledger.record(self.number, self.question.name, "sent", self.arrays, sent)
+        if self.lost:
+            ledger.record(self.number, self.question.name, "discarded", {}, self.sizes)
+        elif self.verb == "sum":
+            ledger.record(self.number, self.question.name, "summed", self.total, self.sizes)
+        else:
+            for name, arrays in self.answers.items():
+                size = {name: self.sizes[name]}
+                ledger.record(self.number, self.question.name, "seen", arrays, size)
+        return {
+            "round": self.number,
+            "question": self.question.name,
+            "sites": len(self.sizes),
+            "bytes_up": sum(self.sizes.values()),
+            "bytes_down": len(asked) * len(self.request),
+        }
+
+    def to_record(self) -> tuple[dict[str, Any], dict[str, Array]]:
+        """The header and arrays from which `from_record` restores the round's outcome."""
+        header = {
+            "round": self.number,
+            "verb": self.verb,
+            "question": self.question.name,
+            "sizes": list(self.sizes.items()),
+            "retried": self.retried,
+            "lost": list(self.lost.items()),
+        }
+        if self.verb == "sum":
+            return header, dict(self.total)
+        numbered = enumerate(self.answers.values())
+        return header, {f"{i}/{key}": array for i, group in numbered for key, array in group.items()}
+
+    def from_record(self, record: Message) -> None:
+        """Take the outcome from a journal in place of asking."""
+        due = (self.number, self.verb, self.question.name)
+        found = tuple(record.header.get(key) for key in ("round", "verb", "question"))
+        if due != found:
+            raise JournalError(f"the journal has {found} where this run asks {due}")
+        self.sizes = dict(record.header["sizes"])
+        self.retried = record.header["retried"]
+        self.lost = dict(record.header["lost"])
+        if self.verb == "sum":
+            self.total = record.arrays
+            return
+        names = list(self.sizes)
+        for key, array in record.arrays.items():
+            index, name = key.split("/", 1)
+            self.answers.setdefault(names[int(index)], {})[name] = array
+
+    def _sum_in_site_order(self) -> None:
+        """Add the answers at hand as far as the order of sites allows, and let them go."""
+        while self._unsummed and self._unsummed[0] in self.answers:
+            arrays = self.answers.pop(self._unsummed.pop(0))
+            if not self.total:
+                self.total = {name: np.array(array) for name, array in arrays.items()}
+            else:
+                for name, total in self.total.items():
+                    total += arrays[name]
+
+    def _check_header(self, message: Message, name: str) -> None:
+        header = message.header
+        if "error" in header:
+            kind = REPORTED_BY_SITES.get(str(header["error"]), MessageError)
+            raise kind(str(header.get("text"))[:2000])
+        due = {
+            "site": name,
+            "round": self.number,
+            "question": self.question.name,
+            "run": self.run,
+        }
+        for key, value in due.items():
+            if header.get(key) != value:
+                raise MessageError(f"the answer's {key} is {header.get(key)!r}, not {value!r}")

@@ -1,0 +1,264 @@
+"""A site's private rows, whatever they come in, read in blocks of bounded size.
+
+Every kind of rows gives the same few things: how many there are, what the columns are called, and
+an iterator of blocks, each a dense ``(m, d)`` array or a sparse CSR matrix. Nothing here centres,
+scales or reorders; `fedpca.framed` does that on the fly.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import scipy.sparse as sp
+
+from fedpca.errors import InputError
+from fedpca.message import Array
+
+BLOCK_BYTES = 16 << 20  # of one dense block; the bound on what reading a file holds at a time
+
+Block = Any  # a dense (m, d) array, or a CSR matrix of that shape
+
+
+class Rows(Protocol):
+    """What every kind of rows offers."""
+
+    features: tuple[str, ...] | None
+    n_features: int
+    pass_cost: float  # of reading one entry once, in multiplications
+
+    @property
+    def n_rows(self) -> int: ...
+
+    def blocks(self) -> Iterator[Block]: ...
+
+    def fingerprint(self) -> str: ...
+
+
+def open_rows(source: Any) -> Rows:
+    """Rows from an array, a sparse matrix, a data frame, a table, a file or a folder of files."""
+    if isinstance(source, str | os.PathLike):
+        from fedpca.files import open_path
+
+        return open_path(Path(source))
+    if sp.issparse(source):
+        return SparseRows(source)
+    if hasattr(source, "__arrow_c_stream__"):
+        return TableRows(source)
+    return DenseRows(source)
+
+
+def rows_per_block(n_features: int) -> int:
+    """How many rows of float64 fill one block."""
+    return max(1, BLOCK_BYTES // (8 * max(1, n_features)))
+
+
+class DenseRows:
+    """Rows of a numpy array, or of anything that numpy can turn into one."""
+
+    pass_cost = 4.0
+    features = None
+
+    def __init__(self, array: Any) -> None:
+        self._array = _numeric(np.asarray(array))
+        self.n_rows, self.n_features = self._array.shape
+
+    def blocks(self) -> Iterator[Block]:
+        step = rows_per_block(self.n_features)
+        for start in range(0, self.n_rows, step):
+            yield self._array[start : start + step]
+
+    def fingerprint(self) -> str:
+        return f"{self.n_rows} x {self.n_features} {self._array.dtype}"
+
+
+class SparseRows:
+    """Rows of a scipy sparse matrix or array, which stay sparse."""
+
+    pass_cost = 4.0
+    features = None
+
+    def __init__(self, matrix: Any) -> None:
+        if matrix.ndim != 2:
+            raise InputError(f"sparse rows have {matrix.ndim} dimension; give a 2-D matrix")
+        _numeric_dtype(matrix.dtype)
+        self._matrix = sp.csr_array(matrix)
+        if not self._matrix.has_canonical_format:
+            self._matrix = self._matrix.copy()  # the caller's matrix is not ours to tidy
+            self._matrix.sum_duplicates()
+        self.n_rows, self.n_features = self._matrix.shape
+        # a block of CSR costs 12 bytes an entry against 8 of a dense one
+        density = self._matrix.nnz / max(1, self.n_rows * self.n_features)
+        self._step = max(1, int(rows_per_block(self.n_features) / max(1.5 * density, 1e-3)))
+
+    def blocks(self) -> Iterator[Block]:
+        for start in range(0, self.n_rows, self._step):
+            whole = self._step >= self.n_rows
+            yield self._matrix if whole else self._matrix[start : start + self._step]
+
+    def fingerprint(self) -> str:
+        return f"{self.n_rows} x {self.n_features} {self._matrix.dtype} {self._matrix.nnz} stored"
+
+
+class TableRows:
+    """Rows of a pandas or polars data frame or a pyarrow table, through the Arrow interface."""
+
+    pass_cost = 20.0
+
+    def __init__(self, table: Any) -> None:
+        self.features = distinct_names([str(name) for name in _column_names(table)])
+        import pyarrow as pa
+
+        self._table = pa.table(table)
+        self._schema = numeric_schema(self._table.schema)
+        self.n_rows, self.n_features = self._table.num_rows, len(self.features)
+
+    def blocks(self) -> Iterator[Block]:
+        for batch in self._table.to_batches(max_chunksize=rows_per_block(self.n_features)):
+            yield dense_batch(batch, self._schema)
+
+    def fingerprint(self) -> str:
+        return f"{self.n_rows} x {self.n_features} table"
+
+
+class JoinedRows:
+    """The rows of several parts, one after another: the files of a folder."""
+
+    def __init__(self, parts: Sequence[tuple[str, Rows]]) -> None:
+        first_name, first = parts[0]
+        self._parts: list[tuple[Rows, list[int] | None]] = []
+        for name, part in parts:
+            where = f"{name}, compared with {first_name}"
+            self._parts.append((part, matching_order(first, part, where)))
+        self.features, self.n_features = first.features, first.n_features
+        self.pass_cost = max(part.pass_cost for part, _ in self._parts)
+
+    @property
+    def n_rows(self) -> int:
+        return sum(part.n_rows for part, _ in self._parts)
+
+    def blocks(self) -> Iterator[Block]:
+        for part, order in self._parts:
+            for block in part.blocks():
+                yield block if order is None else block[:, order]
+
+    def fingerprint(self) -> str:
+        return "; ".join(part.fingerprint() for part, _ in self._parts)
+
+
+def matching_order(reference: Rows, other: Rows, where: str) -> list[int] | None:
+    """Where ``reference``'s columns stand in ``other``; None where they stand alike."""
+    if other.features is not None and reference.features is not None:
+        return column_order(reference.features, other.features, where)
+    if other.n_features != reference.n_features:
+        raise InputError(f"{where}: {other.n_features} columns instead of {reference.n_features}")
+    if (other.features is None) != (reference.features is None):
+        raise InputError(f"{where}: one has column names and the other has none; name both")
+    return None
+
+
+def column_order(
+    wanted: Sequence[str], present: Sequence[str], where: str
+) -> list[int] | None:
+    """Where each wanted column stands among those present; None where they stand alike."""
+    if tuple(wanted) == tuple(present):
+        return None
+    missing = [name for name in wanted if name not in set(present)]
+    extra = [name for name in present if name not in set(wanted)]
+    if missing or extra:
+        parts = [f"{len(group)} {word} ({_some(group)})" for word, group in
+                 (("missing", missing), ("extra", extra)) if group]
+        raise InputError(f"{where}: other columns: {', '.join(parts)}")
+    place = {name: index for index, name in enumerate(present)}
+    return [place[name] for name in wanted]
+
+
+def distinct_names(names: Sequence[str]) -> tuple[str, ...]:
+    """The column names, or an error that lists those that stand twice."""
+    twice = [name for name, times in Counter(names).items() if times > 1]
+    if twice:
+        raise InputError(f"duplicate columns: {_some(twice)}; give each column a name of its own")
+    return tuple(names)
+
+
+def numeric_schema(schema: Any) -> Any:
+    """The Arrow schema in which every column is a number, or an error that lists the others."""
+    import pyarrow as pa
+    import pyarrow.types as kinds
+
+    def number(kind: Any) -> bool:
+        return bool(
+            kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_boolean(kind)
+            or kinds.is_decimal(kind) or kinds.is_null(kind)
+        )
+
+    other = [f"{field.name} ({field.type})" for field in schema if not number(field.type)]
+    if other:
+        raise InputError(f"columns that are not numeric: {_some(other)}; drop or encode them")
+    return pa.schema([(field.name, pa.float64()) for field in schema])
+
+
+def dense_batch(batch: Any, schema: Any) -> Array:
+    """An Arrow record batch as a dense ``(m, d)`` block, nulls as NaN."""
+    if not batch.num_columns or not batch.num_rows:
+        return np.empty((batch.num_rows, batch.num_columns))
+    tensor = batch.cast(schema).to_tensor(null_to_nan=True, row_major=True)
+    return np.asarray(tensor.to_numpy())
+
+
+def refuse_non_finite(rows: Rows) -> None:
+    """Raise an error that counts the NaN and infinite values and names their columns."""
+    n_nan = n_inf = 0
+    columns: set[int] = set()
+    for block in rows.blocks():
+        values = block.data if sp.issparse(block) else np.asarray(block)
+        bad = ~np.isfinite(np.asarray(values, dtype=np.float64))
+        if bad.any():
+            n_nan += int(np.isnan(values).sum())
+            n_inf += int(np.isinf(values).sum())
+            where = block.indices[bad] if sp.issparse(block) else np.nonzero(bad)[1]
+            columns.update(int(column) for column in where)
+    if not columns:
+        raise InputError("values so large that their sum is infinite; rescale the columns")
+    names = [str(c) if rows.features is None else rows.features[c] for c in sorted(columns)]
+    found = [f"{n:,} {what}" for n, what in ((n_nan, "NaN"), (n_inf, "infinity")) if n]
+    raise InputError(
+        f"Input contains {' and '.join(found)} in columns {_some(names)}; "
+        "drop those rows or fill them in"
+    )
+
+
+def _numeric(array: Array) -> Array:
+    if array.ndim != 2:
+        raise InputError(
+            f"rows have {array.ndim} dimension(s); give a 2-D array. Reshape your data with "
+            ".reshape(-1, 1) if it has one feature or .reshape(1, -1) if it is one row"
+        )
+    if array.dtype.kind in "OUS":
+        try:
+            array = array.astype(np.float64)
+        except (ValueError, TypeError):
+            raise InputError(f"rows of dtype {array.dtype} are not numeric") from None
+    _numeric_dtype(array.dtype)
+    return array
+
+
+def _numeric_dtype(dtype: np.dtype[Any]) -> None:
+    if dtype.kind == "c":
+        raise InputError(f"Complex data not supported: rows of dtype {dtype}")
+    if dtype.kind not in "fiub":
+        raise InputError(f"rows of dtype {dtype} are not numeric")
+
+
+def _column_names(table: Any) -> Sequence[Any]:
+    names = getattr(table, "column_names", None)  # pyarrow, and nobody else
+    return list(table.columns if names is None else names)
+
+
+def _some(names: Sequence[str], most: int = 5) -> str:
+    shown = ", ".join(str(name) for name in names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

@@ -1,0 +1,233 @@
+"""A site: rows, memory and policy, and all that happens there when a question arrives.
+
+A request is decoded, checked against the question's declaration, held against the policy, answered
+next to the rows, checked again and encoded. Whatever goes wrong becomes an encoded error that names
+the problem and never a value of a row.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from fedpca import atomic
+from fedpca.errors import (
+    REPORTED_BY_SITES,
+    FedpcaError,
+    InputError,
+    MessageError,
+    PolicyRefused,
+    SiteFailed,
+)
+from fedpca.framed import MEMORY_LIMIT, FramedRows
+from fedpca.message import Array, Header, Message, decode, encode
+from fedpca.question import Question, find_question
+from fedpca.rows import open_rows
+
+log = logging.getLogger("fedpca.site")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a site lets itself be asked.
+
+    Parameters
+    ----------
+    min_rows : int
+        Fewest rows of its own with which the site takes part.
+    min_sites : int
+        Fewest sites over which its answers may be summed.
+    gather : bool
+        Whether the coordinator may see the site's own answer to a question about its rows.
+    """
+
+    min_rows: int = 0
+    min_sites: int = 1
+    gather: bool = True
+
+    def check(self, question: Question, header: Header, n_rows: int | None) -> None:
+        """Refuse what the policy forbids, naming the bound."""
+        if not question.reads_rows:
+            return
+        if n_rows is not None and n_rows < self.min_rows:
+            raise PolicyRefused(f"fewer rows here than the policy's {self.min_rows}")
+        if header["verb"] == "gather" and not self.gather:
+            raise PolicyRefused(f"the policy lets no single answer to {question.name!r} be seen")
+        if header["verb"] == "sum" and header["n_sites"] < self.min_sites:
+            raise PolicyRefused(
+                f"a sum over {header['n_sites']} sites is below the policy's {self.min_sites}"
+            )
+
+
+class Site:
+    """One holder of rows, with a stable name of its own.
+
+    Parameters
+    ----------
+    rows : array, sparse matrix, data frame, table, or path
+        The private rows, see `fedpca.rows.open_rows`.
+    name : str
+        How the site is known to the coordinator.
+    policy : Policy
+        What it lets itself be asked.
+    store : path, optional
+        A folder of the site's own in which its memory outlives the process.
+    memory_limit : int
+        Bytes that it may spend on a cached A'A.
+    """
+
+    def __init__(
+        self,
+        rows: Any,
+        *,
+        name: str,
+        policy: Policy | None = None,
+        store: Path | None = None,
+        memory_limit: int = MEMORY_LIMIT,
+    ) -> None:
+        with _named(name):
+            self.rows = open_rows(rows)
+        self.name = name
+        self.policy = policy or Policy()
+        self.store = store
+        self.memory_limit = memory_limit
+        self.memory: Mapping[str, Array] = MappingProxyType({})
+        self._run: str | None = None
+        self._answered: tuple[int, bytes] | None = None  # round and reply
+        self._framed: FramedRows | None = None
+        self._frame: tuple[Any, ...] = ()
+        self._lock = threading.Lock()
+
+    def answer(self, request: bytes) -> bytes:
+        """The encoded answer, or an encoded error; a round asked again gets the same bytes again."""
+        header: Header = {}
+        with self._lock:
+            try:
+                message = decode(request)
+                header = message.header
+                return self._answer(message)
+            except FedpcaError as error:
+                # by the nearest class that a site may report
+                kind = next(k for k in type(error).__mro__ if k.__name__ in REPORTED_BY_SITES)
+                return self._reply(header, {"error": kind.__name__, "text": str(error)})
+            except Exception as error:  # the text of a foreign exception may quote a value
+                log.exception("site %s could not answer", self.name)
+                text = f"{type(error).__name__}; the site's own log has the details"
+                return self._reply(header, {"error": SiteFailed.__name__, "text": text})
+
+    @property
+    def framed(self) -> FramedRows:
+        """The rows about the run's mean, in its scale and order of features."""
+        frame = tuple(self.memory.get(key) for key in ("mean", "scale", "order", "n_products"))
+        same = len(frame) == len(self._frame) and all(
+            a is b for a, b in zip(frame, self._frame, strict=True)
+        )
+        if self._framed is None or not same:
+            mean, scale, order, n_products = frame
+            if mean is None or scale is None:
+                raise MessageError("asked about centred rows before the mean was given")
+            self._framed = FramedRows(
+                self.rows,
+                mean=mean,
+                scale=scale,
+                order=order,
+                n_products=1 if n_products is None else int(n_products),
+                memory_limit=self.memory_limit,
+            )
+            self._frame = frame
+        return self._framed
+
+    def _answer(self, message: Message) -> bytes:
+        header = message.header
+        if header["run"] != self._run:
+            self._enter(header["run"])
+        if self._answered is not None and self._answered[0] == header["round"]:
+            return self._answered[1]
+        question = find_question(header["question"])
+        self.policy.check(
+            question, header, self.rows.n_rows if self.policy.min_rows else None
+        )
+        lengths = {"d": self.rows.n_features}
+        arrays = question.check_request(message.arrays, lengths)
+        before = self.memory
+        try:
+            if question.remembers:
+                self.memory = dict(before)
+            raw = question(self, **arrays)
+            answer = question.check_answer({k: np.asarray(v) for k, v in raw.items()}, lengths)
+            reply = self._reply(header, {}, answer)
+            if question.remembers:
+                # copies: a request's arrays are views that would keep all its bytes
+                self.memory = {
+                    key: value if value is before.get(key) else np.array(value)
+                    for key, value in self.memory.items()
+                }
+                self._save(header["round"], reply)
+        except BaseException:
+            self.memory = before
+            raise
+        self.memory = MappingProxyType(dict(self.memory))
+        self._answered = (header["round"], reply)
+        return reply
+
+    def _reply(
+        self, asked: Header, more: Header, arrays: Mapping[str, Array] | None = None
+    ) -> bytes:
+        echo = {key: asked.get(key) for key in ("run", "round", "question")}
+        return encode({**echo, "site": self.name, **more}, arrays or {})
+
+    def _enter(self, run: str) -> None:
+        """Begin a run with an empty memory, or with the one that an earlier process saved."""
+        memory, answered = self._load(run)
+        self.memory = MappingProxyType(memory)
+        self._answered = answered
+        self._run = run
+
+    @property
+    def _file(self) -> Path | None:
+        if self.store is None:
+            return None
+        # two names may become one when made safe for a file system; the checksum keeps them apart
+        safe = re.sub(r"[^A-Za-z0-9._-]", "_", self.name)
+        return self.store / f"{safe}-{zlib.crc32(self.name.encode()):08x}.memory"
+
+    def _save(self, round_number: int, reply: bytes) -> None:
+        """Keep memory and the answer that goes with it, before the answer leaves."""
+        if self._file is None:
+            return
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        header = {"run": self._run, "round": round_number, "rows": self.rows.fingerprint()}
+        kept = {f"memory/{name}": array for name, array in self.memory.items()}
+        with atomic.writing(self._file) as path:
+            path.write_bytes(encode(header, {"reply": np.frombuffer(reply, np.uint8), **kept}))
+
+    def _load(self, run: str) -> tuple[dict[str, Array], tuple[int, bytes] | None]:
+        if self._file is None or not self._file.exists():
+            return {}, None
+        saved = decode(self._file.read_bytes())
+        if saved.header["run"] != run:
+            return {}, None
+        if saved.header["rows"] != self.rows.fingerprint():
+            raise InputError("the rows changed since the run began; start it with a new journal")
+        reply = saved.arrays.pop("reply").tobytes()
+        memory = {name.removeprefix("memory/"): array for name, array in saved.arrays.items()}
+        return memory, (saved.header["round"], reply)
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Put the site's name in front of what is wrong with its rows."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"site {name!r}: {error}") from None
