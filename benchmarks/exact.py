@@ -11,7 +11,6 @@ are noisy. `memory` writes a 4 GB set to a temporary folder and fits it in a pro
 from __future__ import annotations
 
 import argparse
-import resource
 import statistics
 import subprocess
 import sys
@@ -24,7 +23,7 @@ import numpy as np
 import scipy.sparse as sp
 from sklearn.decomposition import PCA
 
-from fedpca import FederatedPCA
+from fedpca import FederatedPCA, Federation
 from fedpca.linalg import sine_of_angle
 
 
@@ -90,7 +89,7 @@ def sparse(quick: bool) -> None:
     fitted = {}
 
     def ours() -> None:
-        fitted["fedpca"] = FederatedPCA(k, random_state=0).fit(parts)
+        fitted["fedpca"] = FederatedPCA(k, random_state=0).fit(Federation.local(parts, n_jobs=2))
 
     def arpack() -> None:
         fitted["arpack"] = PCA(k, svd_solver="arpack", random_state=0).fit(X)
@@ -146,12 +145,17 @@ def child(solver: str, paths: list[str]) -> None:
     """Fit files and print how far the peak of resident memory rose."""
     import pyarrow.parquet  # noqa: F401 - the libraries are not what is measured
 
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_resident()
     began = time.perf_counter()
     FederatedPCA(10, solver=solver, tol=2e-6, random_state=0).fit(paths)
     seconds = time.perf_counter() - began
-    risen = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    print(f"{risen:6.0f} MB, {seconds:6.1f} s")
+    print(f"{(peak_resident() - before) / 1e6:6.0f} MB, {seconds:6.1f} s")
+
+
+def peak_resident() -> int:
+    """Most bytes that this process had in memory; getrusage would count its parent's too."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(next(x for x in status.splitlines() if x.startswith("VmHWM")).split()[1])
 
 
 CASES = {"tall": tall, "sites": sites, "sparse": sparse, "memory": memory}

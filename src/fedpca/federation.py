@@ -23,7 +23,7 @@ from fedpca.errors import (
     SitesLost,
 )
 from fedpca.journal import Journal
-from fedpca.message import Array
+from fedpca.message import Array, Message
 from fedpca.question import Arrays, Question
 from fedpca.round import Round
 from fedpca.run import Run
@@ -32,17 +32,19 @@ T = TypeVar("T")
 
 
 class Engine(Protocol):
-    """Carries an encoded question to sites and their encoded answers back.
+    """Carries a question to sites and their answers back.
 
-    `ask` takes the same bytes to every site of ``names``. It yields each site's answer as it comes, in any order, or a `SiteError` in its place. It maps
-    whatever its transport raises to that one class.
+    `ask` takes the same message to every site of ``names``, encoded where it leaves the process. It
+    yields each site's answer as it comes, in any order, as bytes where they came from elsewhere, or a
+    `SiteError` in its place; whatever a transport raises is mapped to that one class.
     """
 
-    names: Sequence[str]
+    @property
+    def names(self) -> Sequence[str]: ...
 
     def ask(
-        self, names: Sequence[str], request: bytes, timeout: float | None
-    ) -> Iterator[tuple[str, bytes | SiteError]]: ...
+        self, names: Sequence[str], request: Message, timeout: float | None
+    ) -> Iterator[tuple[str, Message | bytes | SiteError]]: ...
 
 
 class Federation:
@@ -81,6 +83,9 @@ class Federation:
         if timeout is not None and not timeout > 0:
             raise InputError(f"timeout={timeout} must be above 0 seconds, or None")
         self.engine = engine
+        self._journal: Journal | None = None
+        self._best: Callable[[], Array] | None = None
+        self._unannounced: dict[str, Any] | None = None
         self.quorum = len(names) if quorum is None else quorum
         self.timeout = timeout
         self.on_round = on_round
@@ -115,8 +120,8 @@ class Federation:
         """Every site's answer by its name: the coordinator sees them all."""
         return self._ask("gather", question, arrays).answers
 
-    def report(self, residual: float, subspace: Array) -> None:
-        """What a solver knows after a round: how far it is, and its best subspace, ``(d, k)``."""
+    def report(self, residual: float, subspace: Callable[[], Array]) -> None:
+        """What a solver knows after a round: how far it is, and a way to its best subspace."""
         self.record.history[-1]["residual"] = residual
         self._best = subspace
 
@@ -144,7 +149,7 @@ class Federation:
         try:
             while True:
                 try:
-                    return program(self, self._best)
+                    return program(self, None if self._best is None else self._best())
                 except SitesLost as lost:
                     self._go_on_without(lost)
         finally:
@@ -158,9 +163,9 @@ class Federation:
         self.n_features: int | None = None
         self._run = secrets.token_hex(8)
         self._attempt = 0
-        self._journal: Journal | None = None
-        self._best: Array | None = None
-        self._unannounced: dict[str, Any] | None = None
+        self._journal = None
+        self._best = None
+        self._unannounced = None
 
     def _ask(self, verb: str, question: Question, arrays: Mapping[str, Any]) -> Round:
         self._announce()

@@ -5,7 +5,7 @@ With ``X`` a site's rows, ``m`` the global mean and ``s`` the global scale, the 
 centred on the fly, the scale and the order of columns are moved onto ``Z`` and the result.
 
 Centring comes before multiplying. Raw second moments minus ``n m m'`` lose every digit at an offset
-of 1e8, so they serve only for a block where the diagonal shows that at most five bits are lost.
+of 1e8, so they serve only for a block where the diagonal shows that at most eight bits are lost.
 Sparse rows stay sparse: columns without a zero are shifted where they are stored, and the mean of the
 others, whose variance is at least ``m^2 / n``, is subtracted from the products.
 """
@@ -13,14 +13,17 @@ others, whose variance is at least ``m^2 / n``, is subtracted from the products.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
+from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
+from scipy.linalg.blas import dgemm
 
 from fedpca.message import Array
-from fedpca.rows import Block, Rows
+from fedpca.rows import Block, Rows, is_sparse
 
-MOST_CANCELLATION = 32.0  # how far a raw second moment may exceed the central one: five bits
+MOST_CANCELLATION = 256.0  # how far a raw second moment may exceed the central one: eight bits
+WORTH_KEEPING = 4  # rows for each feature from which on A'A is much smaller than the rows
 MEMORY_LIMIT = 256 << 20  # bytes that a site may spend on a cached A'A
 
 
@@ -36,7 +39,23 @@ def column_sums(rows: Rows) -> tuple[int, Array]:
 
 
 class FramedRows:
-    """A site's rows about a mean and in a scale, and the products that solvers ask for."""
+    """A site's rows about a mean and in a scale, and the products that solvers ask for.
+
+    Parameters
+    ----------
+    rows : Rows
+        As they are.
+    mean, scale : ndarray of shape (d,)
+        The frame, in the common order of features.
+    order : ndarray of shape (d,), optional
+        Where the common features stand among the rows' own columns, unless they stand alike.
+    sums : ndarray of shape (d,), optional
+        The sums of the rows' own columns, where they are known already.
+    n_products : int
+        How many columns the rows will likely be multiplied with.
+    memory_limit : int
+        Bytes that may be spent on keeping A'A.
+    """
 
     def __init__(
         self,
@@ -45,86 +64,113 @@ class FramedRows:
         mean: Array,
         scale: Array,
         order: Array | None = None,
-        n_products: int = 1,
+        sums: Array | None = None,
+        n_products: Any = 1,
         memory_limit: int = MEMORY_LIMIT,
     ) -> None:
         self._rows = rows
         self._order = slice(None) if order is None else order
         self._mean = self._to_own_order(mean)
         self._scale = scale
-        self._n_products = n_products
+        self._is_unscaled = bool((scale == 1).all())
+        self._sums = sums
+        self._n_products = int(n_products)
         self._memory_limit = memory_limit
         self._gram: Array | None = None
+        self._energy: float | None = None
+        self._is_near_origin = False  # so that products may be centred after they are formed
+        self._full_columns: dict[int, Array] = {}  # of each sparse block
 
     def squares(self) -> Array:
         """The sum of squares of each column of A, ``(d,)``."""
         total = np.zeros(len(self._mean))
         for block, shift in self._blocks():
-            if shift is None:
-                total += np.einsum("ij,ij->j", block, block)
-            else:
-                total += (block * block).sum(axis=0) - 2 * shift * block.sum(axis=0)
-                total += block.shape[0] * shift**2
-        return total[self._order] / self._scale**2
+            total += _column_squares(block, shift)
+        scaled = total[self._order] / self._scale**2
+        self._energy = float(scaled.sum())
+        return np.asarray(scaled)
 
     def gram(self) -> Array:
-        """A'A, ``(d, d)``; kept for later products where the memory limit allows."""
+        """A'A, ``(d, d)``; kept for later products where that pays and the memory limit allows."""
         if self._gram is not None:
             return self._gram
-        d = len(self._mean)
-        gram = np.zeros((d, d))
-        raw_works = True
-        for block in self._rows.blocks():
-            part = _gram_from_raw_moments(block, self._mean) if raw_works else None
-            if part is None:
-                raw_works = False
-                part = _gram(*self._centre(block))
-            gram += part
+        gram = self._own_gram()
         if not isinstance(self._order, slice):
             gram = gram[np.ix_(self._order, self._order)]
-        if (self._scale != 1).any():
+        if not self._is_unscaled:
             gram /= np.outer(self._scale, self._scale)
-        if self._gram_fits():
+        self._energy = float(np.trace(gram))
+        if self._gram_fits() and self._rows.n_rows > WORTH_KEEPING * len(gram):
             self._gram = gram
         return gram
 
     def gram_times(self, Z: Array) -> Array:
         """A'(A Z), ``(d, k)``, through the cached A'A where that is cheaper over the run."""
-        if self._gram is not None or self._gram_pays(Z.shape[1]):
-            return np.asarray(self.gram() @ Z)
-        own = self._to_own_order(Z / self._scale[:, None])
-        total = np.zeros_like(own)
-        for block, shift in self._blocks():
-            if shift is None:
-                total += block.T @ (block @ own)
-            else:
-                scores = block @ own - shift @ own
-                total += block.T @ scores - np.outer(shift, scores.sum(axis=0))
-        return total[self._order] / self._scale[:, None]
-
-    def energy_along(self, V: Array) -> float:
-        """``||A V||^2``: what the directions V, ``(d, k)``, carry of the rows' sum of squares."""
+        if self._gram is None and self._gram_pays(Z.shape[1]):
+            self._gram = self.gram()
         if self._gram is not None:
-            return float(np.vdot(V, self._gram @ V))
-        own = self._to_own_order(V / self._scale[:, None])
-        total = 0.0
+            return np.asarray(self._gram @ Z)
+        own = self._directions(Z)
+        total = None
         for block, shift in self._blocks():
-            scores = block @ own if shift is None else block @ own - shift @ own
-            total += float(np.vdot(scores, scores))
-        return total
+            scores = block @ own
+            if shift is not None:
+                # not by BLAS, whose threads would then spin on the cores that sparse products need
+                scores -= np.einsum("i,ij->j", shift, own)
+            product = block.T @ scores
+            if shift is not None:
+                product -= np.outer(shift, scores.sum(axis=0))
+            total = product if total is None else np.add(total, product, out=total)
+        if total is None:  # no rows
+            return np.zeros_like(own)
+        ordered = total[self._order]
+        return np.asarray(ordered if self._is_unscaled else ordered / self._scale[:, None])
 
-    def energy(self) -> float:
-        """``||A||^2``: the rows' whole sum of squares."""
-        return float(np.trace(self._gram) if self._gram is not None else self.squares().sum())
+    def energies(self, V: Array) -> tuple[float, float]:
+        """``||A V||^2`` and ``||A||^2``: what V, ``(d, k)``, carries of all squares, and these."""
+        if self._gram is not None:
+            return float(np.vdot(V, self._gram @ V)), float(np.trace(self._gram))
+        own = self._directions(V)
+        along = 0.0
+        squares = np.zeros(len(self._mean))
+        near = self._energy is not None and self._is_near_origin
+        for block, shift in self._blocks() if not near else self._raw_blocks():
+            scores = block @ own if shift is None else block @ own - shift @ own
+            along += float(np.vdot(scores, scores))
+            if self._energy is None:
+                squares += _column_squares(block, shift)
+        if self._energy is None:
+            self._energy = float((squares[self._order] / self._scale**2).sum())
+        return along, self._energy
+
+    def _own_gram(self) -> Array:
+        """The Gram matrix of the centred rows, in their own order and without the scale."""
+        moments = RawMoments(self._mean)
+        centred = None
+        for index, block in enumerate(self._rows.blocks()):
+            # once a block was too far from the origin, the others likely are
+            is_whole = block.shape[0] == self._rows.n_rows
+            if centred is None and moments.add(block, self._sums if is_whole else None):
+                continue
+            part = _gram(*self._centre(index, block))
+            centred = part if centred is None else np.add(centred, part, out=centred)
+        self._is_near_origin = centred is None
+        return moments.central() if centred is None else centred + moments.central()
 
     def _blocks(self) -> Iterator[tuple[Block, Array | None]]:
-        return map(self._centre, self._rows.blocks())
+        return map(self._centre, count(), self._rows.blocks())
 
-    def _centre(self, block: Block) -> tuple[Block, Array | None]:
+    def _raw_blocks(self) -> Iterator[tuple[Block, Array]]:
+        return ((block, self._mean) for block in self._rows.blocks())
+
+    def _centre(self, index: int, block: Block) -> tuple[Block, Array | None]:
         """The centred block and None, or a sparse block and the mean that it still has."""
-        if not sp.issparse(block):
+        if not is_sparse(block):
             return np.subtract(block, self._mean, dtype=np.float64), None
-        full = np.bincount(block.indices, minlength=block.shape[1]) == block.shape[0]
+        if index not in self._full_columns:
+            filled = np.bincount(block.indices, minlength=block.shape[1])
+            self._full_columns[index] = filled == block.shape[0]
+        full = self._full_columns[index]
         if not full.any():
             return block, self._mean
         shifted = block.astype(np.float64)
@@ -145,10 +191,23 @@ class FramedRows:
         streamed = 4 * n * d * columns + one_pass * columns / max(1, width)
         return cached < streamed
 
+    def _directions(self, Z: Array) -> Array:
+        """Z such that the rows as they are, once centred, give the products of the frame."""
+        return self._to_own_order(Z if self._is_unscaled else Z / self._scale[:, None])
+
     def _to_own_order(self, array: Array) -> Array:
-        own = np.empty_like(array, dtype=np.float64)
+        if isinstance(self._order, slice):
+            return array
+        own = np.empty_like(array)
         own[self._order] = array
         return own
+
+
+def _column_squares(block: Block, shift: Array | None) -> Array:
+    if shift is None:
+        return np.asarray(np.einsum("ij,ij->j", block, block))
+    raw = (block * block).sum(axis=0) - 2 * shift * block.sum(axis=0)
+    return np.asarray(raw + block.shape[0] * shift**2)
 
 
 def _gram(block: Block, shift: Array | None) -> Array:
@@ -159,13 +218,37 @@ def _gram(block: Block, shift: Array | None) -> Array:
     return np.asarray(central + block.shape[0] * np.outer(shift, shift))
 
 
-def _gram_from_raw_moments(block: Block, mean: Array) -> Array | None:
-    """The block's A'A without a centred copy, or None where that would cost accuracy."""
-    if sp.issparse(block) or block.dtype != np.float64:
-        return None
-    raw = np.asarray(block.T @ block)
-    sums = np.outer(np.ones(len(block)) @ block, mean)
-    central = raw - sums - sums.T + len(block) * np.outer(mean, mean)
-    return central if (raw.diagonal() <= MOST_CANCELLATION * central.diagonal()).all() else None
+class RawMoments:
+    """A'A without a centred copy of any block, for as long as that costs no accuracy."""
 
+    def __init__(self, mean: Array) -> None:
+        self._mean = mean
+        self._gram = np.zeros((len(mean), len(mean)))
+        self._sums = np.zeros(len(mean))
+        self._n = 0
 
+    def add(self, block: Block, sums: Array | None) -> bool:
+        """Take a block in, or leave it out and say False where raw moments would lose too much.
+
+        ``sums`` are those of its columns, where they are known already.
+        """
+        if is_sparse(block) or block.dtype != np.float64:
+            return False
+        raw = block.T @ block
+        if sums is None:
+            sums = np.ones(len(block)) @ block
+        central = raw.diagonal() - 2 * sums * self._mean + len(block) * self._mean**2
+        if (raw.diagonal() > MOST_CANCELLATION * central).any():
+            return False
+        self._gram = raw if self._n == 0 else np.add(self._gram, raw, out=self._gram)
+        self._sums += sums
+        self._n += len(block)
+        return True
+
+    def central(self) -> Array:
+        """``X'X - s m' - m s' + n m m'`` of the blocks taken in, s being their column sums."""
+        half = self._sums - self._n / 2 * self._mean
+        pair, mirror = np.stack([half, self._mean]), np.stack([self._mean, half])
+        # in place: a temporary of this size costs more than the arithmetic
+        dgemm(-1.0, pair.T, mirror.T, beta=1.0, c=self._gram.T, trans_b=True, overwrite_c=True)
+        return self._gram

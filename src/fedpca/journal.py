@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 from fedpca import atomic
 from fedpca.errors import JournalError, MessageError
-from fedpca.message import PREFIX_BYTES, Array, Message, decode, encode, encoded_size
+from fedpca.message import PREFIX_BYTES, Array, Message, compose, decode, encode, encoded_size
 
 try:
     import fcntl
@@ -44,7 +44,7 @@ class Journal:
         if not self.path.exists():
             header = {"run": secrets.token_hex(8), "seed": seed, "about": about}
             with atomic.writing(self.path) as temporary:
-                temporary.write_bytes(encode(header, {}))
+                temporary.write_bytes(encode(compose(header, {})))
         self._file: BinaryIO = self.path.open("rb+")
         self._lock()
         first = self._read()
@@ -65,7 +65,7 @@ class Journal:
 
     def append(self, header: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
         """Write one round and wait until it is on the disk."""
-        self._file.write(encode(header, arrays, limit=None))
+        self._file.write(encode(compose(header, arrays, limit=None)))
         self._file.flush()
         os.fsync(self._file.fileno())
 
@@ -84,7 +84,9 @@ class Journal:
         if len(prefix) < PREFIX_BYTES or (size is not None and size > length):
             return None
         try:
-            return decode(prefix + self._file.read((size or PREFIX_BYTES) - PREFIX_BYTES), limit=None)
+            return decode(
+                prefix + self._file.read((size or PREFIX_BYTES) - PREFIX_BYTES), limit=None
+            )
         except MessageError as error:
             if size == length:
                 return None

@@ -29,6 +29,18 @@ class Entry(NamedTuple):
     how: str
 
 
+class Total(NamedTuple):
+    """All messages' fields of one name that answered, or put, one question."""
+
+    question: str
+    direction: str
+    field: str
+    shape: tuple[int, ...]
+    how: str
+    messages: int
+    bytes: int
+
+
 class _Crossing(NamedTuple):
     """The messages of one round and direction that have the same fields."""
 
@@ -80,26 +92,16 @@ class Ledger:
                     yield Entry(*head, name, shape, size, crossing.how)
                 yield Entry(*head, ENVELOPE, (), total - payload, crossing.how)
 
-    def totals(self) -> list[dict[str, object]]:
+    def totals(self) -> list[Total]:
         """Messages and bytes of each question and field, in the order of first use."""
-        rows: dict[tuple[str, str, str], dict[str, object]] = {}
+        totals: dict[tuple[str, str, str], Total] = {}
         for entry in self:
             key = (entry.question, entry.direction, entry.field)
-            row = rows.setdefault(
-                key,
-                {
-                    "question": entry.question,
-                    "direction": entry.direction,
-                    "field": entry.field,
-                    "how": entry.how,
-                    "shape": entry.shape,
-                    "messages": 0,
-                    "bytes": 0,
-                },
+            so_far = totals.get(key, Total(*key, entry.shape, entry.how, 0, 0))
+            totals[key] = so_far._replace(
+                messages=so_far.messages + 1, bytes=so_far.bytes + entry.bytes
             )
-            row["messages"] = int(str(row["messages"])) + 1
-            row["bytes"] = int(str(row["bytes"])) + entry.bytes
-        return list(rows.values())
+        return list(totals.values())
 
     def _bytes(self, direction: str) -> int:
         return sum(

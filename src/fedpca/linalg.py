@@ -3,12 +3,36 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 
 import numpy as np
 import scipy.linalg
 from scipy.linalg import lapack
+from threadpoolctl import ThreadpoolController
 
 from fedpca.message import Array
+
+SMALL = 2_000_000  # entries of a matrix below which one thread is as fast as several
+
+
+@contextmanager
+def threads_for(*arrays: Array) -> Iterator[None]:
+    """Keep BLAS to one thread while it works on small arrays.
+
+    Its idle threads spin for a while, on cores that the sites of this process need next.
+    """
+    if max(array.size for array in arrays) > SMALL:
+        yield
+    else:
+        with _blas().limit(limits=1, user_api="blas"):
+            yield
+
+
+@cache
+def _blas() -> ThreadpoolController:
+    return ThreadpoolController()
 
 
 def orth(Y: Array) -> Array:
@@ -16,31 +40,57 @@ def orth(Y: Array) -> Array:
     return np.asarray(np.linalg.qr(Y)[0])
 
 
-def independent_columns(Y: Array, smallest: float) -> Array:
-    """An orthonormal basis of Y's columns less those that add nothing above ``smallest``.
+def independent_columns(Y: Array, smallest: float) -> tuple[Array, Array]:
+    """Q orthonormal and B with ``Y = Q B`` up to columns that add less than ``smallest``.
 
-    QR with column pivoting orders the columns by what each adds to those before it.
+    Cholesky QR done twice is ten times as fast as Householder QR and as accurate where Y is well
+    conditioned. Else QR with column pivoting orders the columns by what each adds to those before.
     """
-    Q, R, _ = scipy.linalg.qr(Y, mode="economic", pivoting=True)
-    return np.asarray(Q[:, np.abs(R.diagonal()) > smallest])
+    if not Y.size:
+        return Y, np.empty((0, Y.shape[1]))
+    try:
+        L1 = np.linalg.cholesky(Y.T @ Y)
+        added = L1.diagonal()
+        if added.min() > max(smallest, 1e-5 * added.max()):
+            nearly = Y @ np.linalg.inv(L1).T
+            L2 = np.linalg.cholesky(nearly.T @ nearly)
+            return nearly @ np.linalg.inv(L2).T, L2.T @ L1.T
+    except np.linalg.LinAlgError:
+        pass
+    Q, pivoted, order = scipy.linalg.qr(Y, mode="economic", pivoting=True)
+    kept = np.abs(pivoted.diagonal()) > smallest
+    B = np.empty_like(pivoted)
+    B[:, order] = pivoted
+    return Q[:, kept], B[kept]
 
 
-def orth_against(K: Array, Y: Array, smallest: float) -> Array:
-    """An orthonormal basis of what Y's columns add to the orthonormal columns of K.
+def orth_against(
+    K: Array, Y: Array, smallest: float, *, reach: int = 0
+) -> tuple[Array, Array, Array]:
+    """Q, B and H with ``Y = K H + Q B``, Q orthonormal and orthogonal to the orthonormal K.
 
-    Projecting twice is enough for orthogonality to rounding; normalising what is left can bring a
-    part of K back, so it is projected out once more.
+    Projecting twice is enough, and once is not: what K lacks in orthogonality would grow from block
+    to block. Where Y has next to nothing in the columns before ``reach``, the first projection may
+    leave them to the second. Where little is left of Y outside K, normalising magnifies what
+    rounding left of K in it; then it is projected out once more.
     """
-    Y = Y - K @ (K.T @ Y)
-    Y = Y - K @ (K.T @ Y)
-    Q = independent_columns(Y, smallest)
-    return orth(Q - K @ (K.T @ Q))
+    H = np.zeros((K.shape[1], Y.shape[1]))
+    near = K[:, reach:]
+    H[reach:] = near.T @ Y
+    W = Y - near @ H[reach:]
+    again = K.T @ W
+    W -= K @ again
+    Q, B = independent_columns(W, smallest)
+    if Q.size and np.linalg.norm(B, -2) < 1e-2 * np.linalg.norm(Y):
+        Q = orth(Q - K @ (K.T @ Q))
+    return Q, B, H + again
 
 
 def top_eigen(symmetric: Array, k: int) -> tuple[Array, Array]:
     """The k largest eigenvalues, falling, and their eigenvectors in columns, ``(d, k)``."""
     d = symmetric.shape[0]
-    values, vectors = scipy.linalg.eigh(symmetric, subset_by_index=[d - k, d - 1])
+    with threads_for(symmetric):
+        values, vectors = scipy.linalg.eigh(symmetric, subset_by_index=[d - k, d - 1])
     return values[::-1], vectors[:, ::-1]
 
 

@@ -30,40 +30,51 @@ Header = dict[str, Any]
 MARK = b"FedP"
 VERSION = 1
 MAX_BYTES = 1 << 30
-DTYPES = ("float64", "float32", "int64", "uint8")
+DTYPES = {
+    np.dtype(name).newbyteorder("<"): name for name in ("float64", "float32", "int64", "uint8")
+}
 
 _PREFIX = struct.Struct("<4sIIIQ")  # mark, version, crc of the rest, header bytes, all bytes
+_BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
 _ALIGN = 8
 PREFIX_BYTES = _PREFIX.size
 
 
 @dataclass(frozen=True)
 class Message:
-    """What one encoded message says."""
+    """A header, named arrays that nobody can write to, and how many bytes they take when encoded."""
 
     header: Header
     arrays: dict[str, Array]
     n_bytes: int
 
 
-def encode(
-    header: Mapping[str, Any], arrays: Mapping[str, Array], *, limit: int | None = MAX_BYTES
-) -> bytes:
-    """The message's bytes, the same for the same values on every machine."""
+def compose(
+    header: Mapping[str, Any], arrays: Mapping[str, Any], *, limit: int | None = MAX_BYTES
+) -> Message:
+    """A message of these arrays, which are not copied unless their order or dtype needs it."""
     ready = {name: _plain(name, array) for name, array in arrays.items()}
-    fields = [[name, array.dtype.name, list(array.shape)] for name, array in ready.items()]
-    text = json.dumps({**header, "fields": fields}, sort_keys=True, separators=(",", ":")).encode()
-    text += b" " * _padding(_PREFIX.size + len(text))
-    parts = [text]
-    for array in ready.values():
-        parts += [array.reshape(-1).view(np.uint8).data, b"\0" * _padding(array.nbytes)]
-    total = _PREFIX.size + sum(len(part) for part in parts)
+    total = (
+        PREFIX_BYTES
+        + len(_header_text(header, ready))
+        + sum(array.nbytes + _padding(array.nbytes) for array in ready.values())
+    )
     if limit is not None and total > limit:
         raise MessageError(f"a message of {total:,} bytes exceeds the limit of {limit:,}")
+    return Message(dict(header), ready, total)
+
+
+def encode(message: Message) -> bytes:
+    """The message's bytes, the same for the same values on every machine."""
+    text = _header_text(message.header, message.arrays)
+    parts: list[bytes | memoryview] = [text]
+    for array in message.arrays.values():
+        parts += [array.reshape(-1).view(np.uint8).data, b"\0" * _padding(array.nbytes)]
     crc = 0
     for part in parts:
         crc = zlib.crc32(part, crc)
-    return b"".join([_PREFIX.pack(MARK, VERSION, crc, len(text), total), *parts])
+    prefix = _PREFIX.pack(MARK, VERSION, crc, len(text), message.n_bytes)
+    return b"".join([prefix, *parts])
 
 
 def decode(data: bytes, *, limit: int | None = MAX_BYTES) -> Message:
@@ -98,21 +109,31 @@ def encoded_size(prefix: bytes) -> int | None:
     return int(_PREFIX.unpack(prefix)[-1])
 
 
-def _plain(name: str, array: Array) -> Array:
+def _header_text(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> bytes:
+    fields = [[name, DTYPES[array.dtype], array.shape] for name, array in arrays.items()]
+    text = json.dumps({**header, "fields": fields}, sort_keys=True, separators=(",", ":")).encode()
+    return text + b" " * _padding(PREFIX_BYTES + len(text))
+
+
+def _plain(name: str, array: Any) -> Array:
     array = np.asarray(array)
-    if array.dtype.name not in DTYPES:
-        raise MessageError(f"field {name!r} has dtype {array.dtype}; allowed: {', '.join(DTYPES)}")
+    dtype = array.dtype.newbyteorder("<")
+    if dtype not in DTYPES:
+        allowed = ", ".join(DTYPES.values())
+        raise MessageError(f"field {name!r} has dtype {array.dtype}; allowed: {allowed}")
     # ascontiguousarray would turn a scalar into a vector
-    return np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")
+    plain = np.asarray(array, dtype=dtype, order="C").view()
+    plain.flags.writeable = False
+    return plain
 
 
 def _read_arrays(body: memoryview, fields: list[tuple[str, str, list[int]]]) -> dict[str, Array]:
     arrays: dict[str, Array] = {}
     start = 0
     for name, dtype_name, shape in fields:
-        if dtype_name not in DTYPES or name in arrays or any(n < 0 for n in shape):
+        if dtype_name not in _BY_NAME or name in arrays or any(n < 0 for n in shape):
             raise ValueError(name)
-        dtype = np.dtype(dtype_name).newbyteorder("<")
+        dtype = _BY_NAME[dtype_name]
         count = math.prod(shape)
         arrays[name] = np.frombuffer(body, dtype, count, start).reshape(shape)
         start += count * dtype.itemsize

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
@@ -25,6 +24,7 @@ from fedpca import atomic
 from fedpca._version import __version__
 from fedpca.errors import FileError
 from fedpca.message import Array
+from fedpca.rows import is_sparse
 
 FORMAT = 1
 HEADER = "fedpca"  # the one key of the file's metadata
@@ -42,26 +42,30 @@ class Model:
     noise_variance: Array  # ()
     total_variance: Array  # ()
 
-    def transform(self, X: Any) -> Array:
-        """Scores of rows, ``(n, k)``; sparse rows stay sparse."""
+    def transform(self, X: Any, *, whiten: bool = False) -> Array:
+        """Scores of rows, ``(n, k)``, of unit variance where ``whiten``; sparse rows stay sparse."""
         directions = (self.components / self.scale).T
-        if sp.issparse(X):
+        if whiten:
+            directions = directions / self._deviations()
+        if is_sparse(X):
             return np.asarray(X @ directions - self.mean @ directions)
         return np.asarray((X - self.mean) @ directions)
 
-    def inverse_transform(self, scores: Array) -> Array:
+    def inverse_transform(self, scores: Array, *, whiten: bool = False) -> Array:
         """The rows, ``(n, d)``, that have these scores and nothing outside the components."""
+        if whiten:
+            scores = scores * self._deviations()
         return np.asarray(scores @ (self.components * self.scale) + self.mean)
 
     def covariance(self) -> Array:
         """The covariance that the model gives rows, ``(d, d)``."""
-        return self._inflate(self.explained_variance, self.noise_variance) * np.outer(
-            self.scale, self.scale
-        )
+        inner = self._inflate(self.explained_variance, float(self.noise_variance))
+        return np.asarray(inner * np.outer(self.scale, self.scale))
 
     def precision(self) -> Array:
         """The inverse of the covariance; its pseudo-inverse where there is no noise."""
-        return self._inflate(*self._inverse_variances()) / np.outer(self.scale, self.scale)
+        inner = self._inflate(*self._inverse_variances())
+        return np.asarray(inner / np.outer(self.scale, self.scale))
 
     def log_likelihood(self, X: Array) -> Array:
         """The logarithm of the density of each row, ``(n,)``."""
@@ -76,10 +80,14 @@ class Model:
             log_det += (d - k) * np.log(self.noise_variance) if k < d else 0.0
         return np.asarray(-0.5 * (distance + d * np.log(2 * np.pi) + log_det))
 
-    def _inflate(self, along: Array, outside: Array | float) -> Array:
+    def _deviations(self) -> Array:
+        """Standard deviations of scores, kept away from zero as scikit-learn does."""
+        return np.maximum(np.sqrt(self.explained_variance), np.finfo(np.float64).eps)
+
+    def _inflate(self, along: Array, outside: float) -> Array:
         """``C' diag(along) C + outside (I - C'C)``."""
         C = self.components
-        return (C.T * (along - outside)) @ C + outside * np.eye(C.shape[1])
+        return np.asarray((C.T * (along - outside)) @ C + outside * np.eye(C.shape[1]))
 
     def _inverse_variances(self) -> tuple[Array, float]:
         v = float(self.noise_variance)
@@ -120,10 +128,19 @@ def load_model(path: str | os.PathLike[str]) -> tuple[Model, dict[str, Any]]:
 def _check(path: Path, arrays: dict[str, Array]) -> None:
     shape = arrays["components"].shape
     k, d = shape if len(shape) == 2 else (-1, -1)
-    due = {"components": (k, d), "explained_variance": (k,), "singular_values": (k,),
-           "mean": (d,), "scale": (d,), "noise_variance": (), "total_variance": ()}
+    due = {
+        "components": (k, d),
+        "explained_variance": (k,),
+        "singular_values": (k,),
+        "mean": (d,),
+        "scale": (d,),
+        "noise_variance": (),
+        "total_variance": (),
+    }
     for name, array in arrays.items():
         if array.shape != due[name] or array.dtype != np.float64:
-            raise FileError(f"{path}: {name} is {array.dtype} {array.shape}, not float64 {due[name]}")
+            raise FileError(
+                f"{path}: {name} is {array.dtype} {array.shape}, not float64 {due[name]}"
+            )
         if not np.isfinite(array).all():
             raise FileError(f"{path}: {name} has values that are not finite")

@@ -60,6 +60,7 @@ def totals(site: Site, features: Array) -> dict[str, Any]:
     n, total = column_sums(site.rows)
     if not np.isfinite(total).all():
         refuse_non_finite(site.rows)
+    site.memory["sums"] = total
     wanted, own = _from_bytes(features), site.rows.features
     order = None if wanted is None or own is None else column_order(wanted, own, "its columns")
     if order is None:
@@ -68,9 +69,7 @@ def totals(site: Site, features: Array) -> dict[str, Any]:
     return {"n": np.int64(n), "total": total[order]}
 
 
-@question(
-    asks={"mean": "float64 d"}, answers={"squares": "float64 d"}, remembers=True
-)
+@question(asks={"mean": "float64 d"}, answers={"squares": "float64 d"}, remembers=True)
 def spread(site: Site, mean: Array) -> dict[str, Any]:
     """The sum of squares of each column about the mean."""
     site.memory |= {"mean": mean, "scale": np.ones_like(mean)}
@@ -85,7 +84,7 @@ def spread(site: Site, mean: Array) -> dict[str, Any]:
 def settle(site: Site, mean: Array, scale: Array, n_products: Array) -> dict[str, Any]:
     """The sum of squares of all rows about the mean and in the scale, which the site keeps."""
     site.memory |= {"mean": mean, "scale": scale, "n_products": n_products}
-    return {"energy": np.float64(site.framed.energy())}
+    return {"energy": site.framed.squares().sum()}
 
 
 def moments(fed: Federation, *, center: bool, scale: bool) -> Moments:

@@ -93,8 +93,9 @@ def find_question(name: str) -> Question:
 
 def _field(name: str, spec: str) -> tuple[str, ...]:
     words = tuple(spec.split())
-    if not words or words[0] not in DTYPES:
-        raise ValueError(f"field {name!r}: {spec!r} must start with one of {', '.join(DTYPES)}")
+    if not words or words[0] not in DTYPES.values():
+        allowed = ", ".join(DTYPES.values())
+        raise ValueError(f"field {name!r}: {spec!r} must start with one of {allowed}")
     return words
 
 
@@ -109,7 +110,7 @@ def _check(
     checked: Arrays = {}
     for name, (dtype, *shape) in table.items():
         array = np.asarray(arrays[name])
-        if array.dtype.name != dtype:
+        if DTYPES.get(array.dtype) != dtype:
             raise MessageError(f"field {name!r} of {where} is {array.dtype} instead of {dtype}")
         _bind(shape, array.shape, dimensions, f"field {name!r} of {where}")
         if array.dtype.kind == "f" and not np.isfinite(array).all():
@@ -119,9 +120,7 @@ def _check(
     return checked
 
 
-def _bind(
-    names: list[str], shape: tuple[int, ...], dimensions: Dimensions, where: str
-) -> None:
+def _bind(names: list[str], shape: tuple[int, ...], dimensions: Dimensions, where: str) -> None:
     """Match a shape with its declaration, and note the lengths of names met for the first time."""
     fits = len(names) == len(shape)
     for name, length in zip(names, shape, strict=False):

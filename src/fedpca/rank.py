@@ -72,7 +72,7 @@ def rank_rule(n_components: Any, n: int, d: int) -> RankRule:
 
 def fixed(k: int) -> Rule:
     """The rule that always says k."""
-    return lambda spectrum: k
+    return lambda _: k
 
 
 def share(wanted: float) -> Rule:

@@ -16,7 +16,7 @@ from fedpca.errors import (
     SiteError,
 )
 from fedpca.ledger import Ledger
-from fedpca.message import Array, Message, decode, encode
+from fedpca.message import Array, Message, compose, decode
 from fedpca.question import Arrays, Dimensions, Question
 
 
@@ -46,9 +46,9 @@ class Round:
             "verb": self.verb,
             "n_sites": len(self.sites),
         }
-        self.request = encode(header, self.arrays)  # the same bytes for every site
+        self.request = compose(header, self.arrays)  # the same for every site
 
-    def accept(self, name: str, reply: bytes | SiteError) -> None:
+    def accept(self, name: str, reply: Message | bytes | SiteError) -> None:
         """Check a site's answer and combine it; errors name the site, the round, the question."""
         if name not in self.sites or name in self.sizes:
             return  # an answer that nobody waits for adds nothing
@@ -56,7 +56,7 @@ class Round:
         try:
             if isinstance(reply, SiteError):
                 raise reply
-            message = decode(reply)
+            message = decode(reply) if isinstance(reply, bytes) else reply
             self._check_header(message, name)
             dimensions = dict(self.dimensions)
             arrays = self.question.check_answer(message.arrays, dimensions)
@@ -77,7 +77,7 @@ class Round:
         """Write the round into the ledger and give its entry for the history."""
         asked = [*self.sites, *self.retried]
         for group in (self.sites, self.retried):
-            sent = dict.fromkeys(group, len(self.request))
+            sent = dict.fromkeys(group, self.request.n_bytes)
             ledger.record(self.number, self.question.name, "sent", self.arrays, sent)
         if self.lost:
             ledger.record(self.number, self.question.name, "discarded", {}, self.sizes)
@@ -92,7 +92,7 @@ class Round:
             "question": self.question.name,
             "sites": len(self.sizes),
             "bytes_up": sum(self.sizes.values()),
-            "bytes_down": len(asked) * len(self.request),
+            "bytes_down": len(asked) * self.request.n_bytes,
         }
 
     def to_record(self) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -108,7 +108,9 @@ class Round:
         if self.verb == "sum":
             return header, dict(self.total)
         numbered = enumerate(self.answers.values())
-        return header, {f"{i}/{key}": array for i, group in numbered for key, array in group.items()}
+        return header, {
+            f"{i}/{key}": array for i, group in numbered for key, array in group.items()
+        }
 
     def from_record(self, record: Message) -> None:
         """Take the outcome from a journal in place of asking."""

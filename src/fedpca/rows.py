@@ -27,12 +27,17 @@ Block = Any  # a dense (m, d) array, or a CSR matrix of that shape
 class Rows(Protocol):
     """What every kind of rows offers."""
 
-    features: tuple[str, ...] | None
-    n_features: int
-    pass_cost: float  # of reading one entry once, in multiplications
+    @property
+    def features(self) -> tuple[str, ...] | None: ...
+
+    @property
+    def n_features(self) -> int: ...
 
     @property
     def n_rows(self) -> int: ...
+
+    @property
+    def pass_cost(self) -> float: ...  # of reading one entry once, in multiplications
 
     def blocks(self) -> Iterator[Block]: ...
 
@@ -50,6 +55,11 @@ def open_rows(source: Any) -> Rows:
     if hasattr(source, "__arrow_c_stream__"):
         return TableRows(source)
     return DenseRows(source)
+
+
+def is_sparse(block: Any) -> bool:
+    """Whether a block is sparse; the type checker need not know which of scipy's classes it is."""
+    return bool(sp.issparse(block))
 
 
 def rows_per_block(n_features: int) -> int:
@@ -161,17 +171,18 @@ def matching_order(reference: Rows, other: Rows, where: str) -> list[int] | None
     return None
 
 
-def column_order(
-    wanted: Sequence[str], present: Sequence[str], where: str
-) -> list[int] | None:
+def column_order(wanted: Sequence[str], present: Sequence[str], where: str) -> list[int] | None:
     """Where each wanted column stands among those present; None where they stand alike."""
     if tuple(wanted) == tuple(present):
         return None
     missing = [name for name in wanted if name not in set(present)]
     extra = [name for name in present if name not in set(wanted)]
     if missing or extra:
-        parts = [f"{len(group)} {word} ({_some(group)})" for word, group in
-                 (("missing", missing), ("extra", extra)) if group]
+        parts = [
+            f"{len(group)} {word} ({_some(group)})"
+            for word, group in (("missing", missing), ("extra", extra))
+            if group
+        ]
         raise InputError(f"{where}: other columns: {', '.join(parts)}")
     place = {name: index for index, name in enumerate(present)}
     return [place[name] for name in wanted]
@@ -192,8 +203,11 @@ def numeric_schema(schema: Any) -> Any:
 
     def number(kind: Any) -> bool:
         return bool(
-            kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_boolean(kind)
-            or kinds.is_decimal(kind) or kinds.is_null(kind)
+            kinds.is_integer(kind)
+            or kinds.is_floating(kind)
+            or kinds.is_boolean(kind)
+            or kinds.is_decimal(kind)
+            or kinds.is_null(kind)
         )
 
     other = [f"{field.name} ({field.type})" for field in schema if not number(field.type)]
@@ -215,12 +229,12 @@ def refuse_non_finite(rows: Rows) -> None:
     n_nan = n_inf = 0
     columns: set[int] = set()
     for block in rows.blocks():
-        values = block.data if sp.issparse(block) else np.asarray(block)
+        values = block.data if is_sparse(block) else np.asarray(block)
         bad = ~np.isfinite(np.asarray(values, dtype=np.float64))
         if bad.any():
             n_nan += int(np.isnan(values).sum())
             n_inf += int(np.isinf(values).sum())
-            where = block.indices[bad] if sp.issparse(block) else np.nonzero(bad)[1]
+            where = block.indices[bad] if is_sparse(block) else np.nonzero(bad)[1]
             columns.update(int(column) for column in where)
     if not columns:
         raise InputError("values so large that their sum is infinite; rescale the columns")

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from fedpca.errors import (
     SiteFailed,
 )
 from fedpca.framed import MEMORY_LIMIT, FramedRows
-from fedpca.message import Array, Header, Message, decode, encode
+from fedpca.message import Array, Header, Message, compose, decode, encode
 from fedpca.question import Question, find_question
 from fedpca.rows import open_rows
 
@@ -101,95 +101,92 @@ class Site:
         self.policy = policy or Policy()
         self.store = store
         self.memory_limit = memory_limit
-        self.memory: Mapping[str, Array] = MappingProxyType({})
+        self.memory: dict[str, Array] = _read_only({})
         self._run: str | None = None
-        self._answered: tuple[int, bytes] | None = None  # round and reply
+        self._answered: tuple[int, Message] | None = None  # round and reply
         self._framed: FramedRows | None = None
-        self._frame: tuple[Any, ...] = ()
+        self._frame: dict[str, Array] = {}
         self._lock = threading.Lock()
 
-    def answer(self, request: bytes) -> bytes:
-        """The encoded answer, or an encoded error; a round asked again gets the same bytes again."""
-        header: Header = {}
+    def answer_bytes(self, request: bytes) -> bytes:
+        """The encoded answer to an encoded question: what an engine between processes calls."""
+        try:
+            message = decode(request)
+        except MessageError as error:
+            return encode(self._error({}, error))
+        return encode(self.answer(message))
+
+    def answer(self, request: Message, *, keep: bool = True) -> Message:
+        """The answer, or an error as an answer; a round asked again gets the same one again.
+
+        Where no answer can be lost on its way, an engine may spare the site from keeping it.
+        """
         with self._lock:
             try:
-                message = decode(request)
-                header = message.header
-                return self._answer(message)
+                return self._answer(request, keep)
             except FedpcaError as error:
-                # by the nearest class that a site may report
-                kind = next(k for k in type(error).__mro__ if k.__name__ in REPORTED_BY_SITES)
-                return self._reply(header, {"error": kind.__name__, "text": str(error)})
+                return self._error(request.header, error)
             except Exception as error:  # the text of a foreign exception may quote a value
                 log.exception("site %s could not answer", self.name)
                 text = f"{type(error).__name__}; the site's own log has the details"
-                return self._reply(header, {"error": SiteFailed.__name__, "text": text})
+                return self._error(request.header, SiteFailed(text))
 
     @property
     def framed(self) -> FramedRows:
         """The rows about the run's mean, in its scale and order of features."""
-        frame = tuple(self.memory.get(key) for key in ("mean", "scale", "order", "n_products"))
-        same = len(frame) == len(self._frame) and all(
-            a is b for a, b in zip(frame, self._frame, strict=True)
+        keys = ("mean", "scale", "order", "sums", "n_products")
+        frame = {key: self.memory[key] for key in keys if key in self.memory}
+        if "mean" not in frame or "scale" not in frame:
+            raise MessageError("asked about centred rows before the mean was given")
+        is_same = frame.keys() == self._frame.keys() and all(
+            frame[key] is self._frame[key] for key in frame
         )
-        if self._framed is None or not same:
-            mean, scale, order, n_products = frame
-            if mean is None or scale is None:
-                raise MessageError("asked about centred rows before the mean was given")
-            self._framed = FramedRows(
-                self.rows,
-                mean=mean,
-                scale=scale,
-                order=order,
-                n_products=1 if n_products is None else int(n_products),
-                memory_limit=self.memory_limit,
-            )
+        if self._framed is None or not is_same:
+            self._framed = FramedRows(self.rows, memory_limit=self.memory_limit, **frame)
             self._frame = frame
         return self._framed
 
-    def _answer(self, message: Message) -> bytes:
+    def _answer(self, message: Message, keep: bool) -> Message:
         header = message.header
         if header["run"] != self._run:
             self._enter(header["run"])
         if self._answered is not None and self._answered[0] == header["round"]:
             return self._answered[1]
         question = find_question(header["question"])
-        self.policy.check(
-            question, header, self.rows.n_rows if self.policy.min_rows else None
-        )
+        self.policy.check(question, header, self.rows.n_rows if self.policy.min_rows else None)
         lengths = {"d": self.rows.n_features}
         arrays = question.check_request(message.arrays, lengths)
         before = self.memory
         try:
             if question.remembers:
                 self.memory = dict(before)
+                # what it keeps must not be a view that keeps the whole request alive
+                arrays = {key: array.copy() for key, array in arrays.items()}
             raw = question(self, **arrays)
             answer = question.check_answer({k: np.asarray(v) for k, v in raw.items()}, lengths)
             reply = self._reply(header, {}, answer)
             if question.remembers:
-                # copies: a request's arrays are views that would keep all its bytes
-                self.memory = {
-                    key: value if value is before.get(key) else np.array(value)
-                    for key, value in self.memory.items()
-                }
                 self._save(header["round"], reply)
         except BaseException:
             self.memory = before
             raise
-        self.memory = MappingProxyType(dict(self.memory))
-        self._answered = (header["round"], reply)
+        self.memory = _read_only({k: np.asarray(v) for k, v in self.memory.items()})
+        self._answered = (header["round"], reply) if keep else None
         return reply
 
-    def _reply(
-        self, asked: Header, more: Header, arrays: Mapping[str, Array] | None = None
-    ) -> bytes:
+    def _reply(self, asked: Header, more: Header, arrays: Mapping[str, Array]) -> Message:
         echo = {key: asked.get(key) for key in ("run", "round", "question")}
-        return encode({**echo, "site": self.name, **more}, arrays or {})
+        return compose({**echo, "site": self.name, **more}, arrays)
+
+    def _error(self, asked: Header, error: FedpcaError) -> Message:
+        # by the nearest class that a site may report
+        kind = next(k for k in type(error).__mro__ if k.__name__ in REPORTED_BY_SITES)
+        return self._reply(asked, {"error": kind.__name__, "text": str(error)}, {})
 
     def _enter(self, run: str) -> None:
         """Begin a run with an empty memory, or with the one that an earlier process saved."""
         memory, answered = self._load(run)
-        self.memory = MappingProxyType(memory)
+        self.memory = _read_only(memory)
         self._answered = answered
         self._run = run
 
@@ -201,7 +198,7 @@ class Site:
         safe = re.sub(r"[^A-Za-z0-9._-]", "_", self.name)
         return self.store / f"{safe}-{zlib.crc32(self.name.encode()):08x}.memory"
 
-    def _save(self, round_number: int, reply: bytes) -> None:
+    def _save(self, round_number: int, reply: Message) -> None:
         """Keep memory and the answer that goes with it, before the answer leaves."""
         if self._file is None:
             return
@@ -209,19 +206,25 @@ class Site:
         header = {"run": self._run, "round": round_number, "rows": self.rows.fingerprint()}
         kept = {f"memory/{name}": array for name, array in self.memory.items()}
         with atomic.writing(self._file) as path:
-            path.write_bytes(encode(header, {"reply": np.frombuffer(reply, np.uint8), **kept}))
+            saved = {"reply": np.frombuffer(encode(reply), np.uint8), **kept}
+            path.write_bytes(encode(compose(header, saved, limit=None)))
 
-    def _load(self, run: str) -> tuple[dict[str, Array], tuple[int, bytes] | None]:
+    def _load(self, run: str) -> tuple[dict[str, Array], tuple[int, Message] | None]:
         if self._file is None or not self._file.exists():
             return {}, None
-        saved = decode(self._file.read_bytes())
+        saved = decode(self._file.read_bytes(), limit=None)
         if saved.header["run"] != run:
             return {}, None
         if saved.header["rows"] != self.rows.fingerprint():
             raise InputError("the rows changed since the run began; start it with a new journal")
-        reply = saved.arrays.pop("reply").tobytes()
+        reply = decode(saved.arrays.pop("reply").tobytes())
         memory = {name.removeprefix("memory/"): array for name, array in saved.arrays.items()}
         return memory, (saved.header["round"], reply)
+
+
+def _read_only(memory: dict[str, Array]) -> dict[str, Array]:
+    """Memory that a question may read; one that remembers is given a dict of its own instead."""
+    return cast(dict[str, Array], MappingProxyType(memory))
 
 
 @contextmanager

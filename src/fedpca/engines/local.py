@@ -6,11 +6,15 @@ import os
 import queue
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fedpca.errors import InputError, SiteError, SiteTimeout
-from fedpca.site import MEMORY_LIMIT, Site
+from fedpca.framed import MEMORY_LIMIT
+from fedpca.message import Message
+from fedpca.site import Site
 
 CACHE_LIMIT = 512 << 20  # bytes that all sites of one process may spend on cached A'A together
 
@@ -38,45 +42,54 @@ class LocalEngine:
         if n_jobs is not None and n_jobs < 1:
             raise InputError(f"n_jobs={n_jobs} must be at least 1, or None")
         if not isinstance(sites, Mapping):
-            sites = {getattr(rows, "name", f"site-{i}") if isinstance(rows, Site) else f"site-{i}": rows for i, rows in enumerate(sites, start=1)}
+            sites = {
+                getattr(rows, "name", f"site-{i}") if isinstance(rows, Site) else f"site-{i}": rows
+                for i, rows in enumerate(sites, start=1)
+            }
         self._store = None if journal is None else Path(f"{os.fspath(journal)}.sites")
         self._memory_limit = min(MEMORY_LIMIT, CACHE_LIMIT // max(1, len(sites)))
         opened = [self._site(str(name), rows) for name, rows in sites.items()]
         self._sites = {site.name: site for site in opened}
         self.names = [site.name for site in opened]
-        self.n_jobs = n_jobs or 1
+        self._n_jobs = n_jobs or 1
+        self._pool = ThreadPoolExecutor(n_jobs) if n_jobs is not None and n_jobs > 1 else None
 
     def ask(
-        self, names: Sequence[str], request: bytes, timeout: float | None
-    ) -> Iterator[tuple[str, bytes | SiteError]]:
+        self, names: Sequence[str], request: Message, timeout: float | None
+    ) -> Iterator[tuple[str, Message | SiteError]]:
         """Each site's answer as it comes."""
-        if self.n_jobs == 1 and timeout is None:
+        if timeout is not None:
+            yield from self._within(timeout, names, request)
+        elif self._pool is None:
             for name in names:
-                yield name, self._sites[name].answer(request)
+                yield name, self._answer(request, name)
         else:
-            yield from self._on_threads(names, request, timeout)
+            work = partial(self._answer, request)
+            yield from zip(names, self._pool.map(work, names), strict=True)
 
-    def _on_threads(
-        self, names: Sequence[str], request: bytes, timeout: float | None
-    ) -> Iterator[tuple[str, bytes | SiteError]]:
+    def _answer(self, request: Message, name: str) -> Message:
+        return self._sites[name].answer(request, keep=False)
+
+    def _within(
+        self, timeout: float, names: Sequence[str], request: Message
+    ) -> Iterator[tuple[str, Message | SiteError]]:
         """Keep ``n_jobs`` sites at work, and wait for none longer than the time limit.
 
         A thread cannot be stopped, so one that is too slow is left behind; its late answer is
         ignored, and as a daemon it does not hold the process up.
         """
-        answers: queue.Queue[tuple[str, bytes | SiteError]] = queue.Queue()
-        turns = threading.Semaphore(self.n_jobs)
+        answers: queue.Queue[tuple[str, Message | SiteError]] = queue.Queue()
+        turns = threading.Semaphore(self._n_jobs)
         late: dict[str, threading.Timer] = {}
         settled = threading.Lock()
         done: set[str] = set()
 
-        def settle(name: str, answer: bytes | SiteError) -> None:
+        def settle(name: str, answer: Message | SiteError) -> None:
             with settled:
                 if name in done:
                     return
                 done.add(name)
-            if name in late:
-                late[name].cancel()
+            late[name].cancel()
             answers.put((name, answer))
             turns.release()
 
@@ -86,11 +99,10 @@ class LocalEngine:
         def start() -> None:
             for name in names:
                 turns.acquire()
-                if timeout is not None:
-                    error = SiteTimeout(f"no answer within {timeout:g} s")
-                    late[name] = threading.Timer(timeout, settle, (name, error))
-                    late[name].daemon = True
-                    late[name].start()
+                error = SiteTimeout(f"no answer within {timeout:g} s")
+                late[name] = threading.Timer(timeout, settle, (name, error))
+                late[name].daemon = True
+                late[name].start()
                 threading.Thread(target=work, args=(name,), daemon=True).start()
 
         threading.Thread(target=start, daemon=True).start()

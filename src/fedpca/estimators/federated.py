@@ -6,12 +6,12 @@ import os
 import warnings
 from functools import partial
 from numbers import Integral, Real
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.exceptions import ConvergenceWarning
 from sklearn.decomposition import PCA
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_array, check_random_state
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -30,13 +30,11 @@ from fedpca.run import Run
 from fedpca.solvers import SOLVERS, Solution
 
 
-@question(
-    asks={"V": "float64 d k"}, answers={"explained": "float64", "total": "float64"}
-)
+@question(asks={"V": "float64 d k"}, answers={"explained": "float64", "total": "float64"})
 def explained_energy(site: Any, V: Array) -> dict[str, Any]:
     """What the components carry of a site's sum of squares, and the whole of it."""
-    framed = site.framed
-    return {"explained": np.float64(framed.energy_along(V)), "total": np.float64(framed.energy())}
+    explained, total = site.framed.energies(V)
+    return {"explained": np.float64(explained), "total": np.float64(total)}
 
 
 def principal_components(
@@ -70,7 +68,7 @@ def principal_components(
     return known, solution, ratios
 
 
-class FederatedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+class FederatedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """Principal components of rows that stay at their sites.
 
     The result is that of `sklearn.decomposition.PCA` on the pooled rows.
@@ -122,7 +120,7 @@ class FederatedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
     (50, 2)
     """
 
-    _parameter_constraints = {
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
         "n_components": [
             Interval(Integral, 1, None, closed="left"),
             Interval(Real, 0, 1, closed="neither"),
@@ -146,7 +144,7 @@ class FederatedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         center: bool = True,
         scale: bool = False,
         whiten: bool = False,
-        tol: float = 1e-12,
+        tol: float = 1e-10,
         max_rounds: int = 500,
         random_state: Any = None,
     ) -> None:
@@ -205,17 +203,15 @@ class FederatedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
 
     def transform(self, X: Any) -> Array:
         """Scores of rows on the components, ``(n, n_components_)``."""
-        scores = self._model().transform(self._rows(X))
-        if self.whiten:
-            scores /= self._score_scale()
-        return scores.astype(np.float32) if _dtype(X) == np.float32 else scores
+        model = self._model()
+        rows = self._rows(X)
+        scores = model.transform(rows, whiten=self.whiten)
+        return scores.astype(rows.dtype, copy=False)
 
     def inverse_transform(self, X: Any) -> Array:
         """The rows that have these scores and nothing outside the components."""
         scores = check_array(X, dtype=[np.float64, np.float32])
-        rows = self._model().inverse_transform(
-            scores * self._score_scale() if self.whiten else scores
-        )
+        rows = self._model().inverse_transform(scores, whiten=self.whiten)
         return rows.astype(scores.dtype, copy=False)
 
     def get_covariance(self) -> Array:
@@ -355,16 +351,16 @@ class FederatedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
             self, X, accept_sparse=accept_sparse, dtype=[np.float64, np.float32], reset=False
         )
 
-    def _score_scale(self) -> Array:
-        deviation = np.sqrt(self.explained_variance_)
-        return np.maximum(deviation, np.finfo(deviation.dtype).eps)
-
 
 _OF_SKLEARN = {
-    "components_", "explained_variance_", "explained_variance_ratio_", "singular_values_", "mean_",
-    "noise_variance_", "n_components_", "n_samples_", "n_features_in_", "feature_names_in_",
+    "components_",
+    "explained_variance_",
+    "explained_variance_ratio_",
+    "singular_values_",
+    "mean_",
+    "noise_variance_",
+    "n_components_",
+    "n_samples_",
+    "n_features_in_",
+    "feature_names_in_",
 }
-
-
-def _dtype(X: Any) -> Any:
-    return getattr(X, "dtype", None)

@@ -31,7 +31,7 @@ def covariance_triangle(site: Any, mean: Array, scale: Array) -> dict[str, Array
     return {"triangle": pack_triangle(site.framed.gram())}
 
 
-def covariance(
+def summed_covariance(
     fed: Federation,
     known: Moments,
     rank: RankRule,
@@ -41,7 +41,9 @@ def covariance(
     max_rounds: int,
 ) -> Solution:
     """Eigenvectors of the summed covariance; ``start``, ``tol`` and ``max_rounds`` do not matter."""
-    C = unpack_triangle(fed.sum(covariance_triangle, mean=known.mean, scale=known.scale)["triangle"])
+    C = unpack_triangle(
+        fed.sum(covariance_triangle, mean=known.mean, scale=known.scale)["triangle"]
+    )
     energy = float(np.trace(C))
     for look in (rank.first_look, min(known.n, known.d)):
         values, V = top_eigen(C, look)
@@ -49,5 +51,5 @@ def covariance(
         k = rank(Spectrum(values, energy, known.n, known.d))
         if k is not None:
             break
-    fed.report(0.0, V[:, :k])
+    fed.report(0.0, lambda: V)
     return Solution(V[:, :k], values[:k], energy, "exact")

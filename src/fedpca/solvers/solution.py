@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-
 from fedpca.federation import Federation
 from fedpca.linalg import orth
 from fedpca.message import Array

@@ -9,6 +9,8 @@ Rutishauser, "Simultaneous iteration method for symmetric matrices" (1970).
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from fedpca.federation import Federation
@@ -22,7 +24,7 @@ from fedpca.solvers.solution import Solution, covariance_product, starting_block
 TIMES_LANCZOS = 15  # rounds of subspace iteration for each of Lanczos, about
 
 
-def subspace_iteration(
+def iterate_subspace(
     fed: Federation,
     known: Moments,
     rank: RankRule,
@@ -42,7 +44,7 @@ def subspace_iteration(
         theta, C = top_eigen((T + T.T) / 2, p)
         V = Z @ C
         residual = float(np.linalg.norm(Y @ C - V * theta)) / max(energy, np.finfo(float).tiny)
-        fed.report(residual, V)
+        fed.report(residual, partial(np.asarray, V))
         k = rank(Spectrum(np.maximum(theta, 0.0), energy, n, d))
         if residual <= tol:
             if k is not None:

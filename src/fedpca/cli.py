@@ -1,0 +1,263 @@
+"""The command line: `fedpca demo | fit | transform | info`.
+
+Exit codes: 0 when it worked, 2 for bad usage or input, 1 for a run that failed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedpca import atomic
+from fedpca._version import __version__
+from fedpca.errors import FedpcaError, FileError, InputError, JournalError
+from fedpca.estimators import FederatedPCA, load
+from fedpca.federation import Federation
+from fedpca.model import load_model
+from fedpca.rows import column_order, open_rows, refuse_non_finite
+from fedpca.run import Run
+
+app = typer.Typer(
+    name="fedpca",
+    help="Principal components of data that stays where it is.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite the output file.")]
+
+
+@app.command()
+def fit(
+    files: Annotated[
+        list[str], typer.Argument(help="A file or folder for each site, or NAME=PATH.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where the model goes.")],
+    n_components: Annotated[
+        str,
+        typer.Option("-k", "--components", help="A number, a share in (0, 1), auto, mp or gap."),
+    ] = "auto",
+    solver: Annotated[str, typer.Option(help="auto, covariance, lanczos or power.")] = "auto",
+    scale: Annotated[bool, typer.Option("--scale", help="Divide by standard deviations.")] = False,
+    tol: Annotated[float, typer.Option(help="Residual at which the solver stops.")] = 1e-10,
+    max_rounds: Annotated[int, typer.Option(help="Most rounds of the solver.")] = 500,
+    seed: Annotated[int | None, typer.Option(help="Seed of the solver's start.")] = None,
+    journal: Annotated[
+        Path | None,
+        typer.Option(help="File that makes the run resumable; give it again to resume."),
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(help="Sites that work at the same time.")] = None,
+    force: Force = False,
+    quiet: Quiet = False,
+) -> None:
+    """Fit the components of the rows in several files, each a site of its own."""
+    with _exit_codes():
+        _refuse_overwriting(output, force)
+        model = FederatedPCA(
+            _components(n_components),
+            solver=solver,
+            scale=scale,
+            tol=tol,
+            max_rounds=max_rounds,
+            random_state=seed,
+        )
+        fed = Federation.local(
+            _named_sites(files), n_jobs=jobs, journal=journal, on_round=_progress(quiet)
+        )
+        model.fit(fed)
+        model.save(output)
+        if not quiet:
+            _print_model(model)
+            out.print(f"Wrote {output}")
+
+
+@app.command()
+def transform(
+    model: Annotated[Path, typer.Argument(help="A model that `fedpca fit` wrote.")],
+    file: Annotated[Path, typer.Argument(help="Rows: a file or folder.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where the scores go (.parquet).")],
+    force: Force = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write the scores of rows on a model's components, a block at a time."""
+    with _exit_codes():
+        _refuse_overwriting(output, force)
+        n_rows = _write_scores(model, file, output)
+        if not quiet:
+            out.print(f"Wrote {n_rows:,} rows to {output}")
+
+
+@app.command()
+def info(model: Annotated[Path, typer.Argument(help="A model that `fedpca fit` wrote.")]) -> None:
+    """Say what is in a model file."""
+    with _exit_codes():
+        _print_model(load(model))
+
+
+@app.command()
+def demo(quiet: Quiet = False) -> None:
+    """Fit four unlike clinics without pooling them, and compare with the pooled answer."""
+    from fedpca.demo import run_demo
+
+    with _exit_codes():
+        run_demo(out, _progress(quiet))
+
+
+@app.callback(invoke_without_command=True)
+def main(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Principal components of data that stays where it is."""
+    if version:
+        out.print(__version__)
+        raise typer.Exit
+
+
+def print_crossed(console: Console, run: Run) -> None:
+    """A table of what crossed, a line for each question and field."""
+    table = Table(title="What crossed", title_justify="left")
+    for name in ("question", "direction", "field", "shape", "how"):
+        table.add_column(name)
+    for name in ("messages", "bytes"):
+        table.add_column(name, justify="right")
+    for row in run.ledger.totals():
+        shape = " x ".join(str(n) for n in row.shape)
+        table.add_row(
+            row.question,
+            row.direction,
+            row.field,
+            shape,
+            row.how,
+            f"{row.messages:,}",
+            f"{row.bytes:,}",
+        )
+    console.print(table)
+    console.print(
+        f"{run.rounds} rounds, {run.bytes_up:,} bytes from the sites, {run.bytes_down:,} to them"
+    )
+
+
+def _print_model(model: FederatedPCA) -> None:
+    run = model.run_
+    out.print(
+        f"{model.n_components_} components of {model.n_features_in_:,} features from "
+        f"{model.n_samples_:,} rows at {len(run.sites)} sites"
+    )
+    out.print(
+        f"solver {run.solver} ({run.stopped}): {run.rounds} rounds, {run.bytes_up:,} bytes up, "
+        f"{run.bytes_down:,} down"
+    )
+    for loss in run.lost:
+        out.print(f"lost site {loss['site']} in round {loss['round']} ({loss['question']})")
+    table = Table()
+    for name in ("component", "variance", "share", "together"):
+        table.add_column(name, justify="right")
+    together = np.cumsum(model.explained_variance_ratio_)
+    for i, variance in enumerate(model.explained_variance_[:20]):
+        share = model.explained_variance_ratio_[i]
+        table.add_row(str(i + 1), f"{variance:.6g}", f"{share:.2%}", f"{together[i]:.2%}")
+    out.print(table)
+    if model.n_components_ > 20:
+        out.print(f"... and {model.n_components_ - 20} more")
+    if model.site_variance_ratio_:
+        shares = ", ".join(f"{k} {v:.1%}" for k, v in model.site_variance_ratio_.items())
+        out.print(f"variance explained at each site: {shares}")
+
+
+def _write_scores(model_path: Path, source: Path, output: Path) -> int:
+    """Write scores as Parquet, matching the columns by name where both have names."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if output.suffix != ".parquet":
+        raise InputError(f"{output} must end in .parquet")
+    model, header = load_model(model_path)
+    rows = open_rows(source)
+    k, d = model.components.shape
+    order = None
+    if header["features"] is not None and rows.features is not None:
+        order = column_order(header["features"], rows.features, str(source))
+    elif rows.n_features != d:
+        raise InputError(f"{source} has {rows.n_features} columns and the model {d} features")
+    schema = pa.schema([(f"pc{i + 1}", pa.float64()) for i in range(k)])
+    written = 0
+    with atomic.writing(output) as path, pq.ParquetWriter(path, schema) as writer:
+        for block in rows.blocks():
+            ordered = block if order is None else block[:, order]
+            scores = model.transform(ordered, whiten=header["parameters"]["whiten"])
+            if not np.isfinite(scores).all():
+                refuse_non_finite(rows)
+            writer.write_batch(pa.record_batch(list(np.ascontiguousarray(scores.T)), schema=schema))
+            written += len(scores)
+    return written
+
+
+def _components(text: str) -> Any:
+    """What the user means by -k: an int, a share or the name of a rule."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return None if text == "all" else text
+
+
+def _named_sites(files: list[str]) -> dict[str, str]:
+    """A name for each site: what stands before "=", else the file's own."""
+    sites: dict[str, str] = {}
+    for text in files:
+        name, equals, path = text.partition("=")
+        if not equals:
+            name, path = Path(text).stem, text
+        if name in sites:
+            raise InputError(f"two sites are called {name!r}; name them, as in north={path}")
+        sites[name] = path
+    return sites
+
+
+def _refuse_overwriting(output: Path, force: bool) -> None:
+    if output.exists() and not force:
+        raise FileError(f"{output} exists; choose another name, or overwrite it with --force")
+    if not output.parent.is_dir():
+        raise FileError(f"{output}: the folder {output.parent} does not exist")
+
+
+def _progress(quiet: bool) -> Callable[[dict[str, Any]], None] | None:
+    """A line for each round, on a terminal and unless told to be quiet."""
+    if quiet or not err.is_terminal:
+        return None
+
+    def show(entry: dict[str, Any]) -> None:
+        residual = entry["residual"]
+        far = "" if residual is None else f"  residual {residual:.1e}"
+        err.print(
+            f"round {entry['round']:3d}  {entry['question']:20s} {entry['bytes_up']:>12,} bytes up "
+            f"{entry['seconds']:7.2f} s{far}"
+        )
+
+    return show
+
+
+@contextmanager
+def _exit_codes() -> Iterator[None]:
+    """Errors as one line on standard error: 2 for bad input, 1 for a run that failed."""
+    try:
+        yield
+    except (InputError, FileError, JournalError, ValueError) as error:
+        err.print(f"[red]error:[/red] {error}", soft_wrap=True)
+        sys.exit(2)
+    except (FedpcaError, OSError) as error:
+        err.print(f"[red]failed:[/red] {error}", soft_wrap=True)
+        sys.exit(1)
