@@ -210,8 +210,8 @@ class Federation:
                 else:
                     failed.pop(name, None)
             if not failed:
-                return
-        asked.give_up(failed)
+                break
+        asked.close(lost=failed)
 
     def _announce(self) -> None:
         """Tell of the last round once the solver has had its chance to report on it."""

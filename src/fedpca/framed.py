@@ -23,7 +23,6 @@ from fedpca.message import Array
 from fedpca.rows import Block, Rows, is_sparse
 
 MOST_CANCELLATION = 256.0  # how far a raw second moment may exceed the central one: eight bits
-WORTH_KEEPING = 4  # rows for each feature from which on A'A is much smaller than the rows
 MEMORY_LIMIT = 256 << 20  # bytes that a site may spend on a cached A'A
 
 
@@ -31,10 +30,11 @@ def column_sums(rows: Rows) -> tuple[int, Array]:
     """The number of rows and the sum of each column, in the rows' own order."""
     count = 0
     total = np.zeros(rows.n_features)
-    for block in rows.blocks():
-        # a product with ones is numpy's sum at the speed of BLAS, and in float64
-        total += np.ones(block.shape[0]) @ block
-        count += block.shape[0]
+    with np.errstate(over="ignore", invalid="ignore"):  # the caller looks for what is not finite
+        for block in rows.blocks():
+            # a product with ones is numpy's sum at the speed of BLAS, and in float64
+            total += np.ones(block.shape[0]) @ block
+            count += block.shape[0]
     return count, total
 
 
@@ -77,8 +77,6 @@ class FramedRows:
         self._n_products = int(n_products)
         self._memory_limit = memory_limit
         self._gram: Array | None = None
-        self._energy: float | None = None
-        self._is_near_origin = False  # so that products may be centred after they are formed
         self._full_columns: dict[int, Array] = {}  # of each sparse block
 
     def squares(self) -> Array:
@@ -86,12 +84,10 @@ class FramedRows:
         total = np.zeros(len(self._mean))
         for block, shift in self._blocks():
             total += _column_squares(block, shift)
-        scaled = total[self._order] / self._scale**2
-        self._energy = float(scaled.sum())
-        return np.asarray(scaled)
+        return np.asarray(total[self._order] / self._scale**2)
 
     def gram(self) -> Array:
-        """A'A, ``(d, d)``; kept for later products where that pays and the memory limit allows."""
+        """A'A, ``(d, d)``; kept for later products where the memory limit allows."""
         if self._gram is not None:
             return self._gram
         gram = self._own_gram()
@@ -99,17 +95,14 @@ class FramedRows:
             gram = gram[np.ix_(self._order, self._order)]
         if not self._is_unscaled:
             gram /= np.outer(self._scale, self._scale)
-        self._energy = float(np.trace(gram))
-        if self._gram_fits() and self._rows.n_rows > WORTH_KEEPING * len(gram):
+        if self._gram_pays(1):
             self._gram = gram
         return gram
 
     def gram_times(self, Z: Array) -> Array:
-        """A'(A Z), ``(d, k)``, through the cached A'A where that is cheaper over the run."""
-        if self._gram is None and self._gram_pays(Z.shape[1]):
-            self._gram = self.gram()
-        if self._gram is not None:
-            return np.asarray(self._gram @ Z)
+        """A'(A Z), ``(d, k)``, through A'A where that is cheaper over the run."""
+        if self._gram_pays(Z.shape[1]):
+            return np.asarray(self.gram() @ Z)
         own = self._directions(Z)
         total = None
         for block, shift in self._blocks():
@@ -126,22 +119,18 @@ class FramedRows:
         ordered = total[self._order]
         return np.asarray(ordered if self._is_unscaled else ordered / self._scale[:, None])
 
-    def energies(self, V: Array) -> tuple[float, float]:
-        """``||A V||^2`` and ``||A||^2``: what V, ``(d, k)``, carries of all squares, and these."""
-        if self._gram is not None:
-            return float(np.vdot(V, self._gram @ V)), float(np.trace(self._gram))
+    def energy_along(self, V: Array, energy: float) -> float:
+        """``||A V||^2``: what V, ``(d, k)``, carries of ``energy``, the sum of all squares of A."""
+        if self._gram_pays(V.shape[1]):
+            return float(np.vdot(V, self.gram() @ V))
         own = self._directions(V)
-        along = 0.0
-        squares = np.zeros(len(self._mean))
-        near = self._energy is not None and self._is_near_origin
-        for block, shift in self._blocks() if not near else self._raw_blocks():
+        offset = self._rows.n_rows * float(np.sum((self._mean[self._order] / self._scale) ** 2))
+        near = offset <= MOST_CANCELLATION * energy
+        total = 0.0
+        for block, shift in self._raw_blocks() if near else self._blocks():
             scores = block @ own if shift is None else block @ own - shift @ own
-            along += float(np.vdot(scores, scores))
-            if self._energy is None:
-                squares += _column_squares(block, shift)
-        if self._energy is None:
-            self._energy = float((squares[self._order] / self._scale**2).sum())
-        return along, self._energy
+            total += float(np.vdot(scores, scores))
+        return total
 
     def _own_gram(self) -> Array:
         """The Gram matrix of the centred rows, in their own order and without the scale."""
@@ -154,13 +143,13 @@ class FramedRows:
                 continue
             part = _gram(*self._centre(index, block))
             centred = part if centred is None else np.add(centred, part, out=centred)
-        self._is_near_origin = centred is None
         return moments.central() if centred is None else centred + moments.central()
 
     def _blocks(self) -> Iterator[tuple[Block, Array | None]]:
         return map(self._centre, count(), self._rows.blocks())
 
     def _raw_blocks(self) -> Iterator[tuple[Block, Array]]:
+        """The blocks as they are, for products that are centred after they are formed."""
         return ((block, self._mean) for block in self._rows.blocks())
 
     def _centre(self, index: int, block: Block) -> tuple[Block, Array | None]:
@@ -181,7 +170,11 @@ class FramedRows:
         return 8 * len(self._mean) ** 2 <= self._memory_limit
 
     def _gram_pays(self, width: int) -> bool:
-        """Whether A'A once and d x d products cost less than passes over the rows all along."""
+        """Whether A'A once and d x d products cost less than passes over the rows all along.
+
+        It depends on the frame alone and not on what was asked before: a site that was started again
+        must give the same bits.
+        """
         if not self._gram_fits():
             return False
         n, d = self._rows.n_rows, len(self._mean)

@@ -46,11 +46,15 @@ class Journal:
             with atomic.writing(self.path) as temporary:
                 temporary.write_bytes(encode(compose(header, {})))
         self._file: BinaryIO = self.path.open("rb+")
-        self._lock()
-        first = self._read()
-        if first is None or "about" not in first.header:
-            raise JournalError(f"{self.path} is not a journal; give the name of a new file")
-        _refuse_other(self.path, first.header["about"], about)
+        try:
+            self._lock()
+            first = self._read()
+            if first is None or "about" not in first.header:
+                raise JournalError(f"{self.path} is not a journal; give the name of a new file")
+            _refuse_other(self.path, first.header["about"], about)
+        except BaseException:
+            self.close()
+            raise
         self.run: str = first.header["run"]
         self.seed: int = first.header["seed"]
 
@@ -98,7 +102,6 @@ class Journal:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            self._file.close()
             raise JournalError(f"{self.path} is in use by another run") from None
 
 

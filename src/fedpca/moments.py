@@ -84,7 +84,8 @@ def spread(site: Site, mean: Array) -> dict[str, Any]:
 def settle(site: Site, mean: Array, scale: Array, n_products: Array) -> dict[str, Any]:
     """The sum of squares of all rows about the mean and in the scale, which the site keeps."""
     site.memory |= {"mean": mean, "scale": scale, "n_products": n_products}
-    return {"energy": site.framed.squares().sum()}
+    site.memory["energy"] = site.framed.squares().sum()
+    return {"energy": site.memory["energy"]}
 
 
 def moments(fed: Federation, *, center: bool, scale: bool) -> Moments:

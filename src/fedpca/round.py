@@ -68,10 +68,16 @@ class Round:
             self.dimensions = dimensions
             self._sum_in_site_order()
 
-    def give_up(self, lost: dict[str, str]) -> None:
-        """Note the sites that failed; what the others said stays out of any result."""
+    def close(self, lost: dict[str, str]) -> None:
+        """End the round, with the answers in the order of sites whatever order they came in.
+
+        Where sites failed, what the others said stays out of any result.
+        """
         self.lost = lost
-        self.total, self.answers = {}, {}
+        if lost:
+            self.total, self.answers = {}, {}
+        self.sizes = {name: self.sizes[name] for name in self.sites if name in self.sizes}
+        self.answers = {name: self.answers[name] for name in self.sites if name in self.answers}
 
     def enter(self, ledger: Ledger) -> dict[str, Any]:
         """Write the round into the ledger and give its entry for the history."""

@@ -139,7 +139,9 @@ class Site:
         if "mean" not in frame or "scale" not in frame:
             raise MessageError("asked about centred rows before the mean was given")
         is_same = frame.keys() == self._frame.keys() and all(
-            frame[key] is self._frame[key] for key in frame
+            frame[key] is self._frame[key]
+            or (frame[key].size == 1 and frame[key] == self._frame[key])
+            for key in frame
         )
         if self._framed is None or not is_same:
             self._framed = FramedRows(self.rows, memory_limit=self.memory_limit, **frame)

@@ -41,14 +41,14 @@ class LocalEngine:
     ) -> None:
         if n_jobs is not None and n_jobs < 1:
             raise InputError(f"n_jobs={n_jobs} must be at least 1, or None")
-        if not isinstance(sites, Mapping):
-            sites = {
-                getattr(rows, "name", f"site-{i}") if isinstance(rows, Site) else f"site-{i}": rows
-                for i, rows in enumerate(sites, start=1)
-            }
         self._store = None if journal is None else Path(f"{os.fspath(journal)}.sites")
         self._memory_limit = min(MEMORY_LIMIT, CACHE_LIMIT // max(1, len(sites)))
-        opened = [self._site(str(name), rows) for name, rows in sites.items()]
+        named = (
+            sites.items()
+            if isinstance(sites, Mapping)
+            else [(_own_name(rows) or f"site-{i}", rows) for i, rows in enumerate(sites, start=1)]
+        )
+        opened = [self._site(str(name), rows) for name, rows in named]
         self._sites = {site.name: site for site in opened}
         self.names = [site.name for site in opened]
         self._n_jobs = n_jobs or 1
@@ -111,6 +111,12 @@ class LocalEngine:
 
     def _site(self, name: str, rows: Any) -> Site:
         if isinstance(rows, Site):
+            if rows.name != name:
+                raise InputError(f"the site given as {name!r} calls itself {rows.name!r}")
             rows.store = rows.store or self._store
             return rows
         return Site(rows, name=name, store=self._store, memory_limit=self._memory_limit)
+
+
+def _own_name(rows: Any) -> str | None:
+    return rows.name if isinstance(rows, Site) else None

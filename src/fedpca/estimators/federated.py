@@ -33,8 +33,8 @@ from fedpca.solvers import SOLVERS, Solution
 @question(asks={"V": "float64 d k"}, answers={"explained": "float64", "total": "float64"})
 def explained_energy(site: Any, V: Array) -> dict[str, Any]:
     """What the components carry of a site's sum of squares, and the whole of it."""
-    explained, total = site.framed.energies(V)
-    return {"explained": np.float64(explained), "total": np.float64(total)}
+    total = np.float64(site.memory["energy"])
+    return {"explained": np.float64(site.framed.energy_along(V, total)), "total": total}
 
 
 def principal_components(

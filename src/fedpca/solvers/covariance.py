@@ -19,6 +19,8 @@ from fedpca.question import question
 from fedpca.rank import RankRule, Spectrum
 from fedpca.solvers.solution import Solution
 
+WORTH_KEEPING = 4  # rows for each feature
+
 
 @question(
     asks={"mean": "float64 d", "scale": "float64 d"},
@@ -27,8 +29,13 @@ from fedpca.solvers.solution import Solution
 )
 def covariance_triangle(site: Any, mean: Array, scale: Array) -> dict[str, Array]:
     """The upper triangle of A_i'A_i; the site keeps the mean and the scale."""
-    site.memory |= {"mean": mean, "scale": scale}
-    return {"triangle": pack_triangle(site.framed.gram())}
+    d = len(mean)
+    # A'A is at hand; where it is much smaller than the rows, later questions shall be put to it
+    n_products = d if site.rows.n_rows > WORTH_KEEPING * d else 0
+    site.memory |= {"mean": mean, "scale": scale, "n_products": np.int64(n_products)}
+    gram = site.framed.gram()
+    site.memory["energy"] = np.trace(gram)
+    return {"triangle": pack_triangle(gram)}
 
 
 def summed_covariance(

@@ -1,0 +1,231 @@
+"""What every solver of the catalogue promises, whatever the rows and however they are split."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.decomposition import PCA
+
+from conftest import gapped_rows, pooled
+from fedpca import FederatedPCA, Federation
+from fedpca.linalg import sine_of_angle
+from fedpca.solvers import SOLVERS
+
+every_solver = pytest.mark.parametrize("solver", sorted(SOLVERS))
+
+
+def test_catalogue_is_what_users_may_name():
+    options = FederatedPCA._parameter_constraints["solver"][0].options
+    assert options == {"auto", *SOLVERS}
+    assert set(SOLVERS) == {"covariance", "lanczos", "power"}
+
+
+@st.composite
+def partitions(draw):
+    """Rows with a gap after k components, split over unlike sites, some empty or of one row."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    wide = draw(st.booleans())
+    d = draw(st.integers(12, 60)) if wide else draw(st.integers(2, 14))
+    n = draw(st.integers(6, 12)) if wide else draw(st.integers(max(8, d + 2), 150))
+    k = draw(st.integers(1, min(4, d, n - 2)))
+    offset = draw(st.sampled_from([0.0, 1.0, -30.0, 1e4, 1e6, 1e8]))
+    scale = 10.0 ** draw(st.integers(-6, 6))
+    dtype = draw(st.sampled_from([np.float64, np.float32])) if offset == 0 else np.float64
+    X = gapped_rows(rng, n, d, k, offset, scale)
+    if draw(st.booleans()):
+        X = X[np.argsort(X[:, 0])]  # unlike sites
+    X = X.astype(dtype)
+    n_sites = draw(st.integers(1, 12))
+    cuts = np.sort(rng.integers(0, n + 1, n_sites - 1))
+    if n_sites > 2 and draw(st.booleans()):
+        cuts[:2] = 0, 1  # an empty site and one with one row
+        cuts.sort()
+    make = draw(st.sampled_from([np.asarray, sp.csr_array]))
+    return [make(part) for part in np.split(X, cuts)], k, offset
+
+
+@every_solver
+@given(problem=partitions())
+def test_federated_equals_pooled_for_any_partition(solver, problem):
+    sites, k, offset = problem
+    X = pooled(sites)
+    reference = PCA(k, svd_solver="full").fit(X)
+    ours = FederatedPCA(k, solver=solver, random_state=0, max_rounds=5000).fit(sites)
+    everything = PCA(svd_solver="full").fit(X).explained_variance_
+    following = everything[k] if k < len(everything) else 0.0
+    gap = (everything[k - 1] - following) / everything.sum()
+    growth = max(1.0, abs(offset) / 1e4)
+    if gap > 0.01:
+        angle = sine_of_angle(reference.components_.T, ours.components_.T)
+        assert angle <= 1e-8 * growth
+    np.testing.assert_allclose(
+        ours.explained_variance_, reference.explained_variance_, rtol=1e-10 * growth
+    )
+    np.testing.assert_allclose(
+        ours.explained_variance_ratio_, reference.explained_variance_ratio_, rtol=1e-10 * growth
+    )
+    np.testing.assert_allclose(ours.mean_, X.mean(axis=0), rtol=1e-13, atol=1e-13 * abs(X).max())
+    basis = ours.components_
+    np.testing.assert_allclose(basis @ basis.T, np.eye(k), atol=1e-12)
+
+
+@every_solver
+def test_order_of_sites_does_not_matter(solver):
+    rng = np.random.default_rng(0)
+    sites = np.array_split(gapped_rows(rng, 90, 8, 3, offset=5.0), [10, 11, 60])
+    there = FederatedPCA(3, solver=solver, random_state=0).fit(sites)
+    back = FederatedPCA(3, solver=solver, random_state=0).fit(sites[::-1])
+    assert sine_of_angle(there.components_.T, back.components_.T) < 1e-9
+    np.testing.assert_allclose(there.explained_variance_, back.explained_variance_, rtol=1e-12)
+
+
+@every_solver
+def test_same_seed_same_bits_sequentially_and_on_threads(solver):
+    rng = np.random.default_rng(1)
+    sites = np.array_split(rng.standard_normal((900, 40)) * np.geomspace(3, 1, 40), 7)
+    fits = [
+        FederatedPCA(4, solver=solver, random_state=3, tol=1e-6).fit(
+            Federation.local(sites, n_jobs=n_jobs, timeout=timeout)
+        )
+        for n_jobs, timeout in ((None, None), (None, None), (3, None), (3, 60.0))
+    ]
+    for other in fits[1:]:
+        assert fits[0].components_.tobytes() == other.components_.tobytes()
+        assert fits[0].explained_variance_.tobytes() == other.explained_variance_.tobytes()
+        assert list(fits[0].run_.ledger) == list(other.run_.ledger)
+
+
+@every_solver
+@pytest.mark.parametrize("scale", [False, True])
+def test_constant_columns_are_handled_as_by_scikit_learn(solver, scale):
+    from sklearn.preprocessing import StandardScaler
+
+    rng = np.random.default_rng(2)
+    X = gapped_rows(rng, 60, 6, 2)
+    X[:, 1] = 7.25
+    X[:, 4] = 1e8 / 3
+    ours = FederatedPCA(2, solver=solver, scale=scale, random_state=0).fit(np.array_split(X, 3))
+    scaler = StandardScaler().fit(X)
+    if scale:
+        np.testing.assert_allclose(ours.scale_, scaler.scale_, rtol=1e-12)
+        assert ours.scale_[1] == ours.scale_[4] == 1.0
+    reference = PCA(2, svd_solver="full").fit(scaler.transform(X) if scale else X)
+    assert sine_of_angle(reference.components_.T, ours.components_.T) < 1e-8
+    np.testing.assert_allclose(ours.explained_variance_, reference.explained_variance_, rtol=1e-9)
+
+
+@every_solver
+def test_more_components_than_rank_gives_an_orthonormal_basis(solver):
+    rng = np.random.default_rng(3)
+    X = rng.standard_normal((50, 2)) @ rng.standard_normal((2, 9))
+    ours = FederatedPCA(5, solver=solver, random_state=0).fit(np.array_split(X, 4))
+    reference = PCA(5, svd_solver="full").fit(X)
+    np.testing.assert_allclose(ours.components_ @ ours.components_.T, np.eye(5), atol=1e-12)
+    assert sine_of_angle(reference.components_[:2].T, ours.components_[:2].T) < 1e-10
+    largest = reference.explained_variance_[0]
+    np.testing.assert_allclose(
+        ours.explained_variance_, reference.explained_variance_, atol=1e-12 * largest
+    )
+
+
+@every_solver
+def test_rows_without_any_variance(solver):
+    ours = FederatedPCA(2, solver=solver, random_state=0).fit([np.full((4, 3), 2.5)] * 2)
+    assert not ours.explained_variance_.any()
+    assert not ours.explained_variance_ratio_.any()
+    assert np.isnan(ours.site_variance_ratio_["site-1"])
+
+
+@every_solver
+@pytest.mark.parametrize("n_components", [0.5, 0.9, 0.999, "auto", "mp", "gap", None, 1])
+def test_every_solver_finds_the_same_number_of_components(solver, n_components):
+    rng = np.random.default_rng(4)
+    X = rng.standard_normal((400, 20)) * ([5, 4.8, 4.6, 4.4, 4.2, 4] + [1] * 14)
+    ours = FederatedPCA(n_components, solver=solver, random_state=0, max_rounds=3000)
+    ours.fit(np.array_split(X, 5))
+    if isinstance(n_components, str):
+        assert ours.n_components_ == 6
+    else:
+        assert ours.n_components_ == PCA(n_components, svd_solver="full").fit(X).n_components_
+
+
+@every_solver
+def test_uncentred_components_are_about_zero(solver):
+    rng = np.random.default_rng(5)
+    X = gapped_rows(rng, 80, 7, 2, offset=2.0)
+    ours = FederatedPCA(2, solver=solver, center=False, random_state=0).fit(np.array_split(X, 3))
+    values, vectors = np.linalg.eigh(X.T @ X)
+    assert sine_of_angle(vectors[:, -2:], ours.components_.T) < 1e-8
+    np.testing.assert_allclose(ours.singular_values_**2, values[::-1][:2], rtol=1e-10)
+    assert not ours.mean_.any()
+
+
+@every_solver
+def test_sparse_rows_are_never_densified(solver, monkeypatch):
+    rng = np.random.default_rng(6)
+    X = sp.random_array((120, 30), density=0.2, format="csr", rng=rng)
+    X = (X @ sp.diags_array([4.0, 3.0, 2.0] + [0.5] * 27)).tocsr()
+    reference = PCA(3, svd_solver="full").fit(X.toarray())
+    monkeypatch.setattr(sp.csr_array, "todense", None)
+    dense_of = sp.csr_array.toarray
+
+    def small_only(self, *args, **kwargs):
+        assert self.shape == (30, 30), "only A'A may become dense"
+        return dense_of(self, *args, **kwargs)
+
+    monkeypatch.setattr(sp.csr_array, "toarray", small_only)
+    monkeypatch.setattr(sp.csc_array, "toarray", small_only)
+    parts = [X[:50], X[50:51], X[51:]]
+    ours = FederatedPCA(3, solver=solver, random_state=0, max_rounds=5000).fit(parts)
+    assert sine_of_angle(reference.components_.T, ours.components_.T) < 1e-8
+    np.testing.assert_allclose(ours.explained_variance_, reference.explained_variance_, rtol=1e-10)
+
+
+@every_solver
+def test_share_of_each_sites_variance(solver):
+    rng = np.random.default_rng(7)
+    sites = {"a": gapped_rows(rng, 50, 6, 2, offset=1.0), "b": rng.standard_normal((40, 6))}
+    ours = FederatedPCA(2, solver=solver, random_state=0).fit(sites)
+    for name, rows in sites.items():
+        centred = rows - ours.mean_
+        share = np.sum((centred @ ours.components_.T) ** 2) / np.sum(centred**2)
+        assert ours.site_variance_ratio_[name] == pytest.approx(share, rel=1e-10)
+
+
+@every_solver
+def test_ledger_counts_the_encoded_bytes_of_every_message(solver, monkeypatch):
+    from fedpca.engines.local import LocalEngine
+    from fedpca.message import encode
+
+    crossed = {"down": 0, "up": 0}
+    ask = LocalEngine.ask
+
+    def counting(self, names, request, timeout):
+        crossed["down"] += len(names) * len(encode(request))
+        for name, answer in ask(self, names, request, timeout):
+            crossed["up"] += len(encode(answer))
+            yield name, encode(answer)  # as an engine between processes would
+
+    monkeypatch.setattr(LocalEngine, "ask", counting)
+    rng = np.random.default_rng(8)
+    sites = np.array_split(gapped_rows(rng, 60, 6, 2), 3)
+    over_bytes = FederatedPCA(2, solver=solver, random_state=0).fit(sites)
+    run = over_bytes.run_
+    assert (run.bytes_down, run.bytes_up) == (crossed["down"], crossed["up"])
+    assert (run.ledger.bytes_down, run.ledger.bytes_up) == (crossed["down"], crossed["up"])
+    monkeypatch.setattr(LocalEngine, "ask", ask)
+    within = FederatedPCA(2, solver=solver, random_state=0).fit(sites)
+    assert within.components_.tobytes() == over_bytes.components_.tobytes()
+    assert list(within.run_.ledger) == list(run.ledger)
+
+
+def test_only_sums_leave_the_sites_but_for_names_and_shares():
+    rng = np.random.default_rng(9)
+    for solver in SOLVERS:
+        X = gapped_rows(rng, 40, 5, 2)
+        run = FederatedPCA(2, solver=solver).fit(np.array_split(X, 4)).run_
+        seen = {entry.question for entry in run.ledger if entry.how == "seen"}
+        assert seen == {"introduce", "explained_energy"}

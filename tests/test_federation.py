@@ -1,0 +1,409 @@
+"""Quorum, time limits, lost sites, refused answers and policies."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from conftest import gapped_rows
+from fedpca import FederatedPCA, Federation, Policy, Site, question
+from fedpca.engines.local import LocalEngine
+from fedpca.errors import (
+    InputError,
+    MessageError,
+    PolicyRefused,
+    QuorumLost,
+    SiteFailed,
+    SiteTimeout,
+)
+from fedpca.linalg import sine_of_angle
+from fedpca.message import compose, decode, encode
+from fedpca.question import find_question
+
+RNG = np.random.default_rng(0)
+ROWS = np.array_split(gapped_rows(RNG, 200, 8, 3), 4)
+SITES = dict(zip(("north", "east", "south", "west"), ROWS, strict=True))
+
+
+@question(asks={"x": "float64 k"}, answers={"y": "float64 k", "n": "int64"})
+def double(site, x):
+    return {"y": 2 * x, "n": np.int64(site.rows.n_rows)}
+
+
+@question(answers={"count": "int64"}, remembers=True)
+def count_calls(site):
+    site.memory["count"] = site.memory.get("count", np.int64(0)) + 1
+    return {"count": np.int64(site.memory["count"])}
+
+
+@question(answers={"y": "float64"})
+def fail_with_a_row(site):
+    raise RuntimeError(f"the row is {next(site.rows.blocks())[0]}")
+
+
+@question(answers={"y": "float64"})
+def write_without_saying_so(site):
+    site.memory["y"] = np.zeros(3)
+    return {"y": np.float64(0)}
+
+
+@question(answers={"y": "float64 k"})
+def answer_nan(site):
+    return {"y": np.array([1.0, np.nan])}
+
+
+@question(answers={"y": "float64 2"})
+def answer_wrongly(site):
+    return {"y": np.zeros(3)}
+
+
+@question(answers={"y": "float64 m"})
+def answer_own_length(site):
+    return {"y": np.ones(site.rows.n_rows)}
+
+
+class Meddling:
+    """An engine that spoils the answers of some sites from some round on."""
+
+    def __init__(self, sites, spoil, first_round=1, last_round=10**6, **options):
+        self._inner = LocalEngine(sites, **options)
+        self.names = self._inner.names
+        self._spoil, self._rounds = spoil, range(first_round, last_round + 1)
+        self.asked = []
+
+    def ask(self, names, request, timeout):
+        self.asked.append((request.header["question"], tuple(names)))
+        for name, answer in self._inner.ask(names, request, timeout):
+            data = encode(answer)
+            if request.header["round"] in self._rounds and name in self._spoil:
+                data = self._spoil[name](data)
+            if data is not None:
+                yield name, data
+
+
+def altered(data):
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+def remade(change):
+    def spoil(data):
+        message = decode(data)
+        header, arrays = dict(message.header), dict(message.arrays)
+        change(header, arrays)
+        return encode(compose(header, arrays))
+
+    return spoil
+
+
+def test_sum_and_gather():
+    fed = Federation.local(SITES)
+    assert fed.sum(double, x=np.ones(2))["y"].tolist() == [8.0, 8.0]
+    gathered = fed.gather(double, x=np.ones(2))
+    assert list(gathered) == list(SITES)
+    assert gathered["north"]["n"] == 50
+    assert [entry.how for entry in fed.record.ledger if entry.field == "y"] == ["summed"] * 4 + [
+        "seen"
+    ] * 4
+
+
+@pytest.mark.parametrize(
+    ("spoil", "text"),
+    [
+        (altered, "altered"),
+        (lambda d: d[:-8], "truncated"),
+        (lambda d: b"junk", "not a fedpca message"),
+        (lambda d: None, "no answer"),
+        (lambda d: SiteFailed("connection lost"), "connection lost"),
+        (remade(lambda h, a: a.update(y=np.ones(3))), r"'y'.*shape \(3,\).*k=2"),
+        (remade(lambda h, a: a.update(y=np.ones((2, 1)))), r"'y'.*shape \(2, 1\)"),
+        (remade(lambda h, a: a.update(y=np.ones(2, np.float32))), "'y'.*float32"),
+        (remade(lambda h, a: a.update(y=np.array([1.0, np.inf]))), "'y'.*1 values.*not finite"),
+        (remade(lambda h, a: a.pop("y")), r"fields \['n'\]"),
+        (remade(lambda h, a: h.update(site="west")), "site is 'west'"),
+        (remade(lambda h, a: h.update(round=7)), "round is 7"),
+        (remade(lambda h, a: h.update(question="other")), "question is 'other'"),
+        (remade(lambda h, a: h.update(run="old")), "run is 'old'"),
+        (remade(lambda h, a: h.update(error="Strange", text="x")), "x"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["sum", "gather"])
+def test_a_wrong_answer_is_asked_again_then_reported_by_site_round_and_question(spoil, text, verb):
+    engine = Meddling(SITES, {"east": spoil})
+    fed = Federation(engine)
+    with pytest.raises(QuorumLost, match=text) as error:
+        fed.run(lambda f, _: getattr(f, verb)(double, x=np.ones(2)), about={})
+    assert "'east'" in str(error.value)
+    if "no answer" not in text:
+        assert "round 1" in str(error.value)
+        assert "'double'" in str(error.value)
+    assert engine.asked == [("double", tuple(SITES)), ("double", ("east",))]
+    assert fed.record.lost == [{"site": "east", "round": 1, "question": "double"}]
+
+
+def test_a_site_that_recovers_at_the_second_try_is_kept():
+    tries = []
+
+    def once(data):
+        tries.append(1)
+        return altered(data) if len(tries) == 1 else data
+
+    fed = Federation(Meddling(SITES, {"east": once}))
+    assert fed.sum(double, x=np.ones(1))["y"] == 8.0
+    sent = [e.site for e in fed.record.ledger if e.field == "x"]
+    assert sent == [*SITES, "east"]
+    assert fed.record.bytes_down == fed.record.ledger.bytes_down
+
+
+def test_a_second_answer_adds_nothing():
+    class Twice(Meddling):
+        def ask(self, names, request, timeout):
+            for pair in super().ask(names, request, timeout):
+                yield pair
+                yield pair
+                yield "stranger", pair[1]
+
+    assert Federation(Twice(SITES, {})).sum(double, x=np.ones(1))["y"] == 8.0
+
+
+@pytest.mark.parametrize("solver", ["covariance", "lanczos", "power"])
+@pytest.mark.parametrize("first_round", [1, 2, 3, 4, 6])
+def test_the_result_is_exactly_that_of_the_sites_that_remain(solver, first_round):
+    spoil = {"east": altered, "west": altered}
+    fed = Federation(Meddling(SITES, spoil, first_round), quorum=2)
+    model = FederatedPCA(3, solver=solver, random_state=0, max_rounds=3000).fit(fed)
+    left = {name: SITES[name] for name in ("north", "south")}
+    reference = FederatedPCA(3, solver="covariance").fit(left)
+    run = model.run_
+    if len(run.lost) == 0:
+        assert first_round > run.rounds
+        return
+    assert run.sites == ("north", "south")
+    assert {loss["site"] for loss in run.lost} == {"east", "west"}
+    assert run.lost[0]["round"] == first_round
+    assert model.n_samples_ == 100
+    assert set(model.site_variance_ratio_) == {"north", "south"}
+    np.testing.assert_array_equal(model.mean_, reference.mean_)
+    assert sine_of_angle(reference.components_.T, model.components_.T) < 1e-8
+    np.testing.assert_allclose(model.explained_variance_, reference.explained_variance_, rtol=1e-11)
+    assert run.bytes_up == run.ledger.bytes_up
+
+
+def test_a_fit_that_lost_sites_starts_again_warm():
+    rng = np.random.default_rng(1)
+    X = rng.standard_normal((2000, 60)) * np.geomspace(2, 1, 60)
+    sites = dict(zip("abcd", np.split(X, [600, 1200, 1995]), strict=True))
+    cold = FederatedPCA(3, solver="power", random_state=0, tol=1e-6).fit(
+        {name: sites[name] for name in "abc"}
+    )
+    late = cold.run_.rounds - 3
+    fed = Federation(Meddling(sites, {"d": altered}, first_round=late), quorum=3)
+    warm = FederatedPCA(3, solver="power", random_state=0, tol=1e-6).fit(fed)
+    assert warm.run_.sites == ("a", "b", "c")
+    assert warm.run_.rounds - late < 0.5 * cold.run_.rounds
+
+
+def test_too_few_sites_stop_the_fit_with_their_names():
+    fed = Federation(Meddling(SITES, {"east": altered, "west": altered}), quorum=3)
+    with pytest.raises(QuorumLost, match=r"2 of 4 sites.*quorum is 3.*'east'.*'west'"):
+        FederatedPCA(2).fit(fed)
+
+
+def test_a_failure_at_a_site_never_quotes_a_row(caplog):
+    fed = Federation.local(SITES)
+    with pytest.raises(QuorumLost, match="RuntimeError; the site's own log") as error:
+        fed.run(lambda f, _: f.sum(fail_with_a_row), about={})
+    assert str(ROWS[0][0, 0])[:6] not in str(error.value)
+    assert "could not answer" in caplog.text
+
+
+def test_a_question_that_says_it_does_not_remember_cannot_write():
+    with pytest.raises(QuorumLost, match="TypeError"):
+        Federation.local(SITES).run(lambda f, _: f.sum(write_without_saying_so), about={})
+
+
+def test_an_answer_that_breaks_its_own_declaration_never_leaves_the_site():
+    fed = Federation.local(SITES)
+    with pytest.raises(QuorumLost, match=r"'y'.*1 values that are not finite"):
+        fed.run(lambda f, _: f.sum(answer_nan), about={})
+    with pytest.raises(QuorumLost, match=r"shape \(3,\) instead of \(2\)"):
+        fed.run(lambda f, _: f.sum(answer_wrongly), about={})
+
+
+def test_answers_of_different_lengths_can_be_gathered_and_not_summed():
+    fed = Federation.local([np.ones((2, 1)), np.ones((3, 1))])
+    assert [len(a["y"]) for a in fed.gather(answer_own_length).values()] == [2, 3]
+    with pytest.raises(QuorumLost, match=r"'site-2'.*shape \(3,\).*m=2"):
+        fed.run(lambda f, _: f.sum(answer_own_length), about={})
+
+
+def test_a_wrong_question_is_refused_before_anything_is_sent():
+    engine = Meddling(SITES, {})
+    fed = Federation(engine)
+    for arrays in ({}, {"x": np.ones((2, 2))}, {"x": np.array([np.nan])}, {"x": np.arange(2)}):
+        with pytest.raises(MessageError, match="'double'"):
+            fed.sum(double, **arrays)
+    assert engine.asked == []
+
+
+def test_a_site_checks_what_reaches_it():
+    site = Site(ROWS[0], name="north")
+    for data in (b"junk", encode(compose({"run": "r", "round": 1}, {}))[:-1]):
+        assert decode(site.answer_bytes(data)).header["error"] == "MessageError"
+    header = {"run": "r", "round": 1, "verb": "sum", "n_sites": 1}
+    unknown = decode(site.answer_bytes(encode(compose({**header, "question": "rm"}, {}))))
+    assert "no question 'rm' is installed" in unknown.header["text"]
+    wrong = compose({**header, "question": "spread"}, {"mean": np.zeros(3)})
+    text = site.answer(wrong).header["text"]
+    assert "(3,) instead of (d) with d=8" in text
+    early = compose({**header, "question": "covariance_product"}, {"Z": np.zeros((8, 1))})
+    assert "before the mean" in site.answer(early).header["text"]
+    lacking = compose({"round": 1}, {})
+    assert site.answer(lacking).header["error"] == "SiteFailed"
+
+
+def test_a_round_asked_again_gets_the_same_answer_and_changes_memory_once():
+    site = Site(ROWS[0], name="north")
+    header = {"run": "r", "round": 1, "verb": "sum", "n_sites": 1, "question": "count_calls"}
+    request = encode(compose(header, {}))
+    assert site.answer_bytes(request) == site.answer_bytes(request)
+    assert int(site.memory["count"]) == 1
+    second = decode(site.answer_bytes(encode(compose({**header, "round": 2}, {}))))
+    assert int(second.arrays["count"]) == 2
+    other_run = decode(site.answer_bytes(encode(compose({**header, "run": "s"}, {}))))
+    assert int(other_run.arrays["count"]) == 1
+
+
+class SlowRows:
+    """Rows that take their time at some readings."""
+
+    features = None
+    n_features = 8
+    n_rows = 50
+    pass_cost = 1.0
+
+    def __init__(self, array, delays):
+        self._array, self._delays = array, iter(delays)
+
+    def blocks(self):
+        time.sleep(next(self._delays, 0.0))
+        yield self._array
+
+    def fingerprint(self):
+        return "slow"
+
+
+def slow_site(name, delays):
+    site = Site(ROWS[1], name=name)
+    site.rows = SlowRows(ROWS[1], delays)
+    return site
+
+
+@pytest.mark.parametrize("n_jobs", [1, 4])
+def test_a_site_that_is_too_slow_is_given_up_and_nobody_waits_for_it(n_jobs):
+    sites = [Site(ROWS[0], name="north"), slow_site("slow", [30.0]), Site(ROWS[2], name="south")]
+    began = time.perf_counter()
+    fed = Federation.local(sites, timeout=0.4, quorum=2, n_jobs=n_jobs)
+    model = FederatedPCA(2, random_state=0).fit(fed)
+    assert time.perf_counter() - began < 20
+    assert model.run_.sites == ("north", "south")
+    assert model.run_.lost == [{"site": "slow", "round": 2, "question": "totals"}]
+    with pytest.raises(QuorumLost, match=r"'slow'.*no answer within 0.4 s"):
+        FederatedPCA(2).fit(Federation.local([slow_site("slow", [30.0])], timeout=0.4))
+
+
+def test_a_slow_answer_that_is_ready_at_the_second_try_counts():
+    fed = Federation.local([slow_site("slow", [1.2]), Site(ROWS[2], name="south")], timeout=0.8)
+    model = FederatedPCA(2).fit(fed)
+    assert model.run_.sites == ("slow", "south")
+    assert [
+        e.site for e in model.run_.ledger if e.question == "totals" and e.direction == "down"
+    ].count("slow") > 2
+
+
+def test_hung_threads_do_not_hold_the_process_up():
+    fed = Federation.local([slow_site("slow", [600.0])], timeout=0.1)
+    with pytest.raises(QuorumLost):
+        FederatedPCA(1).fit(fed)
+    assert all(t.daemon for t in threading.enumerate() if t is not threading.main_thread())
+
+
+def test_bad_rows_stop_the_fit_at_once_whatever_the_quorum():
+    bad = ROWS[1].copy()
+    bad[0, 0] = np.nan
+    engine = Meddling({**SITES, "east": bad}, {})
+    with pytest.raises(InputError, match=r"site 'east', round 2, question 'totals'.*1 NaN"):
+        FederatedPCA(2).fit(Federation(engine, quorum=1))
+    assert [name for name, _ in engine.asked] == ["introduce", "totals"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "text"),
+    [
+        (Policy(min_rows=51), "fewer rows here than the policy's 51"),
+        (Policy(min_sites=5), "a sum over 4 sites is below the policy's 5"),
+    ],
+)
+def test_a_policy_refuses_and_the_fit_says_so(policy, text):
+    sites = {**SITES, "east": Site(ROWS[1], name="east", policy=policy)}
+    with pytest.raises(PolicyRefused, match=f"site 'east'.*{text}"):
+        FederatedPCA(2).fit(sites)
+
+
+def test_a_site_may_keep_its_share_of_variance_to_itself():
+    sites = {**SITES, "east": Site(ROWS[1], name="east", policy=Policy(gather=False))}
+    model = FederatedPCA(2).fit(sites)
+    assert model.site_variance_ratio_ == {}
+    np.testing.assert_array_equal(model.components_, FederatedPCA(2).fit(SITES).components_)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: Federation.local({}), "at least one site"),
+        (lambda: Federation.local(SITES, quorum=5), "quorum=5 is not between 1 and the 4"),
+        (lambda: Federation.local(SITES, quorum=0), "quorum=0"),
+        (lambda: Federation.local(SITES, timeout=0), "timeout=0"),
+        (lambda: Federation.local(SITES, n_jobs=0), "n_jobs=0"),
+        (lambda: Federation.local([Site(ROWS[0], name="a")] * 2), "names of their own"),
+        (lambda: Federation.local({"a": Site(ROWS[0], name="b")}), "'a'.*'b'"),
+    ],
+)
+def test_a_federation_that_cannot_be_says_why(make, text):
+    with pytest.raises(InputError, match=text):
+        make()
+
+
+def test_every_round_is_told_with_its_residual():
+    told = []
+    fed = Federation.local(SITES, on_round=told.append)
+    model = FederatedPCA(2, solver="lanczos", random_state=0).fit(fed)
+    assert told == model.run_.history
+    residuals = [entry["residual"] for entry in told if entry["residual"] is not None]
+    assert len(residuals) == model.run_.solver_rounds
+    assert residuals[-1] <= 1e-10 < residuals[0]
+
+
+def test_two_questions_cannot_have_one_name():
+    def double(site):
+        return {}
+
+    double.__module__ = "elsewhere"
+    with pytest.raises(ValueError, match="'double' exists already"):
+        question(answers={})(double)
+    with pytest.raises(ValueError, match="must start with one of"):
+        question(answers={"x": "complex64 d"})(lambda site: {})
+    assert find_question("double")(Site(ROWS[0], name="a"), x=1.0)["y"] == 2.0
+
+
+def test_timeout_errors_are_site_errors():
+    engine = LocalEngine([slow_site("slow", [5.0])])
+    request = compose(
+        {"run": "r", "round": 1, "verb": "sum", "n_sites": 1, "question": "totals"},
+        {"features": np.empty(0, np.uint8)},
+    )
+    ((name, answer),) = engine.ask(["slow"], request, 0.1)
+    assert name == "slow"
+    assert isinstance(answer, SiteTimeout)

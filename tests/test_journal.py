@@ -1,0 +1,299 @@
+"""A run that was killed is resumed from its journal with the same bits and no question twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import pytest
+
+from conftest import gapped_rows
+from fedpca import FederatedPCA, Federation, Site, question
+from fedpca.engines.local import LocalEngine
+from fedpca.errors import InputError, JournalError, QuorumLost
+from fedpca.journal import Journal
+
+RNG = np.random.default_rng(0)
+SITES = dict(zip("abc", np.array_split(gapped_rows(RNG, 120, 9, 3), 3), strict=True))
+
+
+class Crash(BaseException):
+    """What no handler of the package catches, as a kill would not be."""
+
+
+class Crashing:
+    """An engine that dies before a given round, after some sites have worked on it."""
+
+    def __init__(self, sites, at=None, journal=None):
+        self._inner = LocalEngine(sites, journal=journal)
+        self.names = self._inner.names
+        self._at = at
+        self.asked = []
+
+    def ask(self, names, request, timeout):
+        self.asked.append(request.header["round"])
+        for i, pair in enumerate(self._inner.ask(names, request, timeout)):
+            if request.header["round"] == self._at and i == 1:
+                raise Crash
+            yield pair
+
+
+@question(asks={"step": "float64"}, answers={"total": "float64"}, remembers=True)
+def add_to_memory(site, step):
+    site.memory["total"] = site.memory.get("total", 0.0) + step
+    return {"total": site.memory["total"]}
+
+
+def fit(engine, path, solver, **options):
+    if engine is LocalEngine:
+        engine = LocalEngine(SITES, journal=path)
+    model = FederatedPCA(3, solver=solver, max_rounds=2000, **options)
+    return model.fit(Federation(engine, journal=path))
+
+
+@pytest.mark.parametrize("solver", ["covariance", "lanczos", "power"])
+def test_a_crash_in_any_round_changes_no_bit_and_asks_nothing_twice(solver, tmp_path):
+    whole = fit(LocalEngine, tmp_path / "whole", solver, random_state=5)
+    for at in range(1, min(whole.run_.rounds, 12) + 1):
+        path = tmp_path / f"{at}.journal"
+        with pytest.raises(Crash):
+            fit(Crashing(SITES, at, path), path, solver, random_state=5)
+        again = Crashing(SITES, None, path)
+        resumed = fit(again, path, solver, random_state=5)
+        assert again.asked[0] == at
+        assert resumed.components_.tobytes() == whole.components_.tobytes()
+        assert resumed.explained_variance_.tobytes() == whole.explained_variance_.tobytes()
+        assert resumed.site_variance_ratio_ == whole.site_variance_ratio_
+        assert list(resumed.run_.ledger) == list(whole.run_.ledger)
+
+
+def test_a_finished_journal_gives_the_result_without_any_question(tmp_path):
+    path = tmp_path / "j"
+    first = fit(LocalEngine, path, "lanczos")
+    engine = Crashing(SITES)
+    second = fit(engine, path, "lanczos")
+    assert engine.asked == []
+    assert first.components_.tobytes() == second.components_.tobytes()
+    assert first.run_.seed == second.run_.seed
+
+
+def test_what_sites_remember_outlives_the_process(tmp_path):
+    def program(fed, _):
+        return [float(fed.sum(add_to_memory, step=np.float64(i))["total"]) for i in range(1, 7)]
+
+    expected = Federation.local(SITES).run(program, about={})
+    assert expected == [3.0, 9.0, 18.0, 30.0, 45.0, 63.0]
+    for at in range(1, 7):
+        path = tmp_path / f"{at}"
+        with pytest.raises(Crash):
+            Federation(Crashing(SITES, at, path), journal=path).run(program, about={})
+        engine = Crashing(SITES, None, path)
+        assert Federation(engine, journal=path).run(program, about={}) == expected
+        assert engine.asked == list(range(at, 7))
+
+
+def test_sites_of_similar_names_do_not_share_their_memory(tmp_path):
+    sites = {"a/b": np.eye(3), "a b": np.eye(3), "ä": np.eye(3)}
+    federation = Federation.local(sites, journal=tmp_path / "j")
+    federation.run(lambda f, _: f.sum(add_to_memory, step=np.float64(1)), about={})
+    assert len(list((tmp_path / "j.sites").iterdir())) == 3
+
+
+def test_a_site_given_whole_keeps_its_memory_beside_the_journal(tmp_path):
+    site = Site(np.eye(3), name="a")
+    federation = Federation.local([site], journal=tmp_path / "j")
+    federation.run(lambda f, _: f.sum(add_to_memory, step=np.float64(1)), about={})
+    assert len(list((tmp_path / "j.sites").iterdir())) == 1
+
+
+def test_losing_a_site_is_recorded_too(tmp_path):
+    class Failing(Crashing):
+        def ask(self, names, request, timeout):
+            for name, answer in super().ask(names, request, timeout):
+                yield name, b"junk" if name == "b" and request.header["round"] >= 4 else answer
+
+    path = tmp_path / "j"
+    options = {"solver": "lanczos", "random_state": 1}
+    first = FederatedPCA(2, **options).fit(Federation(Failing(SITES), quorum=2, journal=path))
+    assert first.run_.sites == ("a", "c")
+    engine = Failing(SITES)
+    second = FederatedPCA(2, **options).fit(Federation(engine, quorum=2, journal=path))
+    assert engine.asked == []
+    assert second.run_.lost == first.run_.lost
+    assert second.components_.tobytes() == first.components_.tobytes()
+    assert list(second.run_.ledger) == list(first.run_.ledger)
+
+
+@pytest.mark.parametrize("cut", [1, 7, 30, 200])
+def test_a_torn_last_record_is_dropped(cut, tmp_path):
+    path = tmp_path / "j"
+    first = fit(LocalEngine, path, "lanczos", random_state=2)
+    path.write_bytes(path.read_bytes()[:-cut])
+    engine = Crashing(SITES, None, path)
+    second = fit(engine, path, "lanczos", random_state=2)
+    assert engine.asked[-1] == first.run_.rounds
+    assert len(engine.asked) <= 2
+    assert first.components_.tobytes() == second.components_.tobytes()
+    third = Crashing(SITES)
+    fit(third, path, "lanczos", random_state=2)
+    assert third.asked == []
+
+
+def test_zeros_that_a_file_system_left_are_dropped(tmp_path):
+    path = tmp_path / "j"
+    fit(LocalEngine, path, "covariance")
+    path.write_bytes(path.read_bytes() + bytes(100))
+    engine = Crashing(SITES)
+    fit(engine, path, "covariance")
+    assert engine.asked == []
+
+
+def test_a_last_record_with_a_wrong_checksum_is_dropped(tmp_path):
+    path = tmp_path / "j"
+    fit(LocalEngine, path, "covariance")
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    engine = Crashing(SITES, None, path)
+    fit(engine, path, "covariance")
+    assert engine.asked == [4]
+
+
+def test_a_journal_damaged_in_the_middle_is_refused(tmp_path):
+    path = tmp_path / "j"
+    fit(LocalEngine, path, "lanczos")
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+    with pytest.raises(JournalError, match="damaged at byte"):
+        fit(LocalEngine, path, "lanczos")
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"tol": 1e-3}, "its parameters is"),
+        ({"n_components": 2}, "its parameters is"),
+        ({"sites": "ab"}, "its (sites|quorum) is"),
+        ({"quorum": 2}, "its quorum is"),
+    ],
+)
+def test_a_journal_of_another_run_is_refused(change, text, tmp_path):
+    path = tmp_path / "j"
+    fit(LocalEngine, path, "lanczos")
+    sites = {name: SITES[name] for name in change.pop("sites", "abc")}
+    quorum = change.pop("quorum", None)
+    before = path.read_bytes()
+    options = {"n_components": 3, "solver": "lanczos", "max_rounds": 2000, **change}
+    with pytest.raises(JournalError, match=text):
+        FederatedPCA(**options).fit(Federation.local(sites, journal=path, quorum=quorum))
+    assert path.read_bytes() == before
+
+
+def test_a_file_that_is_no_journal_is_refused_and_left_alone(tmp_path):
+    for text in ("precious notes, longer than a prefix", "short", ""):
+        path = tmp_path / "notes.txt"
+        path.write_text(text)
+        with pytest.raises(JournalError):
+            fit(LocalEngine, path, "lanczos")
+        assert path.read_text() == text
+
+
+def test_a_program_that_asks_something_else_is_refused(tmp_path):
+    def asks(question_name):
+        step = np.float64(1)
+        verbs = {
+            "sum": lambda f, _: f.sum(add_to_memory, step=step),
+            "gather": lambda f, _: f.gather(add_to_memory, step=step),
+        }
+        return verbs[question_name]
+
+    path = tmp_path / "j"
+    Federation.local(SITES, journal=path).run(asks("sum"), about={})
+    with pytest.raises(JournalError, match="where this run asks"):
+        Federation.local(SITES, journal=path).run(asks("gather"), about={})
+
+
+def test_gathered_answers_are_replayed_by_site(tmp_path):
+    path = tmp_path / "j"
+    results = []
+    for _ in range(2):
+        fed = Federation.local(SITES, journal=path)
+        results.append(fed.run(lambda f, _: f.gather(add_to_memory, step=np.float64(2)), about={}))
+    assert list(results[1]) == ["a", "b", "c"]
+    assert [float(answer["total"]) for answer in results[1].values()] == [2.0, 2.0, 2.0]
+
+
+def test_two_runs_cannot_write_one_journal(tmp_path):
+    first = Journal(tmp_path / "j", about={}, seed=1)
+    with pytest.raises(JournalError, match="in use by another run"):
+        Journal(tmp_path / "j", about={}, seed=1)
+    first.close()
+    Journal(tmp_path / "j", about={}, seed=1).close()
+
+
+def test_rows_that_changed_are_noticed_at_the_site(tmp_path):
+    def program(fed, _):
+        for _ in range(4):
+            fed.sum(add_to_memory, step=np.float64(1))
+
+    path = tmp_path / "j"
+    with pytest.raises(Crash):
+        Federation(Crashing(SITES, 3, path), journal=path).run(program, about={})
+    changed = {**SITES, "a": np.ones((4, 9))}
+    with pytest.raises(InputError, match=r"site 'a'.*rows changed since the run began"):
+        Federation.local(changed, journal=path).run(program, about={})
+
+
+def test_a_failed_run_keeps_its_journal(tmp_path):
+    class Failing(Crashing):
+        def ask(self, names, request, timeout):
+            for name, answer in super().ask(names, request, timeout):
+                yield name, b"junk" if request.header["round"] >= 4 else answer
+
+    path = tmp_path / "j"
+    with pytest.raises(QuorumLost):
+        fit(Failing(SITES), path, "lanczos")
+    with pytest.raises(QuorumLost):  # the loss is part of the record
+        fit(LocalEngine, path, "lanczos")
+
+
+def test_killed_with_kill_9_in_the_middle_of_a_fit_and_resumed(tmp_path):
+    script = tmp_path / "fit.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import sys, time
+            import numpy as np
+            from fedpca import FederatedPCA, Federation
+            rng = np.random.default_rng(0)
+            X = rng.standard_normal((400, 50)) * np.geomspace(2, 1, 50)
+            slow = float(sys.argv[2])
+            fed = Federation.local(
+                np.array_split(X, 3), journal=sys.argv[1],
+                on_round=lambda entry: (print(entry["round"], flush=True), time.sleep(slow)),
+            )
+            model = FederatedPCA(3, solver="lanczos", random_state=7).fit(fed)
+            print("done", model.components_.tobytes().hex())
+            """
+        )
+    )
+    env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+
+    def start(journal, slow):
+        command = [sys.executable, str(script), str(tmp_path / journal), str(slow)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
+
+    whole = start("whole", 0).communicate()[0].splitlines()[-1]
+    assert whole.startswith("done")
+    victim = start("killed", 0.3)
+    while victim.stdout.readline().strip() != "6":
+        time.sleep(0.01)
+    victim.send_signal(signal.SIGKILL)
+    victim.wait()
+    victim.stdout.close()
+    assert start("killed", 0).communicate()[0].splitlines()[-1] == whole

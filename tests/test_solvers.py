@@ -1,0 +1,139 @@
+"""Round counts, restarts and stop reasons of the solvers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.exceptions import ConvergenceWarning
+
+from fedpca import FederatedPCA, Federation
+from fedpca.linalg import sine_of_angle
+from fedpca.moments import moments
+from fedpca.planner import choose_solver, covariance_bytes, expected_rounds, lanczos_bytes
+from fedpca.rank import rank_rule
+from fedpca.solvers.lanczos import block_lanczos
+
+SPECTRA = {  # of the singular values, d = 1000; and the most rounds to a scaled residual of 2e-6
+    "xi=1.01": (1.01 ** -np.arange(1000.0), 13),
+    "xi=1+10^-2.5": ((1 + 10**-2.5) ** -np.arange(1000.0), 21),
+    "arithmetic": (np.linspace(1, 0.01, 1000), 33),
+}
+
+
+def rows_with(singular_values, seed):
+    """Square rows, whose Gram matrix has the spectrum and random eigenvectors."""
+    rng = np.random.default_rng(seed)
+    d = len(singular_values)
+    U, V = (np.linalg.qr(rng.standard_normal((d, d)))[0] for _ in range(2))
+    return (U * singular_values) @ V.T
+
+
+@pytest.mark.parametrize("name", SPECTRA)
+def test_lanczos_takes_few_rounds_on_the_spectra_of_the_faps_paper(name):
+    singular_values, most = SPECTRA[name]
+    rounds = []
+    for seed in range(5):
+        sites = np.array_split(rows_with(singular_values, seed), 4)
+        model = FederatedPCA(10, solver="lanczos", center=False, tol=2e-6, random_state=seed)
+        rounds.append(model.fit(sites).run_.solver_rounds)
+    assert np.median(rounds) <= most
+
+
+def test_subspace_iteration_takes_over_ten_times_as_many():
+    sites = np.array_split(rows_with(SPECTRA["xi=1.01"][0], 0), 4)
+    model = FederatedPCA(10, solver="power", center=False, tol=2e-6, random_state=0).fit(sites)
+    assert model.run_.solver_rounds > 150
+    assert model.run_.stopped == "converged"
+
+
+def solve(X, k, fed=None, **options):
+    fed = fed or Federation.local(np.array_split(X, 3))
+
+    def program(fed, start):
+        known = moments(fed, center=True, scale=False)
+        rank = rank_rule(k, known.n, known.d)
+        settings = {"start": start, "tol": 1e-11, "max_rounds": 2000, **options}
+        return block_lanczos(fed, known, rank, **settings)
+
+    return fed.run(program, about={}, seed=0), fed.record
+
+
+@pytest.mark.parametrize("block", [1, 2, 5, 10, 40])
+@pytest.mark.parametrize("krylov_bytes", [1, 1 << 14, 1 << 30])
+def test_any_block_width_and_any_restart_bound_give_the_same_answer(block, krylov_bytes):
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((300, 60)) * np.geomspace(4, 0.5, 60)
+    expected = np.linalg.svd(X - X.mean(axis=0), full_matrices=False)
+    solution, record = solve(X, 5, block=block, krylov_bytes=krylov_bytes)
+    assert solution.stopped in ("converged", "exact")
+    assert sine_of_angle(expected[2][:5].T, solution.vectors) < 1e-8
+    np.testing.assert_allclose(solution.eigenvalues, expected[1][:5] ** 2, rtol=1e-12)
+    np.testing.assert_allclose(solution.vectors.T @ solution.vectors, np.eye(5), atol=1e-12)
+    assert record.history[-1]["residual"] <= 1e-11
+
+
+def test_the_basis_stays_orthogonal_over_hundreds_of_rounds():
+    rng = np.random.default_rng(1)
+    X = rng.standard_normal((700, 600))
+    solution, record = solve(X, 3, block=1, tol=1e-13, krylov_bytes=8 * 600 * 200)
+    assert record.solver_rounds > 80
+    expected = np.linalg.svd(X - X.mean(axis=0), full_matrices=False)
+    np.testing.assert_allclose(solution.eigenvalues, expected[1][:3] ** 2, rtol=1e-12)
+    assert sine_of_angle(expected[2][:3].T, solution.vectors) < 1e-8
+
+
+def test_a_low_rank_is_found_exactly_in_few_rounds():
+    rng = np.random.default_rng(2)
+    X = rng.standard_normal((200, 3)) @ rng.standard_normal((3, 80))
+    solution, record = solve(X, 5, tol=0.0)
+    assert solution.stopped == "exact"
+    assert record.solver_rounds <= 3
+    narrow, _ = solve(X, 5, tol=0.0, block=1)
+    assert narrow.vectors.shape == (80, 5)
+    np.testing.assert_allclose(narrow.eigenvalues[:3], solution.eigenvalues[:3], rtol=1e-10)
+
+
+def test_the_reported_residual_is_that_of_the_answer():
+    rng = np.random.default_rng(3)
+    X = rng.standard_normal((200, 50))
+    solution, record = solve(X, 4, max_rounds=6)
+    A = X - X.mean(axis=0)
+    R = A.T @ (A @ solution.vectors) - solution.vectors * solution.eigenvalues
+    residual = np.linalg.norm(R) / np.linalg.norm(A) ** 2
+    assert solution.stopped == "max_rounds"
+    assert record.history[-1]["residual"] == pytest.approx(residual, rel=1e-6)
+
+
+@pytest.mark.parametrize("solver", ["lanczos", "power"])
+@pytest.mark.parametrize("n_components", [3, "mp", 0.9999])
+def test_too_few_rounds_are_told_in_a_warning(solver, n_components):
+    X = np.random.default_rng(4).standard_normal((100, 30))
+    model = FederatedPCA(n_components, solver=solver, max_rounds=2)
+    with pytest.warns(ConvergenceWarning, match="max_rounds=2"):
+        model.fit(np.array_split(X, 2))
+    assert model.run_.stopped == "max_rounds"
+    assert model.run_.solver_rounds == 2
+    assert model.n_components_ >= 1
+
+
+def test_auto_takes_the_solver_that_moves_fewer_bytes():
+    assert choose_solver(n=10_000, d=500, k=20) == "covariance"
+    assert choose_solver(n=10_000, d=20_000, k=10) == "lanczos"
+    assert choose_solver(n=20, d=5_000, k=10) == "lanczos"
+    d, k, rounds = 700, 12, expected_rounds(10_000, 700, 12)
+    cheaper = d + 1 + 2 * k < 4 * k * rounds
+    assert (covariance_bytes(d, k) < lanczos_bytes(10_000, d, k)) == cheaper
+    for d in (50, 3000):
+        X = np.random.default_rng(5).standard_normal((40, d))
+        model = FederatedPCA(2).fit(np.array_split(X, 2))
+        assert model.run_.solver == choose_solver(40, d, 2)
+
+
+def test_planned_bytes_are_those_that_cross():
+    X = np.random.default_rng(6).standard_normal((200, 90))
+    run = FederatedPCA(4, solver="covariance").fit([X]).run_
+    triangle = [e.bytes for e in run.ledger if e.field == "triangle"]
+    assert sum(triangle) == covariance_bytes(90, 4) - 8 * 90 * 4
+    run = FederatedPCA(4, solver="lanczos", tol=1e-4, random_state=0).fit([X]).run_
+    product = [e.bytes for e in run.ledger if e.question == "covariance_product" and e.shape]
+    assert sum(product) == 16 * 90 * 4 * run.solver_rounds
