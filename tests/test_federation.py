@@ -66,19 +66,21 @@ def answer_own_length(site):
 
 
 class Meddling:
-    """An engine that spoils the answers of some sites from some round on."""
+    """An engine that spoils the answers of some sites from some round on, or to one question."""
 
-    def __init__(self, sites, spoil, first_round=1, last_round=10**6, **options):
-        self._inner = LocalEngine(sites, **options)
+    def __init__(self, sites, spoil, first_round=1, question=None):
+        self._inner = LocalEngine(sites)
         self.names = self._inner.names
-        self._spoil, self._rounds = spoil, range(first_round, last_round + 1)
+        self._spoil, self._first, self._question = spoil, first_round, question
         self.asked = []
 
     def ask(self, names, request, timeout):
         self.asked.append((request.header["question"], tuple(names)))
         for name, answer in self._inner.ask(names, request, timeout):
             data = encode(answer)
-            if request.header["round"] in self._rounds and name in self._spoil:
+            header = request.header
+            due = header["round"] >= self._first and self._question in (None, header["question"])
+            if due and name in self._spoil:
                 data = self._spoil[name](data)
             if data is not None:
                 yield name, data
@@ -203,6 +205,19 @@ def test_a_fit_that_lost_sites_starts_again_warm():
     warm = FederatedPCA(3, solver="power", random_state=0, tol=1e-6).fit(fed)
     assert warm.run_.sites == ("a", "b", "c")
     assert warm.run_.rounds - late < 0.5 * cold.run_.rounds
+
+
+@pytest.mark.parametrize("solver", ["lanczos", "power"])
+def test_a_warm_start_does_not_stay_in_eigenvectors_that_lead_no_more(solver):
+    def along_axes(*variances):
+        deviations = np.diag(np.sqrt(variances))
+        return np.vstack([deviations, -deviations])
+
+    sites = {"a": along_axes(1, 2, 9, 8, 0.5, 0.1), "b": along_axes(100, 90, 1, 1, 0.5, 0.1)}
+    engine = Meddling(sites, {"b": altered}, question="explained_energy")
+    model = FederatedPCA(2, solver=solver, random_state=0).fit(Federation(engine, quorum=1))
+    assert model.run_.sites == ("a",)
+    np.testing.assert_allclose(model.explained_variance_, np.array([18, 16]) / 11, rtol=1e-10)
 
 
 def test_too_few_sites_stop_the_fit_with_their_names():
@@ -363,10 +378,17 @@ def test_a_site_may_keep_its_share_of_variance_to_itself():
     ("make", "text"),
     [
         (lambda: Federation.local({}), "at least one site"),
-        (lambda: Federation.local(SITES, quorum=5), "quorum=5 is not between 1 and the 4"),
+        (
+            lambda: Federation.local(SITES, quorum=5),
+            "quorum=5 is not a whole number between 1 and the 4",
+        ),
         (lambda: Federation.local(SITES, quorum=0), "quorum=0"),
+        (lambda: Federation.local(SITES, quorum=1.5), "quorum=1.5"),
         (lambda: Federation.local(SITES, timeout=0), "timeout=0"),
+        (lambda: Federation.local(SITES, timeout="5"), "timeout='5'"),
         (lambda: Federation.local(SITES, n_jobs=0), "n_jobs=0"),
+        (lambda: Federation.local(SITES, n_jobs=1.5), "n_jobs=1.5"),
+        (lambda: Federation.local(ROWS[0]), "dict or list of each one's rows, not as ndarray"),
         (lambda: Federation.local([Site(ROWS[0], name="a")] * 2), "names of their own"),
         (lambda: Federation.local({"a": Site(ROWS[0], name="b")}), "'a'.*'b'"),
     ],

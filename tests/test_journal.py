@@ -17,6 +17,7 @@ from fedpca import FederatedPCA, Federation, Site, question
 from fedpca.engines.local import LocalEngine
 from fedpca.errors import InputError, JournalError, QuorumLost
 from fedpca.journal import Journal
+from fedpca.message import PREFIX_BYTES, encoded_size
 
 RNG = np.random.default_rng(0)
 SITES = dict(zip("abc", np.array_split(gapped_rows(RNG, 120, 9, 3), 3), strict=True))
@@ -34,6 +35,9 @@ class Crashing:
         self.names = self._inner.names
         self._at = at
         self.asked = []
+
+    def fingerprints(self):
+        return self._inner.fingerprints()
 
     def ask(self, names, request, timeout):
         self.asked.append(request.header["round"])
@@ -163,11 +167,16 @@ def test_a_last_record_with_a_wrong_checksum_is_dropped(tmp_path):
     assert engine.asked == [4]
 
 
-def test_a_journal_damaged_in_the_middle_is_refused(tmp_path):
+@pytest.mark.parametrize("zeros", [False, True])
+def test_a_journal_damaged_in_the_middle_is_refused(zeros, tmp_path):
     path = tmp_path / "j"
     fit(LocalEngine, path, "lanczos")
     data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
+    if zeros:
+        second = encoded_size(bytes(data[:PREFIX_BYTES]))
+        data[second : second + 40] = bytes(40)
+    else:
+        data[len(data) // 2] ^= 1
     path.write_bytes(bytes(data))
     with pytest.raises(JournalError, match="damaged at byte"):
         fit(LocalEngine, path, "lanczos")
@@ -195,7 +204,7 @@ def test_a_journal_of_another_run_is_refused(change, text, tmp_path):
 
 
 def test_a_file_that_is_no_journal_is_refused_and_left_alone(tmp_path):
-    for text in ("precious notes, longer than a prefix", "short", ""):
+    for text in ("precious notes, longer than a prefix", "short"):
         path = tmp_path / "notes.txt"
         path.write_text(text)
         with pytest.raises(JournalError):
@@ -244,9 +253,35 @@ def test_rows_that_changed_are_noticed_at_the_site(tmp_path):
     path = tmp_path / "j"
     with pytest.raises(Crash):
         Federation(Crashing(SITES, 3, path), journal=path).run(program, about={})
-    changed = {**SITES, "a": np.ones((4, 9))}
-    with pytest.raises(InputError, match=r"site 'a'.*rows changed since the run began"):
+    changed = {**SITES, "a": SITES["a"] + 1e-9}
+    with pytest.raises(JournalError, match="its rows is"):
         Federation.local(changed, journal=path).run(program, about={})
+    engine = Crashing(changed, None, path)  # as if the coordinator could not look at the rows
+    engine.fingerprints = LocalEngine(SITES).fingerprints
+    with pytest.raises(InputError, match=r"site 'a'.*rows changed since the run began"):
+        Federation(engine, journal=path).run(program, about={})
+
+
+def test_memory_that_is_gone_or_damaged_is_told_with_the_way_out(tmp_path):
+    path = tmp_path / "j"
+    with pytest.raises(Crash):
+        fit(Crashing(SITES, 6, path), path, "lanczos")
+    memory = sorted((tmp_path / "j.sites").iterdir())
+    memory[0].write_bytes(memory[0].read_bytes()[:50])
+    with pytest.raises(InputError, match=r"site 'a'.*damaged.*new journal"):
+        fit(LocalEngine, path, "lanczos")
+    for file in memory:
+        file.unlink()
+    with pytest.raises(QuorumLost, match="start it with a new journal"):
+        fit(LocalEngine, path, "lanczos")
+
+
+def test_a_folder_is_no_journal_and_an_empty_file_becomes_one(tmp_path):
+    with pytest.raises(JournalError, match="cannot be a journal"):
+        fit(LocalEngine, tmp_path, "covariance")
+    (tmp_path / "j").touch()
+    fit(LocalEngine, tmp_path / "j", "covariance")
+    assert (tmp_path / "j").stat().st_size > 0
 
 
 def test_a_failed_run_keeps_its_journal(tmp_path):

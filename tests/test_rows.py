@@ -288,6 +288,90 @@ def test_many_wrong_columns_are_listed_in_short():
         FederatedPCA(1).fit({"a": site(wide, names), "b": site(wide[:, :1], names[:1])})
 
 
+def test_narrow_sparse_types_do_not_overflow():
+    B = (np.random.default_rng(2).random((200, 6)) < 0.3).astype(np.int8) * 50
+    reference = PCA(2).fit(B.astype(float))
+    for solver in ("covariance", "lanczos"):
+        for dtype in (np.int8, np.uint8, np.float32):
+            model = FederatedPCA(2, solver=solver, random_state=0).fit(
+                [sp.csr_array(B.astype(dtype))]
+            )
+            np.testing.assert_allclose(
+                model.explained_variance_, reference.explained_variance_, rtol=1e-10
+            )
+
+
+def test_the_row_index_of_pandas_is_no_feature(tmp_path):
+    frame = pd.DataFrame(X, columns=NAMES, index=pd.Index([f"p{i}" for i in range(37)], name="id"))
+    chosen = frame[frame["a"] > frame["a"].median()]
+    chosen.to_parquet(tmp_path / "named.parquet")
+    frame.reset_index(drop=True)[frame["a"].to_numpy() > 10].to_parquet(tmp_path / "rest.parquet")
+    for source in (chosen, tmp_path / "named.parquet", tmp_path / "rest.parquet"):
+        assert open_rows(source).features == tuple(NAMES)
+        assert FederatedPCA(1).fit(Federation.local([source])).n_features_in_ == 4
+
+
+@pytest.mark.parametrize(
+    "column",
+    [[1.5, "SECRET42"], ["SECRET42", 1.5], [1j, 2.0], pd.Categorical(["x", "y"]), [[1], [2]]],
+)
+def test_a_column_that_is_no_number_is_named_and_not_quoted(column):
+    frame = pd.DataFrame({"a": [1.0, 2.0]})
+    frame["odd"] = pd.Series(column)
+    with pytest.raises(InputError, match=r"'site-1'.*not numeric: odd") as error:
+        FederatedPCA(1).fit([frame])
+    assert "SECRET" not in str(error.value)
+
+
+def test_large_integers_are_rounded_as_numpy_rounds_them():
+    stamps = np.array([2**53 + 1, 2**53 + 3, 2**60 + 7])
+    np.testing.assert_array_equal(
+        everything(pd.DataFrame({"t": stamps}))[:, 0], stamps.astype(float)
+    )
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [pd.Series([1.0]), pl.Series([1.0]), [[1.0], [1.0, 2.0]], np.ma.masked_equal([[1, 2]], 2)],
+)
+def test_what_is_no_table_is_refused_by_its_type(odd):
+    with pytest.raises(InputError, match="site 'north'"):
+        Site(odd, name="north")
+
+
+def test_a_frame_with_a_column_called_column_names():
+    frame = pd.DataFrame({"column_names": [1.0, 2.0], "b": [3.0, 4.0]})
+    assert open_rows(frame).features == ("column_names", "b")
+
+
+def test_a_damaged_sparse_archive_is_refused(tmp_path):
+    np.savez(
+        tmp_path / "x.npz", format=np.array("csr"), shape=np.array([3, 3]), data=np.ones(2),
+        indices=np.array([0, 10**9]), indptr=np.array([0, 1, 2, 2]),
+    )  # fmt: skip
+    with pytest.raises(InputError, match=r"not a readable \.npz"):
+        open_rows(tmp_path / "x.npz")
+    (tmp_path / "x.npz").write_bytes(b"")
+    with pytest.raises(InputError, match=r"not a readable \.npz"):
+        open_rows(tmp_path / "x.npz")
+
+
+def test_a_file_that_vanished_after_it_was_opened(tmp_path):
+    path = write(tmp_path, ".parquet")
+    fed = Federation.local({"north": path})
+    path.unlink()
+    with pytest.raises(InputError, match=r"'north'.*can no longer be read"):
+        FederatedPCA(1).fit(fed)
+
+
+@pytest.mark.parametrize("solver", ["covariance", "lanczos"])
+@pytest.mark.parametrize("scale", [False, True])
+def test_values_whose_squares_overflow_are_refused(solver, scale):
+    huge = np.random.default_rng(0).standard_normal((9, 3)) * 1e160
+    with pytest.raises(InputError, match="rescale the columns"):
+        FederatedPCA(1, solver=solver, scale=scale).fit([huge])
+
+
 def test_the_callers_sparse_matrix_is_left_as_it_was():
     matrix = sp.csr_array((np.ones(3), np.array([1, 0, 1]), np.array([0, 3, 3])), shape=(2, 2))
     before = matrix.indices.copy()

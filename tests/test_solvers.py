@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 from sklearn.exceptions import ConvergenceWarning
@@ -137,3 +139,28 @@ def test_planned_bytes_are_those_that_cross():
     run = FederatedPCA(4, solver="lanczos", tol=1e-4, random_state=0).fit([X]).run_
     product = [e.bytes for e in run.ledger if e.question == "covariance_product" and e.shape]
     assert sum(product) == 16 * 90 * 4 * run.solver_rounds
+
+
+@pytest.mark.parametrize("solver", ["covariance", "lanczos", "power"])
+@pytest.mark.parametrize("n_components", [0.6, 0.9, "gap"])
+def test_rules_see_every_copy_of_a_repeated_eigenvalue(solver, n_components):
+    deviations = np.sqrt(np.r_[np.full(15, 10.0), np.full(15, 5.0), np.zeros(20)])
+    A = np.vstack([np.diag(deviations), -np.diag(deviations)])
+    model = FederatedPCA(n_components, solver=solver, random_state=0).fit([A[::2], A[1::2]])
+    expected = {0.6: 14, 0.9: 26, "gap": 15}
+    if n_components == "gap":
+        assert model.n_components_ in (15, 30)  # both gaps are 5
+    else:
+        assert model.n_components_ == expected[n_components]
+    values = np.r_[np.full(15, 10.0), np.full(15, 5.0)] * 2 / 99
+    np.testing.assert_allclose(model.explained_variance_, values[: model.n_components_], rtol=1e-9)
+
+
+def test_rounds_that_end_while_a_rule_looks_further():
+    X = np.random.default_rng(7).standard_normal((60, 10)) @ np.eye(10, 40)
+    for max_rounds in range(1, 6):
+        model = FederatedPCA("mp", solver="lanczos", random_state=0, max_rounds=max_rounds)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            model.fit([X])
+        assert model.components_.shape == (model.n_components_, 40)

@@ -32,8 +32,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+# no markup: the names of columns and sites may hold brackets
+out = Console(highlight=False, markup=False)
+err = Console(stderr=True, highlight=False, markup=False)
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the output file.")]
@@ -219,7 +220,7 @@ def _named_sites(files: list[str]) -> dict[str, str]:
     sites: dict[str, str] = {}
     for text in files:
         name, equals, path = text.partition("=")
-        if not equals:
+        if not equals or Path(text).exists():
             name, path = Path(text).stem, text
         if name in sites:
             raise InputError(f"two sites are called {name!r}; name them, as in north={path}")
@@ -228,6 +229,8 @@ def _named_sites(files: list[str]) -> dict[str, str]:
 
 
 def _refuse_overwriting(output: Path, force: bool) -> None:
+    if output.is_dir():
+        raise FileError(f"{output} is a folder; give the name of a file")
     if output.exists() and not force:
         raise FileError(f"{output} exists; choose another name, or overwrite it with --force")
     if not output.parent.is_dir():
@@ -256,8 +259,8 @@ def _exit_codes() -> Iterator[None]:
     try:
         yield
     except (InputError, FileError, JournalError, ValueError) as error:
-        err.print(f"[red]error:[/red] {error}", soft_wrap=True)
+        err.print(f"error: {error}", style="red", soft_wrap=True)
         sys.exit(2)
     except (FedpcaError, OSError) as error:
-        err.print(f"[red]failed:[/red] {error}", soft_wrap=True)
+        err.print(f"failed: {error}", style="red", soft_wrap=True)
         sys.exit(1)

@@ -11,6 +11,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Integral, Real
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -41,6 +42,8 @@ class Engine(Protocol):
 
     @property
     def names(self) -> Sequence[str]: ...
+
+    def fingerprints(self) -> Mapping[str, str]: ...  # of the rows that it can look at itself
 
     def ask(
         self, names: Sequence[str], request: Message, timeout: float | None
@@ -78,10 +81,14 @@ class Federation:
             raise InputError("a federation needs at least one site")
         if len(set(names)) < len(names):
             raise InputError(f"sites need names of their own: {names}")
-        if quorum is not None and not 1 <= quorum <= len(names):
-            raise InputError(f"quorum={quorum} is not between 1 and the {len(names)} sites")
-        if timeout is not None and not timeout > 0:
-            raise InputError(f"timeout={timeout} must be above 0 seconds, or None")
+        if quorum is not None and (
+            not isinstance(quorum, Integral) or not 1 <= quorum <= len(names)
+        ):
+            raise InputError(
+                f"quorum={quorum} is not a whole number between 1 and the {len(names)} sites"
+            )
+        if timeout is not None and not (isinstance(timeout, Real) and timeout > 0):
+            raise InputError(f"timeout={timeout!r} must be a number of seconds above 0, or None")
         self.engine = engine
         self._journal: Journal | None = None
         self._best: Callable[[], Array] | None = None
@@ -143,7 +150,12 @@ class Federation:
         """
         self._begin(secrets.randbits(63) if seed is None else seed)
         if self._journal_path is not None:
-            about = {**about, "sites": list(self.record.sites), "quorum": self.quorum}
+            about = {
+                **about,
+                "sites": list(self.record.sites),
+                "quorum": self.quorum,
+                "rows": dict(self.engine.fingerprints()),
+            }
             journal = Journal(self._journal_path, about=about, seed=self.record.seed)
             self._journal, self._run, self.record.seed = journal, journal.run, journal.seed
         try:

@@ -44,8 +44,8 @@ def open_path(path: Path) -> Rows:
         return opener(path)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-    except (OSError, ValueError, KeyError, BadZipFile) as error:  # of numpy and Arrow
-        raise InputError(f"{path} is not a readable {path.suffix} file") from error
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile):  # of numpy and Arrow
+        raise InputError(f"{path} is not a readable {path.suffix} file") from None
 
 
 class NpyRows:
@@ -88,17 +88,27 @@ class ParquetRows:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        import pyarrow as pa
+
         with self._open() as file:
             schema = file.schema_arrow
             self.n_rows = file.metadata.num_rows
-        self.features = distinct_names(schema.names)
+        index = (schema.pandas_metadata or {}).get("index_columns", [])
+        fields = [field for field in schema if field.name not in index]
+        self.features = distinct_names([field.name for field in fields])
         self.n_features = len(self.features)
-        self._schema = numeric_schema(schema)
+        self._schema = numeric_schema(pa.schema(fields))
 
     def blocks(self) -> Iterator[Block]:
-        with self._open() as file:
-            for batch in file.iter_batches(rows_per_block(self.n_features), use_threads=True):
-                yield dense_batch(batch, self._schema)
+        import pyarrow as pa
+
+        try:
+            with self._open() as file:
+                size = rows_per_block(self.n_features)
+                for batch in file.iter_batches(size, columns=list(self.features)):
+                    yield dense_batch(batch, self._schema)
+        except (OSError, pa.ArrowException):
+            raise InputError(f"{self._path} can no longer be read") from None
 
     def fingerprint(self) -> str:
         return _stat(self._path)
@@ -158,7 +168,9 @@ def _open_npz(path: Path) -> Rows:
     with np.load(path, allow_pickle=False) as archive:
         names = list(archive.files)
         if "format" in names and "shape" in names:
-            return SparseRows(sp.load_npz(path))
+            matrix = sp.csr_array(sp.load_npz(path))
+            matrix.check_format(full_check=True)  # indices out of bounds would crash the process
+            return SparseRows(matrix)
         chosen = "X" if "X" in names else names[0] if len(names) == 1 else None
         if chosen is None:
             raise InputError(f"holds the arrays {', '.join(names)}; call the rows 'X'")

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from scipy.linalg.blas import dgemm
 
+from fedpca.errors import InputError
 from fedpca.message import Array
 from fedpca.rows import Block, Rows, is_sparse
 
@@ -82,15 +83,19 @@ class FramedRows:
     def squares(self) -> Array:
         """The sum of squares of each column of A, ``(d,)``."""
         total = np.zeros(len(self._mean))
-        for block, shift in self._blocks():
-            total += _column_squares(block, shift)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for block, shift in self._blocks():
+                total += _column_squares(block, shift)
+        _refuse_overflow(total)
         return np.asarray(total[self._order] / self._scale**2)
 
     def gram(self) -> Array:
         """A'A, ``(d, d)``; kept for later products where the memory limit allows."""
         if self._gram is not None:
             return self._gram
-        gram = self._own_gram()
+        with np.errstate(over="ignore", invalid="ignore"):
+            gram = self._own_gram()
+        _refuse_overflow(gram.diagonal())
         if not isinstance(self._order, slice):
             gram = gram[np.ix_(self._order, self._order)]
         if not self._is_unscaled:
@@ -156,13 +161,14 @@ class FramedRows:
         """The centred block and None, or a sparse block and the mean that it still has."""
         if not is_sparse(block):
             return np.subtract(block, self._mean, dtype=np.float64), None
+        block = block.astype(np.float64, copy=False)  # products of narrow types would overflow
         if index not in self._full_columns:
             filled = np.bincount(block.indices, minlength=block.shape[1])
             self._full_columns[index] = filled == block.shape[0]
         full = self._full_columns[index]
         if not full.any():
             return block, self._mean
-        shifted = block.astype(np.float64)
+        shifted = block.copy()
         shifted.data -= np.where(full, self._mean, 0.0)[block.indices]
         return shifted, np.where(full, 0.0, self._mean)
 
@@ -194,6 +200,11 @@ class FramedRows:
         own = np.empty_like(array)
         own[self._order] = array
         return own
+
+
+def _refuse_overflow(squares: Array) -> None:
+    if not np.isfinite(squares).all():
+        raise InputError("values so large that their squares overflow; rescale the columns")
 
 
 def _column_squares(block: Block, shift: Array | None) -> Array:

@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from fedpca import atomic
 from fedpca.errors import JournalError, MessageError
 from fedpca.message import PREFIX_BYTES, Array, Message, compose, decode, encode, encoded_size
 
@@ -41,13 +40,12 @@ class Journal:
     def __init__(self, path: str | os.PathLike[str], *, about: Mapping[str, Any], seed: int):
         self.path = Path(path)
         about = json.loads(json.dumps(about))
-        if not self.path.exists():
-            header = {"run": secrets.token_hex(8), "seed": seed, "about": about}
-            with atomic.writing(self.path) as temporary:
-                temporary.write_bytes(encode(compose(header, {})))
-        self._file: BinaryIO = self.path.open("rb+")
+        self._file: BinaryIO = _open_or_create(self.path)
         try:
             self._lock()
+            if os.fstat(self._file.fileno()).st_size == 0:
+                self.append({"run": secrets.token_hex(8), "seed": seed, "about": about}, {})
+                self._file.seek(0)
             first = self._read()
             if first is None or "about" not in first.header:
                 raise JournalError(f"{self.path} is not a journal; give the name of a new file")
@@ -83,7 +81,7 @@ class Journal:
         length = os.fstat(self._file.fileno()).st_size - start
         prefix = self._file.read(PREFIX_BYTES)
         size = encoded_size(prefix)
-        if size is None and not prefix.strip(b"\0"):
+        if size is None and not prefix.strip(b"\0") and not self._file.read().strip(b"\0"):
             return None  # the end, or zeros that a file system put where bytes were due
         if len(prefix) < PREFIX_BYTES or (size is not None and size > length):
             return None
@@ -103,6 +101,14 @@ class Journal:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise JournalError(f"{self.path} is in use by another run") from None
+
+
+def _open_or_create(path: Path) -> BinaryIO:
+    """The file for reading and writing; a new one is created empty, to be filled once locked."""
+    try:
+        return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "rb+")
+    except OSError as error:
+        raise JournalError(f"{path} cannot be a journal: {error.strerror}") from None
 
 
 def _refuse_other(path: Path, recorded: Mapping[str, Any], about: Mapping[str, Any]) -> None:

@@ -82,7 +82,8 @@ def orth_against(
     W -= K @ again
     Q, B = independent_columns(W, smallest)
     if Q.size and np.linalg.norm(B, -2) < 1e-2 * np.linalg.norm(Y):
-        Q = orth(Q - K @ (K.T @ Q))
+        Q, correction = independent_columns(Q - K @ (K.T @ Q), 0.0)
+        B = correction @ B
     return Q, B, H + again
 
 

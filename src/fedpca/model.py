@@ -27,6 +27,7 @@ from fedpca.message import Array
 from fedpca.rows import is_sparse
 
 FORMAT = 1
+SAME_SUBSPACE = 1e-12  # part of a row's squares outside a subspace that is still rounding
 HEADER = "fedpca"  # the one key of the file's metadata
 
 
@@ -68,17 +69,26 @@ class Model:
         return np.asarray(inner / np.outer(self.scale, self.scale))
 
     def log_likelihood(self, X: Array) -> Array:
-        """The logarithm of the density of each row, ``(n,)``."""
+        """The logarithm of the density of each row, ``(n,)``.
+
+        Without noise the density lives in the components' subspace alone: rows outside it have none.
+        """
         k, d = self.components.shape
+        v = float(self.noise_variance)
         centred = (X - self.mean) / self.scale
         scores = centred @ self.components.T
         precise, precise_left = self._inverse_variances()
-        outside = np.maximum((centred**2).sum(axis=1) - (scores**2).sum(axis=1), 0.0)
+        squares = (centred**2).sum(axis=1)
+        outside = np.maximum(squares - (scores**2).sum(axis=1), 0.0)
         distance = (scores**2) @ precise + precise_left * outside
-        with np.errstate(divide="ignore"):  # a variance of zero is a density without bound
-            log_det = np.log(self.explained_variance).sum() + 2 * np.log(self.scale).sum()
-            log_det += (d - k) * np.log(self.noise_variance) if k < d else 0.0
-        return np.asarray(-0.5 * (distance + d * np.log(2 * np.pi) + log_det))
+        positive = self.explained_variance[self.explained_variance > 0]
+        n_dimensions = d if v > 0 else len(positive)
+        log_det = np.log(positive).sum() + 2 * np.log(self.scale).sum()
+        log_det += (d - k) * np.log(v) if v > 0 else 0.0
+        density = -0.5 * (distance + n_dimensions * np.log(2 * np.pi) + log_det)
+        if v > 0 or k == d:
+            return np.asarray(density)
+        return np.where(outside > SAME_SUBSPACE * squares, -np.inf, density)
 
     def _deviations(self) -> Array:
         """Standard deviations of scores, kept away from zero as scikit-learn does."""
@@ -99,7 +109,8 @@ class Model:
     def save(self, path: str | os.PathLike[str], header: dict[str, Any]) -> None:
         """Write the model and what ``header`` says about it, whole or not at all."""
         about = {"format": FORMAT, "version": __version__, **header}
-        arrays = {f.name: np.ascontiguousarray(getattr(self, f.name)) for f in fields(self)}
+        # ascontiguousarray would turn a scalar into a vector
+        arrays = {f.name: np.asarray(getattr(self, f.name), order="C") for f in fields(self)}
         with atomic.writing(path) as temporary:
             text = json.dumps(about, sort_keys=True)
             save_file(arrays, temporary, metadata={HEADER: text})

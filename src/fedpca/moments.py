@@ -95,10 +95,11 @@ def moments(fed: Federation, *, center: bool, scale: bool) -> Moments:
     n, d = int(sums["n"]), len(sums["total"])
     if n < 2:
         raise InputError(f"all sites together have n_samples={n}; components need at least 2 rows")
-    mean = sums["total"] / n if center else np.zeros(d)
-    spreads = fed.sum(spread, mean=mean)["squares"] / n if scale else None
-    factors = np.ones(d) if spreads is None else _scale(spreads, mean, n)
-    return Moments(n, mean, factors, features)
+    mean = sums["total"] / n
+    factors = np.ones(d)
+    if scale:  # the standard deviation is about the mean, even where the components are not
+        factors = _scale(fed.sum(spread, mean=mean)["squares"] / n, mean, n)
+    return Moments(n, mean if center else np.zeros(d), factors, features)
 
 
 def settle_frame(fed: Federation, known: Moments, n_products: int) -> float:

@@ -8,6 +8,7 @@ scales or reorders; `fedpca.framed` does that on the fly.
 from __future__ import annotations
 
 import os
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -41,7 +42,7 @@ class Rows(Protocol):
 
     def blocks(self) -> Iterator[Block]: ...
 
-    def fingerprint(self) -> str: ...
+    def fingerprint(self) -> str: ...  # by which a run that is resumed knows its rows again
 
 
 def open_rows(source: Any) -> Rows:
@@ -74,7 +75,14 @@ class DenseRows:
     features = None
 
     def __init__(self, array: Any) -> None:
-        self._array = _numeric(np.asarray(array))
+        if np.ma.is_masked(array):
+            raise InputError("rows have masked values; drop those rows or fill them in")
+        try:
+            self._array = _numeric(np.asarray(array))
+        except InputError:
+            raise
+        except (ValueError, TypeError):  # a ragged list, whose text may quote values
+            raise InputError(f"a {type(array).__name__} is not a table of numbers") from None
         self.n_rows, self.n_features = self._array.shape
 
     def blocks(self) -> Iterator[Block]:
@@ -83,7 +91,7 @@ class DenseRows:
             yield self._array[start : start + step]
 
     def fingerprint(self) -> str:
-        return f"{self.n_rows} x {self.n_features} {self._array.dtype}"
+        return f"{self.n_rows} x {self.n_features} {_checksum(self)}"
 
 
 class SparseRows:
@@ -111,7 +119,7 @@ class SparseRows:
             yield self._matrix if whole else self._matrix[start : start + self._step]
 
     def fingerprint(self) -> str:
-        return f"{self.n_rows} x {self.n_features} {self._matrix.dtype} {self._matrix.nnz} stored"
+        return f"{self.n_rows} x {self.n_features} sparse {_checksum(self)}"
 
 
 class TableRows:
@@ -120,10 +128,8 @@ class TableRows:
     pass_cost = 20.0
 
     def __init__(self, table: Any) -> None:
-        self.features = distinct_names([str(name) for name in _column_names(table)])
-        import pyarrow as pa
-
-        self._table = pa.table(table)
+        self._table = _arrow_table(table)
+        self.features = distinct_names(self._table.schema.names)
         self._schema = numeric_schema(self._table.schema)
         self.n_rows, self.n_features = self._table.num_rows, len(self.features)
 
@@ -132,7 +138,7 @@ class TableRows:
             yield dense_batch(batch, self._schema)
 
     def fingerprint(self) -> str:
-        return f"{self.n_rows} x {self.n_features} table"
+        return f"{self.n_rows} x {self.n_features} table {_checksum(self)}"
 
 
 class JoinedRows:
@@ -220,7 +226,8 @@ def dense_batch(batch: Any, schema: Any) -> Array:
     """An Arrow record batch as a dense ``(m, d)`` block, nulls as NaN."""
     if not batch.num_columns or not batch.num_rows:
         return np.empty((batch.num_rows, batch.num_columns))
-    tensor = batch.cast(schema).to_tensor(null_to_nan=True, row_major=True)
+    # not safe: an integer above 2^53 is rounded, as numpy would
+    tensor = batch.cast(schema, safe=False).to_tensor(null_to_nan=True, row_major=True)
     return np.asarray(tensor.to_numpy())
 
 
@@ -246,6 +253,15 @@ def refuse_non_finite(rows: Rows) -> None:
     )
 
 
+def _checksum(rows: Rows) -> str:
+    crc = 0
+    for block in rows.blocks():
+        parts = (block.data, block.indices, block.indptr) if is_sparse(block) else (block,)
+        for part in parts:
+            crc = zlib.crc32(np.ascontiguousarray(part).data, crc)
+    return f"{crc:08x}"
+
+
 def _numeric(array: Array) -> Array:
     if array.ndim != 2:
         raise InputError(
@@ -268,9 +284,23 @@ def _numeric_dtype(dtype: np.dtype[Any]) -> None:
         raise InputError(f"rows of dtype {dtype} are not numeric")
 
 
-def _column_names(table: Any) -> Sequence[Any]:
-    names = getattr(table, "column_names", None)  # pyarrow, and nobody else
-    return list(table.columns if names is None else names)
+def _arrow_table(table: Any) -> Any:
+    """An Arrow table of a frame's columns, without the row index of pandas."""
+    import pyarrow as pa
+
+    if not (type(table).__module__.startswith("pandas") and hasattr(table, "columns")):
+        try:
+            return pa.table(table)
+        except (pa.ArrowException, TypeError):
+            raise InputError(f"a {type(table).__name__} is not a table; give a frame") from None
+    names = distinct_names([str(name) for name in table.columns])
+    columns = []
+    for i, name in enumerate(names):
+        try:
+            columns.append(pa.Array.from_pandas(table.iloc[:, i]))
+        except (pa.ArrowException, TypeError, ValueError):  # whose text quotes a value
+            raise InputError(f"columns that are not numeric: {name}; drop or encode them") from None
+    return pa.table(columns, names=list(names))
 
 
 def _some(names: Sequence[str], most: int = 5) -> str:

@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
@@ -108,6 +109,11 @@ class Site:
         self._frame: dict[str, Array] = {}
         self._lock = threading.Lock()
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """By which the rows are known again when a run is resumed."""
+        return self.rows.fingerprint()
+
     def answer_bytes(self, request: bytes) -> bytes:
         """The encoded answer to an encoded question: what an engine between processes calls."""
         try:
@@ -137,7 +143,10 @@ class Site:
         keys = ("mean", "scale", "order", "sums", "n_products")
         frame = {key: self.memory[key] for key in keys if key in self.memory}
         if "mean" not in frame or "scale" not in frame:
-            raise MessageError("asked about centred rows before the mean was given")
+            raise MessageError(
+                "asked about centred rows before the mean was given; if this resumes a run, the "
+                "sites' memory is gone: start it with a new journal"
+            )
         is_same = frame.keys() == self._frame.keys() and all(
             frame[key] is self._frame[key]
             or (frame[key].size == 1 and frame[key] == self._frame[key])
@@ -205,7 +214,7 @@ class Site:
         if self._file is None:
             return
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        header = {"run": self._run, "round": round_number, "rows": self.rows.fingerprint()}
+        header = {"run": self._run, "round": round_number, "rows": self.fingerprint}
         kept = {f"memory/{name}": array for name, array in self.memory.items()}
         with atomic.writing(self._file) as path:
             saved = {"reply": np.frombuffer(encode(reply), np.uint8), **kept}
@@ -214,10 +223,15 @@ class Site:
     def _load(self, run: str) -> tuple[dict[str, Array], tuple[int, Message] | None]:
         if self._file is None or not self._file.exists():
             return {}, None
-        saved = decode(self._file.read_bytes(), limit=None)
+        try:
+            saved = decode(self._file.read_bytes(), limit=None)
+        except MessageError as error:
+            raise InputError(
+                f"the memory in {self._file.name} is damaged ({error}); start with a new journal"
+            ) from None
         if saved.header["run"] != run:
             return {}, None
-        if saved.header["rows"] != self.rows.fingerprint():
+        if saved.header["rows"] != self.fingerprint:
             raise InputError("the rows changed since the run began; start it with a new journal")
         reply = decode(saved.arrays.pop("reply").tobytes())
         memory = {name.removeprefix("memory/"): array for name, array in saved.arrays.items()}

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,12 @@ class LocalEngine:
         n_jobs: int | None = None,
         journal: str | os.PathLike[str] | None = None,
     ) -> None:
-        if n_jobs is not None and n_jobs < 1:
-            raise InputError(f"n_jobs={n_jobs} must be at least 1, or None")
+        if n_jobs is not None and (not isinstance(n_jobs, Integral) or n_jobs < 1):
+            raise InputError(f"n_jobs={n_jobs} must be a whole number of at least 1, or None")
+        if not isinstance(sites, Mapping | list | tuple):
+            raise InputError(
+                f"sites come as a dict or list of each one's rows, not as {type(sites).__name__}"
+            )
         self._store = None if journal is None else Path(f"{os.fspath(journal)}.sites")
         self._memory_limit = min(MEMORY_LIMIT, CACHE_LIMIT // max(1, len(sites)))
         named = (
@@ -66,6 +71,10 @@ class LocalEngine:
         else:
             work = partial(self._answer, request)
             yield from zip(names, self._pool.map(work, names), strict=True)
+
+    def fingerprints(self) -> dict[str, str]:
+        """By which a journal knows the rows of a run again."""
+        return {name: site.fingerprint for name, site in self._sites.items()}
 
     def _answer(self, request: Message, name: str) -> Message:
         return self._sites[name].answer(request, keep=False)
@@ -99,8 +108,9 @@ class LocalEngine:
         def start() -> None:
             for name in names:
                 turns.acquire()
+                late_after = min(timeout, threading.TIMEOUT_MAX)
                 error = SiteTimeout(f"no answer within {timeout:g} s")
-                late[name] = threading.Timer(timeout, settle, (name, error))
+                late[name] = threading.Timer(late_after, settle, (name, error))
                 late[name].daemon = True
                 late[name].start()
                 threading.Thread(target=work, args=(name,), daemon=True).start()

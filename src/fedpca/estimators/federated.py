@@ -178,7 +178,7 @@ class FederatedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
                 self, X, accept_sparse="csr", dtype=[np.float64, np.float32], ensure_min_samples=2
             )
         fed = as_federation(X, sites)
-        parameters = self.get_params(deep=False)
+        parameters = self._plain_params()
         del parameters["whiten"], parameters["random_state"]
         known, solution, self.site_variance_ratio_ = fed.run(
             partial(principal_components, **parameters),
@@ -234,7 +234,7 @@ class FederatedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         """Write the fitted model to a file that `fedpca.load` reads."""
         model, run = self._model(), self.run_
         features = getattr(self, "feature_names_in_", None)
-        parameters = self.get_params(deep=False)
+        parameters = self._plain_params()
         if not isinstance(parameters["random_state"], int | None):
             parameters["random_state"] = None  # a generator's state is no part of the model
         header = {
@@ -293,6 +293,11 @@ class FederatedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
     @property
     def _n_features_out(self) -> int:
         return int(self.components_.shape[0])
+
+    def _plain_params(self) -> dict[str, Any]:
+        """The parameters, with numpy's scalars as Python's own."""
+        given = self.get_params(deep=False)
+        return {k: v.item() if isinstance(v, np.generic) else v for k, v in given.items()}
 
     def _seed(self) -> int | None:
         if self.random_state is None:

@@ -11,13 +11,19 @@ import scipy.sparse as sp
 
 from fedpca.errors import InputError
 from fedpca.federation import Federation
+from fedpca.site import Site
 
 
 def is_many_sites(X: Any) -> bool:
     """Whether X is a federation, or a list or dict of sites' rows, and not one table of rows."""
     if isinstance(X, Federation | Mapping):
         return not sp.issparse(X)  # one of scipy's formats is a dict
-    return isinstance(X, list | tuple) and bool(X) and all(_is_rows(item) for item in X)
+    if not isinstance(X, list | tuple) or not X or not _is_rows(X[0]):
+        return False
+    for i, item in enumerate(X, start=1):
+        if not _is_rows(item):
+            raise InputError(f"site-{i} of the list is not a 2-D table but {type(item).__name__}")
+    return True
 
 
 def as_federation(X: Any, sites: Any = None) -> Federation:
@@ -31,12 +37,16 @@ def as_federation(X: Any, sites: Any = None) -> Federation:
     labels = np.asarray(sites)
     if labels.shape != (X.shape[0],):
         raise InputError(f"sites has shape {labels.shape}; give one label for {X.shape[0]} rows")
-    return Federation.local({str(name): X[labels == name] for name in np.unique(labels)})
+    n_missing = sum(label is None or label != label for label in labels.tolist())
+    if n_missing:
+        raise InputError(f"sites has no label for {n_missing} rows; give each row one")
+    names = labels.astype(str)
+    return Federation.local({str(name): X[names == name] for name in np.unique(names)})
 
 
 def _is_rows(item: Any) -> bool:
     """Whether one element of a list is a site's rows: a path, a frame, or something 2-D."""
-    if isinstance(item, str | os.PathLike):
+    if isinstance(item, str | os.PathLike | Site):
         return True
     shape = getattr(item, "shape", None)
     if shape is not None:

@@ -50,27 +50,28 @@ def block_lanczos(
     n, d, p = known.n, known.d, rank.first_look
     width = min(block or p, d)
     energy = settle_frame(fed, known, width * expected_rounds(n, d, p))
-    most_columns = max(krylov_bytes // (8 * d), 4 * (p + width))
-    space = KrylovSpace(starting_block(fed, d, width, start), min(most_columns, d))
+    room = krylov_bytes // (8 * d)
+    space = KrylovSpace(starting_block(fed, d, width, start), room)
     for _ in range(max_rounds):
         space.extend(fed.sum(covariance_product, Z=space.Q)["Y"])
-        while True:
-            theta, residual = space.rayleigh_ritz(p)
-            residual /= max(energy, np.finfo(np.float64).tiny)
-            fed.report(residual, space.vectors)
-            if len(theta) < p or (residual > tol and not space.is_invariant):
-                break
+        theta, residual = space.rayleigh_ritz(p)
+        searched = space
+        residual /= max(energy, np.finfo(np.float64).tiny)
+        fed.report(residual, space.vectors)
+        if len(theta) == p and (residual <= tol or space.is_invariant):
             k = rank(Spectrum(theta, energy, n, d))
             if k is not None:
                 stopped = "exact" if space.is_invariant else "converged"
                 return Solution(space.vectors()[:, :k], theta[:k], energy, stopped)
-            p = min(2 * p, n, d)  # the rule must see more of the spectrum
-        if space.is_invariant:
+            p = width = min(2 * p, n, d)  # the rule must see more of the spectrum
+            # a narrower block would miss copies of an eigenvalue that is repeated more often
+            space = KrylovSpace(starting_block(fed, d, width, space.vectors()), room)
+        elif space.is_invariant:
             space.turn_to(_directions_outside(fed, space.K, width))
-        elif space.K.shape[1] + width > max(most_columns, 4 * (p + width)):
+        elif space.K.shape[1] + width > max(room, 4 * (p + width)):
             space.restart()
-    k = rank(Spectrum(theta, energy, n, d)) or len(theta)
-    return Solution(space.vectors()[:, :k], theta[:k], energy, "max_rounds")
+    k = min(rank(Spectrum(theta, energy, n, d)) or p, len(theta))
+    return Solution(searched.vectors()[:, :k], theta[:k], energy, "max_rounds")
 
 
 class KrylovSpace:

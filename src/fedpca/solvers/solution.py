@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from fedpca.federation import Federation
 from fedpca.linalg import orth
 from fedpca.message import Array
 from fedpca.moments import Moments
 from fedpca.question import question
 from fedpca.rank import RankRule
+
+ASIDE = 1e-2  # how far a warm start keeps away from the subspace that it was given
 
 
 @dataclass(frozen=True)
@@ -45,9 +49,14 @@ def covariance_product(site: Any, Z: Array) -> dict[str, Array]:
 
 
 def starting_block(fed: Federation, d: int, width: int, start: Array | None) -> Array:
-    """An orthonormal ``(d, width)`` block: what is known of the answer, then random directions."""
-    block = fed.rng().standard_normal((d, width))
+    """An orthonormal ``(d, width)`` block: about what is known of the answer, then random directions.
+
+    Not exactly what is known: the eigenvectors of other rows may be eigenvectors of these too, but
+    not the leading ones, and a start that lies in them would never leave them.
+    """
+    block = fed.rng().standard_normal((d, width)) / np.sqrt(d)
     if start is not None:
         known = start[:, :width]
-        block[:, : known.shape[1]] = known
+        block[:, : known.shape[1]] *= ASIDE
+        block[:, : known.shape[1]] += known
     return orth(block)
