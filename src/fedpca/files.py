@@ -19,12 +19,11 @@ from fedpca.rows import (
     JoinedRows,
     Rows,
     SparseRows,
-    _numeric_dtype,
-    dense_batch,
+    check_numeric,
     distinct_names,
-    numeric_schema,
     rows_per_block,
 )
+from fedpca.tables import dense_batch, numeric_schema
 
 
 def open_path(path: Path) -> Rows:
@@ -58,7 +57,7 @@ class NpyRows:
         whole = np.lib.format.open_memmap(path, mode="r")
         if whole.ndim != 2:
             raise InputError(f"holds {whole.ndim} dimension(s) instead of 2")
-        _numeric_dtype(whole.dtype)
+        check_numeric(whole.dtype)
         self._path, self._dtype, self._offset = path, whole.dtype, whole.offset
         # a Fortran-order file has no contiguous rows: mapped whole, the system pages it
         self._whole = None if whole.flags.c_contiguous else whole

@@ -54,6 +54,8 @@ def open_rows(source: Any) -> Rows:
     if sp.issparse(source):
         return SparseRows(source)
     if hasattr(source, "__arrow_c_stream__"):
+        from fedpca.tables import TableRows
+
         return TableRows(source)
     return DenseRows(source)
 
@@ -91,7 +93,7 @@ class DenseRows:
             yield self._array[start : start + step]
 
     def fingerprint(self) -> str:
-        return f"{self.n_rows} x {self.n_features} {_checksum(self)}"
+        return f"{self.n_rows} x {self.n_features} {checksum(self)}"
 
 
 class SparseRows:
@@ -103,7 +105,7 @@ class SparseRows:
     def __init__(self, matrix: Any) -> None:
         if matrix.ndim != 2:
             raise InputError(f"sparse rows have {matrix.ndim} dimension; give a 2-D matrix")
-        _numeric_dtype(matrix.dtype)
+        check_numeric(matrix.dtype)
         self._matrix = sp.csr_array(matrix)
         if not self._matrix.has_canonical_format:
             self._matrix = self._matrix.copy()  # the caller's matrix is not ours to tidy
@@ -119,26 +121,7 @@ class SparseRows:
             yield self._matrix if whole else self._matrix[start : start + self._step]
 
     def fingerprint(self) -> str:
-        return f"{self.n_rows} x {self.n_features} sparse {_checksum(self)}"
-
-
-class TableRows:
-    """Rows of a pandas or polars data frame or a pyarrow table, through the Arrow interface."""
-
-    pass_cost = 20.0
-
-    def __init__(self, table: Any) -> None:
-        self._table = _arrow_table(table)
-        self.features = distinct_names(self._table.schema.names)
-        self._schema = numeric_schema(self._table.schema)
-        self.n_rows, self.n_features = self._table.num_rows, len(self.features)
-
-    def blocks(self) -> Iterator[Block]:
-        for batch in self._table.to_batches(max_chunksize=rows_per_block(self.n_features)):
-            yield dense_batch(batch, self._schema)
-
-    def fingerprint(self) -> str:
-        return f"{self.n_rows} x {self.n_features} table {_checksum(self)}"
+        return f"{self.n_rows} x {self.n_features} sparse {checksum(self)}"
 
 
 class JoinedRows:
@@ -185,7 +168,7 @@ def column_order(wanted: Sequence[str], present: Sequence[str], where: str) -> l
     extra = [name for name in present if name not in set(wanted)]
     if missing or extra:
         parts = [
-            f"{len(group)} {word} ({_some(group)})"
+            f"{len(group)} {word} ({some_of(group)})"
             for word, group in (("missing", missing), ("extra", extra))
             if group
         ]
@@ -198,37 +181,8 @@ def distinct_names(names: Sequence[str]) -> tuple[str, ...]:
     """The column names, or an error that lists those that stand twice."""
     twice = [name for name, times in Counter(names).items() if times > 1]
     if twice:
-        raise InputError(f"duplicate columns: {_some(twice)}; give each column a name of its own")
+        raise InputError(f"duplicate columns: {some_of(twice)}; give each column a name of its own")
     return tuple(names)
-
-
-def numeric_schema(schema: Any) -> Any:
-    """The Arrow schema in which every column is a number, or an error that lists the others."""
-    import pyarrow as pa
-    import pyarrow.types as kinds
-
-    def number(kind: Any) -> bool:
-        return bool(
-            kinds.is_integer(kind)
-            or kinds.is_floating(kind)
-            or kinds.is_boolean(kind)
-            or kinds.is_decimal(kind)
-            or kinds.is_null(kind)
-        )
-
-    other = [f"{field.name} ({field.type})" for field in schema if not number(field.type)]
-    if other:
-        raise InputError(f"columns that are not numeric: {_some(other)}; drop or encode them")
-    return pa.schema([(field.name, pa.float64()) for field in schema])
-
-
-def dense_batch(batch: Any, schema: Any) -> Array:
-    """An Arrow record batch as a dense ``(m, d)`` block, nulls as NaN."""
-    if not batch.num_columns or not batch.num_rows:
-        return np.empty((batch.num_rows, batch.num_columns))
-    # not safe: an integer above 2^53 is rounded, as numpy would
-    tensor = batch.cast(schema, safe=False).to_tensor(null_to_nan=True, row_major=True)
-    return np.asarray(tensor.to_numpy())
 
 
 def refuse_non_finite(rows: Rows) -> None:
@@ -248,12 +202,13 @@ def refuse_non_finite(rows: Rows) -> None:
     names = [str(c) if rows.features is None else rows.features[c] for c in sorted(columns)]
     found = [f"{n:,} {what}" for n, what in ((n_nan, "NaN"), (n_inf, "infinity")) if n]
     raise InputError(
-        f"Input contains {' and '.join(found)} in columns {_some(names)}; "
+        f"Input contains {' and '.join(found)} in columns {some_of(names)}; "
         "drop those rows or fill them in"
     )
 
 
-def _checksum(rows: Rows) -> str:
+def checksum(rows: Rows) -> str:
+    """A checksum of all values, for rows in memory, which have no file to be known by."""
     crc = 0
     for block in rows.blocks():
         parts = (block.data, block.indices, block.indptr) if is_sparse(block) else (block,)
@@ -273,36 +228,19 @@ def _numeric(array: Array) -> Array:
             array = array.astype(np.float64)
         except (ValueError, TypeError):
             raise InputError(f"rows of dtype {array.dtype} are not numeric") from None
-    _numeric_dtype(array.dtype)
+    check_numeric(array.dtype)
     return array
 
 
-def _numeric_dtype(dtype: np.dtype[Any]) -> None:
+def check_numeric(dtype: np.dtype[Any]) -> None:
+    """Refuse a dtype that is not one of real numbers."""
     if dtype.kind == "c":
         raise InputError(f"Complex data not supported: rows of dtype {dtype}")
     if dtype.kind not in "fiub":
         raise InputError(f"rows of dtype {dtype} are not numeric")
 
 
-def _arrow_table(table: Any) -> Any:
-    """An Arrow table of a frame's columns, without the row index of pandas."""
-    import pyarrow as pa
-
-    if not (type(table).__module__.startswith("pandas") and hasattr(table, "columns")):
-        try:
-            return pa.table(table)
-        except (pa.ArrowException, TypeError):
-            raise InputError(f"a {type(table).__name__} is not a table; give a frame") from None
-    names = distinct_names([str(name) for name in table.columns])
-    columns = []
-    for i, name in enumerate(names):
-        try:
-            columns.append(pa.Array.from_pandas(table.iloc[:, i]))
-        except (pa.ArrowException, TypeError, ValueError):  # whose text quotes a value
-            raise InputError(f"columns that are not numeric: {name}; drop or encode them") from None
-    return pa.table(columns, names=list(names))
-
-
-def _some(names: Sequence[str], most: int = 5) -> str:
+def some_of(names: Sequence[str], most: int = 5) -> str:
+    """The first few names and how many more there are, for an error's text."""
     shown = ", ".join(str(name) for name in names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

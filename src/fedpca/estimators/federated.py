@@ -10,62 +10,22 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.decomposition import PCA
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_array, check_random_state
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from fedpca.errors import FileError, InputError, PolicyRefused
+from fedpca.errors import FileError, InputError
 from fedpca.estimators.inputs import as_federation, is_many_sites
-from fedpca.federation import Federation
+from fedpca.estimators.program import principal_components
+from fedpca.estimators.twin import scikit_learn_twin
 from fedpca.linalg import fix_signs
 from fedpca.message import Array
 from fedpca.model import Model, load_model
-from fedpca.moments import Moments, moments
-from fedpca.planner import choose_solver
-from fedpca.question import question
-from fedpca.rank import RULES, rank_rule
+from fedpca.moments import Moments
+from fedpca.rank import RULES
 from fedpca.run import Run
 from fedpca.solvers import SOLVERS, Solution
-
-
-@question(asks={"V": "float64 d k"}, answers={"explained": "float64", "total": "float64"})
-def explained_energy(site: Any, V: Array) -> dict[str, Any]:
-    """What the components carry of a site's sum of squares, and the whole of it."""
-    total = np.float64(site.memory["energy"])
-    return {"explained": np.float64(site.framed.energy_along(V, total)), "total": total}
-
-
-def principal_components(
-    fed: Federation,
-    start: Array | None,
-    *,
-    n_components: Any,
-    solver: str,
-    center: bool,
-    scale: bool,
-    tol: float,
-    max_rounds: int,
-) -> tuple[Moments, Solution, dict[str, float]]:
-    """The program of a fit: moments, the choice of solver and rank, the solver, the check a site."""
-    known = moments(fed, center=center, scale=scale)
-    rank = rank_rule(n_components, known.n, known.d)
-    if solver == "auto":
-        solver = choose_solver(known.n, known.d, rank.first_look)
-    fed.record.solver = solver
-    solve = SOLVERS[solver]
-    solution = solve(fed, known, rank, start=start, tol=tol, max_rounds=max_rounds)
-    fed.record.stopped = solution.stopped
-    try:
-        shares = fed.gather(explained_energy, V=np.ascontiguousarray(solution.vectors))
-    except PolicyRefused:  # then nobody but the site knows
-        shares = {}
-    ratios = {
-        name: float(share["explained"] / share["total"]) if share["total"] > 0 else float("nan")
-        for name, share in shares.items()
-    }
-    return known, solution, ratios
 
 
 class FederatedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -264,25 +224,8 @@ class FederatedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
 
     def to_sklearn(self) -> Any:
         """The same model as scikit-learn's PCA, behind its StandardScaler where ``scale``."""
-        # not needed by a fit, and slow to import
-        from sklearn.pipeline import make_pipeline
-        from sklearn.preprocessing import StandardScaler
-
-        model = self._model()
-        pca = PCA(self.n_components_, whiten=self.whiten)
-        for name, value in vars(self).items():
-            if name.endswith("_") and name in _OF_SKLEARN:
-                setattr(pca, name, value)
-        if not self.scale:
-            return pca
-        pca.mean_ = np.zeros(self.n_features_in_)
-        scaler = StandardScaler(with_mean=self.center)
-        scaler.mean_, scaler.scale_, scaler.var_ = model.mean, model.scale, model.scale**2
-        scaler.n_samples_seen_, scaler.n_features_in_ = self.n_samples_, self.n_features_in_
-        if hasattr(self, "feature_names_in_"):
-            scaler.feature_names_in_ = self.feature_names_in_
-            del pca.feature_names_in_
-        return make_pipeline(scaler, pca)
+        check_is_fitted(self)
+        return scikit_learn_twin(self)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -355,17 +298,3 @@ class FederatedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         return validate_data(
             self, X, accept_sparse=accept_sparse, dtype=[np.float64, np.float32], reset=False
         )
-
-
-_OF_SKLEARN = {
-    "components_",
-    "explained_variance_",
-    "explained_variance_ratio_",
-    "singular_values_",
-    "mean_",
-    "noise_variance_",
-    "n_components_",
-    "n_samples_",
-    "n_features_in_",
-    "feature_names_in_",
-}

@@ -1,0 +1,79 @@
+"""Rows of data frames and Arrow tables, and what Arrow's columns need to become blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from fedpca.errors import InputError
+from fedpca.message import Array
+from fedpca.rows import Block, checksum, distinct_names, rows_per_block, some_of
+
+
+class TableRows:
+    """Rows of a pandas or polars data frame or a pyarrow table, through the Arrow interface."""
+
+    pass_cost = 20.0
+
+    def __init__(self, table: Any) -> None:
+        self._table = _arrow_table(table)
+        self.features = distinct_names(self._table.schema.names)
+        self._schema = numeric_schema(self._table.schema)
+        self.n_rows, self.n_features = self._table.num_rows, len(self.features)
+
+    def blocks(self) -> Iterator[Block]:
+        for batch in self._table.to_batches(max_chunksize=rows_per_block(self.n_features)):
+            yield dense_batch(batch, self._schema)
+
+    def fingerprint(self) -> str:
+        return f"{self.n_rows} x {self.n_features} table {checksum(self)}"
+
+
+def numeric_schema(schema: Any) -> Any:
+    """The Arrow schema in which every column is a number, or an error that lists the others."""
+    import pyarrow as pa
+    import pyarrow.types as kinds
+
+    def number(kind: Any) -> bool:
+        return bool(
+            kinds.is_integer(kind)
+            or kinds.is_floating(kind)
+            or kinds.is_boolean(kind)
+            or kinds.is_decimal(kind)
+            or kinds.is_null(kind)
+        )
+
+    other = [f"{field.name} ({field.type})" for field in schema if not number(field.type)]
+    if other:
+        raise InputError(f"columns that are not numeric: {some_of(other)}; drop or encode them")
+    return pa.schema([(field.name, pa.float64()) for field in schema])
+
+
+def dense_batch(batch: Any, schema: Any) -> Array:
+    """An Arrow record batch as a dense ``(m, d)`` block, nulls as NaN."""
+    if not batch.num_columns or not batch.num_rows:
+        return np.empty((batch.num_rows, batch.num_columns))
+    # not safe: an integer above 2^53 is rounded, as numpy would
+    tensor = batch.cast(schema, safe=False).to_tensor(null_to_nan=True, row_major=True)
+    return np.asarray(tensor.to_numpy())
+
+
+def _arrow_table(table: Any) -> Any:
+    """An Arrow table of a frame's columns, without the row index of pandas."""
+    import pyarrow as pa
+
+    if not (type(table).__module__.startswith("pandas") and hasattr(table, "columns")):
+        try:
+            return pa.table(table)
+        except (pa.ArrowException, TypeError):
+            raise InputError(f"a {type(table).__name__} is not a table; give a frame") from None
+    names = distinct_names([str(name) for name in table.columns])
+    columns = []
+    for i, name in enumerate(names):
+        try:
+            columns.append(pa.Array.from_pandas(table.iloc[:, i]))
+        except (pa.ArrowException, TypeError, ValueError):  # whose text quotes a value
+            raise InputError(f"columns that are not numeric: {name}; drop or encode them") from None
+    return pa.table(columns, names=list(names))
