@@ -1,0 +1,74 @@
+"""Every example in README, docs and examples runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"```(python|sh)\n(.*?)```", re.DOTALL)
+WITH_CODE = [page for page in PAGES if "```python" in page.read_text()]
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.stem)
+def test_the_blocks_of_a_page_run_one_after_another(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
+    names = {"__name__": "page"}
+    for kind, code in BLOCK.findall(page.read_text()):
+        if kind == "python":
+            exec(compile(code, str(page), "exec"), names)
+        elif page.name != "README.md":
+            for line in code.splitlines():
+                done = subprocess.run(shlex.split(line), capture_output=True, text=True)
+                assert done.returncode == 0, (line, done.stderr)
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
+def test_examples_run(example):
+    command = [sys.executable, "-W", "error", str(example)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_benchmarks_run():
+    command = [sys.executable, str(ROOT / "benchmarks" / "exact.py"), "--quick"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("fedpca / this") >= 5
+    assert done.stdout.count("MB") >= 4
+
+
+def test_the_commands_of_the_readme_exist():
+    text = (ROOT / "README.md").read_text()
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"^make (\w+)", text, re.MULTILINE):
+        assert f"\n{target}:" in makefile
+    shown = subprocess.run(
+        [sys.executable, "-m", "fedpca", "--help"], capture_output=True, text=True
+    )
+    for command in re.findall(r"^fedpca (\w+)", text, re.MULTILINE):
+        assert command in shown.stdout
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), target
+
+
+def test_public_names_are_in_the_reference():
+    import fedpca
+
+    reference = (ROOT / "docs" / "reference.md").read_text()
+    for name in fedpca.__all__:
+        assert name in reference or name == "__version__"
