@@ -178,9 +178,10 @@ def test_more_than_twenty_components_are_listed_in_short(tmp_path):
 def test_info_tells_who_was_lost(tmp_path, sites):
     run("fit", *sites, "-k", 2, "-q", "-o", tmp_path / "m")
     model = load(tmp_path / "m")
-    model.run_.lost.append({"site": "west", "round": 3, "question": "totals"})
+    loss = {"site": "west", "round": 3, "question": "totals", "reason": "site 'west': too slow"}
+    model.run_.lost.append(loss)
     model.save(tmp_path / "m")
-    assert "lost site west in round 3 (totals)" in run("info", tmp_path / "m").output
+    assert "lost in round 3: site 'west': too slow" in run("info", tmp_path / "m").output
 
 
 def test_brackets_in_names_are_text(tmp_path):

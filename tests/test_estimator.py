@@ -275,12 +275,18 @@ def _arrays(**changes):
         (_arrays(scale=np.ones(3, np.float32)), {}, "scale is float32"),
         (_arrays(mean=np.array([0, np.nan, 0])), {}, "mean has values that are not finite"),
         (_arrays(), {"estimator": "Other"}, "holds a Other"),
-        (_arrays(), {"estimator": "FederatedPCA"}, "header without"),
-        (_arrays(), {"estimator": "FederatedPCA", "parameters": {"exec": 1}}, "header without"),
+        (_arrays(), {"n_samples": "x"}, "n_samples is 'x'"),
+        (_arrays(), {"features": ["a"]}, "names of its 3 features"),
+        (_arrays(), {"parameters": None}, "without parameters"),
+        (_arrays(), {}, "cannot be used: 'site_variance_ratio'"),
+        (_arrays(), {"parameters": {"exec": 1}}, "cannot be used"),
+        (_arrays(), {"parameters": {"whiten": "no"}}, "cannot be used.*whiten"),
     ],
 )
 def test_a_wrong_model_file_is_refused_with_the_reason(arrays, header, text, tmp_path):
-    about = {"format": 1, **header} if isinstance(header, dict) else header
+    usual = {"format": 1, "estimator": "FederatedPCA", "n_samples": 9, "features": None}
+    usual["parameters"] = {}
+    about = {**usual, **header} if isinstance(header, dict) else header
     metadata = None if header is None else {"fedpca": json.dumps(about)}
     save_file(arrays, tmp_path / "m", metadata=metadata)
     with pytest.raises(FileError, match=text):

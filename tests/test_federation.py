@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 
@@ -142,7 +143,9 @@ def test_a_wrong_answer_is_asked_again_then_reported_by_site_round_and_question(
         assert "round 1" in str(error.value)
         assert "'double'" in str(error.value)
     assert engine.asked == [("double", tuple(SITES)), ("double", ("east",))]
-    assert fed.record.lost == [{"site": "east", "round": 1, "question": "double"}]
+    (loss,) = fed.record.lost
+    assert (loss["site"], loss["round"], loss["question"]) == ("east", 1, "double")
+    assert re.search(text, loss["reason"])
 
 
 def test_a_site_that_recovers_at_the_second_try_is_kept():
@@ -324,7 +327,8 @@ def test_a_site_that_is_too_slow_is_given_up_and_nobody_waits_for_it(n_jobs):
     model = FederatedPCA(2, random_state=0).fit(fed)
     assert time.perf_counter() - began < 20
     assert model.run_.sites == ("north", "south")
-    assert model.run_.lost == [{"site": "slow", "round": 2, "question": "totals"}]
+    (loss,) = model.run_.lost
+    assert (loss["site"], loss["round"], loss["question"]) == ("slow", 2, "totals")
     with pytest.raises(QuorumLost, match=r"'slow'.*no answer within 0.4 s"):
         FederatedPCA(2).fit(Federation.local([slow_site("slow", [30.0])], timeout=0.4))
 
@@ -352,6 +356,9 @@ def test_bad_rows_stop_the_fit_at_once_whatever_the_quorum():
     with pytest.raises(InputError, match=r"site 'east', round 2, question 'totals'.*1 NaN"):
         FederatedPCA(2).fit(Federation(engine, quorum=1))
     assert [name for name, _ in engine.asked] == ["introduce", "totals"]
+    worse = {**SITES, "east": bad, "west": bad}
+    with pytest.raises(InputError, match=r"site 'east'.*1 NaN.*; site 'west'.*1 NaN"):
+        FederatedPCA(2).fit(worse)
 
 
 @pytest.mark.parametrize(
@@ -372,6 +379,34 @@ def test_a_site_may_keep_its_share_of_variance_to_itself():
     model = FederatedPCA(2).fit(sites)
     assert model.site_variance_ratio_ == {}
     np.testing.assert_array_equal(model.components_, FederatedPCA(2).fit(SITES).components_)
+    run = model.run_
+    assert run.history[-1]["question"] == "explained_energy"
+    crossed = {(e.site, e.how) for e in run.ledger if e.question == "explained_energy"}
+    others = {(name, "discarded") for name in SITES if name != "east"}
+    assert crossed == others | {(name, "sent") for name in SITES}
+    assert (run.bytes_up, run.bytes_down) == (run.ledger.bytes_up, run.ledger.bytes_down)
+
+
+def test_a_policy_allows_no_other_verb_than_it_knows():
+    site = Site(ROWS[0], name="north", policy=Policy(gather=False, min_sites=99))
+    header = {"run": "r", "round": 1, "verb": "peek", "n_sites": 1, "question": "totals"}
+    answer = site.answer(compose(header, {"features": np.empty(0, np.uint8)}))
+    assert answer.header["error"] == "PolicyRefused"
+
+
+def test_a_late_question_of_an_old_run_or_round_changes_nothing():
+    site = Site(ROWS[0], name="north")
+
+    def ask(run, number):
+        header = {"run": run, "round": number, "verb": "sum", "n_sites": 1}
+        return site.answer(compose({**header, "question": "count_calls"}, {}))
+
+    ask("old", 1)
+    ask("new", 1)
+    ask("new", 2)
+    assert "run that is over" in ask("old", 2).header["text"]
+    assert "round 1 was asked after round 2" in ask("new", 1).header["text"]
+    assert int(ask("new", 3).arrays["count"]) == 3
 
 
 @pytest.mark.parametrize(

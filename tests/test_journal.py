@@ -167,14 +167,16 @@ def test_a_last_record_with_a_wrong_checksum_is_dropped(tmp_path):
     assert engine.asked == [4]
 
 
-@pytest.mark.parametrize("zeros", [False, True])
-def test_a_journal_damaged_in_the_middle_is_refused(zeros, tmp_path):
+@pytest.mark.parametrize("damage", ["a flipped bit", "zeros", "a length"])
+def test_a_journal_damaged_in_the_middle_is_refused(damage, tmp_path):
     path = tmp_path / "j"
     fit(LocalEngine, path, "lanczos")
     data = bytearray(path.read_bytes())
-    if zeros:
-        second = encoded_size(bytes(data[:PREFIX_BYTES]))
+    second = encoded_size(bytes(data[:PREFIX_BYTES]))
+    if damage == "zeros":
         data[second : second + 40] = bytes(40)
+    elif damage == "a length":
+        data[second + PREFIX_BYTES - 4] = 1
     else:
         data[len(data) // 2] ^= 1
     path.write_bytes(bytes(data))
@@ -189,15 +191,17 @@ def test_a_journal_damaged_in_the_middle_is_refused(zeros, tmp_path):
         ({"n_components": 2}, "its parameters is"),
         ({"sites": "ab"}, "its (sites|quorum) is"),
         ({"quorum": 2}, "its quorum is"),
+        ({"random_state": 2}, "a run of seed 1, not 2"),
     ],
 )
 def test_a_journal_of_another_run_is_refused(change, text, tmp_path):
     path = tmp_path / "j"
-    fit(LocalEngine, path, "lanczos")
+    fit(LocalEngine, path, "lanczos", random_state=1)
     sites = {name: SITES[name] for name in change.pop("sites", "abc")}
     quorum = change.pop("quorum", None)
     before = path.read_bytes()
-    options = {"n_components": 3, "solver": "lanczos", "max_rounds": 2000, **change}
+    options = {"n_components": 3, "solver": "lanczos", "max_rounds": 2000, "random_state": 1}
+    options |= change
     with pytest.raises(JournalError, match=text):
         FederatedPCA(**options).fit(Federation.local(sites, journal=path, quorum=quorum))
     assert path.read_bytes() == before

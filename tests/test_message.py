@@ -98,6 +98,8 @@ def test_only_plain_numbers_travel(bad):
         json.dumps({"fields": [["x", "float64", [2]]]}).encode(),
         json.dumps({"fields": [["x", "float64", [0]], ["x", "float64", [0]]]}).encode(),
         json.dumps({"fields": [["x", "float64", ["a"]]]}).encode(),
+        json.dumps({"fields": [["x", "float64", [10**30]]]}).encode(),
+        b"[" * 100_000,
         json.dumps({"fields": []}).encode() + b"\0\0",
     ],
 )

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpca import atomic, framed, linalg
-from fedpca.errors import FileError
 from fedpca.framed import FramedRows, column_sums
 from fedpca.ledger import Ledger
 from fedpca.rank import Spectrum, largest_gap, marchenko_pastur, rank_rule, share
@@ -93,7 +92,6 @@ MAKERS = {
 def test_products_are_those_of_the_centred_scaled_ordered_rows(
     make, offset, n_products, blocks, monkeypatch
 ):
-    monkeypatch.setattr(framed, "MOST_CANCELLATION", 256.0)
     monkeypatch.setattr("fedpca.rows.BLOCK_BYTES", 8 * 5 * 40 // blocks)
     rng = np.random.default_rng(1)
     X = MAKERS[make](rng.standard_normal((40, 5)) + offset)
@@ -180,7 +178,7 @@ def test_the_marchenko_pastur_edge_finds_a_planted_rank(planted, n, d):
 def test_noise_alone_and_no_noise_at_all():
     assert marchenko_pastur(spectrum([1.0, 1.0, 1.0, 1.0])) == 1
     assert marchenko_pastur(spectrum([3.0, 2.0, 0.0, 0.0])) == 2
-    assert marchenko_pastur(spectrum([3.0, 2.0, 1.0], d=3)) in (1, 2, 3)
+    assert marchenko_pastur(spectrum([3.0, 2.0, 1.0], n=10**9)) == 2  # the last may be noise
 
 
 def test_the_largest_gap_is_looked_for_behind_the_first_component():
@@ -189,7 +187,7 @@ def test_the_largest_gap_is_looked_for_behind_the_first_component():
     assert largest_gap(spectrum(values[:3], total=30.0, d=6)) is None
     assert largest_gap(spectrum(values[:5], total=30.0, d=6)) == 4  # no later gap can be larger
     assert largest_gap(spectrum([2.0, 1.0])) == 1
-    assert largest_gap(spectrum([5.0, 4.0], n=2, d=7)) == 2  # what follows is zero
+    assert largest_gap(spectrum([9.0, 8.0, 7.0, 4.0, 3.0, 0.0], n=6, d=50)) == 3  # not the last
 
 
 def test_a_number_of_components_is_checked_against_rows_and_features():
@@ -231,9 +229,3 @@ def test_a_file_is_replaced_only_when_it_is_complete(tmp_path):
         path.write_text(b"half")
     assert target.read_text() == "new"
     assert len(list(tmp_path.iterdir())) == 1
-
-
-def test_an_existing_file_may_be_protected(tmp_path):
-    (tmp_path / "f").write_text("old")
-    with pytest.raises(FileError, match="exists"), atomic.writing(tmp_path / "f", overwrite=False):
-        pass

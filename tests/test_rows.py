@@ -15,7 +15,7 @@ from sklearn.decomposition import PCA
 
 from conftest import gapped_rows
 from fedpca import FederatedPCA, Federation, Site, files, rows
-from fedpca.errors import InputError
+from fedpca.errors import InputError, QuorumLost
 from fedpca.linalg import sine_of_angle
 from fedpca.rows import open_rows
 
@@ -49,7 +49,9 @@ IN_MEMORY = {
     "object": lambda: X.astype(object),
     "csr": lambda: sp.csr_array(X),
     "csc matrix": lambda: sp.csc_matrix(X),
-    "coo with duplicates": lambda: sp.vstack([sp.coo_array(X)]),
+    "coo with duplicates": lambda: sp.coo_array(
+        (np.tile(X.ravel() / 2, 2), tuple(np.tile(np.indices(X.shape).reshape(2, -1), 2)))
+    ),
     "pandas": lambda: pd.DataFrame(X, columns=NAMES),
     "polars": lambda: pl.DataFrame(X, schema=NAMES),
     "pyarrow": lambda: pa.table(dict(zip(NAMES, X.T, strict=True))),
@@ -339,6 +341,23 @@ def test_what_is_no_table_is_refused_by_its_type(odd):
         Site(odd, name="north")
 
 
+def test_truth_values_in_a_csv_file(tmp_path):
+    path = _text(tmp_path / "x.csv", "a,b\n1,true\n2.5,false\n")
+    np.testing.assert_array_equal(everything(path), [[1, 1], [2.5, 0]])
+
+
+def test_numbered_columns_of_a_frame_are_no_names():
+    model = FederatedPCA(2).fit({"a": pd.DataFrame(X[:20]), "b": pd.DataFrame(X[20:])})
+    assert not hasattr(model, "feature_names_in_")
+    assert model.transform(pd.DataFrame(X)).shape == (37, 2)
+
+
+def test_the_scores_of_nearly_empty_rows_are_bounded_too(monkeypatch):
+    matrix = sp.random_array((5000, 10), density=1e-3, rng=np.random.default_rng(0), format="csr")
+    monkeypatch.setattr(rows, "BLOCK_BYTES", 8 * 10 * 10)
+    assert max(block.shape[0] for block in open_rows(matrix).blocks()) == 320
+
+
 def test_a_frame_with_a_column_called_column_names():
     frame = pd.DataFrame({"column_names": [1.0, 2.0], "b": [3.0, 4.0]})
     assert open_rows(frame).features == ("column_names", "b")
@@ -360,7 +379,7 @@ def test_a_file_that_vanished_after_it_was_opened(tmp_path):
     path = write(tmp_path, ".parquet")
     fed = Federation.local({"north": path})
     path.unlink()
-    with pytest.raises(InputError, match=r"'north'.*can no longer be read"):
+    with pytest.raises(QuorumLost, match=r"'north'.*can no longer be read"):
         FederatedPCA(1).fit(fed)
 
 

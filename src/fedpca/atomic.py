@@ -12,14 +12,12 @@ from fedpca.errors import FileError
 
 
 @contextmanager
-def writing(path: str | os.PathLike[str], *, overwrite: bool = True) -> Iterator[Path]:
+def writing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A temporary path beside ``path`` that takes its place when the block ends without error.
 
     The bytes are on the disk before the name is, so a crash leaves the old file or the new one.
     """
     target = Path(path)
-    if not overwrite and target.exists():
-        raise FileError(f"{target} exists; choose another name or overwrite it on purpose")
     if not target.parent.is_dir():
         raise FileError(f"{target}: the folder {target.parent} does not exist")
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")

@@ -14,16 +14,17 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from rich.console import Console
-from rich.table import Table
+from sklearn.utils._param_validation import InvalidParameterError
 
 from fedpca import atomic
 from fedpca._version import __version__
+from fedpca.demo import run_demo
 from fedpca.errors import FedpcaError, FileError, InputError, JournalError
 from fedpca.estimators import FederatedPCA, load
 from fedpca.federation import Federation
 from fedpca.model import load_model
+from fedpca.report.tables import print_model
 from fedpca.rows import column_order, open_rows, refuse_non_finite
-from fedpca.run import Run
 
 app = typer.Typer(
     name="fedpca",
@@ -35,6 +36,8 @@ app = typer.Typer(
 # no markup: the names of columns and sites may hold brackets
 out = Console(highlight=False, markup=False)
 err = Console(stderr=True, highlight=False, markup=False)
+
+DEFAULTS = FederatedPCA()
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the output file.")]
@@ -52,8 +55,10 @@ def fit(
     ] = "auto",
     solver: Annotated[str, typer.Option(help="auto, covariance, lanczos or power.")] = "auto",
     scale: Annotated[bool, typer.Option("--scale", help="Divide by standard deviations.")] = False,
-    tol: Annotated[float, typer.Option(help="Residual at which the solver stops.")] = 1e-10,
-    max_rounds: Annotated[int, typer.Option(help="Most rounds of the solver.")] = 500,
+    tol: Annotated[float, typer.Option(help="Residual at which the solver stops.")] = DEFAULTS.tol,
+    max_rounds: Annotated[
+        int, typer.Option(help="Most rounds of the solver.")
+    ] = DEFAULTS.max_rounds,
     seed: Annotated[int | None, typer.Option(help="Seed of the solver's start.")] = None,
     journal: Annotated[
         Path | None,
@@ -80,7 +85,7 @@ def fit(
         model.fit(fed)
         model.save(output)
         if not quiet:
-            _print_model(model)
+            print_model(out, model)
             out.print(f"Wrote {output}")
 
 
@@ -104,14 +109,12 @@ def transform(
 def info(model: Annotated[Path, typer.Argument(help="A model that `fedpca fit` wrote.")]) -> None:
     """Say what is in a model file."""
     with _exit_codes():
-        _print_model(load(model))
+        print_model(out, load(model))
 
 
 @app.command()
 def demo(quiet: Quiet = False) -> None:
     """Fit four unlike clinics without pooling them, and compare with the pooled answer."""
-    from fedpca.demo import run_demo
-
     with _exit_codes():
         run_demo(out, _progress(quiet))
 
@@ -124,57 +127,6 @@ def main(
     if version:
         out.print(__version__)
         raise typer.Exit
-
-
-def print_crossed(console: Console, run: Run) -> None:
-    """A table of what crossed, a line for each question and field."""
-    table = Table(title="What crossed", title_justify="left")
-    for name in ("question", "direction", "field", "shape", "how"):
-        table.add_column(name)
-    for name in ("messages", "bytes"):
-        table.add_column(name, justify="right")
-    for row in run.ledger.totals():
-        shape = " x ".join(str(n) for n in row.shape)
-        table.add_row(
-            row.question,
-            row.direction,
-            row.field,
-            shape,
-            row.how,
-            f"{row.messages:,}",
-            f"{row.bytes:,}",
-        )
-    console.print(table)
-    console.print(
-        f"{run.rounds} rounds, {run.bytes_up:,} bytes from the sites, {run.bytes_down:,} to them"
-    )
-
-
-def _print_model(model: FederatedPCA) -> None:
-    run = model.run_
-    out.print(
-        f"{model.n_components_} components of {model.n_features_in_:,} features from "
-        f"{model.n_samples_:,} rows at {len(run.sites)} sites"
-    )
-    out.print(
-        f"solver {run.solver} ({run.stopped}): {run.rounds} rounds, {run.bytes_up:,} bytes up, "
-        f"{run.bytes_down:,} down"
-    )
-    for loss in run.lost:
-        out.print(f"lost site {loss['site']} in round {loss['round']} ({loss['question']})")
-    table = Table()
-    for name in ("component", "variance", "share", "together"):
-        table.add_column(name, justify="right")
-    together = np.cumsum(model.explained_variance_ratio_)
-    for i, variance in enumerate(model.explained_variance_[:20]):
-        share = model.explained_variance_ratio_[i]
-        table.add_row(str(i + 1), f"{variance:.6g}", f"{share:.2%}", f"{together[i]:.2%}")
-    out.print(table)
-    if model.n_components_ > 20:
-        out.print(f"... and {model.n_components_ - 20} more")
-    if model.site_variance_ratio_:
-        shares = ", ".join(f"{k} {v:.1%}" for k, v in model.site_variance_ratio_.items())
-        out.print(f"variance explained at each site: {shares}")
 
 
 def _write_scores(model_path: Path, source: Path, output: Path) -> int:
@@ -197,7 +149,7 @@ def _write_scores(model_path: Path, source: Path, output: Path) -> int:
     with atomic.writing(output) as path, pq.ParquetWriter(path, schema) as writer:
         for block in rows.blocks():
             ordered = block if order is None else block[:, order]
-            scores = model.transform(ordered, whiten=header["parameters"]["whiten"])
+            scores = model.transform(ordered, whiten=bool(header["parameters"].get("whiten")))
             if not np.isfinite(scores).all():
                 refuse_non_finite(rows)
             writer.write_batch(pa.record_batch(list(np.ascontiguousarray(scores.T)), schema=schema))
@@ -258,7 +210,7 @@ def _exit_codes() -> Iterator[None]:
     """Errors as one line on standard error: 2 for bad input, 1 for a run that failed."""
     try:
         yield
-    except (InputError, FileError, JournalError, ValueError) as error:
+    except (InputError, InvalidParameterError, FileError, JournalError) as error:
         err.print(f"error: {error}", style="red", soft_wrap=True)
         sys.exit(2)
     except (FedpcaError, OSError) as error:

@@ -13,6 +13,7 @@ from fedpca.estimators import FederatedPCA
 from fedpca.federation import Federation
 from fedpca.linalg import sine_of_angle
 from fedpca.message import Array
+from fedpca.report.tables import print_crossed
 
 CLINICS = ("north", "east", "south", "west")
 
@@ -41,8 +42,6 @@ def run_demo(console: Console, on_round: Callable[[dict[str, Any]], None] | None
     """Fit the clinics, compare with pooled PCA and print what crossed."""
     from sklearn.decomposition import PCA
     from sklearn.preprocessing import StandardScaler
-
-    from fedpca.cli import print_crossed
 
     tables, pooled = clinics()
     fed = Federation.local(tables, on_round=on_round)

@@ -52,9 +52,10 @@ class PolicyRefused(FedpcaError):
 class SitesLost(FedpcaError):
     """Sites that failed a round twice; `Federation.run` starts again without them."""
 
-    def __init__(self, text: str, sites: tuple[str, ...]) -> None:
-        super().__init__(text)
-        self.sites = sites
+    def __init__(self, reasons: dict[str, str]) -> None:
+        super().__init__("; ".join(reasons.values()))
+        self.reasons = reasons
+        self.sites = tuple(reasons)
 
 
 class QuorumLost(FedpcaError):

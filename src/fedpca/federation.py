@@ -16,9 +16,13 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from fedpca._version import __version__
 from fedpca.errors import (
+    FedpcaError,
     InputError,
+    JournalError,
     MessageError,
+    PolicyRefused,
     QuorumLost,
     SiteError,
     SitesLost,
@@ -152,11 +156,17 @@ class Federation:
         if self._journal_path is not None:
             about = {
                 **about,
+                "version": __version__,
                 "sites": list(self.record.sites),
                 "quorum": self.quorum,
                 "rows": dict(self.engine.fingerprints()),
             }
             journal = Journal(self._journal_path, about=about, seed=self.record.seed)
+            if seed not in (None, journal.seed):
+                journal.close()
+                raise JournalError(
+                    f"{journal.path} belongs to a run of seed {journal.seed}, not {seed}"
+                )
             self._journal, self._run, self.record.seed = journal, journal.run, journal.seed
         try:
             while True:
@@ -193,23 +203,31 @@ class Federation:
             dimensions=dimensions,
         )
         recorded = None if self._journal is None else self._journal.next()
+        refused: FedpcaError | None = None
         if recorded is not None:
             asked.from_record(recorded)
         else:
-            self._send(asked)
-            if self._journal is not None:
+            refused = self._send(asked)
+            if self._journal is not None and refused is None:
                 self._journal.append(*asked.to_record())
         entry = asked.enter(self.record.ledger)
         entry |= {"seconds": time.perf_counter() - began, "residual": None}
         self.record.history.append(entry)
         self._unannounced = entry
+        if refused is not None:
+            raise refused
         if asked.lost:
-            raise SitesLost("; ".join(asked.lost.values()), tuple(asked.lost))
+            raise SitesLost(asked.lost)
         return asked
 
-    def _send(self, asked: Round) -> None:
-        """Ask all sites, and those that fail once more."""
+    def _send(self, asked: Round) -> FedpcaError | None:
+        """Ask all sites, and those that fail once more; what sites refuse is given back.
+
+        Bad rows and policies are not failures: asking again, or going on without the site, is not for
+        a program to decide.
+        """
         failed: dict[str, str] = {}
+        refused: dict[str, FedpcaError] = {}
         for attempt in (1, 2):
             pending = asked.sites if attempt == 1 else tuple(failed)
             asked.retried = list(failed)
@@ -219,11 +237,18 @@ class Federation:
                     asked.accept(name, reply)
                 except (MessageError, SiteError) as error:
                     failed[name] = str(error)
+                except (InputError, PolicyRefused) as error:
+                    refused[name] = error
+                    failed.pop(name, None)
                 else:
                     failed.pop(name, None)
-            if not failed:
+            if not failed or refused:
                 break
-        asked.close(lost=failed)
+        asked.close(lost=failed, is_void=bool(failed or refused))
+        if not refused:
+            return None
+        kind = type(next(iter(refused.values())))
+        return kind("; ".join(str(error) for error in refused.values() if isinstance(error, kind)))
 
     def _announce(self) -> None:
         """Tell of the last round once the solver has had its chance to report on it."""
@@ -235,7 +260,12 @@ class Federation:
         left = tuple(name for name in self.record.sites if name not in lost.sites)
         last = self.record.history[-1]
         self.record.lost += [
-            {"site": name, "round": last["round"], "question": last["question"]}
+            {
+                "site": name,
+                "round": last["round"],
+                "question": last["question"],
+                "reason": lost.reasons[name],
+            }
             for name in lost.sites
         ]
         if len(left) < self.quorum:

@@ -12,7 +12,7 @@ from zipfile import BadZipFile
 import numpy as np
 import scipy.sparse as sp
 
-from fedpca.errors import InputError
+from fedpca.errors import InputError, SiteFailed
 from fedpca.rows import (
     Block,
     DenseRows,
@@ -107,7 +107,7 @@ class ParquetRows:
                 for batch in file.iter_batches(size, columns=list(self.features)):
                     yield dense_batch(batch, self._schema)
         except (OSError, pa.ArrowException):
-            raise InputError(f"{self._path} can no longer be read") from None
+            raise SiteFailed(f"{self._path} can no longer be read") from None
 
     def fingerprint(self) -> str:
         return _stat(self._path)
@@ -125,12 +125,18 @@ class CsvRows:
     pass_cost = 1000.0
 
     def __init__(self, path: Path) -> None:
+        import pyarrow as pa
+
         self._path = path
         with self._open(None) as reader:
             schema = reader.schema
         self.features = distinct_names(_header(schema.names))
         self.n_features = len(self.features)
         self._schema = numeric_schema(schema)
+        # a column may begin with whole numbers and go on with others; true and false stay words
+        words = [field for field in schema if pa.types.is_boolean(field.type)]
+        self._types = {field.name: field.type for field in self._schema}
+        self._types |= {field.name: field.type for field in words}
 
     @cached_property
     def n_rows(self) -> int:
@@ -141,7 +147,7 @@ class CsvRows:
 
         try:
             n_rows = 0
-            with self._open(self._schema) as reader:
+            with self._open(self._types) as reader:
                 for batch in reader:
                     n_rows += batch.num_rows
                     yield dense_batch(batch, self._schema)
@@ -155,11 +161,11 @@ class CsvRows:
     def fingerprint(self) -> str:
         return _stat(self._path)
 
-    def _open(self, schema: Any) -> Any:
+    def _open(self, types: dict[str, Any] | None) -> Any:
         import pyarrow.csv as csv
 
         # the default blocks of 1 MB of text are well below BLOCK_BYTES once parsed
-        convert = csv.ConvertOptions(column_types=schema)
+        convert = csv.ConvertOptions(column_types=types)
         return csv.open_csv(self._path, convert_options=convert)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from fedpca.errors import JournalError, MessageError
-from fedpca.message import PREFIX_BYTES, Array, Message, compose, decode, encode, encoded_size
+from fedpca.message import MARK, PREFIX_BYTES, Array, Message, compose, decode, encode, encoded_size
 
 try:
     import fcntl
@@ -83,7 +83,11 @@ class Journal:
         size = encoded_size(prefix)
         if size is None and not prefix.strip(b"\0") and not self._file.read().strip(b"\0"):
             return None  # the end, or zeros that a file system put where bytes were due
-        if len(prefix) < PREFIX_BYTES or (size is not None and size > length):
+        if len(prefix) < PREFIX_BYTES:
+            return None
+        if size is not None and size > length:
+            if MARK in self._file.read():
+                raise JournalError(f"{self.path} is damaged at byte {start:,}: more records follow")
             return None
         try:
             return decode(

@@ -2,7 +2,9 @@
 
 The bytes are those of the encoded message, so they are the same whichever engine carried it. A field
 of an answer is ``summed`` where the coordinator learns only the total over sites and ``seen`` where
-it reads each site's own; what goes down to the sites is ``sent``.
+it reads each site's own; what goes down to the sites is ``sent``. Answers of a round that came to
+nothing, since some site failed or refused, are ``discarded``. Bytes that were no due message are not
+counted.
 """
 
 from __future__ import annotations
@@ -93,11 +95,11 @@ class Ledger:
                 yield Entry(*head, ENVELOPE, (), total - payload, crossing.how)
 
     def totals(self) -> list[Total]:
-        """Messages and bytes of each question and field, in the order of first use."""
-        totals: dict[tuple[str, str, str], Total] = {}
+        """Messages and bytes of each question, field and shape, in the order of first use."""
+        totals: dict[tuple[str, str, str, tuple[int, ...], str], Total] = {}
         for entry in self:
-            key = (entry.question, entry.direction, entry.field)
-            so_far = totals.get(key, Total(*key, entry.shape, entry.how, 0, 0))
+            key = (entry.question, entry.direction, entry.field, entry.shape, entry.how)
+            so_far = totals.get(key, Total(*key, 0, 0))
             totals[key] = so_far._replace(
                 messages=so_far.messages + 1, bytes=so_far.bytes + entry.bytes
             )

@@ -39,6 +39,9 @@ _BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
 _ALIGN = 8
 PREFIX_BYTES = _PREFIX.size
 
+# what a header of any contents can make Python and numpy raise
+_UNREADABLE = (ArithmeticError, LookupError, ValueError, TypeError, AttributeError, RecursionError)
+
 
 @dataclass(frozen=True)
 class Message:
@@ -97,7 +100,7 @@ def decode(data: bytes, *, limit: int | None = MAX_BYTES) -> Message:
         header = json.loads(bytes(view[_PREFIX.size : _PREFIX.size + n_header]))
         fields = header.pop("fields")
         arrays = _read_arrays(view[_PREFIX.size + n_header :], fields)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except _UNREADABLE as error:
         raise MessageError(f"message cannot be read: {type(error).__name__}") from None
     return Message(header, arrays, total)
 

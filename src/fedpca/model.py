@@ -81,7 +81,7 @@ class Model:
         squares = (centred**2).sum(axis=1)
         outside = np.maximum(squares - (scores**2).sum(axis=1), 0.0)
         distance = (scores**2) @ precise + precise_left * outside
-        positive = self.explained_variance[self.explained_variance > 0]
+        positive = self.explained_variance[self._has_variance()]
         n_dimensions = d if v > 0 else len(positive)
         log_det = np.log(positive).sum() + 2 * np.log(self.scale).sum()
         log_det += (d - k) * np.log(v) if v > 0 else 0.0
@@ -89,6 +89,13 @@ class Model:
         if v > 0 or k == d:
             return np.asarray(density)
         return np.where(outside > SAME_SUBSPACE * squares, -np.inf, density)
+
+    def _has_variance(self) -> Array:
+        """Which components have more variance than rounding leaves of none."""
+        rounding = self.components.shape[1] * np.finfo(np.float64).eps
+        return np.asarray(
+            self.explained_variance > rounding * self.explained_variance.max(initial=0)
+        )
 
     def _deviations(self) -> Array:
         """Standard deviations of scores, kept away from zero as scikit-learn does."""
@@ -102,7 +109,7 @@ class Model:
     def _inverse_variances(self) -> tuple[Array, float]:
         v = float(self.noise_variance)
         along = self.explained_variance
-        positive = along > 0
+        positive = self._has_variance()
         inverse = np.where(positive, 1 / np.where(positive, along, 1.0), 0.0)
         return inverse, 1 / v if v > 0 else 0.0
 
@@ -133,6 +140,7 @@ def load_model(path: str | os.PathLike[str]) -> tuple[Model, dict[str, Any]]:
     if header.get("format") != FORMAT:
         raise FileError(f"{path} has format {header.get('format')}; this fedpca reads {FORMAT}")
     _check(path, arrays)
+    _check_header(path, header, arrays["mean"].size)
     return Model(**arrays), header
 
 
@@ -155,3 +163,14 @@ def _check(path: Path, arrays: dict[str, Array]) -> None:
             )
         if not np.isfinite(array).all():
             raise FileError(f"{path}: {name} has values that are not finite")
+
+
+def _check_header(path: Path, header: dict[str, Any], d: int) -> None:
+    features = header.get("features")
+    are_names = isinstance(features, list) and all(isinstance(name, str) for name in features)
+    if features is not None and not (are_names and len(features) == d):
+        raise FileError(f"{path}: the names of its {d} features are not {d} words")
+    if not isinstance(header.get("n_samples"), int):
+        raise FileError(f"{path}: n_samples is {header.get('n_samples')!r}, not a number")
+    if not isinstance(header.get("parameters"), dict):
+        raise FileError(f"{path} has a header without parameters")

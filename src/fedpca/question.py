@@ -4,7 +4,7 @@
 
     @question(asks={"Z": "float64 d k"}, answers={"Y": "float64 d k"})
     def covariance_product(site, Z):
-        return {"Y": site.rows_about_mean.gram_times(Z)}
+        return {"Y": site.framed.gram_times(Z)}
 
 A question declares its arrays: a dtype, then the dimensions. A number is that length; a name is any
 length, the same wherever the name stands in one question and its answer. ``d`` is the number of

@@ -105,9 +105,8 @@ def marchenko_pastur(spectrum: Spectrum) -> int | None:
 
 def largest_gap(spectrum: Spectrum) -> int | None:
     """The k > 1 with the largest gap below it, or 1 where there are fewer than three values."""
-    values = spectrum.values
-    if spectrum.is_whole and spectrum.d > spectrum.n:
-        values = np.append(values, 0.0)
+    # centred rows have at most n - 1 eigenvalues: where these end says nothing of the rows
+    values = spectrum.values[: max(1, spectrum.n - 1)]
     gaps = -np.diff(values)[1:]
     # no gap further down can exceed the last value seen
     if not spectrum.is_whole and (not gaps.size or gaps.max() < values[-1]):

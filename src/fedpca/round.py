@@ -36,6 +36,7 @@ class Round:
     sizes: dict[str, int] = field(default_factory=dict)  # bytes of each accepted answer
     retried: list[str] = field(default_factory=list)
     lost: dict[str, str] = field(default_factory=dict)  # a site and what went wrong there
+    is_void: bool = False
 
     def __post_init__(self) -> None:
         self._unsummed = list(self.sites)
@@ -68,13 +69,13 @@ class Round:
             self.dimensions = dimensions
             self._sum_in_site_order()
 
-    def close(self, lost: dict[str, str]) -> None:
+    def close(self, *, lost: dict[str, str], is_void: bool) -> None:
         """End the round, with the answers in the order of sites whatever order they came in.
 
-        Where sites failed, what the others said stays out of any result.
+        Where the round is void, what some sites said stays out of any result.
         """
-        self.lost = lost
-        if lost:
+        self.lost, self.is_void = lost, is_void
+        if is_void:
             self.total, self.answers = {}, {}
         self.sizes = {name: self.sizes[name] for name in self.sites if name in self.sizes}
         self.answers = {name: self.answers[name] for name in self.sites if name in self.answers}
@@ -85,7 +86,7 @@ class Round:
         for group in (self.sites, self.retried):
             sent = dict.fromkeys(group, self.request.n_bytes)
             ledger.record(self.number, self.question.name, "sent", self.arrays, sent)
-        if self.lost:
+        if self.is_void:
             ledger.record(self.number, self.question.name, "discarded", {}, self.sizes)
         elif self.verb == "sum":
             ledger.record(self.number, self.question.name, "summed", self.total, self.sizes)
@@ -127,6 +128,7 @@ class Round:
         self.sizes = dict(record.header["sizes"])
         self.retried = record.header["retried"]
         self.lost = dict(record.header["lost"])
+        self.is_void = bool(self.lost)
         if self.verb == "sum":
             self.total = record.arrays
             return

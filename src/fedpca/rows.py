@@ -21,6 +21,7 @@ from fedpca.errors import InputError
 from fedpca.message import Array
 
 BLOCK_BYTES = 16 << 20  # of one dense block; the bound on what reading a file holds at a time
+MOST_ROWS_A_BLOCK = 32  # times as many rows as in a dense block, for sparse ones
 
 Block = Any  # a dense (m, d) array, or a CSR matrix of that shape
 
@@ -113,7 +114,9 @@ class SparseRows:
         self.n_rows, self.n_features = self._matrix.shape
         # a block of CSR costs 12 bytes an entry against 8 of a dense one
         density = self._matrix.nnz / max(1, self.n_rows * self.n_features)
-        self._step = max(1, int(rows_per_block(self.n_features) / max(1.5 * density, 1e-3)))
+        # and its scores cost as much as those of dense rows, however empty the rows are
+        fuller = min(1 / max(1.5 * density, 1e-3), MOST_ROWS_A_BLOCK)
+        self._step = max(1, int(rows_per_block(self.n_features) * fuller))
 
     def blocks(self) -> Iterator[Block]:
         for start in range(0, self.n_rows, self._step):

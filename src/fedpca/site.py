@@ -58,6 +58,8 @@ class Policy:
 
     def check(self, question: Question, header: Header, n_rows: int | None) -> None:
         """Refuse what the policy forbids, naming the bound."""
+        if header["verb"] not in ("sum", "gather"):
+            raise PolicyRefused(f"{header['verb']!r} is not a way of asking that a policy allows")
         if not question.reads_rows:
             return
         if n_rows is not None and n_rows < self.min_rows:
@@ -84,7 +86,8 @@ class Site:
     store : path, optional
         A folder of the site's own in which its memory outlives the process.
     memory_limit : int
-        Bytes that it may spend on a cached A'A.
+        Bytes that it may spend on a cached A'A. Beside it a site holds one block of rows (16 MiB), its
+        scores, and while A'A is formed a few matrices of that size.
     """
 
     def __init__(
@@ -104,6 +107,8 @@ class Site:
         self.memory_limit = memory_limit
         self.memory: dict[str, Array] = _read_only({})
         self._run: str | None = None
+        self._round = 0  # the last one answered
+        self._left: set[str] = set()  # runs that are over, whose late questions must not count
         self._answered: tuple[int, Message] | None = None  # round and reply
         self._framed: FramedRows | None = None
         self._frame: dict[str, Array] = {}
@@ -148,9 +153,7 @@ class Site:
                 "sites' memory is gone: start it with a new journal"
             )
         is_same = frame.keys() == self._frame.keys() and all(
-            frame[key] is self._frame[key]
-            or (frame[key].size == 1 and frame[key] == self._frame[key])
-            for key in frame
+            frame[key] is self._frame[key] for key in frame
         )
         if self._framed is None or not is_same:
             self._framed = FramedRows(self.rows, memory_limit=self.memory_limit, **frame)
@@ -163,6 +166,8 @@ class Site:
             self._enter(header["run"])
         if self._answered is not None and self._answered[0] == header["round"]:
             return self._answered[1]
+        if header["round"] < self._round:
+            raise MessageError(f"round {header['round']} was asked after round {self._round}")
         question = find_question(header["question"])
         self.policy.check(question, header, self.rows.n_rows if self.policy.min_rows else None)
         lengths = {"d": self.rows.n_features}
@@ -183,6 +188,7 @@ class Site:
             raise
         self.memory = _read_only({k: np.asarray(v) for k, v in self.memory.items()})
         self._answered = (header["round"], reply) if keep else None
+        self._round = header["round"]
         return reply
 
     def _reply(self, asked: Header, more: Header, arrays: Mapping[str, Array]) -> Message:
@@ -196,9 +202,13 @@ class Site:
 
     def _enter(self, run: str) -> None:
         """Begin a run with an empty memory, or with the one that an earlier process saved."""
-        memory, answered = self._load(run)
+        if run in self._left:
+            raise MessageError("a question of a run that is over")
+        memory, self._answered = self._load(run)
         self.memory = _read_only(memory)
-        self._answered = answered
+        self._round = 0 if self._answered is None else self._answered[0]
+        if self._run is not None:
+            self._left.add(self._run)
         self._run = run
 
     @property

@@ -19,9 +19,11 @@ class TableRows:
 
     def __init__(self, table: Any) -> None:
         self._table = _arrow_table(table)
-        self.features = distinct_names(self._table.schema.names)
+        names = distinct_names(self._table.schema.names)
+        # as scikit-learn: columns that are numbered and not named are matched by their place
+        self.features = names if _has_names(table) else None
         self._schema = numeric_schema(self._table.schema)
-        self.n_rows, self.n_features = self._table.num_rows, len(self.features)
+        self.n_rows, self.n_features = self._table.num_rows, len(names)
 
     def blocks(self) -> Iterator[Block]:
         for batch in self._table.to_batches(max_chunksize=rows_per_block(self.n_features)):
@@ -60,11 +62,19 @@ def dense_batch(batch: Any, schema: Any) -> Array:
     return np.asarray(tensor.to_numpy())
 
 
+def _has_names(table: Any) -> bool:
+    return not _is_pandas(table) or any(isinstance(name, str) for name in table.columns)
+
+
+def _is_pandas(table: Any) -> bool:
+    return type(table).__module__.startswith("pandas") and hasattr(table, "columns")
+
+
 def _arrow_table(table: Any) -> Any:
     """An Arrow table of a frame's columns, without the row index of pandas."""
     import pyarrow as pa
 
-    if not (type(table).__module__.startswith("pandas") and hasattr(table, "columns")):
+    if not _is_pandas(table):
         try:
             return pa.table(table)
         except (pa.ArrowException, TypeError):

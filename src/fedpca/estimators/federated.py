@@ -215,11 +215,12 @@ class FederatedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
             raise FileError(f"{path} holds a {header.get('estimator')}, not a {cls.__name__}")
         try:
             estimator = cls(**header["parameters"])
+            estimator._validate_params()
             estimator._set_model(model, header["n_samples"], header["features"])
             estimator.site_variance_ratio_ = header["site_variance_ratio"]
             estimator.run_ = Run.from_header(header["run"])
-        except (KeyError, TypeError) as error:
-            raise FileError(f"{path} has a header without {error}") from None
+        except (KeyError, TypeError, ValueError) as error:
+            raise FileError(f"{path} has a header that cannot be used: {error}") from None
         return estimator
 
     def to_sklearn(self) -> Any:

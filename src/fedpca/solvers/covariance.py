@@ -32,7 +32,7 @@ def covariance_triangle(site: Any, mean: Array, scale: Array) -> dict[str, Array
     d = len(mean)
     # A'A is at hand; where it is much smaller than the rows, later questions shall be put to it
     n_products = d if site.rows.n_rows > WORTH_KEEPING * d else 0
-    site.memory |= {"mean": mean, "scale": scale, "n_products": np.int64(n_products)}
+    site.memory |= {"mean": mean, "scale": scale, "n_products": np.array(n_products)}
     gram = site.framed.gram()
     site.memory["energy"] = np.trace(gram)
     return {"triangle": pack_triangle(gram)}

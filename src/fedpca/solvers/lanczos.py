@@ -44,11 +44,11 @@ def block_lanczos(
 ) -> Solution:
     """The leading eigenvectors of A'A, to a scaled residual ``||R||_F / trace(A'A)`` of ``tol``.
 
-    Blocks are as wide as the number of components unless ``block`` says otherwise. Twice as wide
-    takes fewer rounds, half as wide fewer bytes.
+    Blocks are as wide as the number of components, or wider if ``block`` says so: twice as wide takes
+    fewer rounds and more bytes. Narrower ones would miss copies of a repeated eigenvalue.
     """
     n, d, p = known.n, known.d, rank.first_look
-    width = min(block or p, d)
+    width = min(max(block or p, p), d)
     energy = settle_frame(fed, known, width * expected_rounds(n, d, p))
     room = krylov_bytes // (8 * d)
     space = KrylovSpace(starting_block(fed, d, width, start), room)
@@ -58,19 +58,16 @@ def block_lanczos(
         searched = space
         residual /= max(energy, np.finfo(np.float64).tiny)
         fed.report(residual, space.vectors)
-        if len(theta) == p and (residual <= tol or space.is_invariant):
+        if residual <= tol or space.is_invariant:
             k = rank(Spectrum(theta, energy, n, d))
             if k is not None:
                 stopped = "exact" if space.is_invariant else "converged"
                 return Solution(space.vectors()[:, :k], theta[:k], energy, stopped)
             p = width = min(2 * p, n, d)  # the rule must see more of the spectrum
-            # a narrower block would miss copies of an eigenvalue that is repeated more often
             space = KrylovSpace(starting_block(fed, d, width, space.vectors()), room)
-        elif space.is_invariant:
-            space.turn_to(_directions_outside(fed, space.K, width))
         elif space.K.shape[1] + width > max(room, 4 * (p + width)):
             space.restart()
-    k = min(rank(Spectrum(theta, energy, n, d)) or p, len(theta))
+    k = rank(Spectrum(theta, energy, n, d)) or len(theta)
     return Solution(searched.vectors()[:, :k], theta[:k], energy, "max_rounds")
 
 
@@ -78,9 +75,8 @@ class KrylovSpace:
     """An orthonormal basis K of all blocks so far, and A'A within it."""
 
     def __init__(self, Q: Array, room: int) -> None:
-        self._columns = np.empty(
-            (Q.shape[0], room), order="F"
-        )  # pages that are not used cost nothing
+        # memory that is not touched costs nothing
+        self._columns = np.empty((Q.shape[0], min(room, Q.shape[0])), order="F")
         self.K = self._columns[:, :0]
         self.T = np.empty((0, 0))
         self.Q = Q  # the block whose product is due
@@ -116,11 +112,6 @@ class KrylovSpace:
         """The eigenvectors that belong to the values last found."""
         return np.asarray(self.K @ self._C)
 
-    def turn_to(self, Q: Array) -> None:
-        """Go on with another block than the product led to."""
-        self.Q = Q
-        self._reach = 0
-
     def restart(self) -> None:
         """Keep the better part of the space; the next block fits to it as to the whole."""
         p = self._C.shape[1]
@@ -140,9 +131,3 @@ class KrylovSpace:
             self._columns = room
         self._columns[:, old:used] = new
         self.K = self._columns[:, :used]
-
-
-def _directions_outside(fed: Federation, K: Array, width: int) -> Array:
-    """Random directions outside K, for when its span is invariant but more vectors are wanted."""
-    d, used = K.shape
-    return orth_against(K, fed.rng().standard_normal((d, min(width, d - used))), 0.0)[0]
