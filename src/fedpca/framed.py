@@ -109,14 +109,15 @@ class FramedRows:
         if self._gram_pays(Z.shape[1]):
             return np.asarray(self.gram() @ Z)
         own = self._directions(Z)
+        turned = np.ascontiguousarray(own.T)  # on which BLAS is up to half as fast again
         total = None
         for block, shift in self._blocks():
-            scores = block @ own
-            if shift is not None:
+            if shift is None:
+                product = ((turned @ block.T) @ block).T
+            else:
                 # not by BLAS, whose threads would then spin on the cores that sparse products need
-                scores -= np.einsum("i,ij->j", shift, own)
-            product = block.T @ scores
-            if shift is not None:
+                scores = block @ own - np.einsum("i,ij->j", shift, own)
+                product = block.T @ scores
                 product -= np.outer(shift, scores.sum(axis=0))
             total = product if total is None else np.add(total, product, out=total)
         if total is None:  # no rows
@@ -129,11 +130,14 @@ class FramedRows:
         if self._gram_pays(V.shape[1]):
             return float(np.vdot(V, self.gram() @ V))
         own = self._directions(V)
+        turned = np.ascontiguousarray(own.T)
         offset = self._rows.n_rows * float(np.sum((self._mean[self._order] / self._scale) ** 2))
         near = offset <= MOST_CANCELLATION * energy
         total = 0.0
         for block, shift in self._raw_blocks() if near else self._blocks():
-            scores = block @ own if shift is None else block @ own - shift @ own
+            scores = (block @ own).T if is_sparse(block) else turned @ block.T
+            if shift is not None:
+                scores -= (shift @ own)[:, None]
             total += float(np.vdot(scores, scores))
         return total
 
@@ -227,7 +231,7 @@ class RawMoments:
 
     def __init__(self, mean: Array) -> None:
         self._mean = mean
-        self._gram = np.zeros((len(mean), len(mean)))
+        self._gram: Array | None = None
         self._sums = np.zeros(len(mean))
         self._n = 0
 
@@ -244,13 +248,15 @@ class RawMoments:
         central = raw.diagonal() - 2 * sums * self._mean + len(block) * self._mean**2
         if (raw.diagonal() > MOST_CANCELLATION * central).any():
             return False
-        self._gram = raw if self._n == 0 else np.add(self._gram, raw, out=self._gram)
+        self._gram = raw if self._gram is None else np.add(self._gram, raw, out=self._gram)
         self._sums += sums
         self._n += len(block)
         return True
 
     def central(self) -> Array:
         """``X'X - s m' - m s' + n m m'`` of the blocks taken in, s being their column sums."""
+        if self._gram is None:
+            return np.zeros((len(self._mean), len(self._mean)))
         half = self._sums - self._n / 2 * self._mean
         pair, mirror = np.stack([half, self._mean]), np.stack([self._mean, half])
         # in place: a temporary of this size costs more than the arithmetic
