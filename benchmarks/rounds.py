@@ -45,6 +45,8 @@ def main() -> None:
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--seeds", type=int, default=5)
     options = parser.parse_args()
+    if options.plot:
+        import matplotlib  # noqa: F401 - from the extra "plot"; missed now and not at the end
     curves: dict[tuple[str, str], list[float]] = {}
     print(f"{'spectrum':28s}{'lanczos':>10s}{'power':>10s}")
     for name, singular_values in SPECTRA.items():

@@ -57,7 +57,29 @@ def test_fit_transform_and_info(sites, tmp_path):
 
     done = run("info", model)
     assert "solver covariance (exact)" in done.output
-    assert "variance explained at each site: north" in done.output
+    assert "of each site's own variance: north" in done.output
+
+
+def test_info_lists_what_left_a_site(sites, tmp_path):
+    run("fit", *sites, "-k", "95%", "-q", "-o", tmp_path / "m")
+    done = run("info", tmp_path / "m", "--ledger")
+    assert "What crossed" in done.output
+    assert "covariance" in done.output
+    assert "to and from north" in run("info", tmp_path / "m", "--site", "north").output
+    done = run("info", tmp_path / "m", "--site", "nowhere")
+    assert done.exit_code == 2
+    assert "there are north, south" in done.output
+    assert load(tmp_path / "m").n_components == 0.95
+
+
+def test_an_interrupted_fit_says_how_to_go_on(sites, tmp_path, monkeypatch):
+    def interrupt(self, X):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.FederatedPCA, "fit", interrupt)
+    done = run("fit", *sites, "-o", tmp_path / "m")
+    assert done.exit_code == 130
+    assert "--journal" in done.output
 
 
 def test_options_of_fit(sites, tmp_path):

@@ -198,14 +198,20 @@ def test_sparse_rows_are_never_densified(solver, monkeypatch):
 
 
 @every_solver
-def test_share_of_each_sites_variance(solver):
+@pytest.mark.parametrize("far", [0.0, 10.0, 1e7])
+@pytest.mark.parametrize("scale", [False, True])
+def test_share_of_each_sites_own_variance(solver, far, scale):
     rng = np.random.default_rng(7)
-    sites = {"a": gapped_rows(rng, 50, 6, 2, offset=1.0), "b": rng.standard_normal((40, 6))}
-    ours = FederatedPCA(2, solver=solver, random_state=0).fit(sites)
+    sites = {"a": gapped_rows(rng, 50, 6, 2, offset=1.0), "b": rng.standard_normal((40, 6)) + far}
+    sites |= {"one row": rng.standard_normal((1, 6)), "empty": np.empty((0, 6))}
+    ours = FederatedPCA(2, solver=solver, scale=scale, random_state=0, max_rounds=5000).fit(sites)
     for name, rows in sites.items():
-        centred = rows - ours.mean_
+        if len(rows) < 2:
+            assert np.isnan(ours.site_variance_ratio_[name])
+            continue
+        centred = (rows - rows.mean(axis=0)) / ours.scale_
         share = np.sum((centred @ ours.components_.T) ** 2) / np.sum(centred**2)
-        assert ours.site_variance_ratio_[name] == pytest.approx(share, rel=1e-10)
+        assert ours.site_variance_ratio_[name] == pytest.approx(share, rel=1e-9)
 
 
 @every_solver

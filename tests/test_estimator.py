@@ -238,6 +238,9 @@ def test_a_saved_model_comes_back_whole_and_the_same_bits_each_time(solver, tmp_
             np.testing.assert_array_equal(getattr(back, name), value)
     for name in ("rounds", "solver_rounds", "bytes_up", "bytes_down", "sites", "stopped", "seed"):
         assert getattr(back.run_, name) == getattr(model.run_, name)
+    assert list(back.run_.ledger) == list(model.run_.ledger)
+    of_one = sum(total.bytes for total in back.run_.ledger.totals("north"))
+    assert 0 < of_one < back.run_.bytes_up + back.run_.bytes_down
     np.testing.assert_array_equal(back.transform(frame), model.transform(frame))
     back.save(tmp_path / "b.fedpca")
     assert (tmp_path / "a.fedpca").read_bytes() == (tmp_path / "b.fedpca").read_bytes()

@@ -187,10 +187,10 @@ def test_a_journal_damaged_in_the_middle_is_refused(damage, tmp_path):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"tol": 1e-3}, "its parameters is"),
-        ({"n_components": 2}, "its parameters is"),
-        ({"sites": "ab"}, "its (sites|quorum) is"),
-        ({"quorum": 2}, "its quorum is"),
+        ({"tol": 1e-3}, "parameters, tol: 1e-10 there, 0.001 here"),
+        ({"n_components": 2}, "parameters, n_components: 3 there, 2 here"),
+        ({"sites": "ab"}, "quorum: 3 there, 2 here"),
+        ({"quorum": 2}, "quorum: 3 there, 2 here"),
         ({"random_state": 2}, "a run of seed 1, not 2"),
     ],
 )
@@ -258,7 +258,7 @@ def test_rows_that_changed_are_noticed_at_the_site(tmp_path):
     with pytest.raises(Crash):
         Federation(Crashing(SITES, 3, path), journal=path).run(program, about={})
     changed = {**SITES, "a": SITES["a"] + 1e-9}
-    with pytest.raises(JournalError, match="its rows is"):
+    with pytest.raises(JournalError, match="rows, a: "):
         Federation.local(changed, journal=path).run(program, about={})
     engine = Crashing(changed, None, path)  # as if the coordinator could not look at the rows
     engine.fingerprints = LocalEngine(SITES).fingerprints

@@ -221,6 +221,7 @@ def test_values_whose_sum_overflows_are_refused():
         (lambda p: _text(p / "x.csv", "1.5,2.5\n3,4\n"), "must hold the names"),
         (lambda p: _text(p / "x.csv", ",a\n0,1\n1,2\n"), "column 1 has no name"),
         (lambda p: _text(p / "x.csv", "a,a\n0,1\n1,2\n"), "duplicate columns: a"),
+        (lambda p: _text(p / "x.csv", "a;b\n0;1\n1;2\n"), "separated by commas"),
         (lambda p: _text(p / "x.csv", "a,b\n0,red\n1,2\n"), r"not numeric: b \(string\)"),
         (lambda p: _array(p / "x.npy", np.zeros(3)), "1 dimension"),
         (lambda p: _array(p / "x.npy", np.zeros((2, 2), complex)), "Complex"),

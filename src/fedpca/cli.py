@@ -1,6 +1,6 @@
 """The command line: `fedpca demo | fit | transform | info`.
 
-Exit codes: 0 when it worked, 2 for bad usage or input, 1 for a run that failed.
+Exit codes: 0 when it worked, 2 for bad usage or input, 1 for a run that failed, 130 when interrupted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedpca.errors import FedpcaError, FileError, InputError, JournalError
 from fedpca.estimators import FederatedPCA, load
 from fedpca.federation import Federation
 from fedpca.model import load_model
-from fedpca.report.tables import print_model
+from fedpca.report.tables import print_crossed, print_model
 from fedpca.rows import column_order, open_rows, refuse_non_finite
 
 app = typer.Typer(
@@ -51,7 +51,9 @@ def fit(
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the model goes.")],
     n_components: Annotated[
         str,
-        typer.Option("-k", "--components", help="A number, a share in (0, 1), auto, mp or gap."),
+        typer.Option(
+            "-k", "--components", help="A number, a share (0.95 or 95%), auto, mp, gap or all."
+        ),
     ] = "auto",
     solver: Annotated[str, typer.Option(help="auto, covariance, lanczos or power.")] = "auto",
     scale: Annotated[bool, typer.Option("--scale", help="Divide by standard deviations.")] = False,
@@ -106,10 +108,17 @@ def transform(
 
 
 @app.command()
-def info(model: Annotated[Path, typer.Argument(help="A model that `fedpca fit` wrote.")]) -> None:
+def info(
+    model: Annotated[Path, typer.Argument(help="A model that `fedpca fit` wrote.")],
+    ledger: Annotated[bool, typer.Option("--ledger", help="List what crossed, too.")] = False,
+    site: Annotated[str | None, typer.Option(help="Of the ledger, this site's part.")] = None,
+) -> None:
     """Say what is in a model file."""
     with _exit_codes():
-        print_model(out, load(model))
+        fitted = load(model)
+        print_model(out, fitted)
+        if ledger or site:
+            print_crossed(out, fitted.run_, site)
 
 
 @app.command()
@@ -159,6 +168,8 @@ def _write_scores(model_path: Path, source: Path, output: Path) -> int:
 
 def _components(text: str) -> Any:
     """What the user means by -k: an int, a share or the name of a rule."""
+    if text.endswith("%"):
+        text = f"{text[:-1]}e-2"
     for kind in (int, float):
         try:
             return kind(text)
@@ -210,6 +221,9 @@ def _exit_codes() -> Iterator[None]:
     """Errors as one line on standard error: 2 for bad input, 1 for a run that failed."""
     try:
         yield
+    except KeyboardInterrupt:
+        err.print("interrupted; with --journal, the same command goes on from here")
+        sys.exit(130)
     except (InputError, InvalidParameterError, FileError, JournalError) as error:
         err.print(f"error: {error}", style="red", soft_wrap=True)
         sys.exit(2)

@@ -184,6 +184,8 @@ def _open_npz(path: Path) -> Rows:
 
 def _header(names: list[str]) -> list[str]:
     """The names, unless they are missing or look like the first row of numbers."""
+    if len(names) == 1 and any(mark in names[0] for mark in ";\t|"):
+        raise InputError("the columns must be separated by commas")
     if "" in names:
         raise InputError(
             f"column {names.index('') + 1} has no name; write the file without its row index"

@@ -115,10 +115,15 @@ def _open_or_create(path: Path) -> BinaryIO:
         raise JournalError(f"{path} cannot be a journal: {error.strerror}") from None
 
 
-def _refuse_other(path: Path, recorded: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-    for key in sorted(recorded.keys() | about.keys()):
-        if recorded.get(key) != about.get(key):
-            raise JournalError(
-                f"{path} belongs to another run: its {key} is {recorded.get(key)!r}, this one's "
-                f"{about.get(key)!r}; give the name of a new file"
-            )
+def _refuse_other(path: Path, recorded: Any, about: Any, where: str = "") -> None:
+    """Raise an error that names the first thing in which the journal's run differs from this one."""
+    if recorded == about:
+        return
+    if isinstance(recorded, dict) and isinstance(about, dict):
+        for key in sorted(recorded.keys() | about.keys()):
+            inner = f"{where}, {key}" if where else key
+            _refuse_other(path, recorded.get(key), about.get(key), inner)
+    raise JournalError(
+        f"{path} belongs to another run ({where}: {recorded!r} there, {about!r} here); give the name "
+        "of a new file"
+    )

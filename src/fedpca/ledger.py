@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedpca.message import Array
 
@@ -94,16 +94,32 @@ class Ledger:
                     yield Entry(*head, name, shape, size, crossing.how)
                 yield Entry(*head, ENVELOPE, (), total - payload, crossing.how)
 
-    def totals(self) -> list[Total]:
-        """Messages and bytes of each question, field and shape, in the order of first use."""
+    def totals(self, site: str | None = None) -> list[Total]:
+        """Messages and bytes of each question, field and shape, of all sites or of one."""
         totals: dict[tuple[str, str, str, tuple[int, ...], str], Total] = {}
         for entry in self:
+            if site not in (None, entry.site):
+                continue
             key = (entry.question, entry.direction, entry.field, entry.shape, entry.how)
             so_far = totals.get(key, Total(*key, 0, 0))
             totals[key] = so_far._replace(
                 messages=so_far.messages + 1, bytes=so_far.bytes + entry.bytes
             )
         return list(totals.values())
+
+    def to_header(self) -> list[list[object]]:
+        """The ledger as plain values."""
+        return [list(crossing) for crossing in self._crossings]
+
+    @classmethod
+    def from_header(cls, crossings: list[list[Any]]) -> Ledger:
+        """The ledger that `to_header` gave."""
+        restored = []
+        for number, question, direction, how, fields, sites in crossings:
+            shapes = tuple((name, tuple(shape), size) for name, shape, size in fields)
+            sizes = tuple((site, size) for site, size in sites)
+            restored.append(_Crossing(number, question, direction, how, shapes, sizes))
+        return cls(restored)
 
     def _bytes(self, direction: str) -> int:
         return sum(

@@ -15,7 +15,7 @@ class Run:
     ``history`` has an entry for each round: its number, question, number of sites, bytes up and
     down, seconds, and the residual where a solver knew it. ``lost`` says which site was given up in
     which round, and why. ``sites`` are those of which the result is. A model's file keeps all but the
-    seconds and the ledger.
+    seconds.
     """
 
     seed: int = 0
@@ -28,13 +28,15 @@ class Run:
 
     def to_header(self) -> dict[str, Any]:
         """The record as plain values, without what differs between two equal runs."""
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "ledger"}
-        return {**values, "history": [{**entry, "seconds": None} for entry in self.history]}
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        history = [{**entry, "seconds": None} for entry in self.history]
+        return {**values, "history": history, "ledger": self.ledger.to_header()}
 
     @classmethod
     def from_header(cls, header: dict[str, Any]) -> Run:
         """The record that `to_header` gave."""
-        return cls(**{**header, "sites": tuple(header["sites"])})
+        ledger = Ledger.from_header(header["ledger"])
+        return cls(**{**header, "sites": tuple(header["sites"]), "ledger": ledger})
 
     @property
     def rounds(self) -> int:

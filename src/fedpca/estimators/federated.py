@@ -44,7 +44,7 @@ class FederatedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
     center : bool
         Whether components are about the mean of all sites' rows or about zero.
     scale : bool
-        Whether each feature is divided by its standard deviation over all sites.
+        Whether each feature is divided by its standard deviation over all sites (a constant one by 1).
     whiten : bool
         Whether scores are divided by their standard deviations.
     tol : float
@@ -64,8 +64,8 @@ class FederatedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
     noise_variance_ : float
         Mean variance of what is left out.
     site_variance_ratio_ : dict
-        Share of each site's own variance that the components explain; empty where a site's policy
-        keeps it to itself.
+        Share of each site's variance, about its own mean, that the components explain; empty where a
+        site's policy keeps it to itself.
     run_ : Run
         Rounds, bytes, history, ledger, lost sites, and why the solver stopped.
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from fedpca.errors import PolicyRefused
 from fedpca.federation import Federation
+from fedpca.framed import MOST_CANCELLATION, FramedRows
 from fedpca.message import Array
 from fedpca.moments import Moments, moments
 from fedpca.planner import choose_solver
@@ -18,9 +19,28 @@ from fedpca.solvers import SOLVERS, Solution
 
 @question(asks={"V": "float64 d k"}, answers={"explained": "float64", "total": "float64"})
 def explained_energy(site: Any, V: Array) -> dict[str, Any]:
-    """What the components carry of a site's sum of squares, and the whole of it."""
-    total = np.float64(site.memory["energy"])
-    return {"explained": np.float64(site.framed.energy_along(V, total)), "total": total}
+    """What the components carry of a site's squares about its own mean, and all of these.
+
+    Squares about a point exceed those about the mean by n times the squared distance. Where a site is
+    so far from the others that the difference would cancel, its rows are read once more.
+    """
+    total, n = float(site.memory["energy"]), site.rows.n_rows
+    explained = site.framed.energy_along(V, total)
+    own_mean = site.memory["sums"][site.memory.get("order", slice(None))] / max(1, n)
+    away = (own_mean - site.memory["mean"]) / site.memory["scale"]
+    between = n * float(away @ away)
+    if between <= MOST_CANCELLATION * (total - between):
+        explained, total = explained - n * float(np.sum((away @ V) ** 2)), total - between
+    else:
+        own = FramedRows(
+            site.rows,
+            mean=own_mean,
+            scale=site.memory["scale"],
+            order=site.memory.get("order"),
+        )
+        total = float(own.squares().sum())
+        explained = own.energy_along(V, total)
+    return {"explained": np.float64(explained), "total": np.float64(total)}
 
 
 def principal_components(

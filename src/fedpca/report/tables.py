@@ -6,18 +6,22 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from fedpca.errors import InputError
 from fedpca.estimators import FederatedPCA
 from fedpca.run import Run
 
 
-def print_crossed(console: Console, run: Run) -> None:
-    """A table of what crossed, a line for each question and field."""
-    table = Table(title="What crossed", title_justify="left")
+def print_crossed(console: Console, run: Run, site: str | None = None) -> None:
+    """A table of what crossed, a line for each question and field, of all sites or of one."""
+    if site not in (None, *run.sites, *(loss["site"] for loss in run.lost)):
+        raise InputError(f"no site {site!r} in this run; there are {', '.join(run.sites)}")
+    title = "What crossed" if site is None else f"What crossed to and from {site}"
+    table = Table(title=title, title_justify="left")
     for name in ("question", "direction", "field", "shape", "how"):
         table.add_column(name)
     for name in ("messages", "bytes"):
         table.add_column(name, justify="right")
-    for row in run.ledger.totals():
+    for row in run.ledger.totals(site):
         shape = " x ".join(str(n) for n in row.shape)
         table.add_row(
             row.question,
@@ -59,4 +63,4 @@ def print_model(out: Console, model: FederatedPCA) -> None:
         out.print(f"... and {model.n_components_ - 20} more")
     if model.site_variance_ratio_:
         shares = ", ".join(f"{k} {v:.1%}" for k, v in model.site_variance_ratio_.items())
-        out.print(f"variance explained at each site: {shares}")
+        out.print(f"of each site's own variance: {shares}")
