@@ -68,7 +68,7 @@ def tall(quick: bool, n_sites: int = 10, rows: int = 20000) -> None:
     if n_sites == 10:
         contestants["PCA randomized"] = lambda: PCA(k, svd_solver="randomized").fit(X)
         contestants["PCA full"] = lambda: PCA(k, svd_solver="full").fit(X)
-    seconds = race(contestants, 3 if quick or n_sites == 10 else 7)
+    seconds = race(contestants, 3 if quick or n_sites == 10 else 15)
     if n_sites == 10:
         fast = dict(list(contestants.items())[:2])
         seconds |= race(fast, 3 if quick else 9)

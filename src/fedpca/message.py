@@ -37,6 +37,7 @@ DTYPES = {
 _PREFIX = struct.Struct("<4sIIIQ")  # mark, version, crc of the rest, header bytes, all bytes
 _BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
 _ALIGN = 8
+_JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 PREFIX_BYTES = _PREFIX.size
 
 # what a header of any contents can make Python and numpy raise
@@ -114,7 +115,7 @@ def encoded_size(prefix: bytes) -> int | None:
 
 def _header_text(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> bytes:
     fields = [[name, DTYPES[array.dtype], array.shape] for name, array in arrays.items()]
-    text = json.dumps({**header, "fields": fields}, sort_keys=True, separators=(",", ":")).encode()
+    text = _JSON.encode({**header, "fields": fields}).encode()
     return text + b" " * _padding(PREFIX_BYTES + len(text))
 
 

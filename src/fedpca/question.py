@@ -113,11 +113,20 @@ def _check(
         if DTYPES.get(array.dtype) != dtype:
             raise MessageError(f"field {name!r} of {where} is {array.dtype} instead of {dtype}")
         _bind(shape, array.shape, dimensions, f"field {name!r} of {where}")
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            n_bad = array.size - int(np.isfinite(array).sum())
+        n_bad = _count_non_finite(array)
+        if n_bad:
             raise MessageError(f"field {name!r} of {where} has {n_bad} values that are not finite")
         checked[name] = array
     return checked
+
+
+def _count_non_finite(array: Array) -> int:
+    if array.dtype.kind != "f":
+        return 0
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(array.sum()):  # which no sum with a NaN or an infinity is
+            return 0
+    return int(array.size - np.isfinite(array).sum())
 
 
 def _bind(names: list[str], shape: tuple[int, ...], dimensions: Dimensions, where: str) -> None:
