@@ -343,10 +343,13 @@ def test_a_slow_answer_that_is_ready_at_the_second_try_counts():
 
 
 def test_hung_threads_do_not_hold_the_process_up():
+    before = set(threading.enumerate())
     fed = Federation.local([slow_site("slow", [600.0])], timeout=0.1)
     with pytest.raises(QuorumLost):
         FederatedPCA(1).fit(fed)
-    assert all(t.daemon for t in threading.enumerate() if t is not threading.main_thread())
+    left = set(threading.enumerate()) - before
+    assert left
+    assert all(thread.daemon for thread in left)
 
 
 def test_bad_rows_stop_the_fit_at_once_whatever_the_quorum():

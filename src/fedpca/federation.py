@@ -71,6 +71,11 @@ class Federation:
         Called with the entry of `Run.history` after each round.
     """
 
+    # of the run that goes on now, set by _begin
+    _journal: Journal | None
+    _best: Callable[[], Array] | None
+    _unannounced: dict[str, Any] | None
+
     def __init__(
         self,
         engine: Engine,
@@ -94,9 +99,6 @@ class Federation:
         if timeout is not None and not (isinstance(timeout, Real) and timeout > 0):
             raise InputError(f"timeout={timeout!r} must be a number of seconds above 0, or None")
         self.engine = engine
-        self._journal: Journal | None = None
-        self._best: Callable[[], Array] | None = None
-        self._unannounced: dict[str, Any] | None = None
         self.quorum = len(names) if quorum is None else quorum
         self.timeout = timeout
         self.on_round = on_round
