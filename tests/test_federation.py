@@ -45,6 +45,12 @@ def fail_with_a_row(site):
     raise RuntimeError(f"the row is {next(site.rows.blocks())[0]}")
 
 
+@question(answers={"count": "int64"}, remembers=True)
+def forget_and_fail(site):
+    site.memory.clear()
+    raise RuntimeError
+
+
 @question(answers={"y": "float64"})
 def write_without_saying_so(site):
     site.memory["y"] = np.zeros(3)
@@ -292,6 +298,16 @@ def test_a_round_asked_again_gets_the_same_answer_and_changes_memory_once():
     assert int(second.arrays["count"]) == 2
     other_run = decode(site.answer_bytes(encode(compose({**header, "run": "s"}, {}))))
     assert int(other_run.arrays["count"]) == 1
+
+
+def test_a_question_that_fails_leaves_memory_as_it_was():
+    site = Site(ROWS[0], name="north")
+    header = {"run": "r", "verb": "sum", "n_sites": 1}
+    site.answer(compose({**header, "round": 1, "question": "count_calls"}, {}))
+    failed = site.answer(compose({**header, "round": 2, "question": "forget_and_fail"}, {}))
+    assert failed.header["error"] == "SiteFailed"
+    again = site.answer(compose({**header, "round": 2, "question": "count_calls"}, {}))
+    assert int(again.arrays["count"]) == 2
 
 
 class SlowRows:

@@ -17,7 +17,7 @@ from fedpca import FederatedPCA, Federation, Site, question
 from fedpca.engines.local import LocalEngine
 from fedpca.errors import InputError, JournalError, QuorumLost
 from fedpca.journal import Journal
-from fedpca.message import PREFIX_BYTES, encoded_size
+from fedpca.message import PREFIX_BYTES, compose, decode, encode, encoded_size
 
 RNG = np.random.default_rng(0)
 SITES = dict(zip("abc", np.array_split(gapped_rows(RNG, 120, 9, 3), 3), strict=True))
@@ -129,6 +129,11 @@ def test_losing_a_site_is_recorded_too(tmp_path):
     second = FederatedPCA(2, **options).fit(Federation(engine, quorum=2, journal=path))
     assert engine.asked == []
     assert second.run_.lost == first.run_.lost
+    data, void = path.read_bytes(), []
+    while data:
+        record, data = decode(data[: (n := encoded_size(data[:PREFIX_BYTES]))]), data[n:]
+        void += [record.arrays] if record.header.get("lost") else []
+    assert void == [{}]  # nothing of a round that came to nothing is kept
     assert second.components_.tobytes() == first.components_.tobytes()
     assert list(second.run_.ledger) == list(first.run_.ledger)
 
@@ -146,6 +151,19 @@ def test_a_torn_last_record_is_dropped(cut, tmp_path):
     third = Crashing(SITES)
     fit(third, path, "lanczos", random_state=2)
     assert third.asked == []
+
+
+def test_what_is_torn_leaves_nothing_behind_what_is_written_in_its_place(tmp_path):
+    path = tmp_path / "j"
+    with pytest.raises(Crash):
+        fit(Crashing(SITES, 6, path), path, "lanczos", random_state=2)
+    torn = encode(compose({"round": 6}, {"x": RNG.standard_normal(100_000)}))[:-1]
+    path.write_bytes(path.read_bytes() + torn)
+    first = fit(LocalEngine, path, "lanczos", random_state=2)
+    engine = Crashing(SITES)
+    second = fit(engine, path, "lanczos", random_state=2)
+    assert engine.asked == []
+    assert first.components_.tobytes() == second.components_.tobytes()
 
 
 def test_zeros_that_a_file_system_left_are_dropped(tmp_path):
