@@ -300,6 +300,18 @@ def test_a_round_asked_again_gets_the_same_answer_and_changes_memory_once():
     assert int(other_run.arrays["count"]) == 1
 
 
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_round_asked_again_counts_once_whether_its_answer_was_kept_or_not(keep):
+    site = Site(ROWS[0], name="north")
+
+    def ask(number):
+        header = {"run": "r", "round": number, "verb": "sum", "n_sites": 1}
+        request = compose({**header, "question": "count_calls"}, {})
+        return int(site.answer(request, keep=keep).arrays["count"])
+
+    assert [ask(number) for number in (1, 1, 2, 2, 2, 3)] == [1, 1, 2, 2, 2, 3]
+
+
 def test_a_question_that_fails_leaves_memory_as_it_was():
     site = Site(ROWS[0], name="north")
     header = {"run": "r", "verb": "sum", "n_sites": 1}

@@ -90,7 +90,7 @@ class FramedRows:
         return np.asarray(total[self._order] / self._scale**2)
 
     def gram(self) -> Array:
-        """A'A, ``(d, d)``; kept for later products where the memory limit allows."""
+        """A'A, ``(d, d)``; kept for later products where that pays and the memory limit allows."""
         if self._gram is not None:
             return self._gram
         with np.errstate(over="ignore", invalid="ignore"):

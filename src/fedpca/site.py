@@ -108,6 +108,7 @@ class Site:
         self.memory: dict[str, Array] = _read_only({})
         self._run: str | None = None
         self._round = 0  # the last one answered
+        self._memory_before = self.memory  # that round
         self._left: set[str] = set()  # runs that are over, whose late questions must not count
         self._answered: tuple[int, Message] | None = None  # round and reply
         self._framed: FramedRows | None = None
@@ -130,7 +131,8 @@ class Site:
     def answer(self, request: Message, *, keep: bool = True) -> Message:
         """The answer, or an error as an answer; a round asked again gets the same one again.
 
-        Where no answer can be lost on its way, an engine may spare the site from keeping it.
+        Where answers are hardly ever lost on their way, an engine may spare the site from keeping
+        them; one that is asked for again is then worked out again.
         """
         with self._lock:
             try:
@@ -172,8 +174,11 @@ class Site:
         self.policy.check(question, header, self.rows.n_rows if self.policy.min_rows else None)
         lengths = {"d": self.rows.n_features}
         arrays = question.check_request(message.arrays, lengths)
-        before = self.memory
+        found = self.memory
+        # a round that is asked again begins from the memory that it began from
+        before = self._memory_before if header["round"] == self._round else found
         try:
+            self.memory = before
             if question.remembers:
                 self.memory = dict(before)
                 # what it keeps must not be a view that keeps the whole request alive
@@ -184,11 +189,11 @@ class Site:
             if question.remembers:
                 self._save(header["round"], reply)
         except BaseException:
-            self.memory = before
+            self.memory = found
             raise
         self.memory = _read_only({k: np.asarray(v) for k, v in self.memory.items()})
         self._answered = (header["round"], reply) if keep else None
-        self._round = header["round"]
+        self._round, self._memory_before = header["round"], before
         return reply
 
     def _reply(self, asked: Header, more: Header, arrays: Mapping[str, Array]) -> Message:
