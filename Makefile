@@ -19,6 +19,7 @@ lint: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/exact.py
+	$(BIN)/python benchmarks/streaming.py
 
 $(STAMP): pyproject.toml
 	python3 -m venv $(VENV)

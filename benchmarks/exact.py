@@ -11,7 +11,6 @@ are noisy. `memory` writes a 4 GB set to a temporary folder and fits it in a pro
 from __future__ import annotations
 
 import argparse
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -21,31 +20,11 @@ from pathlib import Path
 
 import numpy as np
 import scipy.sparse as sp
+from racing import race, show
 from sklearn.decomposition import PCA
 
 from fedpca import FederatedPCA, Federation
 from fedpca.linalg import sine_of_angle
-
-
-def race(contestants: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Median seconds of each, taken in turns."""
-    seconds: dict[str, list[float]] = {name: [] for name in contestants}
-    for _ in range(repeats):
-        for name, run in contestants.items():
-            began = time.perf_counter()
-            run()
-            seconds[name].append(time.perf_counter() - began)
-    return {name: statistics.median(values) for name, values in seconds.items()}
-
-
-def show(title: str, seconds: dict[str, float], bounds: dict[str, float]) -> None:
-    """Print each contestant's seconds and our ratio to it beside the bound."""
-    print(f"\n{title}")
-    ours = seconds["fedpca"]
-    for name, value in seconds.items():
-        ratio = "" if name == "fedpca" else f"   fedpca / this {ours / value:5.2f}"
-        bound = f"   (bound {bounds[name]:.2f})" if name in bounds else ""
-        print(f"  {name:32s}{value:8.3f} s{ratio}{bound}")
 
 
 def decaying_rows(n: int, d: int) -> np.ndarray:

@@ -50,6 +50,8 @@ def test_the_public_names_are_these():
         "FedpcaError",
         "Policy",
         "Site",
+        "StreamingPCA",
+        "Summary",
         "__version__",
         "load",
         "question",
@@ -305,7 +307,7 @@ def test_a_file_that_is_no_model_at_all(tmp_path):
 
 
 def test_a_model_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
-    from fedpca import model as model_module
+    from fedpca import tensorfile
 
     target = tmp_path / "m"
     target.write_text("old")
@@ -314,7 +316,7 @@ def test_a_model_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
         path.write_bytes(b"half")
         raise OSError("disk full")
 
-    monkeypatch.setattr(model_module, "save_file", half)
+    monkeypatch.setattr(tensorfile, "save_file", half)
     with pytest.raises(OSError, match="disk full"):
         FederatedPCA(2).fit(SITES).save(target)
     assert target.read_text() == "old"

@@ -10,7 +10,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from fedpca import FederatedPCA, Federation
 from fedpca.linalg import sine_of_angle
-from fedpca.moments import moments
+from fedpca.moments import common_features, moments
 from fedpca.planner import choose_solver, covariance_bytes, expected_rounds, lanczos_bytes
 from fedpca.rank import rank_rule
 from fedpca.solvers.lanczos import block_lanczos
@@ -52,7 +52,7 @@ def solve(X, k, fed=None, **options):
     fed = fed or Federation.local(np.array_split(X, 3))
 
     def program(fed, start):
-        known = moments(fed, center=True, scale=False)
+        known = moments(fed, common_features(fed), center=True, scale=False)
         rank = rank_rule(k, known.n, known.d)
         settings = {"start": start, "tol": 1e-11, "max_rounds": 2000, **options}
         return block_lanczos(fed, known, rank, **settings)

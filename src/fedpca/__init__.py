@@ -2,10 +2,11 @@
 
 from fedpca._version import __version__
 from fedpca.errors import FedpcaError
-from fedpca.estimators import FederatedPCA, load
+from fedpca.estimators import FederatedPCA, StreamingPCA, load
 from fedpca.federation import Federation
 from fedpca.question import question
 from fedpca.site import Policy, Site
+from fedpca.summary import Summary
 
 __all__ = [
     "FederatedPCA",
@@ -13,6 +14,8 @@ __all__ = [
     "FedpcaError",
     "Policy",
     "Site",
+    "StreamingPCA",
+    "Summary",
     "__version__",
     "load",
     "question",

@@ -1,4 +1,4 @@
-"""The command line: `fedpca demo | fit | transform | info`.
+"""The command line: `fedpca demo | fit | transform | summarize | merge | info`.
 
 Exit codes: 0 when it worked, 2 for bad usage or input, 1 for a run that failed, 130 when interrupted.
 """
@@ -6,6 +6,7 @@ Exit codes: 0 when it worked, 2 for bad usage or input, 1 for a run that failed,
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,11 +21,13 @@ from fedpca import atomic
 from fedpca._version import __version__
 from fedpca.demo import run_demo
 from fedpca.errors import FedpcaError, FileError, InputError, JournalError
-from fedpca.estimators import FederatedPCA, load
+from fedpca.estimators import FederatedPCA, StreamingPCA, load
 from fedpca.federation import Federation
 from fedpca.model import load_model
-from fedpca.report.tables import print_crossed, print_model
-from fedpca.rows import column_order, open_rows, refuse_non_finite
+from fedpca.report.tables import print_crossed, print_model, print_summary
+from fedpca.rows import column_order, open_rows, refuse_non_finite, some_of
+from fedpca.summary import N_SPARE, Summary, merge_in_tree
+from fedpca.summary_file import is_summary
 
 app = typer.Typer(
     name="fedpca",
@@ -41,6 +44,9 @@ DEFAULTS = FederatedPCA()
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the output file.")]
+FanIn = Annotated[
+    int | None, typer.Option(help="Summaries merged at a time, in a tree; all at once by default.")
+]
 
 
 @app.command()
@@ -55,7 +61,9 @@ def fit(
             "-k", "--components", help="A number, a share (0.95 or 95%), auto, mp, gap or all."
         ),
     ] = "auto",
-    solver: Annotated[str, typer.Option(help="auto, covariance, lanczos or power.")] = "auto",
+    solver: Annotated[
+        str, typer.Option(help="auto, covariance, lanczos, power, merge or average.")
+    ] = "auto",
     scale: Annotated[bool, typer.Option("--scale", help="Divide by standard deviations.")] = False,
     tol: Annotated[float, typer.Option(help="Residual at which the solver stops.")] = DEFAULTS.tol,
     max_rounds: Annotated[
@@ -67,6 +75,7 @@ def fit(
         typer.Option(help="File that makes the run resumable; give it again to resume."),
     ] = None,
     jobs: Annotated[int | None, typer.Option(help="Sites that work at the same time.")] = None,
+    fan_in: FanIn = None,
     force: Force = False,
     quiet: Quiet = False,
 ) -> None:
@@ -80,6 +89,7 @@ def fit(
             tol=tol,
             max_rounds=max_rounds,
             random_state=seed,
+            fan_in=fan_in,
         )
         fed = Federation.local(
             _named_sites(files), n_jobs=jobs, journal=journal, on_round=_progress(quiet)
@@ -108,16 +118,69 @@ def transform(
 
 
 @app.command()
+def summarize(
+    file: Annotated[Path, typer.Argument(help="Rows: a file or folder, read once.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where the summary goes.")],
+    n_components: Annotated[
+        str,
+        typer.Option(
+            "-k", "--components", help="A number, a share (0.95 or 95%), auto, mp, gap or all."
+        ),
+    ] = "auto",
+    spare: Annotated[int, typer.Option(help="Directions to carry beyond these.")] = N_SPARE,
+    force: Force = False,
+    quiet: Quiet = False,
+) -> None:
+    """Summarize one site's rows in a file that can be merged with those of other sites."""
+    with _exit_codes():
+        _refuse_overwriting(output, force)
+        wanted = _components(n_components)
+        summary = Summary.of(file, wanted, n_spare=spare, on_block=_rows_read(quiet))
+        summary.save(output)
+        if not quiet:
+            print_summary(out, summary)
+            out.print(f"Wrote {output}")
+
+
+@app.command()
+def merge(
+    files: Annotated[list[Path], typer.Argument(help="Summaries that `summarize` wrote.")],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", help="Where the model goes; a summary if it ends so."),
+    ],
+    n_components: Annotated[
+        int | None, typer.Option("-k", "--components", help="As many as summarized by default.")
+    ] = None,
+    fan_in: FanIn = None,
+    force: Force = False,
+    quiet: Quiet = False,
+) -> None:
+    """Merge the summaries of several sites into a model, or into another summary."""
+    with _exit_codes():
+        _refuse_overwriting(output, force)
+        merged = merge_in_tree(_named_summaries(files), fan_in)
+        if output.suffix == ".summary":
+            merged.save(output)
+        else:
+            StreamingPCA.from_summary(merged, n_components).save(output)
+        if not quiet:
+            _print_file(output)
+            out.print(f"Wrote {output}")
+
+
+@app.command()
 def info(
-    model: Annotated[Path, typer.Argument(help="A model that `fedpca fit` wrote.")],
+    file: Annotated[Path, typer.Argument(help="A model or a summary.")],
     ledger: Annotated[bool, typer.Option("--ledger", help="List what crossed, too.")] = False,
     site: Annotated[str | None, typer.Option(help="Of the ledger, this site's part.")] = None,
 ) -> None:
-    """Say what is in a model file."""
+    """Say what is in a model or summary file."""
     with _exit_codes():
-        fitted = load(model)
-        print_model(out, fitted)
+        fitted = _print_file(file)
         if ledger or site:
+            if not isinstance(fitted, FederatedPCA):
+                raise InputError(f"{file} has no ledger: nothing crossed but the file itself")
             print_crossed(out, fitted.run_, site)
 
 
@@ -136,6 +199,29 @@ def main(
     if version:
         out.print(__version__)
         raise typer.Exit
+
+
+def _print_file(path: Path) -> Any:
+    """Print what is in a model or summary file, and give it."""
+    if is_summary(path):
+        summary = Summary.load(path)
+        print_summary(out, summary)
+        return summary
+    model = load(path)
+    print_model(out, model)
+    return model
+
+
+def _named_summaries(files: list[Path]) -> list[Summary]:
+    """The summaries in files, each checked against the first, by the names of the files."""
+    summaries = [Summary.load(path) for path in files]
+    for path, summary in zip(files[1:], summaries[1:], strict=True):
+        summaries[0].check_alike(summary, f"{path}, compared with {files[0]}")
+    resolved = Counter(path.resolve() for path in files)
+    twice = [path.name for path, times in resolved.items() if times > 1]
+    if twice:
+        raise InputError(f"given twice, so that its rows would count twice: {some_of(twice)}")
+    return summaries
 
 
 def _write_scores(model_path: Path, source: Path, output: Path) -> int:
@@ -214,6 +300,13 @@ def _progress(quiet: bool) -> Callable[[dict[str, Any]], None] | None:
         )
 
     return show
+
+
+def _rows_read(quiet: bool) -> Callable[[int], None] | None:
+    """One line that counts the rows, on a terminal and unless told to be quiet."""
+    if quiet or not err.is_terminal:
+        return None
+    return lambda n: err.print(f"{n:,} rows read", end="\r")
 
 
 @contextmanager

@@ -4,10 +4,9 @@ With ``X`` a site's rows, ``m`` the global mean and ``s`` the global scale, the 
 ``A = (X - 1 m') / s`` and the products are ``A'A`` and ``A'(A Z)``. ``A`` is never stored: blocks are
 centred on the fly, the scale and the order of columns are moved onto ``Z`` and the result.
 
-Centring comes before multiplying. Raw second moments minus ``n m m'`` lose every digit at an offset
-of 1e8, so they serve only for a block where the diagonal shows that at most eight bits are lost.
-Sparse rows stay sparse: columns without a zero are shifted where they are stored, and the mean of the
-others, whose variance is at least ``m^2 / n``, is subtracted from the products.
+Centring comes before multiplying (`fedpca.blocks`). Raw second moments minus ``n m m'`` lose every
+digit at an offset of 1e8, so they serve only for a block where the diagonal shows that at most eight
+bits are lost.
 """
 
 from __future__ import annotations
@@ -17,13 +16,14 @@ from itertools import count
 from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 from scipy.linalg.blas import dgemm
 
+from fedpca.blocks import MOST_CANCELLATION, Centred, Mean, centre, full_columns
 from fedpca.errors import InputError
 from fedpca.message import Array
 from fedpca.rows import Block, Rows, is_sparse
 
-MOST_CANCELLATION = 256.0  # how far a raw second moment may exceed the central one: eight bits
 MEMORY_LIMIT = 256 << 20  # bytes that a site may spend on a cached A'A
 
 
@@ -84,8 +84,8 @@ class FramedRows:
         """The sum of squares of each column of A, ``(d,)``."""
         total = np.zeros(len(self._mean))
         with np.errstate(over="ignore", invalid="ignore"):
-            for block, shift in self._blocks():
-                total += _column_squares(block, shift)
+            for block in self._blocks():
+                total += block.squares()
         _refuse_overflow(total)
         return np.asarray(total[self._order] / self._scale**2)
 
@@ -141,6 +141,16 @@ class FramedRows:
             total += float(np.vdot(scores, scores))
         return total
 
+    def parts(self) -> Iterator[tuple[Mean, Centred]]:
+        """The blocks of A, in the common order and scale; of rows whose mean is zero."""
+        zero = np.zeros(len(self._mean))
+        for block in self._blocks():
+            rows = block.rows[:, self._order]
+            shift = None if block.shift is None else block.shift[self._order] / self._scale
+            if not self._is_unscaled:
+                rows = rows / self._scale if shift is None else _scaled(rows, self._scale)
+            yield Mean(float(block.n_rows), zero, zero), Centred(rows, shift)
+
     def _own_gram(self) -> Array:
         """The Gram matrix of the centred rows, in their own order and without the scale."""
         moments = RawMoments(self._mean)
@@ -150,31 +160,23 @@ class FramedRows:
             is_whole = block.shape[0] == self._rows.n_rows
             if centred is None and moments.add(block, self._sums if is_whole else None):
                 continue
-            part = _gram(*self._centre(index, block))
+            part = self._centre(index, block).inner()
             centred = part if centred is None else np.add(centred, part, out=centred)
         return moments.central() if centred is None else centred + moments.central()
 
-    def _blocks(self) -> Iterator[tuple[Block, Array | None]]:
+    def _blocks(self) -> Iterator[Centred]:
         return map(self._centre, count(), self._rows.blocks())
 
-    def _raw_blocks(self) -> Iterator[tuple[Block, Array]]:
+    def _raw_blocks(self) -> Iterator[Centred]:
         """The blocks as they are, for products that are centred after they are formed."""
-        return ((block, self._mean) for block in self._rows.blocks())
+        return (Centred(block, self._mean) for block in self._rows.blocks())
 
-    def _centre(self, index: int, block: Block) -> tuple[Block, Array | None]:
-        """The centred block and None, or a sparse block and the mean that it still has."""
+    def _centre(self, index: int, block: Block) -> Centred:
         if not is_sparse(block):
-            return np.subtract(block, self._mean, dtype=np.float64), None
-        block = block.astype(np.float64, copy=False)  # products of narrow types would overflow
+            return centre(block, self._mean)
         if index not in self._full_columns:
-            filled = np.bincount(block.indices, minlength=block.shape[1])
-            self._full_columns[index] = filled == block.shape[0]
-        full = self._full_columns[index]
-        if not full.any():
-            return block, self._mean
-        shifted = block.copy()
-        shifted.data -= np.where(full, self._mean, 0.0)[block.indices]
-        return shifted, np.where(full, 0.0, self._mean)
+            self._full_columns[index] = full_columns(block)
+        return centre(block, self._mean, self._full_columns[index])
 
     def _gram_fits(self) -> bool:
         return 8 * len(self._mean) ** 2 <= self._memory_limit
@@ -206,24 +208,13 @@ class FramedRows:
         return own
 
 
+def _scaled(block: Block, scale: Array) -> Block:
+    return (block @ sp.diags_array(1 / scale)).tocsr()
+
+
 def _refuse_overflow(squares: Array) -> None:
     if not np.isfinite(squares).all():
         raise InputError("values so large that their squares overflow; rescale the columns")
-
-
-def _column_squares(block: Block, shift: Array | None) -> Array:
-    if shift is None:
-        return np.asarray(np.einsum("ij,ij->j", block, block))
-    raw = (block * block).sum(axis=0) - 2 * shift * block.sum(axis=0)
-    return np.asarray(raw + block.shape[0] * shift**2)
-
-
-def _gram(block: Block, shift: Array | None) -> Array:
-    if shift is None:
-        return np.asarray(block.T @ block)
-    sums = np.outer(block.sum(axis=0), shift)
-    central = (block.T @ block).toarray() - sums - sums.T
-    return np.asarray(central + block.shape[0] * np.outer(shift, shift))
 
 
 class RawMoments:

@@ -10,25 +10,28 @@ A file is in safetensors format with a JSON header; reading it checks everything
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
-from fedpca import atomic
-from fedpca._version import __version__
 from fedpca.errors import FileError
+from fedpca.linalg import fix_signs
 from fedpca.message import Array
 from fedpca.rows import is_sparse
+from fedpca.tensorfile import Arrays, check_arrays, check_features, read_arrays, write_arrays
 
-FORMAT = 1
 SAME_SUBSPACE = 1e-12  # part of a row's squares outside a subspace that is still rounding
-HEADER = "fedpca"  # the one key of the file's metadata
+SHAPES: dict[str, tuple[str, ...]] = {
+    "components": ("k", "d"),
+    "explained_variance": ("k",),
+    "singular_values": ("k",),
+    "mean": ("d",),
+    "scale": ("d",),
+    "noise_variance": (),
+    "total_variance": (),
+}
 
 
 @dataclass(frozen=True)
@@ -113,64 +116,51 @@ class Model:
         inverse = np.where(positive, 1 / np.where(positive, along, 1.0), 0.0)
         return inverse, 1 / v if v > 0 else 0.0
 
+    def arrays(self) -> Arrays:
+        """The arrays by name, as a file holds them."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
     def save(self, path: str | os.PathLike[str], header: dict[str, Any]) -> None:
         """Write the model and what ``header`` says about it, whole or not at all."""
-        about = {"format": FORMAT, "version": __version__, **header}
-        # ascontiguousarray would turn a scalar into a vector
-        arrays = {f.name: np.asarray(getattr(self, f.name), order="C") for f in fields(self)}
-        with atomic.writing(path) as temporary:
-            text = json.dumps(about, sort_keys=True)
-            save_file(arrays, temporary, metadata={HEADER: text})
+        write_arrays(path, self.arrays(), header)
+
+
+def model_of(
+    vectors: Array, eigenvalues: Array, energy: float, n: float, mean: Array, scale: Array
+) -> Model:
+    """The model whose components are the leading eigenvectors, ``(d, k)``, of the scatter of n rows.
+
+    ``energy`` is the trace of the scatter, whose eigenvalues over ``n - 1`` are variances.
+    """
+    d, k = vectors.shape
+    freedom = max(n - 1, np.finfo(np.float64).tiny)
+    variance = eigenvalues / freedom
+    total = energy / freedom
+    left = max(0.0, total - float(variance.sum()))
+    n_left = max(min(n, d) - k, 0)
+    return Model(
+        components=np.ascontiguousarray(fix_signs(vectors).T),
+        explained_variance=variance,
+        singular_values=np.sqrt(eigenvalues),
+        mean=mean,
+        scale=scale,
+        noise_variance=np.array(left / n_left if n_left else 0.0),
+        total_variance=np.array(total),
+    )
 
 
 def load_model(path: str | os.PathLike[str]) -> tuple[Model, dict[str, Any]]:
     """The model in a file and its header, after every check."""
-    path = Path(path)
-    if not path.is_file():
-        raise FileError(f"{path} does not exist")
-    try:
-        with safe_open(path, framework="numpy") as file:
-            header = json.loads((file.metadata() or {}).get(HEADER, "null"))
-            names = set(file.keys())
-            arrays = {f.name: file.get_tensor(f.name) for f in fields(Model) if f.name in names}
-    except (SafetensorError, ValueError) as error:
-        raise FileError(f"{path} is not a readable model file: {error}") from None
-    if not isinstance(header, dict) or len(arrays) < len(fields(Model)):
-        raise FileError(f"{path} is not a model of fedpca")
-    if header.get("format") != FORMAT:
-        raise FileError(f"{path} has format {header.get('format')}; this fedpca reads {FORMAT}")
-    _check(path, arrays)
-    _check_header(path, header, arrays["mean"].size)
-    return Model(**arrays), header
+    arrays, header = read_arrays(path, "model")
+    return model_in(path, arrays, header), header
 
 
-def _check(path: Path, arrays: dict[str, Array]) -> None:
-    shape = arrays["components"].shape
-    k, d = shape if len(shape) == 2 else (-1, -1)
-    due = {
-        "components": (k, d),
-        "explained_variance": (k,),
-        "singular_values": (k,),
-        "mean": (d,),
-        "scale": (d,),
-        "noise_variance": (),
-        "total_variance": (),
-    }
-    for name, array in arrays.items():
-        if array.shape != due[name] or array.dtype != np.float64:
-            raise FileError(
-                f"{path}: {name} is {array.dtype} {array.shape}, not float64 {due[name]}"
-            )
-        if not np.isfinite(array).all():
-            raise FileError(f"{path}: {name} has values that are not finite")
-
-
-def _check_header(path: Path, header: dict[str, Any], d: int) -> None:
-    features = header.get("features")
-    are_names = isinstance(features, list) and all(isinstance(name, str) for name in features)
-    if features is not None and not (are_names and len(features) == d):
-        raise FileError(f"{path}: the names of its {d} features are not {d} words")
+def model_in(path: str | os.PathLike[str], arrays: Arrays, header: dict[str, Any]) -> Model:
+    """The model among the arrays of a file, after every check."""
+    lengths = check_arrays(path, "model", arrays, SHAPES)
+    check_features(path, header.get("features"), lengths["d"])
     if not isinstance(header.get("n_samples"), int):
         raise FileError(f"{path}: n_samples is {header.get('n_samples')!r}, not a number")
     if not isinstance(header.get("parameters"), dict):
         raise FileError(f"{path} has a header without parameters")
+    return Model(**{name: arrays[name] for name in SHAPES})

@@ -61,12 +61,17 @@ def totals(site: Site, features: Array) -> dict[str, Any]:
     if not np.isfinite(total).all():
         refuse_non_finite(site.rows)
     site.memory["sums"] = total
-    wanted, own = _from_bytes(features), site.rows.features
-    order = None if wanted is None or own is None else column_order(wanted, own, "its columns")
+    order = own_order(site, features)
     if order is None:
         return {"n": np.int64(n), "total": total}
     site.memory["order"] = np.array(order)
     return {"n": np.int64(n), "total": total[order]}
+
+
+def own_order(site: Site, features: Array) -> list[int] | None:
+    """Where the features of a message stand among a site's columns; None where they stand alike."""
+    wanted, own = _from_bytes(features), site.rows.features
+    return None if wanted is None or own is None else column_order(wanted, own, "its columns")
 
 
 @question(asks={"mean": "float64 d"}, answers={"squares": "float64 d"}, remembers=True)
@@ -88,18 +93,36 @@ def settle(site: Site, mean: Array, scale: Array, n_products: Array) -> dict[str
     return {"energy": site.memory["energy"]}
 
 
-def moments(fed: Federation, *, center: bool, scale: bool) -> Moments:
-    """The features, n, mean and scale of all sites' rows, each exactly that of the pooled rows."""
-    features, in_order = _common_features(fed)
-    sums = fed.sum(totals, features=_to_bytes(None if in_order else features))
+@dataclass(frozen=True)
+class CommonFeatures:
+    """The features that all sites have."""
+
+    n_features: int
+    features: tuple[str, ...] | None
+    in_order: bool  # whether they stand in the same order everywhere
+
+    @property
+    def to_ask(self) -> Array:
+        """The names as a field of a message, or nothing where no site needs them."""
+        return _to_bytes(None if self.in_order else self.features)
+
+
+def moments(fed: Federation, common: CommonFeatures, *, center: bool, scale: bool) -> Moments:
+    """The n, mean and scale of all sites' rows, each exactly that of the pooled rows."""
+    sums = fed.sum(totals, features=common.to_ask)
     n, d = int(sums["n"]), len(sums["total"])
-    if n < 2:
-        raise InputError(f"all sites together have n_samples={n}; components need at least 2 rows")
-    mean = sums["total"] / n
+    mean = sums["total"] / at_least_two(n)
     factors = np.ones(d)
     if scale:  # the standard deviation is about the mean, even where the components are not
         factors = _scale(fed.sum(spread, mean=mean)["squares"] / n, mean, n)
-    return Moments(n, mean if center else np.zeros(d), factors, features)
+    return Moments(n, mean if center else np.zeros(d), factors, common.features)
+
+
+def at_least_two(n: int) -> int:
+    """The number of all sites' rows, or an error where components cannot be had of so few."""
+    if n < 2:
+        raise InputError(f"all sites together have n_samples={n}; components need at least 2 rows")
+    return n
 
 
 def settle_frame(fed: Federation, known: Moments, n_products: int) -> float:
@@ -111,10 +134,10 @@ def settle_frame(fed: Federation, known: Moments, n_products: int) -> float:
     return float(answer["energy"])
 
 
-def _common_features(fed: Federation) -> tuple[tuple[str, ...] | None, bool]:
-    """The names that all sites' columns have, and whether they stand in the same order everywhere.
+def common_features(fed: Federation) -> CommonFeatures:
+    """The features that all sites have, compared before anything is asked about rows.
 
-    Compared before anything is asked about rows. The order is that of the first site.
+    The order is that of the first site.
     """
     found = fed.gather(introduce)
     first, *others = found
@@ -134,7 +157,7 @@ def _common_features(fed: Federation) -> tuple[tuple[str, ...] | None, bool]:
     if n_features < 1:
         raise InputError("0 feature(s): the rows have no columns while a minimum of 1 is required")
     fed.n_features = n_features
-    return reference, in_order
+    return CommonFeatures(n_features, reference, in_order)
 
 
 def _scale(variance: Array, mean: Array, n: int) -> Array:

@@ -9,13 +9,15 @@ answers with a rank, or with None where it must see more of them.
   variance ``s^2`` alone would show, with ``s^2`` the mean of what the kept ones leave.
 - `largest_gap`: the k > 1 with the largest ``l_k - l_(k+1)`` (Bhaskara and Wijewardena, "On
   distributed averaging for stochastic k-PCA", section 4).
+
+A stream has a rank already when a block arrives; `AdaptiveRank` moves it by one at the most.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 
@@ -32,7 +34,7 @@ class Spectrum:
 
     values: Array
     total: float
-    n: int
+    n: float
     d: int
 
     @property
@@ -55,19 +57,28 @@ class RankRule:
         return self.rule(spectrum)
 
 
+def first_look(n_components: Any, limit: int) -> int:
+    """How many of at most ``limit`` eigenvalues to find before ``n_components`` is settled."""
+    if n_components is None:
+        return limit
+    is_rule = isinstance(n_components, str) or 0 < n_components < 1
+    return min(FIRST_LOOK if is_rule else int(n_components), limit)
+
+
 def rank_rule(n_components: Any, n: int, d: int) -> RankRule:
     """The rule that a user's ``n_components`` stands for, checked against n rows and d features."""
     limit = min(n, d)
+    look = first_look(n_components, limit)
     if n_components is None:
-        return RankRule(fixed(limit), limit)
+        return RankRule(fixed(limit), look)
     if isinstance(n_components, str):
-        return RankRule(RULES[n_components], min(FIRST_LOOK, limit))
+        return RankRule(RULES[n_components], look)
     if 0 < n_components < 1:
-        return RankRule(share(float(n_components)), min(FIRST_LOOK, limit))
+        return RankRule(share(float(n_components)), look)
     if n_components > limit:
         what = f"{d} features" if d <= n else f"{n} rows of all sites"
         raise InputError(f"n_components={n_components} exceeds the {what}; use at most {limit}")
-    return RankRule(fixed(int(n_components)), int(n_components))
+    return RankRule(fixed(int(n_components)), look)
 
 
 def fixed(k: int) -> Rule:
@@ -90,6 +101,8 @@ def share(wanted: float) -> Rule:
 def marchenko_pastur(spectrum: Spectrum) -> int | None:
     """The number of eigenvalues above what noise alone would show; at least 1."""
     values, d = spectrum.values, spectrum.d
+    if not values.size:
+        return 1
     edge_of_unit_noise = MARGIN * (1 + np.sqrt(d / spectrum.n)) ** 2
     rounding = d * np.finfo(np.float64).eps * values[0]
     rank = 0
@@ -106,7 +119,9 @@ def marchenko_pastur(spectrum: Spectrum) -> int | None:
 def largest_gap(spectrum: Spectrum) -> int | None:
     """The k > 1 with the largest gap below it, or 1 where there are fewer than three values."""
     # centred rows have at most n - 1 eigenvalues: where these end says nothing of the rows
-    values = spectrum.values[: max(1, spectrum.n - 1)]
+    values = spectrum.values[: max(1, int(spectrum.n) - 1)]
+    if not values.size:
+        return 1
     gaps = -np.diff(values)[1:]
     # no gap further down can exceed the last value seen
     if not spectrum.is_whole and (not gaps.size or gaps.max() < values[-1]):
@@ -119,3 +134,57 @@ RULES: dict[str, Rule] = {
     "mp": marchenko_pastur,
     "gap": largest_gap,
 }
+
+
+@dataclass(frozen=True)
+class AdaptiveRank:
+    """How many directions a stream reports, moved after each block by at most one.
+
+    Rules are "mp" and "energy" (`marchenko_pastur` and `share`), and "interval": with
+    ``c = s_r / (s_1 + ... + s_r)`` of the singular values, grow where ``c > beta``, shrink where
+    ``c < alpha`` (Grammenos et al., "Federated PCA with adaptive rank estimation", equation 6). Since
+    c is at most 1/r, beta bounds the rank by 1/beta. Nothing is appended when the rank grows: a spare
+    direction, with the singular value that it has earned, becomes one of those reported.
+
+    Parameters
+    ----------
+    rank : int
+        The rank now.
+    most : int
+        The largest that it may become.
+    rule : str
+        "mp", "energy" or "interval".
+    share : float
+        Of the variance, for "energy".
+    alpha, beta : float
+        The bounds of "interval".
+    hold_off : int
+        Blocks after a change without another.
+    waiting : int
+        How many of them are still to come.
+    """
+
+    rank: int
+    most: int
+    rule: str = "mp"
+    share: float = 0.95
+    alpha: float = 0.0
+    beta: float = 1.0
+    hold_off: int = 0
+    waiting: int = 0
+
+    def after(self, spectrum: Spectrum) -> Self:
+        """The rank after a block, by the spectrum that is known then."""
+        if self.waiting or not len(spectrum.values):
+            return replace(self, waiting=max(0, self.waiting - 1))
+        step = int(np.sign(self._wanted(spectrum) - self.rank))
+        rank = min(max(1, self.rank + step), self.most)
+        return replace(self, rank=rank, waiting=self.hold_off if rank != self.rank else 0)
+
+    def _wanted(self, spectrum: Spectrum) -> int:
+        if self.rule == "interval":
+            s = np.sqrt(spectrum.values[: self.rank])
+            last = float(s[-1] / s.sum()) if len(s) == self.rank and s.any() else 0.0
+            return self.rank + int(last > self.beta) - int(last < self.alpha)
+        rule = marchenko_pastur if self.rule == "mp" else share(self.share)
+        return rule(spectrum) or self.most

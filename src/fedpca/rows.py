@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,14 +26,18 @@ MOST_ROWS_A_BLOCK = 32  # times as many rows as in a dense block, for sparse one
 Block = Any  # a dense (m, d) array, or a CSR matrix of that shape
 
 
-class Rows(Protocol):
-    """What every kind of rows offers."""
+class HasColumns(Protocol):
+    """Anything with columns that may have names."""
 
     @property
     def features(self) -> tuple[str, ...] | None: ...
 
     @property
     def n_features(self) -> int: ...
+
+
+class Rows(HasColumns, Protocol):
+    """What every kind of rows offers."""
 
     @property
     def n_rows(self) -> int: ...
@@ -69,6 +73,31 @@ def is_sparse(block: Any) -> bool:
 def rows_per_block(n_features: int) -> int:
     """How many rows of float64 fill one block."""
     return max(1, BLOCK_BYTES // (8 * max(1, n_features)))
+
+
+def batches(blocks: Iterable[Block], size: int) -> Iterator[Block]:
+    """The same rows, ``size`` at a time but for the last, however the blocks were cut."""
+    pending: list[Block] = []
+    n_pending = 0
+    for block in blocks:
+        start = 0
+        while n_pending + block.shape[0] - start >= size:
+            stop = start + size - n_pending
+            yield _stacked([*pending, block[start:stop]])
+            pending, n_pending, start = [], 0, stop
+        if start < block.shape[0]:
+            pending.append(block[start:])
+            n_pending += block.shape[0] - start
+    if pending:
+        yield _stacked(pending)
+
+
+def _stacked(blocks: Sequence[Block]) -> Block:
+    if len(blocks) == 1:
+        return blocks[0]
+    if any(is_sparse(block) for block in blocks):
+        return sp.vstack(blocks, format="csr")
+    return np.vstack(blocks)
 
 
 class DenseRows:
@@ -152,7 +181,7 @@ class JoinedRows:
         return "; ".join(part.fingerprint() for part, _ in self._parts)
 
 
-def matching_order(reference: Rows, other: Rows, where: str) -> list[int] | None:
+def matching_order(reference: HasColumns, other: HasColumns, where: str) -> list[int] | None:
     """Where ``reference``'s columns stand in ``other``; None where they stand alike."""
     if other.features is not None and reference.features is not None:
         return column_order(reference.features, other.features, where)

@@ -12,10 +12,12 @@ from fedpca.ledger import Ledger
 class Run:
     """What happened in one run.
 
-    ``history`` has an entry for each round: its number, question, number of sites, bytes up and
-    down, seconds, and the residual where a solver knew it. ``lost`` says which site was given up in
-    which round, and why. ``sites`` are those of which the result is. A model's file keeps all but the
-    seconds.
+    ``history`` has an entry for each round: its number, question, number of sites, bytes up and down,
+    seconds, and the residual where a solver knew it. ``lost`` says which site was given up in which
+    round, and why. ``sites`` are those of which the result is. Solvers
+    of one round leave something out: no variance is too small by more than ``missing``, as a share of
+    the total, and no angle to the pooled components has a sine above ``angle_bound``. A model's file
+    keeps all but the seconds.
     """
 
     seed: int = 0
@@ -25,6 +27,8 @@ class Run:
     ledger: Ledger = field(default_factory=Ledger)
     solver: str = ""
     stopped: str = ""
+    missing: float = 0.0
+    angle_bound: float = 0.0
 
     def to_header(self) -> dict[str, Any]:
         """The record as plain values, without what differs between two equal runs."""

@@ -9,26 +9,26 @@ from numbers import Integral, Real
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils import check_array, check_random_state
+from sklearn.utils import check_random_state
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from fedpca.errors import FileError, InputError
 from fedpca.estimators.inputs import as_federation, is_many_sites
+from fedpca.estimators.modelled import ModelMixin, plain_params
 from fedpca.estimators.program import principal_components
 from fedpca.estimators.twin import scikit_learn_twin
-from fedpca.linalg import fix_signs
 from fedpca.message import Array
-from fedpca.model import Model, load_model
+from fedpca.model import Model, load_model, model_of
 from fedpca.moments import Moments
 from fedpca.rank import RULES
 from fedpca.run import Run
-from fedpca.solvers import SOLVERS, Solution
+from fedpca.solvers import OPTIONS, SOLVERS, Solution
 
 
-class FederatedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+class FederatedPCA(ModelMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """Principal components of rows that stay at their sites.
 
     The result is that of `sklearn.decomposition.PCA` on the pooled rows.
@@ -39,8 +39,10 @@ class FederatedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         How many components: a number, the fewest that explain more than a share of the variance, the
         number above the noise ("mp", the Marchenko-Pastur edge, is "auto"), the number before the
         largest gap, or as many as rows and features allow.
-    solver : {"auto", "covariance", "lanczos", "power"}
-        "auto" takes the exact solver that moves fewer bytes.
+    solver : {"auto", "covariance", "lanczos", "power", "merge", "average"}
+        "auto" takes the exact solver that moves fewer bytes. "merge" and "average" take one round, in
+        which the coordinator sees the leading directions of each site; `run_.angle_bound` says how far
+        from exact they can be.
     center : bool
         Whether components are about the mean of all sites' rows or about zero.
     scale : bool
@@ -53,6 +55,16 @@ class FederatedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         Most rounds of the solver; a warning tells when they did not suffice.
     random_state : int, RandomState or None
         Seed of the solver's start.
+    site_components : int, float in (0, 1), {"auto", "mp", "gap"} or None
+        For "merge" and "average": how many directions each site sends, or the rule by which it finds
+        that itself. By default as many as components and ten more, or three for each component.
+    fan_in : int or None
+        For "merge": how many summaries are merged at a time, in a tree; all at once by default.
+    own_means : bool
+        For "merge": whether sites centre on their own means, which are merged too, in one pass and
+        one round; or on the common mean, one round after it. ``scale`` always takes the latter.
+    weights : {"eigenvalues", "unweighted"}
+        For "average": how directions count.
 
     Attributes
     ----------
@@ -94,6 +106,15 @@ class FederatedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         "tol": [Interval(Real, 0, None, closed="left")],
         "max_rounds": [Interval(Integral, 1, None, closed="left")],
         "random_state": ["random_state"],
+        "site_components": [
+            Interval(Integral, 1, None, closed="left"),
+            Interval(Real, 0, 1, closed="neither"),
+            StrOptions(set(RULES)),
+            None,
+        ],
+        "fan_in": [Interval(Integral, 2, None, closed="left"), None],
+        "own_means": ["boolean"],
+        "weights": [StrOptions({"eigenvalues", "unweighted"})],
     }
 
     def __init__(
@@ -107,6 +128,10 @@ class FederatedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         tol: float = 1e-10,
         max_rounds: int = 500,
         random_state: Any = None,
+        site_components: Any = None,
+        fan_in: int | None = None,
+        own_means: bool = True,
+        weights: str = "eigenvalues",
     ) -> None:
         self.n_components = n_components
         self.solver = solver
@@ -116,6 +141,10 @@ class FederatedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         self.tol = tol
         self.max_rounds = max_rounds
         self.random_state = random_state
+        self.site_components = site_components
+        self.fan_in = fan_in
+        self.own_means = own_means
+        self.weights = weights
 
     def fit(self, X: Any, y: Any = None, *, sites: Any = None) -> Self:
         """Find the components of all sites' rows.
@@ -138,8 +167,9 @@ class FederatedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
                 self, X, accept_sparse="csr", dtype=[np.float64, np.float32], ensure_min_samples=2
             )
         fed = as_federation(X, sites)
-        parameters = self._plain_params()
+        parameters = plain_params(self)
         del parameters["whiten"], parameters["random_state"]
+        parameters["options"] = self._options(parameters)
         known, solution, self.site_variance_ratio_ = fed.run(
             partial(principal_components, **parameters),
             about={"program": type(self).__name__, "parameters": parameters},
@@ -161,40 +191,11 @@ class FederatedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
             raise InputError("fit_transform takes one table; fit, then transform each site's rows")
         return np.asarray(self.fit(X, sites=sites).transform(X))
 
-    def transform(self, X: Any) -> Array:
-        """Scores of rows on the components, ``(n, n_components_)``."""
-        model = self._model()
-        rows = self._rows(X)
-        scores = model.transform(rows, whiten=self.whiten)
-        return scores.astype(rows.dtype, copy=False)
-
-    def inverse_transform(self, X: Any) -> Array:
-        """The rows that have these scores and nothing outside the components."""
-        scores = check_array(X, dtype=[np.float64, np.float32])
-        rows = self._model().inverse_transform(scores, whiten=self.whiten)
-        return rows.astype(scores.dtype, copy=False)
-
-    def get_covariance(self) -> Array:
-        """The covariance of rows under the probabilistic model, ``(d, d)``."""
-        return self._model().covariance()
-
-    def get_precision(self) -> Array:
-        """The inverse of `get_covariance`."""
-        return self._model().precision()
-
-    def score_samples(self, X: Any) -> Array:
-        """The log-likelihood of each row under the probabilistic model."""
-        return self._model().log_likelihood(self._rows(X, accept_sparse=False))
-
-    def score(self, X: Any, y: Any = None) -> float:
-        """The mean log-likelihood of rows."""
-        return float(self.score_samples(X).mean())
-
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted model to a file that `fedpca.load` reads."""
         model, run = self._model(), self.run_
         features = getattr(self, "feature_names_in_", None)
-        parameters = self._plain_params()
+        parameters = plain_params(self)
         if not isinstance(parameters["random_state"], int | None):
             parameters["random_state"] = None  # a generator's state is no part of the model
         header = {
@@ -228,20 +229,18 @@ class FederatedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         check_is_fitted(self)
         return scikit_learn_twin(self)
 
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
-        tags.input_tags.sparse = True
-        return tags
-
-    @property
-    def _n_features_out(self) -> int:
-        return int(self.components_.shape[0])
-
-    def _plain_params(self) -> dict[str, Any]:
-        """The parameters, with numpy's scalars as Python's own."""
-        given = self.get_params(deep=False)
-        return {k: v.item() if isinstance(v, np.generic) else v for k, v in given.items()}
+    def _options(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        """Take the options of solvers out of the parameters, and keep those of the one that is used."""
+        defaults = {name: type(self)().get_params()[name] for s in OPTIONS.values() for name in s}
+        given = {name: parameters.pop(name) for name in defaults}
+        known = OPTIONS.get(self.solver, ())
+        for name, value in given.items():
+            if name not in known and value != defaults[name]:
+                takers = " and ".join(repr(s) for s in OPTIONS if name in OPTIONS[s])
+                raise InputError(
+                    f"{name}={value!r} is an option of solver {takers}, not of {self.solver!r}"
+                )
+        return {name: given[name] for name in known}
 
     def _seed(self) -> int | None:
         if self.random_state is None:
@@ -251,21 +250,15 @@ class FederatedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         return int(check_random_state(self.random_state).randint(2**31))
 
     def _set_fitted(self, known: Moments, solution: Solution, run: Run) -> None:
-        n, d, k = known.n, known.d, len(solution.eigenvalues)
-        variance = solution.eigenvalues / (n - 1)
-        total = solution.energy / (n - 1)
-        left = max(0.0, total - float(variance.sum()))
-        n_left = min(n, d) - k
-        model = Model(
-            components=np.ascontiguousarray(fix_signs(solution.vectors).T),
-            explained_variance=variance,
-            singular_values=np.sqrt(solution.eigenvalues),
-            mean=known.mean,
-            scale=known.scale,
-            noise_variance=np.array(left / n_left if n_left else 0.0),
-            total_variance=np.array(total),
+        model = model_of(
+            solution.vectors,
+            solution.eigenvalues,
+            solution.energy,
+            known.n,
+            known.mean,
+            known.scale,
         )
-        self._set_model(model, n, known.features)
+        self._set_model(model, known.n, known.features)
         self.run_ = run
 
     def _set_model(self, model: Model, n_samples: int, features: Any) -> None:
@@ -293,9 +286,4 @@ class FederatedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
             scale=self.scale_,
             noise_variance=np.array(self.noise_variance_),
             total_variance=np.array(self.total_variance_),
-        )
-
-    def _rows(self, X: Any, accept_sparse: Any = ("csr", "csc")) -> Any:
-        return validate_data(
-            self, X, accept_sparse=accept_sparse, dtype=[np.float64, np.float32], reset=False
         )

@@ -6,15 +6,17 @@ from typing import Any
 
 import numpy as np
 
+from fedpca.blocks import MOST_CANCELLATION
 from fedpca.errors import PolicyRefused
 from fedpca.federation import Federation
-from fedpca.framed import MOST_CANCELLATION, FramedRows
+from fedpca.framed import FramedRows
 from fedpca.message import Array
-from fedpca.moments import Moments, moments
+from fedpca.moments import Moments, common_features, moments
 from fedpca.planner import choose_solver
-from fedpca.question import question
+from fedpca.question import Question, question
 from fedpca.rank import rank_rule
 from fedpca.solvers import SOLVERS, Solution
+from fedpca.solvers.merging import explained_in_summary, merge_own_means
 
 
 @question(asks={"V": "float64 d k"}, answers={"explained": "float64", "total": "float64"})
@@ -53,22 +55,37 @@ def principal_components(
     scale: bool,
     tol: float,
     max_rounds: int,
+    options: dict[str, Any],
 ) -> tuple[Moments, Solution, dict[str, float]]:
     """The program of a fit: moments, the choice of solver and rank, the solver, the check a site."""
-    known = moments(fed, center=center, scale=scale)
-    rank = rank_rule(n_components, known.n, known.d)
-    if solver == "auto":
-        solver = choose_solver(known.n, known.d, rank.first_look)
-    fed.record.solver = solver
-    solve = SOLVERS[solver]
-    solution = solve(fed, known, rank, start=start, tol=tol, max_rounds=max_rounds)
-    fed.record.stopped = solution.stopped
+    common = common_features(fed)
+    options = dict(options)
+    one_pass = solver == "merge" and options.pop("own_means") and not scale
+    if one_pass:
+        fed.record.solver = solver
+        known, solution = merge_own_means(fed, common, n_components, center=center, **options)
+    else:
+        known = moments(fed, common, center=center, scale=scale)
+        rank = rank_rule(n_components, known.n, known.d)
+        if solver == "auto":
+            solver = choose_solver(known.n, known.d, rank.first_look)
+        fed.record.solver = solver
+        solution = SOLVERS[solver](
+            fed, known, rank, start=start, tol=tol, max_rounds=max_rounds, **options
+        )
+    for name in ("stopped", "missing", "angle_bound"):
+        setattr(fed.record, name, getattr(solution, name))
+    asked = explained_in_summary if one_pass else explained_energy
+    return known, solution, _shares(fed, asked, solution.vectors)
+
+
+def _shares(fed: Federation, asked: Question, V: Array) -> dict[str, float]:
+    """The share of each site's variance that the components explain, where its policy tells."""
     try:
-        shares = fed.gather(explained_energy, V=np.ascontiguousarray(solution.vectors))
+        answers = fed.gather(asked, V=np.ascontiguousarray(V))
     except PolicyRefused:  # then nobody but the site knows
-        shares = {}
-    ratios = {
+        return {}
+    return {
         name: float(share["explained"] / share["total"]) if share["total"] > 0 else float("nan")
-        for name, share in shares.items()
+        for name, share in answers.items()
     }
-    return known, solution, ratios

@@ -7,8 +7,11 @@ from rich.console import Console
 from rich.table import Table
 
 from fedpca.errors import InputError
-from fedpca.estimators import FederatedPCA
+from fedpca.estimators import FederatedPCA, StreamingPCA
+from fedpca.message import Array
 from fedpca.run import Run
+from fedpca.summary import Summary
+from fedpca.summary_file import arrays_of
 
 
 def print_crossed(console: Console, run: Run, site: str | None = None) -> None:
@@ -38,8 +41,35 @@ def print_crossed(console: Console, run: Run, site: str | None = None) -> None:
     )
 
 
-def print_model(out: Console, model: FederatedPCA) -> None:
+def print_model(out: Console, model: FederatedPCA | StreamingPCA) -> None:
     """What a model is, and how it came about."""
+    if isinstance(model, StreamingPCA):
+        _print_stream(out, model)
+    else:
+        _print_federated(out, model)
+
+
+def print_summary(out: Console, summary: Summary) -> None:
+    """What a summary says of rows, how far it can be off, and what it tells whoever has it."""
+    k = min(summary.n_components, len(summary.singular_values))
+    out.print(
+        f"summary of {summary.n:,.10g} rows of {summary.n_features:,} features: "
+        f"{summary.n_components} components wanted, {len(summary.singular_values)} directions carried"
+    )
+    freedom = max(summary.n - 1, 1.0)
+    variance = summary.eigenvalues[:k] / freedom
+    _print_components(out, variance, summary.eigenvalues[:k] / (summary.energy or 1.0))
+    _print_bounds(out, summary, summary.n_components)
+    table = Table(title="What this file tells", title_justify="left")
+    for name in ("field", "shape"):
+        table.add_column(name)
+    table.add_column("bytes", justify="right")
+    for name, array in arrays_of(summary).items():
+        table.add_row(name, " x ".join(str(n) for n in array.shape), f"{array.nbytes:,}")
+    out.print(table)
+
+
+def _print_federated(out: Console, model: FederatedPCA) -> None:
     run = model.run_
     out.print(
         f"{model.n_components_} components of {model.n_features_in_:,} features from "
@@ -51,16 +81,48 @@ def print_model(out: Console, model: FederatedPCA) -> None:
     )
     for loss in run.lost:
         out.print(f"lost in round {loss['round']}: {loss['reason']}")
-    table = Table()
-    for name in ("component", "variance", "share", "together"):
-        table.add_column(name, justify="right")
-    together = np.cumsum(model.explained_variance_ratio_)
-    for i, variance in enumerate(model.explained_variance_[:20]):
-        share = model.explained_variance_ratio_[i]
-        table.add_row(str(i + 1), f"{variance:.6g}", f"{share:.2%}", f"{together[i]:.2%}")
-    out.print(table)
-    if model.n_components_ > 20:
-        out.print(f"... and {model.n_components_ - 20} more")
+    _print_components(out, model.explained_variance_, model.explained_variance_ratio_)
+    if run.stopped == "approximate":
+        out.print(_angle(run.angle_bound))
     if model.site_variance_ratio_:
         shares = ", ".join(f"{k} {v:.1%}" for k, v in model.site_variance_ratio_.items())
         out.print(f"of each site's own variance: {shares}")
+
+
+def _print_stream(out: Console, model: StreamingPCA) -> None:
+    summary = model.summary_
+    out.print(
+        f"{model.n_components_} components of {model.n_features_in_:,} features from "
+        f"{model.n_samples_seen_:,} rows, {len(summary.singular_values)} directions carried"
+    )
+    _print_components(out, model.explained_variance_, model.explained_variance_ratio_)
+    _print_bounds(out, summary, model.n_components_)
+
+
+def _print_components(out: Console, variances: Array, shares: Array) -> None:
+    table = Table()
+    for name in ("component", "variance", "share", "together"):
+        table.add_column(name, justify="right")
+    together = np.cumsum(shares)
+    for i, variance in enumerate(variances[:20]):
+        table.add_row(str(i + 1), f"{variance:.6g}", f"{shares[i]:.2%}", f"{together[i]:.2%}")
+    out.print(table)
+    if len(variances) > 20:
+        out.print(f"... and {len(variances) - 20} more")
+
+
+def _print_bounds(out: Console, summary: Summary, k: int) -> None:
+    share = summary.lost / summary.energy if summary.energy else 0.0
+    out.print(f"not along the directions carried: {share:.2%} of the variance")
+    out.print(_angle(summary.angle_bound(k)))
+    if summary.known.missing > 0:
+        more = summary.variance_bound(k)
+        out.print(f"the best {k} components would explain at most {more:.2g} of the variance more")
+
+
+def _angle(bound: float) -> str:
+    if not bound:
+        return "these are the components of all rows at once: nothing that matters was left out"
+    if bound >= 1:
+        return "how far from the components of all rows at once: no bound, the gap is too small"
+    return f"sine of the largest angle to the components of all rows at once: at most {bound:.1e}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from fedpca.solvers.averaging import average_subspaces
 from fedpca.solvers.covariance import summed_covariance
 from fedpca.solvers.lanczos import block_lanczos
+from fedpca.solvers.merging import merge_about_mean
 from fedpca.solvers.solution import Solution, Solver
 from fedpca.solvers.subspace_iteration import iterate_subspace
 
@@ -11,6 +13,14 @@ SOLVERS: dict[str, Solver] = {
     "covariance": summed_covariance,
     "lanczos": block_lanczos,
     "power": iterate_subspace,
+    "merge": merge_about_mean,
+    "average": average_subspaces,
 }
 
-__all__ = ["SOLVERS", "Solution", "Solver"]
+# what users may tell one solver and not the others
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "merge": ("fan_in", "site_components", "own_means"),
+    "average": ("site_components", "weights"),
+}
+
+__all__ = ["OPTIONS", "SOLVERS", "Solution", "Solver"]

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from fedpca.federation import Federation
 from fedpca.linalg import orth
 from fedpca.message import Array
-from fedpca.moments import Moments
 from fedpca.question import question
-from fedpca.rank import RankRule
 
 ASIDE = 1e-2  # how far a warm start keeps away from the subspace that it was given
 
@@ -24,22 +23,16 @@ class Solution:
     vectors: Array  # (d, k), orthonormal
     eigenvalues: Array  # (k,), falling
     energy: float  # the trace of A'A
-    stopped: str  # "exact", "converged" or "max_rounds"
+    stopped: str  # "exact", "approximate", "converged" or "max_rounds"
+    missing: float = 0.0  # most that sites left out of any eigenvalue, as a share of the energy
+    angle_bound: float = 0.0  # sine of the largest angle that this can cause
 
 
-class Solver(Protocol):
-    """The coordinator's program for one method."""
-
-    def __call__(
-        self,
-        fed: Federation,
-        known: Moments,
-        rank: RankRule,
-        *,
-        start: Array | None,
-        tol: float,
-        max_rounds: int,
-    ) -> Solution: ...
+# The coordinator's program for one method:
+#     solve(fed, known, rank, *, start, tol, max_rounds, **options) -> Solution
+# ``known`` are the moments that all sites agree on, ``rank`` says how many eigenvectors are wanted,
+# ``start`` is a subspace (d, k) from which to begin, or None, and ``options`` are the method's own.
+Solver = Callable[..., Solution]
 
 
 @question(asks={"Z": "float64 d k"}, answers={"Y": "float64 d k"})

@@ -1,0 +1,28 @@
+"""What all benchmarks share: contestants take turns, and a ratio is printed beside its bound."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+
+def race(contestants: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Median seconds of each, taken in turns."""
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(repeats):
+        for name, run in contestants.items():
+            began = time.perf_counter()
+            run()
+            seconds[name].append(time.perf_counter() - began)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def show(title: str, seconds: dict[str, float], bounds: dict[str, float]) -> None:
+    """Print each contestant's seconds and our ratio to it beside the bound."""
+    print(f"\n{title}")
+    ours = seconds["fedpca"]
+    for name, value in seconds.items():
+        ratio = "" if name == "fedpca" else f"   fedpca / this {ours / value:5.3f}"
+        bound = f"   (bound {bounds[name]:.2f})" if name in bounds else ""
+        print(f"  {name:32s}{value:8.3f} s{ratio}{bound}")

@@ -1,0 +1,74 @@
+"""What every fitted estimator does with rows: scores, and the density of the probabilistic model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin
+from sklearn.utils import check_array
+from sklearn.utils.validation import validate_data
+
+from fedpca.message import Array
+from fedpca.model import Model
+
+
+class ModelMixin(ClassNamePrefixFeaturesOutMixin):  # type: ignore[misc]
+    """scikit-learn's methods of a PCA, for an estimator with ``_model()`` and ``whiten``."""
+
+    whiten: bool
+
+    def _model(self) -> Model:
+        raise NotImplementedError
+
+    def transform(self, X: Any) -> Array:
+        """Scores of rows on the components, ``(n, n_components_)``."""
+        model = self._model()
+        rows = self._rows(X)
+        scores = model.transform(rows, whiten=self.whiten)
+        return scores.astype(rows.dtype, copy=False)
+
+    def inverse_transform(self, X: Any) -> Array:
+        """The rows that have these scores and nothing outside the components."""
+        model = self._model()
+        scores = check_array(X, dtype=[np.float64, np.float32])
+        rows = model.inverse_transform(scores, whiten=self.whiten)
+        return rows.astype(scores.dtype, copy=False)
+
+    def get_covariance(self) -> Array:
+        """The covariance of rows under the probabilistic model, ``(d, d)``."""
+        return self._model().covariance()
+
+    def get_precision(self) -> Array:
+        """The inverse of `get_covariance`."""
+        return self._model().precision()
+
+    def score_samples(self, X: Any) -> Array:
+        """The log-likelihood of each row under the probabilistic model."""
+        model = self._model()
+        return model.log_likelihood(self._rows(X, accept_sparse=False))
+
+    def score(self, X: Any, y: Any = None) -> float:
+        """The mean log-likelihood of rows."""
+        return float(self.score_samples(X).mean())
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        tags.input_tags.sparse = True
+        return tags
+
+    @property
+    def _n_features_out(self) -> int:
+        return int(self._model().components.shape[0])
+
+    def _rows(self, X: Any, accept_sparse: Any = ("csr", "csc")) -> Any:
+        return validate_data(
+            self, X, accept_sparse=accept_sparse, dtype=[np.float64, np.float32], reset=False
+        )
+
+
+def plain_params(estimator: BaseEstimator) -> dict[str, Any]:
+    """An estimator's parameters, with numpy's scalars as Python's own."""
+    given = estimator.get_params(deep=False)
+    return {k: v.item() if isinstance(v, np.generic) else v for k, v in given.items()}

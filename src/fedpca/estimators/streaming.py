@@ -1,0 +1,318 @@
+"""`StreamingPCA`: principal components of rows that come in batches and are not kept."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from numbers import Integral, Real
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.exceptions import NotFittedError
+from sklearn.utils import assert_all_finite
+from sklearn.utils._param_validation import Interval, StrOptions
+from sklearn.utils.validation import validate_data
+
+from fedpca.blocks import NotFinite, naming_bad_values
+from fedpca.errors import FileError, InputError
+from fedpca.estimators.inputs import is_many_sites
+from fedpca.estimators.modelled import ModelMixin, plain_params
+from fedpca.estimators.stream_attributes import StreamAttributes
+from fedpca.estimators.stream_file import read_stream, write_stream
+from fedpca.linalg import complete_basis
+from fedpca.model import Model, model_of
+from fedpca.rank import AdaptiveRank
+from fedpca.rows import Block, Rows, batches, open_rows, rows_per_block
+from fedpca.scatter import Scatter, scatter_pays
+from fedpca.stream import Stream
+from fedpca.summarize import MOST_COMPONENTS
+from fedpca.summary import N_SPARE, Summary
+
+FIRST_RANK = 10  # from which a rank that is found begins, unless it is told
+
+
+class StreamingPCA(StreamAttributes, ModelMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """Principal components of rows that come in batches of any size and are not kept.
+
+    Parameters
+    ----------
+    n_components : int or None
+        How many components: as many as rows and features allow by default; where ``rank`` finds it,
+        the number to begin with.
+    n_spare : int
+        Directions carried beyond those reported. What a stream loses by forgetting its rows is lost
+        at the last direction carried, and ten spare ones keep it out of the result.
+    rank : {"fixed", "mp", "energy", "interval"}
+        How the number of components follows the stream, by one a batch at the most: not at all; those
+        above the Marchenko-Pastur edge of noise; fewest that explain more than ``share``; or such that
+        the last one's share in the sum of singular values stays within ``[alpha, beta]``.
+    max_components : int or None
+        The largest number that it may find; 100 by default.
+    forgetting : float in (0, 1]
+        Each batch multiplies the singular values of all before it by this, and the weight of their
+        rows by its square.
+    center : bool
+        Whether components are about the mean or about zero.
+    whiten : bool
+        Whether scores are divided by their standard deviations.
+    share : float in (0, 1)
+        For ``rank="energy"``.
+    alpha, beta : float or None
+        For ``rank="interval"``; 1 / max_components is beta by default, and a tenth of it alpha.
+    hold_off : int
+        Batches after a change of the number of components without another.
+    batch_size : int or None
+        Rows of a batch where `fit` reads a table, a file or a folder.
+    moments : {"auto"} or bool
+        Whether to keep the whole d x d matrix of second moments, which is exact: where that is cheaper
+        and takes at most 16 MiB by default. A rank that is found never does.
+
+    Attributes
+    ----------
+    components_, explained_variance_, explained_variance_ratio_, singular_values_, mean_, var_
+        As in scikit-learn's IncrementalPCA; the ratio is that to the variance of all features.
+    noise_variance_ : float
+        Mean variance of what is left out.
+    n_components_, n_samples_seen_, batch_size_ : int
+    summary_ : Summary
+        What is carried of the rows, to be merged or saved.
+    angle_bound_ : float
+        Sine of the largest angle to the components that all rows at once would give, at most.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import StreamingPCA
+    >>> rng = np.random.default_rng(0)
+    >>> pca = StreamingPCA(2)
+    >>> for _ in range(5):
+    ...     pca = pca.partial_fit(rng.normal(size=(3, 4)))
+    >>> pca.components_.shape, pca.n_samples_seen_
+    ((2, 4), 15)
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        "n_components": [Interval(Integral, 1, None, closed="left"), None],
+        "n_spare": [Interval(Integral, 0, None, closed="left")],
+        "rank": [StrOptions({"fixed", "mp", "energy", "interval"})],
+        "max_components": [Interval(Integral, 1, None, closed="left"), None],
+        "forgetting": [Interval(Real, 0, 1, closed="right")],
+        "center": ["boolean"],
+        "whiten": ["boolean"],
+        "share": [Interval(Real, 0, 1, closed="neither")],
+        "alpha": [Interval(Real, 0, 1, closed="both"), None],
+        "beta": [Interval(Real, 0, 1, closed="right"), None],
+        "hold_off": [Interval(Integral, 0, None, closed="left")],
+        "batch_size": [Interval(Integral, 1, None, closed="left"), None],
+        "moments": ["boolean", StrOptions({"auto"})],
+    }
+
+    def __init__(
+        self,
+        n_components: int | None = None,
+        *,
+        n_spare: int = N_SPARE,
+        rank: str = "fixed",
+        max_components: int | None = None,
+        forgetting: float = 1.0,
+        center: bool = True,
+        whiten: bool = False,
+        share: float = 0.95,
+        alpha: float | None = None,
+        beta: float | None = None,
+        hold_off: int = 0,
+        batch_size: int | None = None,
+        moments: bool | str = "auto",
+    ) -> None:
+        self.n_components = n_components
+        self.n_spare = n_spare
+        self.rank = rank
+        self.max_components = max_components
+        self.forgetting = forgetting
+        self.center = center
+        self.whiten = whiten
+        self.share = share
+        self.alpha = alpha
+        self.beta = beta
+        self.hold_off = hold_off
+        self.batch_size = batch_size
+        self.moments = moments
+
+    def fit(self, X: Any, y: Any = None, *, on_batch: Callable[[int], None] | None = None) -> Self:
+        """Begin anew and take in all rows, which are read once.
+
+        Parameters
+        ----------
+        X : rows, path, or iterable of batches
+            One table; the path of a Parquet, CSV, npy or npz file or of a folder of them; or an
+            iterator or list of batches.
+        y : None
+            Not used.
+        on_batch : callable, optional
+            Called after each batch with the number of rows so far.
+        """
+        self._validate_params()
+        for name in ("_stream", "n_features_in_", "feature_names_in_"):
+            self.__dict__.pop(name, None)
+        for n_seen in self._batches_of(X):
+            if on_batch is not None:
+                on_batch(n_seen)
+        if not getattr(self, "_stream", None) or not self._stream.n_seen:
+            raise InputError("0 sample(s): there are no rows while a minimum of 1 is required")
+        return self
+
+    def partial_fit(self, X: Any, y: Any = None) -> Self:
+        """Take in a batch of any number of rows, from none upward."""
+        is_first = not hasattr(self, "_stream")
+        if is_first:
+            self._validate_params()
+        rows = validate_data(
+            self,
+            X,
+            reset=is_first,
+            accept_sparse="csr",
+            dtype=[np.float64, np.float32],
+            ensure_min_samples=0,
+            ensure_all_finite=False,  # seen in the mean, which is needed anyway
+        )
+        if is_first:
+            self._begin(rows.shape[1], rows.shape[0])
+        try:
+            self._stream.take(rows, forgetting=self.forgetting)
+        except NotFinite:
+            assert_all_finite(rows, estimator_name=type(self).__name__, input_name="X")
+            raise
+        return self
+
+    def merge(self, other: StreamingPCA | Summary) -> Self:
+        """Take in all that another estimator has seen, or a summary."""
+        if isinstance(other, Summary):
+            stream = Stream(other, n_seen=round(other.n))
+        elif isinstance(other, StreamingPCA):
+            stream = other._fitted_stream()
+        else:
+            raise InputError(
+                f"merge takes a StreamingPCA or a Summary, not a {type(other).__name__}"
+            )
+        self._fitted_stream().merge(stream)
+        return self
+
+    @classmethod
+    def from_summary(cls, summary: Summary, n_components: int | None = None) -> Self:
+        """The estimator that has seen the rows of a summary, and can go on."""
+        d = summary.n_features
+        wanted = summary.n_components if n_components is None else n_components
+        if not 1 <= wanted <= d:
+            raise InputError(f"n_components={wanted} is not between 1 and the {d} features")
+        room = max(summary.room, wanted)
+        estimator = cls(wanted, n_spare=room - wanted, center=summary.centered, moments=False)
+        carried = replace(summary, n_components=wanted, room=room)
+        estimator._set_stream(Stream(carried, n_seen=round(summary.n)))
+        return estimator
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write all that is carried to a file; `fedpca.load` gives an estimator that goes on."""
+        write_stream(path, self._model(), self._fitted_stream(), plain_params(self))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """The estimator that `save` wrote, which goes on as if it had never stopped."""
+        stream, parameters = read_stream(path)
+        try:
+            estimator = cls(**parameters)
+            estimator._validate_params()
+        except (TypeError, ValueError) as error:
+            raise FileError(f"{path} has a header that cannot be used: {error}") from None
+        estimator._set_stream(stream)
+        return estimator
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "_stream") and self._stream.n_seen > 0
+
+    def _fitted_stream(self) -> Stream:
+        if not self.__sklearn_is_fitted__():
+            raise NotFittedError(
+                f"This {type(self).__name__} instance is not fitted yet: no rows came so far. Call "
+                "'fit' or 'partial_fit' first"
+            )
+        return self._stream
+
+    def _set_stream(self, stream: Stream) -> None:
+        self._stream = stream
+        self.n_features_in_ = stream.carried.n_features
+        if stream.carried.features is not None:
+            self.feature_names_in_ = np.array(stream.carried.features, dtype=object)
+
+    def _begin(self, d: int, rows_at_once: int) -> None:
+        """Make room for the stream, once the number of features is known."""
+        names = getattr(self, "feature_names_in_", None)
+        wanted, rank = self._first_rank(d)
+        carried = Summary.empty(d, wanted, n_spare=self.n_spare, center=self.center, features=names)
+        keeps_whole = self.moments
+        if self.moments == "auto":
+            keeps_whole = rank is None and scatter_pays(d, carried.room, rows_at_once)
+        elif keeps_whole and rank is not None:
+            raise InputError(f"moments=True goes with a fixed rank, not with rank={self.rank!r}")
+        self._stream = Stream(carried, Scatter(d) if keeps_whole else None, rank)
+
+    def _first_rank(self, d: int) -> tuple[int, AdaptiveRank | None]:
+        """How many components to begin with, and how that number follows the stream."""
+        most = self.max_components or (d if self.rank == "fixed" else MOST_COMPONENTS)
+        most = min(most, d)
+        wanted = self.n_components
+        for name, value in (("n_components", wanted), ("max_components", self.max_components)):
+            if value is not None and value > d:
+                raise InputError(f"{name}={value} exceeds the {d} features; use at most {d}")
+        if wanted is not None and wanted > most:
+            raise InputError(f"n_components={wanted} exceeds max_components={most}")
+        if self.rank == "fixed":
+            return wanted or most, None
+        beta = self.beta if self.beta is not None else 1 / most
+        alpha = self.alpha if self.alpha is not None else beta / 10
+        if alpha >= beta:
+            raise InputError(f"alpha={alpha} must be below beta={beta}")
+        first = wanted or min(FIRST_RANK, most)
+        return first, AdaptiveRank(
+            first, most, self.rank, self.share, alpha, beta, int(self.hold_off)
+        )
+
+    def _batches_of(self, X: Any) -> Iterator[int]:
+        """Take in X batch by batch; the number of rows so far after each."""
+        if isinstance(X, Iterator) or is_many_sites(X):
+            for block in X.values() if isinstance(X, Mapping) else X:
+                yield self.partial_fit(block)._stream.n_seen
+            return
+        if not isinstance(X, str | os.PathLike):
+            X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32])
+        rows = open_rows(X)
+        if not hasattr(self, "n_features_in_"):
+            self.n_features_in_ = rows.n_features
+            if rows.features is not None:
+                self.feature_names_in_ = np.array(rows.features, dtype=object)
+        for batch in self._cut(rows):
+            with naming_bad_values(rows):
+                self._stream.take(batch, forgetting=self.forgetting)
+            yield self._stream.n_seen
+
+    def _cut(self, rows: Rows) -> Iterator[Block]:
+        """Batches of rows; where batches make no difference, the blocks in which rows are read."""
+        if rows.n_features < 1:
+            raise InputError("0 feature(s): the rows have no columns; a minimum of 1 is required")
+        self._begin(rows.n_features, self.batch_size or rows_per_block(rows.n_features))
+        if self._stream.scatter is not None and self.forgetting == 1:
+            return rows.blocks()
+        return batches(rows.blocks(), self.batch_size or self._stream.carried.rows_at_once)
+
+    def _model(self) -> Model:
+        summary = self._fitted_stream().summary
+        wanted = summary.n_components
+        if self.n_components is None and self.rank == "fixed":
+            wanted = max(1, min(wanted, self._stream.n_seen))
+        vectors = complete_basis(summary.directions[:wanted].T, wanted)
+        eigenvalues = np.zeros(wanted)
+        found = summary.eigenvalues[:wanted]
+        eigenvalues[: len(found)] = found
+        scale = np.ones(summary.n_features)
+        return model_of(vectors, eigenvalues, summary.energy, summary.n, summary.mean, scale)

@@ -1,0 +1,84 @@
+"""One round after the mean: the average of the sites' leading eigenspaces, weighted by eigenvalues.
+
+    A~_t = (1/n) sum_i n_i U_i L_i U_i',    U_i L_i U_i' the t leading eigenpairs of site i's covariance
+
+The same columns ``U_i sqrt(L_i)`` serve every k <= t, each eigenvector and eigenvalue by itself, and
+the search for the k behind which the spectrum has its gap. Nobody needs to know that k beforehand: t
+columns that reach beyond the gap are nearly as good as the pooled rows. ``weights="unweighted"``
+averages the projections on the k leading eigenvectors, the method of Fan, Wang, Wang and Zhu,
+"Distributed estimation of principal eigenspaces" (2019), which loses the order of eigenvectors. With
+m sites nothing larger than the m t columns and their Gram matrix is formed.
+
+Source: Bhaskara and Wijewardena, "On distributed averaging for stochastic k-PCA" (2019), Algorithm 1
+and section 4. They take all sites to have as many rows; here each counts by its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fedpca.federation import Federation
+from fedpca.linalg import complete_basis
+from fedpca.message import Array
+from fedpca.moments import Moments
+from fedpca.rank import RankRule
+from fedpca.solvers.merging import gather_summaries, solution_of, summarize_about, to_bytes
+from fedpca.solvers.solution import Solution
+from fedpca.summary import Summary, merge_in_tree
+
+COLUMNS_FOR_EACH = 3  # that sites send, for each component that is wanted
+
+
+def average_subspaces(
+    fed: Federation,
+    known: Moments,
+    rank: RankRule,
+    *,
+    start: Array | None,
+    tol: float,
+    max_rounds: int,
+    weights: str = "eigenvalues",
+    site_components: Any = None,
+) -> Solution:
+    """The leading eigenvectors of the average; ``start``, ``tol`` and ``max_rounds`` do not matter."""
+    t = min(COLUMNS_FOR_EACH * rank.first_look, known.d)
+    while True:
+        # as many spare directions while a site reads its rows, none of which it sends
+        options = to_bytes(n_components=site_components or t, n_spare=t, sends_spare=False)
+        sites = gather_summaries(
+            fed, summarize_about, t, mean=known.mean, scale=known.scale, options=options
+        )
+        average = merge_in_tree(sites)
+        k = rank(average.spectrum)
+        if k is not None or site_components or t == known.d:
+            break
+        t = min(2 * t, known.d)
+    k = k or rank.first_look
+    weighted = solution_of(fed, average, k)
+    return weighted if weights == "eigenvalues" else _unweighted(sites, average, k, weighted)
+
+
+def average_projections(sites: list[Summary], k: int) -> Summary:
+    """The sum of the projections on each site's k leading directions."""
+    cut = [site.truncate(k) for site in sites]
+    equal = [site.known._replace(values=np.ones(len(site.directions))) for site in cut]
+    return merge_in_tree([replace(s, known=known) for s, known in zip(cut, equal, strict=True)])
+
+
+def _unweighted(sites: list[Summary], average: Summary, k: int, weighted: Solution) -> Solution:
+    """The leading vectors of the averaged projections, ordered by the variance along them."""
+    V = complete_basis(average_projections(sites, k).directions[:k].T, k)
+    variances = ((average.known.rows() @ V) ** 2).sum(axis=0)
+    order = np.argsort(-variances, kind="stable")
+    # no bound: what is averaged does not know how much of the rows it stands for
+    return replace(
+        weighted,
+        vectors=V[:, order],
+        eigenvalues=variances[order],
+        stopped="approximate",
+        missing=1.0,
+        angle_bound=1.0,
+    )

@@ -1,0 +1,91 @@
+"""A stream of blocks, taken in one after another: SPCA and SAPCA, with spare directions.
+
+What is carried is a `Summary`, or the whole scatter where that is cheaper and fits. After each block
+the rank may move by one (`fedpca.rank.AdaptiveRank`). Source: Grammenos et al., "Federated PCA with
+adaptive rank estimation", Algorithm 3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from fedpca.blocks import about_own_mean
+from fedpca.rank import AdaptiveRank
+from fedpca.rows import Block
+from fedpca.scatter import Scatter
+from fedpca.summary import Summary
+
+
+@dataclass(eq=False)
+class Stream:
+    """All that is known of the blocks so far.
+
+    Parameters
+    ----------
+    carried : Summary
+        Of the blocks so far; with a scatter, only the room that its summary shall have.
+    scatter : Scatter, optional
+        In the place of a low-rank summary.
+    rank : AdaptiveRank, optional
+        How many directions to report; what the summary says, by default.
+    n_seen : int
+        Rows so far, each counted once whatever it weighs.
+    """
+
+    carried: Summary
+    scatter: Scatter | None = None
+    rank: AdaptiveRank | None = None
+    n_seen: int = 0
+    _summary: Summary | None = field(default=None, repr=False)
+
+    @property
+    def summary(self) -> Summary:
+        """The summary of the blocks so far, worked out when asked for."""
+        if self.scatter is None:
+            return self.carried
+        if self._summary is None:
+            self._summary = self.carried.of_scatter(self.scatter)
+        return self._summary
+
+    def take(self, block: Block, *, forgetting: float = 1.0) -> None:
+        """Take in a block, discounting those before it; a block without rows changes nothing."""
+        if not block.shape[0]:
+            return
+        center = self.carried.centered
+        if self.scatter is not None:
+            self.scatter.update(block, center=center, weight_before=forgetting**2)
+            self._summary = None
+        else:
+            old = self.carried.discount(forgetting)
+            self.carried = old.append(
+                *about_own_mean(block, center=center, squares_before=old.squares)
+            )
+            if self.rank is not None:
+                self._move_rank(self.rank)
+        self.n_seen += block.shape[0]
+
+    def merge(self, other: Stream) -> None:
+        """Take in all that another stream has seen."""
+        are_alike = self.carried.features == other.carried.features and (
+            self.carried.n_features == other.carried.n_features
+            and self.carried.centered == other.carried.centered
+        )
+        if self.scatter is not None and other.scatter is not None and are_alike:
+            self.scatter.absorb(other.scatter)
+            self._summary = None
+        else:
+            mine, self.scatter = self.summary, None
+            merged = mine.merge(other.summary)
+            known = merged.known.truncate(mine.room)
+            self.carried = replace(
+                merged, known=known, n_components=mine.n_components, room=mine.room
+            )
+        self.n_seen += other.n_seen
+
+    def _move_rank(self, rank: AdaptiveRank) -> None:
+        self.rank = moved = rank.after(self.carried.spectrum)
+        if moved.rank != rank.rank:
+            n_spare = self.carried.room - self.carried.n_components
+            room = min(self.carried.n_features, moved.rank + n_spare)
+            known = self.carried.known.truncate(room)
+            self.carried = replace(self.carried, known=known, n_components=moved.rank, room=room)
