@@ -59,7 +59,7 @@ def test_info_says_what_a_summary_tells_and_how_far_it_can_be_off(sites, tmp_pat
     assert "2 components wanted, 5 directions carried" in done.output
     assert "directions" in done.output
     assert "5 x 5" in done.output
-    assert "nothing that matters was left out" in done.output
+    assert "nothing was left out: these are the components of all rows at once" in done.output
 
     few = [tmp_path / "few0.summary", tmp_path / "few1.summary"]
     for site, path in zip(sites, few, strict=True):
@@ -137,6 +137,25 @@ def test_what_cannot_be_merged_is_refused(sites, tmp_path):  # noqa: F811
     done = run("merge", north, south, "-k", 6, "-o", tmp_path / "m.fedpca")
     assert done.exit_code == 2
     assert "n_components=6 is not between 1 and the 5 features" in done.output
+
+
+def test_merging_takes_k_and_refuses_what_holds_no_rows(sites, tmp_path):  # noqa: F811
+    paths = summarized(sites, tmp_path)
+    done = run("merge", *paths, "-k", 1, "-o", tmp_path / "one.summary")
+    assert done.exit_code == 0, done.output
+    assert Summary.load(tmp_path / "one.summary").n_components == 1
+    np.save(tmp_path / "none.npy", np.empty((0, 5)))
+    run("summarize", tmp_path / "none.npy", "-k", 2, "-o", tmp_path / "none.summary")
+    done = run("merge", tmp_path / "none.summary", "-o", tmp_path / "m.fedpca")
+    assert done.exit_code == 2
+    assert "of no rows" in done.output
+    done = run("info", tmp_path)
+    assert done.exit_code == 2
+    assert "is a folder" in done.output
+    for k in ("foo", "150%", "0%", "-1"):
+        done = run("summarize", sites[0], "-k", k, "-o", tmp_path / "k.summary")
+        assert done.exit_code == 2, k
+        assert "n_components=" in done.output
 
 
 def test_bad_rows_are_refused_before_anything_is_written(tmp_path):

@@ -39,12 +39,13 @@ def test_examples_run(example):
     assert done.stdout
 
 
-def test_benchmarks_run():
-    command = [sys.executable, str(ROOT / "benchmarks" / "exact.py"), "--quick"]
+@pytest.mark.parametrize(("name", "ratios", "sizes"), [("exact", 5, 4), ("streaming", 5, 1)])
+def test_benchmarks_run(name, ratios, sizes):
+    command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), "--quick"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("fedpca / this") >= 5
-    assert done.stdout.count("MB") >= 4
+    assert done.stdout.count("fedpca / this") >= ratios
+    assert done.stdout.count("MB") >= sizes
 
 
 def test_the_commands_of_the_readme_exist():

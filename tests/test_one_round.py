@@ -183,6 +183,18 @@ def test_the_gap_is_found_in_one_round(n):
     assert found.count(6) >= 9
 
 
+def test_a_rule_is_settled_by_what_sites_send():
+    rng = np.random.default_rng(5)
+    slow = np.sqrt(np.linspace(2, 1, 12))
+    sites = [rng.standard_normal((5000, 12)) * slow for _ in range(4)]
+    # behind the five that each site sends the average falls to nothing, which is no gap of the rows
+    average = FederatedPCA("gap", solver="average", site_components=5).fit(sites)
+    assert 2 <= average.n_components_ < 5
+    for solver in ("merge", "average"):
+        most = FederatedPCA(0.9, solver=solver, site_components=5).fit(sites)
+        assert most.n_components_ >= 5  # as near to the share as what was sent allows
+
+
 def test_unequal_sites_count_by_their_rows():
     rng = np.random.default_rng(3)
     large = rng.standard_normal((4000, 10)) * np.r_[3, np.ones(9)]
@@ -269,3 +281,43 @@ def test_a_saved_model_keeps_its_bound(tmp_path, solver):
     assert back.run_.angle_bound == model.run_.angle_bound > 0
     assert back.run_.missing == model.run_.missing > 0
     assert back.get_params() == model.get_params()
+
+
+@pytest.mark.parametrize("solver", ["merge", "average"])
+def test_directions_that_no_site_sent_are_not_called_exact(solver):
+    X = np.random.default_rng(6).standard_normal((200, 20)) * np.linspace(3, 1, 20)
+    model = FederatedPCA(15, solver=solver, site_components=2).fit([X, X[:0]])
+    assert model.run_.stopped == "approximate"
+    assert model.run_.angle_bound == 1
+    assert model.run_.missing > 0
+    more = FederatedPCA(2, solver=solver, site_components=50).fit([X])  # than there are features
+    reference = PCA(2, svd_solver="full").fit(X)
+    assert sine_of_angle(reference.components_.T, more.components_.T) < 1e-8
+
+
+def test_few_rows_a_site_do_not_hide_the_spectrum_from_a_rule():
+    rng = np.random.default_rng(7)
+    deviations = np.r_[9, 8, 7, 6, 5, np.full(35, 0.1)]
+    sites = [rng.standard_normal((3, 40)) * deviations for _ in range(6)]
+    exact = FederatedPCA(0.95, solver="covariance").fit(sites)
+    average = FederatedPCA(0.95, solver="average").fit(sites)
+    assert average.n_components_ == exact.n_components_ == 5
+
+
+@pytest.mark.parametrize("solver", ["merge", "average"])
+def test_the_gap_to_nothing_is_a_gap(solver):
+    rng = np.random.default_rng(8)
+    X = rng.standard_normal((200, 3)) @ rng.standard_normal((3, 40))
+    for n_components in ("gap", "mp"):
+        exact = FederatedPCA(n_components, solver="covariance").fit([X[:90], X[90:]])
+        found = FederatedPCA(n_components, solver=solver).fit([X[:90], X[90:]])
+        assert found.n_components_ == exact.n_components_ == 3
+
+
+def test_shares_about_zero_are_about_each_sites_own_mean_too():
+    rng = np.random.default_rng(9)
+    sites = [rng.standard_normal((60, 6)), rng.standard_normal((50, 6)) + 10]
+    merged = FederatedPCA(2, solver="merge", center=False).fit(sites)
+    exact = FederatedPCA(2, solver="covariance", center=False).fit(sites)
+    for name, share in exact.site_variance_ratio_.items():
+        assert merged.site_variance_ratio_[name] == pytest.approx(share)

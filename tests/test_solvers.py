@@ -6,9 +6,11 @@ import warnings
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 from sklearn.exceptions import ConvergenceWarning
 
 from fedpca import FederatedPCA, Federation
+from fedpca.errors import InputError
 from fedpca.linalg import sine_of_angle
 from fedpca.moments import common_features, moments
 from fedpca.planner import choose_solver, covariance_bytes, expected_rounds, lanczos_bytes
@@ -160,3 +162,9 @@ def test_rounds_that_end_while_a_rule_looks_further():
             warnings.simplefilter("ignore", ConvergenceWarning)
             model.fit([X])
         assert model.components_.shape == (model.n_components_, 40)
+
+
+def test_a_covariance_too_large_for_a_message_is_refused_before_it_is_formed():
+    rows = sp.csr_array((3, 20_000))
+    with pytest.raises(InputError, match=r"covariance of 20000 features .* use solver='lanczos'"):
+        FederatedPCA(2, solver="covariance").fit(rows)

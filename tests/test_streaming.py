@@ -19,7 +19,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import fedpca
 from conftest import gapped_rows
-from fedpca import FederatedPCA, StreamingPCA, Summary
+from fedpca import FederatedPCA, Federation, Site, StreamingPCA, Summary
 from fedpca.errors import FileError, InputError
 from fedpca.linalg import sine_of_angle
 
@@ -67,7 +67,8 @@ def test_batches_of_any_size_equal_all_rows_at_once(moments, sizes, offset, dtyp
     )
     np.testing.assert_allclose(model.noise_variance_, reference.noise_variance_, rtol=1e-9)
     assert model.n_samples_seen_ == 60
-    assert model.angle_bound_ == 0
+    assert model.summary_.known.missing == 0
+    assert model.angle_bound_ < 1e-10
 
 
 @both_ways
@@ -457,6 +458,22 @@ def test_memory_does_not_grow_with_the_stream():
     assert few < 40 * 8 * 3000 * 15  # O(d r)
 
 
+@pytest.mark.parametrize("make", [np.asarray, sp.csr_array])
+def test_large_batches_of_few_features_stay_small(make):
+    rng = np.random.default_rng(18)
+    batches = [make(rng.standard_normal((20_000, 6)) * [5, 4, 1, 1, 1, 1]) for _ in range(2)]
+    model = StreamingPCA(2, moments=False)
+    tracemalloc.start()
+    for batch in batches:
+        model.partial_fit(batch)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 20 * 8 * 20_000 * 6
+    X = np.vstack([b.toarray() if sp.issparse(b) else b for b in batches])
+    reference = PCA(2, svd_solver="full").fit(X)
+    assert sine_of_angle(reference.components_.T, model.components_.T) < 1e-9
+
+
 def test_a_stream_is_a_scikit_learn_citizen():
     X = gapped_rows(np.random.default_rng(17), 60, 6, 2)
     model = StreamingPCA(2, whiten=True)
@@ -475,3 +492,177 @@ def test_a_stream_is_a_scikit_learn_citizen():
         model.inverse_transform(model.transform(X)), plain.inverse_transform(plain.transform(X))
     )
     assert plain.transform(X.astype(np.float32)).dtype == np.float32
+
+
+@both_ways
+@pytest.mark.parametrize(
+    "kind", ["csr_matrix", "csc_matrix", "coo_matrix", "csc_array", "coo_array"]
+)
+def test_every_kind_of_sparse_batch(moments, kind):
+    X = sp.random_array((60, 30), density=0.3, format="csr", rng=np.random.default_rng(19))
+    model = StreamingPCA(3, moments=moments)
+    for part in (X[:30], X[30:]):
+        model.partial_fit(getattr(sp, kind)(part))
+    dense = StreamingPCA(3, moments=moments).partial_fit(X[:30].toarray())
+    dense.partial_fit(X[30:].toarray())
+    np.testing.assert_allclose(model.var_, dense.var_, rtol=1e-10)
+    assert sine_of_angle(dense.components_.T, model.components_.T) < 1e-9
+
+
+def test_entries_that_stand_twice_are_added():
+    data = (
+        np.array([1.0, 2, 1, 2, 5, 3, 6, 9]),
+        np.array([0, 0, 1, 1, 0, 1, 0, 1]),
+        [0, 3, 4, 6, 8],
+    )
+    twice = sp.csr_array(data, shape=(4, 2))
+    expected = twice.toarray()
+    for model in (StreamingPCA(1, moments=True), StreamingPCA(1, moments=False)):
+        np.testing.assert_allclose(model.partial_fit(twice).var_, expected.var(axis=0))
+    np.testing.assert_array_equal(twice.toarray(), expected)
+
+
+def test_scores_come_as_frames_if_asked():
+    pd = pytest.importorskip("pandas")
+    frame = pd.DataFrame(np.random.default_rng(20).standard_normal((20, 3)), columns=list("abc"))
+    for model in (StreamingPCA(2), FederatedPCA(2)):
+        scores = model.set_output(transform="pandas").fit(frame).transform(frame)
+        assert list(scores.columns) == list(model.get_feature_names_out())
+
+
+@both_ways
+def test_a_merge_that_fails_changes_nothing(moments):
+    X = np.random.default_rng(21).standard_normal((50, 5))
+    model = StreamingPCA(3, moments=moments).partial_fit(X)
+    before = model.components_.tobytes()
+    for bad in (Summary.of(np.eye(4)), Summary.of(np.eye(5), center=False)):
+        with pytest.raises(InputError):
+            model.merge(bad)
+    assert model.components_.tobytes() == before
+    assert model.summary_.n == model.n_samples_seen_ == 50
+
+
+@both_ways
+def test_squares_that_overflow_are_refused_at_once(moments):
+    X = np.random.default_rng(22).standard_normal((50, 5))
+    model = StreamingPCA(3, moments=moments, forgetting=0.9).partial_fit(X)
+    before = model.components_.tobytes()
+    for bad in (np.full((2, 5), 1e200) * [[1], [2]], X * 1e154 * 3, X * 1e200):
+        with pytest.raises(InputError, match="overflow"):
+            model.partial_fit(bad)
+    assert model.components_.tobytes() == before
+    assert np.isfinite(StreamingPCA(2, moments=moments).partial_fit(1e150 * X).components_).all()
+
+
+def test_a_first_batch_that_is_empty_or_bad_leaves_no_trace():
+    X = np.random.default_rng(23).standard_normal((200, 600))
+    model = StreamingPCA(2).partial_fit(X[:0]).partial_fit(X)
+    assert model.explained_variance_.tobytes() == (
+        StreamingPCA(2).partial_fit(X).explained_variance_.tobytes()
+    )
+    with pytest.raises(ValueError, match="features"):
+        StreamingPCA(2).partial_fit(X[:0]).partial_fit(X[:, :5])
+    model = StreamingPCA(2)
+    with pytest.raises(ValueError, match="NaN"):
+        model.partial_fit(np.full((3, 4), np.nan))
+    assert model.partial_fit(X[:, :6]).n_features_in_ == 6
+
+
+def test_one_row_about_zero_can_be_saved(tmp_path):
+    model = StreamingPCA(2, center=False).partial_fit([[1.0, 20, 30]])
+    model.save(tmp_path / "m")
+    assert np.isfinite(fedpca.load(tmp_path / "m").explained_variance_).all()
+
+
+def test_the_noise_is_that_of_the_rows_whatever_they_weigh():
+    X = np.random.default_rng(24).standard_normal((1000, 50))
+    model = StreamingPCA(5, forgetting=0.9)
+    for row in X:
+        model.partial_fit(row[None])
+    plain = model.noise_variance_ * 45 + model.explained_variance_.sum()
+    assert model.noise_variance_ < 5
+    assert plain == pytest.approx(model.summary_.energy / (model.summary_.n - 1))
+    assert np.isfinite(model.score_samples(X)).all()
+
+
+def test_a_rank_that_moves_keeps_its_spare_directions_and_settles():
+    rng = np.random.default_rng(25)
+    model = StreamingPCA(10, rank="mp", n_spare=10)
+    noiseless = StreamingPCA(3, rank="mp")
+    basis = rng.standard_normal((3, 200))
+    for _ in range(40):
+        model.partial_fit(rng.standard_normal((50, 12)) * np.r_[9, 8, np.ones(10)])
+        noiseless.partial_fit(rng.standard_normal((50, 3)) @ basis)
+    assert model.n_components_ == 2
+    assert model.summary_.room == 12
+    assert noiseless.n_components_ == 3
+    with pytest.raises(InputError, match="n_spare=0 has none, use at least 1"):
+        StreamingPCA(2, rank="mp", n_spare=0).fit(rng.standard_normal((9, 4)))
+    gap = StreamingPCA(2, rank="interval", max_components=20)
+    found = []
+    for _ in range(40):
+        gap.partial_fit(rng.standard_normal((50, 60)) * np.r_[np.full(8, 10.0), np.full(52, 1e-3)])
+        found.append(gap.n_components_)
+    assert set(found[-10:]) == {8}
+
+
+def test_what_is_no_stream_of_rows_is_refused(tmp_path):
+    X = np.random.default_rng(26).standard_normal((30, 4))
+    with pytest.raises(InputError, match="use FederatedPCA"):
+        StreamingPCA(2).fit(Federation.local([X]))
+    with pytest.raises(InputError, match="use FederatedPCA"):
+        StreamingPCA(2).fit([Site(X, name="a")])
+    np.save(tmp_path / "a.npy", X[:10])
+    np.save(tmp_path / "b.npy", X[10:])
+    model = StreamingPCA(2).fit([tmp_path / "a.npy", tmp_path / "b.npy"])
+    assert model.n_samples_seen_ == 30
+    model.set_params(forgetting=2.0)
+    with pytest.raises(InputError, match=r"forgetting=2.0 must be above 0 and at most 1"):
+        model.partial_fit(X)
+
+
+def test_numpy_scalars_as_parameters_are_saved(tmp_path):
+    X = np.random.default_rng(27).standard_normal((30, 6))
+    parameters = {"n_spare": np.int64(1), "max_components": np.int64(4), "share": np.float32(0.5)}
+    model = StreamingPCA(np.int64(2), rank="energy", center=np.bool_(True), **parameters)
+    model.fit(X).save(tmp_path / "m")
+    assert fedpca.load(tmp_path / "m").components_.tobytes() == model.components_.tobytes()
+    StreamingPCA.from_summary(Summary.of(X, 3), np.int64(2)).save(tmp_path / "m")
+
+
+def test_no_more_components_than_a_summary_carries():
+    X = np.random.default_rng(28).standard_normal((40, 9))
+    few = Summary.of(X, 2, n_spare=0)
+    with pytest.raises(InputError, match="n_components=5 exceeds the 2 directions"):
+        StreamingPCA.from_summary(few, 5)
+    faint = few.discount(1e-3)
+    assert StreamingPCA.from_summary(faint).n_samples_seen_ == 1
+
+
+def test_sparse_rows_that_repeat_stay_nearly_sparse():
+    rng = np.random.default_rng(29)
+    distinct = sp.random_array((5, 30_000), density=1e-3, format="csr", rng=rng)
+    batch = distinct[rng.integers(0, 5, 300)]
+    tracemalloc.start()
+    model = StreamingPCA(3).partial_fit(batch)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 12 * 32 * 8 * 30_000
+    reference = np.linalg.svd(batch.toarray() - batch.toarray().mean(axis=0), compute_uv=False)
+    np.testing.assert_allclose(model.singular_values_, reference[:3], rtol=1e-10)
+
+
+def test_blas_threads_are_given_back_when_streams_run_side_by_side():
+    from concurrent.futures import ThreadPoolExecutor
+
+    from threadpoolctl import threadpool_info
+
+    def threads():
+        return [lib["num_threads"] for lib in threadpool_info() if lib["user_api"] == "blas"]
+
+    X = np.random.default_rng(30).standard_normal((2000, 300))
+    before = threads()
+    with ThreadPoolExecutor(3) as pool:
+        fits = [pool.submit(StreamingPCA(5, moments=False, batch_size=20).fit, X) for _ in range(3)]
+    assert all(fit.result().n_samples_seen_ == 2000 for fit in fits)
+    assert threads() == before

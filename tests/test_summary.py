@@ -66,7 +66,8 @@ def test_merging_without_truncation_gives_the_summary_of_the_pooled_rows(problem
     due = pooled.singular_values_[: len(found)]
     np.testing.assert_allclose(found, due, rtol=0, atol=1e-12 * due.max())
     assert merged.n == len(X)
-    assert merged.angle_bound() == 0.0
+    assert merged.known.missing == 0
+    assert merged.angle_bound() == 0.0  # all directions are wanted
     np.testing.assert_allclose(
         merged.squares, len(X) * X.var(axis=0), rtol=1e-10, atol=1e-12 * merged.energy
     )
@@ -137,6 +138,87 @@ def test_the_bound_says_something_and_is_not_far_from_the_truth():
     assert summary.angle_bound(4) > summary.angle_bound(5)  # no gap behind the fourth
 
 
+@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(0, 1), st.floats(0.3, 1.0))
+def test_the_bound_holds_for_streams_that_carry_no_more_than_they_report(seed, k, n_spare, forget):
+    rng = np.random.default_rng(seed)
+    blocks = [
+        rng.standard_normal((n, 5)) * rng.permutation([3, 2, 1, 0.5, 0.2]) for n in (30, 200, 9)
+    ]
+    summary = Summary.empty(5, k, n_spare=n_spare)
+    weights = []
+    for block in blocks:
+        summary = summary.update(block, forgetting=forget)
+        weights = [*(forget**2 * w for w in weights), *([1.0] * len(block))]
+    X, w = np.vstack(blocks), np.array(weights)
+    centred = (X - w @ X / w.sum()) * np.sqrt(w)[:, None]
+    values, V = np.linalg.eigh(centred.T @ centred)
+    for j in range(1, len(summary.singular_values) + 1):
+        angle = sine_of_angle(V[:, ::-1][:, :j], summary.directions[:j].T)
+        assert angle <= summary.angle_bound(j) + 1e-9
+        best, ours = values[::-1][:j].sum(), np.linalg.norm(centred @ summary.directions[:j].T) ** 2
+        assert best - ours <= (summary.variance_bound(j) + 1e-12) * values.sum()
+
+
+def test_the_bound_knows_of_directions_that_are_not_carried_and_of_rounding():
+    rng = np.random.default_rng(0)
+    few = Summary.of(rng.standard_normal((200, 20)) * np.linspace(3, 1, 20), 2, n_spare=0)
+    assert few.angle_bound(2) < 1e-10
+    assert few.angle_bound(5) == 1  # three of which nothing is known
+    assert few.variance_bound(5) > 0
+    assert few.angle_bound(20) == 0  # all there are
+    for k in (0, -1, 21):
+        with pytest.raises(InputError, match=f"k={k} is not between 1 and the 20 features"):
+            few.angle_bound(k)
+    unlike = Summary.of(rng.standard_normal((99, 4)) * [1e8, 1, 0.9, 0.1], 2)
+    assert unlike.angle_bound(1) < 1e-10
+    assert unlike.angle_bound(2) == 1  # below the rounding of the first
+    lost = Summary.empty(30, 3, n_spare=2, center=False)
+    X = rng.standard_normal((600, 30)) * np.linspace(1.2, 1, 30) + 1e8
+    for part in np.array_split(X, 6):
+        lost = lost.update(part)
+    assert lost.angle_bound(3) == 1  # what the offset hides is not nothing
+
+
+@pytest.mark.parametrize("scale", [1e-150, 1e-75, 1e75, 1e150])
+@pytest.mark.parametrize("d", [30, 1800])
+def test_rows_of_any_size_give_the_same_directions(scale, d):
+    X = np.random.default_rng(1).standard_normal((80, d)) * 0.5 ** np.minimum(np.arange(d), 60)
+    plain, scaled = Summary.of(X, 10), Summary.of(scale * X, 10)
+    assert sine_of_angle(plain.directions[:8].T, scaled.directions[:8].T) < 1e-9
+    due = scale * plain.singular_values[:8]
+    np.testing.assert_allclose(scaled.singular_values[:8], due, rtol=1e-9)
+
+
+def test_an_empty_summary_leaves_the_bound_of_the_other():
+    rng = np.random.default_rng(2)
+    some = Summary.of(rng.standard_normal((50, 6)) * [3, 2, 1, 1, 1, 1], 2, n_spare=0)
+    nothing = Summary.empty(6, 2, n_spare=0)
+    assert (
+        nothing.merge(some).angle_bound() == some.angle_bound() == some.merge(nothing).angle_bound()
+    )
+
+
+def test_a_site_without_variance_does_not_ask_for_components():
+    rng = np.random.default_rng(3)
+    X = rng.standard_normal((500, 30)) * np.r_[9, 8, np.ones(28)]
+    for poor in (X[:1], X[:0], np.ones((4, 30))):
+        assert Summary.of(poor, "mp").n_components == 1
+        assert Summary.of(X, "mp").merge(Summary.of(poor, "mp")).n_components == 2
+
+
+def test_numpy_scalars_are_saved(tmp_path):
+    X = np.eye(5)
+    summary = Summary.of(X, np.int64(2), n_spare=np.int64(1), center=np.bool_(True))
+    summary.truncate(np.int64(2)).save(tmp_path / "a")
+    assert Summary.load(tmp_path / "a").room == 2
+
+
+@pytest.mark.parametrize("bad", ["foo", 1.5, -0.5, 0.0, 0, -3, float("nan"), [3], True])
+def test_what_is_no_number_of_components_is_named(bad):
+    with pytest.raises(InputError, match="n_components="):
+        Summary.of(np.eye(4), bad)
+
+
 @pytest.mark.parametrize("offset", OFFSETS)
 @pytest.mark.parametrize("shape", [(300, 20), (120, 400)])
 def test_equals_incremental_pca_with_the_same_truncation(offset, shape):
@@ -204,6 +286,26 @@ def test_forgetting_and_enhancing_weigh_the_rows():
     )
     with pytest.raises(InputError, match="factor of 0"):
         merged.discount(0)
+
+
+def test_truncating_and_discounting_keep_account_of_what_is_left_out():
+    known = LowRank(np.eye(4), np.array([4.0, 3.0, 2.0, 1.0]), tail=0.5, missing=0.25)
+    cut = known.truncate(2)
+    assert (len(cut.values), cut.tail, cut.missing, cut.dropped) == (2, 4.0, 0.25, 4.25)
+    # what is cut off twice in a row is orthogonal: its norm is the larger one and no sum
+    assert known.truncate(3).truncate(2).tail == 4.0
+    assert known.truncate(4).dropped == known.dropped
+    less = cut.discount(0.5)
+    assert (less.tail, less.missing) == (1.0, 0.0625)
+    np.testing.assert_array_equal(less.values, [2.0, 1.5])
+
+
+def test_a_merged_summary_has_the_larger_room_of_both():
+    rng = np.random.default_rng(14)
+    small = Summary.of(rng.standard_normal((30, 9)), 2, n_spare=0)
+    large = Summary.of(rng.standard_normal((30, 9)), 3, n_spare=2)
+    for merged in (small.merge(large), large.merge(small)):
+        assert (merged.n_components, merged.room, len(merged.directions)) == (3, 5, 5)
 
 
 def condition(C, s, Y, room):

@@ -55,6 +55,12 @@ class Centred(NamedTuple):
             raw = np.einsum("ij,ij->j", self.rows, self.rows)
         return np.asarray(raw - self.shift * (2 * self.sums() + self.n_rows * self.shift))
 
+    def energy(self) -> float:
+        """The sum of all squares of the rows as they are stored; infinite where it overflows."""
+        values = self.rows.data if is_sparse(self.rows) else self.rows
+        with np.errstate(over="ignore"):
+            return float(np.vdot(values, values))
+
     def inner(self) -> Array:
         """Y'Y, ``(d, d)``."""
         if self.shift is None:

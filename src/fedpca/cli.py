@@ -80,7 +80,7 @@ def fit(
     quiet: Quiet = False,
 ) -> None:
     """Fit the components of the rows in several files, each a site of its own."""
-    with _exit_codes():
+    with _exit_codes("; with --journal, the same command goes on from here"):
         _refuse_overwriting(output, force)
         model = FederatedPCA(
             _components(n_components),
@@ -160,10 +160,13 @@ def merge(
     with _exit_codes():
         _refuse_overwriting(output, force)
         merged = merge_in_tree(_named_summaries(files), fan_in)
+        if not merged.n:
+            raise InputError("the summaries are of no rows; there is nothing to be merged")
+        model = StreamingPCA.from_summary(merged, n_components)
         if output.suffix == ".summary":
-            merged.save(output)
+            model.summary_.save(output)
         else:
-            StreamingPCA.from_summary(merged, n_components).save(output)
+            model.save(output)
         if not quiet:
             _print_file(output)
             out.print(f"Wrote {output}")
@@ -310,12 +313,12 @@ def _rows_read(quiet: bool) -> Callable[[int], None] | None:
 
 
 @contextmanager
-def _exit_codes() -> Iterator[None]:
+def _exit_codes(hint: str = "") -> Iterator[None]:
     """Errors as one line on standard error: 2 for bad input, 1 for a run that failed."""
     try:
         yield
     except KeyboardInterrupt:
-        err.print("interrupted; with --journal, the same command goes on from here")
+        err.print(f"interrupted{hint}")
         sys.exit(130)
     except (InputError, InvalidParameterError, FileError, JournalError) as error:
         err.print(f"error: {error}", style="red", soft_wrap=True)

@@ -213,7 +213,7 @@ def _scaled(block: Block, scale: Array) -> Block:
 
 
 def _refuse_overflow(squares: Array) -> None:
-    if not np.isfinite(squares).all():
+    if not np.isfinite(squares.sum()):
         raise InputError("values so large that their squares overflow; rescale the columns")
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 import numpy as np
 import scipy.linalg
@@ -25,9 +27,36 @@ def threads_for(*arrays: Array) -> Iterator[None]:
     """
     if max(array.size for array in arrays) > SMALL:
         yield
-    else:
-        with _blas().limit(limits=1, user_api="blas"):
-            yield
+        return
+    _one_thread.enter()
+    try:
+        yield
+    finally:
+        _one_thread.leave()
+
+
+class _OneThread:
+    """BLAS held to one thread while anybody wants it: the setting is one for the whole process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._n_inside = 0
+        self._limiter: Any = None
+
+    def enter(self) -> None:
+        with self._lock:
+            if not self._n_inside:
+                self._limiter = _blas().limit(limits=1, user_api="blas")
+            self._n_inside += 1
+
+    def leave(self) -> None:
+        with self._lock:
+            self._n_inside -= 1
+            if not self._n_inside:
+                self._limiter.restore_original_limits()
+
+
+_one_thread = _OneThread()
 
 
 @cache
@@ -133,11 +162,19 @@ def complete_basis(V: Array, k: int) -> Array:
 
 
 def top_eigen(symmetric: Array, k: int) -> tuple[Array, Array]:
-    """The k largest eigenvalues, falling, and their eigenvectors in columns, ``(d, k)``."""
+    """The k largest eigenvalues, falling, and their eigenvectors in columns, ``(d, k)``.
+
+    Only the lower triangle is read. Entries of 1e-146 and less cost LAPACK half its digits, so a
+    matrix far from one is brought near to it first, by a power of two.
+    """
     d = symmetric.shape[0]
+    largest = float(np.abs(symmetric.diagonal()).max(initial=0.0))
+    power = 2.0 ** -math.frexp(largest)[1] if largest and not 1e-60 < largest < 1e60 else 1.0
     with threads_for(symmetric):
-        values, vectors = scipy.linalg.eigh(symmetric, subset_by_index=[d - k, d - 1])
-    return values[::-1], vectors[:, ::-1]
+        values, vectors = scipy.linalg.eigh(
+            symmetric if power == 1 else symmetric * power, subset_by_index=[d - k, d - 1]
+        )
+    return values[::-1] / power, vectors[:, ::-1]
 
 
 def pack_triangle(symmetric: Array) -> Array:

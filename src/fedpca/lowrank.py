@@ -29,8 +29,10 @@ import numpy as np
 from fedpca.blocks import Centred
 from fedpca.linalg import orth_against, threads_for
 from fedpca.message import Array
+from fedpca.rows import is_sparse
 
 ILL_CONDITIONED = 1e6  # ratio of singular values from which on a Gram matrix is not enough
+FEWEST_SAFELY = 32  # rows that the safe way takes at once
 EPS = float(np.finfo(np.float64).eps)
 
 
@@ -65,14 +67,25 @@ class LowRank(NamedTuple):
         C, s, d = self.directions, self.values, self.directions.shape[1]
         if not Y.n_rows + len(more):
             return self.truncate(room)
-        if Y.shift is None and Y.n_rows + len(more) > 2 * d:
+        if not is_sparse(Y.rows) and Y.n_rows + len(more) > 2 * d:
             # a triangle holds all that so many rows say of so few columns
             Y, more = Centred(np.linalg.qr(_below(Y, more), mode="r")), more[:0]
         with threads_for(C, Y.rows):
             found = append_by_gram(C, s, Y, more, room)
-            if found is None:
-                found = append_safely(C, s, _below(Y, more), room)
-        return found._replace(missing=self.dropped)
+            if found is not None:
+                return found._replace(missing=self.dropped)
+            return self._append_safely(Y, more, room)
+
+    def _append_safely(self, Y: Centred, more: Array, room: int) -> LowRank:
+        """The safe way; of sparse rows no more is made dense at a time than is carried."""
+        found = self
+        step = max(room, FEWEST_SAFELY) if is_sparse(Y.rows) else max(1, Y.n_rows)
+        for start in range(0, max(1, Y.n_rows), step):
+            part = Centred(Y.rows[start : start + step], Y.shift)
+            rows, more = _below(part, more), more[:0]
+            added = append_safely(found.directions, found.values, rows, room)
+            found = added._replace(missing=found.dropped)
+        return found
 
     def truncate(self, room: int) -> LowRank:
         """The matrix with at most ``room`` directions."""
@@ -105,7 +118,7 @@ def append_by_gram(C: Array, s: Array, Y: Centred, more: Array, room: int) -> Lo
     values, W = np.linalg.eigh(G, UPLO="L")
     values, W = values[::-1], W[:, ::-1]
     kept = min(room, len(values), C.shape[1])
-    if not kept or values[kept - 1] * ILL_CONDITIONED**2 <= values[0]:
+    if not kept or values[kept - 1] <= values[0] / ILL_CONDITIONED**2:
         return None
     sigma = np.sqrt(values[:kept])
     W = W[:, :kept].T / sigma[:, None]

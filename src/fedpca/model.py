@@ -113,7 +113,8 @@ class Model:
         v = float(self.noise_variance)
         along = self.explained_variance
         positive = self._has_variance()
-        inverse = np.where(positive, 1 / np.where(positive, along, 1.0), 0.0)
+        with np.errstate(over="ignore"):  # of variances that are hardly above zero
+            inverse = np.where(positive, 1 / np.where(positive, along, 1.0), 0.0)
         return inverse, 1 / v if v > 0 else 0.0
 
     def arrays(self) -> Arrays:
@@ -126,18 +127,26 @@ class Model:
 
 
 def model_of(
-    vectors: Array, eigenvalues: Array, energy: float, n: float, mean: Array, scale: Array
+    vectors: Array,
+    eigenvalues: Array,
+    energy: float,
+    n: float,
+    mean: Array,
+    scale: Array,
+    n_seen: int | None = None,
 ) -> Model:
     """The model whose components are the leading eigenvectors, ``(d, k)``, of the scatter of n rows.
 
-    ``energy`` is the trace of the scatter, whose eigenvalues over ``n - 1`` are variances.
+    ``energy`` is the trace of the scatter, whose eigenvalues over ``n - 1`` are variances. Rows that
+    weigh less than one each have come ``n_seen`` times; below two there is half of n in its place, so
+    that one row has a finite variance.
     """
     d, k = vectors.shape
-    freedom = max(n - 1, np.finfo(np.float64).tiny)
+    freedom = n - 1 if n >= 2 else n / 2
     variance = eigenvalues / freedom
     total = energy / freedom
     left = max(0.0, total - float(variance.sum()))
-    n_left = max(min(n, d) - k, 0)
+    n_left = max(min(n if n_seen is None else n_seen, d) - k, 0)
     return Model(
         components=np.ascontiguousarray(fix_signs(vectors).T),
         explained_variance=variance,

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any, Self
 
 import numpy as np
@@ -36,11 +37,12 @@ class Spectrum:
     total: float
     n: float
     d: int
+    is_all: bool = False  # that will ever be known, whether or not there are others
 
     @property
     def is_whole(self) -> bool:
         """Whether no eigenvalue is left to be found."""
-        return len(self.values) >= min(self.n, self.d)
+        return self.is_all or len(self.values) >= min(self.n, self.d)
 
 
 Rule = Callable[[Spectrum], int | None]
@@ -55,6 +57,23 @@ class RankRule:
 
     def __call__(self, spectrum: Spectrum) -> int | None:
         return self.rule(spectrum)
+
+    def settle(self, spectrum: Spectrum) -> int:
+        """The rank by what is known, where no more of the spectrum can be had."""
+        return self.rule(replace(spectrum, is_all=True)) or 1
+
+
+def check_n_components(n_components: Any) -> None:
+    """Refuse what is neither a number of components, nor a share, nor the name of a rule."""
+    is_number = isinstance(n_components, Real) and not isinstance(n_components, bool)
+    if n_components is None or (isinstance(n_components, str) and n_components in RULES):
+        return
+    if is_number and (0 < n_components < 1 or (n_components >= 1 and n_components % 1 == 0)):
+        return
+    raise InputError(
+        f"n_components={n_components!r} is no number of components, no share between 0 and 1 and none "
+        f"of the rules {', '.join(RULES)}"
+    )
 
 
 def first_look(n_components: Any, limit: int) -> int:
@@ -101,7 +120,7 @@ def share(wanted: float) -> Rule:
 def marchenko_pastur(spectrum: Spectrum) -> int | None:
     """The number of eigenvalues above what noise alone would show; at least 1."""
     values, d = spectrum.values, spectrum.d
-    if not values.size:
+    if not values.size or values[0] <= 0:
         return 1
     edge_of_unit_noise = MARGIN * (1 + np.sqrt(d / spectrum.n)) ** 2
     rounding = d * np.finfo(np.float64).eps * values[0]
@@ -184,7 +203,12 @@ class AdaptiveRank:
     def _wanted(self, spectrum: Spectrum) -> int:
         if self.rule == "interval":
             s = np.sqrt(spectrum.values[: self.rank])
-            last = float(s[-1] / s.sum()) if len(s) == self.rank and s.any() else 0.0
-            return self.rank + int(last > self.beta) - int(last < self.alpha)
+            if len(s) < self.rank or not s.any():
+                return self.rank - 1
+            # a direction that would be given up again is not taken
+            following = np.sqrt(spectrum.values[: self.rank + 1])
+            stays = len(following) > self.rank and following[-1] >= self.alpha * following.sum()
+            last = float(s[-1] / s.sum())
+            return self.rank + int(last > self.beta and stays) - int(last < self.alpha)
         rule = marchenko_pastur if self.rule == "mp" else share(self.share)
-        return rule(spectrum) or self.most
+        return rule(spectrum) or self.most  # where it must see more, there are more to be had

@@ -65,6 +65,15 @@ def open_rows(source: Any) -> Rows:
     return DenseRows(source)
 
 
+def canonical(matrix: Any) -> Any:
+    """A sparse matrix of any kind as a CSR array in which each entry stands once."""
+    rows = sp.csr_array(matrix)
+    if not rows.has_canonical_format:
+        rows = rows.copy()  # the caller's matrix is not ours to tidy
+        rows.sum_duplicates()
+    return rows
+
+
 def is_sparse(block: Any) -> bool:
     """Whether a block is sparse; the type checker need not know which of scipy's classes it is."""
     return bool(sp.issparse(block))
@@ -136,10 +145,7 @@ class SparseRows:
         if matrix.ndim != 2:
             raise InputError(f"sparse rows have {matrix.ndim} dimension; give a 2-D matrix")
         check_numeric(matrix.dtype)
-        self._matrix = sp.csr_array(matrix)
-        if not self._matrix.has_canonical_format:
-            self._matrix = self._matrix.copy()  # the caller's matrix is not ours to tidy
-            self._matrix.sum_duplicates()
+        self._matrix = canonical(matrix)
         self.n_rows, self.n_features = self._matrix.shape
         # a block of CSR costs 12 bytes an entry against 8 of a dense one
         density = self._matrix.nnz / max(1, self.n_rows * self.n_features)

@@ -9,11 +9,10 @@ somebody asks. It costs ``d^2`` numbers, whatever the length of the stream.
 from __future__ import annotations
 
 import numpy as np
-import scipy.linalg
 from scipy.linalg.blas import dsyrk
 
-from fedpca.blocks import Centred, Mean, about_own_mean
-from fedpca.linalg import threads_for
+from fedpca.blocks import Centred, Mean, NotFinite, about_own_mean
+from fedpca.linalg import top_eigen
 from fedpca.lowrank import EPS, LowRank
 from fedpca.message import Array
 from fedpca.rows import Block, is_sparse
@@ -44,25 +43,31 @@ class Scatter:
         """Take in rows as they are, about zero unless ``center``, those before them discounted."""
         squares = weight_before * self.squares()
         part = about_own_mean(block, center=center, squares_before=squares)
+        self.add(*part, weight_before=weight_before)
+
+    def add(self, mean: Mean, rows: Centred, *, weight_before: float = 1.0) -> None:
+        """Take in rows about their mean, or none of them where their squares overflow."""
+        joined, row = self.mean._replace(n=weight_before * self.mean.n).join(mean)
+        with np.errstate(over="ignore", invalid="ignore"):
+            energy = float(np.trace(self.lower)) + rows.energy() + float(np.sum(row**2))
+        if not np.isfinite(energy):
+            raise NotFinite
         if weight_before != 1:
             self.lower *= weight_before
-            self.mean = self.mean._replace(n=weight_before * self.mean.n)
-        self.add(*part)
-
-    def add(self, mean: Mean, rows: Centred) -> None:
-        """Take in rows about their mean."""
         if is_sparse(rows.rows):
             self.lower += rows.inner()
         else:
             self._add(rows.rows)
-        if rows.shift is not None and not is_sparse(rows.rows):
-            self._add(np.sqrt(rows.n_rows) * rows.shift[None], sign=-1.0)
-        self._join(mean)
+            if rows.shift is not None:
+                self._add(np.sqrt(rows.n_rows) * rows.shift[None], sign=-1.0)
+        self._add(row)
+        self.mean = joined
 
     def absorb(self, other: Scatter) -> None:
         """Take in all rows of another scatter."""
         self.lower += other.lower
-        self._join(other.mean)
+        self.mean, row = self.mean.join(other.mean)
+        self._add(row)
 
     def squares(self) -> Array:
         """The sum of squares of each feature about its mean, ``(d,)``."""
@@ -71,12 +76,8 @@ class Scatter:
     def leading(self, room: int) -> LowRank:
         """At most ``room`` leading directions of the rows."""
         d = len(self.lower)
-        first = max(0, d - room - 1)
-        with threads_for(self.lower):
-            values, vectors = scipy.linalg.eigh(
-                self.lower, lower=True, subset_by_index=[first, d - 1]
-            )
-        values, vectors = np.maximum(values[::-1], 0.0), vectors[:, ::-1]
+        values, vectors = top_eigen(self.lower, min(d, room + 1))
+        values = np.maximum(values, 0.0)
         kept = min(room, int((values > d * EPS * values[0]).sum()))
         tail = float(values[room]) if room < len(values) else 0.0
         directions = np.ascontiguousarray(vectors[:, :kept].T)
@@ -86,7 +87,3 @@ class Scatter:
         if len(rows):
             rows = np.ascontiguousarray(rows)
             self.lower = dsyrk(sign, rows.T, beta=1.0, c=self.lower, lower=True, overwrite_c=True)
-
-    def _join(self, mean: Mean) -> None:
-        self.mean, row = self.mean.join(mean)
-        self._add(row)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from fedpca.blocks import about_own_mean
+from fedpca.errors import InputError
 from fedpca.rank import AdaptiveRank
 from fedpca.rows import Block
 from fedpca.scatter import Scatter
@@ -30,12 +31,15 @@ class Stream:
         How many directions to report; what the summary says, by default.
     n_seen : int
         Rows so far, each counted once whatever it weighs.
+    n_spare : int
+        Directions to carry beyond the rank, where that moves.
     """
 
     carried: Summary
     scatter: Scatter | None = None
     rank: AdaptiveRank | None = None
     n_seen: int = 0
+    n_spare: int = 0
     _summary: Summary | None = field(default=None, repr=False)
 
     @property
@@ -49,6 +53,8 @@ class Stream:
 
     def take(self, block: Block, *, forgetting: float = 1.0) -> None:
         """Take in a block, discounting those before it; a block without rows changes nothing."""
+        if not 0 < forgetting <= 1:
+            raise InputError(f"forgetting={forgetting} must be above 0 and at most 1")
         if not block.shape[0]:
             return
         center = self.carried.centered
@@ -74,18 +80,18 @@ class Stream:
             self.scatter.absorb(other.scatter)
             self._summary = None
         else:
-            mine, self.scatter = self.summary, None
+            mine = self.summary
             merged = mine.merge(other.summary)
             known = merged.known.truncate(mine.room)
             self.carried = replace(
                 merged, known=known, n_components=mine.n_components, room=mine.room
             )
+            self.scatter = self._summary = None
         self.n_seen += other.n_seen
 
     def _move_rank(self, rank: AdaptiveRank) -> None:
         self.rank = moved = rank.after(self.carried.spectrum)
         if moved.rank != rank.rank:
-            n_spare = self.carried.room - self.carried.n_components
-            room = min(self.carried.n_features, moved.rank + n_spare)
+            room = min(self.carried.n_features, moved.rank + self.n_spare)
             known = self.carried.known.truncate(room)
             self.carried = replace(self.carried, known=known, n_components=moved.rank, room=room)

@@ -8,7 +8,7 @@ from numbers import Integral
 from typing import Any
 
 from fedpca.blocks import Centred, Mean, about_own_mean, naming_bad_values
-from fedpca.rank import rank_rule
+from fedpca.rank import check_n_components, rank_rule
 from fedpca.rows import open_rows
 from fedpca.scatter import Scatter, scatter_pays
 from fedpca.summary import N_SPARE, Summary
@@ -25,6 +25,7 @@ def summarize(
     on_block: Callable[[int], None] | None = None,
 ) -> Summary:
     """What `Summary.of` gives."""
+    check_n_components(n_components)
     rows = open_rows(source)
 
     def parts() -> Iterator[tuple[Mean, Centred]]:
@@ -74,10 +75,7 @@ def summarize_parts(
 
 def _cut_by_rule(summary: Summary, n_components: Any, n_spare: int) -> Summary:
     """The summary with as many directions as a rule finds, and some to spare."""
-    if not summary.singular_values.size:
-        return summary
     rule = rank_rule(n_components, max(2, int(summary.n)), summary.n_features)
-    found = rule(summary.spectrum) or len(summary.singular_values)
-    wanted = min(found, summary.n_components)
+    wanted = min(rule.settle(summary.spectrum), summary.n_components)
     cut = summary.truncate(min(summary.room, wanted + n_spare))
     return replace(cut, n_components=wanted)

@@ -20,23 +20,24 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any, Self
 
 import numpy as np
 
 from fedpca.blocks import Centred, Mean, NotFinite, about_own_mean, naming_bad_values
 from fedpca.errors import InputError
-from fedpca.lowrank import LowRank
+from fedpca.lowrank import EPS, LowRank
 from fedpca.message import Array
 from fedpca.rank import Spectrum
-from fedpca.rows import matching_order, open_rows
+from fedpca.rows import is_sparse, matching_order, open_rows
 from fedpca.scatter import Scatter
 
 N_SPARE = 10  # directions carried beyond those wanted: what keeps truncation harmless
 FEWEST_AT_ONCE = 128  # rows that are worth one decomposition
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Summary:
     """What is carried of rows that are gone.
 
@@ -64,8 +65,8 @@ class Summary:
     >>> rng = np.random.default_rng(0)
     >>> north, south = rng.normal(size=(50, 4)), rng.normal(size=(30, 4))
     >>> both = Summary.of(north, 2).merge(Summary.of(south, 2))
-    >>> both.n, both.directions.shape, both.angle_bound()
-    (80.0, (4, 4), 0.0)
+    >>> both.n, both.directions.shape, both.angle_bound() < 1e-12
+    (80.0, (4, 4), True)
     """
 
     at: Mean
@@ -91,11 +92,11 @@ class Summary:
         wanted = d if n_components is None else int(n_components)
         if not 1 <= wanted <= d:
             raise InputError(f"n_components={wanted} is not between 1 and the {d} features")
-        if n_spare < 0:
-            raise InputError(f"n_spare={n_spare} must be 0 or more")
+        if not isinstance(n_spare, Integral) or n_spare < 0:
+            raise InputError(f"n_spare={n_spare!r} must be a whole number, 0 or more")
         names = None if features is None else tuple(features)
-        room = min(d, wanted + n_spare)
-        return cls(Mean.none(d), np.zeros(d), LowRank.none(d), wanted, room, center, names)
+        room = min(d, wanted + int(n_spare))
+        return cls(Mean.none(d), np.zeros(d), LowRank.none(d), wanted, room, bool(center), names)
 
     @classmethod
     def of(
@@ -174,8 +175,13 @@ class Summary:
 
     @property
     def spectrum(self) -> Spectrum:
-        """The leading eigenvalues and what is known of the others, for a rank rule."""
-        return Spectrum(self.eigenvalues, self.energy, self.n, self.n_features)
+        """The leading eigenvalues and what is known of the others, for a rank rule.
+
+        Where nothing but rounding is left of the energy, the next eigenvalue is known to be zero.
+        """
+        is_all = self.lost <= 10 * self._rounding
+        values = np.append(self.eigenvalues, 0.0) if is_all else self.eigenvalues
+        return Spectrum(values, self.energy, self.n, self.n_features, is_all)
 
     @property
     def rows_at_once(self) -> int:
@@ -185,22 +191,43 @@ class Summary:
     def angle_bound(self, k: int | None = None) -> float:
         """The sine of the largest angle to the k leading directions of the pooled rows, at most.
 
-        With ``e`` the norm of E, ``sin <= e / (l_k - l_(k+1) - e)``: T is orthogonal to the directions,
-        and no eigenvalue behind the k-th exceeds ``l_(k+1) + e``. It is 1, and says nothing, where the
-        gap is too small.
+        With ``e`` the norm of E and rounding, ``sin <= e / (l_k - l_(k+1) - e)``: T is orthogonal to
+        the directions, and no eigenvalue behind the k-th exceeds ``l_(k+1) + e``. Behind the
+        directions carried, T's own is the next. It is 1, and says nothing, where the gap is too
+        small.
         """
-        k = self.n_components if k is None else k
-        missing = min(self.known.missing, self.lost)
-        if missing <= 0.0:
+        k = self._checked(k)
+        if k == self.n_features or not self.energy:
             return 0.0
-        values = np.append(self.eigenvalues, np.zeros(k + 1))
+        n_known = len(self.known.values)
+        missing = self._missing + self._rounding
+        values = np.append(self.eigenvalues, np.full(max(1, k + 1 - n_known), self.known.tail))
         distance = float(values[k - 1] - values[k]) - missing
         return min(1.0, missing / distance) if distance > 0 else 1.0
 
     def variance_bound(self, k: int | None = None) -> float:
         """How much more of the variance the k best directions could carry, at most, as a share."""
+        k = self._checked(k)
+        n_unknown = max(0, k - len(self.known.values))
+        left_out = min(k * self._missing + n_unknown * self.known.tail, self.lost)
+        return left_out / self.energy if self.energy > 0 else 0.0
+
+    @property
+    def _rounding(self) -> float:
+        """What arithmetic alone may do to an eigenvalue: the scatter is squares of rows."""
+        largest = float(self.eigenvalues[0]) if len(self.known.values) else 0.0
+        return self.n_features * EPS * largest
+
+    @property
+    def _missing(self) -> float:
+        """The norm of E, at most; it cannot exceed its trace, which is known up to rounding."""
+        return min(self.known.missing, self.lost + self.n_features * EPS * self.energy)
+
+    def _checked(self, k: int | None) -> int:
         k = self.n_components if k is None else k
-        return min(k * self.known.missing, self.lost) / self.energy if self.energy > 0 else 0.0
+        if not 1 <= k <= self.n_features:
+            raise InputError(f"k={k} is not between 1 and the {self.n_features} features")
+        return k
 
     def update(self, block: Any, *, forgetting: float = 1.0) -> Self:
         """The summary with more rows, those before them discounted by ``forgetting``.
@@ -225,12 +252,19 @@ class Summary:
         with np.errstate(over="ignore", invalid="ignore"):
             squares = _finite(self.squares + rows.squares() + _squares(row))
         known = self.known
-        # where there are few features, rows are reduced to a triangle and need not be cut
-        step = self.rows_at_once if self.n_features > self.rows_at_once else max(1, rows.n_rows)
-        for start in range(0, rows.n_rows, step):
+        for start in range(0, rows.n_rows, step := self._rows_of_a_slice(rows)):
             part = Centred(rows.rows[start : start + step], rows.shift)
             known, row = known.append(part, row, self.room), row[:0]
         return replace(self, at=at, squares=squares, known=known)
+
+    def _rows_of_a_slice(self, rows: Centred) -> int:
+        """How many rows of a block are appended at once."""
+        if is_sparse(rows.rows):
+            # they cost little beside the directions, which are written anew for each slice
+            return 2 * self.rows_at_once
+        if self.n_features <= self.rows_at_once:
+            return max(1, rows.n_rows)  # which are reduced to a triangle first
+        return self.rows_at_once
 
     def merge(self, *others: Self, forgetting: float = 1.0, enhancing: float = 1.0) -> Self:
         """The summary of all the rows of this one and of others, at once.
@@ -243,13 +277,20 @@ class Summary:
             self.check_alike(other, f"summary {i}, compared with the first").discount(enhancing)
             for i, other in enumerate(others, start=2)
         ]
-        at, squares, rows = ours.at, ours.squares, [ours.directions[:0]]
-        for other in theirs:
-            at, row = at.join(other.at)
-            squares = squares + other.squares + _squares(row)
-            rows += [other.known.rows(), row]
-        below = Centred(np.vstack(rows))
         room = max(summary.room for summary in (ours, *theirs))
+        wanted = max(summary.n_components for summary in (ours, *theirs))
+        with_rows = [summary for summary in (ours, *theirs) if summary.n]
+        if len(with_rows) < 2:
+            return replace((with_rows or [ours])[0], n_components=wanted, room=room)
+        ours, *theirs = with_rows
+        at, squares, rows = ours.at, ours.squares, [ours.directions[:0]]
+        with np.errstate(over="ignore", invalid="ignore"):
+            for other in theirs:
+                at, row = at.join(other.at)
+                squares = squares + other.squares + _squares(row)
+                rows += [other.known.rows(), row]
+            _finite(squares)
+        below = Centred(np.vstack(rows))
         known = ours.known.append(below, below.rows[:0], room)
         missing = known.missing + sum(other.known.dropped for other in theirs)
         return replace(
@@ -257,7 +298,7 @@ class Summary:
             at=at,
             squares=squares,
             known=known._replace(missing=missing),
-            n_components=max(summary.n_components for summary in (ours, *theirs)),
+            n_components=wanted,
             room=room,
         )
 
@@ -293,6 +334,7 @@ class Summary:
         """The summary with at most ``room`` directions, now and later."""
         if room < 1:
             raise InputError(f"room={room} leaves no direction; use at least 1")
+        room = int(room)
         wanted = min(self.n_components, room)
         return replace(self, known=self.known.truncate(room), n_components=wanted, room=room)
 
@@ -323,7 +365,7 @@ def merge_in_tree(summaries: Sequence[Summary], fan_in: int | None = None) -> Su
 
 
 def _finite(squares: Array) -> Array:
-    if not np.isfinite(squares).all():
+    if not np.isfinite(squares.sum()):
         raise NotFinite
     return squares
 

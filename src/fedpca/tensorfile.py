@@ -41,7 +41,8 @@ def read_arrays(path: str | os.PathLike[str], kind: str) -> tuple[Arrays, dict[s
     """The arrays of a file and its header; ``kind`` says in an error what was looked for."""
     path = Path(path)
     if not path.is_file():
-        raise FileError(f"{path} does not exist")
+        problem = "is a folder; give the name of a file" if path.is_dir() else "does not exist"
+        raise FileError(f"{path} {problem}")
     try:
         with safe_open(path, framework="numpy") as file:
             header = json.loads((file.metadata() or {}).get(HEADER, "null"))

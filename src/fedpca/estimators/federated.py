@@ -9,7 +9,7 @@ from numbers import Integral, Real
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils._param_validation import Interval, StrOptions
@@ -28,7 +28,7 @@ from fedpca.run import Run
 from fedpca.solvers import OPTIONS, SOLVERS, Solution
 
 
-class FederatedPCA(ModelMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+class FederatedPCA(ModelMixin, BaseEstimator):  # type: ignore[misc]
     """Principal components of rows that stay at their sites.
 
     The result is that of `sklearn.decomposition.PCA` on the pooled rows.

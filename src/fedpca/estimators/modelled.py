@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils import check_array
 from sklearn.utils.validation import validate_data
 
@@ -13,7 +13,7 @@ from fedpca.message import Array
 from fedpca.model import Model
 
 
-class ModelMixin(ClassNamePrefixFeaturesOutMixin):  # type: ignore[misc]
+class ModelMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # type: ignore[misc]
     """scikit-learn's methods of a PCA, for an estimator with ``_model()`` and ``whiten``."""
 
     whiten: bool

@@ -60,10 +60,11 @@ def principal_components(
     """The program of a fit: moments, the choice of solver and rank, the solver, the check a site."""
     common = common_features(fed)
     options = dict(options)
-    one_pass = solver == "merge" and options.pop("own_means") and not scale
+    # about zero there is no mean to have
+    one_pass = solver == "merge" and options.pop("own_means") and center and not scale
     if one_pass:
         fed.record.solver = solver
-        known, solution = merge_own_means(fed, common, n_components, center=center, **options)
+        known, solution = merge_own_means(fed, common, n_components, **options)
     else:
         known = moments(fed, common, center=center, scale=scale)
         rank = rank_rule(n_components, known.n, known.d)

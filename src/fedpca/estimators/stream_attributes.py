@@ -50,7 +50,7 @@ class StreamAttributes:
     @property
     def mean_(self) -> Array:
         """The mean of the rows so far; zeros without ``center``."""
-        return self.summary_.mean
+        return self.summary_.mean.copy()
 
     @property
     def var_(self) -> Array:

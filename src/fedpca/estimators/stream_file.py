@@ -42,6 +42,7 @@ def write_stream(
         "n_samples": stream.n_seen,
         "carried": header_of(stream.carried),
         "rank": None if stream.rank is None else asdict(stream.rank),
+        "n_spare": stream.n_spare,
         "angle_bound": stream.summary.angle_bound(),
     }
     write_arrays(path, arrays, header)
@@ -55,11 +56,19 @@ def read_stream(path: str | os.PathLike[str]) -> tuple[Stream, dict[str, Any]]:
     model_in(path, arrays, header)
     try:
         carried = summary_in(path, _below(CARRIED, arrays), header["carried"])
-        rank = None if header["rank"] is None else AdaptiveRank(**header["rank"])
-    except (KeyError, TypeError, AttributeError) as error:
+        rank = None if header["rank"] is None else _rank_in(header["rank"])
+        n_spare = int(header["n_spare"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FileError(f"{path} has a header that cannot be used: {error}") from None
     scatter = _scatter_in(path, _below(SCATTER, arrays), carried.n_features)
-    return Stream(carried, scatter, rank, header["n_samples"]), header["parameters"]
+    return Stream(carried, scatter, rank, header["n_samples"], n_spare), header["parameters"]
+
+
+def _rank_in(header: dict[str, Any]) -> AdaptiveRank:
+    """The rank of a stream, each of its values of the kind that it must have."""
+    kinds = {"rule": str, "share": float, "alpha": float, "beta": float}
+    values: dict[str, Any] = {k: kinds.get(k, int)(value) for k, value in header.items()}
+    return AdaptiveRank(**values)
 
 
 def _scatter_in(path: Any, arrays: Arrays, d: int) -> Scatter | None:

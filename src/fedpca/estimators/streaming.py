@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -9,7 +10,7 @@ from numbers import Integral, Real
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 from sklearn.utils import assert_all_finite
 from sklearn.utils._param_validation import Interval, StrOptions
@@ -21,11 +22,21 @@ from fedpca.estimators.inputs import is_many_sites
 from fedpca.estimators.modelled import ModelMixin, plain_params
 from fedpca.estimators.stream_attributes import StreamAttributes
 from fedpca.estimators.stream_file import read_stream, write_stream
+from fedpca.federation import Federation
 from fedpca.linalg import complete_basis
 from fedpca.model import Model, model_of
 from fedpca.rank import AdaptiveRank
-from fedpca.rows import Block, Rows, batches, open_rows, rows_per_block
+from fedpca.rows import (
+    Block,
+    Rows,
+    batches,
+    canonical,
+    is_sparse,
+    open_rows,
+    rows_per_block,
+)
 from fedpca.scatter import Scatter, scatter_pays
+from fedpca.site import Site
 from fedpca.stream import Stream
 from fedpca.summarize import MOST_COMPONENTS
 from fedpca.summary import N_SPARE, Summary
@@ -33,7 +44,7 @@ from fedpca.summary import N_SPARE, Summary
 FIRST_RANK = 10  # from which a rank that is found begins, unless it is told
 
 
-class StreamingPCA(StreamAttributes, ModelMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+class StreamingPCA(StreamAttributes, ModelMixin, BaseEstimator):  # type: ignore[misc]
     """Principal components of rows that come in batches of any size and are not kept.
 
     Parameters
@@ -154,12 +165,11 @@ class StreamingPCA(StreamAttributes, ModelMixin, TransformerMixin, BaseEstimator
             Called after each batch with the number of rows so far.
         """
         self._validate_params()
-        for name in ("_stream", "n_features_in_", "feature_names_in_"):
-            self.__dict__.pop(name, None)
+        self._forget_all()
         for n_seen in self._batches_of(X):
             if on_batch is not None:
                 on_batch(n_seen)
-        if not getattr(self, "_stream", None) or not self._stream.n_seen:
+        if not self.__sklearn_is_fitted__():
             raise InputError("0 sample(s): there are no rows while a minimum of 1 is required")
         return self
 
@@ -168,28 +178,49 @@ class StreamingPCA(StreamAttributes, ModelMixin, TransformerMixin, BaseEstimator
         is_first = not hasattr(self, "_stream")
         if is_first:
             self._validate_params()
+        had_features = hasattr(self, "n_features_in_")
+        try:
+            self._take(self._checked(X, reset=not had_features))
+        except Exception:
+            if not had_features:
+                self._forget_all()
+            raise
+        return self
+
+    def _checked(self, X: Any, *, reset: bool) -> Any:
         rows = validate_data(
             self,
             X,
-            reset=is_first,
+            reset=reset,
             accept_sparse="csr",
             dtype=[np.float64, np.float32],
             ensure_min_samples=0,
             ensure_all_finite=False,  # seen in the mean, which is needed anyway
         )
-        if is_first:
+        return canonical(rows) if is_sparse(rows) else rows
+
+    def _take(self, rows: Any) -> None:
+        """Take in checked rows; the stream begins with the first of them."""
+        if not hasattr(self, "_stream"):
+            if not rows.shape[0]:
+                self._first_rank(rows.shape[1])  # bad parameters are named at once
+                return
             self._begin(rows.shape[1], rows.shape[0])
         try:
             self._stream.take(rows, forgetting=self.forgetting)
         except NotFinite:
+            if not self._stream.n_seen:
+                del self._stream
             assert_all_finite(rows, estimator_name=type(self).__name__, input_name="X")
             raise
-        return self
 
     def merge(self, other: StreamingPCA | Summary) -> Self:
-        """Take in all that another estimator has seen, or a summary."""
+        """Take in all that another estimator has seen, or a summary.
+
+        One that keeps the whole scatter goes on with directions if the other has no scatter.
+        """
         if isinstance(other, Summary):
-            stream = Stream(other, n_seen=round(other.n))
+            stream = _stream_of(other)
         elif isinstance(other, StreamingPCA):
             stream = other._fitted_stream()
         else:
@@ -202,14 +233,22 @@ class StreamingPCA(StreamAttributes, ModelMixin, TransformerMixin, BaseEstimator
     @classmethod
     def from_summary(cls, summary: Summary, n_components: int | None = None) -> Self:
         """The estimator that has seen the rows of a summary, and can go on."""
-        d = summary.n_features
         wanted = summary.n_components if n_components is None else n_components
-        if not 1 <= wanted <= d:
-            raise InputError(f"n_components={wanted} is not between 1 and the {d} features")
-        room = max(summary.room, wanted)
-        estimator = cls(wanted, n_spare=room - wanted, center=summary.centered, moments=False)
-        carried = replace(summary, n_components=wanted, room=room)
-        estimator._set_stream(Stream(carried, n_seen=round(summary.n)))
+        if not isinstance(wanted, Integral) or not 1 <= wanted <= summary.n_features:
+            raise InputError(
+                f"n_components={wanted} is not between 1 and the {summary.n_features} features"
+            )
+        n_known = len(summary.singular_values)
+        if wanted > n_known and summary.known.dropped > 0:
+            raise InputError(
+                f"n_components={wanted} exceeds the {n_known} directions that the summary carries; "
+                "summarize the rows with more"
+            )
+        room = max(summary.room, int(wanted))
+        n_spare = room - int(wanted)
+        estimator = cls(int(wanted), n_spare=n_spare, center=summary.centered, moments=False)
+        carried = replace(summary, n_components=int(wanted), room=room)
+        estimator._set_stream(_stream_of(carried))
         return estimator
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -255,7 +294,12 @@ class StreamingPCA(StreamAttributes, ModelMixin, TransformerMixin, BaseEstimator
             keeps_whole = rank is None and scatter_pays(d, carried.room, rows_at_once)
         elif keeps_whole and rank is not None:
             raise InputError(f"moments=True goes with a fixed rank, not with rank={self.rank!r}")
-        self._stream = Stream(carried, Scatter(d) if keeps_whole else None, rank)
+        scatter = Scatter(d) if keeps_whole else None
+        self._stream = Stream(carried, scatter, rank, n_spare=int(self.n_spare))
+
+    def _forget_all(self) -> None:
+        for name in ("_stream", "n_features_in_", "feature_names_in_"):
+            self.__dict__.pop(name, None)
 
     def _first_rank(self, d: int) -> tuple[int, AdaptiveRank | None]:
         """How many components to begin with, and how that number follows the stream."""
@@ -268,21 +312,30 @@ class StreamingPCA(StreamAttributes, ModelMixin, TransformerMixin, BaseEstimator
         if wanted is not None and wanted > most:
             raise InputError(f"n_components={wanted} exceeds max_components={most}")
         if self.rank == "fixed":
-            return wanted or most, None
-        beta = self.beta if self.beta is not None else 1 / most
-        alpha = self.alpha if self.alpha is not None else beta / 10
+            return int(wanted or most), None
+        if not self.n_spare:
+            raise InputError(
+                f"rank={self.rank!r} looks at spare directions; n_spare=0 has none, use at least 1"
+            )
+        beta = float(self.beta if self.beta is not None else 1 / most)
+        alpha = float(self.alpha if self.alpha is not None else beta / 10)
         if alpha >= beta:
             raise InputError(f"alpha={alpha} must be below beta={beta}")
-        first = wanted or min(FIRST_RANK, most)
-        return first, AdaptiveRank(
-            first, most, self.rank, self.share, alpha, beta, int(self.hold_off)
-        )
+        first = int(wanted or min(FIRST_RANK, most))
+        share, hold_off = float(self.share), int(self.hold_off)
+        return first, AdaptiveRank(first, int(most), self.rank, share, alpha, beta, hold_off)
 
     def _batches_of(self, X: Any) -> Iterator[int]:
         """Take in X batch by batch; the number of rows so far after each."""
+        if isinstance(X, Federation):
+            raise InputError("the rows of a Federation stay at their sites; use FederatedPCA")
         if isinstance(X, Iterator) or is_many_sites(X):
             for block in X.values() if isinstance(X, Mapping) else X:
-                yield self.partial_fit(block)._stream.n_seen
+                if isinstance(block, Site):
+                    raise InputError("the rows of a Site stay there; use FederatedPCA")
+                rows = open_rows(block) if isinstance(block, str | os.PathLike) else [block]
+                for part in rows if isinstance(rows, list) else rows.blocks():
+                    yield self.partial_fit(part)._n_seen
             return
         if not isinstance(X, str | os.PathLike):
             X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32])
@@ -294,7 +347,11 @@ class StreamingPCA(StreamAttributes, ModelMixin, TransformerMixin, BaseEstimator
         for batch in self._cut(rows):
             with naming_bad_values(rows):
                 self._stream.take(batch, forgetting=self.forgetting)
-            yield self._stream.n_seen
+            yield self._n_seen
+
+    @property
+    def _n_seen(self) -> int:
+        return self._stream.n_seen if hasattr(self, "_stream") else 0
 
     def _cut(self, rows: Rows) -> Iterator[Block]:
         """Batches of rows; where batches make no difference, the blocks in which rows are read."""
@@ -315,4 +372,11 @@ class StreamingPCA(StreamAttributes, ModelMixin, TransformerMixin, BaseEstimator
         found = summary.eigenvalues[:wanted]
         eigenvalues[: len(found)] = found
         scale = np.ones(summary.n_features)
-        return model_of(vectors, eigenvalues, summary.energy, summary.n, summary.mean, scale)
+        mean, n_seen = summary.mean, self._stream.n_seen
+        return model_of(vectors, eigenvalues, summary.energy, summary.n, mean, scale, n_seen)
+
+
+def _stream_of(summary: Summary) -> Stream:
+    """A stream that has seen the rows of a summary, of which a part of one counts as one."""
+    n_spare = summary.room - summary.n_components
+    return Stream(summary, n_seen=math.ceil(summary.n - 0.5) or int(summary.n > 0), n_spare=n_spare)

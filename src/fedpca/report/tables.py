@@ -114,6 +114,8 @@ def _print_components(out: Console, variances: Array, shares: Array) -> None:
 def _print_bounds(out: Console, summary: Summary, k: int) -> None:
     share = summary.lost / summary.energy if summary.energy else 0.0
     out.print(f"not along the directions carried: {share:.2%} of the variance")
+    if not summary.known.missing:
+        out.print("nothing was left out: these are the components of all rows at once")
     out.print(_angle(summary.angle_bound(k)))
     if summary.known.missing > 0:
         more = summary.variance_bound(k)
@@ -121,8 +123,6 @@ def _print_bounds(out: Console, summary: Summary, k: int) -> None:
 
 
 def _angle(bound: float) -> str:
-    if not bound:
-        return "these are the components of all rows at once: nothing that matters was left out"
     if bound >= 1:
         return "how far from the components of all rows at once: no bound, the gap is too small"
     return f"sine of the largest angle to the components of all rows at once: at most {bound:.1e}"

@@ -24,8 +24,14 @@ from fedpca.federation import Federation
 from fedpca.linalg import complete_basis
 from fedpca.message import Array
 from fedpca.moments import Moments
-from fedpca.rank import RankRule
-from fedpca.solvers.merging import gather_summaries, solution_of, summarize_about, to_bytes
+from fedpca.rank import RankRule, Spectrum
+from fedpca.solvers.merging import (
+    at_most,
+    gather_summaries,
+    solution_of,
+    summarize_about,
+    to_bytes,
+)
 from fedpca.solvers.solution import Solution
 from fedpca.summary import Summary, merge_in_tree
 
@@ -47,18 +53,28 @@ def average_subspaces(
     t = min(COLUMNS_FOR_EACH * rank.first_look, known.d)
     while True:
         # as many spare directions while a site reads its rows, none of which it sends
-        options = to_bytes(n_components=site_components or t, n_spare=t, sends_spare=False)
+        columns = at_most(known.d, site_components) or t
+        options = to_bytes(n_components=columns, n_spare=t, sends_spare=False)
         sites = gather_summaries(
             fed, summarize_about, t, mean=known.mean, scale=known.scale, options=options
         )
         average = merge_in_tree(sites)
-        k = rank(average.spectrum)
+        spectrum = _trusted(average, sites)
+        k = rank(spectrum)
         if k is not None or site_components or t == known.d:
             break
         t = min(2 * t, known.d)
-    k = k or rank.first_look
+    k = k or rank.settle(spectrum)
     weighted = solution_of(fed, average, k)
     return weighted if weights == "eigenvalues" else _unweighted(sites, average, k, weighted)
+
+
+def _trusted(average: Summary, sites: list[Summary]) -> Spectrum:
+    """The averaged spectrum as far as sites sent it; behind that it falls for want of columns."""
+    sent = [len(site.singular_values) for site in sites if site.known.dropped > 0]
+    if not sent:
+        return average.spectrum
+    return replace(average.spectrum, values=average.eigenvalues[: min(sent)])
 
 
 def average_projections(sites: list[Summary], k: int) -> Summary:

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from fedpca.errors import InputError
 from fedpca.federation import Federation
 from fedpca.linalg import pack_triangle, top_eigen, unpack_triangle
-from fedpca.message import Array
+from fedpca.message import MAX_BYTES, Array
 from fedpca.moments import Moments
 from fedpca.question import question
 from fedpca.rank import RankRule, Spectrum
@@ -48,6 +49,11 @@ def summed_covariance(
     max_rounds: int,
 ) -> Solution:
     """Eigenvectors of the summed covariance; ``start``, ``tol`` and ``max_rounds`` do not matter."""
+    if 4 * known.d * (known.d + 1) > MAX_BYTES:
+        raise InputError(
+            f"the covariance of {known.d} features does not fit into a message of {MAX_BYTES >> 30} "
+            "GiB; use solver='lanczos'"
+        )
     C = unpack_triangle(
         fed.sum(covariance_triangle, mean=known.mean, scale=known.scale)["triangle"]
     )

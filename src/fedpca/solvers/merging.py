@@ -51,12 +51,9 @@ def summarize_rows(site: Any, features: Array, options: Array) -> dict[str, Any]
     """A summary of a site's rows about their own mean, which the site keeps."""
     order = own_order(site, features)
     columns = slice(None) if order is None else order
-    given = _from_bytes(options)
-    parts = (
-        about_own_mean(block[:, columns], center=given["center"]) for block in site.rows.blocks()
-    )
+    parts = (about_own_mean(block[:, columns]) for block in site.rows.blocks())
     with naming_bad_values(site.rows):
-        summary = summarize_parts(parts, site.rows.n_features, **given)
+        summary = summarize_parts(parts, site.rows.n_features, **_from_bytes(options))
     answer = arrays_of(summary)
     site.memory |= answer
     return answer
@@ -102,14 +99,15 @@ def merge_about_mean(
     """Summaries about a mean and in a scale that all sites know; one round after the mean."""
     wanted = min(rank.first_look, known.d)
     while True:
-        spec = to_bytes(n_components=site_components or wanted, sends_spare=True)
+        asked = at_most(known.d, site_components) or wanted
+        spec = to_bytes(n_components=asked, sends_spare=True)
         summaries = gather_summaries(
             fed, summarize_about, wanted, mean=known.mean, scale=known.scale, options=spec
         )
         merged = merge_in_tree(summaries, fan_in)
         k = rank(merged.spectrum)
         if k is not None or site_components or wanted == known.d:
-            return solution_of(fed, merged, k or rank.first_look)
+            return solution_of(fed, merged, k or rank.settle(merged.spectrum))
         wanted = min(2 * wanted, known.d)  # the rule must see more of the spectrum
 
 
@@ -118,7 +116,6 @@ def merge_own_means(
     common: CommonFeatures,
     n_components: Any,
     *,
-    center: bool,
     fan_in: int | None = None,
     site_components: Any = None,
 ) -> tuple[Moments, Solution]:
@@ -126,12 +123,12 @@ def merge_own_means(
     d = common.n_features
     wanted = first_look(n_components, d)
     while True:
-        spec = to_bytes(n_components=site_components or wanted, center=center)
+        spec = to_bytes(n_components=at_most(d, site_components) or wanted)
         summaries = gather_summaries(
             fed,
             summarize_rows,
             wanted,
-            centered=center,
+            centered=True,
             features=common.to_ask,
             options=spec,
         )
@@ -140,7 +137,7 @@ def merge_own_means(
         rank = rank_rule(n_components, known.n, d)
         k = rank(merged.spectrum)
         if k is not None or site_components or wanted == d:
-            return known, solution_of(fed, merged, k or rank.first_look)
+            return known, solution_of(fed, merged, k or rank.settle(merged.spectrum))
         wanted = min(2 * wanted, d)
 
 
@@ -164,10 +161,17 @@ def solution_of(fed: Federation, merged: Summary, k: int) -> Solution:
     found = merged.eigenvalues[:k]
     values[: len(found)] = found
     V = complete_basis(merged.directions[:k].T, k)
-    missing = merged.variance_bound(1)
+    known = merged.known
+    left_out = min(known.missing + (known.tail if k > len(found) else 0.0), merged.lost)
+    missing = left_out / merged.energy if merged.energy else 0.0
     fed.report(missing, lambda: V)
     stopped = "approximate" if missing > 0 else "exact"
     return Solution(V, values, merged.energy, stopped, missing, merged.angle_bound(k))
+
+
+def at_most(d: int, site_components: Any) -> Any:
+    """The directions that a user asks of each site, of which there are no more than features."""
+    return min(d, site_components) if isinstance(site_components, int) else site_components
 
 
 def to_bytes(**options: Any) -> Array:
