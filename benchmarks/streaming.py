@@ -84,7 +84,7 @@ def against_incremental(n_batches: int, rows: int, d: int, k: int, faster: float
 
 
 def tall(quick: bool) -> None:
-    against_incremental(*((10, 100, 100, 5) if quick else (100, 500, 500, 20)), 20)
+    against_incremental(*((10, 100, 100, 5) if quick else (200, 500, 500, 20)), 20)
 
 
 def wide(quick: bool) -> None:

@@ -28,6 +28,8 @@ from fedpca.rows import Block, Rows, is_sparse, refuse_non_finite
 
 MOST_CANCELLATION = 256.0  # how far a raw second moment may exceed the central one: eight bits
 
+SURELY_SMALL = 1e145  # values whose squares do not overflow, however many there are
+
 
 class Centred(NamedTuple):
     """Rows ``Y`` about a mean: as they are, or with a shift that is still due."""
@@ -55,11 +57,13 @@ class Centred(NamedTuple):
             raw = np.einsum("ij,ij->j", self.rows, self.rows)
         return np.asarray(raw - self.shift * (2 * self.sums() + self.n_rows * self.shift))
 
-    def energy(self) -> float:
-        """The sum of all squares of the rows as they are stored; infinite where it overflows."""
-        values = self.rows.data if is_sparse(self.rows) else self.rows
+    def overflows(self, others: float) -> bool:
+        """Whether the squares of the rows as they are stored, and ``others``, have no finite sum."""
+        values = np.ravel(self.rows.data if is_sparse(self.rows) else self.rows)
+        if max(others, values.max(initial=0.0), -values.min(initial=0.0)) < SURELY_SMALL:
+            return False
         with np.errstate(over="ignore"):
-            return float(np.vdot(values, values))
+            return not np.isfinite(others + float(np.einsum("i,i->", values, values)))
 
     def inner(self) -> Array:
         """Y'Y, ``(d, d)``."""

@@ -48,9 +48,9 @@ class Scatter:
     def add(self, mean: Mean, rows: Centred, *, weight_before: float = 1.0) -> None:
         """Take in rows about their mean, or none of them where their squares overflow."""
         joined, row = self.mean._replace(n=weight_before * self.mean.n).join(mean)
-        with np.errstate(over="ignore", invalid="ignore"):
-            energy = float(np.trace(self.lower)) + rows.energy() + float(np.sum(row**2))
-        if not np.isfinite(energy):
+        with np.errstate(over="ignore"):
+            others = float(np.trace(self.lower)) + float(np.sum(row**2))
+        if rows.overflows(others):
             raise NotFinite
         if weight_before != 1:
             self.lower *= weight_before

@@ -188,6 +188,11 @@ class StreamingPCA(StreamAttributes, ModelMixin, BaseEstimator):  # type: ignore
         return self
 
     def _checked(self, X: Any, *, reset: bool) -> Any:
+        """The batch as an array or CSR, after scikit-learn's checks; a plain one passes them all."""
+        is_plain = type(X) is np.ndarray and X.ndim == 2 and X.dtype == np.float64
+        is_known = not reset and not hasattr(self, "feature_names_in_")
+        if is_plain and is_known and X.shape[1] == self.n_features_in_:
+            return X
         rows = validate_data(
             self,
             X,
