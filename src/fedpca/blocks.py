@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from typing import NamedTuple, Self
 
 import numpy as np
+from scipy.linalg.blas import dgemm, dger
 
 from fedpca.errors import InputError
 from fedpca.message import Array
@@ -85,11 +86,17 @@ class Centred(NamedTuple):
         scores = np.asarray(self.rows @ V)
         return scores if self.shift is None else scores - self.shift @ V
 
-    def combined(self, W: Array) -> Array:
-        """W Y, ``(k, d)``, for ``W`` of ``(k, b)``."""
-        if self.shift is None:
-            return np.asarray(W @ self.rows)
-        return np.asarray((self.rows.T @ W.T).T - np.outer(W.sum(axis=1), self.shift))
+    def add_combined(self, W: Array, total: Array) -> Array:
+        """``total + W Y``, ``(k, d)``, for ``W`` of ``(k, b)``; in the place of ``total``."""
+        if is_sparse(self.rows):
+            total += (self.rows.T @ W.T).T
+        else:
+            # by BLAS in place: fresh memory of this size costs as much as the product
+            rows = np.asarray(self.rows, np.float64, order="C")
+            total = dgemm(1.0, rows.T, W.T, beta=1.0, c=total.T, overwrite_c=True).T
+        if self.shift is not None:
+            total = dger(-1.0, self.shift, W.sum(axis=1), a=total.T, overwrite_a=True).T
+        return np.asarray(total)
 
     def dense(self) -> Array:
         """Y itself, ``(b, d)``."""

@@ -122,8 +122,7 @@ def append_by_gram(C: Array, s: Array, Y: Centred, more: Array, room: int) -> Lo
         return None
     sigma = np.sqrt(values[:kept])
     W = W[:, :kept].T / sigma[:, None]
-    directions = (W[:, :r] * s) @ C
-    directions += Y.combined(np.ascontiguousarray(W[:, r : r + b]))
+    directions = Y.add_combined(np.ascontiguousarray(W[:, r : r + b]), (W[:, :r] * s) @ C)
     if m:
         directions += W[:, r + b :] @ more
     tail = max(0.0, float(values[kept])) if kept < min(len(values), C.shape[1]) else 0.0
