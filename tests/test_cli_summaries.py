@@ -59,7 +59,8 @@ def test_info_says_what_a_summary_tells_and_how_far_it_can_be_off(sites, tmp_pat
     assert "2 components wanted, 5 directions carried" in done.output
     assert "directions" in done.output
     assert "5 x 5" in done.output
-    assert "nothing was left out: these are the components of all rows at once" in done.output
+    assert "keep it to yourself" not in done.output
+    assert "the components are exactly those of all rows at once" in done.output
 
     few = [tmp_path / "few0.summary", tmp_path / "few1.summary"]
     for site, path in zip(sites, few, strict=True):
@@ -73,6 +74,12 @@ def test_info_says_what_a_summary_tells_and_how_far_it_can_be_off(sites, tmp_pat
     done = run("info", tmp_path / "few.fedpca", "--ledger")
     assert done.exit_code == 2
     assert "has no ledger" in done.output
+
+
+def test_a_summary_of_few_rows_is_said_to_give_them_away(tmp_path):
+    np.save(tmp_path / "few.npy", np.random.default_rng(0).standard_normal((3, 6)))
+    done = run("summarize", tmp_path / "few.npy", "-k", 2, "-o", tmp_path / "few.summary")
+    assert "keep it to yourself" in done.output
 
 
 def test_a_tree_of_aggregators_is_merging_summaries_into_summaries(sites, tmp_path):  # noqa: F811
@@ -116,6 +123,7 @@ def test_what_cannot_be_merged_is_refused(sites, tmp_path):  # noqa: F811
     with safe_open(south, framework="numpy") as file:
         header = json.loads(file.metadata()["fedpca"])
         arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    (tmp_path / "copy.summary").write_bytes(north.read_bytes())
     newer = {"fedpca": json.dumps({**header, "format": 2})}
     save_file(arrays, tmp_path / "newer.summary", metadata=newer)
     broken = {**arrays, "mean": np.full(5, np.nan)}
@@ -126,7 +134,8 @@ def test_what_cannot_be_merged_is_refused(sites, tmp_path):  # noqa: F811
         "model.fedpca": "is not a summary but a model",
         "newer.summary": "has format 2; this fedpca reads 1",
         "nan.summary": "mean has values that are not finite",
-        "0.summary": "given twice",
+        "0.summary": "rows would count twice",
+        "copy.summary": "rows would count twice",
         "gone.summary": "does not exist",
     }.items():
         done = run("merge", north, tmp_path / name, "-o", tmp_path / "m.fedpca")

@@ -18,6 +18,7 @@ from fedpca.engines.local import LocalEngine
 from fedpca.errors import InputError, JournalError, QuorumLost
 from fedpca.journal import Journal
 from fedpca.message import PREFIX_BYTES, compose, decode, encode, encoded_size
+from fedpca.solvers import SOLVERS
 
 RNG = np.random.default_rng(0)
 SITES = dict(zip("abc", np.array_split(gapped_rows(RNG, 120, 9, 3), 3), strict=True))
@@ -60,7 +61,7 @@ def fit(engine, path, solver, **options):
     return model.fit(Federation(engine, journal=path))
 
 
-@pytest.mark.parametrize("solver", ["covariance", "lanczos", "power"])
+@pytest.mark.parametrize("solver", sorted(SOLVERS))
 def test_a_crash_in_any_round_changes_no_bit_and_asks_nothing_twice(solver, tmp_path):
     whole = fit(LocalEngine, tmp_path / "whole", solver, random_state=5)
     for at in range(1, min(whole.run_.rounds, 12) + 1):

@@ -13,12 +13,10 @@ from fedpca.errors import InputError, PolicyRefused, SiteFailed
 from fedpca.linalg import sine_of_angle
 from fedpca.rows import DenseRows
 
-RNG = np.random.default_rng(0)
-
 
 def unlike_sites(d=60, k=4, n_sites=8, n=150):
     """Sites with other means, each with a part of the common variance."""
-    X = gapped_rows(RNG, n * n_sites, d, k)
+    X = gapped_rows(np.random.default_rng(d + n_sites), n * n_sites, d, k)
     X = X[np.argsort(X[:, 0])]
     return [part + 0.5 * i for i, part in enumerate(np.array_split(X, n_sites))]
 
@@ -95,10 +93,10 @@ def test_scale_asks_for_the_mean_even_where_sites_have_their_own():
 @pytest.mark.parametrize("fan_in", [None, 2, 3, 100])
 def test_any_tree_stays_within_the_bound(fan_in):
     sites = unlike_sites(d=120, n_sites=9)
-    model = FederatedPCA(4, solver="merge", fan_in=fan_in).fit(sites)
-    reference = PCA(4, svd_solver="full").fit(pooled(sites))
+    model = FederatedPCA(5, solver="merge", fan_in=fan_in).fit(sites)
+    reference = PCA(5, svd_solver="full").fit(pooled(sites))
     angle = sine_of_angle(reference.components_.T, model.components_.T)
-    assert 0 < angle <= model.run_.angle_bound
+    assert 0 < angle <= model.run_.angle_bound < 1
     assert angle < 0.02
     short = reference.explained_variance_ - model.explained_variance_
     assert (short >= 0).all()
@@ -230,7 +228,7 @@ def test_options_of_another_solver_are_refused():
 
 @pytest.mark.parametrize("solver", ["merge", "average"])
 def test_bad_rows_and_policies_stop_the_round(solver):
-    good = RNG.standard_normal((20, 4))
+    good = np.random.default_rng(11).standard_normal((20, 4))
     bad = good.copy()
     bad[2, 3] = np.nan
     with pytest.raises(InputError, match=r"'b'.*1 NaN in columns 3"):
@@ -247,7 +245,7 @@ def test_bad_rows_and_policies_stop_the_round(solver):
 @pytest.mark.parametrize("solver", ["merge", "average"])
 def test_columns_in_another_order_are_matched_by_name(solver):
     pd = pytest.importorskip("pandas")
-    X = gapped_rows(RNG, 80, 5, 2)
+    X = gapped_rows(np.random.default_rng(12), 80, 5, 2)
     frame = pd.DataFrame(X, columns=list("abcde"))
     for scale in (False, True):
         model = FederatedPCA(2, solver=solver, scale=scale).fit(

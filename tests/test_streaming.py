@@ -614,11 +614,36 @@ def test_what_is_no_stream_of_rows_is_refused(tmp_path):
         StreamingPCA(2).fit([Site(X, name="a")])
     np.save(tmp_path / "a.npy", X[:10])
     np.save(tmp_path / "b.npy", X[10:])
-    model = StreamingPCA(2).fit([tmp_path / "a.npy", tmp_path / "b.npy"])
-    assert model.n_samples_seen_ == 30
+    seen = []
+    model = StreamingPCA(2, batch_size=8)
+    model.fit([tmp_path / "a.npy", tmp_path / "b.npy"], on_batch=seen.append)
+    assert seen == [8, 16, 24, 30]
+    assert model.batch_size_ == 8
     model.set_params(forgetting=2.0)
     with pytest.raises(InputError, match=r"forgetting=2.0 must be above 0 and at most 1"):
         model.partial_fit(X)
+
+
+def test_columns_of_several_files_are_matched_by_name(tmp_path):
+    pd = pytest.importorskip("pandas")
+    X = gapped_rows(np.random.default_rng(31), 60, 5, 2)
+    frame = pd.DataFrame(X, columns=list("abcde"))
+    frame[:20].to_parquet(tmp_path / "a.parquet")
+    frame[20:][list("edcba")].to_parquet(tmp_path / "b.parquet")
+    paths = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
+    for given_as in (paths, dict(enumerate(paths))):
+        model = StreamingPCA(2).fit(given_as)
+        reference = PCA(2, svd_solver="full").fit(X)
+        assert sine_of_angle(reference.components_.T, model.components_.T) < 1e-10
+        assert list(model.feature_names_in_) == list("abcde")
+
+
+def test_merging_keeps_the_room_of_the_stream():
+    rng = np.random.default_rng(32)
+    model = StreamingPCA(2, n_spare=1, moments=False).fit(rng.standard_normal((30, 9)))
+    model.merge(Summary.of(rng.standard_normal((30, 9)), 5))
+    assert model.n_components_ == 2
+    assert len(model.summary_.singular_values) == model.summary_.room == 3
 
 
 def test_numpy_scalars_as_parameters_are_saved(tmp_path):

@@ -157,7 +157,7 @@ class NotFinite(InputError):
     """Rows hold a value that is not finite, or so large that squares of it are not."""
 
     def __init__(self) -> None:
-        super().__init__("values that are not finite, or so large that their squares overflow")
+        super().__init__("values not finite, or so large that their squares overflow; rescale them")
 
 
 @contextmanager

@@ -6,7 +6,6 @@ Exit codes: 0 when it worked, 2 for bad usage or input, 1 for a run that failed,
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,6 +43,12 @@ DEFAULTS = FederatedPCA()
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the output file.")]
+Components = Annotated[
+    str,
+    typer.Option(
+        "-k", "--components", help="A number, a share (0.95 or 95%), auto, mp, gap or all."
+    ),
+]
 FanIn = Annotated[
     int | None, typer.Option(help="Summaries merged at a time, in a tree; all at once by default.")
 ]
@@ -55,12 +60,7 @@ def fit(
         list[str], typer.Argument(help="A file or folder for each site, or NAME=PATH.")
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the model goes.")],
-    n_components: Annotated[
-        str,
-        typer.Option(
-            "-k", "--components", help="A number, a share (0.95 or 95%), auto, mp, gap or all."
-        ),
-    ] = "auto",
+    n_components: Components = "auto",
     solver: Annotated[
         str, typer.Option(help="auto, covariance, lanczos, power, merge or average.")
     ] = "auto",
@@ -103,7 +103,7 @@ def fit(
 
 @app.command()
 def transform(
-    model: Annotated[Path, typer.Argument(help="A model that `fedpca fit` wrote.")],
+    model: Annotated[Path, typer.Argument(help="A model that `fit` or `merge` wrote.")],
     file: Annotated[Path, typer.Argument(help="Rows: a file or folder.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the scores go (.parquet).")],
     force: Force = False,
@@ -121,12 +121,7 @@ def transform(
 def summarize(
     file: Annotated[Path, typer.Argument(help="Rows: a file or folder, read once.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the summary goes.")],
-    n_components: Annotated[
-        str,
-        typer.Option(
-            "-k", "--components", help="A number, a share (0.95 or 95%), auto, mp, gap or all."
-        ),
-    ] = "auto",
+    n_components: Components = "auto",
     spare: Annotated[int, typer.Option(help="Directions to carry beyond these.")] = N_SPARE,
     force: Force = False,
     quiet: Quiet = False,
@@ -147,7 +142,9 @@ def merge(
     files: Annotated[list[Path], typer.Argument(help="Summaries that `summarize` wrote.")],
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", help="Where the model goes; a summary if it ends so."),
+        typer.Option(
+            "--output", "-o", help="Where the model goes; a summary if it ends in .summary."
+        ),
     ],
     n_components: Annotated[
         int | None, typer.Option("-k", "--components", help="As many as summarized by default.")
@@ -220,10 +217,14 @@ def _named_summaries(files: list[Path]) -> list[Summary]:
     summaries = [Summary.load(path) for path in files]
     for path, summary in zip(files[1:], summaries[1:], strict=True):
         summaries[0].check_alike(summary, f"{path}, compared with {files[0]}")
-    resolved = Counter(path.resolve() for path in files)
-    twice = [path.name for path, times in resolved.items() if times > 1]
+    contents = [path.read_bytes() for path in files]
+    twice = [
+        str(path)
+        for path, bytes_ in zip(files, contents, strict=True)
+        if contents.count(bytes_) > 1
+    ]
     if twice:
-        raise InputError(f"given twice, so that its rows would count twice: {some_of(twice)}")
+        raise InputError(f"the same summary, whose rows would count twice: {some_of(twice)}")
     return summaries
 
 

@@ -142,7 +142,7 @@ class FramedRows:
         return total
 
     def parts(self) -> Iterator[tuple[Mean, Centred]]:
-        """The blocks of A, in the common order and scale; of rows whose mean is zero."""
+        """The blocks of A, in the common order and scale, as about zero: their mean stays in them."""
         zero = np.zeros(len(self._mean))
         for block in self._blocks():
             rows = block.rows[:, self._order]

@@ -142,7 +142,7 @@ def model_of(
     that one row has a finite variance.
     """
     d, k = vectors.shape
-    freedom = n - 1 if n >= 2 else n / 2
+    freedom = n - 1 if n >= 2 else max(n, 1e-300) / 2
     variance = eigenvalues / freedom
     total = energy / freedom
     left = max(0.0, total - float(variance.sum()))
@@ -161,6 +161,8 @@ def model_of(
 def load_model(path: str | os.PathLike[str]) -> tuple[Model, dict[str, Any]]:
     """The model in a file and its header, after every check."""
     arrays, header = read_arrays(path, "model")
+    if header.get("kind") == "summary":
+        raise FileError(f"{path} is a summary; make it a model with `fedpca merge`")
     return model_in(path, arrays, header), header
 
 

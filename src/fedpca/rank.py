@@ -31,7 +31,7 @@ FIRST_LOOK = 10  # eigenvalues to find before a rule is asked for the first time
 
 @dataclass(frozen=True)
 class Spectrum:
-    """The leading eigenvalues of a covariance and what is known of the others."""
+    """The leading eigenvalues of a covariance, in any scale, and what is known of the others."""
 
     values: Array
     total: float

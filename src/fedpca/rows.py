@@ -236,7 +236,7 @@ def refuse_non_finite(rows: Rows) -> None:
             where = block.indices[bad] if is_sparse(block) else np.nonzero(bad)[1]
             columns.update(int(column) for column in where)
     if not columns:
-        raise InputError("values so large that their sum is infinite; rescale the columns")
+        raise InputError("values so large that sums of their squares overflow; rescale the columns")
     names = [str(c) if rows.features is None else rows.features[c] for c in sorted(columns)]
     found = [f"{n:,} {what}" for n, what in ((n_nan, "NaN"), (n_inf, "infinity")) if n]
     raise InputError(

@@ -15,16 +15,17 @@ from fedpca.blocks import Centred, Mean, NotFinite, about_own_mean
 from fedpca.linalg import top_eigen
 from fedpca.lowrank import EPS, LowRank
 from fedpca.message import Array
-from fedpca.rows import Block, is_sparse
+from fedpca.rows import BLOCK_BYTES, Block, is_sparse
 
-MEMORY = 16 << 20  # bytes that the matrix may take: those of one block of rows
+MEMORY = BLOCK_BYTES  # that the matrix may take: as much as one block of rows
 
 
 def scatter_pays(d: int, room: int, rows_at_once: int) -> bool:
     """Whether the whole matrix fits, and costs less for each row than ``room`` directions do.
 
-    Counted in multiplications. Reading and writing the matrix once for each block weighs as much as 16
-    rows; what decomposing a small matrix counts weighs many times what a product does.
+    Counted in multiplications of a product. Reading and writing the matrix once for each block takes
+    as long as 16 rows do, and each of the cube of a decomposition as long as 100 multiplications
+    (both on a machine with 2 cores, where `benchmarks/streaming.py` shows what comes of it).
     """
     b = max(1, rows_at_once)
     whole = d**2 * (1 + 16 / b)

@@ -77,6 +77,12 @@ class Summary:
     centered: bool = True
     features: tuple[str, ...] | None = None
 
+    def __repr__(self) -> str:
+        return (
+            f"Summary of {self.n:,.10g} rows of {self.n_features} features: {self.n_components} "
+            f"components wanted, {len(self.known.values)} directions carried"
+        )
+
     @classmethod
     def empty(
         cls,
@@ -101,7 +107,7 @@ class Summary:
     @classmethod
     def of(
         cls,
-        source: Any,
+        X: Any,
         n_components: Any = None,
         *,
         n_spare: int = N_SPARE,
@@ -112,7 +118,7 @@ class Summary:
 
         Parameters
         ----------
-        source : array, sparse matrix, data frame, table, or path of a file or folder
+        X : array, sparse matrix, data frame, table, or path of a file or folder
             The rows.
         n_components : int, float in (0, 1), {"auto", "mp", "gap"} or None
             How many directions are wanted, or the rule that finds it, as for `FederatedPCA`; a rule
@@ -126,7 +132,7 @@ class Summary:
         """
         from fedpca.summarize import summarize
 
-        return summarize(source, n_components, n_spare=n_spare, center=center, on_block=on_block)
+        return summarize(X, n_components, n_spare=n_spare, center=center, on_block=on_block)
 
     def of_scatter(self, scatter: Scatter) -> Self:
         """The summary, with the room of this one, of all that is in a scatter matrix."""
@@ -354,6 +360,8 @@ class Summary:
 
 def merge_in_tree(summaries: Sequence[Summary], fan_in: int | None = None) -> Summary:
     """The summary of all, ``fan_in`` merged at a time, level by level; all at once by default."""
+    if not summaries:
+        raise InputError("there are no summaries to merge")
     if fan_in is not None and fan_in < 2:
         raise InputError(f"fan_in={fan_in} merges nothing; use at least 2")
     level = list(summaries)

@@ -47,8 +47,10 @@ def read_arrays(path: str | os.PathLike[str], kind: str) -> tuple[Arrays, dict[s
         with safe_open(path, framework="numpy") as file:
             header = json.loads((file.metadata() or {}).get(HEADER, "null"))
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, ValueError, TypeError) as error:
-        raise FileError(f"{path} is not a readable {kind} file: {error}") from None
+    except (SafetensorError, ValueError, TypeError):
+        raise FileError(
+            f"{path} is not a readable {kind} file of fedpca; rows are read by fit and summarize"
+        ) from None
     if not isinstance(header, dict):
         raise FileError(f"{path} is not a {kind} of fedpca")
     if header.get("format") != FORMAT:

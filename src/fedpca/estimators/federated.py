@@ -57,12 +57,14 @@ class FederatedPCA(ModelMixin, BaseEstimator):  # type: ignore[misc]
         Seed of the solver's start.
     site_components : int, float in (0, 1), {"auto", "mp", "gap"} or None
         For "merge" and "average": how many directions each site sends, or the rule by which it finds
-        that itself. By default as many as components and ten more, or three for each component.
+        that itself; "merge" adds ten spare ones to it. By default as many as components, or three
+        for each component with "average".
     fan_in : int or None
         For "merge": how many summaries are merged at a time, in a tree; all at once by default.
     own_means : bool
         For "merge": whether sites centre on their own means, which are merged too, in one pass and
-        one round; or on the common mean, one round after it. ``scale`` always takes the latter.
+        one round; or on the common mean, one round after it. With ``scale`` or without ``center``
+        it is always the latter.
     weights : {"eigenvalues", "unweighted"}
         For "average": how directions count.
 

@@ -74,7 +74,7 @@ class StreamAttributes:
 
     @property
     def batch_size_(self) -> int:
-        """Rows of a batch where `fit` reads a table or a file."""
+        """Rows of a batch where `fit` reads a table or a file and batches make a difference."""
         return self.batch_size or self._fitted_stream().carried.rows_at_once
 
     @property

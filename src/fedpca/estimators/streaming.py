@@ -28,6 +28,7 @@ from fedpca.model import Model, model_of
 from fedpca.rank import AdaptiveRank
 from fedpca.rows import (
     Block,
+    JoinedRows,
     Rows,
     batches,
     canonical,
@@ -156,9 +157,9 @@ class StreamingPCA(StreamAttributes, ModelMixin, BaseEstimator):  # type: ignore
 
         Parameters
         ----------
-        X : rows, path, or iterable of batches
+        X : rows, path, list of paths, or iterator of batches
             One table; the path of a Parquet, CSV, npy or npz file or of a folder of them; or an
-            iterator or list of batches.
+            iterator or list of batches. Of several files the columns are matched by name.
         y : None
             Not used.
         on_batch : callable, optional
@@ -315,7 +316,9 @@ class StreamingPCA(StreamAttributes, ModelMixin, BaseEstimator):  # type: ignore
             if value is not None and value > d:
                 raise InputError(f"{name}={value} exceeds the {d} features; use at most {d}")
         if wanted is not None and wanted > most:
-            raise InputError(f"n_components={wanted} exceeds max_components={most}")
+            raise InputError(
+                f"n_components={wanted} exceeds max_components={most}; allow as many as that"
+            )
         if self.rank == "fixed":
             return int(wanted or most), None
         if not self.n_spare:
@@ -324,7 +327,7 @@ class StreamingPCA(StreamAttributes, ModelMixin, BaseEstimator):  # type: ignore
             )
         beta = float(self.beta if self.beta is not None else 1 / most)
         alpha = float(self.alpha if self.alpha is not None else beta / 10)
-        if alpha >= beta:
+        if self.rank == "interval" and alpha >= beta:
             raise InputError(f"alpha={alpha} must be below beta={beta}")
         first = int(wanted or min(FIRST_RANK, most))
         share, hold_off = float(self.share), int(self.hold_off)
@@ -334,17 +337,21 @@ class StreamingPCA(StreamAttributes, ModelMixin, BaseEstimator):  # type: ignore
         """Take in X batch by batch; the number of rows so far after each."""
         if isinstance(X, Federation):
             raise InputError("the rows of a Federation stay at their sites; use FederatedPCA")
-        if isinstance(X, Iterator) or is_many_sites(X):
-            for block in X.values() if isinstance(X, Mapping) else X:
-                if isinstance(block, Site):
-                    raise InputError("the rows of a Site stay there; use FederatedPCA")
-                rows = open_rows(block) if isinstance(block, str | os.PathLike) else [block]
-                for part in rows if isinstance(rows, list) else rows.blocks():
-                    yield self.partial_fit(part)._n_seen
+        if isinstance(X, Mapping) and is_many_sites(X):
+            X = list(X.values())
+        if isinstance(X, list | tuple) and any(isinstance(item, Site) for item in X):
+            raise InputError("the rows of a Site stay there; use FederatedPCA")
+        are_files = isinstance(X, list | tuple) and all(_is_path(item) for item in X)
+        if isinstance(X, Iterator) or (not are_files and is_many_sites(X)):
+            for block in X:
+                yield self.partial_fit(block)._n_seen
             return
-        if not isinstance(X, str | os.PathLike):
-            X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32])
-        rows = open_rows(X)
+        if are_files and X:
+            rows: Rows = JoinedRows([(str(path), open_rows(path)) for path in X])
+        else:
+            if not _is_path(X):
+                X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32])
+            rows = open_rows(X)
         if not hasattr(self, "n_features_in_"):
             self.n_features_in_ = rows.n_features
             if rows.features is not None:
@@ -359,11 +366,11 @@ class StreamingPCA(StreamAttributes, ModelMixin, BaseEstimator):  # type: ignore
         return self._stream.n_seen if hasattr(self, "_stream") else 0
 
     def _cut(self, rows: Rows) -> Iterator[Block]:
-        """Batches of rows; where batches make no difference, the blocks in which rows are read."""
+        """Batches of rows; the blocks in which they are read, where size makes no difference."""
         if rows.n_features < 1:
             raise InputError("0 feature(s): the rows have no columns; a minimum of 1 is required")
         self._begin(rows.n_features, self.batch_size or rows_per_block(rows.n_features))
-        if self._stream.scatter is not None and self.forgetting == 1:
+        if self.batch_size is None and self._stream.scatter is not None and self.forgetting == 1:
             return rows.blocks()
         return batches(rows.blocks(), self.batch_size or self._stream.carried.rows_at_once)
 
@@ -379,6 +386,10 @@ class StreamingPCA(StreamAttributes, ModelMixin, BaseEstimator):  # type: ignore
         scale = np.ones(summary.n_features)
         mean, n_seen = summary.mean, self._stream.n_seen
         return model_of(vectors, eigenvalues, summary.energy, summary.n, mean, scale, n_seen)
+
+
+def _is_path(item: Any) -> bool:
+    return isinstance(item, str | os.PathLike)
 
 
 def _stream_of(summary: Summary) -> Stream:

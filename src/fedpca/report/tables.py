@@ -9,6 +9,7 @@ from rich.table import Table
 from fedpca.errors import InputError
 from fedpca.estimators import FederatedPCA, StreamingPCA
 from fedpca.message import Array
+from fedpca.model import model_of
 from fedpca.run import Run
 from fedpca.summary import Summary
 from fedpca.summary_file import arrays_of
@@ -56,10 +57,19 @@ def print_summary(out: Console, summary: Summary) -> None:
         f"summary of {summary.n:,.10g} rows of {summary.n_features:,} features: "
         f"{summary.n_components} components wanted, {len(summary.singular_values)} directions carried"
     )
-    freedom = max(summary.n - 1, 1.0)
-    variance = summary.eigenvalues[:k] / freedom
-    _print_components(out, variance, summary.eigenvalues[:k] / (summary.energy or 1.0))
+    model = model_of(
+        summary.directions[:k].T,
+        summary.eigenvalues[:k],
+        summary.energy,
+        summary.n,
+        summary.mean,
+        np.ones(summary.n_features),
+    )
+    total = float(model.total_variance) or 1.0
+    _print_components(out, model.explained_variance, model.explained_variance / total)
     _print_bounds(out, summary, summary.n_components)
+    if summary.n <= summary.room:
+        out.print("so few rows can be worked out from this file: keep it to yourself")
     table = Table(title="What this file tells", title_justify="left")
     for name in ("field", "shape"):
         table.add_column(name)
@@ -113,9 +123,10 @@ def _print_components(out: Console, variances: Array, shares: Array) -> None:
 
 def _print_bounds(out: Console, summary: Summary, k: int) -> None:
     share = summary.lost / summary.energy if summary.energy else 0.0
-    out.print(f"not along the directions carried: {share:.2%} of the variance")
-    if not summary.known.missing:
-        out.print("nothing was left out: these are the components of all rows at once")
+    out.print(f"{share:.2%} of the variance lies outside the directions carried")
+    if not summary.known.missing and summary.angle_bound(k) < 1:
+        out.print("the components are exactly those of all rows at once")
+        return
     out.print(_angle(summary.angle_bound(k)))
     if summary.known.missing > 0:
         more = summary.variance_bound(k)
@@ -124,5 +135,5 @@ def _print_bounds(out: Console, summary: Summary, k: int) -> None:
 
 def _angle(bound: float) -> str:
     if bound >= 1:
-        return "how far from the components of all rows at once: no bound, the gap is too small"
+        return "no bound on how far these are from the components of all rows: the gap is too small"
     return f"sine of the largest angle to the components of all rows at once: at most {bound:.1e}"

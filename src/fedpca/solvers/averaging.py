@@ -26,11 +26,13 @@ from fedpca.message import Array
 from fedpca.moments import Moments
 from fedpca.rank import RankRule, Spectrum
 from fedpca.solvers.merging import (
-    at_most,
+    directions_to_ask,
     gather_summaries,
+    look_further,
+    looks,
+    settled,
     solution_of,
     summarize_about,
-    to_bytes,
 )
 from fedpca.solvers.solution import Solution
 from fedpca.summary import Summary, merge_in_tree
@@ -50,26 +52,24 @@ def average_subspaces(
     site_components: Any = None,
 ) -> Solution:
     """The leading eigenvectors of the average; ``start``, ``tol`` and ``max_rounds`` do not matter."""
-    t = min(COLUMNS_FOR_EACH * rank.first_look, known.d)
-    while True:
+
+    def averaged(t: int) -> tuple[list[Summary], Summary]:
         # as many spare directions while a site reads its rows, none of which it sends
-        columns = at_most(known.d, site_components) or t
-        options = to_bytes(n_components=columns, n_spare=t, sends_spare=False)
-        sites = gather_summaries(
-            fed, summarize_about, t, mean=known.mean, scale=known.scale, options=options
-        )
-        average = merge_in_tree(sites)
-        spectrum = _trusted(average, sites)
-        k = rank(spectrum)
-        if k is not None or site_components or t == known.d:
-            break
-        t = min(2 * t, known.d)
-    k = k or rank.settle(spectrum)
+        fields = directions_to_ask(site_components, t, known.d, n_spare=t)
+        fields |= {"mean": known.mean, "scale": known.scale, "sends_spare": np.int64(False)}
+        sites = gather_summaries(fed, summarize_about, t, **fields)
+        return sites, merge_in_tree(sites)
+
+    (sites, average), k = look_further(
+        averaged,
+        lambda found, is_last: settled(rank, _trusted(*found), is_last),
+        looks(COLUMNS_FOR_EACH * rank.first_look, known.d, site_components),
+    )
     weighted = solution_of(fed, average, k)
-    return weighted if weights == "eigenvalues" else _unweighted(sites, average, k, weighted)
+    return weighted if weights == "eigenvalues" else _unweighted(fed, sites, average, weighted)
 
 
-def _trusted(average: Summary, sites: list[Summary]) -> Spectrum:
+def _trusted(sites: list[Summary], average: Summary) -> Spectrum:
     """The averaged spectrum as far as sites sent it; behind that it falls for want of columns."""
     sent = [len(site.singular_values) for site in sites if site.known.dropped > 0]
     if not sent:
@@ -84,15 +84,20 @@ def average_projections(sites: list[Summary], k: int) -> Summary:
     return merge_in_tree([replace(s, known=known) for s, known in zip(cut, equal, strict=True)])
 
 
-def _unweighted(sites: list[Summary], average: Summary, k: int, weighted: Solution) -> Solution:
+def _unweighted(
+    fed: Federation, sites: list[Summary], average: Summary, weighted: Solution
+) -> Solution:
     """The leading vectors of the averaged projections, ordered by the variance along them."""
+    k = len(weighted.eigenvalues)
     V = complete_basis(average_projections(sites, k).directions[:k].T, k)
     variances = ((average.known.rows() @ V) ** 2).sum(axis=0)
     order = np.argsort(-variances, kind="stable")
+    V = V[:, order]
+    fed.report(1.0, lambda: V)
     # no bound: what is averaged does not know how much of the rows it stands for
     return replace(
         weighted,
-        vectors=V[:, order],
+        vectors=V,
         eigenvalues=variances[order],
         stopped="approximate",
         missing=1.0,

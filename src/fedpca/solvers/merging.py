@@ -14,7 +14,9 @@ rank estimation". The mean, which they take to be zero, is each site's own and i
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -24,52 +26,58 @@ from fedpca.linalg import complete_basis
 from fedpca.message import Array
 from fedpca.moments import CommonFeatures, Moments, at_least_two, own_order
 from fedpca.question import Question, question
-from fedpca.rank import RankRule, first_look, rank_rule
+from fedpca.rank import RankRule, Spectrum, check_n_components, first_look, rank_rule
 from fedpca.solvers.solution import Solution
 from fedpca.summarize import summarize_parts
 from fedpca.summary import N_SPARE, Summary, merge_in_tree
-from fedpca.summary_file import arrays_of, summary_of
+from fedpca.summary_file import SHAPES, arrays_of, summary_of
 
-SUMMARY = {
-    "n": "float64",
-    "mean": "float64 d",
-    "mean_rest": "float64 d",
-    "squares": "float64 d",
-    "directions": "float64 r d",
-    "singular_values": "float64 r",
-    "tail": "float64",
-    "missing": "float64",
-}
+SUMMARY = {name: " ".join(("float64", *shape)) for name, shape in SHAPES.items()}
+WANTED = {"n_components": "int64", "rule": "uint8 rule", "n_spare": "int64"}
+
+T = TypeVar("T")
 
 
-@question(
-    asks={"features": "uint8 names", "options": "uint8 bytes"},
-    answers=SUMMARY,
-    remembers=True,
-)
-def summarize_rows(site: Any, features: Array, options: Array) -> dict[str, Any]:
-    """A summary of a site's rows about their own mean, which the site keeps."""
+@question(asks={"features": "uint8 names", **WANTED}, answers=SUMMARY, remembers=True)
+def summarize_rows(
+    site: Any, features: Array, n_components: Array, rule: Array, n_spare: Array
+) -> dict[str, Any]:
+    """A summary of a site's rows about their own mean, of which the site keeps the directions."""
     order = own_order(site, features)
     columns = slice(None) if order is None else order
     parts = (about_own_mean(block[:, columns]) for block in site.rows.blocks())
     with naming_bad_values(site.rows):
-        summary = summarize_parts(parts, site.rows.n_features, **_from_bytes(options))
-    answer = arrays_of(summary)
-    site.memory |= answer
-    return answer
+        summary = summarize_parts(
+            parts, site.rows.n_features, _wanted(n_components, rule), n_spare=int(n_spare)
+        )
+    site.memory["own_rows"] = summary.known.rows()
+    site.memory["own_energy"] = np.float64(summary.energy)
+    return arrays_of(summary)
 
 
 @question(
-    asks={"mean": "float64 d", "scale": "float64 d", "options": "uint8 bytes"},
+    asks={"mean": "float64 d", "scale": "float64 d", "sends_spare": "int64", **WANTED},
     answers=SUMMARY,
     remembers=True,
 )
-def summarize_about(site: Any, mean: Array, scale: Array, options: Array) -> dict[str, Any]:
+def summarize_about(
+    site: Any,
+    mean: Array,
+    scale: Array,
+    sends_spare: Array,
+    n_components: Array,
+    rule: Array,
+    n_spare: Array,
+) -> dict[str, Any]:
     """A summary of a site's rows about the common mean and in the common scale."""
     site.memory |= {"mean": mean, "scale": scale}
-    given = _from_bytes(options)
-    sends_spare = given.pop("sends_spare")
-    summary = summarize_parts(site.framed.parts(), len(mean), center=False, **given)
+    summary = summarize_parts(
+        site.framed.parts(),
+        len(mean),
+        _wanted(n_components, rule),
+        n_spare=int(n_spare),
+        center=False,
+    )
     site.memory["energy"] = np.float64(summary.energy)
     return arrays_of(summary if sends_spare else summary.truncate(summary.n_components))
 
@@ -80,9 +88,8 @@ def explained_in_summary(site: Any, V: Array) -> dict[str, Any]:
 
     No row is read again, so it is too small by what the summary left out.
     """
-    scores = (site.memory["directions"] @ V) * site.memory["singular_values"][:, None]
-    total = site.memory["squares"].sum()
-    return {"explained": np.float64(np.sum(scores**2)), "total": np.float64(total)}
+    scores = site.memory["own_rows"] @ V
+    return {"explained": np.float64(np.sum(scores**2)), "total": site.memory["own_energy"]}
 
 
 def merge_about_mean(
@@ -96,19 +103,22 @@ def merge_about_mean(
     fan_in: int | None = None,
     site_components: Any = None,
 ) -> Solution:
-    """Summaries about a mean and in a scale that all sites know; one round after the mean."""
-    wanted = min(rank.first_look, known.d)
-    while True:
-        asked = at_most(known.d, site_components) or wanted
-        spec = to_bytes(n_components=asked, sends_spare=True)
-        summaries = gather_summaries(
-            fed, summarize_about, wanted, mean=known.mean, scale=known.scale, options=spec
-        )
-        merged = merge_in_tree(summaries, fan_in)
-        k = rank(merged.spectrum)
-        if k is not None or site_components or wanted == known.d:
-            return solution_of(fed, merged, k or rank.settle(merged.spectrum))
-        wanted = min(2 * wanted, known.d)  # the rule must see more of the spectrum
+    """Summaries about a mean and in a scale that all sites know; one round after the mean.
+
+    ``start``, ``tol`` and ``max_rounds`` do not matter.
+    """
+
+    def merged(wanted: int) -> Summary:
+        fields = directions_to_ask(site_components, wanted, known.d)
+        fields |= {"mean": known.mean, "scale": known.scale, "sends_spare": np.int64(True)}
+        return merge_in_tree(gather_summaries(fed, summarize_about, wanted, **fields), fan_in)
+
+    summary, k = look_further(
+        merged,
+        lambda summary, is_last: settled(rank, summary.spectrum, is_last),
+        looks(rank.first_look, known.d, site_components),
+    )
+    return solution_of(fed, summary, k)
 
 
 def merge_own_means(
@@ -121,32 +131,57 @@ def merge_own_means(
 ) -> tuple[Moments, Solution]:
     """Summaries about each site's own mean, and with them the mean of all: no round before."""
     d = common.n_features
-    wanted = first_look(n_components, d)
-    while True:
-        spec = to_bytes(n_components=at_most(d, site_components) or wanted)
-        summaries = gather_summaries(
-            fed,
-            summarize_rows,
-            wanted,
-            centered=True,
-            features=common.to_ask,
-            options=spec,
-        )
-        merged = merge_in_tree(summaries, fan_in)
-        known = Moments(at_least_two(round(merged.n)), merged.mean, np.ones(d), common.features)
-        rank = rank_rule(n_components, known.n, d)
-        k = rank(merged.spectrum)
-        if k is not None or site_components or wanted == d:
-            return known, solution_of(fed, merged, k or rank.settle(merged.spectrum))
-        wanted = min(2 * wanted, d)
+
+    def merged(wanted: int) -> Summary:
+        fields = directions_to_ask(site_components, wanted, d)
+        fields["features"] = common.to_ask
+        ask = partial(gather_summaries, fed, summarize_rows, wanted, centered=True)
+        return merge_in_tree(ask(**fields), fan_in)
+
+    def rank_by(summary: Summary, is_last: bool) -> int | None:
+        rank = rank_rule(n_components, at_least_two(round(summary.n)), d)
+        return settled(rank, summary.spectrum, is_last)
+
+    first = first_look(n_components, d)
+    summary, k = look_further(merged, rank_by, looks(first, d, site_components))
+    known = Moments(round(summary.n), summary.mean, np.ones(d), common.features)
+    return known, solution_of(fed, summary, k)
+
+
+def looks(first: int, d: int, site_components: Any) -> list[int]:
+    """How many directions to ask of sites, and how many more each time a rule must see further."""
+    counts = [min(first, d)]
+    while not site_components and counts[-1] < d:
+        counts.append(min(2 * counts[-1], d))
+    return counts
+
+
+def look_further(
+    ask: Callable[[int], T], rank: Callable[[T, bool], int | None], counts: list[int]
+) -> tuple[T, int]:
+    """What sites answer and the rank by it, asked again for more until the rank is settled."""
+    *others, last = counts
+    for count in others:
+        found = ask(count)
+        k = rank(found, False)
+        if k is not None:
+            return found, k
+    found = ask(last)
+    return found, rank(found, True) or 1
+
+
+def settled(rank: RankRule, spectrum: Spectrum, is_last: bool) -> int | None:
+    """The rank by a spectrum; None where more of it must and can be seen."""
+    k = rank(spectrum)
+    return rank.settle(spectrum) if k is None and is_last else k
 
 
 def gather_summaries(
-    fed: Federation, asked: Question, wanted: int, *, centered: bool = False, **arrays: Any
+    fed: Federation, asked: Question, wanted: int, *, centered: bool = False, **fields: Any
 ) -> list[Summary]:
     """Every site's summary in the order of sites, each with room for what is wanted of all."""
     summaries = []
-    for answer in fed.gather(asked, **arrays).values():
+    for answer in fed.gather(asked, **fields).values():
         r, d = answer["directions"].shape
         room = min(d, max(r, wanted + N_SPARE))
         summaries.append(
@@ -161,24 +196,30 @@ def solution_of(fed: Federation, merged: Summary, k: int) -> Solution:
     found = merged.eigenvalues[:k]
     values[: len(found)] = found
     V = complete_basis(merged.directions[:k].T, k)
-    known = merged.known
-    left_out = min(known.missing + (known.tail if k > len(found) else 0.0), merged.lost)
+    tail = merged.known.tail if k > len(found) else 0.0
+    left_out = min(merged.known.missing + tail, merged.lost)
     missing = left_out / merged.energy if merged.energy else 0.0
     fed.report(missing, lambda: V)
     stopped = "approximate" if missing > 0 else "exact"
     return Solution(V, values, merged.energy, stopped, missing, merged.angle_bound(k))
 
 
-def at_most(d: int, site_components: Any) -> Any:
-    """The directions that a user asks of each site, of which there are no more than features."""
-    return min(d, site_components) if isinstance(site_components, int) else site_components
+def directions_to_ask(
+    site_components: Any, wanted: int, d: int, n_spare: int = N_SPARE
+) -> dict[str, Any]:
+    """How many directions a site shall find, or its rule, as the fields of a question."""
+    is_rule = isinstance(site_components, str | float)
+    number = 0 if is_rule else min(d, site_components or wanted)
+    rule = json.dumps(site_components).encode() if is_rule else b""
+    return {
+        "n_components": np.int64(number),
+        "rule": np.frombuffer(rule, np.uint8),
+        "n_spare": np.int64(n_spare),
+    }
 
 
-def to_bytes(**options: Any) -> Array:
-    """Options of `summarize_parts` as a field of a message."""
-    return np.frombuffer(json.dumps(options).encode(), np.uint8)
-
-
-def _from_bytes(array: Array) -> dict[str, Any]:
-    options: dict[str, Any] = json.loads(array.tobytes())
-    return options
+def _wanted(n_components: Array, rule: Array) -> Any:
+    """The number or the rule that `directions_to_ask` wrote."""
+    wanted = json.loads(rule.tobytes()) if rule.size else int(n_components)
+    check_n_components(wanted)
+    return wanted
