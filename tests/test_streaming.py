@@ -492,6 +492,10 @@ def test_a_stream_is_a_scikit_learn_citizen():
         model.inverse_transform(model.transform(X)), plain.inverse_transform(plain.transform(X))
     )
     assert plain.transform(X.astype(np.float32)).dtype == np.float32
+    twin = model.to_sklearn()
+    assert isinstance(twin, PCA)
+    np.testing.assert_allclose(twin.transform(X), model.transform(X), atol=1e-12)
+    assert twin.n_samples_ == 60
 
 
 @both_ways

@@ -19,7 +19,6 @@ from fedpca.errors import FileError, InputError
 from fedpca.estimators.inputs import as_federation, is_many_sites
 from fedpca.estimators.modelled import ModelMixin, plain_params
 from fedpca.estimators.program import principal_components
-from fedpca.estimators.twin import scikit_learn_twin
 from fedpca.message import Array
 from fedpca.model import Model, load_model, model_of
 from fedpca.moments import Moments
@@ -225,11 +224,6 @@ class FederatedPCA(ModelMixin, BaseEstimator):  # type: ignore[misc]
         except (KeyError, TypeError, ValueError) as error:
             raise FileError(f"{path} has a header that cannot be used: {error}") from None
         return estimator
-
-    def to_sklearn(self) -> Any:
-        """The same model as scikit-learn's PCA, behind its StandardScaler where ``scale``."""
-        check_is_fitted(self)
-        return scikit_learn_twin(self)
 
     def _options(self, parameters: dict[str, Any]) -> dict[str, Any]:
         """Take the options of solvers out of the parameters, and keep those of the one that is used."""

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils import check_array
-from sklearn.utils.validation import validate_data
+from sklearn.utils.validation import check_is_fitted, validate_data
 
+from fedpca.estimators.twin import scikit_learn_twin
 from fedpca.message import Array
 from fedpca.model import Model
 
@@ -51,6 +52,11 @@ class ModelMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # type: ig
     def score(self, X: Any, y: Any = None) -> float:
         """The mean log-likelihood of rows."""
         return float(self.score_samples(X).mean())
+
+    def to_sklearn(self) -> Any:
+        """The same model as scikit-learn's PCA, behind its StandardScaler where rows are scaled."""
+        check_is_fitted(self)
+        return scikit_learn_twin(self)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -31,7 +31,9 @@ def scikit_learn_twin(model: Any) -> Any:
     for name in FITTED:
         if hasattr(model, name):
             setattr(pca, name, getattr(model, name))
-    if not model.scale:
+    if hasattr(model, "n_samples_seen_"):
+        pca.n_samples_ = model.n_samples_seen_
+    if not getattr(model, "scale", False):
         return pca
     pca.mean_ = np.zeros(model.n_features_in_)
     scaler = StandardScaler(with_mean=model.center)
