@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse
+from drawing import draw_panels, show
 from scipy.sparse.linalg import eigsh
 from sklearn.datasets import load_digits
 from threadpoolctl import threadpool_limits
@@ -47,7 +48,6 @@ word': 150 papers, evenly chosen, are the features. 'By paper' is not in the pap
 points there, and the 150 most frequent words the features.
 FMA-music cannot be compared: the data cannot be had.
 """
-COLOURS = {"pooled": "#b0b0b0", "unweighted": "#c8a165", "weighted": "#1f6fb4"}
 
 
 def average(sites: list, k: Any, t: int | None, weights: str = "eigenvalues") -> FederatedPCA:
@@ -60,16 +60,6 @@ def pooled(sites: list, k: int) -> np.ndarray:
     """The k leading eigenvectors of all rows at one place, ``(d, k)``."""
     rows = np.vstack(sites)
     return top_eigen(rows.T @ rows, k)[1]
-
-
-def show(header: list[str], rows: list[list[str]]) -> None:
-    """Print a table: the first column to the left, the others to the right."""
-    lines = [header, *rows]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
-    for first, *others in lines:
-        padded = [cell.rjust(w) for cell, w in zip(others, widths[1:], strict=True)]
-        print("  ".join([first.ljust(widths[0]), *padded]).rstrip())
-    print()
 
 
 def judge(target: str, met: bool, found: str) -> list[str]:
@@ -102,7 +92,6 @@ def errors_one_by_one(n: int, seed: int) -> dict[str, np.ndarray]:
 
 def figure1(options: argparse.Namespace) -> list[str]:
     """Eigenvectors one by one: Figure 1."""
-    print(f"Figure 1: {D} features, {N_SITES} sites, mean of {options.seeds} seeds of 1-(u'v)^2")
     print("Unweighted averaging is not in the paper's figure. It loses the order of vectors: here")
     print("they come by falling variance, which is kind to it.")
     sizes = [50, 1000] if options.quick else N_ROWS
@@ -117,7 +106,8 @@ def figure1(options: argparse.Namespace) -> list[str]:
         for i in range(3):
             cells = [f"{error[i]:.5f}" for error in found.values()]
             rows.append([str(n), str(i + 1), NO_NUMBER, *cells, f"{100 * excess[i]:+.1f} %"])
-    show(["n", "vector", "paper", *last, "k=7 to pooled"], rows)
+    title = f"Figure 1: {D} features, {N_SITES} sites, mean of {options.seeds} seeds of 1-(u'v)^2"
+    show(title, ["n", "vector", "paper", *last, "k=7 to pooled"], rows)
     if options.figures:
         panels = {
             f"eigenvector {i + 1}": {name: [means[n][name][i] for n in sizes] for name in last}
@@ -168,7 +158,6 @@ def ranks_found(n: int, seed: int) -> tuple[dict[str, int], float]:
 
 def gap(options: argparse.Namespace) -> list[str]:
     """How often the gap is found where it is: section 4."""
-    print(f"Section 4: share of {options.seeds} seeds in which the largest gap is behind k=6")
     print("By default a site sends 30 columns to a search; the paper gives no such count.")
     rows, worst, apart = [], 1.0, 0.0
     for n in [50, 1000] if options.quick else N_ROWS:
@@ -178,7 +167,8 @@ def gap(options: argparse.Namespace) -> list[str]:
         apart = max(apart, *differences)
         if n >= 50:
             worst = min(worst, *(s for name, s in shares.items() if name.startswith("weighted")))
-    show(["n", "paper", *shares], rows)
+    title = f"Section 4: share of {options.seeds} seeds in which the largest gap is behind k=6"
+    show(title, ["n", "paper", *shares], rows)
     print("The unweighted spectrum is made of parts, as no estimator shows it.")
     missed = judge("parts equal the estimator to 1e-7, first 3 seeds", apart < 1e-7, f"{apart:.0e}")
     target = "weighted finds k=6 in 95 % or more for n >= 50"
@@ -243,8 +233,8 @@ def figure2(options: argparse.Namespace) -> list[str]:
     data = tables(options)
     ours = {name: f"{len(X)} x {X.shape[1]}, {R}, {T}" for name, X in data.items()}
     sets = PUBLISHED | ours
-    print("Table 1: N x d, r, t")
-    show(["data", "paper", "ours"], [[n, PUBLISHED.get(n, "-"), ours.get(n, "-")] for n in sets])
+    lines = [[name, PUBLISHED.get(name, "-"), ours.get(name, "-")] for name in sets]
+    show("Table 1: N x d, r, t", ["data", "paper", "ours"], lines)
     print(ABOUT_DATA)
     sizes = [20, 100] if options.quick else [20, 50, 100, 200, 500]
     names = ["unweighted", "weighted r", "weighted t", "pooled"]
@@ -264,9 +254,11 @@ def figure2(options: argparse.Namespace) -> list[str]:
             f"in {shares.mean():.0f} % ({shares.min():.0f} to {shares.max():.0f} %)"
         )
     if data:
-        print(f"Figure 2: {N_SITES} sites, n rows each drawn with replacement, r={R}, t={T},")
-        print(f"mean of {options.seeds} runs of ||UU'-VV'||_F. In order: t < r < unweighted.")
-        show(["data", "n", "paper", *names, "mean in order", "runs in order"], rows)
+        title = (
+            f"Figure 2: {N_SITES} sites, n rows each drawn with replacement, r={R}, t={T}, mean of "
+        )
+        title += f"{options.seeds} runs of ||UU'-VV'||_F. In order: t < r < unweighted."
+        show(title, ["data", "n", "paper", *names, "mean in order", "runs in order"], rows)
         print("\n".join(notes))
     if data and options.figures:
         draw(options.figures / "averaging-figure2.png", sizes, panels, "mean of ||UU' - VV'||")
@@ -281,7 +273,6 @@ def in_order(errors: np.ndarray) -> np.ndarray:
 def server(options: argparse.Namespace) -> list[str]:
     """The coordinator's time: the Gram matrix of all columns, or a d x d matrix."""
     d, t = (2000 if options.quick else 20000), 10
-    print(f"Server: {d} features, {N_SITES} sites with {t} columns each, one run")
     rng = np.random.default_rng(0)
     common = np.linspace(2, 1, R)[:, None] * rng.standard_normal((R, d))
     sites = []
@@ -304,7 +295,9 @@ def server(options: argparse.Namespace) -> list[str]:
         f"d x d: its {R} leading eigenvectors by ARPACK": f"{decomposing:.3f} s",
         "ratio": f"{(forming + decomposing) / by_gram:.1f}",
     }
-    show(["step", "paper", "ours"], [[step, "no number", found] for step, found in steps.items()])
+    title = f"Server: {d} features, {N_SITES} sites with {t} columns each, one run"
+    lines = [[step, "no number", found] for step, found in steps.items()]
+    show(title, ["step", "paper", "ours"], lines)
     angle = sine_of_angle(merged.directions[:R].T, V)
     print("ARPACK is kind to d x d: a whole eigen-decomposition takes far longer.")
     return judge("both ways give the same directions", angle < 1e-6, f"sine {angle:.0e}")
@@ -312,33 +305,14 @@ def server(options: argparse.Namespace) -> list[str]:
 
 def draw(path: Path, sizes: list[int], panels: dict[str, dict[str, list[float]]], y: str) -> None:
     """Errors against the rows of a site, a panel for each title, a curve for each method."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    from matplotlib.ticker import LogLocator
-
-    size = (3.7 * len(panels), 3.3)
-    figure, axes = plt.subplots(1, len(panels), figsize=size, squeeze=False, layout="constrained")
-    for axis, (title, curves) in zip(axes[0], panels.items(), strict=True):
-        for name, curve in curves.items():
-            kind, _, variant = name.partition(" ")
-            line = "--" if variant in ("k=3", "r") else "-"
-            width, order = (5, 1) if kind == "pooled" else (1.8, 2)  # pooled is below the others
-            axis.loglog(sizes, curve, line, lw=width, zorder=order, c=COLOURS[kind], label=name)
-        axis.minorticks_off()
-        axis.set_xticks(sizes, [str(n) for n in sizes])
-        axis.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
-        axis.yaxis.set_major_formatter("{x:g}")
-        axis.tick_params(labelsize=8)
-        axis.set_title(title, fontsize=10)
-        axis.set_xlabel("rows a site")
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0, 0].set_ylabel(y)
-    axes[0, 0].legend(frameon=False, fontsize=8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    curves = {
+        title: {name: (sizes, errors) for name, errors in found.items()}
+        for title, found in panels.items()
+    }
+    names = list(dict.fromkeys(name for found in panels.values() for name in found))
+    ours = [name for name in names if name.startswith("weighted")]
+    style = {"ours": ours, "behind": ["pooled"], "log": "xy"}
+    draw_panels(path, curves, xlabel="rows a site", ylabel=y, **style)
 
 
 SECTIONS = {"figure1": figure1, "gap": gap, "figure2": figure2, "server": server}

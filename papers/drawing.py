@@ -29,6 +29,7 @@ def draw_panels(
     xlabel: str,
     ylabel: str,
     ours: Sequence[str] = (),
+    behind: Sequence[str] = (),
     log: str = "",
     columns: int = 3,
 ) -> None:
@@ -44,6 +45,8 @@ def draw_panels(
         What the axes are.
     ours : sequence of str
         Curves drawn in blue and on top.
+    behind : sequence of str
+        Curves drawn broad and grey, for others to lie on.
     log : str
         Axes that are logarithmic: "", "x", "y" or "xy".
     columns : int
@@ -58,7 +61,7 @@ def draw_panels(
     columns = min(columns, len(panels))
     n_rows = -(-len(panels) // columns)
     names = list(dict.fromkeys(name for curves in panels.values() for name in curves))
-    rivals = [name for name in names if name not in ours]
+    rivals = [name for name in names if name not in (*ours, *behind)]
     below = 0.2 + 0.2 * -(-len(names) // (2 * columns))  # inches for the legend
     height = 2.8 * n_rows + below
     figure, axes = plt.subplots(n_rows, columns, figsize=(4.0 * columns, height), squeeze=False)
@@ -69,6 +72,8 @@ def draw_panels(
             if name in ours:
                 dash = ("-", "--", ":", "-.")[ours.index(name) % 4]
                 style = {"color": OURS, "linestyle": dash, "linewidth": 2, "zorder": 3}
+            elif name in behind:
+                style = {"color": OTHERS[0], "linewidth": 5, "zorder": 1}
             else:
                 style = {"color": OTHERS[rivals.index(name) % len(OTHERS)], "linewidth": 1.4}
             axis.plot(x, y, label=name, **style)

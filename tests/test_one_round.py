@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
 from sklearn.decomposition import PCA
 
 from conftest import gapped_rows, pooled
-from fedpca import FederatedPCA, Federation, Policy, Site, load
+from fedpca import FederatedPCA, Federation, Policy, Site, Summary, load
 from fedpca.errors import InputError, PolicyRefused, SiteFailed
 from fedpca.linalg import sine_of_angle
 from fedpca.rows import DenseRows
+from fedpca.summary import merge_in_tree
 
 
 def unlike_sites(d=60, k=4, n_sites=8, n=150):
@@ -319,3 +322,17 @@ def test_shares_about_zero_are_about_each_sites_own_mean_too():
     exact = FederatedPCA(2, solver="covariance", center=False).fit(sites)
     for name, share in exact.site_variance_ratio_.items():
         assert merged.site_variance_ratio_[name] == pytest.approx(share)
+
+
+def test_the_coordinator_forms_nothing_of_the_size_of_a_covariance():
+    rng = np.random.default_rng(10)
+    d, n_sites, t = 6000, 20, 10
+    sites = [
+        Summary.of(rng.standard_normal((12, d)), t, n_spare=0, center=False) for _ in range(n_sites)
+    ]
+    tracemalloc.start()
+    merged = merge_in_tree(sites)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(merged.directions) == t
+    assert most < 4 * 8 * n_sites * t * d < 8 * d**2 / 7

@@ -27,13 +27,19 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from fedpca.blocks import Centred
-from fedpca.linalg import orth_against, threads_for
+from fedpca.linalg import complete_basis, orth_against, threads_for
 from fedpca.message import Array
 from fedpca.rows import is_sparse
 
 ILL_CONDITIONED = 1e6  # ratio of singular values from which on a Gram matrix is not enough
+FEWEST_AT_ONCE = 128  # rows that are worth one decomposition
 FEWEST_SAFELY = 32  # rows that the safe way takes at once
 EPS = float(np.finfo(np.float64).eps)
+
+
+def rows_at_once(room: int) -> int:
+    """How many rows are worth one decomposition, where so many directions are kept."""
+    return max(FEWEST_AT_ONCE, 2 * room)
 
 
 class LowRank(NamedTuple):
@@ -58,6 +64,19 @@ class LowRank(NamedTuple):
     def dropped(self) -> float:
         """By how much an eigenvalue of M'M may exceed what is known of it."""
         return self.tail + self.missing
+
+    def append_block(self, Y: Centred, row: Array, room: int) -> LowRank:
+        """The matrix with any number of rows and one more below it, as many at once as pays."""
+        step = rows_at_once(room)
+        if is_sparse(Y.rows):
+            step *= 2  # they cost little beside the directions, which are written anew each time
+        elif self.directions.shape[1] <= step:
+            step = max(1, Y.n_rows)  # which are reduced to a triangle first
+        found = self
+        for start in range(0, Y.n_rows, step):
+            part = Centred(Y.rows[start : start + step], Y.shift)
+            found, row = found.append(part, row, room), row[:0]
+        return found
 
     def append(self, Y: Centred, more: Array, room: int) -> LowRank:
         """The matrix with the rows of Y and some dense ones, ``(m, d)``, below it.
@@ -98,6 +117,16 @@ class LowRank(NamedTuple):
         """The matrix times ``factor``."""
         tail, missing = factor**2 * self.tail, factor**2 * self.missing
         return LowRank(self.directions, factor * self.values, tail, missing)
+
+    def leading(self, k: int) -> tuple[Array, Array]:
+        """The k leading directions in columns, ``(d, k)``, and the eigenvalues along them.
+
+        Behind those that are known come others, orthogonal to them, of eigenvalue zero.
+        """
+        eigenvalues = np.zeros(k)
+        found = self.values[:k] ** 2
+        eigenvalues[: len(found)] = found
+        return complete_basis(self.directions[:k].T, k), eigenvalues
 
     def rows(self) -> Array:
         """Rows with the same products: ``diag(s) C``, ``(r, d)``."""

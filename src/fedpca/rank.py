@@ -155,6 +155,17 @@ RULES: dict[str, Rule] = {
 }
 
 
+def check_most(n_components: int | None, max_components: int | None, most: int, d: int) -> None:
+    """Refuse more components than features, or than the largest number that is allowed."""
+    for name, value in (("n_components", n_components), ("max_components", max_components)):
+        if value is not None and value > d:
+            raise InputError(f"{name}={value} exceeds the {d} features; use at most {d}")
+    if n_components is not None and n_components > most:
+        raise InputError(
+            f"n_components={n_components} exceeds max_components={most}; allow as many as that"
+        )
+
+
 @dataclass(frozen=True)
 class AdaptiveRank:
     """How many directions a stream reports, moved after each block by at most one.
@@ -191,6 +202,26 @@ class AdaptiveRank:
     beta: float = 1.0
     hold_off: int = 0
     waiting: int = 0
+
+    @classmethod
+    def begin(
+        cls,
+        rule: str,
+        first: int | None,
+        most: int,
+        *,
+        share: float,
+        alpha: float | None,
+        beta: float | None,
+        hold_off: int,
+    ) -> Self:
+        """The rank before the first block, with the bounds of "interval" that are not told."""
+        beta = float(1 / most if beta is None else beta)
+        alpha = float(beta / 10 if alpha is None else alpha)
+        if rule == "interval" and alpha >= beta:
+            raise InputError(f"alpha={alpha} must be below beta={beta}")
+        rank = int(first or min(FIRST_LOOK, most))
+        return cls(rank, int(most), rule, float(share), alpha, beta, int(hold_off))
 
     def after(self, spectrum: Spectrum) -> Self:
         """The rank after a block, by the spectrum that is known then."""

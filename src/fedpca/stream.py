@@ -7,6 +7,7 @@ adaptive rank estimation", Algorithm 3.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 from fedpca.blocks import about_own_mean
@@ -41,6 +42,12 @@ class Stream:
     n_seen: int = 0
     n_spare: int = 0
     _summary: Summary | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, summary: Summary) -> Stream:
+        """A stream that has seen the rows of a summary, of which a part of one counts as one."""
+        n_seen = math.ceil(summary.n - 0.5) or int(summary.n > 0)
+        return cls(summary, n_seen=n_seen, n_spare=summary.room - summary.n_components)
 
     @property
     def summary(self) -> Summary:

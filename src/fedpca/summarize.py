@@ -8,6 +8,7 @@ from numbers import Integral
 from typing import Any
 
 from fedpca.blocks import Centred, Mean, about_own_mean, naming_bad_values
+from fedpca.lowrank import rows_at_once
 from fedpca.rank import check_n_components, rank_rule
 from fedpca.rows import open_rows
 from fedpca.scatter import Scatter, scatter_pays
@@ -62,7 +63,7 @@ def summarize_parts(
     is_rule = not isinstance(n_components, Integral | None)
     most = min(n_features, MOST_COMPONENTS) if is_rule else n_components
     summary = Summary.empty(n_features, most, n_spare=n_spare, **others)
-    if scatter_pays(n_features, summary.room, summary.rows_at_once):
+    if scatter_pays(n_features, summary.room, rows_at_once(summary.room)):
         scatter = Scatter(n_features)
         for mean, rows in parts:
             scatter.add(mean, rows)

@@ -8,11 +8,10 @@ With ``m`` the mean of ``n`` rows and ``S`` their scatter about it, a summary ho
 T being what was cut off last and E what was cut off before (`fedpca.lowrank`). `update` and `merge`
 keep this true: scatters add, the distance between two means is one more row, and what finds no room
 goes into T. So whatever the order, the tree or the number of sites, the directions are those of the
-pooled rows where E is nothing, and else within a bound that the summary states.
+pooled rows where E is nothing, and else within a bound that the summary states (`fedpca.bounds`).
 
 Sources: Grammenos et al., "Federated PCA with adaptive rank estimation", Algorithms 2 and 3 (with the
-factor that Algorithm 2 leaves out, and the mean that the paper takes to be zero); the bound on the
-angle is that of Davis and Kahan, "The rotation of eigenvectors by a perturbation III" (1970).
+factor that Algorithm 2 leaves out, and the mean that the paper takes to be zero).
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ from typing import Any, Self
 
 import numpy as np
 
+from fedpca import bounds
 from fedpca.blocks import Centred, Mean, NotFinite, about_own_mean, naming_bad_values
 from fedpca.errors import InputError
-from fedpca.lowrank import EPS, LowRank
+from fedpca.lowrank import LowRank
 from fedpca.message import Array
 from fedpca.rank import Spectrum
-from fedpca.rows import is_sparse, matching_order, open_rows
+from fedpca.rows import matching_order, open_rows
 from fedpca.scatter import Scatter
 
 N_SPARE = 10  # directions carried beyond those wanted: what keeps truncation harmless
-FEWEST_AT_ONCE = 128  # rows that are worth one decomposition
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +176,7 @@ class Summary:
     @property
     def lost(self) -> float:
         """The part of the energy that is not along the directions carried."""
-        return max(0.0, self.energy - float(self.eigenvalues.sum()))
+        return bounds.lost_energy(self.known, self.energy)
 
     @property
     def spectrum(self) -> Spectrum:
@@ -185,49 +184,20 @@ class Summary:
 
         Where nothing but rounding is left of the energy, the next eigenvalue is known to be zero.
         """
-        is_all = self.lost <= 10 * self._rounding
+        is_all = self.lost <= 10 * bounds.rounding(self.known)
         values = np.append(self.eigenvalues, 0.0) if is_all else self.eigenvalues
         return Spectrum(values, self.energy, self.n, self.n_features, is_all)
-
-    @property
-    def rows_at_once(self) -> int:
-        """How many rows are worth one decomposition."""
-        return max(FEWEST_AT_ONCE, 2 * self.room)
 
     def angle_bound(self, k: int | None = None) -> float:
         """The sine of the largest angle to the k leading directions of the pooled rows, at most.
 
-        With ``e`` the norm of E and rounding, ``sin <= e / (l_k - l_(k+1) - e)``: T is orthogonal to
-        the directions, and no eigenvalue behind the k-th exceeds ``l_(k+1) + e``. Behind the
-        directions carried, T's own is the next. It is 1, and says nothing, where the gap is too
-        small.
+        Rounding is counted. It is 1, and says nothing, where the gap behind the k-th is too small.
         """
-        k = self._checked(k)
-        if k == self.n_features or not self.energy:
-            return 0.0
-        n_known = len(self.known.values)
-        missing = self._missing + self._rounding
-        values = np.append(self.eigenvalues, np.full(max(1, k + 1 - n_known), self.known.tail))
-        distance = float(values[k - 1] - values[k]) - missing
-        return min(1.0, missing / distance) if distance > 0 else 1.0
+        return bounds.angle_bound(self.known, self.energy, self._checked(k))
 
     def variance_bound(self, k: int | None = None) -> float:
         """How much more of the variance the k best directions could carry, at most, as a share."""
-        k = self._checked(k)
-        n_unknown = max(0, k - len(self.known.values))
-        left_out = min(k * self._missing + n_unknown * self.known.tail, self.lost)
-        return left_out / self.energy if self.energy > 0 else 0.0
-
-    @property
-    def _rounding(self) -> float:
-        """What arithmetic alone may do to an eigenvalue: the scatter is squares of rows."""
-        largest = float(self.eigenvalues[0]) if len(self.known.values) else 0.0
-        return self.n_features * EPS * largest
-
-    @property
-    def _missing(self) -> float:
-        """The norm of E, at most; it cannot exceed its trace, which is known up to rounding."""
-        return min(self.known.missing, self.lost + self.n_features * EPS * self.energy)
+        return bounds.variance_bound(self.known, self.energy, self._checked(k))
 
     def _checked(self, k: int | None) -> int:
         k = self.n_components if k is None else k
@@ -257,20 +227,8 @@ class Summary:
         at, row = self.at.join(mean)
         with np.errstate(over="ignore", invalid="ignore"):
             squares = _finite(self.squares + rows.squares() + _squares(row))
-        known = self.known
-        for start in range(0, rows.n_rows, step := self._rows_of_a_slice(rows)):
-            part = Centred(rows.rows[start : start + step], rows.shift)
-            known, row = known.append(part, row, self.room), row[:0]
+        known = self.known.append_block(rows, row, self.room)
         return replace(self, at=at, squares=squares, known=known)
-
-    def _rows_of_a_slice(self, rows: Centred) -> int:
-        """How many rows of a block are appended at once."""
-        if is_sparse(rows.rows):
-            # they cost little beside the directions, which are written anew for each slice
-            return 2 * self.rows_at_once
-        if self.n_features <= self.rows_at_once:
-            return max(1, rows.n_rows)  # which are reduced to a triangle first
-        return self.rows_at_once
 
     def merge(self, *others: Self, forgetting: float = 1.0, enhancing: float = 1.0) -> Self:
         """The summary of all the rows of this one and of others, at once.

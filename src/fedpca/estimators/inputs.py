@@ -1,9 +1,9 @@
-"""What `fit` accepts, as a federation: one array, labelled rows, a list or dict of sites."""
+"""What `fit` accepts, as a federation or as a stream."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import scipy.sparse as sp
 
 from fedpca.errors import InputError
 from fedpca.federation import Federation
+from fedpca.rows import JoinedRows, Rows, open_rows
 from fedpca.site import Site
 
 
@@ -44,9 +45,31 @@ def as_federation(X: Any, sites: Any = None) -> Federation:
     return Federation.local({str(name): X[names == name] for name in np.unique(names)})
 
 
+def as_stream(X: Any) -> Rows | Iterator[Any] | None:
+    """The rows of files, or an iterator of batches; None where X is one table."""
+    if isinstance(X, Federation):
+        raise InputError("the rows of a Federation stay at their sites; use FederatedPCA")
+    if isinstance(X, Iterator):
+        return X
+    if _is_path(X):
+        return open_rows(X)
+    if not is_many_sites(X):
+        return None
+    parts = list(X.values() if isinstance(X, Mapping) else X)
+    if any(isinstance(part, Site) for part in parts):
+        raise InputError("the rows of a Site stay there; use FederatedPCA")
+    if parts and all(_is_path(part) for part in parts):
+        return JoinedRows([(str(part), open_rows(part)) for part in parts])
+    return iter(parts)
+
+
+def _is_path(item: Any) -> bool:
+    return isinstance(item, str | os.PathLike)
+
+
 def _is_rows(item: Any) -> bool:
     """Whether one element of a list is a site's rows: a path, a frame, or something 2-D."""
-    if isinstance(item, str | os.PathLike | Site):
+    if _is_path(item) or isinstance(item, Site):
         return True
     shape = getattr(item, "shape", None)
     if shape is not None:

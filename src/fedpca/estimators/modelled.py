@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
@@ -19,8 +19,9 @@ class ModelMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # type: ig
 
     whiten: bool
 
-    def _model(self) -> Model:
-        raise NotImplementedError
+    if TYPE_CHECKING:
+
+        def _model(self) -> Model: ...
 
     def transform(self, X: Any) -> Array:
         """Scores of rows on the components, ``(n, n_components_)``."""

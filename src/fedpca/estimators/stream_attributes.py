@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
+from fedpca.lowrank import rows_at_once
 from fedpca.message import Array
 from fedpca.model import Model
 from fedpca.stream import Stream
@@ -15,11 +18,11 @@ class StreamAttributes:
 
     batch_size: int | None
 
-    def _model(self) -> Model:
-        raise NotImplementedError
+    if TYPE_CHECKING:
 
-    def _fitted_stream(self) -> Stream:
-        raise NotImplementedError
+        def _model(self) -> Model: ...
+
+        def _fitted_stream(self) -> Stream: ...
 
     @property
     def summary_(self) -> Summary:
@@ -75,7 +78,7 @@ class StreamAttributes:
     @property
     def batch_size_(self) -> int:
         """Rows of a batch where `fit` reads a table or a file and batches make a difference."""
-        return self.batch_size or self._fitted_stream().carried.rows_at_once
+        return self.batch_size or rows_at_once(self._fitted_stream().carried.room)
 
     @property
     def angle_bound_(self) -> float:

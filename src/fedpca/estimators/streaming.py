@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
@@ -18,17 +17,15 @@ from sklearn.utils.validation import validate_data
 
 from fedpca.blocks import NotFinite, naming_bad_values
 from fedpca.errors import FileError, InputError
-from fedpca.estimators.inputs import is_many_sites
+from fedpca.estimators.inputs import as_stream
 from fedpca.estimators.modelled import ModelMixin, plain_params
 from fedpca.estimators.stream_attributes import StreamAttributes
 from fedpca.estimators.stream_file import read_stream, write_stream
-from fedpca.federation import Federation
-from fedpca.linalg import complete_basis
+from fedpca.lowrank import rows_at_once
 from fedpca.model import Model, model_of
-from fedpca.rank import AdaptiveRank
+from fedpca.rank import AdaptiveRank, check_most
 from fedpca.rows import (
     Block,
-    JoinedRows,
     Rows,
     batches,
     canonical,
@@ -37,12 +34,9 @@ from fedpca.rows import (
     rows_per_block,
 )
 from fedpca.scatter import Scatter, scatter_pays
-from fedpca.site import Site
 from fedpca.stream import Stream
 from fedpca.summarize import MOST_COMPONENTS
 from fedpca.summary import N_SPARE, Summary
-
-FIRST_RANK = 10  # from which a rank that is found begins, unless it is told
 
 
 class StreamingPCA(StreamAttributes, ModelMixin, BaseEstimator):  # type: ignore[misc]
@@ -226,7 +220,7 @@ class StreamingPCA(StreamAttributes, ModelMixin, BaseEstimator):  # type: ignore
         One that keeps the whole scatter goes on with directions if the other has no scatter.
         """
         if isinstance(other, Summary):
-            stream = _stream_of(other)
+            stream = Stream.of(other)
         elif isinstance(other, StreamingPCA):
             stream = other._fitted_stream()
         else:
@@ -254,7 +248,7 @@ class StreamingPCA(StreamAttributes, ModelMixin, BaseEstimator):  # type: ignore
         n_spare = room - int(wanted)
         estimator = cls(int(wanted), n_spare=n_spare, center=summary.centered, moments=False)
         carried = replace(summary, n_components=int(wanted), room=room)
-        estimator._set_stream(_stream_of(carried))
+        estimator._set_stream(Stream.of(carried))
         return estimator
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -286,9 +280,12 @@ class StreamingPCA(StreamAttributes, ModelMixin, BaseEstimator):  # type: ignore
 
     def _set_stream(self, stream: Stream) -> None:
         self._stream = stream
-        self.n_features_in_ = stream.carried.n_features
-        if stream.carried.features is not None:
-            self.feature_names_in_ = np.array(stream.carried.features, dtype=object)
+        self._set_features(stream.carried.n_features, stream.carried.features)
+
+    def _set_features(self, n_features: int, names: Sequence[str] | None) -> None:
+        self.n_features_in_ = n_features
+        if names is not None:
+            self.feature_names_in_ = np.array(names, dtype=object)
 
     def _begin(self, d: int, rows_at_once: int) -> None:
         """Make room for the stream, once the number of features is known."""
@@ -309,53 +306,38 @@ class StreamingPCA(StreamAttributes, ModelMixin, BaseEstimator):  # type: ignore
 
     def _first_rank(self, d: int) -> tuple[int, AdaptiveRank | None]:
         """How many components to begin with, and how that number follows the stream."""
-        most = self.max_components or (d if self.rank == "fixed" else MOST_COMPONENTS)
-        most = min(most, d)
-        wanted = self.n_components
-        for name, value in (("n_components", wanted), ("max_components", self.max_components)):
-            if value is not None and value > d:
-                raise InputError(f"{name}={value} exceeds the {d} features; use at most {d}")
-        if wanted is not None and wanted > most:
-            raise InputError(
-                f"n_components={wanted} exceeds max_components={most}; allow as many as that"
-            )
-        if self.rank == "fixed":
-            return int(wanted or most), None
+        is_fixed = self.rank == "fixed"
+        most = min(d, self.max_components or (d if is_fixed else MOST_COMPONENTS))
+        check_most(self.n_components, self.max_components, most, d)
+        if is_fixed:
+            return int(self.n_components or most), None
         if not self.n_spare:
             raise InputError(
                 f"rank={self.rank!r} looks at spare directions; n_spare=0 has none, use at least 1"
             )
-        beta = float(self.beta if self.beta is not None else 1 / most)
-        alpha = float(self.alpha if self.alpha is not None else beta / 10)
-        if self.rank == "interval" and alpha >= beta:
-            raise InputError(f"alpha={alpha} must be below beta={beta}")
-        first = int(wanted or min(FIRST_RANK, most))
-        share, hold_off = float(self.share), int(self.hold_off)
-        return first, AdaptiveRank(first, int(most), self.rank, share, alpha, beta, hold_off)
+        rank = AdaptiveRank.begin(
+            self.rank,
+            self.n_components,
+            most,
+            share=self.share,
+            alpha=self.alpha,
+            beta=self.beta,
+            hold_off=self.hold_off,
+        )
+        return rank.rank, rank
 
     def _batches_of(self, X: Any) -> Iterator[int]:
         """Take in X batch by batch; the number of rows so far after each."""
-        if isinstance(X, Federation):
-            raise InputError("the rows of a Federation stay at their sites; use FederatedPCA")
-        if isinstance(X, Mapping) and is_many_sites(X):
-            X = list(X.values())
-        if isinstance(X, list | tuple) and any(isinstance(item, Site) for item in X):
-            raise InputError("the rows of a Site stay there; use FederatedPCA")
-        are_files = isinstance(X, list | tuple) and all(_is_path(item) for item in X)
-        if isinstance(X, Iterator) or (not are_files and is_many_sites(X)):
-            for block in X:
-                yield self.partial_fit(block)._n_seen
+        source = as_stream(X)
+        if isinstance(source, Iterator):
+            for batch in source:
+                yield self.partial_fit(batch)._n_seen
             return
-        if are_files and X:
-            rows: Rows = JoinedRows([(str(path), open_rows(path)) for path in X])
-        else:
-            if not _is_path(X):
-                X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32])
-            rows = open_rows(X)
+        if source is None:
+            X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32])
+        rows = open_rows(X) if source is None else source
         if not hasattr(self, "n_features_in_"):
-            self.n_features_in_ = rows.n_features
-            if rows.features is not None:
-                self.feature_names_in_ = np.array(rows.features, dtype=object)
+            self._set_features(rows.n_features, rows.features)
         for batch in self._cut(rows):
             with naming_bad_values(rows):
                 self._stream.take(batch, forgetting=self.forgetting)
@@ -372,27 +354,14 @@ class StreamingPCA(StreamAttributes, ModelMixin, BaseEstimator):  # type: ignore
         self._begin(rows.n_features, self.batch_size or rows_per_block(rows.n_features))
         if self.batch_size is None and self._stream.scatter is not None and self.forgetting == 1:
             return rows.blocks()
-        return batches(rows.blocks(), self.batch_size or self._stream.carried.rows_at_once)
+        return batches(rows.blocks(), self.batch_size or rows_at_once(self._stream.carried.room))
 
     def _model(self) -> Model:
         summary = self._fitted_stream().summary
         wanted = summary.n_components
         if self.n_components is None and self.rank == "fixed":
             wanted = max(1, min(wanted, self._stream.n_seen))
-        vectors = complete_basis(summary.directions[:wanted].T, wanted)
-        eigenvalues = np.zeros(wanted)
-        found = summary.eigenvalues[:wanted]
-        eigenvalues[: len(found)] = found
+        vectors, eigenvalues = summary.known.leading(wanted)
         scale = np.ones(summary.n_features)
         mean, n_seen = summary.mean, self._stream.n_seen
         return model_of(vectors, eigenvalues, summary.energy, summary.n, mean, scale, n_seen)
-
-
-def _is_path(item: Any) -> bool:
-    return isinstance(item, str | os.PathLike)
-
-
-def _stream_of(summary: Summary) -> Stream:
-    """A stream that has seen the rows of a summary, of which a part of one counts as one."""
-    n_spare = summary.room - summary.n_components
-    return Stream(summary, n_seen=math.ceil(summary.n - 0.5) or int(summary.n > 0), n_spare=n_spare)

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 
 from fedpca.federation import Federation
-from fedpca.linalg import complete_basis
 from fedpca.message import Array
 from fedpca.moments import Moments
 from fedpca.rank import RankRule, Spectrum
@@ -89,7 +88,7 @@ def _unweighted(
 ) -> Solution:
     """The leading vectors of the averaged projections, ordered by the variance along them."""
     k = len(weighted.eigenvalues)
-    V = complete_basis(average_projections(sites, k).directions[:k].T, k)
+    V, _ = average_projections(sites, k).known.leading(k)
     variances = ((average.known.rows() @ V) ** 2).sum(axis=0)
     order = np.argsort(-variances, kind="stable")
     V = V[:, order]

@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fedpca.blocks import about_own_mean, naming_bad_values
+from fedpca.bounds import eigenvalue_bound
 from fedpca.federation import Federation
-from fedpca.linalg import complete_basis
 from fedpca.message import Array
 from fedpca.moments import CommonFeatures, Moments, at_least_two, own_order
 from fedpca.question import Question, question
@@ -192,13 +192,8 @@ def gather_summaries(
 
 def solution_of(fed: Federation, merged: Summary, k: int) -> Solution:
     """The k leading directions of a merged summary, and how far they may be from the pooled ones."""
-    values = np.zeros(k)
-    found = merged.eigenvalues[:k]
-    values[: len(found)] = found
-    V = complete_basis(merged.directions[:k].T, k)
-    tail = merged.known.tail if k > len(found) else 0.0
-    left_out = min(merged.known.missing + tail, merged.lost)
-    missing = left_out / merged.energy if merged.energy else 0.0
+    V, values = merged.known.leading(k)
+    missing = eigenvalue_bound(merged.known, merged.energy, k)
     fed.report(missing, lambda: V)
     stopped = "approximate" if missing > 0 else "exact"
     return Solution(V, values, merged.energy, stopped, missing, merged.angle_bound(k))
