@@ -8,7 +8,7 @@ adaptive rank estimation", Algorithm 3.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from fedpca.blocks import about_own_mean
 from fedpca.errors import InputError
@@ -89,10 +89,7 @@ class Stream:
         else:
             mine = self.summary
             merged = mine.merge(other.summary)
-            known = merged.known.truncate(mine.room)
-            self.carried = replace(
-                merged, known=known, n_components=mine.n_components, room=mine.room
-            )
+            self.carried = merged.resize(mine.n_components, mine.room)
             self.scatter = self._summary = None
         self.n_seen += other.n_seen
 
@@ -100,5 +97,4 @@ class Stream:
         self.rank = moved = rank.after(self.carried.spectrum)
         if moved.rank != rank.rank:
             room = min(self.carried.n_features, moved.rank + self.n_spare)
-            known = self.carried.known.truncate(room)
-            self.carried = replace(self.carried, known=known, n_components=moved.rank, room=room)
+            self.carried = self.carried.resize(moved.rank, room)

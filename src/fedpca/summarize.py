@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
@@ -78,5 +77,4 @@ def _cut_by_rule(summary: Summary, n_components: Any, n_spare: int) -> Summary:
     """The summary with as many directions as a rule finds, and some to spare."""
     rule = rank_rule(n_components, max(2, int(summary.n)), summary.n_features)
     wanted = min(rule.settle(summary.spectrum), summary.n_components)
-    cut = summary.truncate(min(summary.room, wanted + n_spare))
-    return replace(cut, n_components=wanted)
+    return summary.resize(wanted, min(summary.room, wanted + n_spare))

@@ -298,9 +298,12 @@ class Summary:
         """The summary with at most ``room`` directions, now and later."""
         if room < 1:
             raise InputError(f"room={room} leaves no direction; use at least 1")
-        room = int(room)
-        wanted = min(self.n_components, room)
-        return replace(self, known=self.known.truncate(room), n_components=wanted, room=room)
+        return self.resize(min(self.n_components, int(room)), int(room))
+
+    def resize(self, n_components: int, room: int) -> Self:
+        """The summary with another number of directions wanted, and at most ``room`` carried."""
+        known = self.known.truncate(room)
+        return replace(self, known=known, n_components=n_components, room=room)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the summary to a file that `Summary.load` reads."""

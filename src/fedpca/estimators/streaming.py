@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
 
@@ -247,7 +246,7 @@ class StreamingPCA(StreamAttributes, ModelMixin, BaseEstimator):  # type: ignore
         room = max(summary.room, int(wanted))
         n_spare = room - int(wanted)
         estimator = cls(int(wanted), n_spare=n_spare, center=summary.centered, moments=False)
-        carried = replace(summary, n_components=int(wanted), room=room)
+        carried = summary.resize(int(wanted), room)
         estimator._set_stream(Stream.of(carried))
         return estimator
 
