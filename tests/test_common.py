@@ -14,7 +14,7 @@ from fedpca import FederatedPCA, Federation
 from fedpca.linalg import sine_of_angle
 from fedpca.solvers import SOLVERS
 
-EXACT = {"covariance", "lanczos", "power"}
+EXACT = {"covariance", "lanczos", "power", "local-power", "faps"}
 ONE_ROUND = {"merge", "average"}  # exact where sites leave nothing out, else within a stated bound
 
 every_solver = pytest.mark.parametrize("solver", sorted(SOLVERS))
@@ -35,7 +35,6 @@ def assert_variances(found, reference, left_out, rtol):
 def test_catalogue_is_what_users_may_name():
     options = FederatedPCA._parameter_constraints["solver"][0].options
     assert options == {"auto", *SOLVERS}
-    assert set(SOLVERS) == {"covariance", "lanczos", "power", "merge", "average"}
     assert set(SOLVERS) == EXACT | ONE_ROUND
 
 
@@ -156,7 +155,7 @@ def test_constant_columns_are_handled_as_by_scikit_learn(solver, scale):
 def test_more_components_than_rank_gives_an_orthonormal_basis(solver):
     rng = np.random.default_rng(3)
     X = rng.standard_normal((50, 2)) @ rng.standard_normal((2, 9))
-    ours = FederatedPCA(5, solver=solver, random_state=0).fit(np.array_split(X, 4))
+    ours = FederatedPCA(5, solver=solver, tol=1e-11, random_state=0).fit(np.array_split(X, 4))
     reference = PCA(5, svd_solver="full").fit(X)
     np.testing.assert_allclose(ours.components_ @ ours.components_.T, np.eye(5), atol=1e-12)
     assert sine_of_angle(reference.components_[:2].T, ours.components_[:2].T) < 1e-10

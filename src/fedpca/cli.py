@@ -1,30 +1,48 @@
-"""The command line: `fedpca demo | fit | transform | summarize | merge | info`.
+"""The command line: `fedpca demo | fit | transform | summarize | merge | info | audit`.
 
 Exit codes: 0 when it worked, 2 for bad usage or input, 1 for a run that failed, 130 when interrupted.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
-from rich.console import Console
-from sklearn.utils._param_validation import InvalidParameterError
 
-from fedpca import atomic
 from fedpca._version import __version__
 from fedpca.demo import run_demo
-from fedpca.errors import FedpcaError, FileError, InputError, JournalError
+from fedpca.errors import InputError
 from fedpca.estimators import FederatedPCA, StreamingPCA, load
 from fedpca.federation import Federation
-from fedpca.model import load_model
-from fedpca.report.tables import print_crossed, print_model, print_summary
-from fedpca.rows import column_order, open_rows, refuse_non_finite, some_of
+from fedpca.privacy.leakage import leakage
+from fedpca.report.plots import draw_leakage, pyplot
+from fedpca.report.tables import (
+    print_crossed,
+    print_leakage,
+    print_model,
+    print_summary,
+    write_exposures,
+)
+from fedpca.rows import some_of
+from fedpca.scores import write_scores
+from fedpca.shell import (
+    Components,
+    FanIn,
+    Files,
+    Force,
+    MaxRounds,
+    Quiet,
+    Scale,
+    components_of,
+    exit_codes,
+    named_sites,
+    out,
+    progress,
+    refuse_overwriting,
+    rows_read,
+)
+from fedpca.solvers import SOLVERS
 from fedpca.summary import N_SPARE, Summary, merge_in_tree
 from fedpca.summary_file import is_summary
 
@@ -35,40 +53,18 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-# no markup: the names of columns and sites may hold brackets
-out = Console(highlight=False, markup=False)
-err = Console(stderr=True, highlight=False, markup=False)
-
 DEFAULTS = FederatedPCA()
-
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite the output file.")]
-Components = Annotated[
-    str,
-    typer.Option(
-        "-k", "--components", help="A number, a share (0.95 or 95%), auto, mp, gap or all."
-    ),
-]
-FanIn = Annotated[
-    int | None, typer.Option(help="Summaries merged at a time, in a tree; all at once by default.")
-]
 
 
 @app.command()
 def fit(
-    files: Annotated[
-        list[str], typer.Argument(help="A file or folder for each site, or NAME=PATH.")
-    ],
+    files: Files,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the model goes.")],
     n_components: Components = "auto",
-    solver: Annotated[
-        str, typer.Option(help="auto, covariance, lanczos, power, merge or average.")
-    ] = "auto",
-    scale: Annotated[bool, typer.Option("--scale", help="Divide by standard deviations.")] = False,
+    solver: Annotated[str, typer.Option(help=f"auto, {', '.join(SOLVERS)}.")] = "auto",
+    scale: Scale = False,
     tol: Annotated[float, typer.Option(help="Residual at which the solver stops.")] = DEFAULTS.tol,
-    max_rounds: Annotated[
-        int, typer.Option(help="Most rounds of the solver.")
-    ] = DEFAULTS.max_rounds,
+    max_rounds: MaxRounds = DEFAULTS.max_rounds,
     seed: Annotated[int | None, typer.Option(help="Seed of the solver's start.")] = None,
     journal: Annotated[
         Path | None,
@@ -80,10 +76,10 @@ def fit(
     quiet: Quiet = False,
 ) -> None:
     """Fit the components of the rows in several files, each a site of its own."""
-    with _exit_codes("; with --journal, the same command goes on from here"):
-        _refuse_overwriting(output, force)
+    with exit_codes("; with --journal, the same command goes on from here"):
+        refuse_overwriting(output, force)
         model = FederatedPCA(
-            _components(n_components),
+            components_of(n_components),
             solver=solver,
             scale=scale,
             tol=tol,
@@ -92,7 +88,7 @@ def fit(
             fan_in=fan_in,
         )
         fed = Federation.local(
-            _named_sites(files), n_jobs=jobs, journal=journal, on_round=_progress(quiet)
+            named_sites(files), n_jobs=jobs, journal=journal, on_round=progress(quiet)
         )
         model.fit(fed)
         model.save(output)
@@ -110,9 +106,9 @@ def transform(
     quiet: Quiet = False,
 ) -> None:
     """Write the scores of rows on a model's components, a block at a time."""
-    with _exit_codes():
-        _refuse_overwriting(output, force)
-        n_rows = _write_scores(model, file, output)
+    with exit_codes():
+        refuse_overwriting(output, force)
+        n_rows = write_scores(model, file, output)
         if not quiet:
             out.print(f"Wrote {n_rows:,} rows to {output}")
 
@@ -127,10 +123,10 @@ def summarize(
     quiet: Quiet = False,
 ) -> None:
     """Summarize one site's rows in a file that can be merged with those of other sites."""
-    with _exit_codes():
-        _refuse_overwriting(output, force)
-        wanted = _components(n_components)
-        summary = Summary.of(file, wanted, n_spare=spare, on_block=_rows_read(quiet))
+    with exit_codes():
+        refuse_overwriting(output, force)
+        wanted = components_of(n_components)
+        summary = Summary.of(file, wanted, n_spare=spare, on_block=rows_read(quiet))
         summary.save(output)
         if not quiet:
             print_summary(out, summary)
@@ -154,8 +150,8 @@ def merge(
     quiet: Quiet = False,
 ) -> None:
     """Merge the summaries of several sites into a model, or into another summary."""
-    with _exit_codes():
-        _refuse_overwriting(output, force)
+    with exit_codes():
+        refuse_overwriting(output, force)
         merged = merge_in_tree(_named_summaries(files), fan_in)
         if not merged.n:
             raise InputError("the summaries are of no rows; there is nothing to be merged")
@@ -176,7 +172,7 @@ def info(
     site: Annotated[str | None, typer.Option(help="Of the ledger, this site's part.")] = None,
 ) -> None:
     """Say what is in a model or summary file."""
-    with _exit_codes():
+    with exit_codes():
         fitted = _print_file(file)
         if ledger or site:
             if not isinstance(fitted, FederatedPCA):
@@ -185,10 +181,65 @@ def info(
 
 
 @app.command()
+def audit(
+    files: Files,
+    n_components: Components = "auto",
+    solver: Annotated[
+        list[str], typer.Option(help=f"all, or of {', '.join(SOLVERS)}; may be repeated.")
+    ] = ["all"],  # noqa: B006
+    scale: Scale = False,
+    refits: Annotated[
+        int, typer.Option(help="Fits from other starts that an attacker has seen, too.")
+    ] = 5,
+    colluding: Annotated[
+        list[str], typer.Option(help="A site that tells the coordinator its part of every sum.")
+    ] = [],  # noqa: B006
+    max_rounds: MaxRounds = DEFAULTS.max_rounds,
+    seed: Annotated[int, typer.Option(help="Seed of the first start.")] = 0,
+    by_site: Annotated[bool, typer.Option("--by-site", help="A line for every site.")] = False,
+    table: Annotated[
+        Path | None, typer.Option(help="Where every attack's result goes (.csv).")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Where a picture goes (.png).")] = None,
+    force: Force = False,
+) -> None:
+    """Attack what each solver would send of small data that is at hand, and say what is revealed.
+
+    Nothing leaves this machine. Errors near 0 mean that the site's covariance is known; those of its
+    share of the published model are what nobody can hide.
+    """
+    with exit_codes():
+        for path, suffix in ((table, ".csv"), (plot, ".png")):
+            if path is not None:
+                refuse_overwriting(path, force)
+                if path.suffix != suffix:
+                    raise InputError(f"{path} must end in {suffix}")
+        if plot is not None:
+            pyplot()  # missed now and not after the work
+        found = leakage(
+            named_sites(files),
+            components_of(n_components),
+            solvers=None if "all" in solver else solver,
+            refits=refits,
+            colluding=colluding,
+            random_state=seed,
+            scale=scale,
+            max_rounds=max_rounds,
+        )
+        print_leakage(out, found, by_site)
+        if table is not None:
+            write_exposures(table, found)
+            out.print(f"Wrote {table}")
+        if plot is not None:
+            draw_leakage(found, plot)
+            out.print(f"Wrote {plot}")
+
+
+@app.command()
 def demo(quiet: Quiet = False) -> None:
     """Fit four unlike clinics without pooling them, and compare with the pooled answer."""
-    with _exit_codes():
-        run_demo(out, _progress(quiet))
+    with exit_codes():
+        run_demo(out, progress(quiet))
 
 
 @app.callback(invoke_without_command=True)
@@ -226,104 +277,3 @@ def _named_summaries(files: list[Path]) -> list[Summary]:
     if twice:
         raise InputError(f"the same summary, whose rows would count twice: {some_of(twice)}")
     return summaries
-
-
-def _write_scores(model_path: Path, source: Path, output: Path) -> int:
-    """Write scores as Parquet, matching the columns by name where both have names."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    if output.suffix != ".parquet":
-        raise InputError(f"{output} must end in .parquet")
-    model, header = load_model(model_path)
-    rows = open_rows(source)
-    k, d = model.components.shape
-    order = None
-    if header["features"] is not None and rows.features is not None:
-        order = column_order(header["features"], rows.features, str(source))
-    elif rows.n_features != d:
-        raise InputError(f"{source} has {rows.n_features} columns and the model {d} features")
-    schema = pa.schema([(f"pc{i + 1}", pa.float64()) for i in range(k)])
-    written = 0
-    with atomic.writing(output) as path, pq.ParquetWriter(path, schema) as writer:
-        for block in rows.blocks():
-            ordered = block if order is None else block[:, order]
-            scores = model.transform(ordered, whiten=bool(header["parameters"].get("whiten")))
-            if not np.isfinite(scores).all():
-                refuse_non_finite(rows)
-            writer.write_batch(pa.record_batch(list(np.ascontiguousarray(scores.T)), schema=schema))
-            written += len(scores)
-    return written
-
-
-def _components(text: str) -> Any:
-    """What the user means by -k: an int, a share or the name of a rule."""
-    if text.endswith("%"):
-        text = f"{text[:-1]}e-2"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return None if text == "all" else text
-
-
-def _named_sites(files: list[str]) -> dict[str, str]:
-    """A name for each site: what stands before "=", else the file's own."""
-    sites: dict[str, str] = {}
-    for text in files:
-        name, equals, path = text.partition("=")
-        if not equals or Path(text).exists():
-            name, path = Path(text).stem, text
-        if name in sites:
-            raise InputError(f"two sites are called {name!r}; name them, as in north={path}")
-        sites[name] = path
-    return sites
-
-
-def _refuse_overwriting(output: Path, force: bool) -> None:
-    if output.is_dir():
-        raise FileError(f"{output} is a folder; give the name of a file")
-    if output.exists() and not force:
-        raise FileError(f"{output} exists; choose another name, or overwrite it with --force")
-    if not output.parent.is_dir():
-        raise FileError(f"{output}: the folder {output.parent} does not exist")
-
-
-def _progress(quiet: bool) -> Callable[[dict[str, Any]], None] | None:
-    """A line for each round, on a terminal and unless told to be quiet."""
-    if quiet or not err.is_terminal:
-        return None
-
-    def show(entry: dict[str, Any]) -> None:
-        residual = entry["residual"]
-        far = "" if residual is None else f"  residual {residual:.1e}"
-        err.print(
-            f"round {entry['round']:3d}  {entry['question']:20s} {entry['bytes_up']:>12,} bytes up "
-            f"{entry['seconds']:7.2f} s{far}"
-        )
-
-    return show
-
-
-def _rows_read(quiet: bool) -> Callable[[int], None] | None:
-    """One line that counts the rows, on a terminal and unless told to be quiet."""
-    if quiet or not err.is_terminal:
-        return None
-    return lambda n: err.print(f"{n:,} rows read", end="\r")
-
-
-@contextmanager
-def _exit_codes(hint: str = "") -> Iterator[None]:
-    """Errors as one line on standard error: 2 for bad input, 1 for a run that failed."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        err.print(f"interrupted{hint}")
-        sys.exit(130)
-    except (InputError, InvalidParameterError, FileError, JournalError) as error:
-        err.print(f"error: {error}", style="red", soft_wrap=True)
-        sys.exit(2)
-    except (FedpcaError, OSError) as error:
-        err.print(f"failed: {error}", style="red", soft_wrap=True)
-        sys.exit(1)

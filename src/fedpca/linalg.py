@@ -190,12 +190,23 @@ def unpack_triangle(packed: Array) -> Array:
     return np.asarray(upper + np.triu(upper, 1).T)
 
 
+def outside(U: Array, V: Array) -> Array:
+    """``(I - U U') V``: what V has outside the span of orthonormal U."""
+    return np.asarray(V - U @ (U.T @ V))
+
+
+def procrustes(X: Array, Z: Array) -> Array:
+    """The rotation D, ``(k, k)``, that brings X D nearest to Z."""
+    left, _, right = np.linalg.svd(X.T @ Z)
+    return np.asarray(left @ right)
+
+
 def sine_of_angle(U: Array, V: Array) -> float:
     """The sine of the largest principal angle between the spans of orthonormal U and V.
 
     The norm of what one basis has outside the other keeps small angles that arccos would lose.
     """
-    return float(np.linalg.norm(V - U @ (U.T @ V), ord=2)) if V.size else 0.0
+    return float(np.linalg.norm(outside(U, V), ord=2)) if V.size else 0.0
 
 
 def fix_signs(V: Array) -> Array:

@@ -16,8 +16,9 @@ class Run:
     seconds, and the residual where a solver knew it. ``lost`` says which site was given up in which
     round, and why. ``sites`` are those of which the result is. Solvers
     of one round leave something out: no variance is too small by more than ``missing``, as a share of
-    the total, and no angle to the pooled components has a sine above ``angle_bound``. A model's file
-    keeps all but the seconds.
+    the total, and no angle to the pooled components has a sine above ``angle_bound``. ``advice`` is
+    empty, or names a solver that would have taken fewer rounds. A model's file keeps all but the
+    seconds.
     """
 
     seed: int = 0
@@ -29,6 +30,7 @@ class Run:
     stopped: str = ""
     missing: float = 0.0
     angle_bound: float = 0.0
+    advice: str = ""
 
     def to_header(self) -> dict[str, Any]:
         """The record as plain values, without what differs between two equal runs."""

@@ -38,10 +38,11 @@ class FederatedPCA(ModelMixin, BaseEstimator):  # type: ignore[misc]
         How many components: a number, the fewest that explain more than a share of the variance, the
         number above the noise ("mp", the Marchenko-Pastur edge, is "auto"), the number before the
         largest gap, or as many as rows and features allow.
-    solver : {"auto", "covariance", "lanczos", "power", "merge", "average"}
-        "auto" takes the exact solver that moves fewer bytes. "merge" and "average" take one round, in
-        which the coordinator sees the leading directions of each site; `run_.angle_bound` says how far
-        from exact they can be.
+    solver : {"auto", "covariance", "lanczos", "power", "local-power", "faps", "merge", "average"}
+        "auto" takes the exact solver that moves fewer bytes, "covariance" or "lanczos". "faps" sends
+        masked products and "power" plain ones; both take many rounds. "merge" and "average" take one
+        round, in which the coordinator sees the leading directions of each site;
+        `run_.angle_bound` says how far from exact they can be.
     center : bool
         Whether components are about the mean of all sites' rows or about zero.
     scale : bool
@@ -54,6 +55,18 @@ class FederatedPCA(ModelMixin, BaseEstimator):  # type: ignore[misc]
         Most rounds of the solver; a warning tells when they did not suffice.
     random_state : int, RandomState or None
         Seed of the solver's start.
+    local_steps : int, {"decrease", "change"} or None
+        For "faps": steps of subspace iteration that a site takes in each round, 7 by default; or the
+        condition that ends them, a sufficient decrease of the local problem or a small change. For
+        "local-power": power steps in the first rounds, 8 by default.
+    halve_every : int
+        For "local-power": rounds after which there are half as many local steps.
+    penalty : float
+        For "faps": how strongly a site's copy of the subspace is held to the common one at the start,
+        as a share of its largest eigenvalue. Smaller is faster, and fragile where sites are unlike.
+    stop : {"kkt", "objective"}
+        For "faps": whether ``tol`` bounds the residual, or the relative change of the variance
+        explained.
     site_components : int, float in (0, 1), {"auto", "mp", "gap"} or None
         For "merge" and "average": how many directions each site sends, or the rule by which it finds
         that itself; "merge" adds ten spare ones to it. By default as many as components, or three
@@ -107,6 +120,14 @@ class FederatedPCA(ModelMixin, BaseEstimator):  # type: ignore[misc]
         "tol": [Interval(Real, 0, None, closed="left")],
         "max_rounds": [Interval(Integral, 1, None, closed="left")],
         "random_state": ["random_state"],
+        "local_steps": [
+            Interval(Integral, 1, None, closed="left"),
+            StrOptions({"decrease", "change"}),
+            None,
+        ],
+        "halve_every": [Interval(Integral, 1, None, closed="left")],
+        "penalty": [Interval(Real, 0, None, closed="neither")],
+        "stop": [StrOptions({"kkt", "objective"})],
         "site_components": [
             Interval(Integral, 1, None, closed="left"),
             Interval(Real, 0, 1, closed="neither"),
@@ -129,6 +150,10 @@ class FederatedPCA(ModelMixin, BaseEstimator):  # type: ignore[misc]
         tol: float = 1e-10,
         max_rounds: int = 500,
         random_state: Any = None,
+        local_steps: Any = None,
+        halve_every: int = 10,
+        penalty: float = 0.15,
+        stop: str = "kkt",
         site_components: Any = None,
         fan_in: int | None = None,
         own_means: bool = True,
@@ -142,6 +167,10 @@ class FederatedPCA(ModelMixin, BaseEstimator):  # type: ignore[misc]
         self.tol = tol
         self.max_rounds = max_rounds
         self.random_state = random_state
+        self.local_steps = local_steps
+        self.halve_every = halve_every
+        self.penalty = penalty
+        self.stop = stop
         self.site_components = site_components
         self.fan_in = fan_in
         self.own_means = own_means
@@ -236,6 +265,11 @@ class FederatedPCA(ModelMixin, BaseEstimator):  # type: ignore[misc]
                 raise InputError(
                     f"{name}={value!r} is an option of solver {takers}, not of {self.solver!r}"
                 )
+        if self.solver == "local-power" and isinstance(self.local_steps, str):
+            raise InputError(
+                f"local_steps={self.local_steps!r} is a condition of solver 'faps'; give "
+                "'local-power' a number"
+            )
         return {name: given[name] for name in known}
 
     def _seed(self) -> int | None:

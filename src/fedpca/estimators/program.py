@@ -74,7 +74,7 @@ def principal_components(
         solution = SOLVERS[solver](
             fed, known, rank, start=start, tol=tol, max_rounds=max_rounds, **options
         )
-    for name in ("stopped", "missing", "angle_bound"):
+    for name in ("stopped", "missing", "angle_bound", "advice"):
         setattr(fed.record, name, getattr(solution, name))
     asked = explained_in_summary if one_pass else explained_energy
     return known, solution, _shares(fed, asked, solution.vectors)

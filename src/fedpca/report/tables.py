@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import csv
+from pathlib import Path
+
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from fedpca import atomic
 from fedpca.errors import InputError
 from fedpca.estimators import FederatedPCA, StreamingPCA
 from fedpca.message import Array
 from fedpca.model import model_of
+from fedpca.privacy.leakage import Exposure, Leakage
 from fedpca.run import Run
 from fedpca.summary import Summary
 from fedpca.summary_file import arrays_of
@@ -40,6 +45,43 @@ def print_crossed(console: Console, run: Run, site: str | None = None) -> None:
     console.print(
         f"{run.rounds} rounds, {run.bytes_up:,} bytes from the sites, {run.bytes_down:,} to them"
     )
+
+
+def print_leakage(out: Console, found: Leakage, by_site: bool) -> None:
+    """What the attacks found: the site that is most exposed to each listener, or every site."""
+    table = Table(title="What can be worked out of a site's covariance", title_justify="left")
+    for name in ("solver", "answers", "site", "best attack"):
+        table.add_column(name)
+    for name in ("round 1", "at end", "exposed"):
+        table.add_column(name, justify="right")
+    for solver in found.solvers:
+        for how in ("seen", "summed"):
+            ends = [found.best(solver, how, site) for site in found.sites]
+            for end in ends if by_site else [min(ends, key=lambda e: e.error)]:
+                first = found.best(solver, how, end.site, 1).error
+                figures = (f"{first:.1e}", f"{end.error:.1e}", f"{end.exposed:.0%}")
+                table.add_row(solver, how, end.site, end.attack, *figures)
+    out.print(table)
+    out.print(
+        "Errors are relative to the site's covariance, after the first round and after the last."
+    )
+    out.print("'seen' is each site's answer, 'summed' what is left of it behind sums over sites;")
+    out.print(
+        "'exposed' is the share of its variance along eigenvectors that are known to a tenth."
+    )
+    for site, guess in found.guesses.items():
+        model = found.best(found.solvers[0], "published", site).error
+        out.print(
+            f"{site}: a guess from the sites' pooled covariance {guess:.2g}, from the model {model:.2g}"
+        )
+
+
+def write_exposures(path: Path, found: Leakage) -> None:
+    """Every attack on every site after every round that was looked at, as CSV."""
+    with atomic.writing(path) as temporary, temporary.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(Exposure._fields)
+        writer.writerows(found.exposures)
 
 
 def print_model(out: Console, model: FederatedPCA | StreamingPCA) -> None:
@@ -89,6 +131,8 @@ def _print_federated(out: Console, model: FederatedPCA) -> None:
         f"solver {run.solver} ({run.stopped}): {run.rounds} rounds, {run.bytes_up:,} bytes up, "
         f"{run.bytes_down:,} down"
     )
+    if run.advice:
+        out.print(run.advice)
     for loss in run.lost:
         out.print(f"lost in round {loss['round']}: {loss['reason']}")
     _print_components(out, model.explained_variance_, model.explained_variance_ratio_)

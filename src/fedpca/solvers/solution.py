@@ -26,6 +26,7 @@ class Solution:
     stopped: str  # "exact", "approximate", "converged" or "max_rounds"
     missing: float = 0.0  # most that sites left out of any eigenvalue, as a share of the energy
     angle_bound: float = 0.0  # sine of the largest angle that this can cause
+    advice: str = ""  # what would have been better, where the solver can tell
 
 
 # The coordinator's program for one method:

@@ -34,9 +34,24 @@ def iterate_subspace(
     max_rounds: int,
 ) -> Solution:
     """The leading eigenvectors of A'A, to a scaled residual ``||R||_F / trace(A'A)`` of ``tol``."""
-    n, d, p = known.n, known.d, rank.first_look
+    p = rank.first_look
     energy = settle_frame(fed, known, p * min(max_rounds, TIMES_LANCZOS * EXPECTED_ROUNDS))
-    Z = starting_block(fed, d, p, start)
+    Z = starting_block(fed, known.d, p, start)
+    return iterate(fed, known, rank, Z, energy, tol=tol, max_rounds=max_rounds)
+
+
+def iterate(
+    fed: Federation,
+    known: Moments,
+    rank: RankRule,
+    Z: Array,
+    energy: float,
+    *,
+    tol: float,
+    max_rounds: int,
+) -> Solution:
+    """The iteration itself, from an orthonormal Z."""
+    n, d, p = known.n, known.d, Z.shape[1]
     stopped = "max_rounds"
     for _ in range(max_rounds):
         Y = fed.sum(covariance_product, Z=Z)["Y"]
