@@ -15,12 +15,13 @@ from fedpca import FederatedPCA, Federation
 from fedpca.engines.local import LocalEngine
 from fedpca.errors import InputError
 from fedpca.linalg import orth, outside, procrustes, sine_of_angle
-from fedpca.solvers.faps import (
+from fedpca.solvers.faps_local import (
     SUFFICIENT,
     Copy,
-    improved,
+    grown,
     largest_eigenvalue,
     masked_product,
+    solve_locally,
 )
 from fedpca.solvers.local_power import local_steps_of_rounds
 
@@ -70,7 +71,7 @@ def test_augmented_lagrangian_never_rises_and_iterates_stay_feasible(seed, m, d,
         better = []
         for C, copy in zip(Cs, copies, strict=True):
             norm = np.linalg.norm(C, 2)
-            new = improved(C.__matmul__, copy, Z, beta, norm, steps=20)
+            new = solve_locally(C.__matmul__, copy, Z, beta, norm, steps=20)
             H = C + multiplier(copy) + beta * Z @ Z.T
             violation, left = (np.linalg.norm(outside(c.X, H @ c.X)) for c in (copy, new))
             fallen = (np.trace(new.X.T @ H @ new.X) - np.trace(copy.X.T @ H @ copy.X)) / 2
@@ -104,7 +105,7 @@ def test_no_large_matrix_is_needed(seed, d, p):
     np.testing.assert_allclose(
         masked_product(copy, Z, 3.0), (3.0 * P - Lambda) @ Z, atol=1e-13 * scale
     )
-    one_step = improved(C.__matmul__, copy, Z, 3.0, scale, steps=1)
+    one_step = solve_locally(C.__matmul__, copy, Z, 3.0, scale, steps=1)
     assert sine_of_angle(one_step.X, orth((C + Lambda + 3.0 * Z @ Z.T) @ X)) < 1e-7
     assert copy.distance(Z) == pytest.approx(np.linalg.norm(P - Z @ Z.T), abs=1e-12)
 
@@ -113,10 +114,10 @@ def test_copies_that_start_at_Z_do_not_move_in_the_first_round():
     rng = np.random.default_rng(0)
     (C,) = covariances(rng, 8, 1)
     Z = orth(rng.standard_normal((8, 2)))
-    stuck = improved(C.__matmul__, Copy.at(Z, C @ Z), Z, 0.1, 1.0, steps=5)
+    stuck = solve_locally(C.__matmul__, Copy.at(Z, C @ Z), Z, 0.1, 1.0, steps=5)
     assert sine_of_angle(stuck.X, Z) < 1e-12
     ahead = orth(C @ Z)
-    moved = improved(C.__matmul__, Copy.at(ahead, C @ ahead), Z, 0.1, 1.0, steps=5)
+    moved = solve_locally(C.__matmul__, Copy.at(ahead, C @ ahead), Z, 0.1, 1.0, steps=5)
     assert sine_of_angle(moved.X, Z) > 0.1
 
 
@@ -238,12 +239,71 @@ def test_run_says_where_sites_are_so_unlike_that_faps_loses(tmp_path):
     settings = {"random_state": 0, "max_rounds": 20000, "tol": 1e-6}
     ours = FederatedPCA(3, solver="faps", **settings).fit(sites)
     plain = FederatedPCA(3, solver="power", **settings).fit(sites)
-    assert "'power' takes fewer rounds" in ours.run_.advice
+    assert "the sites are so unlike that their penalties grew" in ours.run_.advice
+    assert "'power' likely takes fewer" in ours.run_.advice
     assert plain.run_.solver_rounds < ours.run_.solver_rounds
     assert not plain.run_.advice
     assert sine_of_angle(plain.components_.T, ours.components_.T) < 1e-3
     ours.save(tmp_path / "m.fedpca")
     assert fedpca.load(tmp_path / "m.fedpca").run_.advice == ours.run_.advice
+
+
+def test_run_says_where_the_spectrum_falls_so_fast_that_faps_loses():
+    rng = np.random.default_rng(6)
+    X = rng.standard_normal((600, 12)) * ([10, 9, 8] + [0.5] * 9)
+    ours = FederatedPCA(3, solver="faps", random_state=0).fit(np.array_split(X, 4))
+    plain = FederatedPCA(3, solver="power", random_state=0).fit(np.array_split(X, 4))
+    words = ours.run_.advice.split()
+    assert words[:2] == ["faps", "took"]
+    at_most = int(words[words.index("about") + 1].rstrip(","))
+    assert ours.run_.solver_rounds > at_most
+    assert plain.run_.solver_rounds <= at_most
+    assert "unlike" not in ours.run_.advice
+
+
+def test_run_that_was_cut_short_says_what_else_to_use():
+    model = FederatedPCA(3, solver="faps", max_rounds=3, random_state=0)
+    with pytest.warns(ConvergenceWarning):
+        model.fit(unlike_sites())
+    assert "took 3 rounds" in model.run_.advice
+    assert "'lanczos'" in model.run_.advice
+
+
+def test_no_advice_is_given_after_a_handful_of_rounds():
+    X = np.random.default_rng(7).standard_normal((50, 4))
+    assert not FederatedPCA(4, solver="faps", random_state=0).fit(X).run_.advice
+
+
+def test_info_prints_the_advice(tmp_path):
+    from typer.testing import CliRunner
+
+    from fedpca.cli import app
+
+    model = FederatedPCA(3, solver="faps", random_state=0, max_rounds=20000, tol=1e-6)
+    model.fit(unlike_sites()).save(tmp_path / "m.fedpca")
+    shown = CliRunner().invoke(app, ["info", str(tmp_path / "m.fedpca")]).output
+    assert "the sites are so unlike" in shown
+
+
+def test_a_wide_gap_wants_a_larger_penalty():
+    """The best one is about sqrt(g lambda_1): copies differ for long where it is smaller."""
+    rng = np.random.default_rng(7)
+    X = rng.standard_normal((600, 12)) * ([10] * 3 + [1] * 9)
+    rounds = {
+        penalty: FederatedPCA(3, solver="faps", penalty=penalty, random_state=0)
+        .fit(np.array_split(X, 4))
+        .run_.solver_rounds
+        for penalty in (0.15, 1.0)
+    }
+    assert rounds[1.0] < rounds[0.15] / 2
+
+
+def test_penalty_grows_by_half_up_to_its_end_where_copies_come_no_nearer():
+    assert grown(1.0, before=2.0, distance=1.0, norm=9.0) == 1.0
+    assert grown(1.0, before=1.0, distance=1.0, norm=9.0) == 1.5
+    assert grown(1.0, before=1.005, distance=1.0, norm=9.0) == 1.5
+    assert grown(1.5, before=1.0, distance=1.0, norm=1.0) == 2.0
+    assert grown(5.0, before=1.0, distance=1.0, norm=1.0) == 5.0
 
 
 def test_penalties_grow_where_copies_stay_away_and_never_beyond_their_end():
@@ -272,8 +332,9 @@ def test_only_masked_products_one_number_and_the_end_leave_a_site():
     envelope = {(q, "(envelope)", ()) for q in ("consensus_step", "energy_within")}
     assert fields - envelope == {
         ("consensus_step", "Y", (7, 2)),
-        ("consensus_step", "far", ()),
-        ("energy_within", "T", (2, 2)),
+        ("consensus_step", "stop_value", ()),
+        ("energy_within", "norm", ()),
+        ("energy_within", "within", (2, 2)),
         ("energy_within", "penalty", ()),
     }
     for site in engine._sites.values():
@@ -317,6 +378,41 @@ def test_local_steps_are_halved_every_so_many_rounds():
     asked = [entry["question"] for entry in run.history]
     assert asked.count("local_power_steps") == 6
     assert run.stopped == "converged"
+
+
+def test_local_bases_are_turned_to_the_common_one(monkeypatch):
+    """Without it bases of unlike sites cancel in the sum."""
+    from fedpca.solvers import local_power
+
+    sites = decaying_sites(1, [900] * 8)
+    turned = rounds_of("local-power", sites, 1).solver_rounds
+    monkeypatch.setattr(local_power, "procrustes", lambda X, Z: np.eye(X.shape[1]))
+    assert rounds_of("local-power", sites, 1).solver_rounds > turned
+
+
+def test_local_steps_end_once_they_lead_nowhere():
+    sites = np.array_split(gapped_rows(np.random.default_rng(12), 300, 8, 2), 3)
+    run = FederatedPCA(2, solver="local-power", halve_every=1000, random_state=0).fit(sites).run_
+    assert run.stopped == "converged"
+    assert run.solver_rounds < 100
+
+
+def test_decrease_asks_for_both_conditions(monkeypatch):
+    from fedpca.solvers import faps_local
+
+    (C,) = covariances(np.random.default_rng(13), 20, 1)
+    rng = np.random.default_rng(14)
+    X, Z = (orth(rng.standard_normal((20, 3))) for _ in range(2))
+    products = {}
+    for c_1, delta in ((0.1, 0.5), (0.1, 1e-6), (1e9, 1.0)):
+        monkeypatch.setattr(faps_local, "SUFFICIENT", c_1)
+        monkeypatch.setattr(faps_local, "DECREASE", delta)
+        count = []
+        norm = float(np.linalg.norm(C, 2))
+        solve_locally(lambda V, n=count: n.append(1) or C @ V, Copy.at(X, C @ X), Z, norm, norm, 0)
+        products[c_1, delta] = len(count)
+    assert products[0.1, 0.5] < products[0.1, 1e-6]
+    assert products[1e9, 1.0] == faps_local.MOST_LOCAL_STEPS  # (13) is never met
 
 
 def test_max_rounds_counts_those_with_local_steps():

@@ -168,3 +168,22 @@ def test_a_covariance_too_large_for_a_message_is_refused_before_it_is_formed():
     rows = sp.csr_array((3, 20_000))
     with pytest.raises(InputError, match=r"covariance of 20000 features .* use solver='lanczos'"):
         FederatedPCA(2, solver="covariance").fit(rows)
+
+
+@pytest.mark.parametrize("solver", ["lanczos", "power", "local-power", "faps"])
+@pytest.mark.parametrize("scale", [1e-80, 1e-140, 1e80, 1e140])
+def test_rows_whose_products_would_lose_their_digits_are_refused(solver, scale):
+    X = np.random.default_rng(0).standard_normal((60, 6)) * [5, 4, 3, 0.5, 0.4, 0.3] * scale
+    with pytest.raises(InputError, match=r"outside 1e-140 to 1e\+140.*rescale the columns"):
+        FederatedPCA(2, solver=solver).fit(np.array_split(X, 3))
+
+
+@pytest.mark.parametrize("solver", ["lanczos", "power", "local-power", "faps"])
+@pytest.mark.parametrize("scale", [1e-69, 1e67])
+def test_rows_near_the_limit_keep_their_digits(solver, scale):
+    X = np.random.default_rng(0).standard_normal((60, 6)) * [5, 4, 3, 0.5, 0.4, 0.3]
+    fits = [
+        FederatedPCA(2, solver=solver, random_state=0).fit(np.array_split(X * c, 3))
+        for c in (1.0, scale)
+    ]
+    assert sine_of_angle(fits[0].components_.T, fits[1].components_.T) < 1e-9

@@ -15,7 +15,7 @@ from fedpca.demo import run_demo
 from fedpca.errors import InputError
 from fedpca.estimators import FederatedPCA, StreamingPCA, load
 from fedpca.federation import Federation
-from fedpca.privacy.leakage import leakage
+from fedpca.privacy import leakage
 from fedpca.report.plots import draw_leakage, pyplot
 from fedpca.report.tables import (
     print_crossed,
@@ -34,6 +34,7 @@ from fedpca.shell import (
     MaxRounds,
     Quiet,
     Scale,
+    attacking,
     components_of,
     exit_codes,
     named_sites,
@@ -194,6 +195,9 @@ def audit(
     colluding: Annotated[
         list[str], typer.Option(help="A site that tells the coordinator its part of every sum.")
     ] = [],  # noqa: B006
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Attack faps by simulation too; slow.")
+    ] = False,
     max_rounds: MaxRounds = DEFAULTS.max_rounds,
     seed: Annotated[int, typer.Option(help="Seed of the first start.")] = 0,
     by_site: Annotated[bool, typer.Option("--by-site", help="A line for every site.")] = False,
@@ -202,27 +206,29 @@ def audit(
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Where a picture goes (.png).")] = None,
     force: Force = False,
+    quiet: Quiet = False,
 ) -> None:
     """Attack what each solver would send of small data that is at hand, and say what is revealed.
 
-    Nothing leaves this machine. Errors near 0 mean that the site's covariance is known; those of its
-    share of the published model are what nobody can hide.
+    Nothing leaves this machine. Compare errors with those of the guesses without any message.
     """
     with exit_codes():
         for path, suffix in ((table, ".csv"), (plot, ".png")):
             if path is not None:
                 refuse_overwriting(path, force)
                 if path.suffix != suffix:
-                    raise InputError(f"{path} must end in {suffix}")
+                    raise InputError(f"{path} must end in {suffix}, as in {path.stem}{suffix}")
         if plot is not None:
             pyplot()  # missed now and not after the work
-        found = leakage(
+        found = leakage.audit(
             named_sites(files),
             components_of(n_components),
-            solvers=None if "all" in solver else solver,
+            solvers=None if solver == ["all"] else solver,
             refits=refits,
             colluding=colluding,
+            simulate=simulate,
             random_state=seed,
+            on_solver=attacking(quiet),
             scale=scale,
             max_rounds=max_rounds,
         )

@@ -177,10 +177,12 @@ class Federation:
                 except SitesLost as lost:
                     self._go_on_without(lost)
         finally:
-            self._announce()
-            if self._journal is not None:
-                self._journal.close()
-                self._journal = None
+            try:
+                self._announce()
+            finally:
+                if self._journal is not None:
+                    self._journal.close()
+                    self._journal = None
 
     def _begin(self, seed: int) -> None:
         self.record = Run(seed=seed, sites=tuple(self.engine.names))
@@ -254,9 +256,9 @@ class Federation:
 
     def _announce(self) -> None:
         """Tell of the last round once the solver has had its chance to report on it."""
-        if self._unannounced is not None and self.on_round is not None:
-            self.on_round(self._unannounced)
-        self._unannounced = None
+        entry, self._unannounced = self._unannounced, None
+        if entry is not None and self.on_round is not None:
+            self.on_round(entry)
 
     def _go_on_without(self, lost: SitesLost) -> None:
         left = tuple(name for name in self.record.sites if name not in lost.sites)

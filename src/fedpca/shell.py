@@ -92,6 +92,13 @@ def rows_read(quiet: bool) -> Callable[[int], None] | None:
     return lambda n: err.print(f"{n:,} rows read", end="\r")
 
 
+def attacking(quiet: bool) -> Callable[[str], None] | None:
+    """A line for each solver that is attacked, on a terminal and unless told to be quiet."""
+    if quiet or not err.is_terminal:
+        return None
+    return lambda solver: err.print(f"attacking {solver}")
+
+
 @contextmanager
 def exit_codes(hint: str = "") -> Iterator[None]:
     """Errors as one line on standard error: 2 for bad input, 1 for a run that failed."""

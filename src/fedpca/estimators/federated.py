@@ -25,6 +25,9 @@ from fedpca.moments import Moments
 from fedpca.rank import RULES
 from fedpca.run import Run
 from fedpca.solvers import OPTIONS, SOLVERS, Solution
+from fedpca.solvers.faps import PENALTY, STOP_RULES
+from fedpca.solvers.faps_local import BY_CONDITION
+from fedpca.solvers.local_power import HALVE_EVERY
 
 
 class FederatedPCA(ModelMixin, BaseEstimator):  # type: ignore[misc]
@@ -39,9 +42,9 @@ class FederatedPCA(ModelMixin, BaseEstimator):  # type: ignore[misc]
         number above the noise ("mp", the Marchenko-Pastur edge, is "auto"), the number before the
         largest gap, or as many as rows and features allow.
     solver : {"auto", "covariance", "lanczos", "power", "local-power", "faps", "merge", "average"}
-        "auto" takes the exact solver that moves fewer bytes, "covariance" or "lanczos". "faps" sends
-        masked products and "power" plain ones; both take many rounds. "merge" and "average" take one
-        round, in which the coordinator sees the leading directions of each site;
+        "auto" takes the exact solver that moves fewer bytes, "covariance" or "lanczos". "power",
+        "local-power" and "faps", which masks what it sends, take more rounds. "merge" and "average"
+        take one round, in which the coordinator sees the leading directions of each site;
         `run_.angle_bound` says how far from exact they can be.
     center : bool
         Whether components are about the mean of all sites' rows or about zero.
@@ -50,7 +53,8 @@ class FederatedPCA(ModelMixin, BaseEstimator):  # type: ignore[misc]
     whiten : bool
         Whether scores are divided by their standard deviations.
     tol : float
-        The solver stops when ``||A'A V - V theta||_F`` is at most this part of the total variance.
+        The solver stops when ``||A'A V - V theta||_F`` is at most this part of the total variance
+        (see ``stop`` for "faps").
     max_rounds : int
         Most rounds of the solver; a warning tells when they did not suffice.
     random_state : int, RandomState or None
@@ -63,7 +67,8 @@ class FederatedPCA(ModelMixin, BaseEstimator):  # type: ignore[misc]
         For "local-power": rounds after which there are half as many local steps.
     penalty : float
         For "faps": how strongly a site's copy of the subspace is held to the common one at the start,
-        as a share of its largest eigenvalue. Smaller is faster, and fragile where sites are unlike.
+        as a share of its largest eigenvalue. The best one is about the square root of the gap behind
+        the components, as such a share; where sites are unlike it grows by itself.
     stop : {"kkt", "objective"}
         For "faps": whether ``tol`` bounds the residual, or the relative change of the variance
         explained.
@@ -121,13 +126,13 @@ class FederatedPCA(ModelMixin, BaseEstimator):  # type: ignore[misc]
         "max_rounds": [Interval(Integral, 1, None, closed="left")],
         "random_state": ["random_state"],
         "local_steps": [
-            Interval(Integral, 1, None, closed="left"),
-            StrOptions({"decrease", "change"}),
+            Interval(Integral, 1, 1000, closed="both"),
+            StrOptions(set(BY_CONDITION)),
             None,
         ],
-        "halve_every": [Interval(Integral, 1, None, closed="left")],
-        "penalty": [Interval(Real, 0, None, closed="neither")],
-        "stop": [StrOptions({"kkt", "objective"})],
+        "halve_every": [Interval(Integral, 1, 2**31, closed="both")],
+        "penalty": [Interval(Real, 0, 1000, closed="right")],
+        "stop": [StrOptions(set(STOP_RULES))],
         "site_components": [
             Interval(Integral, 1, None, closed="left"),
             Interval(Real, 0, 1, closed="neither"),
@@ -151,8 +156,8 @@ class FederatedPCA(ModelMixin, BaseEstimator):  # type: ignore[misc]
         max_rounds: int = 500,
         random_state: Any = None,
         local_steps: Any = None,
-        halve_every: int = 10,
-        penalty: float = 0.15,
+        halve_every: int = HALVE_EVERY,
+        penalty: float = PENALTY,
         stop: str = "kkt",
         site_components: Any = None,
         fan_in: int | None = None,
@@ -208,8 +213,8 @@ class FederatedPCA(ModelMixin, BaseEstimator):  # type: ignore[misc]
         self._set_fitted(known, solution, fed.record)
         if solution.stopped == "max_rounds":
             warnings.warn(
-                f"solver {fed.record.solver!r} stopped after max_rounds={self.max_rounds} at a "
-                f"residual above tol={self.tol}; allow more rounds or a larger tol",
+                f"solver {fed.record.solver!r} stopped after max_rounds={self.max_rounds} before it "
+                f"met tol={self.tol}; allow more rounds or a larger tol",
                 ConvergenceWarning,
                 stacklevel=2,
             )

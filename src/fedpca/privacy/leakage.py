@@ -8,10 +8,10 @@ after each round, for every site, solver and listener, by the best attack that i
 is proved: a better attack may come. What the attacks find is certainly revealed.
 
 >>> import numpy as np
->>> from fedpca.privacy.leakage import leakage
+>>> from fedpca.privacy.leakage import audit
 >>> rng = np.random.default_rng(0)
 >>> sites = {"north": rng.normal(size=(50, 6)), "south": rng.normal(size=(40, 6)) * [3, 1, 1, 1, 1, 1]}
->>> found = leakage(sites, 2, solvers=["power"])
+>>> found = audit(sites, 2, solvers=["power"])
 >>> found.best("power", "seen", "south").error < 1e-6  # each site's answers tell all
 True
 >>> found.best("power", "summed", "south").error > 0.1  # their sums do not
@@ -21,28 +21,35 @@ True
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
-from fedpca.errors import InputError
+from fedpca.errors import InputError, PolicyRefused
 from fedpca.estimators import FederatedPCA
 from fedpca.linalg import unpack_triangle
 from fedpca.message import Array
-from fedpca.privacy.attacks import ATTACKS, ROUNDS, View, after
-from fedpca.privacy.transcript import Transcript, record
+from fedpca.privacy import simulation
+from fedpca.privacy.attacks import (
+    ATTACKS,
+    BESIDE,
+    MASKED,
+    ROUNDS,
+    pairs_of,
+    published,
+    up_to_round,
+)
+from fedpca.privacy.transcript import LISTENERS, Transcript, View, record
 from fedpca.rows import open_rows
-from fedpca.solvers import SOLVERS
+from fedpca.site import Site
+from fedpca.solvers import OPTIONS, SOLVERS
 
-LISTENERS = {
-    "seen": "the coordinator, or all other sites together, hears each answer",
-    "summed": "the coordinator hears only sums over sites, and what is gathered",
-    "published": "an outsider has the model",
-}
 MOST_FEATURES = 1000  # estimates are d x d, one for each attack, round and site
+ROUNDING = 1e-20  # part of all variance below which a site has none
 TOLERATED = 0.1  # relative error to which an eigenpair must be known to count as exposed
 
 
@@ -50,9 +57,9 @@ class Exposure(NamedTuple):
     """What one attack finds of one site after so many rounds."""
 
     solver: str
-    how: str  # a key of LISTENERS
+    listener: str  # of LISTENERS
     site: str
-    attack: str
+    attack: str  # of ATTACKS
     round: int
     error: float  # relative, in Frobenius norm
     exposed: float  # share of the site's variance along eigenvectors that the attack reproduces
@@ -62,8 +69,9 @@ class Exposure(NamedTuple):
 class Leakage:
     """All that the attacks found.
 
-    ``guesses`` are the errors of n_i / n of the whole covariance, over the sites that do not collude:
-    what is known of a site to whoever knows that.
+    ``guesses`` are the errors of the better of two guesses for which no message of the solver is
+    needed: the site's share, by its rows, of the covariance of all sites that do not collude, and of
+    what the published model says.
     """
 
     exposures: tuple[Exposure, ...]
@@ -79,40 +87,39 @@ class Leakage:
         """Those that were attacked."""
         return tuple(self.guesses)
 
-    def of(self, solver: str, how: str, site: str | None = None) -> list[Exposure]:
-        """The exposures of a solver to a listener, of all sites or of one."""
-        return [
-            e
-            for e in self.exposures
-            if e.solver == solver and e.how == how and site in (None, e.site)
-        ]
+    def of(self, solver: str, listener: str, site: str) -> list[Exposure]:
+        """The exposures of one site by a solver to a listener."""
+        asked = (solver, listener, site)
+        for name, known in zip(asked, (self.solvers, LISTENERS, self.sites), strict=True):
+            if name not in known:
+                raise InputError(f"{name!r} was not looked at; there are {', '.join(known)}")
+        return [e for e in self.exposures if (e.solver, e.listener, e.site) == asked]
 
-    def best(
-        self, solver: str, how: str, site: str | None = None, rounds: int | None = None
-    ) -> Exposure:
+    def best(self, solver: str, listener: str, site: str, rounds: int | None = None) -> Exposure:
         """The attack of the smallest error after all rounds, or after so many.
 
         One that was nearer by chance at an earlier round does not count: nobody could have known.
         """
-        found = self.of(solver, how, site)
-        within = [e for e in found if rounds is None or e.round <= rounds]
-        last = max(e.round for e in within)
-        return min((e for e in within if e.round == last), key=lambda e: e.error)
+        found = self.of(solver, listener, site)
+        last = max(e.round for e in found if rounds is None or e.round <= max(rounds, 1))
+        return min((e for e in found if e.round == last), key=lambda e: e.error)
 
-    def curve(self, solver: str, how: str, site: str) -> list[tuple[int, float]]:
+    def curve(self, solver: str, listener: str, site: str) -> list[tuple[int, float]]:
         """The smallest error after each round that was looked at."""
-        rounds = sorted({e.round for e in self.of(solver, how, site)})
-        return [(r, self.best(solver, how, site, r).error) for r in rounds]
+        rounds = sorted({e.round for e in self.of(solver, listener, site)})
+        return [(r, self.best(solver, listener, site, r).error) for r in rounds]
 
 
-def leakage(
+def audit(
     sites: Any,
     n_components: Any,
     *,
-    solvers: Iterable[str] | None = None,
+    solvers: Iterable[str] | str | None = None,
     refits: int = 5,
-    colluding: Collection[str] = (),
+    colluding: Iterable[str] | str = (),
+    simulate: bool = False,
     random_state: int = 0,
+    on_solver: Callable[[str], None] | None = None,
     **parameters: Any,
 ) -> Leakage:
     """Fit small data that is at hand, with all messages recorded, and attack them.
@@ -124,53 +131,61 @@ def leakage(
     n_components : int, float or str
         As for `FederatedPCA`.
     solvers : iterable of str, optional
-        Of the catalogue; all of it by default.
+        Of the catalogue; by default all that the sites' policies allow.
     refits : int
         How often the fit is repeated from another start, for the attack that uses this.
-    colluding : collection of str
+    colluding : iterable of str
         Sites that tell the coordinator their own parts of every sum; the others are attacked.
+    simulate : bool
+        Whether "faps" is attacked by simulation too (`fedpca.privacy.simulation`): at most 40 features,
+        and a minute or so for each site at 30.
     random_state : int
         Seed of the first fit's start; those of the refits follow.
+    on_solver : callable, optional
+        Called with the name of each solver before it is attacked.
     **parameters
-        Of `FederatedPCA`: ``scale``, ``tol``, ``max_rounds``.
+        Of `FederatedPCA`: ``scale``, ``tol``, ``max_rounds``, and options of single solvers.
     """
-    solvers = list(SOLVERS) if solvers is None else list(solvers)
-    if unknown := set(solvers) - set(SOLVERS):
-        raise InputError(f"no solver {sorted(unknown)}; there are {', '.join(SOLVERS)}")
-    if refits < 0:
-        raise InputError(f"refits={refits} must be 0 or more")
-    _refuse_large(sites)
+    names = list(SOLVERS) if solvers is None else _names(solvers)
+    most = simulation.MOST_FEATURES if simulate else MOST_FEATURES
+    _check(sites, names, refits, random_state, most)
 
     def runs_of(solver: str, n: int) -> list[Transcript]:
-        return [
-            _recorded(
-                FederatedPCA(
-                    n_components, solver=solver, random_state=random_state + i, **parameters
-                ),
-                sites,
-            )
-            for i in range(n)
-        ]
+        fitting = _parameters_of(solver, parameters)
+        seeds = range(random_state, random_state + n)
+        models = (
+            FederatedPCA(n_components, solver=solver, random_state=s, **fitting) for s in seeds
+        )
+        return [_recorded(model, sites) for model in models]
 
-    truth, rows = _covariances(runs_of("covariance", 1)[0])
-    if unknown := set(colluding) - set(truth):
-        raise InputError(f"no site {sorted(unknown)}; there are {', '.join(truth)}")
-    honest = {site: C for site, C in truth.items() if site not in colluding}
-    if not any(C.any() for C in honest.values()):
-        raise InputError("no site with rows that vary is left to be attacked")
-    n, whole = sum(rows[site] for site in honest), np.sum(list(honest.values()), axis=0)
+    exact = runs_of("covariance", 1)[0]
+    truth, rows = _covariances(exact)
+    honest = _honest(truth, _names(colluding))
+    whole = np.sum([target.C for target in honest.values()], axis=0)
+    n_honest = sum(rows[site] for site in honest)
+    guesses = {}
+    for site, target in honest.items():
+        by_model = published([exact.heard(site, "published", rows)])
+        by_whole = rows[site] / n_honest * whole
+        guesses[site] = min(target.error(guess) for guess in (by_model, by_whole))
     exposures: list[Exposure] = []
-    guesses: dict[str, float] = {}
-    for solver in solvers:
-        runs = runs_of(solver, 1 + refits)
-        for site, C in honest.items():
-            if not C.any():
-                continue
-            target = Target.of(C)
-            guesses[site] = target.error(rows[site] / n * whole)
-            for how in LISTENERS:
-                views = [run.heard(site, how, rows, honest) for run in runs]
-                exposures += [Exposure(solver, how, site, *f) for f in _attacked(views, target)]
+    for solver in names:
+        if on_solver is not None:
+            on_solver(solver)
+        try:
+            runs = runs_of(solver, 1 + refits)
+        except PolicyRefused:
+            if solvers is None:
+                continue  # of all solvers, those that the sites' policies allow
+            raise
+        for site, target in honest.items():
+            for listener in LISTENERS:
+                views = [run.heard(site, listener, rows, honest) for run in runs]
+                found = _attacked(views, target)
+                exposures += [Exposure(solver, listener, site, *figures) for figures in found]
+            if simulate and solver == "faps":
+                seen = runs[0].heard(site, "seen", rows)
+                exposures += _simulated(seen, site, target)
     return Leakage(tuple(exposures), guesses)
 
 
@@ -183,6 +198,7 @@ class Target(NamedTuple):
 
     @classmethod
     def of(cls, C: Array) -> Target:
+        """The target C."""
         return cls(C, *np.linalg.eigh(C))
 
     def error(self, estimate: Array) -> float:
@@ -196,10 +212,19 @@ class Target(NamedTuple):
         return float(values[off <= TOLERATED * values].sum() / values.sum())
 
 
+def rounds_to_look_at(last: int) -> list[int]:
+    """All rounds up to five, then each a half more than the one before, and the last."""
+    rounds = [1]
+    while rounds[-1] < last:
+        rounds.append(rounds[-1] + max(1, rounds[-1] // 2 if rounds[-1] >= 5 else 1))
+    return [*rounds[:-1], last] if len(rounds) > 1 else rounds
+
+
 def _attacked(views: Sequence[View], target: Target) -> Iterator[tuple[str, int, float, float]]:
-    last = sum(heard.question in ROUNDS for heard in views[0])
+    """Attack, round, error and exposed share, of each attack that has something to work with."""
+    last = sum(heard.question in ROUNDS for heard in views[0].messages)
     for n_rounds in rounds_to_look_at(max(last, 1)):
-        runs = [after(view, n_rounds) for view in views]
+        runs = [up_to_round(view, n_rounds) for view in views]
         for name, attack in ATTACKS.items():
             estimate = attack(runs)
             if estimate is not None:
@@ -207,12 +232,14 @@ def _attacked(views: Sequence[View], target: Target) -> Iterator[tuple[str, int,
                 yield name, n_rounds, target.error(near), target.exposed(near)
 
 
-def rounds_to_look_at(last: int) -> list[int]:
-    """All rounds up to five, then each a half more than the one before, and the last."""
-    rounds = [1]
-    while rounds[-1] < last:
-        rounds.append(rounds[-1] + max(1, rounds[-1] // 2 if rounds[-1] >= 5 else 1))
-    return [*rounds[:-1], last] if len(rounds) > 1 else rounds
+def _simulated(view: View, site: str, target: Target) -> list[Exposure]:
+    found = simulation.simulation([view])
+    if found is None:
+        return []
+    near = _without_negative(found)
+    last = len(pairs_of(view, MASKED))
+    figures = (target.error(near), target.exposed(near))
+    return [Exposure("faps", "seen", site, "simulation", last, *figures)]
 
 
 def _without_negative(estimate: Array) -> Array:
@@ -232,19 +259,69 @@ def _covariances(run: Transcript) -> tuple[dict[str, Array], dict[str, int]]:
     )
 
 
-def _refuse_large(sites: Any) -> None:
-    """Before anything is fitted."""
+def _honest(truth: dict[str, Array], colluding: list[str]) -> dict[str, Target]:
+    """The sites to attack: those that do not collude and have something to hide."""
+    if unknown := set(colluding) - set(truth):
+        raise InputError(
+            f"no site {sorted(unknown)} that could collude; there are {', '.join(truth)}"
+        )
+    rounding = ROUNDING * sum(np.trace(C) for C in truth.values())
+    honest = {
+        site: Target.of(C)
+        for site, C in truth.items()
+        if site not in colluding and np.trace(C) > rounding
+    }
+    if not honest:
+        raise InputError(
+            f"colluding={colluding} leaves no site whose rows vary to be attacked; name fewer"
+        )
+    return honest
+
+
+def _check(
+    sites: Any, solvers: list[str], refits: int, random_state: Any, most_features: int
+) -> None:
+    """Refuse what cannot be done before anything is fitted."""
+    if not solvers or set(solvers) - set(SOLVERS):
+        unknown = sorted(set(solvers) - set(SOLVERS))
+        raise InputError(f"no solver {unknown}; there are {', '.join(SOLVERS)}")
+    if not isinstance(refits, Integral) or refits < 0:
+        raise InputError(f"refits={refits} must be a whole number, 0 or more")
+    if not isinstance(random_state, Integral) or not 0 <= random_state < 2**31:
+        raise InputError(
+            f"random_state={random_state!r} must be a whole number from 0 to 2**31 - 1"
+        )
+    if not isinstance(sites, Mapping | list | tuple):
+        raise InputError(f"give a dict or list of sites' rows, not {type(sites).__name__}")
     for rows in sites.values() if isinstance(sites, Mapping) else sites:
-        d = open_rows(rows).n_features
-        if d > MOST_FEATURES:
+        d = (rows.rows if isinstance(rows, Site) else open_rows(rows)).n_features
+        if d > most_features:
             raise InputError(
-                f"{d} features exceed the {MOST_FEATURES} of which estimates are feasible; audit the "
-                "same rows with fewer columns"
+                f"{d} features exceed the {most_features} of which these estimates are feasible; audit "
+                "the same rows with fewer columns"
             )
+
+
+def _names(names: Iterable[str] | str) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)
+
+
+def _parameters_of(solver: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    """Those that are not options of other solvers."""
+    of_others = {name for options in OPTIONS.values() for name in options}
+    of_others -= set(OPTIONS.get(solver, ()))
+    return {name: value for name, value in parameters.items() if name not in of_others}
 
 
 def _recorded(model: FederatedPCA, sites: Any) -> Transcript:
     with warnings.catch_warnings():
         # a run that was cut short reveals no more than a whole one
         warnings.simplefilter("ignore", ConvergenceWarning)
-        return record(model, sites)
+        run = record(model, sites)
+    for exchange in run.rounds.values():
+        if exchange.question not in (*ROUNDS, *BESIDE):
+            raise InputError(
+                f"no attack knows the question {exchange.question!r}; add one to "
+                "fedpca.privacy.attacks"
+            )
+    return run

@@ -9,22 +9,41 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedpca.engines.local import LocalEngine
-from fedpca.errors import SiteError
+from fedpca.errors import InputError, SiteError
 from fedpca.federation import Engine, Federation
-from fedpca.message import Message, decode
+from fedpca.message import Array, Message, decode
 from fedpca.question import Arrays
+
+LISTENERS = {
+    "seen": "every answer of the site",
+    "summed": "sums over sites, and the site's answers to what is gathered",
+    "published": "the model alone",
+}
+
+
+class Published(NamedTuple):
+    """What everybody learns in the end."""
+
+    V: Array  # (d, k)
+    eigenvalues: Array  # of all sites' A'A, (k,)
+    noise: float  # the mean of its others
+    mean: Array
 
 
 class Heard(NamedTuple):
-    """One question, and what its listener makes of the answers.
-
-    The last one is no question but what everybody learns, the "published" model; the answer to it is
-    the site's share of all rows.
-    """
+    """One question, and what its listener makes of the answers."""
 
     question: str
     asked: Arrays
     answer: Arrays
+
+
+class View(NamedTuple):
+    """All that a listener knows of one site."""
+
+    messages: Sequence[Heard]
+    model: Published
+    share: float  # rows of the site for each row of all sites
 
 
 class Exchange(NamedTuple):
@@ -38,21 +57,25 @@ class Exchange(NamedTuple):
 
 @dataclass
 class Transcript:
-    """All messages of one run, by the number of their round."""
+    """All messages of one run, by the number of their round, and the model that came of them."""
 
     rounds: dict[int, Exchange] = field(default_factory=dict)
-    model: Arrays = field(default_factory=dict)
+    model: Published | None = None
 
     def heard(
-        self, site: str, how: str, rows: Mapping[str, int], among: Collection[str] | None = None
-    ) -> list[Heard]:
-        """All that a listener hears of a site.
+        self,
+        site: str,
+        listener: str,
+        rows: Mapping[str, int],
+        among: Collection[str] | None = None,
+    ) -> View:
+        """All that a listener knows of a site.
 
         Parameters
         ----------
         site : str
             Whose C shall be worked out.
-        how : {"seen", "summed", "published"}
+        listener : {"seen", "summed", "published"}
             Every answer of the site; or, behind sums, its answers to what is gathered and of the rest
             its share of the total, the best guess at a part of which nothing else is known; or the
             model alone.
@@ -61,17 +84,20 @@ class Transcript:
         among : collection of str, optional
             Over whom a sum hides the site: all sites, unless some tell the listener their own parts.
         """
+        if listener not in LISTENERS:
+            raise InputError(f"no listener {listener!r}; there are {', '.join(LISTENERS)}")
+        if self.model is None:
+            raise InputError("the run has no model yet; what is heard of it is not whole")
         among = rows if among is None else among
         share = rows[site] / sum(rows[name] for name in among)
-        of_all = np.array(rows[site] / sum(rows.values()))
-        rounds = () if how == "published" else self.rounds.values()
-        said = [
+        messages = [
             Heard(e.question, e.asked, _part(e, share, among))
-            if how == "summed" and e.verb == "sum"
+            if listener == "summed" and e.verb == "sum"
             else Heard(e.question, e.asked, e.answers[site])
-            for e in rounds
+            for e in (self.rounds.values() if listener != "published" else ())
+            if site in e.answers  # and did not refuse
         ]
-        return [*said, Heard("published", self.model, {"share": of_all})]
+        return View(messages, self.model, rows[site] / sum(rows.values()))
 
 
 class Listener:
@@ -94,7 +120,8 @@ class Listener:
         for name, reply in self._engine.ask(names, request, timeout):
             if not isinstance(reply, SiteError):
                 message = decode(reply) if isinstance(reply, bytes) else reply
-                exchange.answers[name] = message.arrays
+                if "error" not in message.header:  # a refusal tells nothing
+                    exchange.answers[name] = message.arrays
             yield name, reply
 
 
@@ -102,13 +129,12 @@ def record(estimator: Any, sites: Any) -> Transcript:
     """Fit an estimator to sites within this process, and give all messages of it."""
     listener = Listener(LocalEngine(sites))
     estimator.fit(Federation(listener))
-    published = {
-        "V": estimator.components_.T,
-        "eigenvalues": estimator.singular_values_**2,
-        "mean": estimator.mean_,
-        "noise": estimator.noise_variance_ * (estimator.n_samples_ - 1),
-    }
-    listener.transcript.model = {name: np.asarray(array) for name, array in published.items()}
+    listener.transcript.model = Published(
+        estimator.components_.T,
+        estimator.singular_values_**2,
+        estimator.noise_variance_ * (estimator.n_samples_ - 1),
+        estimator.mean_,
+    )
     return listener.transcript
 
 

@@ -17,17 +17,19 @@ TITLES = {"seen": "each site's answers seen", "summed": "sums over sites seen"}
 def draw_leakage(found: Leakage, path: str | os.PathLike[str]) -> None:
     """The error of the best attack after each round, of the site that is most exposed.
 
-    The dashed line is what everybody can guess from the published model.
+    The dashed line is the best guess without any message of a solver.
     """
     plt = pyplot()
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.8), sharey=True)
-    for axis, (how, title) in zip(axes, TITLES.items(), strict=True):
+    for axis, (listener, title) in zip(axes, TITLES.items(), strict=True):
         for number, solver in enumerate(found.solvers):
-            site = min(found.sites, key=lambda s: found.best(solver, how, s).error)
-            rounds, errors = zip(*found.curve(solver, how, site), strict=True)
+            site = min(found.sites, key=lambda s: found.best(solver, listener, s).error)
+            rounds, errors = zip(*found.curve(solver, listener, site), strict=True)
             axis.plot(rounds, errors, marker=MARKERS[number % len(MARKERS)], label=solver, **LINE)
-        guess = min(found.best(found.solvers[0], "published", s).error for s in found.sites)
-        axis.axhline(guess, color="grey", linestyle="--", linewidth=1, label="published model")
+        guess = min(found.guesses.values())
+        axis.axhline(
+            guess, color="grey", linestyle="--", linewidth=1, label="guess without messages"
+        )
         axis.set(xscale="log", yscale="log", title=title, xlabel="rounds")
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("relative error of a site's covariance")

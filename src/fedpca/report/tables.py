@@ -1,4 +1,4 @@
-"""Tables for a terminal."""
+"""Tables, for a terminal or a file."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import csv
 from pathlib import Path
 
 import numpy as np
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -15,6 +16,7 @@ from fedpca.estimators import FederatedPCA, StreamingPCA
 from fedpca.message import Array
 from fedpca.model import model_of
 from fedpca.privacy.leakage import Exposure, Leakage
+from fedpca.privacy.transcript import LISTENERS
 from fedpca.run import Run
 from fedpca.summary import Summary
 from fedpca.summary_file import arrays_of
@@ -49,31 +51,29 @@ def print_crossed(console: Console, run: Run, site: str | None = None) -> None:
 
 def print_leakage(out: Console, found: Leakage, by_site: bool) -> None:
     """What the attacks found: the site that is most exposed to each listener, or every site."""
-    table = Table(title="What can be worked out of a site's covariance", title_justify="left")
-    for name in ("solver", "answers", "site", "best attack"):
+    title = "Relative error of the best estimate of a site's covariance, after rounds"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
+    table.padding = (0, 1, 0, 0)
+    for name in ("solver", "listener", "site", "best attack"):
         table.add_column(name)
-    for name in ("round 1", "at end", "exposed"):
+    for name in ("1", "10", "all", "rounds", "exposed"):
         table.add_column(name, justify="right")
     for solver in found.solvers:
-        for how in ("seen", "summed"):
-            ends = [found.best(solver, how, site) for site in found.sites]
+        for listener in ("seen", "summed"):
+            ends = [found.best(solver, listener, site) for site in found.sites]
             for end in ends if by_site else [min(ends, key=lambda e: e.error)]:
-                first = found.best(solver, how, end.site, 1).error
-                figures = (f"{first:.1e}", f"{end.error:.1e}", f"{end.exposed:.0%}")
-                table.add_row(solver, how, end.site, end.attack, *figures)
+                early = [found.best(solver, listener, end.site, n).error for n in (1, 10)]
+                errors = [f"{e:.2f}" if e > 0.01 else f"{e:.0e}" for e in (*early, end.error)]
+                figures = (*errors, str(end.round), f"{end.exposed:.0%}")
+                table.add_row(solver, listener, end.site, end.attack, *figures)
     out.print(table)
     out.print(
-        "Errors are relative to the site's covariance, after the first round and after the last."
+        "0: the covariance is known; 1: as far off as zero. Guesses without any message are off by"
     )
-    out.print("'seen' is each site's answer, 'summed' what is left of it behind sums over sites;")
-    out.print(
-        "'exposed' is the share of its variance along eigenvectors that are known to a tenth."
-    )
-    for site, guess in found.guesses.items():
-        model = found.best(found.solvers[0], "published", site).error
-        out.print(
-            f"{site}: a guess from the sites' pooled covariance {guess:.2g}, from the model {model:.2g}"
-        )
+    out.print(", ".join(f"{guess:.2g} ({site})" for site, guess in found.guesses.items()) + ".")
+    out.print("'exposed' is the share of the site's variance along eigenvectors known to a tenth.")
+    for listener in ("seen", "summed"):
+        out.print(f"'{listener}' hears {LISTENERS[listener]}.")
 
 
 def write_exposures(path: Path, found: Leakage) -> None:

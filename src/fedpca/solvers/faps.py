@@ -1,38 +1,40 @@
-"""FAPS: sites agree on a subspace by sending masked products, never a product with their own A_i'A_i.
+"""FAPS: sites agree on a subspace by sending products behind a mask that each makes for itself.
 
-With C_i = A_i'A_i, each site keeps a copy X_i of the subspace, a penalty beta_i and the multiplier
-``Lambda_i = X_i W_i' + W_i X_i'``, ``W_i = -(I - X_i X_i') C_i X_i``, of the constraint that X_i and Z
-span the same. A round is
+A round, with C_i = A_i'A_i, a copy X_i of the subspace and a penalty beta_i at each site:
 
-    X_i <- a few steps  X <- orth(H_i X),   H_i = C_i + Lambda_i + beta_i Z Z'         at each site
-    Y_i = Q_i Z,   Q_i = beta_i X_i X_i' - Lambda_i                                     leaves it
-    Z <- orth(sum_i Y_i).                                                             only the sum
+    X_i <- a better solution of the local problem, which holds it to Z     at each site
+    Y_i = Q_i Z,   Q_i the site's mask                                   leaves it
+    Z <- orth(sum_i Y_i)                                                only the sum
 
-None of the d x d matrices is formed. Where sites are alike and J local steps are taken, an error
-shrinks each round by about
+`fedpca.solvers.faps_local` says what is done at a site. Near the end, where all sites are alike, what
+Z lacks in common and what the copies differ by shrink in each round by about
 
-    c^J + (1 - c^J) beta / (beta + g),   c = lambda_(k+1) / (lambda_k + beta),
+    c^J + (1 - c^J) beta / (beta + g),   c = lambda_(k+1) / (lambda_k + beta),   and   l / (l + beta),
 
-with beta the sum of the penalties and g = lambda_k - lambda_(k+1); subspace iteration has 1 - g /
-lambda_k. So a small penalty is fast, and FAPS beats subspace iteration where beta < lambda_(k+1).
-It is fragile: where a site's own leading subspace is not the common one, its copy runs away from Z
+with J local steps, beta the sum of the penalties, g = lambda_k - lambda_(k+1) and l = lambda_1 -
+lambda_d. So a penalty can be too large and too small; the best one is about sqrt(g lambda_1).
+Subspace iteration has 1 - g / lambda_k, and is beaten where beta < lambda_(k+1).
+
+It is fragile. Where a site's own leading subspace is not the common one, its copy runs away from Z
 unless beta_i is about as large as what pulls it, and penalties grow until it stays. With unlike
-sites their sum exceeds lambda_k, and FAPS then takes more rounds than subspace iteration: the
-solution's advice says so. More local steps make this worse. Block Lanczos has no such trouble.
+sites their sum exceeds lambda_k, and subspace iteration is faster. It is, too, where eigenvalues fall
+fast behind the k-th, since it then needs next to no rounds. `Solution.advice` says so where it can be
+told. Block Lanczos beats both and does not care how rows are split.
 
-What leaves a site is masked and not secret: ``(I - Z Z') Y_i`` nears ``(I - Z Z') C_i Z``. See
-`fedpca.privacy.leakage`.
+The mask is no secret: ``(I - Z Z') Y_i`` nears ``(I - Z Z') C_i Z``, and the last round asks for
+``Z'C_i Z``. See `fedpca.privacy.leakage`.
 
 Source: Wang, Liu and Zhang, "Seeking consensus on subspaces in federated principal component
 analysis" (2023), Algorithm 1; numbers in brackets are its equations. Where this departs from it:
 
-- X_i starts one local power step away from Z. At X_i = Z, its start, the first local solve has a
-  fixed point, so it would only amplify rounding.
+- X_i starts one local power step away from Z. At X_i = Z, its start, the first local problem has a
+  fixed point, so it would only amplify rounding; and the first message would hold an exact block of
+  C_i.
 - In (25) the penalty grows by half and not by a tenth, and never beyond ``2 ||A_i||^2``: on unlike
   sites a tenth takes hundreds of rounds, and without an end slow convergence makes it grow for ever.
 - It stops by a bound on the KKT violation ``||(I - Z Z') C Z||_F`` that costs one number a site,
-  ``||(I - Z Z')(Q_i - C_i) Z||_F``; the change of the objective, rule (27), does not tell how far it
-  is. A last round asks for ``Z'C_i Z``, ``(k, k)``, whose sum has the eigenvalues.
+  ``||(I - Z Z')(Q_i - C_i) Z||_F``, and there one product more; the change of the objective, rule
+  (27), does not tell how far it is. The last round is for the eigenvalues.
 """
 
 from __future__ import annotations
@@ -50,81 +52,23 @@ from fedpca.moments import Moments, settle_frame
 from fedpca.planner import EXPECTED_ROUNDS
 from fedpca.question import question
 from fedpca.rank import RankRule, Spectrum
-from fedpca.solvers.solution import Solution, starting_block
+from fedpca.solvers.faps_local import (
+    BY_CONDITION,
+    Copy,
+    Product,
+    grown,
+    largest_eigenvalue,
+    masked_product,
+    solve_locally,
+)
+from fedpca.solvers.solution import Solution, scaled, starting_block
 
 LOCAL_STEPS = 7  # of subspace iteration at each site in each round
 PENALTY = 0.15  # beta_i at the start, as a share of ||A_i||_2^2
-GROWTH, CHECKED_EVERY, ENOUGH = 0.5, 5, 0.01  # theta, rounds and mu of (25)
-LARGEST_PENALTY = 2.0  # share of ||A_i||_2^2 beyond which beta_i does not grow
-SUFFICIENT, DECREASE = 0.1, 0.5  # c_1 of (13), with c_1' = 1, and delta_i of (14)
-CHANGE = 1e-2  # epsilon_x of (26)
-MOST_LOCAL_STEPS = 50
-BY_CONDITION = {"decrease": 0, "change": -1}  # in the place of a number of local steps
+CHECKED_EVERY = 5  # rounds between two looks at a penalty, (25)
 STOP_RULES = ("kkt", "objective")
+FEW_ROUNDS = 10
 TIMES_LANCZOS = 5  # rounds of FAPS for each of Lanczos, about
-
-Product = Callable[[Array], Array]  # C_i times a block
-
-
-class Copy(NamedTuple):
-    """A site's own copy of the subspace, with what its multiplier is made of."""
-
-    X: Array  # (d, k), orthonormal
-    W: Array  # (d, k), (16)
-    T: Array  # (k, k), X'CX
-
-    @classmethod
-    def at(cls, X: Array, CX: Array) -> Copy:
-        T = X.T @ CX
-        return cls(X, X @ T - CX, T)
-
-    def multiplier_times(self, V: Array) -> Array:
-        """Lambda_i V, (15)."""
-        return np.asarray(self.X @ (self.W.T @ V) + self.W @ (self.X.T @ V))
-
-    def distance(self, Z: Array) -> float:
-        """``||X X' - Z Z'||_F``, without the cancellation that this would have."""
-        return float(np.sqrt(2) * np.linalg.norm(outside(Z, self.X)))
-
-
-def improved(times_C: Product, copy: Copy, Z: Array, beta: float, norm: float, steps: int) -> Copy:
-    """A better solution of the local problem (11), by so many steps or up to a condition.
-
-    ``norm`` is ||A_i||_2^2. Conditions are (13) with (14), or (26), in which subspaces are compared: a
-    basis is free to turn.
-    """
-    X, CX = copy.X, copy.X @ copy.T - copy.W
-
-    def times_H(X: Array, CX: Array) -> Array:
-        return np.asarray(CX + copy.multiplier_times(X) + beta * Z @ (Z.T @ X))
-
-    HX = times_H(X, CX)
-    h, violation = _objective(X, HX), float(np.linalg.norm(outside(X, HX)))
-    due = SUFFICIENT / max(norm + beta, np.finfo(float).tiny) * violation**2
-    for _ in range(steps if steps > 0 else MOST_LOCAL_STEPS):
-        before, X = X, orth(HX)
-        CX = times_C(X)
-        HX = times_H(X, CX)
-        if steps == BY_CONDITION["decrease"]:
-            is_nearer = float(np.linalg.norm(outside(X, HX))) <= DECREASE * violation
-            is_enough = is_nearer and h - _objective(X, HX) >= due
-        elif steps == BY_CONDITION["change"]:
-            moved = float(np.linalg.norm(outside(before, X)))
-            is_enough = moved <= CHANGE * np.sqrt(X.shape[1])
-        else:
-            is_enough = False
-        if is_enough:
-            break
-    return Copy.at(X, CX)
-
-
-def masked_product(copy: Copy, Z: Array, beta: float) -> Array:
-    """``Y = Q_i Z``, (18) and (19): all that a site tells of its rows."""
-    return np.asarray(beta * copy.X @ (copy.X.T @ Z) - copy.multiplier_times(Z))
-
-
-def _objective(X: Array, HX: Array) -> float:
-    return -float(np.vdot(X, HX)) / 2
 
 
 @question(
@@ -132,66 +76,49 @@ def _objective(X: Array, HX: Array) -> float:
         "Z": "float64 d k",
         "penalty": "float64",
         "steps": "int64",
-        "ahead": "int64",
+        "start_apart": "int64",
         "stop": "int64",
     },
-    answers={"Y": "float64 d k", "far": "float64"},
+    answers={"Y": "float64 d k", "stop_value": "float64"},
     remembers=True,
 )
 def consensus_step(
-    site: Any, Z: Array, penalty: Array, steps: Array, ahead: Array, stop: Array
+    site: Any, Z: Array, penalty: Array, steps: Array, start_apart: Array, stop: Array
 ) -> dict[str, Any]:
     """The masked product, and the number by which the stop rule goes."""
-    times_C = site.framed.gram_times
-    if "X" not in site.memory or site.memory["X"].shape != Z.shape:
-        _begin(site, times_C, orth(times_C(Z)) if ahead else Z, float(penalty))
-    copy = Copy(*(site.memory[name] for name in Copy._fields))
-    beta, norm = _penalty(site, copy.distance(Z)), float(site.memory["norm"])
-    copy = improved(times_C, copy, Z, beta, norm, int(steps))
-    site.memory |= copy._asdict() | {"round": site.memory["round"] + 1}
+    times_C, memory = site.framed.gram_times, site.memory
+    if "X" not in memory or memory["X"].shape != Z.shape:
+        memory |= _beginning(times_C, orth(times_C(Z)) if start_apart else Z, float(penalty))
+    copy = Copy(*(memory[name] for name in Copy._fields))
+    beta, norm, number = (memory[name].item() for name in ("beta", "norm", "round"))
+    if number % CHECKED_EVERY == 0:
+        distance = copy.distance(Z)
+        if number:
+            beta = grown(beta, memory["distance"].item(), distance, norm)
+        memory["distance"] = np.float64(distance)
+    copy = solve_locally(times_C, copy, Z, beta, norm, int(steps))
+    memory |= copy._asdict() | {"beta": np.float64(beta), "round": np.int64(number + 1)}
     Y, CZ = masked_product(copy, Z, beta), times_C(Z)
     by_rule = {"kkt": np.linalg.norm(outside(Z, Y - CZ)), "objective": np.vdot(Z, CZ)}
-    return {"Y": Y, "far": np.float64(by_rule[STOP_RULES[int(stop)]])}
+    return {"Y": Y, "stop_value": np.float64(by_rule[STOP_RULES[int(stop)]])}
 
 
-def _begin(site: Any, times_C: Product, X: Array, penalty: float) -> None:
+def _beginning(times_C: Product, X: Array, penalty: float) -> dict[str, Array]:
+    """What a site remembers before its first round."""
     copy = Copy.at(X, times_C(X))
     norm = largest_eigenvalue(times_C, copy)
-    site.memory |= copy._asdict()
-    site.memory |= {"beta": np.float64(penalty * norm), "norm": np.float64(norm)}
-    site.memory["round"] = np.int64(0)
-
-
-def largest_eigenvalue(times_C: Product, copy: Copy) -> float:
-    """||A_i||_2^2, nearly: power steps from a copy until one adds no more than a hundredth."""
-    largest = 0.0
-    for _ in range(MOST_LOCAL_STEPS):
-        before, largest = largest, float(np.linalg.eigvalsh(copy.T)[-1])
-        if largest <= (1 + CHANGE) * before:
-            break
-        X = orth(copy.X @ copy.T - copy.W)
-        copy = Copy.at(X, times_C(X))
-    return max(largest, 0.0)
-
-
-def _penalty(site: Any, distance: float) -> float:
-    """Beta_i after (25): it grows where the copy has not come nearer to Z in five rounds."""
-    memory = site.memory
-    beta, number = float(memory["beta"]), int(memory["round"])
-    if number % CHECKED_EVERY == 0:
-        if number and float(memory["distance"]) <= (1 + ENOUGH) * distance:
-            most = max(LARGEST_PENALTY * float(memory["norm"]), beta)
-            beta = min((1 + GROWTH) * beta, most)
-        memory |= {"beta": np.float64(beta), "distance": np.float64(distance)}
-    return beta
+    numbers = {"beta": penalty * norm, "norm": norm, "round": 0}
+    return copy._asdict() | {name: np.array(number) for name, number in numbers.items()}
 
 
 @question(
-    asks={"Z": "float64 d k"}, answers={"T": "float64 k k", "penalty": "float64"}, remembers=False
+    asks={"Z": "float64 d k"},
+    answers={"within": "float64 k k", "penalty": "float64", "norm": "float64"},
 )
 def energy_within(site: Any, Z: Array) -> dict[str, Any]:
-    """``Z'C_i Z``, whose sum has the eigenvalues, and the penalty that the site came to."""
-    return {"T": Z.T @ site.framed.gram_times(Z), "penalty": site.memory["beta"]}
+    """``Z'C_i Z``, whose sum has the eigenvalues; the penalty that the site came to; ||A_i||_2^2."""
+    within = Z.T @ site.framed.gram_times(Z)
+    return {"within": within, "penalty": site.memory["beta"], "norm": site.memory["norm"]}
 
 
 def seek_consensus(
@@ -205,79 +132,114 @@ def seek_consensus(
     local_steps: Any = None,
     penalty: float = PENALTY,
     stop: str = "kkt",
-    ahead: bool = True,
+    start_apart: bool = True,
 ) -> Solution:
     """The leading eigenvectors of A'A, to a scaled residual ``||R||_F / trace(A'A)`` of ``tol``.
 
     With ``stop="objective"`` to a relative change of ``||A Z||^2`` between rounds of ``tol``, (27).
     ``local_steps`` is a number, or "decrease" for conditions (13) and (14), or "change" for (26).
-    Without ``ahead`` copies start at Z itself, which is published and reveals more.
+    Without ``start_apart`` copies start at Z itself, as published, which reveals more.
     """
     n, d, p = known.n, known.d, rank.first_look
     steps = BY_CONDITION.get(local_steps, local_steps or LOCAL_STEPS)
-    width = p * (max(steps, LOCAL_STEPS) + 1)
-    energy = settle_frame(fed, known, width * min(max_rounds, TIMES_LANCZOS * EXPECTED_ROUNDS))
+    each_round = p * (max(steps, LOCAL_STEPS) + 1)  # columns that a site multiplies
+    rounds = min(max_rounds, TIMES_LANCZOS * EXPECTED_ROUNDS)
+    energy = settle_frame(fed, known, each_round * rounds)
     ask = partial(
         fed.sum,
         consensus_step,
         penalty=np.float64(penalty),
         steps=np.int64(steps),
-        ahead=np.int64(ahead),
+        start_apart=np.int64(start_apart),
         stop=np.int64(STOP_RULES.index(stop)),
     )
     Z = starting_block(fed, d, p, start)
     left = max_rounds
     while True:
-        Z, rounds, converged = _agree(fed, ask, Z, energy if stop == "kkt" else None, tol, left)
-        left -= rounds
+        Z, residuals = _agree(fed, ask, Z, energy, stop, tol, left)
+        left -= len(residuals)
         last = fed.sum(energy_within, Z=Z)
-        theta, C = top_eigen((last["T"] + last["T"].T) / 2, p)
+        theta, C = top_eigen((last["within"] + last["within"].T) / 2, p)
         V, theta = Z @ C, np.maximum(theta, 0.0)
         k = rank(Spectrum(theta, energy, n, d))
         if k is not None or not left:
             break
         p = min(2 * p, n, d)  # the rule must see more of the spectrum
         Z = starting_block(fed, d, p, V)
-    stopped = "converged" if converged and k is not None else "max_rounds"
+    stopped = "converged" if residuals[-1] <= tol and k is not None else "max_rounds"
     k = k or p
-    advice = _advice(float(last["penalty"]), float(theta[-1]))
-    return Solution(V[:, :k], theta[:k], energy, stopped, advice=advice)
+    started = penalty * float(last["norm"])
+    end = End(residuals, stop, theta, energy, started, float(last["penalty"]))
+    return Solution(V[:, :k], theta[:k], energy, stopped, advice=end.advice(stopped))
 
 
 def _agree(
     fed: Federation,
     ask: Callable[..., dict[str, Array]],
     Z: Array,
-    energy: float | None,
+    energy: float,
+    stop: str,
     tol: float,
     max_rounds: int,
-) -> tuple[Array, int, bool]:
-    """Algorithm 1: the subspace, the rounds that it took, and whether it met the stop rule.
-
-    The rule is that of the KKT violation as a share of ``energy``, or else that of the objective.
-    """
-    smallest = np.finfo(float).tiny
+) -> tuple[Array, list[float]]:
+    """Algorithm 1 until the stop rule is met or no round is left: Z, and how far after each round."""
+    residuals: list[float] = []
     objective = 0.0
-    for number in range(1, max_rounds + 1):
+    while True:
         answer = ask(Z=Z)
-        Y, far = answer["Y"], float(answer["far"])
-        if energy is not None:
-            residual = (float(np.linalg.norm(outside(Z, Y))) + far) / max(energy, smallest)
+        Y, value = answer["Y"], float(answer["stop_value"])
+        if stop == "kkt":
+            residuals.append(scaled(float(np.linalg.norm(outside(Z, Y))) + value, energy))
         else:
-            residual, objective = abs(far - objective) / max(far, smallest), far
-        fed.report(residual, partial(np.asarray, Z))
-        if residual <= tol:
-            return Z, number, True
-        if number < max_rounds:
-            Z = orth(Y)
-    return Z, max_rounds, False
+            residuals.append(scaled(abs(value - objective), value))
+            objective = value
+        fed.report(residuals[-1], partial(np.asarray, Z))
+        if residuals[-1] <= tol or len(residuals) == max_rounds:
+            return Z, residuals
+        Z = orth(Y)
 
 
-def _advice(penalty: float, smallest: float) -> str:
-    """What to use instead, where penalties had to grow so far that masking costs rounds."""
-    if penalty <= smallest:
-        return ""
-    return (
-        f"the sites are so unlike that their penalties came to {penalty:.3g}, above the smallest "
-        f"eigenvalue {smallest:.3g}: solver 'power' takes fewer rounds here, and 'lanczos' fewer still"
-    )
+class End(NamedTuple):
+    """How a run ended, by which to tell whether another solver would have done better."""
+
+    residuals: list[float]
+    stop: str
+    eigenvalues: Array
+    energy: float
+    started: float  # the sum of penalties at the start
+    penalty: float  # and at the end
+
+    def advice(self, stopped: str) -> str:
+        """What to use instead, where that can be told.
+
+        By the rate law plain iteration is faster where penalties exceed lambda_(k+1); lambda_k is what
+        is known. A handful of rounds is nothing to be sorry for.
+        """
+        rounds, smallest = len(self.residuals), float(self.eigenvalues[-1])
+        plain = self.plain_rounds
+        if plain is not None and plain < rounds:
+            others = f"solver 'power' would take at most about {plain}, 'lanczos' fewer"
+        elif stopped == "max_rounds" or (self.penalty > smallest and rounds > FEW_ROUNDS):
+            others = "solver 'power' likely takes fewer, 'lanczos' far fewer"
+        else:
+            return ""
+        cause = ""
+        if self.penalty > 1.01 * max(self.started, smallest):
+            times = self.penalty / max(smallest, np.finfo(float).tiny)
+            cause = "the sites are so unlike that their penalties grew to "
+            cause += f"{times:.2g} times the smallest eigenvalue; "
+        return f"faps took {rounds} rounds: {cause}{others}"
+
+    @property
+    def plain_rounds(self) -> int | None:
+        """Rounds in which subspace iteration would have come as far, at most; None if not known.
+
+        A round lowers its residual by ``lambda_(k+1) / lambda_k``. All that is known of lambda_(k+1) is
+        that it is no more than what is left of the trace.
+        """
+        following = max(self.energy - float(self.eigenvalues.sum()), 0.0)
+        decay = scaled(following, float(self.eigenvalues[-1]))
+        first, last = self.residuals[0], self.residuals[-1]
+        if self.stop != "kkt" or not 0 < decay < 1 or not 0 < last < first:
+            return None
+        return 1 + int(np.ceil(np.log(last / first) / np.log(decay)))

@@ -25,7 +25,7 @@ from fedpca.message import Array
 from fedpca.moments import Moments, settle_frame
 from fedpca.planner import expected_rounds
 from fedpca.rank import RankRule, Spectrum
-from fedpca.solvers.solution import Solution, covariance_product, starting_block
+from fedpca.solvers.solution import Solution, covariance_product, scaled, starting_block
 
 KRYLOV_BYTES = 32 << 20  # that K may take before a restart; a K beyond the cache slows every round
 NEGLIGIBLE = 1e-13  # part of the largest eigenvalue below which a new direction is rounding
@@ -56,7 +56,7 @@ def block_lanczos(
         space.extend(fed.sum(covariance_product, Z=space.Q)["Y"])
         theta, residual = space.rayleigh_ritz(p)
         searched = space
-        residual /= max(energy, np.finfo(np.float64).tiny)
+        residual = scaled(residual, energy)
         fed.report(residual, space.vectors)
         if residual <= tol or space.is_invariant:
             k = rank(Spectrum(theta, energy, n, d))

@@ -29,7 +29,7 @@ from fedpca.moments import Moments, settle_frame
 from fedpca.planner import EXPECTED_ROUNDS
 from fedpca.question import question
 from fedpca.rank import RankRule
-from fedpca.solvers.solution import Solution, starting_block
+from fedpca.solvers.solution import Solution, scaled, starting_block
 from fedpca.solvers.subspace_iteration import TIMES_LANCZOS, iterate
 
 LOCAL_STEPS = 8  # q at the start
@@ -69,7 +69,7 @@ def iterate_locally(
     for q in islice(local_steps_of_rounds(steps, halve_every), max_rounds - 1):
         Y = fed.sum(local_power_steps, Z=Z, steps=np.int64(q))["Y"]
         done += 1
-        left_to_do = float(np.linalg.norm(outside(Z, Y))) / max(energy, np.finfo(float).tiny)
+        left_to_do = scaled(float(np.linalg.norm(outside(Z, Y))), energy)
         fed.report(left_to_do, partial(np.asarray, Z))
         Z = orth(Y)
         if left_to_do <= tol:

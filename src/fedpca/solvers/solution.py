@@ -42,6 +42,11 @@ def covariance_product(site: Any, Z: Array) -> dict[str, Array]:
     return {"Y": site.framed.gram_times(Z)}
 
 
+def scaled(residual: float, energy: float) -> float:
+    """A residual as a share of the energy; of nothing, where there is none."""
+    return residual / max(energy, float(np.finfo(np.float64).tiny))
+
+
 def starting_block(fed: Federation, d: int, width: int, start: Array | None) -> Array:
     """An orthonormal ``(d, width)`` block: about what is known of the answer, then random directions.
 

@@ -19,7 +19,7 @@ from fedpca.message import Array
 from fedpca.moments import Moments, settle_frame
 from fedpca.planner import EXPECTED_ROUNDS
 from fedpca.rank import RankRule, Spectrum
-from fedpca.solvers.solution import Solution, covariance_product, starting_block
+from fedpca.solvers.solution import Solution, covariance_product, scaled, starting_block
 
 TIMES_LANCZOS = 15  # rounds of subspace iteration for each of Lanczos, about
 
@@ -58,7 +58,7 @@ def iterate(
         T = Z.T @ Y
         theta, C = top_eigen((T + T.T) / 2, p)
         V = Z @ C
-        residual = float(np.linalg.norm(Y @ C - V * theta)) / max(energy, np.finfo(float).tiny)
+        residual = scaled(float(np.linalg.norm(Y @ C - V * theta)), energy)
         fed.report(residual, partial(np.asarray, V))
         k = rank(Spectrum(np.maximum(theta, 0.0), energy, n, d))
         if residual <= tol:
