@@ -14,7 +14,6 @@ The paper (Bhaskara and Wijewardena, 2019) takes means of 200 runs, this script 
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,8 @@ import numpy as np
 import scipy.sparse
 from drawing import draw_panels, show
 from scipy.sparse.linalg import eigsh
+from sections import has, judge, run_sections
 from sklearn.datasets import load_digits
-from threadpoolctl import threadpool_limits
 
 from fedpca import FederatedPCA, Summary
 from fedpca.linalg import sine_of_angle, top_eigen
@@ -60,12 +59,6 @@ def pooled(sites: list, k: int) -> np.ndarray:
     """The k leading eigenvectors of all rows at one place, ``(d, k)``."""
     rows = np.vstack(sites)
     return top_eigen(rows.T @ rows, k)[1]
-
-
-def judge(target: str, met: bool, found: str) -> list[str]:
-    """Print whether a target is met; what was missed is returned, for ``--check``."""
-    print(f"target: {target}: {found}: {'met' if met else 'MISSED'}")
-    return [] if met else [f"{target}, but found {found}"]
 
 
 def generate(n: int, seed: int) -> tuple[np.ndarray, list]:
@@ -206,15 +199,6 @@ def tables(options: argparse.Namespace) -> dict[str, np.ndarray]:
     return found
 
 
-def has(folder: Path | None, file: str, content: str) -> bool:
-    """Whether a file is there; if not, say what it should hold."""
-    if folder and (folder / file).exists():
-        return True
-    where = f"in {folder}" if folder else "as no folder is given: use --data or FEDPCA_DATA"
-    print(f"Left out: {file} is missing {where}. It should hold {content}.")
-    return False
-
-
 def subspace_errors(X: np.ndarray, U: np.ndarray, n: int, seed: int) -> list[float]:
     """||U U' - V V'||_F of unweighted, weighted r, weighted t and pooled, on n drawn rows a site."""
     rng = np.random.default_rng([seed, n])
@@ -317,33 +301,5 @@ def draw(path: Path, sizes: list[int], panels: dict[str, dict[str, list[float]]]
 
 SECTIONS = {"figure1": figure1, "gap": gap, "figure2": figure2, "server": server}
 
-
-def main() -> None:
-    """Run the sections that were asked for."""
-    folder = os.environ.get("FEDPCA_DATA")
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("sections", nargs="*", metavar="section", help=f"of {[*SECTIONS]}")
-    parser.add_argument("--data", type=Path, default=Path(folder) if folder else None)
-    parser.add_argument("--figures", type=Path, help="folder for PNG files")
-    parser.add_argument("--seeds", type=int, help="runs to average; 40, or 6 with --quick")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--check", action="store_true", help="exit 1 where a target is missed")
-    options = parser.parse_args()
-    if unknown := set(options.sections) - set(SECTIONS):
-        parser.error(f"no section {sorted(unknown)}; use some of {[*SECTIONS]}")
-    options.seeds = options.seeds or (6 if options.quick else 40)
-    if options.figures:
-        import matplotlib  # noqa: F401 - from the extra "plot"; missed now and not at the end
-    missed = []
-    for name in options.sections or SECTIONS:
-        begin = time.perf_counter()
-        # idle BLAS threads only disturb small products; the server's are large
-        with threadpool_limits(None if name == "server" else 1, user_api="blas"):
-            missed += SECTIONS[name](options)
-        print(f"({name}: {time.perf_counter() - begin:.0f} s)\n", flush=True)
-    if options.check and missed:
-        raise SystemExit("targets missed:\n" + "\n".join(missed))
-
-
 if __name__ == "__main__":
-    main()
+    run_sections(__doc__, SECTIONS, seeds=40, quick_seeds=6, on_all_threads={"server"})

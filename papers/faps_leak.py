@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Sequence
 
 import numpy as np
-from averaging import judge
 from drawing import draw_panels, show
 from faps_runs import (
     CURVE,
@@ -27,6 +26,7 @@ from faps_runs import (
     of_rows,
     spread,
 )
+from sections import judge
 from sklearn.exceptions import ConvergenceWarning
 
 from fedpca import FederatedPCA

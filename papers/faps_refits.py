@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
-from averaging import judge
 from drawing import show
 from faps_runs import Array
+from sections import judge
 
 from fedpca import Federation
 from fedpca.engines.local import LocalEngine
@@ -27,7 +27,10 @@ def refits(options: argparse.Namespace) -> list[str]:
         name: float(np.median([error(seed, apart) for seed in range(options.seeds)]))
         for name, apart in starts.items()
     }
-    title = f"First messages of FAPS in {N_FITS} fits: {D} features, {N_SITES} sites with {D} rows, p={P}"
+    title = (
+        f"First messages of FAPS in {N_FITS} fits: {D} features, {N_SITES} sites with {D} rows, "
+    )
+    title += f"p={P}, median of {options.seeds} seeds"
     lines = [[name, "none", f"{off:.2g}"] for name, off in found.items()]
     show(title, ["copies start", "paper", "error of A_1'A_1"], lines)
     published, ours = found.values()

@@ -21,8 +21,9 @@ from fedpca.errors import InputError, PolicyRefused
 from fedpca.linalg import outside
 from fedpca.moments import common_features, moments
 from fedpca.privacy import attacks
-from fedpca.privacy.leakage import LISTENERS, Target, audit, rounds_to_look_at
-from fedpca.privacy.transcript import Listener, Published, record
+from fedpca.privacy.exposures import Target
+from fedpca.privacy.leakage import audit, rounds_to_look_at
+from fedpca.privacy.transcript import LISTENERS, Listener, Published, record
 from fedpca.rank import rank_rule
 from fedpca.solvers import SOLVERS
 from fedpca.solvers.faps import seek_consensus

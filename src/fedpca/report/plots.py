@@ -7,7 +7,7 @@ from typing import Any
 
 from fedpca import atomic
 from fedpca.errors import InputError
-from fedpca.privacy.leakage import Leakage
+from fedpca.privacy.exposures import Leakage
 
 MARKERS = "osv^DPX*"  # so that curves on top of each other can be told apart
 LINE = {"markersize": 6, "markerfacecolor": "none", "linewidth": 1.2}

@@ -15,7 +15,7 @@ from fedpca.errors import InputError
 from fedpca.estimators import FederatedPCA, StreamingPCA
 from fedpca.message import Array
 from fedpca.model import model_of
-from fedpca.privacy.leakage import Exposure, Leakage
+from fedpca.privacy.exposures import Exposure, Leakage
 from fedpca.privacy.transcript import LISTENERS
 from fedpca.run import Run
 from fedpca.summary import Summary
