@@ -46,12 +46,12 @@ IMAGES = {
     "CIFAR-10": ("cifar10_20k.npz", "20000 images of 32 x 32 x 3"),
 }
 ABOUT_SWEEPS = """\
-8 sites instead of 128, so fewer rows in all; 'm' is what 128 of them would have. How unlike
-sites are depends on the rows of each, and these are as many as in the paper. Rounds are those to a KKT
-violation of 1.97e-06, and where xi varies of 4.09e-06, the paper's mean there."""
+8 sites instead of 128, so fewer rows in all; 'm' is what 128 of them would have. How unlike sites are
+depends on the rows of each, and these are as many as in the paper. Rounds are those to a KKT violation
+of 1.97e-06, and where xi varies of 4.09e-06, the paper's mean there."""
 ABOUT_IMAGES = """\
 CIFAR-100 cannot be had, and of CIFAR-10 only 20000 of its 50000 images. The paper does not say whether
-it centres: here is both, but for CIFAR-10, where a round of FAPS takes seconds. Sites are 16 equal parts
+it centres: here is both, but for CIFAR-10, where a round of FAPS takes long. Sites are 16 equal parts
 in the order of the file, and seeds differ in the start alone. 'Unlike' is sum ||A_i||^2 / ||A||^2 over
 sites: 1 where they are alike, and at most their number."""
 SLACK = 4.09e-6  # KKT violation of SSI in the sweep of xi

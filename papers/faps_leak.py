@@ -50,9 +50,6 @@ ENOUGH = 1e-5  # of both accuracies, as in Figure 1 (b)
 ABOUT_ATTACKS = """\
 Errors are relative and KKT violations scaled; the paper's are neither. An error above 1 is worse than
 that of no guess. 'Cross block' is (I - ZZ')A_1'A_1 Z, taken to be the masked product outside Z."""
-MEASURED_BEFORE = """\
-Measured before, with another FAPS: SSI 1.2e-05 after 10 rounds and 1e-08 after 20, FAPS 0.54, and its
-cross block 0.15 after 10."""
 ABOUT_ROUNDS = """\
 The paper has five times as many features, rows and components. Least squares needs as many columns as
 there are features. SSI sends them, but in later rounds they hardly differ, and float64 cannot tell them
@@ -72,7 +69,6 @@ def figure1(options: argparse.Namespace) -> list[str]:
     ]
     title = f"Figure 1 (a): {d} features, {N_SITES} sites with {d} rows each, p={p}, median of"
     show(f"{title} {options.seeds} seeds", ["round", "paper", *found], lines)
-    print(MEASURED_BEFORE)
     show_rounds_needed(options)
     if options.figures:
         panels: dict[str, dict] = {SSI: {}, FAPS: {}}

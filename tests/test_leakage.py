@@ -227,6 +227,12 @@ def test_all_solvers_that_policies_allow_are_audited_by_default():
         audit(sites, 2, solvers="merge", refits=0)
 
 
+def test_solvers_are_announced_before_they_are_attacked():
+    announced = []
+    audit(unlike_sites(), 2, solvers=["power", "merge"], refits=0, on_solver=announced.append)
+    assert announced == ["power", "merge"]
+
+
 def test_sites_without_variance_are_not_attacked():
     sites = unlike_sites()
     sites |= {"mean": np.tile(np.vstack(list(sites.values())).mean(axis=0), (3, 1))}

@@ -32,7 +32,7 @@ from fedpca.summary_file import summary_of
 Runs = Sequence[View]  # of one fit, then of its refits
 Attack = Callable[[Runs], Array | None]
 Pairs = list[tuple[Array, Array]]  # Z and Y
-INDEPENDENT = 1e-12  # part of the largest below which rounding hides a direction
+INDEPENDENT = 1e-13  # part of the largest below which rounding hides a direction
 
 PRODUCTS, POWERS, MASKED = "covariance_product", "local_power_steps", "consensus_step"
 SUMMARIES = ("summarize_rows", "summarize_about")
