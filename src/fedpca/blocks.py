@@ -106,6 +106,8 @@ class Centred(NamedTuple):
 def centre(block: Block, mean: Array, full: Array | None = None) -> Centred:
     """The block about ``mean``; ``full`` says which columns have no zero, where that is known."""
     if not is_sparse(block):
+        if block.dtype == np.float64 and not mean.any():
+            return Centred(block)  # a copy takes as long as a product with few columns
         return Centred(np.subtract(block, mean, dtype=np.float64))
     block = block.astype(np.float64, copy=False)  # products of narrow types would overflow
     if full is None:
