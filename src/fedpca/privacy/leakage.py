@@ -103,13 +103,6 @@ def audit(
     exact = runs_of("covariance", 1)[0]
     truth, rows = _covariances(exact)
     honest = _honest(truth, _names(colluding))
-    whole = np.sum([target.C for target in honest.values()], axis=0)
-    n_honest = sum(rows[site] for site in honest)
-    guesses = {}
-    for site, target in honest.items():
-        by_model = published([exact.heard(site, "published", rows)])
-        by_whole = rows[site] / n_honest * whole
-        guesses[site] = min(target.error(guess) for guess in (by_model, by_whole))
     exposures: list[Exposure] = []
     for solver in names:
         if on_solver is not None:
@@ -128,7 +121,7 @@ def audit(
             if simulate and solver == "faps":
                 seen = runs[0].heard(site, "seen", rows)
                 exposures += _simulated(seen, site, target)
-    return Leakage(tuple(exposures), guesses)
+    return Leakage(tuple(exposures), _guesses(exact, honest, rows))
 
 
 def rounds_to_look_at(last: int) -> list[int]:
@@ -195,6 +188,18 @@ def _honest(truth: dict[str, Array], colluding: list[str]) -> dict[str, Target]:
             f"colluding={colluding} leaves no site whose rows vary to be attacked; name fewer"
         )
     return honest
+
+
+def _guesses(run: Transcript, honest: dict[str, Target], rows: dict[str, int]) -> dict[str, float]:
+    """The error of the better guess at each site: by the model, or by all that honest sites have."""
+    whole = np.sum([target.C for target in honest.values()], axis=0)
+    n = sum(rows[site] for site in honest)
+    guesses = {}
+    for site, target in honest.items():
+        by_model = published([run.heard(site, "published", rows)])
+        by_whole = rows[site] / n * whole
+        guesses[site] = min(target.error(by_model), target.error(by_whole))
+    return guesses
 
 
 def _check(
