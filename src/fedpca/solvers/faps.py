@@ -63,7 +63,7 @@ from fedpca.solvers.faps_local import (
 )
 from fedpca.solvers.solution import Solution, scaled, starting_block
 
-LOCAL_STEPS = 7  # of subspace iteration at each site in each round
+LOCAL_STEPS = 5  # of subspace iteration at each site in each round
 PENALTY = 0.15  # beta_i at the start, as a share of ||A_i||_2^2
 CHECKED_EVERY = 5  # rounds between two looks at a penalty, (25)
 STOP_RULES = ("kkt", "objective")
