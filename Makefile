@@ -20,6 +20,7 @@ lint: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/exact.py
 	$(BIN)/python benchmarks/streaming.py
+	$(BIN)/python benchmarks/personalized.py
 
 $(STAMP): pyproject.toml
 	python3 -m venv $(VENV)

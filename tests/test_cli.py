@@ -15,7 +15,7 @@ from sklearn.decomposition import PCA
 from typer.testing import CliRunner
 
 from conftest import gapped_rows
-from fedpca import cli, load
+from fedpca import FederatedPCA, PersonalizedPCA, cli, load
 from fedpca.errors import SiteFailed
 from fedpca.linalg import sine_of_angle
 
@@ -231,3 +231,32 @@ def test_a_folder_is_no_output_and_no_journal(sites, tmp_path):
     assert run("fit", *sites, "-o", tmp_path, "--force").exit_code == 2
     done = run("fit", *sites, "-o", tmp_path / "m", "--journal", tmp_path)
     assert done.exit_code == 2
+
+
+def test_a_personalized_model_is_shown_and_used_for_one_site(tmp_path):
+    rng = np.random.default_rng(0)
+    spread = {"north": [5, 3, 2, 0.1, 0.1], "south": [5, 0.1, 0.1, 3, 2]}
+    sites = {name: rng.normal(size=(30, 5)) * deviations for name, deviations in spread.items()}
+    np.save(tmp_path / "north.npy", sites["north"])
+    pca = PersonalizedPCA(1, 2).fit(sites)
+    model, scores = tmp_path / "m.fedpca", tmp_path / "scores.parquet"
+    pca.save(model)
+    shown = run("info", model, "--ledger")
+    assert "1 shared components of 5 features from 60 rows" in shown.stdout
+    assert "misalignment" in shown.stdout
+    assert "power_step" in shown.stdout
+    which = run("transform", model, tmp_path / "north.npy", "-o", scores)
+    assert which.exit_code == 2
+    assert "give --site one of these" in " ".join(which.stderr.split())
+    assert (
+        run("transform", model, tmp_path / "north.npy", "-o", scores, "--site", "north").exit_code
+        == 0
+    )
+    table = pq.read_table(scores)
+    assert table.column_names == ["pc1", "local1", "local2"]
+    assert np.allclose(table.to_pandas(), pca.transform(sites["north"], "north"))
+    FederatedPCA(2).fit(sites).save(tmp_path / "f.fedpca")
+    none = run(
+        "transform", tmp_path / "f.fedpca", tmp_path / "north.npy", "-o", scores, "--site", "x"
+    )
+    assert none.exit_code == 2

@@ -39,7 +39,9 @@ def test_examples_run(example):
     assert done.stdout
 
 
-@pytest.mark.parametrize(("name", "ratios", "sizes"), [("exact", 5, 4), ("streaming", 5, 1)])
+@pytest.mark.parametrize(
+    ("name", "ratios", "sizes"), [("exact", 5, 4), ("streaming", 5, 1), ("personalized", 4, 4)]
+)
 def test_benchmarks_run(name, ratios, sizes):
     command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), "--quick"]
     done = subprocess.run(command, capture_output=True, text=True)

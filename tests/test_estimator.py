@@ -48,6 +48,7 @@ def test_the_public_names_are_these():
         "FederatedPCA",
         "Federation",
         "FedpcaError",
+        "PersonalizedPCA",
         "Policy",
         "Site",
         "StreamingPCA",
@@ -55,6 +56,7 @@ def test_the_public_names_are_these():
         "__version__",
         "load",
         "question",
+        "search_ranks",
     ]
     for name in fedpca.__all__:
         assert getattr(fedpca, name).__doc__

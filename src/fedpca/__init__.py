@@ -2,7 +2,13 @@
 
 from fedpca._version import __version__
 from fedpca.errors import FedpcaError
-from fedpca.estimators import FederatedPCA, StreamingPCA, load
+from fedpca.estimators import (
+    FederatedPCA,
+    PersonalizedPCA,
+    StreamingPCA,
+    load,
+    search_ranks,
+)
 from fedpca.federation import Federation
 from fedpca.question import question
 from fedpca.site import Policy, Site
@@ -12,6 +18,7 @@ __all__ = [
     "FederatedPCA",
     "Federation",
     "FedpcaError",
+    "PersonalizedPCA",
     "Policy",
     "Site",
     "StreamingPCA",
@@ -19,4 +26,5 @@ __all__ = [
     "__version__",
     "load",
     "question",
+    "search_ranks",
 ]

@@ -25,6 +25,7 @@ from fedpca.report.tables import (
     write_exposures,
 )
 from fedpca.rows import some_of
+from fedpca.run import Run
 from fedpca.scores import write_scores
 from fedpca.shell import (
     Components,
@@ -103,13 +104,16 @@ def transform(
     model: Annotated[Path, typer.Argument(help="A model that `fit` or `merge` wrote.")],
     file: Annotated[Path, typer.Argument(help="Rows: a file or folder.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the scores go (.parquet).")],
+    site: Annotated[
+        str | None, typer.Option(help="Whose rows these are, for a personalized model.")
+    ] = None,
     force: Force = False,
     quiet: Quiet = False,
 ) -> None:
     """Write the scores of rows on a model's components, a block at a time."""
     with exit_codes():
         refuse_overwriting(output, force)
-        n_rows = write_scores(model, file, output)
+        n_rows = write_scores(model, file, output, site)
         if not quiet:
             out.print(f"Wrote {n_rows:,} rows to {output}")
 
@@ -176,7 +180,7 @@ def info(
     with exit_codes():
         fitted = _print_file(file)
         if ledger or site:
-            if not isinstance(fitted, FederatedPCA):
+            if not getattr(fitted, "run_", Run()).history:
                 raise InputError(f"{file} has no ledger: nothing crossed but the file itself")
             print_crossed(out, fitted.run_, site)
 

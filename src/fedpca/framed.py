@@ -25,6 +25,7 @@ from fedpca.message import Array
 from fedpca.rows import Block, Rows, is_sparse
 
 MEMORY_LIMIT = 256 << 20  # bytes that a site may spend on a cached A'A
+SMALLEST_ENERGY = 1e-140  # whose square is a number still
 
 
 def column_sums(rows: Rows) -> tuple[int, Array]:
@@ -37,6 +38,26 @@ def column_sums(rows: Rows) -> tuple[int, Array]:
             total += np.ones(block.shape[0]) @ block
             count += block.shape[0]
     return count, total
+
+
+def usable_energy(energy: float) -> float:
+    """The total sum of squares, or an error where products of such rows would lose their digits."""
+    if energy and not SMALLEST_ENERGY < energy < 1 / SMALLEST_ENERGY:
+        raise InputError(
+            f"the sum of squares about the mean is {energy:.1e}, outside {SMALLEST_ENERGY:.0e} to "
+            f"{1 / SMALLEST_ENERGY:.0e}, where its products keep their digits; rescale the columns"
+        )
+    return energy
+
+
+def energy_beyond_rounding(rows: FramedRows, n: int, mean: Array) -> float:
+    """The sum of squares of n rows about a mean, or zero where the mean's rounding explains it.
+
+    The bound is that of scikit-learn's StandardScaler for a constant column.
+    """
+    energy = usable_energy(rows.energy())
+    rounding = n * float(np.sum((n * mean * np.finfo(np.float64).eps) ** 2))
+    return energy if energy > rounding else 0.0
 
 
 class FramedRows:
@@ -80,6 +101,16 @@ class FramedRows:
         self._gram: Array | None = None
         self._full_columns: dict[int, Array] = {}  # of each sparse block
 
+    @property
+    def n_features(self) -> int:
+        """The number of features."""
+        return len(self._mean)
+
+    @property
+    def n_rows(self) -> int:
+        """The number of rows."""
+        return self._rows.n_rows
+
     def squares(self) -> Array:
         """The sum of squares of each column of A, ``(d,)``."""
         total = np.zeros(len(self._mean))
@@ -88,6 +119,11 @@ class FramedRows:
                 total += block.squares()
         _refuse_overflow(total)
         return np.asarray(total[self._order] / self._scale**2)
+
+    def energy(self) -> float:
+        """The sum of all squares of A, through A'A where that is formed anyway."""
+        total = self.gram().diagonal() if self._gram_pays(1) else self.squares()
+        return float(total.sum())
 
     def gram(self) -> Array:
         """A'A, ``(d, d)``; kept for later products where that pays and the memory limit allows."""

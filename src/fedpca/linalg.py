@@ -195,10 +195,21 @@ def outside(U: Array, V: Array) -> Array:
     return np.asarray(V - U @ (U.T @ V))
 
 
+def polar(Y: Array) -> Array:
+    """The matrix of orthonormal columns that is nearest to Y, ``(d, k)``."""
+    left, _, right = np.linalg.svd(Y, full_matrices=False)
+    return np.asarray(left @ right)
+
+
+def qr_factor(Y: Array) -> Array:
+    """The factor Q of Y, ``(d, k)``, in the one QR factorisation whose R has no negative diagonal."""
+    Q, R = np.linalg.qr(Y)
+    return np.asarray(Q * np.where(R.diagonal() < 0, -1.0, 1.0))
+
+
 def procrustes(X: Array, Z: Array) -> Array:
     """The rotation D, ``(k, k)``, that brings X D nearest to Z."""
-    left, _, right = np.linalg.svd(X.T @ Z)
-    return np.asarray(left @ right)
+    return polar(X.T @ Z)
 
 
 def sine_of_angle(U: Array, V: Array) -> float:

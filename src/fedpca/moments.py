@@ -20,16 +20,13 @@ import numpy as np
 
 from fedpca.errors import InputError
 from fedpca.federation import Federation
-from fedpca.framed import column_sums
+from fedpca.framed import column_sums, usable_energy
 from fedpca.message import Array
 from fedpca.question import question
 from fedpca.rows import column_order, refuse_non_finite
 
 if TYPE_CHECKING:
     from fedpca.site import Site
-
-
-SMALLEST_ENERGY = 1e-140  # whose square is a number still
 
 
 @dataclass(frozen=True)
@@ -134,13 +131,7 @@ def settle_frame(fed: Federation, known: Moments, n_products: int) -> float:
     ``n_products`` says how many columns the rows will likely be multiplied with.
     """
     answer = fed.sum(settle, mean=known.mean, scale=known.scale, n_products=np.int64(n_products))
-    energy = float(answer["energy"])
-    if energy and not SMALLEST_ENERGY < energy < 1 / SMALLEST_ENERGY:
-        raise InputError(
-            f"the sum of squares about the mean is {energy:.1e}, outside {SMALLEST_ENERGY:.0e} to "
-            f"{1 / SMALLEST_ENERGY:.0e}, where its products keep their digits; rescale the columns"
-        )
-    return energy
+    return usable_energy(float(answer["energy"]))
 
 
 def common_features(fed: Federation) -> CommonFeatures:

@@ -8,6 +8,7 @@ the problem and never a value of a row.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import threading
 import zlib
@@ -96,14 +97,15 @@ class Site:
         *,
         name: str,
         policy: Policy | None = None,
-        store: Path | None = None,
+        store: str | os.PathLike[str] | None = None,
         memory_limit: int = MEMORY_LIMIT,
     ) -> None:
         with _named(name):
             self.rows = open_rows(rows)
         self.name = name
         self.policy = policy or Policy()
-        self.store = store
+        self.store = None if store is None else Path(store)
+        self.has_own_store = store is not None  # and not one that an engine lends it
         self.memory_limit = memory_limit
         self.memory: dict[str, Array] = _read_only({})
         self._run: str | None = None
@@ -191,7 +193,8 @@ class Site:
         except BaseException:
             self.memory = found
             raise
-        self.memory = _read_only({k: np.asarray(v) for k, v in self.memory.items()})
+        # in the order of a file: BLAS gives other bits for another one
+        self.memory = _read_only({k: np.asarray(v, order="C") for k, v in self.memory.items()})
         self._answered = (header["round"], reply) if keep else None
         self._round, self._memory_before = header["round"], before
         return reply
@@ -218,11 +221,15 @@ class Site:
 
     @property
     def _file(self) -> Path | None:
+        return self.file(".memory")
+
+    def file(self, suffix: str) -> Path | None:
+        """A file of the site's own, where it has a folder for such."""
         if self.store is None:
             return None
         # two names may become one when made safe for a file system; the checksum keeps them apart
         safe = re.sub(r"[^A-Za-z0-9._-]", "_", self.name)
-        return self.store / f"{safe}-{zlib.crc32(self.name.encode()):08x}.memory"
+        return self.store / f"{safe}-{zlib.crc32(self.name.encode()):08x}{suffix}"
 
     def _save(self, round_number: int, reply: Message) -> None:
         """Keep memory and the answer that goes with it, before the answer leaves."""

@@ -123,7 +123,8 @@ class LocalEngine:
         if isinstance(rows, Site):
             if rows.name != name:
                 raise InputError(f"the site given as {name!r} calls itself {rows.name!r}")
-            rows.store = rows.store or self._store
+            if not rows.has_own_store:
+                rows.store = self._store
             return rows
         return Site(rows, name=name, store=self._store, memory_limit=self._memory_limit)
 

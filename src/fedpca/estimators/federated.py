@@ -11,13 +11,12 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils import check_random_state
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from fedpca.errors import FileError, InputError
 from fedpca.estimators.inputs import as_federation, is_many_sites
-from fedpca.estimators.modelled import ModelMixin, plain_params
+from fedpca.estimators.modelled import ModelMixin, plain_params, seed_of
 from fedpca.estimators.program import principal_components
 from fedpca.message import Array
 from fedpca.model import Model, load_model, model_of
@@ -60,7 +59,7 @@ class FederatedPCA(ModelMixin, BaseEstimator):  # type: ignore[misc]
     random_state : int, RandomState or None
         Seed of the solver's start.
     local_steps : int, {"decrease", "change"} or None
-        For "faps": steps of subspace iteration that a site takes in each round, 7 by default; or the
+        For "faps": steps of subspace iteration that a site takes in each round, 5 by default; or the
         condition that ends them, a sufficient decrease of the local problem or a small change. For
         "local-power": power steps in the first rounds, 8 by default.
     halve_every : int
@@ -208,7 +207,7 @@ class FederatedPCA(ModelMixin, BaseEstimator):  # type: ignore[misc]
         known, solution, self.site_variance_ratio_ = fed.run(
             partial(principal_components, **parameters),
             about={"program": type(self).__name__, "parameters": parameters},
-            seed=self._seed(),
+            seed=seed_of(self.random_state),
         )
         self._set_fitted(known, solution, fed.record)
         if solution.stopped == "max_rounds":
@@ -276,13 +275,6 @@ class FederatedPCA(ModelMixin, BaseEstimator):  # type: ignore[misc]
                 "'local-power' a number"
             )
         return {name: given[name] for name in known}
-
-    def _seed(self) -> int | None:
-        if self.random_state is None:
-            return None
-        if isinstance(self.random_state, Integral):
-            return int(self.random_state)
-        return int(check_random_state(self.random_state).randint(2**31))
 
     def _set_fitted(self, known: Moments, solution: Solution, run: Run) -> None:
         model = model_of(

@@ -11,6 +11,7 @@ import scipy.sparse as sp
 
 from fedpca.errors import InputError
 from fedpca.federation import Federation
+from fedpca.message import Array
 from fedpca.rows import JoinedRows, Rows, open_rows
 from fedpca.site import Site
 
@@ -27,22 +28,38 @@ def is_many_sites(X: Any) -> bool:
     return True
 
 
+def holds_rows(X: Any) -> bool:
+    """Whether X are rows, and not sites or a federation to which they are left."""
+    if isinstance(X, Federation):
+        return False
+    parts = X.values() if isinstance(X, Mapping) and not sp.issparse(X) else X
+    return not (is_many_sites(X) and any(isinstance(part, Site) for part in parts))
+
+
 def as_federation(X: Any, sites: Any = None) -> Federation:
     """The federation that X is, or one within this process over the rows that X holds."""
     if is_many_sites(X):
         if sites is not None:
             raise InputError("sites= labels the rows of one array; these rows are split already")
         return X if isinstance(X, Federation) else Federation.local(X)
-    if sites is None:
-        return Federation.local([X])
+    return Federation.local([X] if sites is None else rows_by_label(X, sites))
+
+
+def rows_by_label(X: Any, sites: Any) -> dict[str, Any]:
+    """The rows of one table by the label of the site that each belongs to."""
+    labels = labels_of_rows(sites, X.shape[0])
+    return {str(name): X[labels == name] for name in np.unique(labels)}
+
+
+def labels_of_rows(sites: Any, n_rows: int) -> Array:
+    """The labels as words, one a row."""
     labels = np.asarray(sites)
-    if labels.shape != (X.shape[0],):
-        raise InputError(f"sites has shape {labels.shape}; give one label for {X.shape[0]} rows")
+    if labels.shape != (n_rows,):
+        raise InputError(f"sites has shape {labels.shape}; give one label for {n_rows} rows")
     n_missing = sum(label is None or label != label for label in labels.tolist())
     if n_missing:
         raise InputError(f"sites has no label for {n_missing} rows; give each row one")
-    names = labels.astype(str)
-    return Federation.local({str(name): X[names == name] for name in np.unique(names)})
+    return labels.astype(str)
 
 
 def as_stream(X: Any) -> Rows | Iterator[Any] | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.utils import check_array
+from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from fedpca.estimators.twin import scikit_learn_twin
@@ -79,3 +80,12 @@ def plain_params(estimator: BaseEstimator) -> dict[str, Any]:
     """An estimator's parameters, with numpy's scalars as Python's own."""
     given = estimator.get_params(deep=False)
     return {k: v.item() if isinstance(v, np.generic) else v for k, v in given.items()}
+
+
+def seed_of(random_state: Any) -> int | None:
+    """The seed of a run that scikit-learn's ``random_state`` stands for."""
+    if random_state is None:
+        return None
+    if isinstance(random_state, Integral):
+        return int(random_state)
+    return int(check_random_state(random_state).randint(2**31))

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from fedpca import atomic
 from fedpca.errors import InputError
-from fedpca.estimators import FederatedPCA, StreamingPCA
+from fedpca.estimators import FederatedPCA, PersonalizedPCA, StreamingPCA
 from fedpca.message import Array
 from fedpca.model import model_of
 from fedpca.privacy.exposures import Exposure, Leakage
@@ -84,10 +84,12 @@ def write_exposures(path: Path, found: Leakage) -> None:
         writer.writerows(found.exposures)
 
 
-def print_model(out: Console, model: FederatedPCA | StreamingPCA) -> None:
+def print_model(out: Console, model: FederatedPCA | PersonalizedPCA | StreamingPCA) -> None:
     """What a model is, and how it came about."""
     if isinstance(model, StreamingPCA):
         _print_stream(out, model)
+    elif isinstance(model, PersonalizedPCA):
+        _print_personalized(out, model)
     else:
         _print_federated(out, model)
 
@@ -127,6 +129,36 @@ def _print_federated(out: Console, model: FederatedPCA) -> None:
         f"{model.n_components_} components of {model.n_features_in_:,} features from "
         f"{model.n_samples_:,} rows at {len(run.sites)} sites"
     )
+    _print_run(out, run)
+    _print_components(out, model.explained_variance_, model.explained_variance_ratio_)
+    if run.stopped == "approximate":
+        out.print(_angle(run.angle_bound))
+    if model.site_variance_ratio_:
+        shares = ", ".join(f"{k} {v:.1%}" for k, v in model.site_variance_ratio_.items())
+        out.print(f"of each site's own variance: {shares}")
+
+
+def _print_personalized(out: Console, model: PersonalizedPCA) -> None:
+    known = list(model.local_components_)
+    out.print(
+        f"{len(model.components_)} shared components of {model.n_features_in_:,} features from "
+        f"{model.n_samples_:,} rows"
+    )
+    if model.run_.history:  # a site's own file knows nothing of the others
+        _print_run(out, model.run_)
+        out.print(f"misalignment of the sites' own components {model.misalignment_:.3g}")
+    table = Table(title="Share of each site's variance", title_justify="left")
+    table.add_column("site")
+    for name in ("local components", "shared", "local", "left"):
+        table.add_column(name, justify="right")
+    for name, shares in model.site_variance_.items():
+        n_local = str(len(model.local_components_[name])) if name in known else "at the site"
+        table.add_row(name, n_local, *(f"{share:.1%}" for share in shares.values()))
+    if model.site_variance_:
+        out.print(table)
+
+
+def _print_run(out: Console, run: Run) -> None:
     out.print(
         f"solver {run.solver} ({run.stopped}): {run.rounds} rounds, {run.bytes_up:,} bytes up, "
         f"{run.bytes_down:,} down"
@@ -135,12 +167,6 @@ def _print_federated(out: Console, model: FederatedPCA) -> None:
         out.print(run.advice)
     for loss in run.lost:
         out.print(f"lost in round {loss['round']}: {loss['reason']}")
-    _print_components(out, model.explained_variance_, model.explained_variance_ratio_)
-    if run.stopped == "approximate":
-        out.print(_angle(run.angle_bound))
-    if model.site_variance_ratio_:
-        shares = ", ".join(f"{k} {v:.1%}" for k, v in model.site_variance_ratio_.items())
-        out.print(f"of each site's own variance: {shares}")
 
 
 def _print_stream(out: Console, model: StreamingPCA) -> None:

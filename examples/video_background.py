@@ -1,0 +1,62 @@
+"""A video from a fixed camera: frames are sites, what stands still is shared, what moves is local.
+
+python examples/video_background.py
+python examples/video_background.py --data DIR --figure video.png     with DIR/highway_video.npz
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+
+from fedpca import PersonalizedPCA
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--data", type=Path)
+parser.add_argument("--figure", type=Path)
+options = parser.parse_args()
+
+if options.data:
+    with np.load(options.data / "highway_video.npz") as file:
+        frames = file["frames"][::4] / 255  # every fourth of 200
+    n_shared, n_local = 5, 3
+else:  # a still scene, and a bright square that crosses it
+    rng = np.random.default_rng(0)
+    frames = np.tile(0.3 + 0.1 * rng.normal(size=(30, 3)) @ rng.normal(size=(3, 40)), (20, 1, 1))
+    for i, frame in enumerate(frames):
+        frame[1 + i : 9 + i, 16:24] = 1
+    frames += 0.01 * rng.normal(size=frames.shape)
+    n_shared, n_local = 3, 1
+
+# the columns of a frame are its observations; brightness is no offset to remove, so nothing is centred
+sites = {f"frame {i}": frame.T for i, frame in enumerate(frames)}
+pca = PersonalizedPCA(n_shared, n_local, center="none", tol=1e-6).fit(sites)
+parts = {name: pca.split(frame, name) for name, frame in sites.items()}
+
+shared, local = (np.array([part[i].T for part in parts.values()]) for i in (0, 1))
+still = np.median(frames, axis=0)
+moved = np.abs(frames - still) > 0.1
+motion = (frames - still)[moved]
+print(f"{len(frames)} frames, {n_shared} shared and {n_local} local components each")
+print(f"misalignment {pca.misalignment_:.2f}, {pca.run_.rounds} rounds, {pca.run_.stopped}")
+in_local = local[moved] @ motion / (motion @ motion)
+in_shared = (shared - still)[moved] @ motion / (motion @ motion)
+print(f"of what moved {in_local:.0%} is in the local part, and {in_shared:.0%} in the shared one")
+ratio = np.mean(local[moved] ** 2) / np.mean(local[~moved] ** 2)
+print(f"the local part is {ratio:.0f} times as strong where something moved")
+
+if options.figure:
+    import matplotlib.pyplot as plt
+
+    shown = [len(frames) * i // 4 for i in (1, 2, 3)]
+    figure, axes = plt.subplots(3, 3, figsize=(7.2, 5.6))
+    for column, i in zip(axes.T, shown, strict=True):
+        column[0].set_title(f"frame {i}", fontsize=9)
+        images = (frames[i], shared[i], np.abs(local[i]))
+        for axis, image in zip(column, images, strict=True):
+            axis.imshow(image, cmap="gray")
+            axis.set(xticks=[], yticks=[])
+    for axis, what in zip(axes[:, 0], ("frame", "shared", "local, size"), strict=True):
+        axis.set_ylabel(what)
+    figure.tight_layout()
+    figure.savefig(options.figure, dpi=62)

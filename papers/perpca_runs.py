@@ -1,0 +1,169 @@
+"""Generated data of the personalised PCA paper, and fits to them that are watched round by round.
+
+    y = U phi + V_i phi_i + noise,   [U V_i] orthonormal, every score normal with mean zero.
+
+Shared and local directions are uniformly random, those of a site orthogonal to the shared ones. No mean
+is taken off, as in the paper. With every site counted alike, a fit sees no more of a site's rows than
+their covariance: many rows may be replaced by d rows that have the same one.
+"""
+
+from __future__ import annotations
+
+import textwrap
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from sklearn.exceptions import ConvergenceWarning
+
+from fedpca import Federation, PersonalizedPCA
+from fedpca.question import Arrays, Question
+
+Array = np.ndarray
+POWER, STIEFEL, POLAR = "power", "stiefel", "polar"
+FEWER = 5  # the paper's other half of the sites has a fraction of the rows: a fifth, here
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The directions that the rows were made from, and the rows."""
+
+    U: Array  # (d, r1)
+    V: dict[str, Array]  # (d, r2) by site
+    sites: dict[str, Array]  # (n_i, d) by site
+
+    @property
+    def ranks(self) -> tuple[int, int]:
+        """r1 and r2."""
+        return self.U.shape[1], next(iter(self.V.values())).shape[1]
+
+
+def orthonormal_beside(U: Array, k: int, rng: np.random.Generator) -> Array:
+    """k random orthonormal columns that are orthogonal to U's, ``(d, k)``."""
+    return np.linalg.qr(np.hstack([U, rng.standard_normal((len(U), k))]))[0][:, U.shape[1] :]
+
+
+def some_directions(
+    d: int, r1: int, r2: int, n_sites: int, rng: np.random.Generator, n_groups: int | None = None
+) -> tuple[Array, dict[str, Array]]:
+    """Random U and V_i; where there are groups, all sites of one have the same V_i."""
+    U = np.linalg.qr(rng.standard_normal((d, r1)))[0]
+    V = [orthonormal_beside(U, r2, rng) for _ in range(n_groups or n_sites)]
+    return U, {f"site-{i}": V[i % len(V)] for i in range(n_sites)}
+
+
+def draw(
+    U: Array,
+    V: Mapping[str, Array],
+    n_rows: Sequence[int],
+    rng: np.random.Generator,
+    *,
+    ratio: float = 1.0,
+    noise: float = 0.0,
+    condensed: bool = False,
+) -> Truth:
+    """Rows of the model: local scores have ``ratio`` times the shared ones' standard deviation.
+
+    ``noise`` is a variance. Where rows are ``condensed``, a site has d at most, with the covariance of
+    all that were drawn.
+    """
+    d, sites = len(U), {}
+    for (name, own), n in zip(V.items(), n_rows, strict=True):
+        rows = rng.standard_normal((n, U.shape[1])) @ U.T
+        rows += ratio * rng.standard_normal((n, own.shape[1])) @ own.T
+        if noise:
+            rows += np.sqrt(noise) * rng.standard_normal((n, d))
+        if condensed and n > d:
+            rows = np.sqrt(d / n) * np.linalg.qr(rows, mode="r")
+        sites[name] = rows
+    return Truth(U, dict(V), sites)
+
+
+def uneven(
+    seed: int, n: int = 300, d: int = 15, n_sites: int = 100, *, condensed: bool = False
+) -> Truth:
+    """Section 7.1.2: 2 shared and 10 local directions with ten times the deviation, noise 0.5."""
+    rng = np.random.default_rng([seed, n, d, n_sites])
+    U, V = some_directions(d, 2, 10, n_sites, rng)
+    return draw(U, V, uneven_rows(n, n_sites), rng, ratio=10.0, noise=0.5, condensed=condensed)
+
+
+def uneven_rows(n: int, n_sites: int) -> list[int]:
+    """n rows for the first half of the sites, and a fifth for the others."""
+    return [n if i < n_sites // 2 else n // FEWER for i in range(n_sites)]
+
+
+def projection_error(A: Array, B: Array) -> float:
+    """``||P_A - P_B||_F^2`` for orthonormal columns."""
+    return float(A.shape[1] + B.shape[1] - 2 * np.sum((A.T @ B) ** 2))
+
+
+def shared_error(truth: Truth, shared: Array) -> float:
+    """``||P_U - P_U0||^2`` of shared components, ``(r1, d)``."""
+    return projection_error(shared.T, truth.U)
+
+
+def local_error(truth: Truth, local: Mapping[str, Array]) -> float:
+    """The mean over sites of ``||P_Vi - P_Vi0||^2``, of local components ``(r2, d)``."""
+    return float(np.mean([projection_error(local[name].T, own) for name, own in truth.V.items()]))
+
+
+class Reached(Exception):
+    """The objective is as near to the reference as was asked for."""
+
+
+class Watched(Federation):
+    """A federation that notes the objective where each round of a solver was asked.
+
+    ``values`` has one entry for each round, the start first; ``accepted`` those whose place the solver
+    kept. It breaks off when a value is at least ``enough``.
+    """
+
+    def watch(self, enough: float = np.inf) -> None:
+        """Begin to note."""
+        self.values: list[float] = []
+        self.accepted: list[float] = []
+        self._enough = enough
+
+    def sum(self, question: Question, **arrays: Any) -> Arrays:
+        answer = super().sum(question, **arrays)
+        if "along" in answer:
+            total = float(np.trace(answer["along"]) + answer["local"])
+            self.values.append(total / len(self.engine.names))
+            self._asked = arrays["U"]
+            if self.values[-1] >= self._enough:
+                raise Reached
+        return answer
+
+    def report(self, residual: float, subspace: Callable[[], Array]) -> None:
+        super().report(residual, subspace)
+        if subspace() is self._asked:
+            self.accepted.append(self.values[-1])
+
+
+def say(text: str) -> None:
+    """Print what is to be known of a table below it, in lines."""
+    print(textwrap.fill(text, 96))
+
+
+def fit(X: Any, r1: int, r2: int, **options: Any) -> PersonalizedPCA:
+    """The estimator about zero, quiet where rounds do not suffice or sites look too much alike."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        warnings.filterwarnings("ignore", "misalignment_", UserWarning)
+        return PersonalizedPCA(r1, r2, center="none", **{"gather": True, **options}).fit(X)
+
+
+def watch(
+    truth: Truth, *, enough: float = np.inf, ranks: tuple[int, int] | None = None, **options: Any
+) -> tuple[Watched, PersonalizedPCA | None]:
+    """A watched fit to the rows, every site counted alike; no model if it was broken off."""
+    fed = Watched.local(truth.sites)
+    fed.watch(enough)
+    model = None
+    with suppress(Reached):
+        model = fit(fed, *(ranks or truth.ranks), **options)
+    return fed, model
