@@ -76,6 +76,10 @@ def test_shared_and_local_directions_are_found(method, weights):
 def test_every_method_ends_where_no_neighbour_is_better(method, retraction):
     slack = 2e-4 if method == "polar" else 1e-9  # which does not end at a stationary point
     sites, _, _ = draw_sites(seed=1, noise=0.4)
+    if method == "power" and retraction == "qr":
+        with pytest.raises(InputError, match="retraction='qr' are options of methods 'stiefel'"):
+            PersonalizedPCA(2, 2, retraction=retraction).fit(sites)
+        return
     pca = PersonalizedPCA(2, 2, method=method, retraction=retraction, **LONG).fit(sites)
     rng = np.random.default_rng(0)
     U = pca.components_.T
@@ -111,7 +115,7 @@ def test_the_objective_never_falls(seed, ratio):
     assert (np.diff(values) >= -1e-12 * values[-1]).all()
 
 
-@every_method
+@pytest.mark.parametrize("method", ["stiefel", "polar"])
 def test_a_step_that_lowers_the_objective_is_taken_back(method):
     sites, U, _ = draw_sites(noise=0.05)
     pca = PersonalizedPCA(2, 2, method=method, step=3.0, **LONG).fit(sites)
@@ -402,7 +406,7 @@ def test_labels_of_rows_stand_for_sites():
     )
     with pytest.raises(InputError, match="give one label for 240 rows"):
         by_label.transform(X, labels[:-1])
-    with pytest.raises(InputError, match="no site 'west' in the fit"):
+    with pytest.raises(InputError, match="site 'west' are not known here, only those of"):
         by_label.transform(X, "west")
     with pytest.raises(InputError, match="say which site"):
         by_label.transform(X)

@@ -1,8 +1,8 @@
-"""Rows as a run sees them: in the common order of features, about the common mean, in its scale.
+"""Rows as a run sees them: in the common order of features, about a mean, in the common scale.
 
-With ``X`` a site's rows, ``m`` the global mean and ``s`` the global scale, the frame is
-``A = (X - 1 m') / s`` and the products are ``A'A`` and ``A'(A Z)``. ``A`` is never stored: blocks are
-centred on the fly, the scale and the order of columns are moved onto ``Z`` and the result.
+With ``X`` a site's rows, ``m`` the mean of all sites, or its own, and ``s`` the global scale, the frame
+is ``A = (X - 1 m') / s`` and the products are ``A'A`` and ``A'(A Z)``. ``A`` is never stored: blocks
+are centred on the fly, the scale and the order of columns are moved onto ``Z`` and the result.
 
 Centring comes before multiplying (`fedpca.blocks`). Raw second moments minus ``n m m'`` lose every
 digit at an offset of 1e8, so they serve only for a block where the diagonal shows that at most eight

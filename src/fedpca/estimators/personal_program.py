@@ -22,10 +22,10 @@ from fedpca.solvers.personal_site import (
     NOTHING,
     enter_frame,
     keep_local,
+    site_shares,
     to_bytes,
     whole_local_part,
 )
-from fedpca.solvers.personal_site import variance_shares as ask_shares
 from fedpca.solvers.personalized import METHODS, Shared
 
 STARTS = {"stack": DIRECTIONS, "average": COVARIANCE, "random": NOTHING}
@@ -55,6 +55,8 @@ def shared_and_local(
     center: str,
     scale: bool,
     gather: bool,
+    step: float | None,
+    retraction: str,
     parameters: dict[str, Any],
     **options: Any,
 ) -> Personalized:
@@ -78,18 +80,15 @@ def shared_and_local(
     )
     weight, energy = float(entered["weight"]), usable_energy(float(entered["energy"]))
     n = at_least_two(int(entered["n"]))
-    if start_from is not None:
-        U = start_from
-    elif start == "random":
-        U = orth(fed.rng().standard_normal((common.n_features, n_shared)))
-    else:
-        columns = int(entered["columns"])
-        _, U = leading_of_bases(fed, common.n_features, n_shared, columns, gather=gather)
-        U = complete_basis(U, n_shared)
+    U = start_from
+    if U is None:
+        U = _start(fed, start, common.n_features, n_shared, int(entered["columns"]), gather)
+    if method != "power":
+        is_random = start != "stack" and start_from is None
+        seed = int(fed.rng().integers(2**31)) if is_random else None
+        options |= {"energy": energy, "seed": seed, "step": step, "retraction": retraction}
     fed.record.solver = method
-    is_random = start != "stack" and start_from is None
-    seed = int(fed.rng().integers(2**31)) if is_random else None
-    found = METHODS[method](fed, U, weight, energy=energy, seed=seed, **options)
+    found = METHODS[method](fed, U, weight, **options)
     fed.record.stopped = found.stopped
     U, variance = principal_axes(found)
     header = {"features": common.features, "n_samples": n, "parameters": parameters}
@@ -113,6 +112,14 @@ def shared_and_local(
         ),
         site_variance={k: p.shares for k, p in parts.items()} if gather else _shares(fed),
     )
+
+
+def _start(fed: Federation, start: str, d: int, n_shared: int, columns: int, gather: bool) -> Array:
+    """A first U, ``(d, n_shared)``."""
+    if start == "random":
+        return orth(fed.rng().standard_normal((d, n_shared)))
+    _, U = leading_of_bases(fed, d, n_shared, columns, gather=gather)
+    return complete_basis(U, n_shared)
 
 
 def check_ranks(n_shared: int, n_local: int | dict[str, int], d: int) -> None:
@@ -179,7 +186,7 @@ def _misalignment(
 def _shares(fed: Federation) -> dict[str, dict[str, float]]:
     """Shares of each site's variance, where its policy tells."""
     try:
-        answers = fed.gather(ask_shares)
+        answers = fed.gather(site_shares)
     except PolicyRefused:
         return {}
     return {

@@ -62,7 +62,10 @@ class PersonalRowsMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # t
         return rows.astype(scores.dtype, copy=False)
 
     def split(self, X: Any, site: Any = None) -> Split:
-        """Rows about their mean as the sum of the shared part, the local part, and what is left."""
+        """Rows about their mean as the sum of the shared part, the local part, and what is left.
+
+        In the units of the rows; the parts are orthogonal once divided by `scale_`.
+        """
         rows = self._rows(X)
         parts = Split(*(np.empty(rows.shape) for _ in Split._fields))
         for name, chosen in self._by_site(rows, site):
@@ -72,6 +75,8 @@ class PersonalRowsMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # t
 
     def reconstruction_errors(self, X: Any, sites: Any = None) -> dict[str, float]:
         """The mean squared length of what the components leave of a row, for each site's rows.
+
+        In the units of the model, those of the rows divided by `scale_`.
 
         ``X`` is a dict of rows by site, or one table with a label a row. The rows may be new ones.
         """
@@ -87,14 +92,15 @@ class PersonalRowsMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # t
         """Take in a site that was not in the fit: its local components come from its own rows.
 
         ``X`` are its rows or their path, and ``n_local`` the number of its components, by default that
-        of the fit. What is shared stays as it is.
+        of the fit, where this is one number. What is shared stays as it is, and so do `objective_`,
+        `misalignment_` and `n_samples_`.
         """
         check_is_fitted(self)
+        name = str(name)
         given = self.n_local if n_local is None else n_local
         rank = given.get(name) if isinstance(given, Mapping) else given
         if not isinstance(rank, Integral) or rank < 1:
             raise InputError(f"n_local={rank!r} for site {name!r}; give add_site a number above 0")
-        name = str(name)
         if name in self.local_components_:
             raise InputError(
                 f"site {name!r} is in the model already; give the new one another name"
@@ -145,7 +151,8 @@ class PersonalRowsMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # t
                 "keeps, or let fit gather=True, or add_site with its rows"
             )
         raise InputError(
-            f"no site {name!r} in the fit, only {list(self.local_components_)}; add_site takes one in"
+            f"the local components of site {name!r} are not known here, only those of "
+            f"{list(self.local_components_)}; add_site takes in one more"
         )
 
     def _rows(self, X: Any) -> Any:

@@ -27,15 +27,20 @@ from fedpca.personal_model import PersonalModel, load_personal
 from fedpca.run import Run
 from fedpca.solvers.personalized import METHODS, RETRACTIONS
 
+FAR, ROUNDING = (
+    100,
+    1e-10,
+)  # times tol, or this, a solver that stalls may be from its end unmentioned
 ALIKE = 0.05  # misalignment below which shared and local components cannot be told apart
 
 
 class PersonalizedPCA(AffinityMixin, PersonalRowsMixin, BaseEstimator):  # type: ignore[misc]
     """Components that all sites share, and components of each site's own, orthogonal to these.
 
-    All that a federation asks of its sites are sums: of what rows make of the shared components, and of
-    projections on the sites' leading and local directions. No site's local components are told, unless
-    ``gather`` allows it; the site keeps them in its folder, as a model of its own.
+    A federation is asked for sums: of what rows make of the shared components, and of projections on
+    the sites' leading and local directions; beside them for the names of columns and three numbers a
+    site. No site's local components are told, unless ``gather`` allows it. Where a site has a folder,
+    it keeps them there, as a model of its own.
 
     Shared components can be told from local ones only where the latter differ between sites, which
     `misalignment_` measures. With too small an ``n_local`` shared components follow what is some site's
@@ -52,19 +57,21 @@ class PersonalizedPCA(AffinityMixin, PersonalRowsMixin, BaseEstimator):  # type:
         published gradient methods.
     start : {"stack", "average", "random"}
         "stack" takes the directions that most sites' leading ones have in common, "average" those of
-        the averaged covariance, as published, which fails where local variances are much larger.
+        the averaged covariance, as published, which fails where local variances are much larger, and
+        "random" begins anywhere.
     weights : {"site", "rows"}
         Whether every site counts alike, or by its number of rows.
     center : {"site", "common", "none"}
-        Whether a site's rows are taken about its own mean, which never leaves it, about the mean of all
-        sites' rows, or about zero.
+        Whether a site's rows are taken about its own mean, which stays there without ``scale``, about
+        the mean of all sites' rows, or about zero.
     scale : bool
-        Whether each feature is divided by its standard deviation over all sites (a constant one by 1).
+        Whether each feature is divided by its standard deviation over all sites (a constant one by 1),
+        for which the sums of columns are asked.
     retraction : {"polar", "qr"}
         For "stiefel" and "polar": how a basis is made orthonormal.
     step : float or None
-        For "stiefel" and "polar": the step length at the start; 1 over the largest eigenvalue of any
-        site's covariance by default.
+        For "stiefel" and "polar": the step length at the start; by default about 1 over the largest
+        eigenvalue of any site's covariance.
     tol : float
         "power" stops when the next step promises to add at most this part of the variance along the
         shared components, "stiefel" and "polar" when the last one did. Their steps are short where a
@@ -73,7 +80,7 @@ class PersonalizedPCA(AffinityMixin, PersonalRowsMixin, BaseEstimator):  # type:
         Most rounds of the solver; a warning tells when they did not suffice.
     gather : bool or None
         Whether the coordinator may see the local components of single sites. By default it may where
-        ``fit`` was given the rows themselves, and not where it was given a `Federation`.
+        ``fit`` was given the rows themselves, and not where it was given a `Federation` or sites.
     random_state : int, RandomState or None
         Seed of what is random in the start.
 
@@ -82,7 +89,8 @@ class PersonalizedPCA(AffinityMixin, PersonalRowsMixin, BaseEstimator):  # type:
     components_ : ndarray of shape (n_shared, n_features_in_)
         The shared components.
     explained_variance_ : ndarray of shape (n_shared,)
-        Variance along these, on average over sites.
+        Variance along these, on average over sites, or over rows with ``weights="rows"``. Variances are
+        mean squares here: sums of squares over n, as in the paper.
     local_components_, local_variance_ : dict
         The components of each site that is known here, ``(r, n_features_in_)``, and the variance along
         them. A site whose rows have fewer directions than asked for has fewer.
@@ -178,6 +186,11 @@ class PersonalizedPCA(AffinityMixin, PersonalRowsMixin, BaseEstimator):  # type:
             The label of the site to which each row of one table belongs.
         """
         self._validate_params()
+        if self.method == "power" and (self.step is not None or self.retraction != "polar"):
+            raise InputError(
+                f"step={self.step} and retraction={self.retraction!r} are options of methods 'stiefel' "
+                "and 'polar', not of 'power'"
+            )
         for name in ("n_features_in_", "feature_names_in_"):
             self.__dict__.pop(name, None)
         if not is_many_sites(X):
@@ -283,10 +296,11 @@ class PersonalizedPCA(AffinityMixin, PersonalRowsMixin, BaseEstimator):  # type:
                 ConvergenceWarning,
                 stacklevel=3,
             )
-        if self.run_.stopped == "stalled" and self.method == "stiefel":  # as `polar` always may
+        residuals = [h["residual"] for h in self.run_.history if h["residual"] is not None]
+        if self.run_.stopped == "stalled" and residuals[-1] > FAR * max(self.tol, ROUNDING):
             warnings.warn(
-                f"method {self.method!r} stopped where no step raises the objective, which need not be "
-                "where it is largest; use method='power'",
+                f"method {self.method!r} stopped where no step raises the objective, although the last "
+                f"one was to add {residuals[-1]:.1e} of the shared variance",
                 ConvergenceWarning,
                 stacklevel=3,
             )

@@ -1,11 +1,11 @@
 """How many shared and how many local components: by rows that were held out.
 
-What k of d components leave of a held-out row falls with every further one: by noise, the d-th part of
-which any direction takes. As in generalised cross-validation
+What k of d components, shared and local, leave of a held-out row falls with every further one. One of
+noise takes ``1 / (d - k)`` of the noise that is left, so that ``error / (d - k)`` stays as it is, and
 
-    criterion = error / (d - k)^2
+    criterion = error / (d - k)^2,
 
-counts this: it falls with a component of the rows and grows with one of noise. It does not say whether
+as in generalised cross-validation, grows; with one of the rows' own it falls. It does not say whether
 shared and local components can be told apart; the misalignment beside it does. Compare Josse and
 Husson, "Selecting the number of components in PCA using cross-validation approximations" (2012).
 """
@@ -40,7 +40,8 @@ class RankSearch:
 
     ``table`` has an entry for each pair: ``n_shared``, ``n_local``, the mean squared ``error`` of a
     held-out row, on average over sites, the ``criterion``, and the ``misalignment``. ``best`` is the
-    pair of the lowest criterion among those with a misalignment of at least 0.05.
+    pair of the lowest criterion among those with a misalignment of at least 0.05, or among all where
+    there are none.
     """
 
     table: list[dict[str, Any]]
@@ -92,7 +93,10 @@ def search_ranks(
     splits = [_hold_out(rows, held_out, rng) for _ in range(n_repeats)]
     table = []
     for k, r in tried:
-        figures = [_figures(PersonalizedPCA(k, r, **parameters), *split) for split in splits]
+        figures = [
+            _figures(PersonalizedPCA(k, r, random_state=seed, **parameters), *split)
+            for seed, split in enumerate(splits)
+        ]
         error, misalignment = np.mean(figures, axis=0).tolist()
         table.append(
             {

@@ -157,7 +157,7 @@ def keep_local(site: Any, U: Array, variance: Array, header: Array) -> dict[str,
 
 
 @question(answers={"shared": "float64", "local": "float64", "total": "float64"})
-def variance_shares(site: Any) -> dict[str, Any]:
+def site_shares(site: Any) -> dict[str, Any]:
     """How much of a site's squares shared and local directions carry, and all of them."""
     memory = site.memory
     return {

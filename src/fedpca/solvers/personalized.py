@@ -2,20 +2,24 @@
 
     maximise  sum_i w_i tr(U'S_i U + V_i'S_i V_i),   [U V_i] orthonormal for every site i
 
-Only U is ever sent to the coordinator, as part of a sum; V_i never leaves its site.
+The rounds send sums of d x k and k x k matrices and of numbers, which are about U; no V_i is sent.
 
 ``power`` needs no step length. At a site ``V_i`` are the leading directions outside U, and
 
-    G_i = (I - V_i V_i') S_i U;   U <- polar(sum_i w_i G_i).
+    G = sum_i w_i (I - P_i) S_i U,   P_i = V_i V_i';   U <- polar(G).
 
-With V_i held, ``tr(U'(I - P_i) S_i (I - P_i) U) + tr(V_i'S_i V_i)``, P_i = V_i V_i', never exceeds the
-objective of the best V_i for U and equals it where U is orthogonal to V_i. It is convex in U, so it
-lies above its tangent, which the polar factor maximises: the objective cannot fall, and grows by at
-least ``2 (||G||_* - tr U'G)``, which is zero where U is stationary alone.
+With V_i held, ``h(U) = tr(U'(I - P_i) S_i (I - P_i) U) + tr(V_i'S_i V_i)`` equals the objective where U
+is orthogonal to V_i, and elsewhere is at most what U and its own best directions give: W = (I - P_i) U
+has singular values of at most 1 and is orthogonal to V_i, so ``WW' + P_i`` is at most the projection on
+the span of U and V_i, which has no more than as many directions outside U as V_i. As h is convex in U,
+it lies above its tangent, with slope 2 G at the present U, and the polar factor maximises that. So with
+exact V_i the objective cannot fall, and grows by at least ``2 (||G||_* - tr U'G)``, which is zero only
+where U is stationary.
 
 ``stiefel`` and ``polar`` are the two choices of the published Algorithm 2, gradient ascent with
-retractions, the step 1 / max_i ||S_i|| if none is given. Where the objective falls, the step is taken
-back and halved. Near the end of ``polar`` no step is short enough: it does not end at a stationary U.
+retractions, the step 1 / max_i ||S_i||, or a little less, if none is given. Where the objective falls,
+the step is taken back and halved, or brought down to that one. Near the end of ``polar`` no step is
+short enough: it does not end at a stationary U.
 
 Source: Shi and Kontar, "Personalized PCA: decoupling shared and unique features" (2024).
 """
@@ -39,7 +43,7 @@ from fedpca.solvers.extrapolation import Extrapolation
 from fedpca.solvers.personal_site import gram_times, local_directions
 
 RETRACTIONS: dict[str, Callable[[Array], Array]] = {"polar": polar, "qr": qr_factor}
-LOCAL_TOL = 1e-7  # residual of V_i between rounds; the objective lacks its square
+LOCAL_TOL = 1e-7  # residual of V_i between rounds; the objective lacks its square over the gap
 MOST_HALVED = 10  # times in a row, after which the direction is none in which the objective grows
 NORM = 32  # a sum of such powers is that of the largest, to N^(1/32) for N sites
 
@@ -65,26 +69,24 @@ def power_step(site: Any, U: Array) -> dict[str, Any]:
     return {"G": outside(V, Y), "along": U.T @ Y, "local": site.memory["factor"] * values.sum()}
 
 
-def step_free(
-    fed: Federation, U: Array, weight: float, *, tol: float, max_rounds: int, **unused: Any
-) -> Shared:
+def step_free(fed: Federation, U: Array, weight: float, *, tol: float, max_rounds: int) -> Shared:
     """The iteration of ``power``, until a step promises to add at most ``tol`` of the shared variance.
 
     Steps are extrapolated from those before. One after which the objective is lower is taken back for
     the plain one, after which it cannot be.
     """
     found, extrapolation = None, Extrapolation()
-    promised, plain = 1.0, U
+    promised, plain, is_plain = 1.0, U, True
     for _ in range(max_rounds):
         answer = fed.sum(power_step, U=U)
         along, G = answer["along"] / weight, answer["G"] / weight
         value = float(np.trace(along) + answer["local"] / weight)
         if found and value < found.objective:
             fed.report(promised, partial(np.asarray, found.U))
-            if U is plain:  # which only rounding makes worse
+            if is_plain:  # which only rounding, or what V_i lacks, makes worse
                 return replace(found, stopped="stalled")
             extrapolation.clear()
-            U = plain
+            U, is_plain = plain, True
             continue
         F = polar(G)
         gain = 2 * float(np.vdot(F, G) - np.vdot(U, G))
@@ -94,7 +96,9 @@ def step_free(
         if promised <= tol:
             break
         plain = F @ procrustes(F, U)
-        U = polar(extrapolation.next(U, plain))
+        further = extrapolation.next(U, plain)
+        is_plain = further is plain
+        U = plain if is_plain else polar(further)
     assert found is not None  # the first step is never taken back
     return found
 
