@@ -21,6 +21,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/exact.py
 	$(BIN)/python benchmarks/streaming.py
 	$(BIN)/python benchmarks/personalized.py
+	$(BIN)/python benchmarks/robust.py
 
 $(STAMP): pyproject.toml
 	python3 -m venv $(VENV)

@@ -15,7 +15,7 @@ from sklearn.decomposition import PCA
 from typer.testing import CliRunner
 
 from conftest import gapped_rows
-from fedpca import FederatedPCA, PersonalizedPCA, cli, load
+from fedpca import FederatedPCA, PersonalizedPCA, RobustPCA, cli, load
 from fedpca.errors import SiteFailed
 from fedpca.linalg import sine_of_angle
 
@@ -231,6 +231,23 @@ def test_a_folder_is_no_output_and_no_journal(sites, tmp_path):
     assert run("fit", *sites, "-o", tmp_path, "--force").exit_code == 2
     done = run("fit", *sites, "-o", tmp_path / "m", "--journal", tmp_path)
     assert done.exit_code == 2
+
+
+def test_a_robust_model_is_shown_and_used(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(60, 2)) @ rng.normal(size=(2, 5))
+    rows[7, 2] = 50
+    np.save(tmp_path / "rows.npy", rows)
+    pca = RobustPCA(2, center="none", random_state=0).fit({"a": rows[:30], "b": rows[30:]})
+    pca.save(tmp_path / "m.fedpca")
+    shown = run("info", tmp_path / "m.fedpca").stdout
+    assert "2 components of 5 features from 60 rows at 2 sites, outliers set apart" in shown
+    assert "outliers among each site's entries" in " ".join(shown.split())
+    scores = tmp_path / "scores.parquet"
+    assert (
+        run("transform", tmp_path / "m.fedpca", tmp_path / "rows.npy", "-o", scores).exit_code == 0
+    )
+    assert np.allclose(pq.read_table(scores).to_pandas(), pca.transform(rows))
 
 
 def test_a_personalized_model_is_shown_and_used_for_one_site(tmp_path):

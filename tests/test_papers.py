@@ -12,7 +12,9 @@ import pytest
 PAPERS = Path(__file__).parent.parent / "papers"
 
 
-@pytest.mark.parametrize("script", ["sapca.py", "averaging.py", "faps.py", "perpca.py"])
+@pytest.mark.parametrize(
+    "script", ["sapca.py", "averaging.py", "faps.py", "perpca.py", "dcf_pca.py"]
+)
 def test_a_paper_is_reproduced_quickly(script, tmp_path):
     command = [sys.executable, "-W", "error", str(PAPERS / script)]
     command += ["--quick", "--check", "--figures", str(tmp_path)]

@@ -5,6 +5,7 @@ from fedpca.errors import FedpcaError
 from fedpca.estimators import (
     FederatedPCA,
     PersonalizedPCA,
+    RobustPCA,
     StreamingPCA,
     load,
     search_ranks,
@@ -20,6 +21,7 @@ __all__ = [
     "FedpcaError",
     "PersonalizedPCA",
     "Policy",
+    "RobustPCA",
     "Site",
     "StreamingPCA",
     "Summary",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from fedpca import atomic
 from fedpca.errors import InputError
+from fedpca.estimators import RobustPCA
 from fedpca.model import Model, load_model
 from fedpca.personal_model import is_personalized, load_personal
 from fedpca.rows import column_order, open_rows, refuse_non_finite
@@ -25,6 +27,9 @@ def write_scores(model_path: Path, source: Path, output: Path, site: str | None 
     if output.suffix != ".parquet":
         raise InputError(f"{output} must end in .parquet")
     model, header = _model(model_path, site)
+    transform = partial(model.transform, whiten=bool(header["parameters"].get("whiten")))
+    if header.get("estimator") == RobustPCA.__name__:  # whose scores leave outliers out of account
+        transform = RobustPCA.load(model_path).set_output(transform="default").transform
     rows = open_rows(source)
     k, d = model.components.shape
     order = None
@@ -40,7 +45,7 @@ def write_scores(model_path: Path, source: Path, output: Path, site: str | None 
     with atomic.writing(output) as path, pq.ParquetWriter(path, schema) as writer:
         for block in rows.blocks():
             ordered = block if order is None else block[:, order]
-            scores = model.transform(ordered, whiten=bool(header["parameters"].get("whiten")))
+            scores = transform(ordered)
             if not np.isfinite(scores).all():
                 refuse_non_finite(rows)
             writer.write_batch(pa.record_batch(list(np.ascontiguousarray(scores.T)), schema=schema))

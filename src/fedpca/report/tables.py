@@ -12,7 +12,7 @@ from rich.table import Table
 
 from fedpca import atomic
 from fedpca.errors import InputError
-from fedpca.estimators import FederatedPCA, PersonalizedPCA, StreamingPCA
+from fedpca.estimators import FederatedPCA, PersonalizedPCA, RobustPCA, StreamingPCA
 from fedpca.message import Array
 from fedpca.model import model_of
 from fedpca.privacy.exposures import Exposure, Leakage
@@ -84,12 +84,16 @@ def write_exposures(path: Path, found: Leakage) -> None:
         writer.writerows(found.exposures)
 
 
-def print_model(out: Console, model: FederatedPCA | PersonalizedPCA | StreamingPCA) -> None:
+def print_model(
+    out: Console, model: FederatedPCA | PersonalizedPCA | RobustPCA | StreamingPCA
+) -> None:
     """What a model is, and how it came about."""
     if isinstance(model, StreamingPCA):
         _print_stream(out, model)
     elif isinstance(model, PersonalizedPCA):
         _print_personalized(out, model)
+    elif isinstance(model, RobustPCA):
+        _print_robust(out, model)
     else:
         _print_federated(out, model)
 
@@ -156,6 +160,21 @@ def _print_personalized(out: Console, model: PersonalizedPCA) -> None:
         table.add_row(name, n_local, *(f"{share:.1%}" for share in shares.values()))
     if model.site_variance_:
         out.print(table)
+
+
+def _print_robust(out: Console, model: RobustPCA) -> None:
+    out.print(
+        f"{model.n_components_} components of {model.n_features_in_:,} features from "
+        f"{model.n_samples_:,} rows at {len(model.run_.sites)} sites, outliers set apart"
+    )
+    _print_run(out, model.run_)
+    variances = model.explained_variance_
+    total = variances.sum() + model.n_features_in_ * model.noise_variance_ or 1.0
+    _print_components(out, variances, variances / total)
+    out.print(f"an entry {model.threshold_:.3g} off the components is an outlier")
+    if model.sparse_share_:
+        shares = ", ".join(f"{k} {v:.1%}" for k, v in model.sparse_share_.items())
+        out.print(f"outliers among each site's entries: {shares}")
 
 
 def _print_run(out: Console, run: Run) -> None:

@@ -1,0 +1,149 @@
+"""Robust PCA over sites against others on pooled rows, as ratios in one run, and its memory.
+
+    python benchmarks/robust.py            500 x 500 and 1000 x 1000 over 10 sites
+    python benchmarks/robust.py --quick    100 x 100, to see that it runs: too small for a bound
+
+The low-rank part has rank n / 20, and one entry in 20 is off by +-n. All are to come within 1e-6 of the
+low-rank part, relative to it (`relL`); outliers, which are far larger, do not count. Inexact ALM looks
+at the truth after each step to stop as soon as it may; the others have tolerances that take them there.
+
+Two packages run on the pooled rows, and are installed where they are missing, unless told to be quick:
+`pyrpca`, inexact ALM too, and `rpca`, accelerated alternating projections that know the rank, as
+`RobustPCA` does. The latter takes off the mean, outliers and all, so it is given one component more and
+its mean is put back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import io
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Callable
+
+import numpy as np
+from racing import race, show
+from threadpoolctl import threadpool_limits
+
+from fedpca import RobustPCA
+
+TARGET = 1e-6
+
+
+def draw(n_rows: int, d: int, r: int, share: float = 0.05) -> tuple[np.ndarray, np.ndarray]:
+    """Rows, and the low-rank part of them."""
+    rng = np.random.default_rng(0)
+    L = rng.standard_normal((n_rows, r)) @ rng.standard_normal((r, d))
+    signs = rng.choice([-1.0, 1.0], L.shape)
+    return L + np.where(rng.random(L.shape) < share, signs * np.sqrt(L.size), 0.0), L
+
+
+def off(found: np.ndarray, L: np.ndarray) -> float:
+    return float(np.linalg.norm(found - L) / np.linalg.norm(L))
+
+
+def inexact_alm(M: np.ndarray, L0: np.ndarray) -> np.ndarray:
+    """Lin, Chen and Ma (2010), with all singular values in each step."""
+    weight, norm = 1 / np.sqrt(max(M.shape)), np.linalg.norm(M, 2)
+    Y = M / max(norm, np.abs(M).max() / weight)
+    mu, S, L = 1.25 / norm, np.zeros_like(M), np.zeros_like(M)
+    while off(L, L0) > TARGET:
+        U, s, Vt = np.linalg.svd(M - S + Y / mu, full_matrices=False)
+        rank = int((s > 1 / mu).sum())
+        L = (U[:, :rank] * (s[:rank] - 1 / mu)) @ Vt[:rank]
+        T = M - L + Y / mu
+        S = T - np.clip(T, -weight / mu, weight / mu)
+        Y = Y + mu * (M - L - S)
+        mu *= 1.5
+    return L
+
+
+def peer_is_there(name: str, quick: bool) -> bool:
+    if importlib.util.find_spec(name) is None:
+        if quick:
+            print(f"\n{name} is not installed")
+            return False
+        subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", name], check=True)
+    return True
+
+
+def by_pyrpca(M: np.ndarray) -> np.ndarray:
+    from pyrpca import rpca_pcp_ialm
+
+    return rpca_pcp_ialm(M, 1 / np.sqrt(max(M.shape)), tol=3e-8, verbose=False)[0]
+
+
+def by_rpca(M: np.ndarray, r: int) -> np.ndarray:
+    import rpca
+
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints, whatever `verbose` says
+        fitted = rpca.RobustPCA(r + 1, tol=2e-8, verbose=False).fit(M)
+    return fitted.low_rank_ + fitted.mean_
+
+
+def compare(n: int, quick: bool) -> None:
+    r = n // 20
+    M, L = draw(n, n, r)
+    sites = np.array_split(M, 10)
+    found: dict[str, np.ndarray] = {}
+    fitted: list[RobustPCA] = []
+
+    def ours() -> None:
+        fitted[:] = [RobustPCA(r, center="none", tol=1e-6, random_state=0).fit(sites)]
+
+    def theirs(name: str, run: Callable[[], np.ndarray]) -> Callable[[], None]:
+        return lambda: found.update({name: run()})
+
+    contestants: dict[str, Callable[[], None]] = {
+        "fedpca": ours,
+        "inexact ALM in numpy": theirs("inexact ALM in numpy", lambda: inexact_alm(M, L)),
+    }
+    if peer_is_there("pyrpca", quick):
+        contestants["pyrpca"] = theirs("pyrpca", lambda: by_pyrpca(M))
+    if peer_is_there("rpca", quick):
+        contestants["rpca"] = theirs("rpca", lambda: by_rpca(M, r))
+    ours()  # what is done once in a process
+    seconds = race(contestants, 3)
+    found["fedpca"] = fitted[0].split(M).low_rank
+    title = f"{n} x {n}, rank {r}, 5 % outliers, 10 sites, to relL {TARGET:g}"
+    show(title, seconds, {} if quick else {"inexact ALM in numpy": 0.20})
+    for name in contestants:
+        error = off(found[name], L)
+        print(f"  {name:32s}relL {error:.0e}{'' if error <= TARGET else ', not there'}")
+    print(f"  fedpca took {fitted[0].run_.rounds} rounds")
+
+
+def memory(n_sites: int, n: int, d: int, r: int = 10) -> None:
+    """Print what a fit takes beside the rows, and what of it is one site's and what all sites keep."""
+    M, _ = draw(n_sites * n, d, r)
+    sites = np.array_split(M, n_sites)
+    tracemalloc.start()
+    RobustPCA(r, center="none", tol=1e-6, random_state=0).fit(sites)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    whole, peak, one = M.nbytes / 2**20, peak / 2**20, n * d * 8 / 2**20
+    kept = n_sites * n * (0.05 * d * 16 + r * 8) / 2**20
+    print(
+        f"  {n_sites:3d} sites, {whole:4.1f} MB in all: at most {peak:4.1f} MB more; rows of one site "
+        f"{one:.1f} MB, sparse parts and scores of all {kept:.1f} MB"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_args()
+    with threadpool_limits(1, user_api="blas"):  # as many for all
+        for n in (100,) if options.quick else (500, 1000):
+            compare(n, options.quick)
+        n, d = (50, 80) if options.quick else (200, 300)
+        print(f"\nMemory of a fit beside the rows, sites of {n} x {d}, rank 10")
+        for n_sites in (10, 40):
+            memory(n_sites, n, d)
+
+
+if __name__ == "__main__":
+    main()

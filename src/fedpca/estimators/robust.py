@@ -1,0 +1,347 @@
+"""`RobustPCA`: components that survive outliers, and where these are."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from functools import partial
+from numbers import Integral, Real
+from typing import Any, ClassVar, NamedTuple, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import check_array
+from sklearn.utils._param_validation import Interval, StrOptions
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from fedpca.errors import FileError, InputError
+from fedpca.estimators.inputs import as_federation, is_many_sites
+from fedpca.estimators.modelled import plain_params, seed_of
+from fedpca.estimators.robust_program import low_rank_and_sparse
+from fedpca.linalg import fix_signs
+from fedpca.message import Array
+from fedpca.model import Model, load_model
+from fedpca.rows import is_sparse
+from fedpca.run import Run
+from fedpca.solvers.robust_site import separate
+
+MOSTLY = 0.4  # share of outliers above which a site is named
+
+
+class Parts(NamedTuple):
+    """Rows as the sum of two parts, up to noise, each ``(n, d)``."""
+
+    low_rank: Array  # missing values are filled in here
+    sparse: Array
+
+
+class OutlierScores(NamedTuple):
+    """How far outside entries are: above 1 they are outliers."""
+
+    rows: Array  # (n,), the share of a row's entries that are outliers
+    cells: Array  # (n, d)
+
+
+class RobustPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """Principal components of rows that hold outliers, and missing values.
+
+    Each site's rows are the sum of a low-rank part, with components common to all sites, and a sparse
+    part of any size. Both stay at the site; what leaves it are sums that update the components.
+
+    Parameters
+    ----------
+    n_components : int or None
+        The rank of the low-rank part, where it is known.
+    max_components : int or None
+        A bound on the rank, where it is not: it is then found.
+    method : {"auto", "threshold", "least-squares", "dcf"}
+        "threshold" needs the rank, and is exact where there is no noise. "auto" takes it, after
+        "least-squares" has found the rank where only a bound is given. "dcf" is the published method,
+        for comparison.
+    center : {"median", "mean", "none"}
+        About what rows are taken at first; a mean does not survive outliers. "threshold" then moves it
+        to the mean of what is none. "none" stays at zero.
+    scale : bool
+        Whether each feature is divided by the median distance from its median, so that outliers are
+        judged alike in all of them.
+    tol : float
+        The solver stops when a round turns the components by at most this, the sine of an angle.
+    max_rounds : int
+        Most rounds of the solver; a warning tells when they did not suffice.
+    local_steps : int
+        For "dcf": gradient steps of a site between rounds.
+    step : float or None
+        For "dcf": the first step length, which decays; by default each site finds its own.
+    random_state : int, RandomState or None
+        Seed of the start.
+
+    Attributes
+    ----------
+    components_ : ndarray of shape (n_components_, n_features_in_)
+    explained_variance_ : ndarray of shape (n_components_,)
+        Variance of the low-rank part along these.
+    mean_, scale_ : ndarray of shape (n_features_in_,)
+        Centre and scale of each feature, of all sites' rows.
+    threshold_ : float
+        Residual beyond which an entry is an outlier, in the scale of the model.
+    noise_variance_ : float
+        Variance of an entry's noise, by the median size of residuals.
+    sparse_share_ : dict
+        The share of each site's entries that are outliers; empty where a policy keeps it to the site.
+    corrupted_sites_ : list
+        Sites of which so many entries are outliers that their own scores mean little.
+    run_ : Run
+        Rounds, bytes, history, ledger, lost sites, and why the solver stopped.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import RobustPCA
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(60, 2)) @ rng.normal(size=(2, 8))
+    >>> X[5, 3] += 100
+    >>> pca = RobustPCA(2, center="none").fit({"north": X[:30], "south": X[30:]})
+    >>> pca.split(X).sparse[5].round().tolist()
+    [0.0, 0.0, 0.0, 100.0, 0.0, 0.0, 0.0, 0.0]
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        "n_components": [Interval(Integral, 1, None, closed="left"), None],
+        "max_components": [Interval(Integral, 1, None, closed="left"), None],
+        "method": [StrOptions({"auto", "threshold", "least-squares", "dcf"})],
+        "center": [StrOptions({"median", "mean", "none"})],
+        "scale": ["boolean"],
+        "tol": [Interval(Real, 0, None, closed="left")],
+        "max_rounds": [Interval(Integral, 1, None, closed="left")],
+        "local_steps": [Interval(Integral, 1, 1000, closed="both")],
+        "step": [Interval(Real, 0, None, closed="neither"), None],
+        "random_state": ["random_state"],
+    }
+
+    def __init__(
+        self,
+        n_components: int | None = None,
+        *,
+        max_components: int | None = None,
+        method: str = "auto",
+        center: str = "median",
+        scale: bool = False,
+        tol: float = 1e-9,
+        max_rounds: int = 200,
+        local_steps: int = 2,
+        step: float | None = None,
+        random_state: Any = None,
+    ) -> None:
+        self.n_components = n_components
+        self.max_components = max_components
+        self.method = method
+        self.center = center
+        self.scale = scale
+        self.tol = tol
+        self.max_rounds = max_rounds
+        self.local_steps = local_steps
+        self.step = step
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any = None, *, sites: Any = None) -> Self:
+        """Find the components of all sites' rows.
+
+        Parameters
+        ----------
+        X : rows, list or dict of rows, or Federation
+            As for `FederatedPCA.fit`; missing values are NaN.
+        y : None
+            Not used.
+        sites : array of shape (n_samples,), optional
+            The label of the site to which each row of one table belongs.
+        """
+        self._validate_params()
+        self._check_ranks()
+        for name in ("n_features_in_", "feature_names_in_"):
+            self.__dict__.pop(name, None)
+        if not is_many_sites(X):
+            X = self._validated(X, reset=True)
+        fed = as_federation(X, sites)
+        parameters = plain_params(self)
+        del parameters["random_state"]
+        found = fed.run(
+            partial(low_rank_and_sparse, **parameters),
+            about={"program": type(self).__name__, "parameters": parameters},
+            seed=seed_of(self.random_state),
+        )
+        model = Model(
+            components=np.ascontiguousarray(fix_signs(found.U).T),
+            explained_variance=found.variance,
+            singular_values=np.sqrt(found.variance * (found.n - 1)),
+            mean=found.mean,
+            scale=found.scale,
+            noise_variance=np.array(found.noise_variance),
+            total_variance=found.variance.sum() + len(found.mean) * found.noise_variance,
+        )
+        self._set_model(model, found.n, found.features, found.threshold, found.shares)
+        self.run_ = fed.record
+        self._warn()
+        return self
+
+    def fit_transform(self, X: Any, y: Any = None, *, sites: Any = None) -> Array:
+        """Fit to one table of rows and give their scores."""
+        if is_many_sites(X):
+            raise InputError("fit_transform takes one table; fit, then transform each site's rows")
+        return self.fit(X, sites=sites).transform(X)
+
+    def transform(self, X: Any) -> Array:
+        """Scores of rows on the components, outliers and missing values left out of account."""
+        rows = self._validated(X)
+        scores, _ = self._separate(rows)
+        return scores.astype(rows.dtype, copy=False)
+
+    def inverse_transform(self, X: Any) -> Array:
+        """The rows that have these scores, without noise or outliers."""
+        check_is_fitted(self)
+        scores = check_array(X, dtype=[np.float64, np.float32])
+        rows = self._model().inverse_transform(scores)
+        return rows.astype(scores.dtype, copy=False)
+
+    def split(self, X: Any) -> Parts:
+        """Rows as a low-rank and a sparse part, with the components as they are.
+
+        Missing values are zero in the sparse part and filled in by the low-rank one.
+        """
+        scores, S = self._separate(self._validated(X))
+        return Parts(self._model().inverse_transform(scores), S * self.scale_)
+
+    def outlier_scores(self, X: Any) -> OutlierScores:
+        """How far entries lie from the low-rank part, in thresholds, and how much of each row does."""
+        rows = self._validated(X)
+        scores, _ = self._separate(rows)
+        A, present = self._framed(rows)
+        cells = np.where(present, np.abs(A - scores @ self.components_), 0.0) / self.threshold_
+        n_present = np.maximum(present.sum(axis=1), 1)
+        return OutlierScores((cells > 1).sum(axis=1) / n_present, cells)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the fitted model to a file that `fedpca.load` reads."""
+        model = self._model()
+        features = getattr(self, "feature_names_in_", None)
+        parameters = plain_params(self)
+        if not isinstance(parameters["random_state"], int | None):
+            parameters["random_state"] = None
+        header = {
+            "estimator": type(self).__name__,
+            "parameters": parameters,
+            "features": None if features is None else list(features),
+            "n_samples": self.n_samples_,
+            "threshold": self.threshold_,
+            "sparse_share": self.sparse_share_,
+            "run": self.run_.to_header(),
+        }
+        model.save(path, header)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """The fitted estimator that `save` wrote."""
+        model, header = load_model(path)
+        if header.get("estimator") != cls.__name__:
+            raise FileError(f"{path} holds a {header.get('estimator')}, not a {cls.__name__}")
+        try:
+            estimator = cls(**header["parameters"])
+            estimator._validate_params()
+            estimator._set_model(
+                model,
+                header["n_samples"],
+                header["features"],
+                float(header["threshold"]),
+                dict(header["sparse_share"]),
+            )
+            estimator.run_ = Run.from_header(header["run"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise FileError(f"{path} has a header that cannot be used: {error}") from None
+        return estimator
+
+    def _check_ranks(self) -> None:
+        if (self.n_components is None) == (self.max_components is None):
+            raise InputError(
+                f"n_components={self.n_components} and max_components={self.max_components}: give the "
+                "rank, or a bound on it, and not both"
+            )
+        if self.method == "threshold" and self.n_components is None:
+            raise InputError("method='threshold' needs n_components; 'auto' finds it from a bound")
+
+    def _set_model(
+        self, model: Model, n: int, features: Any, threshold: float, shares: dict[str, float]
+    ) -> None:
+        self.components_ = model.components
+        self.explained_variance_ = model.explained_variance
+        self.mean_, self.scale_ = model.mean, model.scale
+        self.noise_variance_ = float(model.noise_variance)
+        self.n_components_, self.n_features_in_ = model.components.shape
+        self.n_samples_ = n
+        self.threshold_ = threshold
+        self.sparse_share_ = shares
+        self.corrupted_sites_ = [name for name, share in shares.items() if share > MOSTLY]
+        if features is not None:
+            self.feature_names_in_ = np.array(features, dtype=object)
+
+    def _model(self) -> Model:
+        check_is_fitted(self)
+        variance = self.explained_variance_
+        return Model(
+            components=self.components_,
+            explained_variance=variance,
+            singular_values=np.sqrt(variance * (self.n_samples_ - 1)),
+            mean=self.mean_,
+            scale=self.scale_,
+            noise_variance=np.array(self.noise_variance_),
+            total_variance=np.array(variance.sum() + self.n_features_in_ * self.noise_variance_),
+        )
+
+    def _framed(self, rows: Any) -> tuple[Array, Array]:
+        dense = np.asarray(rows.toarray() if is_sparse(rows) else rows, np.float64)
+        present = ~np.isnan(dense)
+        return np.where(present, (dense - self.mean_) / self.scale_, 0.0), present
+
+    def _separate(self, rows: Any) -> tuple[Array, Array]:
+        A, present = self._framed(rows)
+        return separate(A, present, self.components_.T, self.threshold_)
+
+    def _validated(self, X: Any, reset: bool = False) -> Any:
+        if not reset:
+            check_is_fitted(self)
+        return validate_data(
+            self,
+            X,
+            accept_sparse="csr",
+            dtype=[np.float64, np.float32],
+            ensure_all_finite="allow-nan",
+            ensure_min_samples=2 if reset else 1,
+            reset=reset,
+        )
+
+    def _warn(self) -> None:
+        if self.run_.stopped == "max_rounds" and self.method != "dcf":
+            warnings.warn(
+                f"method {self.method!r} stopped after max_rounds={self.max_rounds} before it met "
+                f"tol={self.tol}; allow more rounds or a larger tol, or ask for fewer components",
+                ConvergenceWarning,
+                stacklevel=3,
+            )
+        if self.corrupted_sites_:
+            shares = {name: f"{self.sparse_share_[name]:.0%}" for name in self.corrupted_sites_}
+            warnings.warn(
+                f"more than {MOSTLY:.0%} of the entries are outliers at sites {shares}; look at their "
+                "rows, or leave them out",
+                UserWarning,
+                stacklevel=3,
+            )
+
+    @property
+    def _n_features_out(self) -> int:
+        return int(self.n_components_)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        tags.input_tags.sparse = True
+        tags.input_tags.allow_nan = True
+        return tags

@@ -1,0 +1,55 @@
+"""A site's rows for robust PCA: whole, about the common centre, with the values that are there.
+
+    A = (X - 1 m') / s,   present where X is not NaN
+
+The rows of one site are in memory while it answers, and of no other. What it keeps between questions
+are the scores V_i of its rows, n_i x r, and in the end the sparse part S_i.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fedpca.errors import InputError
+from fedpca.message import Array
+from fedpca.moments import own_order
+from fedpca.question import question
+from fedpca.rows import is_sparse
+
+
+def whole_rows(site: Any) -> Array:
+    """All rows of a site as they are, ``(n, d)``, in the common order of features."""
+    blocks = [b.toarray() if is_sparse(b) else np.asarray(b) for b in site.rows.blocks()]
+    rows = np.vstack(blocks) if blocks else np.empty((0, site.rows.n_features))
+    order = site.memory.get("order")
+    return np.asarray(rows if order is None else rows[:, order], np.float64)
+
+
+def framed_rows(site: Any) -> tuple[Array, Array]:
+    """A, with zeros for values that are missing, and where values are present."""
+    rows = whole_rows(site)
+    present = ~np.isnan(rows)
+    centre, scale = site.memory.get("mean", 0.0), site.memory.get("scale", 1.0)
+    return np.where(present, (rows - centre) / scale, 0.0), present
+
+
+@question(
+    asks={"features": "uint8 bytes"},
+    answers={"n": "int64", "present": "int64 d", "total": "float64 d"},
+    remembers=True,
+)
+def count_present(site: Any, features: Array) -> dict[str, Any]:
+    """The number of rows, and of each feature the values that are there and their sum."""
+    order = own_order(site, features)
+    if order is not None:
+        site.memory["order"] = np.array(order)
+    rows = whole_rows(site)
+    if np.isinf(rows).any():
+        raise InputError("infinite values; missing ones are NaN")
+    return {
+        "n": np.int64(len(rows)),
+        "present": (~np.isnan(rows)).sum(axis=0),
+        "total": np.nansum(rows, axis=0),
+    }

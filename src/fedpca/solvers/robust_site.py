@@ -1,0 +1,285 @@
+"""What a site does in a round of robust PCA: it separates its rows, with the components given.
+
+    A_i = V_i U' + S_i + noise,   U of d x r common to all sites, V_i of n_i x r and sparse S_i its own
+
+Three ways to find V_i and S_i for a U, each a few passes from where V_i was: hard and soft thresholds,
+and the gradient steps of the published method. Entries that are missing, and those that hard
+thresholds call outliers, are replaced by ``V_i U'``, as if they were unknown.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+
+from fedpca.message import Array
+from fedpca.question import question
+from fedpca.solvers.medians import OCTAVES, PER_OCTAVE, place_of
+from fedpca.solvers.robust_rows import framed_rows
+
+FIRST = 4.0  # a threshold, in median sizes: 2.7 deviations of normal noise
+FALL = 0.8  # of the threshold in a round
+NOTHING = 1e-12  # of the first threshold
+MOST_PASSES, SETTLED = 200, 1e-12  # at the last one, until scores change by no more than this part
+N_PLACES = 2 * OCTAVES * PER_OCTAVE
+SUMS = {"AV": "float64 d r", "VV": "float64 r r", "places": f"int64 {N_PLACES}"}
+
+
+def typical_size(residuals: Array, present: Array) -> float:
+    """The median size of the entries that are present; zero of none."""
+    return float(np.median(np.abs(residuals[present]))) if present.any() else 0.0
+
+
+@question(
+    asks={"mean": "float64 d", "scale": "float64 d", "reference": "float64"},
+    answers={"places": f"int64 {N_PLACES}"},
+    remembers=True,
+)
+def enter_robust(site: Any, mean: Array, scale: Array, reference: Array) -> dict[str, Any]:
+    """Settle on the frame; the typical size of the site's entries goes out as a place in bins."""
+    site.memory |= {"mean": mean, "scale": scale}
+    A, present = framed_rows(site)
+    return {"places": place_of(typical_size(A, present), float(reference), len(A))}
+
+
+@question(
+    asks={"U": "float64 d r", "threshold": "float64"},
+    answers={"Y": "float64 d r"},
+)
+def clipped_product(site: Any, U: Array, threshold: Array) -> dict[str, Any]:
+    """C'(C U), C being the rows with zeros for all that is missing or beyond the threshold."""
+    C = _clipped(site, float(threshold))
+    return {"Y": C.T @ (C @ U)}
+
+
+def _clipped(site: Any, threshold: float) -> Array:
+    A, _ = framed_rows(site)
+    return np.where(np.abs(A) > threshold, 0.0, A)
+
+
+class Filled(NamedTuple):
+    """Rows in which what is unknown is replaced by the low-rank part."""
+
+    D: Array  # (n, d)
+    R: Array  # (n, d), the residuals
+    good: Array  # (n, d), what is present and within the threshold
+    lost: Array  # (n,), rows of which most is beyond it
+
+
+def filled(
+    A: Array, present: Array, L: Array, threshold: float, lost_columns: Array | None = None
+) -> Filled:
+    """Take what is missing or beyond the threshold as unknown.
+
+    Of a row or column that is mostly beyond it nothing would be left to draw it to where it belongs: a
+    large one would stay at zero for ever. There residuals count as far as the threshold.
+    """
+    R = A - L
+    good = present & (np.abs(R) <= threshold)
+    D = np.where(good, A, L)
+    lost = 2 * good.sum(axis=1) < present.sum(axis=1)
+    drawn = lost[:, None] if lost_columns is None else lost[:, None] | lost_columns
+    if drawn.any():
+        bad = drawn & present & ~good
+        D += np.where(bad, np.clip(R, -threshold, threshold), 0.0)
+    return Filled(D, R, good, lost)
+
+
+@question(
+    asks={
+        "U": "float64 d r",
+        "turn": "float64 r r",
+        "centre": "float64 d",
+        "mean_scores": "float64 r",
+        "threshold": "float64",
+        "lost_columns": "int64 d",
+        "passes": "int64",
+        "is_first": "int64",
+    },
+    answers={**SUMS, "good": "int64 d", "total": "float64 d", "rows": "int64"},
+    remembers=True,
+)
+def hard_round(
+    site: Any,
+    U: Array,
+    turn: Array,
+    centre: Array,
+    mean_scores: Array,
+    threshold: Array,
+    lost_columns: Array,
+    passes: Array,
+    is_first: Array,
+) -> dict[str, Any]:
+    """Scores by projection on orthonormal U, outliers beyond the threshold taken as unknown.
+
+    Rows are taken about ``centre``, which moved by what had ``mean_scores``.
+    """
+    A, present = framed_rows(site)
+    A = np.where(present, A - centre, 0.0)
+    if is_first:
+        V = np.where(np.abs(A) > threshold, 0.0, A) @ U
+    else:
+        V = (site.memory["V"] - mean_scores) @ turn
+    for _ in range(int(passes)):
+        D, R, good, lost = filled(A, present, V @ U.T, float(threshold), lost_columns > 0)
+        V = D @ U
+    site.memory["V"] = V
+    places = place_of(typical_size(R, present), float(threshold), len(A))
+    if lost.any():  # which have no say in U before their scores are found
+        D, V = D[~lost], V[~lost]
+    return {
+        "AV": D.T @ V,
+        "VV": V.T @ V,
+        "places": places,
+        "good": good.sum(axis=0),
+        "total": D.sum(axis=0),
+        "rows": np.int64(len(D)),
+    }
+
+
+@question(
+    asks={
+        "U": "float64 d r",
+        "threshold": "float64",
+        "ridge": "float64",
+        "passes": "int64",
+        "is_first": "int64",
+    },
+    answers=SUMS,
+    remembers=True,
+)
+def soft_round(
+    site: Any, U: Array, threshold: Array, ridge: Array, passes: Array, is_first: Array
+) -> dict[str, Any]:
+    """Scores by ridge regression on U, what is beyond the threshold taken off."""
+    A, present = framed_rows(site)
+    V = _clipped(site, float(threshold)) @ U if is_first else site.memory["V"]
+    V, D, R = _soft_passes(A, present, U, V, float(threshold), float(ridge), int(passes))
+    site.memory["V"] = V
+    places = place_of(typical_size(R, present), float(threshold), len(A))
+    return {"AV": D.T @ V, "VV": V.T @ V, "places": places}
+
+
+def _soft_passes(
+    A: Array, present: Array, U: Array, V: Array, threshold: float, ridge: float, passes: int
+) -> tuple[Array, Array, Array]:
+    """V, the rows without the sparse part and with missing entries filled in, and the residuals."""
+    G = np.linalg.inv(U.T @ U + ridge * np.eye(U.shape[1]))
+    for _ in range(passes):
+        L = V @ U.T
+        R = A - L
+        D = np.where(present, L + np.clip(R, -threshold, threshold), L)
+        V = D @ (U @ G)
+    return V, D, R
+
+
+@question(
+    asks={
+        "U": "float64 d r",
+        "threshold": "float64",
+        "ridge": "float64",
+        "step": "float64",
+        "steps": "int64",
+        "passes": "int64",
+        "n": "int64",
+        "is_first": "int64",
+    },
+    answers={"U": "float64 d r", "VV": "float64 r r"},
+    remembers=True,
+)
+def gradient_round(
+    site: Any,
+    U: Array,
+    threshold: Array,
+    ridge: Array,
+    step: Array,
+    steps: Array,
+    passes: Array,
+    n: Array,
+    is_first: Array,
+) -> dict[str, Any]:
+    """Local gradient steps of U, weighted by rows; a step of 0 stands for half of 1 / ||V_i||^2."""
+    A, present = framed_rows(site)
+    V = _clipped(site, float(threshold)) @ U if is_first else site.memory["V"]
+    weight = len(A) / int(n)
+    for _ in range(int(steps)):
+        V, D, _ = _soft_passes(A, present, U, V, float(threshold), float(ridge), int(passes))
+        gradient = U @ (V.T @ V) - D.T @ V + weight * ridge * U
+        length = np.linalg.norm(V, 2) if len(V) else 0.0
+        eta = float(step) or (0.5 / length**2 if length else 0.0)
+        U = U - eta * gradient
+    site.memory["V"] = V
+    return {"U": weight * U, "VV": V.T @ V}
+
+
+@question(
+    asks={
+        "U": "float64 d r",
+        "turn": "float64 r r",
+        "centre": "float64 d",
+        "mean_scores": "float64 r",
+        "threshold": "float64",
+        "afresh": "int64",
+    },
+    answers={"VV": "float64 r r", "outliers": "int64", "present": "int64"},
+    remembers=True,
+)
+def keep_sparse(
+    site: Any,
+    U: Array,
+    turn: Array,
+    centre: Array,
+    mean_scores: Array,
+    threshold: Array,
+    afresh: Array,
+) -> dict[str, Any]:
+    """Keep the scores on the final, orthonormal U and the sparse part; how much of it there is."""
+    A, present = framed_rows(site)
+    A = np.where(present, A - centre, 0.0)
+    found = None if afresh else (site.memory["V"] - mean_scores) @ turn
+    V, S = separate(A, present, U, float(threshold), V=found)
+    kept = sp.csr_array(S)
+    site.memory |= {
+        "V": V,
+        "sparse_values": kept.data,
+        "sparse_columns": kept.indices.astype(np.int64),
+        "sparse_rows": kept.indptr.astype(np.int64),
+        "shares": np.array([kept.nnz, int(present.sum())]),
+    }
+    return {
+        "VV": V.T @ V,
+        "outliers": np.int64(kept.nnz),
+        "present": np.int64(present.sum()),
+    }
+
+
+@question(answers={"outliers": "int64", "present": "int64"})
+def sparse_share(site: Any) -> dict[str, Any]:
+    """How many of the site's entries are outliers, and how many there are."""
+    outliers, present = site.memory["shares"]
+    return {"outliers": outliers, "present": present}
+
+
+def separate(
+    A: Array, present: Array, U: Array, threshold: float, *, V: Array | None = None
+) -> tuple[Array, Array]:
+    """Scores of rows on orthonormal U, ``(d, r)``, and their sparse part, beyond the threshold.
+
+    Without scores to begin with, a threshold falls from that of the first round of a fit to the one
+    that is meant, so that outliers give way before what they hide.
+    """
+    if V is None:
+        first = max(FIRST * typical_size(A, present), threshold)
+        V = np.where(np.abs(A) > first, 0.0, A) @ U
+        n_falls = int(np.ceil(np.log(first / max(threshold, first * NOTHING)) / -np.log(FALL)))
+        bounds = np.maximum(first * FALL ** np.arange(n_falls + 1), threshold)
+    else:
+        bounds = np.array([threshold])
+    for bound in [*bounds, *[threshold] * MOST_PASSES]:
+        last, V = V, filled(A, present, V @ U.T, bound).D @ U
+        if bound == threshold and np.linalg.norm(V - last) <= SETTLED * np.linalg.norm(V):
+            break
+    R = A - V @ U.T
+    return V, np.where(present & (np.abs(R) > threshold), R, 0.0)

@@ -1,0 +1,376 @@
+"""Low rank plus sparse across sites: the promises of `RobustPCA`."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from fedpca import FederatedPCA, Federation, Policy, RobustPCA, Site, load
+from fedpca.engines.local import LocalEngine
+from fedpca.errors import FileError, InputError
+from fedpca.linalg import sine_of_angle
+from fedpca.message import decode, encode
+from fedpca.solvers.medians import feature_medians, median_place, place_of
+
+METHODS = ["threshold", "least-squares", "dcf"]
+every_method = pytest.mark.parametrize("method", METHODS)
+
+
+def draw(n=200, d=None, r=10, share=0.05, size=None, noise=0.0, seed=0):
+    """Rows, their low-rank part, and where the outliers are."""
+    rng = np.random.default_rng(seed)
+    d = d or n
+    L = rng.standard_normal((n, r)) @ rng.standard_normal((r, d))
+    bad = rng.random((n, d)) < share
+    S = np.where(bad, (size or np.sqrt(n * d)) * rng.choice([-1, 1], (n, d)), 0.0)
+    return L + S + noise * rng.standard_normal((n, d)), L, bad
+
+
+def error(pca, X, L):
+    """The relative error of the low-rank part."""
+    return np.linalg.norm(pca.split(X).low_rank - L) / np.linalg.norm(L)
+
+
+def fit(X, r=10, n_sites=10, **options):
+    options = {"center": "none", "random_state": 0, **options}
+    return RobustPCA(r, **options).fit(np.array_split(X, n_sites))
+
+
+@pytest.mark.parametrize(("n", "rounds"), [(200, 16), (500, 15)])
+def test_without_noise_the_low_rank_part_is_exact(n, rounds):
+    X, L, bad = draw(n, r=n // 20)
+    pca = fit(X, n // 20)
+    assert error(pca, X, L) < 1e-8
+    assert pca.run_.solver_rounds <= rounds
+    assert pca.run_.stopped == "converged"
+    assert ((pca.split(X).sparse != 0) == bad).all()
+    assert sine_of_angle(np.linalg.svd(L)[2][: n // 20].T, pca.components_.T) < 1e-8
+    assert np.allclose(
+        pca.explained_variance_, np.linalg.svd(L)[1][: n // 20] ** 2 / (n - 1), rtol=1e-8
+    )
+
+
+@pytest.mark.parametrize(("rank", "share"), [(10, 0.3), (20, 0.2), (30, 0.1), (40, 0.1)])
+def test_many_outliers_and_high_ranks_are_told_apart(rank, share):
+    X, L, _ = draw(r=rank, share=share)
+    assert error(fit(X, rank), X, L) < 1e-6
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.5])
+def test_under_noise_it_is_within_a_twentieth_of_an_oracle(noise):
+    X, L, bad = draw(noise=noise)
+    U = np.linalg.svd(np.where(bad, 0, X))[2][:10].T
+    V = np.where(bad, 0, X) @ U
+    for _ in range(200):  # least squares that know which entries are bad
+        D = np.where(bad, V @ U.T, X)
+        U = np.linalg.svd(D, full_matrices=False)[2][:10].T
+        V = D @ U
+    oracle = np.linalg.norm(V @ U.T - L) / np.linalg.norm(L)
+    pca = fit(X)
+    assert error(pca, X, L) < 1.05 * oracle
+    assert pca.noise_variance_ == pytest.approx(noise**2, rel=0.1)
+
+
+def test_outliers_as_large_as_the_data_are_found():
+    X, L, _ = draw(size=3.0)
+    assert error(fit(X), X, L) < 1e-8
+
+
+def test_missing_values_are_filled_in():
+    X, L, _ = draw()
+    holes = np.random.default_rng(1).random(X.shape) < 0.2
+    X = np.where(holes, np.nan, X)
+    pca = fit(X)
+    assert error(pca, X, L) < 1e-6
+    parts = pca.split(X)
+    assert np.isfinite(parts.low_rank).all()
+    assert (parts.sparse[holes] == 0).all()
+
+
+@pytest.mark.parametrize("share", [0.05, 0.1])
+def test_the_rank_is_found_from_a_bound(share):
+    X, L, _ = draw(share=share)
+    pca = fit(X, None, max_components=20)
+    assert pca.n_components_ == 10
+    assert error(pca, X, L) < 1e-8
+
+
+def test_a_corrupted_site_is_named_and_does_not_spoil_the_others():
+    X, L, _ = draw()
+    parts, truth = np.array_split(X, 10), np.array_split(L, 10)
+    rng = np.random.default_rng(0)
+    bad = rng.random(parts[3].shape) < 0.6
+    parts[3] = np.where(bad, 200 * rng.choice([-1, 1], bad.shape), truth[3])
+    with pytest.warns(UserWarning, match=r"more than 40% .* at sites \{'site-4'"):
+        pca = RobustPCA(10, center="none", random_state=0).fit(parts)
+    assert pca.corrupted_sites_ == ["site-4"]
+    others = [error(pca, parts[i], truth[i]) for i in range(10) if i != 3]
+    assert max(others) < 1e-8
+    assert pca.sparse_share_["site-1"] == pytest.approx(0.05, abs=0.02)
+
+
+@pytest.mark.filterwarnings("ignore:method 'least-squares'")
+@every_method
+def test_every_method_comes_near(method):
+    X, L, _ = draw()
+    pca = fit(X, method=method)
+    assert error(pca, X, L) < (0.05 if method == "dcf" else 1e-8)
+    assert pca.run_.solver == method
+    bounded = fit(X, None, max_components=15, method="auto" if method == "threshold" else method)
+    assert bounded.n_components_ == 10
+
+
+def test_dcf_ends_by_its_own_step_or_by_one_that_decays():
+    X, L, _ = draw()
+    for options in ({"step": 1e-3}, {"local_steps": 5}):
+        pca = fit(X, method="dcf", max_rounds=60, **options)
+        assert error(pca, X, L) < 0.3
+
+
+@every_method
+def test_the_result_does_not_depend_on_the_order_of_sites(method):
+    X, _, _ = draw(80, r=3)
+    sites = dict(zip("abcd", np.array_split(X, 4), strict=True))
+    options = {"method": method, "center": "none", "random_state": 0, "max_rounds": 60}
+    one = RobustPCA(3, **options).fit(sites)
+    other = RobustPCA(3, **options).fit({name: sites[name] for name in "cadb"})
+    assert sine_of_angle(one.components_.T, other.components_.T) < 1e-8
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e4, 1e8])
+def test_an_offset_changes_nothing(offset):
+    X, _, _ = draw(150, r=3, noise=0.1)
+    plain = RobustPCA(3, random_state=0).fit(np.array_split(X, 5))
+    moved = RobustPCA(3, random_state=0).fit(np.array_split(X + offset, 5))
+    assert sine_of_angle(plain.components_.T, moved.components_.T) < 1e-6
+    assert np.allclose(moved.mean_ - offset, plain.mean_, atol=1e-7)
+
+
+@pytest.mark.parametrize("center", ["median", "mean"])
+@pytest.mark.parametrize("offset", [0.0, 7.0])
+def test_the_centre_moves_into_the_plane_of_the_rows(center, offset):
+    X, L, _ = draw(300, 40, r=3)
+    pca = RobustPCA(3, center=center, random_state=0).fit(np.array_split(X + offset, 5))
+    assert error(pca, X + offset, L + offset) < 1e-8
+    assert np.allclose(pca.mean_, (L + offset).mean(axis=0), atol=1e-6)
+
+
+def test_float32_sparse_and_wide_rows_work():
+    X, L, _ = draw(60, 300, r=2)
+    reference = fit(X, 2, 4)
+    assert error(reference, X, L) < 1e-7
+    for make in (sp.csr_array, lambda Y: Y.astype(np.float32)):
+        ours = RobustPCA(2, center="none", random_state=0).fit(
+            [make(Y) for Y in np.array_split(X, 4)]
+        )
+        assert sine_of_angle(reference.components_.T, ours.components_.T) < 1e-5
+
+
+def test_empty_sites_sites_of_one_row_and_constant_columns_take_part():
+    X, L, _ = draw(120, 40, r=2)
+    X[:, 7], L[:, 7] = 3.0, 3.0
+    parts = [X[:0], X[:1], X[1:60], X[60:]]
+    pca = RobustPCA(3, center="none", random_state=0).fit(parts)
+    assert error(pca, X, L) < 1e-7
+    assert np.isnan(pca.sparse_share_["site-1"])
+    scaled = RobustPCA(2, scale=True, random_state=0).fit(parts)
+    assert scaled.scale_[7] == 1
+    assert scaled.mean_[7] == pytest.approx(3)
+
+
+@settings(max_examples=30)
+@given(data=st.data())
+def test_medians_over_sites_are_those_of_all_rows(data):
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**31)))
+    n, d = data.draw(st.integers(2, 60)), data.draw(st.integers(1, 5))
+    X = rng.standard_cauchy((n, d)) * 10.0 ** data.draw(st.integers(-6, 6))
+    X[rng.random(X.shape) < 0.2] = np.nan
+    X[0] = np.nan_to_num(X[0])
+    fed = Federation.local(np.array_split(X, data.draw(st.integers(1, 4))))
+    mean, spread = np.nanmean(X, axis=0), np.nanstd(X, axis=0)
+    found = mean + fed.run(
+        lambda fed, _: feature_medians(fed, mean, -spread, spread), about={"program": "test"}
+    )
+    ordered = np.sort(X, axis=0)
+    for j in range(d):
+        values = ordered[: np.isfinite(X[:, j]).sum(), j]
+        low, high = values[(len(values) - 1) // 2], values[len(values) // 2]
+        slack = 1e-8 * spread[j] + 1e-12 * abs(mean[j])
+        assert low - slack <= found[j] <= high + slack
+
+
+def test_one_number_a_site_has_its_median_to_two_percent():
+    values = [1e-9, 0.1, 3.0, 4.0, 1e5]
+    counts = sum(place_of(value, 2.0, 10) for value in values)
+    assert median_place(counts, 2.0) == pytest.approx(3.0, rel=0.025)
+    assert median_place(place_of(0.0, 2.0, 1), 2.0) == 0
+    assert place_of(1.0, 2.0, 0).sum() == 0
+
+
+def test_scale_lets_outliers_of_small_features_be_found():
+    rng = np.random.default_rng(0)
+    units = 10.0 ** rng.integers(-3, 4, 12)
+    directions = rng.standard_normal((2, 12))
+    L = rng.standard_normal((300, 2)) @ (directions / np.linalg.norm(directions, axis=0))
+    X = L + 0.05 * rng.standard_normal(L.shape)
+    bad = rng.random(X.shape) < 0.03
+    X = np.where(bad, X + 6 * rng.choice([-1, 1], X.shape), X) * units
+    pca = RobustPCA(2, scale=True, random_state=0).fit(np.array_split(X, 3))
+    scores = pca.outlier_scores(X)
+    assert scores.cells.shape == X.shape
+    assert (scores.cells[bad] > 1).mean() > 0.95
+    assert (scores.cells[~bad] > 1).mean() < 0.05
+    assert np.allclose(scores.rows, (scores.cells > 1).mean(axis=1))
+    low_rank, sparse = pca.split(X)
+    assert np.abs((low_rank + sparse - X) / units).max() < 1
+
+
+@every_method
+def test_same_seed_gives_the_same_bits_on_encoded_messages(method, monkeypatch):
+    X, _, _ = draw(60, r=2)
+    sites = dict(zip("abc", np.array_split(X, 3), strict=True))
+
+    def run():
+        options = {"method": method, "random_state": 3, "max_rounds": 20, "tol": 1e-6}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return RobustPCA(2, **options).fit(Federation.local(sites))
+
+    plain = run()
+
+    def encoded(self, names, request, timeout):
+        for name in names:
+            yield name, encode(decode(self._sites[name].answer_bytes(encode(request))))
+
+    monkeypatch.setattr(LocalEngine, "ask", encoded)
+    other = run()
+    assert (plain.components_ == other.components_).all()
+    assert plain.run_.ledger == other.run_.ledger
+
+
+@every_method
+def test_a_killed_fit_goes_on_from_its_journal_with_the_same_bits(method, tmp_path):
+    X, _, _ = draw(60, r=2)
+    sites = dict(zip("abc", np.array_split(X, 3), strict=True))
+    options = {"method": method, "random_state": 0, "max_rounds": 12, "tol": 1e-4}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        whole = RobustPCA(2, **options).fit(Federation.local(sites))
+        for at in range(2, whole.run_.rounds + 1, 4):
+            journal = tmp_path / f"{at}.journal"
+
+            def crash(entry, at=at):
+                if entry["round"] == at:
+                    raise KeyboardInterrupt
+
+            with pytest.raises(KeyboardInterrupt):
+                RobustPCA(2, **options).fit(
+                    Federation.local(sites, journal=journal, on_round=crash)
+                )
+            again = RobustPCA(2, **options).fit(Federation.local(sites, journal=journal))
+            assert (again.components_ == whole.components_).all()
+
+
+def test_only_sums_leave_the_sites_and_scores_and_outliers_stay():
+    X, L, _ = draw(100, 30, r=2)
+    sites = {
+        name: Site(rows, name=name, policy=Policy(gather=False))
+        for name, rows in zip("abc", np.array_split(X, 3), strict=True)
+    }
+    pca = RobustPCA(2, center="none", random_state=0).fit(Federation.local(sites))
+    assert error(pca, X, L) < 1e-8
+    assert pca.sparse_share_ == {}
+    assert {entry.question for entry in pca.run_.ledger if entry.how == "seen"} == {"introduce"}
+    memory = sites["a"].memory
+    assert memory["V"].shape == (len(sites["a"].rows.blocks().__next__()), 2)
+    kept = sp.csr_array(
+        (memory["sparse_values"], memory["sparse_columns"], memory["sparse_rows"]),
+        shape=(len(memory["V"]), 30),
+    )
+    assert np.allclose(kept.toarray(), pca.split(X[: len(memory["V"])]).sparse, atol=1e-7)
+
+
+def test_lost_sites_leave_the_result_of_those_that_remain():
+    X, L, _ = draw(100, 30, r=2)
+    sites = dict(zip("abcd", np.array_split(X, 4), strict=True))
+
+    class Losing(LocalEngine):
+        def ask(self, names, request, timeout):
+            for name, reply in super().ask(names, request, timeout):
+                if request.header["question"] != "hard_round" or name != "b":
+                    yield name, reply
+
+    pca = RobustPCA(2, center="none", random_state=0).fit(Federation(Losing(sites), quorum=3))
+    assert [entry["site"] for entry in pca.run_.lost] == ["b"]
+    assert error(pca, X, L) < 1e-7
+
+
+def test_frames_are_matched_by_name_and_models_are_saved(tmp_path):
+    X, _, _ = draw(90, 6, r=2, noise=0.1)
+    columns = list("pqrstu")
+    frames = {
+        name: pd.DataFrame(rows, columns=columns)
+        for name, rows in zip("ab", np.array_split(X, 2), strict=True)
+    }
+    pca = RobustPCA(2, scale=True, random_state=0).fit(frames)
+    mixed = RobustPCA(2, scale=True, random_state=0).fit(frames | {"b": frames["b"][columns[::-1]]})
+    assert np.allclose(pca.components_, mixed.components_)
+    pca.save(tmp_path / "m.fedpca")
+    again = load(tmp_path / "m.fedpca")
+    assert isinstance(again, RobustPCA)
+    assert (again.transform(frames["a"]) == pca.transform(frames["a"])).all()
+    assert again.get_params() == pca.get_params()
+    assert (again.threshold_, again.sparse_share_) == (pca.threshold_, pca.sparse_share_)
+    with pytest.raises(FileError, match="holds a RobustPCA"):
+        FederatedPCA.load(tmp_path / "m.fedpca")
+    FederatedPCA(2).fit(X).save(tmp_path / "f.fedpca")
+    with pytest.raises(FileError, match="holds a FederatedPCA"):
+        RobustPCA.load(tmp_path / "f.fedpca")
+
+
+def test_scores_and_rows_go_back_and_forth():
+    X, L, _ = draw(100, 30, r=3)
+    pca = RobustPCA(3, center="none", random_state=0).fit(np.array_split(X, 4))
+    assert np.allclose(pca.inverse_transform(pca.transform(X)), L, atol=1e-6)
+    assert pca.fit_transform(X).shape == (100, 3)
+    assert list(pca.get_feature_names_out()) == ["robustpca0", "robustpca1", "robustpca2"]
+
+
+def test_bad_input_is_refused_with_the_way_out():
+    X, _, _ = draw(40, 8, r=2)
+    for ranks in ({}, {"n_components": 2, "max_components": 4}):
+        with pytest.raises(InputError, match="give the rank, or a bound on it, and not both"):
+            RobustPCA(**ranks).fit(X)
+    with pytest.raises(InputError, match="'threshold' needs n_components"):
+        RobustPCA(max_components=3, method="threshold").fit(X)
+    with pytest.raises(InputError, match="9 components exceed n_features=8"):
+        RobustPCA(9).fit(X)
+    with pytest.raises(InputError, match="infinite values; missing ones are NaN"):
+        RobustPCA(2).fit({"a": X, "b": np.where(X > 1, np.inf, X)})
+    empty = X.copy()
+    empty[:, 3] = np.nan
+    with pytest.raises(InputError, match="no site has a value of column 3"):
+        RobustPCA(2).fit({"a": empty, "b": empty})
+    with pytest.raises(InputError, match="n_samples=1"):
+        RobustPCA(2).fit({"a": X[:1], "b": X[:0]})
+    with pytest.raises(InputError, match="fit_transform takes one table"):
+        RobustPCA(2).fit_transform([X, X])
+    for bad in ({"center": "mode"}, {"method": "alm"}, {"step": 0.0}, {"local_steps": 0}):
+        with pytest.raises(ValueError, match=next(iter(bad))):
+            RobustPCA(2, **bad).fit(X)
+    with pytest.warns(UserWarning, match="max_rounds=1 before it met"):
+        RobustPCA(2, max_rounds=1).fit(X)
+
+
+@pytest.mark.filterwarnings("ignore:method")
+@pytest.mark.filterwarnings("ignore:more than 40%")
+@parametrize_with_checks([RobustPCA(1)])
+def test_scikit_learn_compatible(estimator, check):
+    check(estimator)
