@@ -358,6 +358,9 @@ def test_bad_input_is_refused_with_the_way_out():
     empty[:, 3] = np.nan
     with pytest.raises(InputError, match="no site has a value of column 3"):
         RobustPCA(2).fit({"a": empty, "b": empty})
+    for factor in (1e-160, 1e160):
+        with pytest.raises(InputError, match="rescale the columns"):
+            RobustPCA(2).fit([X * factor, X * factor])
     with pytest.raises(InputError, match="n_samples=1"):
         RobustPCA(2).fit({"a": X[:1], "b": X[:0]})
     with pytest.raises(InputError, match="fit_transform takes one table"):

@@ -117,7 +117,7 @@ class FramedRows:
         with np.errstate(over="ignore", invalid="ignore"):
             for block in self._blocks():
                 total += block.squares()
-        _refuse_overflow(total)
+        refuse_overflow(total)
         return np.asarray(total[self._order] / self._scale**2)
 
     def energy(self) -> float:
@@ -131,7 +131,7 @@ class FramedRows:
             return self._gram
         with np.errstate(over="ignore", invalid="ignore"):
             gram = self._own_gram()
-        _refuse_overflow(gram.diagonal())
+        refuse_overflow(gram.diagonal())
         if not isinstance(self._order, slice):
             gram = gram[np.ix_(self._order, self._order)]
         if not self._is_unscaled:
@@ -248,7 +248,8 @@ def _scaled(block: Block, scale: Array) -> Block:
     return (block @ sp.diags_array(1 / scale)).tocsr()
 
 
-def _refuse_overflow(squares: Array) -> None:
+def refuse_overflow(squares: Array) -> None:
+    """Refuse rows whose sums of squares are not finite."""
     if not np.isfinite(squares.sum()):
         raise InputError("values so large that their squares overflow; rescale the columns")
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedpca.errors import InputError, PolicyRefused
 from fedpca.federation import Federation
+from fedpca.framed import usable_energy
 from fedpca.linalg import top_eigen
 from fedpca.message import Array
 from fedpca.moments import CommonFeatures, at_least_two, common_features
@@ -136,7 +137,9 @@ def _frame(
     d = len(present)
     mean = counted["total"] / present
     centre, factors = np.zeros(d), np.ones(d)
-    spread = np.sqrt(fed.sum(squares_present, about=mean)["squares"] / present)
+    squares = fed.sum(squares_present, about=mean)["squares"]
+    usable_energy(float(squares.sum()))
+    spread = np.sqrt(squares / present)
     if center == "mean":
         centre = mean
     elif center == "median":
@@ -146,8 +149,8 @@ def _frame(
         sizes = NORMAL * feature_medians(fed, about, np.zeros(d), 2 * spread, sizes=True)
         negligible = np.finfo(float).eps * (np.abs(about) + spread)
         factors = np.where(sizes > negligible, sizes, np.where(spread > negligible, spread, 1.0))
-    squares = (spread**2 + (mean - centre) ** 2) / factors**2
-    reference = float(np.sqrt(squares @ present / present.sum())) or 1.0
+    away = (spread**2 + (mean - centre) ** 2) / factors**2
+    reference = float(np.sqrt(away @ present / present.sum())) or 1.0
     return n, present, centre, factors, reference
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedpca.federation import Federation
+from fedpca.framed import refuse_overflow
 from fedpca.message import Array
 from fedpca.question import question
 from fedpca.solvers.robust_rows import framed_rows
@@ -30,7 +31,10 @@ def squares_present(site: Any, about: Array) -> dict[str, Array]:
     """The sum of squares about a point of each feature's values."""
     A, present = framed_rows(site)
     away = np.where(present, A - about, 0.0)
-    return {"squares": np.einsum("ij,ij->j", away, away)}
+    with np.errstate(over="ignore"):
+        squares = np.einsum("ij,ij->j", away, away)
+    refuse_overflow(squares)
+    return {"squares": squares}
 
 
 @question(
