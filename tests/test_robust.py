@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
 
 import numpy as np
@@ -14,10 +15,11 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from fedpca import FederatedPCA, Federation, Policy, RobustPCA, Site, load
 from fedpca.engines.local import LocalEngine
-from fedpca.errors import FileError, InputError
+from fedpca.errors import FileError, InputError, QuorumLost
 from fedpca.linalg import sine_of_angle
 from fedpca.message import decode, encode
 from fedpca.solvers.medians import feature_medians, median_place, place_of
+from fedpca.solvers.robust_rows import count_present
 
 METHODS = ["threshold", "least-squares", "dcf"]
 every_method = pytest.mark.parametrize("method", METHODS)
@@ -195,9 +197,12 @@ def test_medians_over_sites_are_those_of_all_rows(data):
     X[0] = np.nan_to_num(X[0])
     fed = Federation.local(np.array_split(X, data.draw(st.integers(1, 4))))
     mean, spread = np.nanmean(X, axis=0), np.nanstd(X, axis=0)
-    found = mean + fed.run(
-        lambda fed, _: feature_medians(fed, mean, -spread, spread), about={"program": "test"}
-    )
+
+    def program(fed, _):
+        fed.sum(count_present, features=np.empty(0, np.uint8))
+        return mean + feature_medians(fed, mean, -spread, spread)
+
+    found = fed.run(program, about={"program": "test"})
     ordered = np.sort(X, axis=0)
     for j in range(d):
         values = ordered[: np.isfinite(X[:, j]).sum(), j]
@@ -310,6 +315,50 @@ def test_lost_sites_leave_the_result_of_those_that_remain():
     pca = RobustPCA(2, center="none", random_state=0).fit(Federation(Losing(sites), quorum=3))
     assert [entry["site"] for entry in pca.run_.lost] == ["b"]
     assert error(pca, X, L) < 1e-7
+
+
+def test_a_site_lost_after_the_rank_was_found_lets_it_be_found_again():
+    X, L, _ = draw()
+    sites = {f"s{i}": rows for i, rows in enumerate(np.array_split(X, 10))}
+
+    class Losing(LocalEngine):
+        asked = 0
+
+        def ask(self, names, request, timeout):
+            self.asked += request.header["question"] == "hard_round"
+            for name, reply in super().ask(names, request, timeout):
+                if name != "s3" or self.asked < 3:
+                    yield name, reply
+
+    options = {"max_components": 20, "center": "none", "random_state": 0}
+    pca = RobustPCA(**options).fit(Federation(Losing(sites), quorum=5))
+    assert [entry["site"] for entry in pca.run_.lost] == ["s3"]
+    assert pca.n_components_ == 10
+    assert error(pca, X, L) < 1e-7
+
+
+@pytest.mark.parametrize("at", ["count_values", "clipped_product", "hard_round"])
+def test_a_run_is_not_resumed_without_the_sites_memory(at, tmp_path):
+    X, _, _ = draw(60, r=2)
+    sites = dict(zip("abc", np.array_split(X, 3), strict=True))
+
+    def crash(entry):
+        if entry["question"] == at:
+            raise KeyboardInterrupt
+
+    journal = tmp_path / "run.journal"
+    with pytest.raises(KeyboardInterrupt):
+        RobustPCA(2, random_state=0).fit(Federation.local(sites, journal=journal, on_round=crash))
+    shutil.rmtree(tmp_path / "run.journal.sites")
+    with pytest.raises(QuorumLost, match="memory is gone: start it with a new journal"):
+        RobustPCA(2, random_state=0).fit(Federation.local(sites, journal=journal))
+
+
+@every_method
+def test_rows_without_variance_end_at_once(method):
+    pca = RobustPCA(2, method=method).fit([np.full((9, 5), 3.0), np.full((4, 5), 3.0)])
+    assert np.allclose(pca.explained_variance_, 0)
+    assert np.allclose(pca.mean_, 3)
 
 
 def test_frames_are_matched_by_name_and_models_are_saved(tmp_path):

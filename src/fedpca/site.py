@@ -149,13 +149,9 @@ class Site:
     @property
     def framed(self) -> FramedRows:
         """The rows about the run's mean, in its scale and order of features."""
+        self.remembered("mean", "scale")
         keys = ("mean", "scale", "order", "sums", "n_products")
         frame = {key: self.memory[key] for key in keys if key in self.memory}
-        if "mean" not in frame or "scale" not in frame:
-            raise MessageError(
-                "asked about centred rows before the mean was given; if this resumes a run, the "
-                "sites' memory is gone: start it with a new journal"
-            )
         is_same = frame.keys() == self._frame.keys() and all(
             frame[key] is self._frame[key] for key in frame
         )
@@ -163,6 +159,16 @@ class Site:
             self._framed = FramedRows(self.rows, memory_limit=self.memory_limit, **frame)
             self._frame = frame
         return self._framed
+
+    def remembered(self, *names: str) -> tuple[Array, ...]:
+        """What earlier questions of the run left in memory, or an error where it is not there."""
+        missing = [name for name in names if name not in self.memory]
+        if missing:
+            raise MessageError(
+                f"asked for {' and '.join(missing)} before it was given; if this resumes a run, the "
+                "sites' memory is gone: start it with a new journal"
+            )
+        return tuple(self.memory[name] for name in names)
 
     def _answer(self, message: Message, keep: bool) -> Message:
         header = message.header

@@ -14,9 +14,18 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from fedpca.errors import FileError, InputError
+from fedpca.errors import InputError
 from fedpca.estimators.inputs import as_federation, is_many_sites
-from fedpca.estimators.modelled import ModelMixin, plain_params, seed_of
+from fedpca.estimators.modelled import (
+    ModelMixin,
+    check_kind,
+    forget_features,
+    plain_params,
+    saved_features,
+    saved_params,
+    seed_of,
+    usable_header,
+)
 from fedpca.estimators.program import principal_components
 from fedpca.message import Array
 from fedpca.model import Model, load_model, model_of
@@ -194,8 +203,7 @@ class FederatedPCA(ModelMixin, BaseEstimator):  # type: ignore[misc]
             The label of the site to which each row of one table belongs.
         """
         self._validate_params()
-        for name in ("n_features_in_", "feature_names_in_"):
-            self.__dict__.pop(name, None)
+        forget_features(self)
         if not is_many_sites(X):
             X = validate_data(
                 self, X, accept_sparse="csr", dtype=[np.float64, np.float32], ensure_min_samples=2
@@ -228,14 +236,10 @@ class FederatedPCA(ModelMixin, BaseEstimator):  # type: ignore[misc]
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted model to a file that `fedpca.load` reads."""
         model, run = self._model(), self.run_
-        features = getattr(self, "feature_names_in_", None)
-        parameters = plain_params(self)
-        if not isinstance(parameters["random_state"], int | None):
-            parameters["random_state"] = None  # a generator's state is no part of the model
         header = {
             "estimator": type(self).__name__,
-            "parameters": parameters,
-            "features": None if features is None else list(features),
+            "parameters": saved_params(self),
+            "features": saved_features(self),
             "n_samples": self.n_samples_,
             "site_variance_ratio": self.site_variance_ratio_,
             "run": run.to_header(),
@@ -246,16 +250,13 @@ class FederatedPCA(ModelMixin, BaseEstimator):  # type: ignore[misc]
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """The fitted estimator that `save` wrote."""
         model, header = load_model(path)
-        if header.get("estimator") != cls.__name__:
-            raise FileError(f"{path} holds a {header.get('estimator')}, not a {cls.__name__}")
-        try:
+        check_kind(path, header, cls.__name__)
+        with usable_header(path):
             estimator = cls(**header["parameters"])
             estimator._validate_params()
             estimator._set_model(model, header["n_samples"], header["features"])
             estimator.site_variance_ratio_ = header["site_variance_ratio"]
             estimator.run_ = Run.from_header(header["run"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise FileError(f"{path} has a header that cannot be used: {error}") from None
         return estimator
 
     def _options(self, parameters: dict[str, Any]) -> dict[str, Any]:

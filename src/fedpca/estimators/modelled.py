@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +13,7 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from fedpca.errors import FileError
 from fedpca.estimators.twin import scikit_learn_twin
 from fedpca.message import Array
 from fedpca.model import Model
@@ -89,3 +93,38 @@ def seed_of(random_state: Any) -> int | None:
     if isinstance(random_state, Integral):
         return int(random_state)
     return int(check_random_state(random_state).randint(2**31))
+
+
+def saved_params(estimator: BaseEstimator) -> dict[str, Any]:
+    """The parameters that go into a file; a generator's state is no part of a model."""
+    parameters = plain_params(estimator)
+    if not isinstance(parameters["random_state"], int | None):
+        parameters["random_state"] = None
+    return parameters
+
+
+def saved_features(estimator: BaseEstimator) -> list[str] | None:
+    """The names of features that go into a file."""
+    names = getattr(estimator, "feature_names_in_", None)
+    return None if names is None else list(names)
+
+
+def forget_features(estimator: BaseEstimator) -> None:
+    """Begin a fit without the features of the last one."""
+    for name in ("n_features_in_", "feature_names_in_"):
+        estimator.__dict__.pop(name, None)
+
+
+@contextmanager
+def usable_header(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Say of a file that its header lacks something, or holds what no estimator takes."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        raise FileError(f"{path} has a header that cannot be used: {error}") from None
+
+
+def check_kind(path: str | os.PathLike[str], header: dict[str, Any], kind: str) -> None:
+    """Refuse the file of another estimator."""
+    if header.get("estimator") != kind:
+        raise FileError(f"{path} holds a {header.get('estimator')}, not a {kind}")

@@ -15,10 +15,16 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from fedpca.errors import FileError, InputError
+from fedpca.errors import InputError
 from fedpca.estimators.affinity import AffinityMixin
 from fedpca.estimators.inputs import as_federation, holds_rows, is_many_sites
-from fedpca.estimators.modelled import plain_params, seed_of
+from fedpca.estimators.modelled import (
+    forget_features,
+    saved_features,
+    saved_params,
+    seed_of,
+    usable_header,
+)
 from fedpca.estimators.personal_program import STARTS, Personalized, shared_and_local
 from fedpca.estimators.personal_rows import PersonalRowsMixin
 from fedpca.federation import Federation
@@ -191,8 +197,7 @@ class PersonalizedPCA(AffinityMixin, PersonalRowsMixin, BaseEstimator):  # type:
                 f"step={self.step} and retraction={self.retraction!r} are options of methods 'stiefel' "
                 "and 'polar', not of 'power'"
             )
-        for name in ("n_features_in_", "feature_names_in_"):
-            self.__dict__.pop(name, None)
+        forget_features(self)
         if not is_many_sites(X):
             X = validate_data(
                 self, X, accept_sparse="csr", dtype=[np.float64, np.float32], ensure_min_samples=2
@@ -222,10 +227,9 @@ class PersonalizedPCA(AffinityMixin, PersonalRowsMixin, BaseEstimator):  # type:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted model to a file that `fedpca.load` reads."""
         check_is_fitted(self)
-        features = getattr(self, "feature_names_in_", None)
         header = {
             "parameters": self._parameters(),
-            "features": None if features is None else list(features),
+            "features": saved_features(self),
             "n_samples": self.n_samples_,
             "objective": self.objective_,
             "misalignment": self.misalignment_,
@@ -238,7 +242,7 @@ class PersonalizedPCA(AffinityMixin, PersonalRowsMixin, BaseEstimator):  # type:
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """The fitted estimator that `save`, or a site, wrote."""
         model, header = load_personal(path)
-        try:
+        with usable_header(path):
             estimator = cls(**header["parameters"])
             estimator._validate_params()
             estimator._set_model(model, header["n_samples"], header["features"])
@@ -248,15 +252,11 @@ class PersonalizedPCA(AffinityMixin, PersonalRowsMixin, BaseEstimator):  # type:
             shares = {name: part.shares for name, part in model.parts.items()}
             estimator.site_variance_ = dict(header.get("site_variance", shares))
             estimator.run_ = Run.from_header(header["run"]) if "run" in header else Run()
-        except (KeyError, TypeError, ValueError) as error:
-            raise FileError(f"{path} has a header that cannot be used: {error}") from None
         return estimator
 
     def _parameters(self, fed: Federation | None = None) -> dict[str, Any]:
         """The parameters as plain values, with a number for each site of ``fed``."""
-        parameters = plain_params(self)
-        if not isinstance(parameters["random_state"], int | None):
-            parameters["random_state"] = None
+        parameters = saved_params(self)
         if isinstance(self.n_local, Mapping):
             given = {str(name): rank for name, rank in self.n_local.items()}
             for name, rank in given.items():

@@ -6,44 +6,36 @@ import os
 import warnings
 from functools import partial
 from numbers import Integral, Real
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
-from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils import check_array
 from sklearn.utils._param_validation import Interval, StrOptions
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
-from fedpca.errors import FileError, InputError
+from fedpca.errors import InputError
 from fedpca.estimators.inputs import as_federation, is_many_sites
-from fedpca.estimators.modelled import plain_params, seed_of
+from fedpca.estimators.modelled import (
+    check_kind,
+    forget_features,
+    plain_params,
+    saved_features,
+    saved_params,
+    seed_of,
+    usable_header,
+)
 from fedpca.estimators.robust_program import low_rank_and_sparse
+from fedpca.estimators.robust_uses import RobustRowsMixin
 from fedpca.linalg import fix_signs
 from fedpca.message import Array
 from fedpca.model import Model, load_model
-from fedpca.rows import is_sparse
 from fedpca.run import Run
-from fedpca.solvers.robust_site import separate
 
 MOSTLY = 0.4  # share of outliers above which a site is named
 
 
-class Parts(NamedTuple):
-    """Rows as the sum of two parts, up to noise, each ``(n, d)``."""
-
-    low_rank: Array  # missing values are filled in here
-    sparse: Array
-
-
-class OutlierScores(NamedTuple):
-    """How far outside entries are: above 1 they are outliers."""
-
-    rows: Array  # (n,), the share of a row's entries that are outliers
-    cells: Array  # (n, d)
-
-
-class RobustPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+class RobustPCA(RobustRowsMixin, BaseEstimator):  # type: ignore[misc]
     """Principal components of rows that hold outliers, and missing values.
 
     Each site's rows are the sum of a low-rank part, with components common to all sites, and a sparse
@@ -158,8 +150,7 @@ class RobustPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         """
         self._validate_params()
         self._check_ranks()
-        for name in ("n_features_in_", "feature_names_in_"):
-            self.__dict__.pop(name, None)
+        forget_features(self)
         if not is_many_sites(X):
             X = self._validated(X, reset=True)
         fed = as_federation(X, sites)
@@ -190,47 +181,13 @@ class RobustPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             raise InputError("fit_transform takes one table; fit, then transform each site's rows")
         return self.fit(X, sites=sites).transform(X)
 
-    def transform(self, X: Any) -> Array:
-        """Scores of rows on the components, outliers and missing values left out of account."""
-        rows = self._validated(X)
-        scores, _ = self._separate(rows)
-        return scores.astype(rows.dtype, copy=False)
-
-    def inverse_transform(self, X: Any) -> Array:
-        """The rows that have these scores, without noise or outliers."""
-        check_is_fitted(self)
-        scores = check_array(X, dtype=[np.float64, np.float32])
-        rows = self._model().inverse_transform(scores)
-        return rows.astype(scores.dtype, copy=False)
-
-    def split(self, X: Any) -> Parts:
-        """Rows as a low-rank and a sparse part, with the components as they are.
-
-        Missing values are zero in the sparse part and filled in by the low-rank one.
-        """
-        scores, S = self._separate(self._validated(X))
-        return Parts(self._model().inverse_transform(scores), S * self.scale_)
-
-    def outlier_scores(self, X: Any) -> OutlierScores:
-        """How far entries lie from the low-rank part, in thresholds, and how much of each row does."""
-        rows = self._validated(X)
-        scores, _ = self._separate(rows)
-        A, present = self._framed(rows)
-        cells = np.where(present, np.abs(A - scores @ self.components_), 0.0) / self.threshold_
-        n_present = np.maximum(present.sum(axis=1), 1)
-        return OutlierScores((cells > 1).sum(axis=1) / n_present, cells)
-
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted model to a file that `fedpca.load` reads."""
         model = self._model()
-        features = getattr(self, "feature_names_in_", None)
-        parameters = plain_params(self)
-        if not isinstance(parameters["random_state"], int | None):
-            parameters["random_state"] = None
         header = {
             "estimator": type(self).__name__,
-            "parameters": parameters,
-            "features": None if features is None else list(features),
+            "parameters": saved_params(self),
+            "features": saved_features(self),
             "n_samples": self.n_samples_,
             "threshold": self.threshold_,
             "sparse_share": self.sparse_share_,
@@ -242,9 +199,8 @@ class RobustPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """The fitted estimator that `save` wrote."""
         model, header = load_model(path)
-        if header.get("estimator") != cls.__name__:
-            raise FileError(f"{path} holds a {header.get('estimator')}, not a {cls.__name__}")
-        try:
+        check_kind(path, header, cls.__name__)
+        with usable_header(path):
             estimator = cls(**header["parameters"])
             estimator._validate_params()
             estimator._set_model(
@@ -255,8 +211,6 @@ class RobustPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
                 dict(header["sparse_share"]),
             )
             estimator.run_ = Run.from_header(header["run"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise FileError(f"{path} has a header that cannot be used: {error}") from None
         return estimator
 
     def _check_ranks(self) -> None:
@@ -296,28 +250,6 @@ class RobustPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             total_variance=np.array(variance.sum() + self.n_features_in_ * self.noise_variance_),
         )
 
-    def _framed(self, rows: Any) -> tuple[Array, Array]:
-        dense = np.asarray(rows.toarray() if is_sparse(rows) else rows, np.float64)
-        present = ~np.isnan(dense)
-        return np.where(present, (dense - self.mean_) / self.scale_, 0.0), present
-
-    def _separate(self, rows: Any) -> tuple[Array, Array]:
-        A, present = self._framed(rows)
-        return separate(A, present, self.components_.T, self.threshold_)
-
-    def _validated(self, X: Any, reset: bool = False) -> Any:
-        if not reset:
-            check_is_fitted(self)
-        return validate_data(
-            self,
-            X,
-            accept_sparse="csr",
-            dtype=[np.float64, np.float32],
-            ensure_all_finite="allow-nan",
-            ensure_min_samples=2 if reset else 1,
-            reset=reset,
-        )
-
     def _warn(self) -> None:
         if self.run_.stopped == "max_rounds" and self.method != "dcf":
             warnings.warn(
@@ -334,14 +266,3 @@ class RobustPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
                 UserWarning,
                 stacklevel=3,
             )
-
-    @property
-    def _n_features_out(self) -> int:
-        return int(self.n_components_)
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
-        tags.input_tags.sparse = True
-        tags.input_tags.allow_nan = True
-        return tags

@@ -44,7 +44,6 @@ class Robust:
     n: int
     threshold: float
     noise_variance: float
-    outliers: float  # share of all entries
     shares: dict[str, float]
 
 
@@ -71,7 +70,9 @@ def low_rank_and_sparse(
     n, present, mean, factors, reference = _frame(fed, common, center, scale)
     entered = fed.sum(enter_robust, mean=mean, scale=factors, reference=np.float64(reference))
     size = median_place(entered["places"], reference) or reference
-    U = start_from if start_from is not None else start_clipped(fed, d, most, FIRST * size)
+    U = start_from
+    if U is None or U.shape[1] < most:  # after the rank was found, too few to find it once more
+        U = start_clipped(fed, d, most, FIRST * size)
     limits: dict[str, Any] = {"tol": tol, "max_rounds": max_rounds}
     fed.record.solver = method
     if method == "dcf":
@@ -107,7 +108,6 @@ def low_rank_and_sparse(
         n=n,
         threshold=found.threshold,
         noise_variance=(NORMAL * found.noise) ** 2,
-        outliers=float(kept["outliers"] / max(1, kept["present"])),
         shares=_shares(fed),
     )
 

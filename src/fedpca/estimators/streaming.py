@@ -15,14 +15,14 @@ from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import validate_data
 
 from fedpca.blocks import NotFinite, naming_bad_values
-from fedpca.errors import FileError, InputError
+from fedpca.errors import InputError
 from fedpca.estimators.inputs import as_stream
-from fedpca.estimators.modelled import ModelMixin, plain_params
+from fedpca.estimators.modelled import ModelMixin, forget_features, plain_params, usable_header
 from fedpca.estimators.stream_attributes import StreamAttributes
 from fedpca.estimators.stream_file import read_stream, write_stream
+from fedpca.estimators.stream_start import begin_stream, first_rank
 from fedpca.lowrank import rows_at_once
 from fedpca.model import Model, model_of
-from fedpca.rank import AdaptiveRank, check_most
 from fedpca.rows import (
     Block,
     Rows,
@@ -32,9 +32,7 @@ from fedpca.rows import (
     open_rows,
     rows_per_block,
 )
-from fedpca.scatter import Scatter, scatter_pays
 from fedpca.stream import Stream
-from fedpca.summarize import MOST_COMPONENTS
 from fedpca.summary import N_SPARE, Summary
 
 
@@ -202,9 +200,9 @@ class StreamingPCA(StreamAttributes, ModelMixin, BaseEstimator):  # type: ignore
         """Take in checked rows; the stream begins with the first of them."""
         if not hasattr(self, "_stream"):
             if not rows.shape[0]:
-                self._first_rank(rows.shape[1])  # bad parameters are named at once
+                first_rank(self, rows.shape[1])  # bad parameters are named at once
                 return
-            self._begin(rows.shape[1], rows.shape[0])
+            self._stream = begin_stream(self, rows.shape[1], rows.shape[0])
         try:
             self._stream.take(rows, forgetting=self.forgetting)
         except NotFinite:
@@ -258,11 +256,9 @@ class StreamingPCA(StreamAttributes, ModelMixin, BaseEstimator):  # type: ignore
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """The estimator that `save` wrote, which goes on as if it had never stopped."""
         stream, parameters = read_stream(path)
-        try:
+        with usable_header(path):
             estimator = cls(**parameters)
             estimator._validate_params()
-        except (TypeError, ValueError) as error:
-            raise FileError(f"{path} has a header that cannot be used: {error}") from None
         estimator._set_stream(stream)
         return estimator
 
@@ -286,44 +282,9 @@ class StreamingPCA(StreamAttributes, ModelMixin, BaseEstimator):  # type: ignore
         if names is not None:
             self.feature_names_in_ = np.array(names, dtype=object)
 
-    def _begin(self, d: int, rows_at_once: int) -> None:
-        """Make room for the stream, once the number of features is known."""
-        names = getattr(self, "feature_names_in_", None)
-        wanted, rank = self._first_rank(d)
-        carried = Summary.empty(d, wanted, n_spare=self.n_spare, center=self.center, features=names)
-        keeps_whole = self.moments
-        if self.moments == "auto":
-            keeps_whole = rank is None and scatter_pays(d, carried.room, rows_at_once)
-        elif keeps_whole and rank is not None:
-            raise InputError(f"moments=True goes with a fixed rank, not with rank={self.rank!r}")
-        scatter = Scatter(d) if keeps_whole else None
-        self._stream = Stream(carried, scatter, rank, n_spare=int(self.n_spare))
-
     def _forget_all(self) -> None:
-        for name in ("_stream", "n_features_in_", "feature_names_in_"):
-            self.__dict__.pop(name, None)
-
-    def _first_rank(self, d: int) -> tuple[int, AdaptiveRank | None]:
-        """How many components to begin with, and how that number follows the stream."""
-        is_fixed = self.rank == "fixed"
-        most = min(d, self.max_components or (d if is_fixed else MOST_COMPONENTS))
-        check_most(self.n_components, self.max_components, most, d)
-        if is_fixed:
-            return int(self.n_components or most), None
-        if not self.n_spare:
-            raise InputError(
-                f"rank={self.rank!r} looks at spare directions; n_spare=0 has none, use at least 1"
-            )
-        rank = AdaptiveRank.begin(
-            self.rank,
-            self.n_components,
-            most,
-            share=self.share,
-            alpha=self.alpha,
-            beta=self.beta,
-            hold_off=self.hold_off,
-        )
-        return rank.rank, rank
+        self.__dict__.pop("_stream", None)
+        forget_features(self)
 
     def _batches_of(self, X: Any) -> Iterator[int]:
         """Take in X batch by batch; the number of rows so far after each."""
@@ -350,7 +311,8 @@ class StreamingPCA(StreamAttributes, ModelMixin, BaseEstimator):  # type: ignore
         """Batches of rows; the blocks in which they are read, where size makes no difference."""
         if rows.n_features < 1:
             raise InputError("0 feature(s): the rows have no columns; a minimum of 1 is required")
-        self._begin(rows.n_features, self.batch_size or rows_per_block(rows.n_features))
+        at_once = self.batch_size or rows_per_block(rows.n_features)
+        self._stream = begin_stream(self, rows.n_features, at_once)
         if self.batch_size is None and self._stream.scatter is not None and self.forgetting == 1:
             return rows.blocks()
         return batches(rows.blocks(), self.batch_size or rows_at_once(self._stream.carried.room))

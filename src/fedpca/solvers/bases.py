@@ -27,21 +27,22 @@ TOL = 1e-8  # residual of Lanczos, as a part of the largest eigenvalue
 @question(answers={"triangle": "float64 triangle"})
 def basis_triangle(site: Any) -> dict[str, Array]:
     """The upper triangle of B_i L_i B_i'."""
-    B = site.memory[BASIS]
-    return {"triangle": pack_triangle((B * site.memory[LENGTHS]) @ B.T)}
+    B, lengths = site.remembered(BASIS, LENGTHS)
+    return {"triangle": pack_triangle((B * lengths) @ B.T)}
 
 
 @question(asks={"Z": "float64 d k"}, answers={"Y": "float64 d k"})
 def basis_product(site: Any, Z: Array) -> dict[str, Array]:
     """B_i L_i (B_i' Z)."""
-    B = site.memory[BASIS]
-    return {"Y": (B * site.memory[LENGTHS]) @ (B.T @ Z)}
+    B, lengths = site.remembered(BASIS, LENGTHS)
+    return {"Y": (B * lengths) @ (B.T @ Z)}
 
 
 @question(answers={"B": "float64 d r"})
 def whole_basis(site: Any) -> dict[str, Array]:
     """B_i itself, its columns as long as the roots of L_i."""
-    return {"B": site.memory[BASIS] * np.sqrt(site.memory[LENGTHS])}
+    B, lengths = site.remembered(BASIS, LENGTHS)
+    return {"B": B * np.sqrt(lengths)}
 
 
 def leading_of_bases(

@@ -19,7 +19,7 @@ from fedpca.federation import Federation
 from fedpca.framed import refuse_overflow
 from fedpca.message import Array
 from fedpca.question import question
-from fedpca.solvers.robust_rows import framed_rows
+from fedpca.solvers.robust_rows import rows_about
 
 BINS = 64  # between two bounds
 ROUNDS = 5  # of narrowing: 1e-9 of the first bounds
@@ -29,8 +29,7 @@ OCTAVES, PER_OCTAVE = 64, 16  # of one number, below and above a reference
 @question(asks={"about": "float64 d"}, answers={"squares": "float64 d"})
 def squares_present(site: Any, about: Array) -> dict[str, Array]:
     """The sum of squares about a point of each feature's values."""
-    A, present = framed_rows(site)
-    away = np.where(present, A - about, 0.0)
+    away, _ = rows_about(site, about)
     with np.errstate(over="ignore"):
         squares = np.einsum("ij,ij->j", away, away)
     refuse_overflow(squares)
@@ -48,15 +47,12 @@ def count_values(
 
     Of the values about a point, or with ``sizes`` of how far they are from it.
     """
-    A, present = framed_rows(site)
-    values = A - about
+    values, present = rows_about(site, about)
     if sizes:
         values = np.abs(values)
     width = np.where(high > low, high - low, 1.0)
-    with np.errstate(invalid="ignore"):
-        place = np.floor((values - low) / width * BINS)
-    place = np.clip(np.nan_to_num(place, nan=0.0), -1, BINS) + 1
-    d = A.shape[1]
+    place = np.clip(np.floor((values - low) / width * BINS), -1, BINS) + 1
+    d = values.shape[1]
     cells = (place.astype(np.int64) + np.arange(d) * (BINS + 2))[present]
     counts = np.bincount(cells, minlength=d * (BINS + 2))
     return {"counts": counts.reshape(d, BINS + 2)}

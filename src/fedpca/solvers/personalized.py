@@ -167,6 +167,7 @@ def _moved(
     The site keeps V_i there, after the step, and where the last accepted step was taken: ``back`` says
     that the one after it was not accepted.
     """
+    site.remembered("V_back", "V_here", "V_next")
     memory, k = site.memory, U.shape[1]
     V = retract(outside(U, memory["V_back"] if back else memory["V_next"]))
     X = np.hstack([U, V])

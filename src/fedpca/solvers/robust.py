@@ -45,7 +45,7 @@ SOFT_FALL = 0.7  # of the soft one and the ridge
 PASSES = 2  # at a site in a round
 START_ROUNDS = 2  # of power iteration on clipped rows
 RANK_ROUNDS = 25  # after which the rank is read off
-NOTHING = 1e-4  # of the largest singular value, below which the others are not told apart
+INDISTINCT = 1e-4  # of the largest singular value, below which the others are not told apart
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def by_least_squares(
     """U by soft thresholds that fall, and the singular values of the low-rank part."""
     d, r = U.shape
     ridge = threshold * np.sqrt(max(n, d)) / 2
-    stopped, values = "max_rounds", np.zeros(r)
+    stopped = "max_rounds"
     for done in range(max_rounds):
         answer = fed.sum(
             soft_round,
@@ -163,12 +163,13 @@ def by_least_squares(
         values = singular_values(U, VV)
         change = relative_change(last, U)
         fed.report(change, partial(orth, U))
+        median = median_place(answer["places"], threshold)
         if change <= tol:
             stopped = "converged"
             break
-        floor = FIRST * median_place(answer["places"], threshold)
-        threshold, ridge = max(SOFT_FALL * threshold, floor / FIRST), SOFT_FALL * ridge
-    return Separated(leading_axes(U, VV), max(threshold, floor), floor / FIRST, stopped), values
+        threshold, ridge = max(SOFT_FALL * threshold, median), SOFT_FALL * ridge
+    bound = max(threshold, FIRST * median)
+    return Separated(leading_axes(U, VV), bound, median, stopped), values
 
 
 def by_gradients(
@@ -231,5 +232,5 @@ def rank_of(values: Array) -> int:
     """Where singular values fall most, from one to the next."""
     if len(values) < 2 or not values[0]:
         return 1
-    floored = np.maximum(values, NOTHING * values[0])
+    floored = np.maximum(values, INDISTINCT * values[0])
     return int(np.argmax(floored[:-1] / floored[1:])) + 1

@@ -27,12 +27,18 @@ def whole_rows(site: Any) -> Array:
     return np.asarray(rows if order is None else rows[:, order], np.float64)
 
 
-def framed_rows(site: Any) -> tuple[Array, Array]:
+def rows_about(site: Any, centre: Array, scale: Array | float = 1.0) -> tuple[Array, Array]:
     """A, with zeros for values that are missing, and where values are present."""
+    site.remembered("counted")
     rows = whole_rows(site)
     present = ~np.isnan(rows)
-    centre, scale = site.memory.get("mean", 0.0), site.memory.get("scale", 1.0)
     return np.where(present, (rows - centre) / scale, 0.0), present
+
+
+def framed_rows(site: Any, centre: Array | float = 0.0) -> tuple[Array, Array]:
+    """A about the centre and in the scale of the run, or about a centre in that frame."""
+    mean, scale = site.remembered("mean", "scale")
+    return rows_about(site, mean + centre * scale, scale)
 
 
 @question(
@@ -46,6 +52,7 @@ def count_present(site: Any, features: Array) -> dict[str, Any]:
     if order is not None:
         site.memory["order"] = np.array(order)
     rows = whole_rows(site)
+    site.memory["counted"] = np.int64(len(rows))
     if np.isinf(rows).any():
         raise InputError("infinite values; missing ones are NaN")
     return {

@@ -24,6 +24,7 @@ FALL = 0.8  # of the threshold in a round
 NOTHING = 1e-12  # of the first threshold
 MOST_PASSES, SETTLED = 200, 1e-12  # at the last one, until scores change by no more than this part
 N_PLACES = 2 * OCTAVES * PER_OCTAVE
+PLACE = {"turn": "float64 r r", "centre": "float64 d", "mean_scores": "float64 r"}
 SUMS = {"AV": "float64 d r", "VV": "float64 r r", "places": f"int64 {N_PLACES}"}
 
 
@@ -50,12 +51,12 @@ def enter_robust(site: Any, mean: Array, scale: Array, reference: Array) -> dict
 )
 def clipped_product(site: Any, U: Array, threshold: Array) -> dict[str, Any]:
     """C'(C U), C being the rows with zeros for all that is missing or beyond the threshold."""
-    C = _clipped(site, float(threshold))
+    C = without_large(framed_rows(site)[0], float(threshold))
     return {"Y": C.T @ (C @ U)}
 
 
-def _clipped(site: Any, threshold: float) -> Array:
-    A, _ = framed_rows(site)
+def without_large(A: Array, threshold: float) -> Array:
+    """A with zeros for what is beyond the threshold."""
     return np.where(np.abs(A) > threshold, 0.0, A)
 
 
@@ -90,9 +91,7 @@ def filled(
 @question(
     asks={
         "U": "float64 d r",
-        "turn": "float64 r r",
-        "centre": "float64 d",
-        "mean_scores": "float64 r",
+        **PLACE,
         "threshold": "float64",
         "lost_columns": "int64 d",
         "passes": "int64",
@@ -116,12 +115,11 @@ def hard_round(
 
     Rows are taken about ``centre``, which moved by what had ``mean_scores``.
     """
-    A, present = framed_rows(site)
-    A = np.where(present, A - centre, 0.0)
+    A, present = framed_rows(site, centre)
     if is_first:
-        V = np.where(np.abs(A) > threshold, 0.0, A) @ U
+        V = without_large(A, float(threshold)) @ U
     else:
-        V = (site.memory["V"] - mean_scores) @ turn
+        V = (site.remembered("V")[0] - mean_scores) @ turn
     for _ in range(int(passes)):
         D, R, good, lost = filled(A, present, V @ U.T, float(threshold), lost_columns > 0)
         V = D @ U
@@ -155,7 +153,7 @@ def soft_round(
 ) -> dict[str, Any]:
     """Scores by ridge regression on U, what is beyond the threshold taken off."""
     A, present = framed_rows(site)
-    V = _clipped(site, float(threshold)) @ U if is_first else site.memory["V"]
+    V = without_large(A, float(threshold)) @ U if is_first else site.remembered("V")[0]
     V, D, R = _soft_passes(A, present, U, V, float(threshold), float(ridge), int(passes))
     site.memory["V"] = V
     places = place_of(typical_size(R, present), float(threshold), len(A))
@@ -202,7 +200,7 @@ def gradient_round(
 ) -> dict[str, Any]:
     """Local gradient steps of U, weighted by rows; a step of 0 stands for half of 1 / ||V_i||^2."""
     A, present = framed_rows(site)
-    V = _clipped(site, float(threshold)) @ U if is_first else site.memory["V"]
+    V = without_large(A, float(threshold)) @ U if is_first else site.remembered("V")[0]
     weight = len(A) / int(n)
     for _ in range(int(steps)):
         V, D, _ = _soft_passes(A, present, U, V, float(threshold), float(ridge), int(passes))
@@ -217,13 +215,11 @@ def gradient_round(
 @question(
     asks={
         "U": "float64 d r",
-        "turn": "float64 r r",
-        "centre": "float64 d",
-        "mean_scores": "float64 r",
+        **PLACE,
         "threshold": "float64",
         "afresh": "int64",
     },
-    answers={"VV": "float64 r r", "outliers": "int64", "present": "int64"},
+    answers={"VV": "float64 r r"},
     remembers=True,
 )
 def keep_sparse(
@@ -235,10 +231,9 @@ def keep_sparse(
     threshold: Array,
     afresh: Array,
 ) -> dict[str, Any]:
-    """Keep the scores on the final, orthonormal U and the sparse part; how much of it there is."""
-    A, present = framed_rows(site)
-    A = np.where(present, A - centre, 0.0)
-    found = None if afresh else (site.memory["V"] - mean_scores) @ turn
+    """Keep the scores on the final, orthonormal U, whose squares go out, and the sparse part."""
+    A, present = framed_rows(site, centre)
+    found = None if afresh else (site.remembered("V")[0] - mean_scores) @ turn
     V, S = separate(A, present, U, float(threshold), V=found)
     kept = sp.csr_array(S)
     site.memory |= {
@@ -248,11 +243,7 @@ def keep_sparse(
         "sparse_rows": kept.indptr.astype(np.int64),
         "shares": np.array([kept.nnz, int(present.sum())]),
     }
-    return {
-        "VV": V.T @ V,
-        "outliers": np.int64(kept.nnz),
-        "present": np.int64(present.sum()),
-    }
+    return {"VV": V.T @ V}
 
 
 @question(answers={"outliers": "int64", "present": "int64"})
@@ -272,7 +263,7 @@ def separate(
     """
     if V is None:
         first = max(FIRST * typical_size(A, present), threshold)
-        V = np.where(np.abs(A) > first, 0.0, A) @ U
+        V = without_large(A, first) @ U
         n_falls = int(np.ceil(np.log(first / max(threshold, first * NOTHING)) / -np.log(FALL)))
         bounds = np.maximum(first * FALL ** np.arange(n_falls + 1), threshold)
     else:
