@@ -1,0 +1,178 @@
+"""A site as one of Flower's nodes: it fetches questions, and sends the answers.
+
+The site's program is this installation's own. The app that belongs to a run of Flower is never
+fetched, so no code reaches a site. The connection goes from the site to the coordinator only.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import NoReturn
+
+import httpx
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from flwr.app import Message as FlowerMessage
+from flwr.app.message import remove_content_from_message
+from flwr.common.constant import HEARTBEAT_MIN_INTERVAL
+from flwr.common.serde import message_to_proto
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    DeactivateNodeRequest,
+    PullMessagesRequest,
+    PullMessagesResponse,
+    PushMessagesRequest,
+)
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+    make_confirm_message_received_fn_protobuf,
+    make_pull_object_fn_protobuf,
+    make_push_object_fn_protobuf,
+)
+from flwr.supercore.inflatable.inflatable_utils import (
+    pull_and_inflate_object_from_tree,
+    push_objects,
+)
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+from fedpca.engines.flower.wire import Link, mapped_errors, unwrap, wrap
+from fedpca.errors import LinkError, LinkRefused
+
+PAUSE, IDLE_PAUSE = 0.05, 1.0  # seconds between two looks for a question, in a run and out of one
+IDLE_AFTER = 30.0
+_TROUBLE = (httpx.HTTPError, RuntimeError)  # what a client raises, also one that was closed
+RETRY_AFTER = 2.0  # seconds until a lost connection is tried again
+
+
+def join(
+    link: Link,
+    key: EllipticCurvePrivateKey,
+    answer: Callable[[bytes], bytes],
+    tell: Callable[[str], None],
+) -> NoReturn:
+    """Answer questions until interrupted, and take up a lost connection again.
+
+    ``tell`` is given what happens to the connection, in words. A server that refuses the site's key,
+    or whose certificate the site refuses, ends it with `LinkRefused`.
+    """
+    while True:
+        try:
+            with mapped_errors(link), _connected(link, key) as (client, node):
+                tell(f"connected to {link.address}, waiting for questions")
+                _answer_questions(client, node, answer, tell)
+        except LinkRefused:
+            raise
+        except LinkError as error:
+            tell(f"{error}; trying again in {RETRY_AFTER:g} s")
+            time.sleep(RETRY_AFTER)
+
+
+@contextmanager
+def _connected(link: Link, key: EllipticCurvePrivateKey) -> Iterator[tuple[FleetHttpClient, Node]]:
+    """A node that the server knows and sees alive, until the block ends."""
+    public_key = public_key_to_bytes(key.public_key())
+    with FleetHttpClient.from_server_address(
+        link.address,
+        link.plain,
+        link.ca,
+        interceptors=[
+            RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+            NodeAuthHttpInterceptor(key, key.public_key()),
+        ],
+    ) as client:
+        try:
+            activated = client.ActivateNode(
+                ActivateNodeRequest(
+                    public_key=public_key, heartbeat_interval=HEARTBEAT_MIN_INTERVAL
+                )
+            )
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code < 500:
+                raise LinkRefused(
+                    f"the coordinator at {link.address} does not know this site's key; send it the "
+                    "file NAME.pub that `fedpca site-key NAME` wrote"
+                ) from None
+            raise
+        node = Node(node_id=activated.node_id)
+        stop = threading.Event()
+        heart = threading.Thread(target=_beat, args=(client, node, stop), daemon=True)
+        heart.start()
+        try:
+            yield client, node
+        finally:
+            stop.set()
+            heart.join()
+            with suppress(*_TROUBLE):
+                client.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
+
+
+def _beat(client: FleetHttpClient, node: Node, stop: threading.Event) -> None:
+    """Tell the server that the node lives, also while it works on a question."""
+    request = SendNodeHeartbeatRequest(node=node, heartbeat_interval=HEARTBEAT_MIN_INTERVAL)
+    while not stop.wait(HEARTBEAT_MIN_INTERVAL / 2):
+        with suppress(
+            *_TROUBLE
+        ):  # the loop that fetches questions meets the same trouble and handles it
+            client.SendNodeHeartbeat(request)
+
+
+def _answer_questions(
+    client: FleetHttpClient,
+    node: Node,
+    answer: Callable[[bytes], bytes],
+    tell: Callable[[str], None],
+) -> NoReturn:
+    last = -IDLE_AFTER
+    while True:
+        waiting = client.PullMessages(PullMessagesRequest(node=node))
+        if not waiting.messages_list:
+            time.sleep(PAUSE if time.monotonic() - last < IDLE_AFTER else IDLE_PAUSE)
+            continue
+        question = _fetch(client, node, waiting)
+        reply = FlowerMessage(wrap(answer(unwrap(question))), reply_to=question)
+        try:
+            _send(client, node, reply)
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code >= 500:
+                raise
+            tell("the run is over; nobody waits for this answer, and it was not sent")
+        last = time.monotonic()
+
+
+def _fetch(client: FleetHttpClient, node: Node, waiting: PullMessagesResponse) -> FlowerMessage:
+    run_id = waiting.messages_list[0].metadata.run_id
+    tree = waiting.message_object_trees[0]
+    message = pull_and_inflate_object_from_tree(
+        tree,
+        make_pull_object_fn_protobuf(client.PullObject, node, run_id),
+        make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, run_id),
+        return_type=FlowerMessage,
+    )
+    message.metadata.__dict__["_message_id"] = tree.object_id
+    return message
+
+
+def _send(client: FleetHttpClient, node: Node, reply: FlowerMessage) -> None:
+    reply.metadata.__dict__["_message_id"] = reply.object_id
+    accepted = client.PushMessages(
+        PushMessagesRequest(
+            node=node,
+            messages_list=[message_to_proto(remove_content_from_message(reply))],
+            message_object_trees=[get_object_tree(reply)],
+            clientapp_runtime_list=[0.0],
+        )
+    )
+    push_objects(
+        get_all_nested_objects(reply),
+        make_push_object_fn_protobuf(
+            client.PushObject, node, reply.metadata.run_id, accepted.session_id
+        ),
+        object_ids_to_push=set(accepted.objects_to_push),
+    )
