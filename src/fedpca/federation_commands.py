@@ -31,6 +31,7 @@ def serve(
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "0.0.0.0",
     port: Annotated[int, typer.Option(help="The port to listen on.", min=1, max=65535)] = PORT,
     insecure: Insecure = False,
+    quiet: Quiet = False,
 ) -> None:
     """Serve the sites and the coordinator's fits until stopped.
 
@@ -47,21 +48,29 @@ def serve(
             out.print(f"Wrote {folder / credentials.CA}: give it to the sites")
         certificate, key = (None, None) if insecure else credentials.server_files(folder)
         secret = credentials.make_secret(folder)
+        tell = _teller("server", quiet)
         manner = "plain HTTP, not encrypted" if insecure else "TLS"
-        out.print(
-            f"{len(sites)} sites may join on port {port} ({manner}): {', '.join(sites)}\n"
-            f"fits show {folder / credentials.SECRET}"
+        tell(f"{len(sites)} sites may join on port {port} ({manner}): {', '.join(sites)}")
+        tell(f"whoever has {folder / credentials.SECRET} may ask them")
+        serve_link(
+            host,
+            port,
+            sites=sites,
+            secret=secret,
+            certificate=certificate,
+            key=key,
+            tell=tell,
         )
-        serve_link(host, port, sites=sites, secret=secret, certificate=certificate, key=key)
 
 
 def join(
     address: Annotated[str, typer.Argument(metavar="HOST", help="HOST or HOST:PORT to join.")],
-    more: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
     data: Annotated[
         list[str], typer.Option(help="Rows: files or a folder; all of them are this site's.")
-    ] = ...,  # type: ignore[assignment]
-    key: Annotated[Path, typer.Option(help="The site's key, NAME.key.")] = ...,  # type: ignore[assignment]
+    ],
+    key: Annotated[Path, typer.Option(help="The site's key, NAME.key.")],
+    # what a shell makes of --data *.parquet
+    more: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
     name: Annotated[
         str | None, typer.Option(help="The site's name; that of the key's file by default.")
     ] = None,

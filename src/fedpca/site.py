@@ -59,6 +59,11 @@ class Policy:
     min_sites: int = 1
     gather: bool = True
 
+    def __post_init__(self) -> None:
+        for name, least in (("min_rows", 0), ("min_sites", 1)):
+            if getattr(self, name) < least:
+                raise InputError(f"{name}={getattr(self, name)} must be at least {least}")
+
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Policy:
         """The policy in a TOML file of these names; what it leaves out is as above."""

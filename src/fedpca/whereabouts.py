@@ -23,8 +23,9 @@ def coordinator_folder(tls: str | os.PathLike[str] | None) -> Path:
 def with_port(address: str) -> str:
     """The address with the usual port where it names none."""
     host, colon, port = address.rpartition(":")
-    if not colon or host.endswith(":") or port.endswith("]"):
-        return f"{address}:{PORT}"
+    if not colon or port.endswith("]"):
+        host, port = address, str(PORT)
+        address = f"{host}:{port}"
     if not port.isdigit() or not 0 < int(port) < 65536 or "/" in host:
         raise InputError(f"{address!r} is not HOST or HOST:PORT, as in server.example.org:{PORT}")
     return address

@@ -1,46 +1,28 @@
 """The engine that asks sites through Flower's server.
 
-A fit is the program of one run of Flower, claimed from outside the server. A question is pushed to
-each site's node, and again where a node came online anew in the meantime: a site that was killed and
-started again is asked again, and one that has answered gives the same answer. So a run outlives sites
-that come and go, and a server that is started again, as long as the time limit allows.
+A question is pushed to each site's node, and again where a node came online anew in the meantime: a
+site that was killed and started again is asked again, and one that has answered gives the same
+answer. So a run outlives sites that come and go, and a server that is started again, as long as the
+time limit allows.
 """
 
 from __future__ import annotations
 
-import io
+import math
 import time
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from dataclasses import dataclass, field
 
-import httpx
-from flwr.common.constant import SubStatus
-from flwr.common.serde import run_from_proto
-from flwr.proto.control_pb2 import ListNodesRequest, StartRunRequest
-from flwr.proto.fab_pb2 import Fab
+from flwr.proto.control_pb2 import ListNodesRequest
 from flwr.proto.node_pb2 import NodeInfo
-from flwr.proto.runtime_pb2 import (
-    AcquireTaskRequest,
-    PullTaskInputRequest,
-    PushTaskOutputRequest,
-    SendTaskHeartbeatRequest,
-)
-from flwr.supercore.constant import TaskType
 from flwr.supercore.control.control_http_client import ControlHttpClient
-from flwr.supercore.heartbeat import HeartbeatSender
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
-from flwr.supercore.interceptors.http.utils import add_headers
-from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
-from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.superlink.grid import HttpGrid
 
-from fedpca.engines.flower.wire import Link, access_token, mapped_errors, message_to, unwrap, wrap
+from fedpca.engines.flower.claimed import ClaimedRun, control_client
+from fedpca.engines.flower.wire import Link, is_unauthorized, mapped_errors
 from fedpca.errors import (
     InputError,
     LinkError,
     LinkRefused,
-    MessageError,
     QuorumLost,
     SiteError,
     SiteFailed,
@@ -51,20 +33,6 @@ from fedpca.message import Message, encode
 PAUSE = 0.05  # seconds between two looks for answers
 LOOK_AT_NODES = 0.5  # seconds between two looks at which sites are online
 ABSENT = 60.0  # seconds for which a site that went away, or the server, is waited for
-
-# What Flower asks for to start a run: the name of an app, whose code nobody fetches or runs.
-_APP = """
-[project]
-name = "fedpca"
-version = "1.0.0"
-description = "Questions to the sites' own installations of fedpca; this app holds no code."
-license = { text = "BSD-3-Clause" }
-[tool.flwr.app]
-publisher = "fedpca"
-[tool.flwr.app.components]
-serverapp = "fedpca:none"
-clientapp = "fedpca:none"
-"""
 
 
 class FlowerEngine:
@@ -95,12 +63,13 @@ class FlowerEngine:
         wait: float,
     ) -> None:
         self._link, self._secret = link, secret
-        self._grid: HttpGrid | None = None
-        self._heart: HeartbeatSender | None = None
-        self._control = ControlHttpClient.from_server_address(
-            link.address, link.plain, link.ca, interceptors=[_Bearer(access_token(secret))]
-        )
-        self.names = self._await_sites(sites, quorum, wait)
+        self._open: ControlHttpClient | None = None
+        self._run: ClaimedRun | None = None
+        try:
+            self.names = self._await_sites(sites, quorum, wait)
+        except BaseException:
+            self.close()
+            raise
 
     def fingerprints(self) -> Mapping[str, str]:
         """None: rows are looked at by their sites only."""
@@ -110,59 +79,40 @@ class FlowerEngine:
         self, names: Sequence[str], request: Message, timeout: float | None
     ) -> Iterator[tuple[str, bytes | SiteError]]:
         """Each site's answer as it comes; the time limit is that of all together."""
-        data = encode(request)
-        pending = dict.fromkeys(
-            names, ""
-        )  # sites, and since when the node that was asked is online
-        asked: dict[str, str] = {}  # Flower's number of a question, and whom it went to
-        began = time.monotonic()
-        seen = dict.fromkeys(names, began)  # when the site was last online
-        look = began
-        while pending:
+        limit = math.inf if timeout is None else timeout
+        began = reached = time.monotonic()  # when the server was last reached
+        asked = _Asked(encode(request), dict.fromkeys(names, ""), dict.fromkeys(names, began))
+        while asked.pending:
             now = time.monotonic()
             try:
                 with mapped_errors(self._link):
-                    if now >= look:
-                        look = now + LOOK_AT_NODES
-                        online = self._online()
-                        seen |= dict.fromkeys(online, now)
-                        asked |= self._push(data, pending, online)
-                    for name, reply in self._pull(asked):
-                        if name in pending:
-                            del pending[name]
-                            yield name, reply
-            except LinkError as error:
-                if now - max(seen.values()) > ABSENT:
+                    answers = self._exchange(asked, now)
+            except LinkError:
+                if now - reached > min(limit, ABSENT):
                     raise
-                self.close()
-                asked, pending, look = {}, dict.fromkeys(pending, ""), now + LOOK_AT_NODES
-                failure: LinkError | None = error
-            else:
-                failure = None
-            for name in list(pending):
-                gone = now - seen[name]
-                if timeout is not None and now - began > timeout:
-                    why = "" if gone < 2 * LOOK_AT_NODES else ", and is not online"
-                    del pending[name]
-                    yield name, SiteTimeout(f"no answer within {timeout:g} s{why}")
-                elif gone > ABSENT and failure is None:
-                    del pending[name]
-                    yield name, SiteFailed(f"offline for {gone:.0f} s")
-            if pending:
+                self.close()  # the server may be another one that knows nothing of this run
+                asked.begin_again()
+                time.sleep(LOOK_AT_NODES)
+                continue
+            reached = now
+            yield from answers.items()
+            yield from asked.give_up(now, now - began > limit, limit)
+            if asked.pending:
                 time.sleep(PAUSE)
 
     def close(self) -> None:
-        """End the run on the server; asking again begins another one."""
-        grid, self._grid = self._grid, None
-        if grid is None:
-            return
-        if self._heart is not None and self._heart.is_running:
-            self._heart.stop()
-        with suppress(httpx.HTTPError):
-            grid._runtime_client.PushTaskOutput(
-                PushTaskOutputRequest(sub_status=SubStatus.COMPLETED, details="")
-            )
-        grid.close()
+        """End the run on the server and the connection; asking again begins another one."""
+        run, self._run = self._run, None
+        control, self._open = self._open, None
+        if run is not None:
+            run.close()
+        if control is not None:
+            control.close()
+
+    @property
+    def _control(self) -> ControlHttpClient:
+        self._open = self._open or control_client(self._link, self._secret)
+        return self._open
 
     def _await_sites(
         self, sites: int | Sequence[str] | None, quorum: int | None, wait: float
@@ -175,6 +125,10 @@ class FlowerEngine:
                 with mapped_errors(self._link):
                     nodes = self._control.ListNodes(ListNodesRequest()).nodes_info
             except LinkError as error:
+                if is_unauthorized(error):
+                    raise LinkRefused(
+                        f"the server at {self._link.address} has another coordinator.secret"
+                    ) from None
                 if is_last or isinstance(error, LinkRefused):
                     raise
                 time.sleep(LOOK_AT_NODES)
@@ -218,86 +172,60 @@ class FlowerEngine:
             )
         return list(sites)
 
-    def _online(self) -> dict[str, NodeInfo]:
-        nodes = self._control.ListNodes(ListNodesRequest()).nodes_info
-        return {node.name: node for node in nodes if node.status == "online"}
+    def _exchange(self, asked: _Asked, now: float) -> dict[str, bytes | SiteError]:
+        """Ask those who are online and were not asked since they came; take what is answered."""
+        if now >= asked.look_at:
+            asked.look_at = now + LOOK_AT_NODES
+            nodes = self._control.ListNodes(ListNodesRequest()).nodes_info
+            online = {node.name: node for node in nodes if node.status == "online"}
+            asked.seen |= dict.fromkeys(online, now)
+            self._push(asked, online)
+        answers: dict[str, bytes | SiteError] = {}
+        for number, reply in self._run.pull(list(asked.numbers)) if self._run else ():
+            name = asked.numbers.pop(number)
+            if reply is not None and name in asked.pending:  # and not a node that is gone
+                del asked.pending[name]
+                answers[name] = reply
+        return answers
 
-    def _push(
-        self, data: bytes, pending: dict[str, str], online: Mapping[str, NodeInfo]
-    ) -> dict[str, str]:
-        """Ask the pending sites that are online and were not asked since they came."""
+    def _push(self, asked: _Asked, online: Mapping[str, NodeInfo]) -> None:
         due = [
             name
-            for name, since in pending.items()
+            for name, since in asked.pending.items()
             if name in online and online[name].last_activated_at != since
         ]
         if not due:
-            return {}
-        grid = self._grid or self._begin()
-        content = wrap(data)
-        numbers = grid.push_messages(
-            [message_to(online[name].node_id, grid.run.run_id, content) for name in due]
-        )
-        pending |= {name: online[name].last_activated_at for name in due}
-        return {number: name for number, name in zip(numbers, due, strict=True) if number}
-
-    def _pull(self, asked: dict[str, str]) -> Iterator[tuple[str, bytes | SiteError]]:
-        """The answers that are there, each once."""
-        if not asked or self._grid is None:
             return
-        for reply in self._grid.pull_messages(list(asked)):
-            name = asked.pop(reply.metadata.reply_to_message_id)
-            if reply.has_error():
-                continue  # Flower's own word for a node that is gone
-            try:
-                yield name, unwrap(reply)
-            except MessageError as error:
-                yield name, SiteFailed(str(error))
-
-    def _begin(self) -> HttpGrid:
-        """Start a run on the server and claim it for this process."""
-        link = self._link
-        bundle = io.BytesIO()
-        with zipfile.ZipFile(bundle, "w") as archive:
-            archive.writestr(zipfile.ZipInfo("pyproject.toml"), _APP)
-        self._control.StartRun(StartRunRequest(fab=Fab(content=bundle.getvalue())))
-        with RuntimeHttpClient.from_server_address(
-            link.address,
-            link.plain,
-            link.ca,
-            interceptors=[
-                RuntimeVersionHttpInterceptor(component_name="SuperExec"),
-                SuperExecAuthHttpInterceptor(
-                    master_secret=self._secret,
-                    protected_methods=["/flwr.proto.Runtime/AcquireTask"],
-                ),
-            ],
-        ) as client:
-            token = client.AcquireTask(
-                AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
-            ).token
-        grid = HttpGrid(link.address, link.plain, link.ca, token=token)
-        grid._retry_invoker.max_tries = 1  # `ask` tries again itself, and within its time limit
-        grid.set_run(run_from_proto(grid._runtime_client.PullTaskInput(PullTaskInputRequest()).run))
-        self._heart = HeartbeatSender(lambda: _beat(grid))
-        self._heart.start()
-        self._grid = grid
-        return grid
+        self._run = self._run or ClaimedRun(self._link, self._secret, self._control)
+        numbers = self._run.push(asked.data, [online[name].node_id for name in due])
+        asked.numbers |= zip(numbers, due, strict=True)
+        asked.pending |= {name: online[name].last_activated_at for name in due}
 
 
-class _Bearer:
-    """Shows the coordinator's token with every request."""
+@dataclass
+class _Asked:
+    """How far one question is."""
 
-    def __init__(self, token: str) -> None:
-        self._token = token
+    data: bytes
+    pending: dict[
+        str, str
+    ]  # sites that owe an answer, and when the node that was asked came online
+    seen: dict[str, float]  # when each site was last online
+    numbers: dict[str, str] = field(default_factory=dict)  # of Flower's messages, and to whom
+    look_at: float = 0.0  # when to look again who is online
 
-    def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
-        add_headers(context.request, {"authorization": f"Bearer {self._token}"})
-        return call_next(context)
+    def begin_again(self) -> None:
+        """Whoever owes an answer must be asked anew."""
+        self.pending, self.numbers, self.look_at = dict.fromkeys(self.pending, ""), {}, 0.0
 
-
-def _beat(grid: HttpGrid) -> bool:
-    """Tell the server that the run's program lives; `ask` meets what goes wrong and handles it."""
-    with suppress(httpx.HTTPError):
-        grid._runtime_client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
-    return True
+    def give_up(self, now: float, is_late: bool, limit: float) -> Iterator[tuple[str, SiteError]]:
+        """Those from whom no answer is to be expected, and why."""
+        for name in list(self.pending):
+            gone = now - self.seen[name]
+            where = f"; it has been offline for {gone:.0f} s" if gone > 2 * LOOK_AT_NODES else ""
+            if is_late:
+                del self.pending[name]
+                yield name, SiteTimeout(f"no answer within {limit:g} s{where}")
+            elif gone > ABSENT:
+                del self.pending[name]
+                yield name, SiteFailed(f"no answer{where}")

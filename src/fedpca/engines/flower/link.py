@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import hmac
 import logging
-from collections.abc import Mapping, Sequence
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import uvicorn
@@ -22,6 +25,7 @@ from flwr.common.constant import (
     NOOP_FLWR_AID,
     TRANSPORT_TYPE_GRPC_RERE,
 )
+from flwr.server.superlink.linkstate import LinkState
 from flwr.supercore.auth.typing import AccountInfo
 from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
@@ -31,6 +35,7 @@ from flwr.superlink.config_loader import SuperLinkLifespanConfig
 from flwr.superlink.main import create_app
 
 from fedpca.engines.flower.wire import access_token
+from fedpca.errors import LinkError
 
 
 class _SecretHolders(NoOpControlAuthnPlugin):
@@ -56,12 +61,18 @@ def serve(
     secret: bytes,
     certificate: Path | None,
     key: Path | None,
+    tell: Callable[[str], None],
 ) -> None:
     """Serve until stopped by a signal.
 
     ``sites`` are the public keys by the names of the sites. Without a certificate and its key it is
     plain HTTP. Nothing is kept on disk: what must outlive the server, journals and memories do.
+    ``tell`` is given which sites come and go, in words.
     """
+    try:
+        socket.create_server((host, port)).close()
+    except OSError as error:
+        raise LinkError(f"cannot listen on {host}, port {port}: {error.strerror}") from None
     app = create_app(
         SuperLinkLifespanConfig(
             control_address="",
@@ -99,6 +110,7 @@ def serve(
             name=name,
         )
     logging.getLogger("flwr").setLevel(logging.WARNING)
+    threading.Thread(target=_watch, args=(state, tell), daemon=True).start()
     uvicorn.run(
         app,
         host=host,
@@ -108,3 +120,15 @@ def serve(
         ssl_certfile=certificate,
         ssl_keyfile=key,
     )
+
+
+def _watch(state: LinkState, tell: Callable[[str], None]) -> None:
+    """Tell which sites come and go."""
+    online: set[str] = set()
+    while True:
+        nodes = state.get_node_info(owner_aids=[NOOP_FLWR_AID])
+        now = {node.name for node in nodes if node.status == "online"}
+        for name in sorted(now ^ online):
+            tell(f"{name} {'joined' if name in now else 'is gone'}")
+        online = now
+        time.sleep(1.0)

@@ -48,6 +48,7 @@ from fedpca.errors import LinkError, LinkRefused
 PAUSE, IDLE_PAUSE = 0.05, 1.0  # seconds between two looks for a question, in a run and out of one
 IDLE_AFTER = 30.0
 _TROUBLE = (httpx.HTTPError, RuntimeError)  # what a client raises, also one that was closed
+STILL_ONLINE = 2.5 * HEARTBEAT_MIN_INTERVAL  # seconds after which a silent node is known to be gone
 RETRY_AFTER = 2.0  # seconds until a lost connection is tried again
 
 
@@ -59,19 +60,30 @@ def join(
 ) -> NoReturn:
     """Answer questions until interrupted, and take up a lost connection again.
 
-    ``tell`` is given what happens to the connection, in words. A server that refuses the site's key,
-    or whose certificate the site refuses, ends it with `LinkRefused`.
+    ``tell`` is given what happens to the connection, in words. A server that does not know the site's
+    key, or whose certificate the site refuses, ends it with `LinkRefused`.
     """
+    patience = STILL_ONLINE
     while True:
         try:
             with mapped_errors(link), _connected(link, key) as (client, node):
                 tell(f"connected to {link.address}, waiting for questions")
+                patience = STILL_ONLINE
                 _answer_questions(client, node, answer, tell)
+        except _NotLetIn as error:
+            patience -= RETRY_AFTER
+            if patience < 0:
+                raise LinkRefused(str(error)) from None
+            tell(f"{error}; trying again for {patience:.0f} s")
         except LinkRefused:
             raise
         except LinkError as error:
             tell(f"{error}; trying again in {RETRY_AFTER:g} s")
-            time.sleep(RETRY_AFTER)
+        time.sleep(RETRY_AFTER)
+
+
+class _NotLetIn(LinkError):
+    """The server knows no such key, or takes a site that was killed for still online."""
 
 
 @contextmanager
@@ -95,9 +107,9 @@ def _connected(link: Link, key: EllipticCurvePrivateKey) -> Iterator[tuple[Fleet
             )
         except httpx.HTTPStatusError as error:
             if error.response.status_code < 500:
-                raise LinkRefused(
-                    f"the coordinator at {link.address} does not know this site's key; send it the "
-                    "file NAME.pub that `fedpca site-key NAME` wrote"
+                raise _NotLetIn(
+                    f"{link.address} does not let this site in: it has not been given its NAME.pub, "
+                    "or a process of the same key is online, or was until just now"
                 ) from None
             raise
         node = Node(node_id=activated.node_id)

@@ -84,16 +84,19 @@ def mapped_errors(link: Link) -> Iterator[None]:
     try:
         yield
     except httpx.HTTPStatusError as error:
-        raise LinkError(f"the server at {link.address} answered: {_said(error)}") from None
+        told = FlowerError.from_json(error.response.text)
+        said = told.message if told else error.response.reason_phrase
+        raise LinkError(f"the server at {link.address} says: {said}") from error
     except httpx.TransportError as error:
         raise _unreachable(link, error) from None
     except (ObjectPullError, ObjectPushError) as error:
         raise LinkError(f"a message was cut off on its way through {link.address}") from error
 
 
-def _said(error: httpx.HTTPStatusError) -> str:
-    told = FlowerError.from_json(error.response.text)
-    return f"{error.response.status_code} {told.message if told else error.response.reason_phrase}"
+def is_unauthorized(error: httpx.HTTPError | LinkError) -> bool:
+    """Whether the server does not know who asks."""
+    cause = error.__cause__ if isinstance(error, LinkError) else error
+    return isinstance(cause, httpx.HTTPStatusError) and cause.response.status_code in (401, 403)
 
 
 def _unreachable(link: Link, error: httpx.TransportError) -> LinkError:
