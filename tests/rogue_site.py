@@ -29,8 +29,8 @@ def main(address, name, data, key, ca, folder, kind):
         return ERRORS[kind](reply, argument)
 
     if kind == "twice":
-        send_once = node._send
-        node._send = lambda *args: (send_once(*args), send_once(*args))
+        send_once = node.send
+        node.send = lambda *args: (send_once(*args), send_once(*args))
     link = Link(address, credentials.read_authority(Path(ca)))
     node.join(link, credentials.read_site_key(Path(key)), answer, lambda t: print(t, flush=True))
 

@@ -213,6 +213,21 @@ def test_a_fit_outlives_the_server(there):
     assert found[0].components_.tobytes() == within.components_.tobytes()
 
 
+def test_a_run_that_is_resumed_keeps_its_sites(there):
+    site = there.join("third", "third.npy")
+    journal = there.folder / "finished.journal"
+    options = {"quorum": 2, "journal": journal}
+    with there.federation(sites=3, **options) as fed:
+        first = FederatedPCA(3, random_state=0).fit(fed)
+    there.stop(site)
+    with there.federation(sites=3, wait=1, **options) as fed:  # the journal has all its answers
+        second = FederatedPCA(3, random_state=0).fit(fed)
+    assert second.run_.sites == first.run_.sites == (*HONEST, "third")
+    assert second.components_.tobytes() == first.components_.tobytes()
+    with pytest.raises(QuorumLost, match=r"2 of 3 sites are online.*not online: third"):
+        there.federation(wait=1, journal=journal)
+
+
 def test_fewer_sites_than_the_quorum_end_the_fit_before_it_begins(there):
     with pytest.raises(QuorumLost, match=r"2 of 3 sites are online after 1 s.*not online: other"):
         there.federation(sites=[*HONEST, "other"], wait=1)
@@ -220,6 +235,12 @@ def test_fewer_sites_than_the_quorum_end_the_fit_before_it_begins(there):
         assert FederatedPCA(2).fit(fed).run_.sites == HONEST
     with pytest.raises(InputError, match="no key of elsewhere"):
         there.federation(sites=["elsewhere"])
+    with pytest.raises(InputError, match="quorum=3 is not between 1 and the 2 sites"):
+        there.federation(sites=HONEST, quorum=3)
+    with pytest.raises(InputError, match=r"sites=1, and 2 are online at .*name those to ask"):
+        there.federation(sites=1)
+    with pytest.raises(InputError, match="sites=9 is not between 1 and the 5"):
+        there.federation(sites=9)
 
 
 def test_strangers_do_not_get_in(there):

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("flwr")
-
 from fedpca import load
 from fedpca.demo_federation import free_port
 
+pytestmark = pytest.mark.xdist_group("flower")
 PAGE = Path(__file__).parent.parent / "docs" / "tutorials" / "across-organisations.md"
 BLOCK = re.compile(r"```(python|sh)\n(.*?)```", re.DOTALL)
 SECONDS = 300

@@ -43,6 +43,7 @@ from fedpca.shell import (
     Tls,
     attacking,
     components_of,
+    err,
     exit_codes,
     named_sites,
     out,
@@ -88,7 +89,8 @@ def fit(
         int | None, typer.Option(help="Fewest sites that must answer; all by default.")
     ] = None,
     timeout: Annotated[
-        float | None, typer.Option(help="Seconds that a site has for its answer.")
+        float | None,
+        typer.Option(help="Seconds that a site has for its answer; 600 in a federation."),
     ] = None,
     jobs: Annotated[int | None, typer.Option(help="Sites that work at the same time.")] = None,
     fan_in: FanIn = None,
@@ -128,6 +130,8 @@ def fit(
                 named_sites(files or []), n_jobs=jobs, timeout=timeout, **options
             )
         else:
+            if not quiet and err.is_terminal:
+                err.print(f"waiting for the sites at {federation}")
             fed = Federation.flower(
                 federation,
                 sites=sites_of(sites),

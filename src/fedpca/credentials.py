@@ -25,6 +25,7 @@ from pathlib import Path
 
 try:
     from cryptography import x509
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -70,7 +71,7 @@ def read_site_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """A site's private key."""
     try:
         key = serialization.load_ssh_private_key(_read(path), None)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, UnsupportedAlgorithm):
         raise FileError(f"{path} is not a key that `fedpca site-key` wrote") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise FileError(f"{path} is a key of another kind; make one with `fedpca site-key`")
@@ -84,7 +85,7 @@ def read_public_keys(paths: Iterable[Path]) -> dict[str, ec.EllipticCurvePublicK
         text = _read(path)
         try:
             key = serialization.load_ssh_public_key(text)
-        except ValueError:
+        except (ValueError, UnsupportedAlgorithm):
             key = None
         words = text.split()
         if not isinstance(key, ec.EllipticCurvePublicKey) or len(words) != 3:

@@ -27,7 +27,7 @@ from fedpca.errors import (
     SiteError,
     SitesLost,
 )
-from fedpca.journal import Journal
+from fedpca.journal import Journal, recorded_sites
 from fedpca.message import Array, Message
 from fedpca.question import Arrays, Question
 from fedpca.round import Round
@@ -149,7 +149,8 @@ class Federation:
         sites : int or list of str, optional
             How many sites, or which; all whose keys the server has by default.
         tls : path, optional
-            The folder of ``ca.pem`` and ``coordinator.secret``; that of `fedpca serve` by default.
+            The folder of ``coordinator.secret`` and ``ca.pem``; that of `fedpca serve` by default.
+            Without a ``ca.pem`` the server's certificate must be one of the usual authorities.
         insecure : bool
             Whether the server speaks plain HTTP.
         wait : float
@@ -163,10 +164,12 @@ class Federation:
         from fedpca.whereabouts import coordinator_folder, with_port
 
         folder = coordinator_folder(tls)
-        ca = None if insecure else credentials.read_authority(folder / credentials.CA)
+        has_ca = not insecure and (folder / credentials.CA).exists()
+        ca = credentials.read_authority(folder / credentials.CA) if has_ca else None
         link = Link(with_port(address), ca, plain=insecure)
         secret = credentials.read_secret(folder)
-        engine = FlowerEngine(link, secret, sites=sites, quorum=quorum, wait=wait)
+        resumed = recorded_sites(options.get("journal"))
+        engine = FlowerEngine(link, secret, sites=sites, quorum=quorum, wait=wait, resumed=resumed)
         return cls(engine, quorum=quorum, timeout=timeout, **options)
 
     def close(self) -> None:

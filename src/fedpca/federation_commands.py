@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,7 +24,7 @@ def serve(
     keys: Annotated[list[Path], typer.Argument(help="The public keys of the sites, NAME.pub.")],
     tls: Tls = None,
     make_certificates: Annotated[
-        bool, typer.Option("--make-certificates", help="Make the certificates, for a trial.")
+        bool, typer.Option("--make-certificates", help="Make certificates where there are none.")
     ] = False,
     known_as: Annotated[
         list[str], typer.Option(help="A name or address of this server in made certificates.")
@@ -43,9 +44,9 @@ def serve(
 
         folder = coordinator_folder(tls)
         sites = credentials.read_public_keys(keys)
-        if make_certificates:
+        if make_certificates and not (folder / credentials.KEY).exists():
             credentials.make_certificates(folder, known_as)
-            out.print(f"Wrote {folder / credentials.CA}: give it to the sites")
+            _say(f"Wrote {folder / credentials.CA}: give it to the sites")
         certificate, key = (None, None) if insecure else credentials.server_files(folder)
         secret = credentials.make_secret(folder)
         tell = _teller("server", quiet)
@@ -75,7 +76,7 @@ def join(
         str | None, typer.Option(help="The site's name; that of the key's file by default.")
     ] = None,
     ca: Annotated[
-        Path | None, typer.Option(help="ca.pem of the coordinator; else the machine's authorities.")
+        Path | None, typer.Option(help="ca.pem of the coordinator; else the usual authorities.")
     ] = None,
     policy: Annotated[Path | None, typer.Option(help="What may be asked, a TOML file.")] = None,
     folder: Annotated[
@@ -109,7 +110,7 @@ def join(
             policy=None if policy is None else Policy.load(policy),
             store=store,
         )
-        store.mkdir(parents=True, exist_ok=True)
+        store.mkdir(parents=True, exist_ok=True, mode=0o700)
         ledger = store / "ledger.jsonl"
         tell = _teller(site_name, quiet)
         tell(f"{site.rows.n_rows:,} rows of {site.rows.n_features} features")
@@ -126,17 +127,25 @@ def site_key(
         from fedpca import credentials
 
         private_path, public_path = credentials.make_site_key(folder, name)
-        out.print(f"Wrote {private_path}: keep it at the site, and to yourself")
-        out.print(f"Wrote {public_path}: send it to the coordinator")
+        _say(f"Wrote {private_path}: keep it at the site, and to yourself")
+        _say(f"Wrote {public_path}: send it to the coordinator")
+
+
+def _say(text: str) -> None:
+    out.print(text, soft_wrap=True)  # a path must not be cut
 
 
 def _teller(name: str, quiet: bool) -> Callable[[str], None]:
-    """Says what happens, with the time and the name, unless told to be quiet."""
+    """Says what happens, with the time and the name; what stays the same, once a minute."""
+    last = "", 0.0
 
     def tell(text: str) -> None:
-        if not quiet:
-            now = datetime.datetime.now().astimezone()
-            err.print(f"{now:%Y-%m-%d %H:%M:%S} {name}: {text}", soft_wrap=True)
+        nonlocal last
+        if quiet or (text == last[0] and time.monotonic() - last[1] < 60):
+            return
+        last = text, time.monotonic()
+        now = datetime.datetime.now().astimezone()
+        err.print(f"{now:%Y-%m-%d %H:%M:%S} {name}: {text}", soft_wrap=True)
 
     return tell
 

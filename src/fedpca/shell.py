@@ -69,7 +69,10 @@ def sites_of(text: str | None) -> int | list[str] | None:
     """What the user means by --sites: how many, or which."""
     if text is None:
         return None
-    return int(text) if text.isdigit() else text.split(",")
+    try:
+        return int(text)
+    except ValueError:
+        return [name.strip() for name in text.split(",")]
 
 
 def refuse_overwriting(output: Path, force: bool) -> None:

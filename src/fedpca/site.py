@@ -276,10 +276,10 @@ class Site:
         """Keep memory and the answer that goes with it, before the answer leaves."""
         if self._file is None:
             return
-        self._file.parent.mkdir(parents=True, exist_ok=True)
+        self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         header = {"run": self._run, "round": round_number, "rows": self.fingerprint}
         kept = {f"memory/{name}": array for name, array in self.memory.items()}
-        with atomic.writing(self._file) as path:
+        with atomic.writing(self._file, private=True) as path:
             saved = {"reply": np.frombuffer(encode(reply), np.uint8), **kept}
             path.write_bytes(encode(compose(header, saved, limit=None)))
 

@@ -12,26 +12,35 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 import httpx
-from flwr.common.constant import SubStatus
-from flwr.common.serde import run_from_proto
+from flwr.common.constant import SUPERLINK_NODE_ID, SubStatus
 from flwr.proto.control_pb2 import StartRunRequest
 from flwr.proto.fab_pb2 import Fab
+from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
+    PullAppMessagesRequest,
     PullTaskInputRequest,
+    PushAppMessagesRequest,
+    PushAppMessagesResponse,
     PushTaskOutputRequest,
     SendTaskHeartbeatRequest,
 )
 from flwr.supercore.constant import TaskType
 from flwr.supercore.control.control_http_client import ControlHttpClient
 from flwr.supercore.heartbeat import HeartbeatSender
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
+from flwr.supercore.interceptors import (
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    SuperExecAuthHttpInterceptor,
+)
 from flwr.supercore.interceptors.http.utils import add_headers
 from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.superlink.grid import HttpGrid
 
-from fedpca.engines.flower.wire import Link, access_token, message_to, unwrap, wrap
+from fedpca.engines.flower.wire import Link, access_token, fetch, message_to, send, unwrap, wrap
 from fedpca.errors import LinkError, MessageError, SiteError, SiteFailed
 
 # What Flower asks for to start a run.
@@ -64,12 +73,17 @@ class ClaimedRun:
         with zipfile.ZipFile(bundle, "w") as archive:
             archive.writestr(zipfile.ZipInfo("pyproject.toml"), _APP)
         control.StartRun(StartRunRequest(fab=Fab(content=bundle.getvalue())))
-        self._grid = HttpGrid(link.address, link.plain, link.ca, token=_claim(link, secret))
-        self._grid._retry_invoker.max_tries = 1  # the engine tries again, and within its time limit
-        self._client = self._grid._runtime_client
-        run = run_from_proto(self._client.PullTaskInput(PullTaskInputRequest()).run)
-        self._run_id = run.run_id
-        self._grid.set_run(run)
+        self._client = RuntimeHttpClient.from_server_address(
+            link.address,
+            link.plain,
+            link.ca,
+            interceptors=[
+                RuntimeVersionHttpInterceptor(component_name="flwr-serverapp"),
+                RuntimeTokenHttpInterceptor(_claim(link, secret)),
+            ],
+        )
+        self._node = Node(node_id=SUPERLINK_NODE_ID)
+        self._run_id = self._client.PullTaskInput(PullTaskInputRequest()).run.run_id
         self._heart = HeartbeatSender(self._beat)
         self._heart.start()
 
@@ -77,17 +91,22 @@ class ClaimedRun:
         """Send the same bytes to nodes; Flower's numbers of the messages come back."""
         content = wrap(data)
         messages = [message_to(node_id, self._run_id, content) for node_id in node_ids]
-        numbers = list(self._grid.push_messages(messages))
-        if not all(numbers) or len(numbers) < len(messages):
+        numbers = list(send(self._client, self._node, messages, self._announce).message_ids)
+        if not all(numbers):
             raise LinkError("the server did not take every message")
         return numbers
 
     def pull(self, numbers: Sequence[str]) -> Iterator[tuple[str, bytes | SiteError | None]]:
-        """The replies that are there; None for one that can no longer come."""
-        for reply in self._grid.pull_messages(numbers) if numbers else ():
-            number = reply.metadata.reply_to_message_id
+        """The replies that are there; None for one that cannot be had."""
+        if not numbers:
+            return
+        found = self._client.PullMessages(PullAppMessagesRequest(message_ids=numbers))
+        for proto, tree in zip(found.messages_list, found.message_object_trees, strict=True):
+            number = proto.metadata.reply_to_message_id
             try:
-                yield number, None if reply.has_error() else unwrap(reply)
+                yield number, unwrap(fetch(self._client, self._node, self._run_id, tree))
+            except ObjectPullError:  # its sender died while it sent
+                yield number, None
             except MessageError as error:
                 yield number, SiteFailed(str(error))
 
@@ -99,7 +118,14 @@ class ClaimedRun:
             self._client.PushTaskOutput(
                 PushTaskOutputRequest(sub_status=SubStatus.COMPLETED, details="")
             )
-        self._grid.close()
+        self._client.close()
+
+    def _announce(
+        self, messages: list[ProtoMessage], trees: list[ObjectTree]
+    ) -> PushAppMessagesResponse:
+        return self._client.PushMessages(
+            PushAppMessagesRequest(messages_list=messages, message_object_trees=trees)
+        )
 
     def _beat(self) -> bool:
         """Tell the server that the program lives; the engine meets what goes wrong and handles it."""

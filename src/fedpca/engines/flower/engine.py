@@ -51,6 +51,9 @@ class FlowerEngine:
         With how many of them it goes on where not all come.
     wait : float
         Seconds for which it waits until they are there.
+    resumed : list of str, optional
+        The sites of a run that goes on. They stay its sites, also those that do not come: what was
+        answered holds for all of them, and who is lost is found as in any round.
     """
 
     def __init__(
@@ -61,12 +64,14 @@ class FlowerEngine:
         sites: int | Sequence[str] | None,
         quorum: int | None,
         wait: float,
+        resumed: Sequence[str] | None = None,
     ) -> None:
         self._link, self._secret = link, secret
         self._open: ControlHttpClient | None = None
         self._run: ClaimedRun | None = None
         try:
-            self.names = self._await_sites(sites, quorum, wait)
+            here = self._await_sites(resumed or sites, quorum, wait)
+            self.names = list(resumed) if resumed else here
         except BaseException:
             self.close()
             raise
@@ -136,12 +141,15 @@ class FlowerEngine:
             online = {node.name for node in nodes if node.status == "online"}
             wanted = self._wanted(sites, sorted(node.name for node in nodes))
             here = [name for name in wanted if name in online]
-            if len(here) == (sites if isinstance(sites, int) else len(wanted)):
+            due = sites if isinstance(sites, int) else len(wanted)
+            if quorum is not None and not 1 <= quorum <= due:
+                raise InputError(f"quorum={quorum} is not between 1 and the {due} sites")
+            if len(here) == due:
                 return here
-            if isinstance(sites, int) and len(here) > sites:
+            if len(here) > due:
                 raise InputError(
-                    f"{len(here)} sites are online at {self._link.address} and {sites} are wanted; "
-                    f"name those to ask, of {', '.join(here)}"
+                    f"sites={due}, and {len(here)} are online at {self._link.address}; name those "
+                    f"to ask, of {', '.join(here)}"
                 )
             if is_last:
                 break
@@ -149,7 +157,7 @@ class FlowerEngine:
         missing = [name for name in wanted if name not in online]
         if quorum is None or len(here) < quorum:
             raise QuorumLost(
-                f"{len(here)} of {sites if isinstance(sites, int) else len(wanted)} sites are online "
+                f"{len(here)} of {due} sites are online "
                 f"after {wait:g} s, and the quorum is {'all' if quorum is None else quorum}; "
                 f"not online: {', '.join(missing)}"
             )
@@ -183,7 +191,9 @@ class FlowerEngine:
         answers: dict[str, bytes | SiteError] = {}
         for number, reply in self._run.pull(list(asked.numbers)) if self._run else ():
             name = asked.numbers.pop(number)
-            if reply is not None and name in asked.pending:  # and not a node that is gone
+            if reply is None and name in asked.pending:
+                asked.pending[name] = ""  # to be asked again
+            elif reply is not None and name in asked.pending:
                 del asked.pending[name]
                 answers[name] = reply
         return answers

@@ -70,7 +70,8 @@ def serve(
     ``tell`` is given which sites come and go, in words.
     """
     try:
-        socket.create_server((host, port)).close()
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        socket.create_server((host, port), family=family).close()
     except OSError as error:
         raise LinkError(f"cannot listen on {host}, port {port}: {error.strerror}") from None
     app = create_app(

@@ -10,39 +10,38 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import NoReturn
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from flwr.app import Message as FlowerMessage
-from flwr.app.message import remove_content_from_message
 from flwr.common.constant import HEARTBEAT_MIN_INTERVAL
-from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import (
     ActivateNodeRequest,
     DeactivateNodeRequest,
     PullMessagesRequest,
-    PullMessagesResponse,
     PushMessagesRequest,
+    PushMessagesResponse,
 )
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.node_pb2 import Node
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
-from flwr.supercore.inflatable.inflatable_protobuf_utils import (
-    make_confirm_message_received_fn_protobuf,
-    make_pull_object_fn_protobuf,
-    make_push_object_fn_protobuf,
-)
-from flwr.supercore.inflatable.inflatable_utils import (
-    pull_and_inflate_object_from_tree,
-    push_objects,
-)
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fedpca.engines.flower.wire import Link, mapped_errors, unwrap, wrap
+from fedpca.engines.flower.wire import (
+    Link,
+    fetch,
+    is_unauthorized,
+    mapped_errors,
+    send,
+    unwrap,
+    wrap,
+)
 from fedpca.errors import LinkError, LinkRefused
 
 PAUSE, IDLE_PAUSE = 0.05, 1.0  # seconds between two looks for a question, in a run and out of one
@@ -106,6 +105,11 @@ def _connected(link: Link, key: EllipticCurvePrivateKey) -> Iterator[tuple[Fleet
                 )
             )
         except httpx.HTTPStatusError as error:
+            if is_unauthorized(error):
+                raise LinkRefused(
+                    f"{link.address} does not accept this site's signature: set the clock, which may "
+                    "be at most 5 s fast and 5 minutes slow"
+                ) from None
             if error.response.status_code < 500:
                 raise _NotLetIn(
                     f"{link.address} does not let this site in: it has not been given its NAME.pub, "
@@ -147,10 +151,11 @@ def _answer_questions(
         if not waiting.messages_list:
             time.sleep(PAUSE if time.monotonic() - last < IDLE_AFTER else IDLE_PAUSE)
             continue
-        question = _fetch(client, node, waiting)
+        run_id = waiting.messages_list[0].metadata.run_id
+        question = fetch(client, node, run_id, waiting.message_object_trees[0])
         reply = FlowerMessage(wrap(answer(unwrap(question))), reply_to=question)
         try:
-            _send(client, node, reply)
+            send(client, node, [reply], partial(_announce, client, node))
         except httpx.HTTPStatusError as error:
             if error.response.status_code >= 500:
                 raise
@@ -158,33 +163,14 @@ def _answer_questions(
         last = time.monotonic()
 
 
-def _fetch(client: FleetHttpClient, node: Node, waiting: PullMessagesResponse) -> FlowerMessage:
-    run_id = waiting.messages_list[0].metadata.run_id
-    tree = waiting.message_object_trees[0]
-    message = pull_and_inflate_object_from_tree(
-        tree,
-        make_pull_object_fn_protobuf(client.PullObject, node, run_id),
-        make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, run_id),
-        return_type=FlowerMessage,
-    )
-    message.metadata.__dict__["_message_id"] = tree.object_id
-    return message
-
-
-def _send(client: FleetHttpClient, node: Node, reply: FlowerMessage) -> None:
-    reply.metadata.__dict__["_message_id"] = reply.object_id
-    accepted = client.PushMessages(
+def _announce(
+    client: FleetHttpClient, node: Node, messages: list[ProtoMessage], trees: list[ObjectTree]
+) -> PushMessagesResponse:
+    return client.PushMessages(
         PushMessagesRequest(
             node=node,
-            messages_list=[message_to_proto(remove_content_from_message(reply))],
-            message_object_trees=[get_object_tree(reply)],
+            messages_list=messages,
+            message_object_trees=trees,
             clientapp_runtime_list=[0.0],
         )
-    )
-    push_objects(
-        get_all_nested_objects(reply),
-        make_push_object_fn_protobuf(
-            client.PushObject, node, reply.metadata.run_id, accepted.session_id
-        ),
-        object_ids_to_push=set(accepted.objects_to_push),
     )
