@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import statistics
 import sys
 import tempfile
 import time
@@ -135,13 +134,22 @@ def compare(title: str, program: Program, over_flower: list[Rounds], folder: Pat
             lines.setdefault(question, []).append((whole, work, messages))
     print(f"\n{title}: the model is that of one process, bit for bit")
     print(f"  {'':20s}rounds   s/round     maths  messages  Flower's      ours")
+    total = np.zeros(4)  # rounds, and seconds as above
     for question, parts in lines.items():
-        whole, maths, messages = (statistics.median(part) for part in zip(*parts, strict=True))
-        print(
-            f"  {question:20s}{len(parts) // len(over_flower):6d}{whole:10.4f}{maths:10.4f}"
-            f"{messages:10.4f}{whole - maths - messages:10.4f}{(maths + messages) / whole:10.3f}"
-            f"   (bound {BOUND:.2f})"
-        )
+        n_rounds = len(parts) // len(over_flower)
+        medians = np.median(parts, axis=0)
+        total += n_rounds * np.array([1, *medians])
+        print(line(question, n_rounds, *medians))
+    bound = f"   (bound {BOUND:.2f})"
+    print(line("all, a round", int(total[0]), *total[1:] / total[0]) + bound)
+
+
+def line(name: str, n_rounds: int, whole: float, maths: float, messages: float) -> str:
+    """Seconds a round, and what of them is whose."""
+    return (
+        f"  {name:20s}{n_rounds:6d}{whole:10.4f}{maths:10.4f}{messages:10.4f}"
+        f"{whole - maths - messages:10.4f}{(maths + messages) / whole:10.3f}"
+    )
 
 
 def draw(folder: Path, n: int, d: int) -> None:
