@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 import warnings
+from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ from processes import Processes, until
 pytestmark = pytest.mark.xdist_group("flower")
 HONEST = ("north", "south")
 SITES = (*HONEST, "third", "strict", "other")
+LANCZOS = partial(FederatedPCA, 3, solver="lanczos", random_state=0)  # of several rounds
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +52,26 @@ def near(there, model, *sites):
     files = {site: there.folder / f"{site}.npy" for site in sites}
     files["south"] = [there.folder / "south-0.npy", there.folder / "south-1.npy"]
     return model.fit(Federation.local(files))
+
+
+@contextmanager
+def fitting(there):
+    """A fit of three sites that goes on while the block runs; its model is fitted when it ends."""
+    model, errors = LANCZOS(), []
+
+    def fit():
+        try:
+            with there.federation(sites=[*HONEST, "third"], timeout=100.0) as fed:
+                model.fit(fed)
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=fit)
+    thread.start()
+    yield model
+    thread.join(100)
+    assert not errors
+    assert not thread.is_alive()
 
 
 def ledger(there, site):
@@ -153,22 +176,14 @@ def test_a_site_with_other_features_stops_the_fit_and_is_named(there):
 
 def test_a_site_killed_within_a_round_and_started_again_is_asked_again(there):
     site = there.rogue("third", "third.npy", "slow:600")
-    found = []
-
-    def fit():
-        with there.federation(sites=[*HONEST, "third"], timeout=100.0) as fed:
-            found.append(FederatedPCA(3, solver="lanczos", random_state=0).fit(fed))
-
-    fitting = threading.Thread(target=fit)
-    fitting.start()
-    until(lambda: "asked 3" in there.log(site))
-    there.stop(site, signal.SIGKILL)
-    again = there.join("third", "third.npy")
-    fitting.join(100)
+    with fitting(there) as far:
+        until(lambda: "asked 3" in there.log(site))
+        there.stop(site, signal.SIGKILL)
+        again = there.join("third", "third.npy")
     there.stop(again)
-    within = near(there, FederatedPCA(3, solver="lanczos", random_state=0), *HONEST, "third")
-    assert found[0].components_.tobytes() == within.components_.tobytes()
-    assert found[0].run_.lost == []
+    within = near(there, LANCZOS(), *HONEST, "third")
+    assert far.components_.tobytes() == within.components_.tobytes()
+    assert far.run_.lost == []
 
 
 def test_a_killed_fit_goes_on_where_it_was(there):
@@ -186,7 +201,7 @@ def test_a_killed_fit_goes_on_where_it_was(there):
     there.run(*words[3:])
     there.stop(site, signal.SIGINT)
     far = load(there.folder / "killed.fedpca")
-    within = near(there, FederatedPCA(3, solver="lanczos", random_state=0), *HONEST, "third")
+    within = near(there, LANCZOS(), *HONEST, "third")
     assert far.components_.tobytes() == within.components_.tobytes()
     assert list(far.run_.ledger) == list(within.run_.ledger)
     asked = [line for line in there.log(site).splitlines() if line.startswith("asked")]
@@ -196,21 +211,13 @@ def test_a_killed_fit_goes_on_where_it_was(there):
 
 def test_a_fit_outlives_the_server(there):
     site = there.rogue("third", "third.npy", "slow:1")
-    found = []
-
-    def fit():
-        with there.federation(sites=[*HONEST, "third"], timeout=100.0) as fed:
-            found.append(FederatedPCA(3, solver="lanczos", random_state=0).fit(fed))
-
-    fitting = threading.Thread(target=fit)
-    fitting.start()
-    until(lambda: "asked 4" in there.log(site))
-    there.stop(there.server, signal.SIGKILL)
-    there.server = there.serve(SITES)
-    fitting.join(100)
+    with fitting(there) as far:
+        until(lambda: "asked 4" in there.log(site))
+        there.stop(there.server, signal.SIGKILL)
+        there.server = there.serve(SITES)
     there.stop(site, signal.SIGINT)
-    within = near(there, FederatedPCA(3, solver="lanczos", random_state=0), *HONEST, "third")
-    assert found[0].components_.tobytes() == within.components_.tobytes()
+    within = near(there, LANCZOS(), *HONEST, "third")
+    assert far.components_.tobytes() == within.components_.tobytes()
 
 
 def test_a_run_that_is_resumed_keeps_its_sites(there):
