@@ -13,11 +13,20 @@ from functools import partial
 
 import numpy as np
 import pytest
+from flwr.app import ConfigRecord, RecordDict
 from sklearn.exceptions import ConvergenceWarning
 
 from conftest import gapped_rows
 from fedpca import FederatedPCA, Federation, PersonalizedPCA, RobustPCA, load
-from fedpca.errors import InputError, LinkRefused, PolicyRefused, QuorumLost
+from fedpca.engines.flower import engine, wire
+from fedpca.errors import (
+    InputError,
+    LinkError,
+    LinkRefused,
+    MessageError,
+    PolicyRefused,
+    QuorumLost,
+)
 from fedpca.linalg import sine_of_angle
 from fedpca.solvers import SOLVERS
 from processes import Processes, until
@@ -137,7 +146,12 @@ def test_a_policy_is_kept_by_the_site(there):
 @pytest.mark.parametrize("kind", ["garbage", "nan", "shape"])
 def test_a_site_that_answers_wrongly_is_given_up_by_name(there, kind):
     site = there.rogue("third", "third.npy", kind)
-    with there.federation(sites=[*HONEST, "third"], quorum=2) as fed:
+    with there.federation(sites=[*HONEST, "third"]) as fed:
+        with pytest.raises(
+            QuorumLost, match="2 of 3 sites are left and the quorum is 3; site 'third'"
+        ):
+            FederatedPCA(3).fit(fed)
+        fed.quorum = 2
         far = FederatedPCA(3).fit(fed)
     there.stop(site, signal.SIGINT)
     assert [lost["site"] for lost in far.run_.lost] == ["third"]
@@ -218,6 +232,44 @@ def test_a_fit_outlives_the_server(there):
     there.stop(site, signal.SIGINT)
     within = near(there, LANCZOS(), *HONEST, "third")
     assert far.components_.tobytes() == within.components_.tobytes()
+
+
+def test_a_site_that_goes_for_good_is_given_up_without_a_time_limit(there, monkeypatch):
+    monkeypatch.setattr(engine, "ABSENT", 2.0)
+    site, far = there.rogue("third", "third.npy", "slow:600"), FederatedPCA(3)
+    with there.federation(sites=[*HONEST, "third"], quorum=2, timeout=None) as fed:
+        stopping = threading.Thread(
+            target=lambda: (
+                until(lambda: "asked 3" in there.log(site)),
+                there.stop(site, signal.SIGINT),
+            )
+        )
+        stopping.start()
+        far = FederatedPCA(3).fit(fed)
+        stopping.join()
+    assert far.run_.sites == HONEST
+    assert "site 'third', round 3" in far.run_.lost[0]["reason"]
+    assert "no answer; it has been offline for" in far.run_.lost[0]["reason"]
+
+
+def test_a_fit_ends_where_the_server_does_not_come_back(there, monkeypatch):
+    monkeypatch.setattr(engine, "ABSENT", 2.0)
+    with there.federation(sites=HONEST) as fed:
+        there.stop(there.server)
+        with pytest.raises(LinkError, match="no connection to localhost"):
+            FederatedPCA(3).fit(fed)
+        there.server = there.serve(SITES)
+        assert FederatedPCA(3).fit(fed).run_.sites == HONEST
+
+
+def test_large_messages_travel_in_pieces_and_strange_ones_are_refused():
+    for data in (b"small", bytes(6 << 20)):
+        assert wire.unwrap(wire.message_to(1, 2, wire.wrap(data))) == data
+    pieces = wire.wrap(bytes(12 << 20))["fedpca"]["message"].children
+    assert len(pieces) == 2  # as all are zeros, two of the three are the same
+    for content in (RecordDict(), RecordDict({"fedpca": ConfigRecord({"message": "text"})})):
+        with pytest.raises(MessageError, match="not a message of fedpca"):
+            wire.unwrap(wire.message_to(1, 2, content))
 
 
 def test_a_run_that_is_resumed_keeps_its_sites(there):

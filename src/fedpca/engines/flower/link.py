@@ -118,6 +118,7 @@ def serve(
         port=port,
         log_level="warning",
         access_log=False,
+        timeout_graceful_shutdown=2,  # sites that are connected would hold it up for ever
         ssl_certfile=certificate,
         ssl_keyfile=key,
     )
