@@ -46,7 +46,9 @@ class Processes:
         return self._start([sys.executable, str(ROGUE), *own])
 
     def federation(self, **options):
-        return Federation.flower(self.address, tls=self.tls, **{"wait": 30, **options})
+        return Federation.flower(
+            self.address, tls=self.tls, **{"wait": 30, "timeout": 60, **options}
+        )
 
     def start(self, *words):
         return self._start(self._command(words))

@@ -27,7 +27,9 @@ def test_a_key_pair_is_known_by_the_name_in_it_and_only_its_owner_reads_the_priv
         credentials.make_site_key(tmp_path, "north")
 
 
-@pytest.mark.parametrize("name", ["", "two words", "a/b", "new\nline"])
+@pytest.mark.parametrize(
+    "name", ["", "two words", "a/b", "new\nline", "..", "-x", "7", "a,b", "x" * 65]
+)
 def test_a_name_that_cannot_be_one_is_refused(tmp_path, name):
     with pytest.raises(InputError, match="cannot be a site's name"):
         credentials.make_site_key(tmp_path, name)
@@ -80,6 +82,8 @@ def test_made_certificates_are_those_of_the_names_given(tmp_path):
         assert _shake_hands(client, server, name) is fits
     with pytest.raises(FileError, match=r"ca\.pem exists"):
         credentials.make_certificates(tmp_path)
+    with pytest.raises(InputError, match="is no name of a server in ASCII"):
+        credentials.make_certificates(tmp_path / "other", ["ünï.example"])
 
 
 def _shake_hands(client, server, name):
@@ -125,7 +129,20 @@ def test_an_address_without_a_port_has_the_usual_one(given, meant):
     assert with_port(given) == meant
 
 
-@pytest.mark.parametrize("given", ["server:port", "https://server:80", "server:99999", "server:"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        "server:port",
+        "https://server:80",
+        "server:99999",
+        "server:",
+        "",
+        ":80",
+        "::1",
+        "[::1",
+        "host:²",
+    ],
+)
 def test_an_address_that_is_none_is_refused(given):
     with pytest.raises(InputError, match="is not HOST or HOST:PORT"):
         with_port(given)
@@ -211,6 +228,15 @@ def test_what_a_site_refuses_is_written_down_too(tmp_path):
     assert json.loads((tmp_path / "a.jsonl").read_text())["left"] == {}
 
 
+def test_nothing_leaves_that_cannot_be_written_down(tmp_path):
+    told = []
+    ledger = SiteLedger(Site(np.ones((3, 2)), name="a"), tmp_path, told.append)  # a folder
+    reply = decode(ledger.answer(b"garbage"))
+    assert reply.header["error"] == "SiteFailed"
+    assert not reply.arrays
+    assert "cannot be written: Is a directory; nothing is answered" in told[0]
+
+
 def test_several_files_are_one_site(tmp_path):
     parts = np.arange(12.0).reshape(2, 3, 2)
     for i, part in enumerate(parts):
@@ -221,3 +247,5 @@ def test_several_files_are_one_site(tmp_path):
         assert np.array_equal(np.vstack(list(site.rows.blocks())), np.vstack(parts))
     with pytest.raises(InputError, match=r"no file is called .*other-\*"):
         Site(str(tmp_path / "other-*.npy"), name="c")
+    with pytest.raises(InputError, match="the name of a file or folder is empty"):
+        Site("", name="d")

@@ -51,6 +51,7 @@ from fedpca.shell import (
     refuse_overwriting,
     rows_read,
     sites_of,
+    until_stopped,
 )
 from fedpca.solvers import SOLVERS
 from fedpca.summary import N_SPARE, Summary, merge_in_tree
@@ -126,10 +127,14 @@ def fit(
         if (federation is None) == (not files):
             raise InputError("give the files of the sites, or --federation HOST, and not both")
         if federation is None:
+            if sites is not None or tls is not None or insecure:
+                raise InputError("--sites, --tls and --insecure are for --federation HOST")
             fed = Federation.local(
                 named_sites(files or []), n_jobs=jobs, timeout=timeout, **options
             )
         else:
+            if jobs is not None:
+                raise InputError("--jobs is for files; the sites of a federation all work at once")
             if not quiet and err.is_terminal:
                 err.print(f"waiting for the sites at {federation}")
             fed = Federation.flower(
@@ -303,7 +308,7 @@ def demo(
     quiet: Quiet = False,
 ) -> None:
     """Fit four unlike clinics without pooling them, and compare with the pooled answer."""
-    with exit_codes():
+    with until_stopped():
         if federation:
             run_federation_demo(out)
         else:

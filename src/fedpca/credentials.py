@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import re
 import secrets
 import socket
 from collections.abc import Iterable, Sequence
@@ -46,8 +47,10 @@ _VALID = datetime.timedelta(days=825)  # the longest that common TLS clients acc
 
 def make_site_key(folder: Path, name: str) -> tuple[Path, Path]:
     """Write a new key pair of a site and give the paths of the private and the public half."""
-    if not name or name != "".join(name.split()) or "/" in name:
-        raise InputError(f"{name!r} cannot be a site's name here: no spaces and no slashes")
+    if not re.fullmatch(r"\w[\w.-]{0,63}", name) or name.isdigit():
+        raise InputError(
+            f"{name!r} cannot be a site's name here: at most 64 letters, digits and ._-, with a letter"
+        )
     private_path, public_path = folder / f"{name}.key", folder / f"{name}.pub"
     _refuse_overwriting(private_path, public_path)
     key = ec.generate_private_key(_CURVE)
@@ -90,7 +93,7 @@ def read_public_keys(paths: Iterable[Path]) -> dict[str, ec.EllipticCurvePublicK
         words = text.split()
         if not isinstance(key, ec.EllipticCurvePublicKey) or len(words) != 3:
             raise FileError(f"{path} is not a public key that `fedpca site-key` wrote")
-        name = words[2].decode()
+        name = words[2].decode(errors="replace")
         if name in found:
             raise InputError(f"{path}: a key of {name!r} was given already")
         if key in found.values():
@@ -203,7 +206,10 @@ def _general(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
-        return x509.DNSName(host)
+        pass
+    if not host or not host.isascii():
+        raise InputError(f"{host!r} is no name of a server in ASCII; write it as DNS does, xn--...")
+    return x509.DNSName(host)
 
 
 def _usage(*, sign_certificates: bool) -> x509.KeyUsage:

@@ -27,7 +27,7 @@ from fedpca.errors import (
     SiteError,
     SitesLost,
 )
-from fedpca.journal import Journal, recorded_sites
+from fedpca.journal import Journal
 from fedpca.message import Array, Message
 from fedpca.question import Arrays, Question
 from fedpca.round import Round
@@ -92,14 +92,7 @@ class Federation:
             raise InputError("a federation needs at least one site")
         if len(set(names)) < len(names):
             raise InputError(f"sites need names of their own: {names}")
-        if quorum is not None and (
-            not isinstance(quorum, Integral) or not 1 <= quorum <= len(names)
-        ):
-            raise InputError(
-                f"quorum={quorum} is not a whole number between 1 and the {len(names)} sites"
-            )
-        if timeout is not None and not (isinstance(timeout, Real) and timeout > 0):
-            raise InputError(f"timeout={timeout!r} must be a number of seconds above 0, or None")
+        _check_limits(quorum, timeout, len(names))
         self.engine = engine
         self.quorum = len(names) if quorum is None else quorum
         self.timeout = timeout
@@ -158,19 +151,23 @@ class Federation:
         quorum, timeout, **options
             As above; a time limit is that of a whole round.
         """
-        from fedpca import credentials
-        from fedpca.engines.flower.engine import FlowerEngine
-        from fedpca.engines.flower.wire import Link
-        from fedpca.whereabouts import coordinator_folder, with_port
+        from fedpca.engines.flower.connect import connect
 
-        folder = coordinator_folder(tls)
-        has_ca = not insecure and (folder / credentials.CA).exists()
-        ca = credentials.read_authority(folder / credentials.CA) if has_ca else None
-        link = Link(with_port(address), ca, plain=insecure)
-        secret = credentials.read_secret(folder)
-        resumed = recorded_sites(options.get("journal"))
-        engine = FlowerEngine(link, secret, sites=sites, quorum=quorum, wait=wait, resumed=resumed)
-        return cls(engine, quorum=quorum, timeout=timeout, **options)
+        _check_limits(quorum, timeout)
+        engine = connect(
+            address,
+            sites=sites,
+            tls=tls,
+            insecure=insecure,
+            wait=wait,
+            quorum=quorum,
+            journal=options.get("journal"),
+        )
+        try:
+            return cls(engine, quorum=quorum, timeout=timeout, **options)
+        except BaseException:
+            engine.close()
+            raise
 
     def close(self) -> None:
         """Let go of connections and threads; a federation may be used again afterwards."""
@@ -336,3 +333,13 @@ class Federation:
             ) from lost
         self.record.sites = left
         self._attempt += 1
+
+
+def _check_limits(quorum: Any, timeout: Any, n_sites: int | None = None) -> None:
+    """Refuse a quorum or a time limit that cannot be one, of so many sites if that is known."""
+    is_number = quorum is None or isinstance(quorum, Integral)
+    if not is_number or (quorum is not None and not 1 <= quorum <= (n_sites or quorum)):
+        of = "the sites" if n_sites is None else f"the {n_sites} sites"
+        raise InputError(f"quorum={quorum} is not a whole number between 1 and {of}")
+    if timeout is not None and not (isinstance(timeout, Real) and float(timeout) > 0):
+        raise InputError(f"timeout={timeout!r} must be a number of seconds above 0, or None")

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import datetime
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
 
 from fedpca.errors import InputError
-from fedpca.shell import Insecure, Quiet, Tls, err, exit_codes, out
+from fedpca.shell import Insecure, Quiet, Tls, err, exit_codes, out, until_stopped
 from fedpca.site import Policy, Site
 from fedpca.site_ledger import SiteLedger
 from fedpca.whereabouts import PORT, coordinator_folder, home, with_port
@@ -38,7 +35,7 @@ def serve(
 
     Sites get in whose public keys are given here, and no others.
     """
-    with _until_stopped():
+    with until_stopped():
         from fedpca import credentials
         from fedpca.engines.flower.link import serve as serve_link
 
@@ -89,10 +86,10 @@ def join(
 
     Rows stay here. What is asked and what leaves is told, and written to the site's own ledger.
     """
-    with _until_stopped():
+    with until_stopped():
         from fedpca import credentials
         from fedpca.engines.flower.node import join as join_link
-        from fedpca.engines.flower.wire import Link
+        from fedpca.engines.flower.reach import Link
 
         if insecure and ca is not None:
             raise InputError("--insecure has no use for --ca; leave one of them out")
@@ -148,18 +145,3 @@ def _teller(name: str, quiet: bool) -> Callable[[str], None]:
         err.print(f"{now:%Y-%m-%d %H:%M:%S} {name}: {text}", soft_wrap=True)
 
     return tell
-
-
-@contextmanager
-def _until_stopped() -> Iterator[None]:
-    """End well, and tidy up, at an interrupt or a service manager's signal."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        with exit_codes(), suppress(KeyboardInterrupt):
-            yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -52,6 +52,8 @@ def open_paths(texts: Sequence[str]) -> Rows:
     """The rows of several files or folders as one site's, with ``*`` in a name for any text."""
     paths = []
     for text in texts:
+        if not text:
+            raise InputError("the name of a file or folder is empty")
         found = sorted(glob.glob(text)) if glob.has_magic(text) else [text]  # noqa: PTH207
         if not found:
             raise InputError(f"no file is called {text}")

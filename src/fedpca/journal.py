@@ -109,10 +109,13 @@ class Journal:
 
 def recorded_sites(path: str | os.PathLike[str] | None) -> list[str] | None:
     """The sites of the run in a journal; None where there is no run yet, or no journal."""
+    if path is None:
+        return None
     try:
-        with open(path or "", "rb") as file:  # noqa: PTH123
+        with Path(path).open("rb") as file:
             prefix = file.read(PREFIX_BYTES)
-            first = decode(prefix + file.read((encoded_size(prefix) or 0) - PREFIX_BYTES))
+            size = encoded_size(prefix) or PREFIX_BYTES
+            first = decode(prefix + file.read(size - PREFIX_BYTES), limit=None)
         return [str(name) for name in first.header["about"]["sites"]]
     except (OSError, MessageError, LookupError, TypeError):
         return None  # what is wrong with it is said when it is opened

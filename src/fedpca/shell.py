@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -129,3 +131,18 @@ def exit_codes(hint: str = "") -> Iterator[None]:
     except (FedpcaError, OSError) as error:
         err.print(f"failed: {error}", style="red", soft_wrap=True)
         sys.exit(1)
+
+
+@contextmanager
+def until_stopped() -> Iterator[None]:
+    """End well, and tidy up, at an interrupt or a service manager's signal."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        with exit_codes(), suppress(KeyboardInterrupt):
+            yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -240,6 +240,10 @@ class Site:
         self._round, self._memory_before = header["round"], before
         return reply
 
+    def refusal(self, asked: Header, why: str) -> Message:
+        """An answer that holds nothing, for a site that cannot give one."""
+        return self._error(asked, SiteFailed(why))
+
     def _reply(self, asked: Header, more: Header, arrays: Mapping[str, Array]) -> Message:
         echo = {key: asked.get(key) for key in ("run", "round", "question")}
         return compose({**echo, "site": self.name, **more}, arrays)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpca.errors import MessageError
-from fedpca.message import Message, decode
+from fedpca.message import Message, decode, encode
 from fedpca.site import Site
 
 
@@ -47,10 +47,14 @@ class SiteLedger:
         reply = self._site.answer_bytes(request)
         answered = decode(reply)
         entry = _entry(asked, answered)
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(entry) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:  # what is not written down does not leave
+            self._tell(f"{self._path} cannot be written: {error.strerror}; nothing is answered")
+            return encode(self._site.refusal(asked.header, "its ledger cannot be written"))
         self._tell(in_words(entry))
         return reply
 

@@ -26,6 +26,10 @@ def with_port(address: str) -> str:
     if not colon or port.endswith("]"):
         host, port = address, str(PORT)
         address = f"{host}:{port}"
-    if not port.isdigit() or not 0 < int(port) < 65536 or "/" in host:
-        raise InputError(f"{address!r} is not HOST or HOST:PORT, as in server.example.org:{PORT}")
+    is_bare_ipv6 = ":" in host and not (host.startswith("[") and host.endswith("]"))
+    is_port = port.isascii() and port.isdigit() and 0 < int(port) < 65536
+    if not host or not is_port or is_bare_ipv6 or "/" in host:
+        raise InputError(
+            f"{address!r} is not HOST or HOST:PORT, as in server.example.org:{PORT} or [::1]"
+        )
     return address

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 import httpx
-from flwr.common.constant import SUPERLINK_NODE_ID, SubStatus
+from flwr.common.constant import HEARTBEAT_MIN_INTERVAL, SUPERLINK_NODE_ID, SubStatus
 from flwr.proto.control_pb2 import StartRunRequest
 from flwr.proto.fab_pb2 import Fab
 from flwr.proto.message_pb2 import Message as ProtoMessage
@@ -29,7 +29,6 @@ from flwr.proto.runtime_pb2 import (
 )
 from flwr.supercore.constant import TaskType
 from flwr.supercore.control.control_http_client import ControlHttpClient
-from flwr.supercore.heartbeat import HeartbeatSender
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 from flwr.supercore.interceptors import (
     RuntimeTokenHttpInterceptor,
@@ -40,7 +39,8 @@ from flwr.supercore.interceptors.http.utils import add_headers
 from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from flwr.supercore.runtime import RuntimeHttpClient
 
-from fedpca.engines.flower.wire import Link, access_token, fetch, message_to, send, unwrap, wrap
+from fedpca.engines.flower.reach import Link, access_token, beating
+from fedpca.engines.flower.wire import Incoming, message_to, send, unwrap, wrap
 from fedpca.errors import LinkError, MessageError, SiteError, SiteFailed
 
 # What Flower asks for to start a run.
@@ -60,9 +60,7 @@ clientapp = "fedpca:none"
 
 def control_client(link: Link, secret: bytes) -> ControlHttpClient:
     """What starts runs and tells which nodes are online."""
-    return ControlHttpClient.from_server_address(
-        link.address, link.plain, link.ca, interceptors=[_Bearer(access_token(secret))]
-    )
+    return link.client(ControlHttpClient, _Bearer(access_token(secret)))
 
 
 class ClaimedRun:
@@ -73,19 +71,19 @@ class ClaimedRun:
         with zipfile.ZipFile(bundle, "w") as archive:
             archive.writestr(zipfile.ZipInfo("pyproject.toml"), _APP)
         control.StartRun(StartRunRequest(fab=Fab(content=bundle.getvalue())))
-        self._client = RuntimeHttpClient.from_server_address(
-            link.address,
-            link.plain,
-            link.ca,
-            interceptors=[
-                RuntimeVersionHttpInterceptor(component_name="flwr-serverapp"),
-                RuntimeTokenHttpInterceptor(_claim(link, secret)),
-            ],
+        self._client = link.client(
+            RuntimeHttpClient,
+            RuntimeVersionHttpInterceptor(component_name="flwr-serverapp"),
+            RuntimeTokenHttpInterceptor(_claim(link, secret)),
         )
         self._node = Node(node_id=SUPERLINK_NODE_ID)
         self._run_id = self._client.PullTaskInput(PullTaskInputRequest()).run.run_id
-        self._heart = HeartbeatSender(self._beat)
-        self._heart.start()
+        self._asked: dict[str, int] = {}  # Flower's numbers of messages, and the nodes they went to
+        self._incoming: dict[str, Incoming] = {}  # replies to them that were announced
+        self._stop = beating(
+            lambda: self._client.SendTaskHeartbeat(SendTaskHeartbeatRequest()),
+            HEARTBEAT_MIN_INTERVAL,
+        )
 
     def push(self, data: bytes, node_ids: Sequence[int]) -> list[str]:
         """Send the same bytes to nodes; Flower's numbers of the messages come back."""
@@ -94,17 +92,29 @@ class ClaimedRun:
         numbers = list(send(self._client, self._node, messages, self._announce).message_ids)
         if not all(numbers):
             raise LinkError("the server did not take every message")
+        self._asked |= zip(numbers, node_ids, strict=True)
         return numbers
 
     def pull(self, numbers: Sequence[str]) -> Iterator[tuple[str, bytes | SiteError | None]]:
         """The replies that are there; None for one that cannot be had."""
-        if not numbers:
-            return
-        found = self._client.PullMessages(PullAppMessagesRequest(message_ids=numbers))
-        for proto, tree in zip(found.messages_list, found.message_object_trees, strict=True):
-            number = proto.metadata.reply_to_message_id
+        self._asked = {number: self._asked[number] for number in numbers}
+        self._incoming = {n: reply for n, reply in self._incoming.items() if n in self._asked}
+        awaited = [number for number in numbers if number not in self._incoming]
+        if awaited:
+            found = self._client.PullMessages(PullAppMessagesRequest(message_ids=awaited))
+            for proto, tree in zip(found.messages_list, found.message_object_trees, strict=True):
+                about = proto.metadata
+                # who was not asked is not heard
+                if self._asked.get(about.reply_to_message_id) == about.src_node_id:
+                    self._incoming[about.reply_to_message_id] = Incoming(
+                        self._client, self._node, self._run_id, tree
+                    )
+        for number, incoming in list(self._incoming.items()):
             try:
-                yield number, unwrap(fetch(self._client, self._node, self._run_id, tree))
+                message = incoming.fetch()
+                if message is not None:
+                    # an error is Flower's own word for a node that is gone
+                    yield number, None if message.has_error() else unwrap(message)
             except ObjectPullError:  # its sender died while it sent
                 yield number, None
             except MessageError as error:
@@ -112,12 +122,16 @@ class ClaimedRun:
 
     def close(self) -> None:
         """End the run."""
-        if self._heart.is_running:
-            self._heart.stop()
+        self._stop.set()
         with suppress(httpx.HTTPError):
             self._client.PushTaskOutput(
                 PushTaskOutputRequest(sub_status=SubStatus.COMPLETED, details="")
             )
+        self._client.close()
+
+    def drop(self) -> None:
+        """Let go of a run whose server does not answer."""
+        self._stop.set()
         self._client.close()
 
     def _announce(
@@ -126,12 +140,6 @@ class ClaimedRun:
         return self._client.PushMessages(
             PushAppMessagesRequest(messages_list=messages, message_object_trees=trees)
         )
-
-    def _beat(self) -> bool:
-        """Tell the server that the program lives; the engine meets what goes wrong and handles it."""
-        with suppress(httpx.HTTPError):
-            self._client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
-        return True
 
 
 class _Bearer:
@@ -147,16 +155,12 @@ class _Bearer:
 
 def _claim(link: Link, secret: bytes) -> str:
     """The token of a run that waits for its program; which of several does not matter."""
-    with RuntimeHttpClient.from_server_address(
-        link.address,
-        link.plain,
-        link.ca,
-        interceptors=[
-            RuntimeVersionHttpInterceptor(component_name="SuperExec"),
-            SuperExecAuthHttpInterceptor(
-                master_secret=secret, protected_methods=["/flwr.proto.Runtime/AcquireTask"]
-            ),
-        ],
+    with link.client(
+        RuntimeHttpClient,
+        RuntimeVersionHttpInterceptor(component_name="SuperExec"),
+        SuperExecAuthHttpInterceptor(
+            master_secret=secret, protected_methods=["/flwr.proto.Runtime/AcquireTask"]
+        ),
     ) as client:
         claimed = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
     if not claimed.token:

@@ -18,7 +18,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.control.control_http_client import ControlHttpClient
 
 from fedpca.engines.flower.claimed import ClaimedRun, control_client
-from fedpca.engines.flower.wire import Link, is_unauthorized, mapped_errors
+from fedpca.engines.flower.reach import Link, is_unauthorized, mapped_errors
 from fedpca.errors import (
     InputError,
     LinkError,
@@ -67,7 +67,7 @@ class FlowerEngine:
         resumed: Sequence[str] | None = None,
     ) -> None:
         self._link, self._secret = link, secret
-        self._open: ControlHttpClient | None = None
+        self._client: ControlHttpClient | None = None
         self._run: ClaimedRun | None = None
         try:
             here = self._await_sites(resumed or sites, quorum, wait)
@@ -91,33 +91,40 @@ class FlowerEngine:
             now = time.monotonic()
             try:
                 with mapped_errors(self._link):
-                    answers = self._exchange(asked, now)
+                    self._exchange(asked, now)
             except LinkError:
+                now = time.monotonic()
                 if now - reached > min(limit, ABSENT):
                     raise
-                self.close()  # the server may be another one that knows nothing of this run
-                asked.begin_again()
+                self._drop()  # the server may be another one that knows nothing of this run
+                asked.begin_again(now)
                 time.sleep(LOOK_AT_NODES)
-                continue
-            reached = now
-            yield from answers.items()
-            yield from asked.give_up(now, now - began > limit, limit)
+            else:
+                reached = now
+                asked.give_up(now, now - began > limit, limit)
+            yield from asked.take()
             if asked.pending:
                 time.sleep(PAUSE)
 
     def close(self) -> None:
         """End the run on the server and the connection; asking again begins another one."""
         run, self._run = self._run, None
-        control, self._open = self._open, None
+        control, self._client = self._client, None
         if run is not None:
             run.close()
         if control is not None:
             control.close()
 
+    def _drop(self) -> None:
+        if self._run is not None:
+            self._run.drop()
+            self._run = None
+        self.close()
+
     @property
     def _control(self) -> ControlHttpClient:
-        self._open = self._open or control_client(self._link, self._secret)
-        return self._open
+        self._client = self._client or control_client(self._link, self._secret)
+        return self._client
 
     def _await_sites(
         self, sites: int | Sequence[str] | None, quorum: int | None, wait: float
@@ -180,7 +187,7 @@ class FlowerEngine:
             )
         return list(sites)
 
-    def _exchange(self, asked: _Asked, now: float) -> dict[str, bytes | SiteError]:
+    def _exchange(self, asked: _Asked, now: float) -> None:
         """Ask those who are online and were not asked since they came; take what is answered."""
         if now >= asked.look_at:
             asked.look_at = now + LOOK_AT_NODES
@@ -188,15 +195,12 @@ class FlowerEngine:
             online = {node.name: node for node in nodes if node.status == "online"}
             asked.seen |= dict.fromkeys(online, now)
             self._push(asked, online)
-        answers: dict[str, bytes | SiteError] = {}
         for number, reply in self._run.pull(list(asked.numbers)) if self._run else ():
             name = asked.numbers.pop(number)
-            if reply is None and name in asked.pending:
+            if reply is not None:
+                asked.settle(name, reply)
+            elif name in asked.pending:
                 asked.pending[name] = ""  # to be asked again
-            elif reply is not None and name in asked.pending:
-                del asked.pending[name]
-                answers[name] = reply
-        return answers
 
     def _push(self, asked: _Asked, online: Mapping[str, NodeInfo]) -> None:
         due = [
@@ -217,25 +221,33 @@ class _Asked:
     """How far one question is."""
 
     data: bytes
-    pending: dict[
-        str, str
-    ]  # sites that owe an answer, and when the node that was asked came online
+    pending: dict[str, str]  # who owes an answer, and since when the node that was asked is online
     seen: dict[str, float]  # when each site was last online
     numbers: dict[str, str] = field(default_factory=dict)  # of Flower's messages, and to whom
     look_at: float = 0.0  # when to look again who is online
+    _settled: dict[str, bytes | SiteError] = field(default_factory=dict)
 
-    def begin_again(self) -> None:
-        """Whoever owes an answer must be asked anew."""
+    def begin_again(self, now: float) -> None:
+        """Whoever owes an answer must be asked anew; nobody knows who was online meanwhile."""
         self.pending, self.numbers, self.look_at = dict.fromkeys(self.pending, ""), {}, 0.0
+        self.seen = dict.fromkeys(self.seen, now)
 
-    def give_up(self, now: float, is_late: bool, limit: float) -> Iterator[tuple[str, SiteError]]:
-        """Those from whom no answer is to be expected, and why."""
+    def settle(self, name: str, answer: bytes | SiteError) -> None:
+        """Take a site's first answer, or what stands in its place."""
+        if self.pending.pop(name, None) is not None:
+            self._settled[name] = answer
+
+    def take(self) -> Iterator[tuple[str, bytes | SiteError]]:
+        """What was settled, once."""
+        settled, self._settled = self._settled, {}
+        yield from settled.items()
+
+    def give_up(self, now: float, is_late: bool, limit: float) -> None:
+        """Settle for those from whom no answer is to be expected, and say why."""
         for name in list(self.pending):
             gone = now - self.seen[name]
             where = f"; it has been offline for {gone:.0f} s" if gone > 2 * LOOK_AT_NODES else ""
             if is_late:
-                del self.pending[name]
-                yield name, SiteTimeout(f"no answer within {limit:g} s{where}")
+                self.settle(name, SiteTimeout(f"no answer within {limit:g} s{where}"))
             elif gone > ABSENT:
-                del self.pending[name]
-                yield name, SiteFailed(f"no answer{where}")
+                self.settle(name, SiteFailed(f"no answer{where}"))

@@ -1,8 +1,7 @@
 """The coordinator's server: Flower's SuperLink, with the sites' keys known to it and no others.
 
-It runs no app of anybody: a fit claims its run from outside and asks the sites itself. Its three
-doors are for sites (by their registered keys), and for starting and steering runs (by the
-coordinator's secret).
+It runs no app of anybody: a fit claims its run from outside and asks the sites itself. It has doors for
+sites, which show their registered keys, and for fits, which show the coordinator's secret.
 """
 
 from __future__ import annotations
@@ -33,9 +32,29 @@ from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
 from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
 from flwr.superlink.config_loader import SuperLinkLifespanConfig
 from flwr.superlink.main import create_app
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fedpca.engines.flower.wire import access_token
+from fedpca.engines.flower.reach import access_token
 from fedpca.errors import LinkError
+
+MAX_BODY = 16 << 20
+
+
+class _SmallBodies:
+    """Lets no request in that is larger than a piece of a message: bodies are read before keys."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = dict(scope["headers"])
+            length = headers.get(b"content-length", b"0").decode()
+            if b"transfer-encoding" in headers or not length.isdigit() or int(length) > MAX_BODY:
+                await Response(status_code=413)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
 
 class _SecretHolders(NoOpControlAuthnPlugin):
@@ -113,12 +132,12 @@ def serve(
     logging.getLogger("flwr").setLevel(logging.WARNING)
     threading.Thread(target=_watch, args=(state, tell), daemon=True).start()
     uvicorn.run(
-        app,
+        _SmallBodies(app),
         host=host,
         port=port,
         log_level="warning",
         access_log=False,
-        timeout_graceful_shutdown=2,  # sites that are connected would hold it up for ever
+        timeout_graceful_shutdown=2,  # sites that are connected would hold it up for long
         ssl_certfile=certificate,
         ssl_keyfile=key,
     )

@@ -6,7 +6,6 @@ fetched, so no code reaches a site. The connection goes from the site to the coo
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -33,20 +32,14 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fedpca.engines.flower.wire import (
-    Link,
-    fetch,
-    is_unauthorized,
-    mapped_errors,
-    send,
-    unwrap,
-    wrap,
-)
-from fedpca.errors import LinkError, LinkRefused
+from fedpca.engines.flower.reach import Link, beating, is_unauthorized, mapped_errors
+from fedpca.engines.flower.wire import Incoming, send, unwrap, wrap
+from fedpca.errors import LinkError, LinkRefused, MessageError
 
 PAUSE, IDLE_PAUSE = 0.05, 1.0  # seconds between two looks for a question, in a run and out of one
 IDLE_AFTER = 30.0
-_TROUBLE = (httpx.HTTPError, RuntimeError)  # what a client raises, also one that was closed
+POLITE = 10.0  # a pause is at least so many times what a look takes, as of a server with many sites
+CUT_OFF = 60.0  # seconds after which a question that was announced will not come
 STILL_ONLINE = 2.5 * HEARTBEAT_MIN_INTERVAL  # seconds after which a silent node is known to be gone
 RETRY_AFTER = 2.0  # seconds until a lost connection is tried again
 
@@ -89,14 +82,10 @@ class _NotLetIn(LinkError):
 def _connected(link: Link, key: EllipticCurvePrivateKey) -> Iterator[tuple[FleetHttpClient, Node]]:
     """A node that the server knows and sees alive, until the block ends."""
     public_key = public_key_to_bytes(key.public_key())
-    with FleetHttpClient.from_server_address(
-        link.address,
-        link.plain,
-        link.ca,
-        interceptors=[
-            RuntimeVersionHttpInterceptor(component_name="SuperNode"),
-            NodeAuthHttpInterceptor(key, key.public_key()),
-        ],
+    with link.client(
+        FleetHttpClient,
+        RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+        NodeAuthHttpInterceptor(key, key.public_key()),
     ) as client:
         try:
             activated = client.ActivateNode(
@@ -117,26 +106,14 @@ def _connected(link: Link, key: EllipticCurvePrivateKey) -> Iterator[tuple[Fleet
                 ) from None
             raise
         node = Node(node_id=activated.node_id)
-        stop = threading.Event()
-        heart = threading.Thread(target=_beat, args=(client, node, stop), daemon=True)
-        heart.start()
+        beat = SendNodeHeartbeatRequest(node=node, heartbeat_interval=HEARTBEAT_MIN_INTERVAL)
+        stop = beating(lambda: client.SendNodeHeartbeat(beat), HEARTBEAT_MIN_INTERVAL / 2)
         try:
             yield client, node
         finally:
             stop.set()
-            heart.join()
-            with suppress(*_TROUBLE):
+            with suppress(httpx.HTTPError):
                 client.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
-
-
-def _beat(client: FleetHttpClient, node: Node, stop: threading.Event) -> None:
-    """Tell the server that the node lives, also while it works on a question."""
-    request = SendNodeHeartbeatRequest(node=node, heartbeat_interval=HEARTBEAT_MIN_INTERVAL)
-    while not stop.wait(HEARTBEAT_MIN_INTERVAL / 2):
-        with suppress(
-            *_TROUBLE
-        ):  # the loop that fetches questions meets the same trouble and handles it
-            client.SendNodeHeartbeat(request)
 
 
 def _answer_questions(
@@ -147,13 +124,19 @@ def _answer_questions(
 ) -> NoReturn:
     last = -IDLE_AFTER
     while True:
+        began = time.monotonic()
         waiting = client.PullMessages(PullMessagesRequest(node=node))
         if not waiting.messages_list:
-            time.sleep(PAUSE if time.monotonic() - last < IDLE_AFTER else IDLE_PAUSE)
+            pause = PAUSE if began - last < IDLE_AFTER else IDLE_PAUSE
+            time.sleep(max(pause, POLITE * (time.monotonic() - began)))
             continue
         run_id = waiting.messages_list[0].metadata.run_id
-        question = fetch(client, node, run_id, waiting.message_object_trees[0])
-        reply = FlowerMessage(wrap(answer(unwrap(question))), reply_to=question)
+        try:
+            question = _whole(Incoming(client, node, run_id, waiting.message_object_trees[0]))
+            reply = FlowerMessage(wrap(answer(unwrap(question))), reply_to=question)
+        except MessageError as error:
+            tell(f"something came that is not answered: {error}")
+            continue
         try:
             send(client, node, [reply], partial(_announce, client, node))
         except httpx.HTTPStatusError as error:
@@ -161,6 +144,17 @@ def _answer_questions(
                 raise
             tell("the run is over; nobody waits for this answer, and it was not sent")
         last = time.monotonic()
+
+
+def _whole(incoming: Incoming) -> FlowerMessage:
+    """The message once it has all come."""
+    until = time.monotonic() + CUT_OFF
+    while time.monotonic() < until:
+        message = incoming.fetch()
+        if message is not None:
+            return message
+        time.sleep(PAUSE / 5)
+    raise MessageError("it was cut off on its way")
 
 
 def _announce(

@@ -1,4 +1,4 @@
-"""One of our encoded messages within one of Flower's, there and back, and where the server is.
+"""One of our encoded messages within one of Flower's, there and back.
 
 Flower takes a message apart into objects that are known by their hashes and carries each on its own.
 So a question to many sites is uploaded once, and a large one travels in pieces.
@@ -6,15 +6,9 @@ So a question to many sites is uploaded once, and a large one travels in pieces.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import ssl
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import httpx
 from flwr.app import DEFAULT_TTL, Array, ArrayRecord, ConfigRecord, Metadata, RecordDict
 from flwr.app import Message as FlowerMessage
 from flwr.app.message import make_message, remove_content_from_message
@@ -32,10 +26,10 @@ from flwr.proto.message_pb2 import (
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.date import now
-from flwr.supercore.error import FlowerError
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_tree,
+    iterate_object_tree,
     no_object_id_recompute,
 )
 from flwr.supercore.inflatable.inflatable_protobuf_utils import (
@@ -44,35 +38,15 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import (
     make_push_object_fn_protobuf,
 )
 from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectPullError,
-    ObjectPushError,
-    pull_and_inflate_object_from_tree,
+    ObjectUnavailableError,
+    inflate_object_from_contents,
     push_objects,
 )
 
-from fedpca.errors import LinkError, LinkRefused, MessageError
+from fedpca.errors import MessageError
 
 _RECORD, _FIELD = "fedpca", "message"
 _ONE_PIECE = FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE  # bytes that travel as one object
-_LOOK_AGAIN, _LOOK_AGAIN_LATER = 0.01, 0.5  # seconds
-_GIVE_UP = 60.0
-
-
-@dataclass(frozen=True)
-class Link:
-    """Where the coordinator's server is, and the certificate authority by which it is known.
-
-    Without an authority those that the machine trusts are asked. ``plain`` is HTTP without TLS.
-    """
-
-    address: str
-    ca: bytes | None = None
-    plain: bool = False
-
-
-def access_token(secret: bytes) -> str:
-    """What a coordinator shows that knows the secret."""
-    return hmac.new(secret, b"fedpca coordinator", hashlib.sha256).hexdigest()
 
 
 def wrap(data: bytes) -> RecordDict:
@@ -122,19 +96,33 @@ class Carrier(Protocol):
     ) -> ConfirmMessageReceivedResponse: ...
 
 
-def fetch(client: Carrier, node: Node, run_id: int, tree: ObjectTree) -> FlowerMessage:
-    """The message whose objects a tree names; it may be announced before they are all there."""
-    message = pull_and_inflate_object_from_tree(
-        tree,
-        make_pull_object_fn_protobuf(client.PullObject, node, run_id),
-        make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, run_id),
-        return_type=FlowerMessage,
-        initial_backoff=_LOOK_AGAIN,
-        backoff_cap=_LOOK_AGAIN_LATER,
-        max_time=_GIVE_UP,
-    )
-    message.metadata.__dict__["_message_id"] = tree.object_id
-    return message
+class Incoming:
+    """A message that was announced, and those of its objects that have come."""
+
+    def __init__(self, client: Carrier, node: Node, run_id: int, tree: ObjectTree) -> None:
+        self._pull = make_pull_object_fn_protobuf(client.PullObject, node, run_id)
+        self._confirm = make_confirm_message_received_fn_protobuf(
+            client.ConfirmMessageReceived, node, run_id
+        )
+        self._tree, self._contents = tree, dict[str, bytes]()
+
+    def fetch(self) -> FlowerMessage | None:
+        """The message once it is whole, and None until then: it is announced before it is sent."""
+        for part in iterate_object_tree(self._tree):
+            if part.object_id not in self._contents:
+                try:
+                    self._contents[part.object_id] = self._pull(part.object_id)
+                except ObjectUnavailableError:
+                    return None
+        self._confirm(self._tree.object_id)
+        try:
+            message = inflate_object_from_contents(self._tree.object_id, self._contents)
+        except Exception as error:  # what anybody's bytes can make Flower raise
+            raise MessageError(f"not a message of fedpca: {type(error).__name__}") from None
+        if not isinstance(message, FlowerMessage):
+            raise MessageError(f"not a message of fedpca: {type(message).__name__}")
+        _number(message, self._tree.object_id)
+        return message
 
 
 def send(
@@ -146,7 +134,7 @@ def send(
     """Announce messages, and upload the objects that the other side does not have."""
     with no_object_id_recompute():
         for message in messages:
-            message.metadata.__dict__["_message_id"] = message.object_id
+            _number(message, message.object_id)
         accepted = announce(
             [message_to_proto(remove_content_from_message(message)) for message in messages],
             [get_object_tree(message) for message in messages],
@@ -162,38 +150,6 @@ def send(
     return accepted
 
 
-@contextmanager
-def mapped_errors(link: Link) -> Iterator[None]:
-    """What Flower and its transport raise, as errors of ours that say what to do."""
-    try:
-        yield
-    except httpx.HTTPStatusError as error:
-        told = FlowerError.from_json(error.response.text)
-        said = told.message if told else error.response.reason_phrase
-        raise LinkError(f"the server at {link.address} says: {said}") from error
-    except httpx.TransportError as error:
-        raise _unreachable(link, error) from None
-    except (ObjectPullError, ObjectPushError) as error:
-        raise LinkError(f"a message was cut off on its way through {link.address}") from error
-
-
-def is_unauthorized(error: httpx.HTTPError | LinkError) -> bool:
-    """Whether the server does not know who asks."""
-    cause = error.__cause__ if isinstance(error, LinkError) else error
-    return isinstance(cause, httpx.HTTPStatusError) and cause.response.status_code in (401, 403)
-
-
-def _unreachable(link: Link, error: httpx.TransportError) -> LinkError:
-    text = str(error) or type(error).__name__
-    if "CERTIFICATE_VERIFY_FAILED" in text:
-        return LinkRefused(
-            f"the certificate of {link.address} is not one that the given authority vouches for "
-            f"({text}); ask the coordinator for the right ca.pem and host name"
-        )
-    if isinstance(error.__cause__ or error.__context__, ssl.SSLError) or "SSL" in text:
-        return LinkRefused(f"{link.address} does not speak TLS ({text}); is the port right?")
-    if isinstance(error, httpx.RemoteProtocolError) and link.plain:
-        return LinkRefused(
-            f"{link.address} does not speak plain HTTP; leave --insecure out and give --ca ca.pem"
-        )
-    return LinkError(f"no connection to {link.address}: {text}")
+def _number(message: FlowerMessage, number: str) -> None:
+    """Give a message the number by which Flower knows it; no public way sets it."""
+    message.metadata.__dict__["_message_id"] = number
