@@ -167,7 +167,7 @@ def fit(
     pca = RobustPCA(center="none", random_state=0, **options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        warnings.filterwarnings("ignore", message=".*of the entries are outliers.*")
+        warnings.filterwarnings("ignore", message=".*are outliers.*")
         fed.watch(problem, sites, each_round=each_round)
         begin = time.perf_counter()
         pca.fit(fed)

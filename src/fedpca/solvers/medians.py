@@ -5,8 +5,9 @@ bin that holds the middle one becomes the bounds of the next round, so b rounds 
 median to the m^b-th part of the first bounds. These are mean and standard deviation: no median is
 further from the mean than that. Values that are not there (NaN) are in no bin.
 
-For one number a site, such as the size of its residuals, one round does: bins that grow by the
-sixteenth root of 2 give its median to 2 %, whatever its size.
+For one number a site, such as the size of its residuals, one round does. Bins grow by the sixteenth
+root of 2 where a median to 2 % is wanted, from a millionth of a reference to 16 times it, and below
+that by 2: 3 kB in all.
 """
 
 from __future__ import annotations
@@ -16,24 +17,17 @@ from typing import Any
 import numpy as np
 
 from fedpca.federation import Federation
-from fedpca.framed import refuse_overflow
 from fedpca.message import Array
 from fedpca.question import question
 from fedpca.solvers.robust_rows import rows_about
 
 BINS = 64  # between two bounds
 ROUNDS = 5  # of narrowing: 1e-9 of the first bounds
-OCTAVES, PER_OCTAVE = 64, 16  # of one number, below and above a reference
-
-
-@question(asks={"about": "float64 d"}, answers={"squares": "float64 d"})
-def squares_present(site: Any, about: Array) -> dict[str, Array]:
-    """The sum of squares about a point of each feature's values."""
-    away, _ = rows_about(site, about)
-    with np.errstate(over="ignore"):
-        squares = np.einsum("ij,ij->j", away, away)
-    refuse_overflow(squares)
-    return {"squares": squares}
+PER_OCTAVE = 16  # bins of one number, where they are fine
+EDGES = 2.0 ** np.concatenate(
+    [np.arange(-64, -20), np.arange(-20 * PER_OCTAVE, 4 * PER_OCTAVE + 1) / PER_OCTAVE]
+)  # in multiples of a reference
+N_BINS = len(EDGES) + 1
 
 
 @question(
@@ -51,9 +45,9 @@ def count_values(
     if sizes:
         values = np.abs(values)
     width = np.where(high > low, high - low, 1.0)
-    place = np.clip(np.floor((values - low) / width * BINS), -1, BINS) + 1
+    own_bin = np.clip(np.floor((values - low) / width * BINS), -1, BINS) + 1
     d = values.shape[1]
-    cells = (place.astype(np.int64) + np.arange(d) * (BINS + 2))[present]
+    cells = (own_bin.astype(np.int64) + np.arange(d) * (BINS + 2))[present]
     counts = np.bincount(cells, minlength=d * (BINS + 2))
     return {"counts": counts.reshape(d, BINS + 2)}
 
@@ -75,18 +69,19 @@ def feature_medians(
     return np.asarray((low + high) / 2)
 
 
-def place_of(value: float, reference: float, weight: int) -> Array:
+def as_bins(value: float, reference: float, weight: int) -> Array:
     """One number of a site as counts in bins, ``weight`` in its own, around a reference."""
-    counts = np.zeros(2 * OCTAVES * PER_OCTAVE, np.int64)
-    if weight and reference > 0:
-        with np.errstate(divide="ignore"):
-            place = PER_OCTAVE * (np.log2(value / reference) + OCTAVES) if value > 0 else 0.0
-        counts[int(np.clip(place, 0, len(counts) - 1))] = weight
+    counts = np.zeros(N_BINS, np.int64)
+    if reference > 0:
+        counts[np.searchsorted(EDGES, value / reference)] = weight
     return counts
 
 
-def median_place(counts: Array, reference: float) -> float:
-    """The number in the middle of the summed counts."""
+def median_of_bins(counts: Array, reference: float) -> float:
+    """The number in the middle of the summed counts; zero where it is below all bins."""
     upto = np.cumsum(counts)
-    place = int(np.argmax(2 * upto >= upto[-1]))
-    return 0.0 if not place else reference * 2 ** ((place + 0.5) / PER_OCTAVE - OCTAVES)
+    middle = int(np.argmax(2 * upto >= upto[-1]))
+    if not middle:
+        return 0.0
+    low, high = EDGES[middle - 1], EDGES[min(middle, len(EDGES) - 1)]
+    return float(reference * np.sqrt(low * high))

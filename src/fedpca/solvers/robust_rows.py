@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedpca.errors import InputError
+from fedpca.framed import refuse_overflow
 from fedpca.message import Array
 from fedpca.moments import own_order
 from fedpca.question import question
@@ -27,18 +28,22 @@ def whole_rows(site: Any) -> Array:
     return np.asarray(rows if order is None else rows[:, order], np.float64)
 
 
-def rows_about(site: Any, centre: Array, scale: Array | float = 1.0) -> tuple[Array, Array]:
+def values_about(rows: Array, centre: Array, scale: Array | float = 1.0) -> tuple[Array, Array]:
     """A, with zeros for values that are missing, and where values are present."""
-    site.remembered("counted")
-    rows = whole_rows(site)
     present = ~np.isnan(rows)
     return np.where(present, (rows - centre) / scale, 0.0), present
+
+
+def rows_about(site: Any, centre: Array) -> tuple[Array, Array]:
+    """A site's rows about a centre as they are, and where values are present."""
+    site.remembered("counted")
+    return values_about(whole_rows(site), centre)
 
 
 def framed_rows(site: Any, centre: Array | float = 0.0) -> tuple[Array, Array]:
     """A about the centre and in the scale of the run, or about a centre in that frame."""
     mean, scale = site.remembered("mean", "scale")
-    return rows_about(site, mean + centre * scale, scale)
+    return values_about(whole_rows(site), mean + centre * scale, scale)
 
 
 @question(
@@ -60,3 +65,13 @@ def count_present(site: Any, features: Array) -> dict[str, Any]:
         "present": (~np.isnan(rows)).sum(axis=0),
         "total": np.nansum(rows, axis=0),
     }
+
+
+@question(asks={"about": "float64 d"}, answers={"squares": "float64 d"})
+def squares_present(site: Any, about: Array) -> dict[str, Array]:
+    """The sum of squares about a point of each feature's values."""
+    away, _ = rows_about(site, about)
+    with np.errstate(over="ignore"):
+        squares = np.einsum("ij,ij->j", away, away)
+    refuse_overflow(squares)
+    return {"squares": squares}

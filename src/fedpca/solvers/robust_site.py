@@ -16,16 +16,15 @@ import scipy.sparse as sp
 
 from fedpca.message import Array
 from fedpca.question import question
-from fedpca.solvers.medians import OCTAVES, PER_OCTAVE, place_of
+from fedpca.solvers.medians import N_BINS, as_bins
 from fedpca.solvers.robust_rows import framed_rows
 
-FIRST = 4.0  # a threshold, in median sizes: 2.7 deviations of normal noise
+TIMES_MEDIAN = 4.0  # a threshold, in median sizes: 2.7 deviations of normal noise
 FALL = 0.8  # of the threshold in a round
-NOTHING = 1e-12  # of the first threshold
+OWN_FALL = 0.5  # of the threshold of a row, with the components known
 MOST_PASSES, SETTLED = 200, 1e-12  # at the last one, until scores change by no more than this part
-N_PLACES = 2 * OCTAVES * PER_OCTAVE
-PLACE = {"turn": "float64 r r", "centre": "float64 d", "mean_scores": "float64 r"}
-SUMS = {"AV": "float64 d r", "VV": "float64 r r", "places": f"int64 {N_PLACES}"}
+CARRY = {"turn": "float64 r r", "centre": "float64 d", "mean_scores": "float64 r"}
+SUMS = {"AV": "float64 d r", "VV": "float64 r r", "sizes": f"int64 {N_BINS}"}
 
 
 def typical_size(residuals: Array, present: Array) -> float:
@@ -35,14 +34,14 @@ def typical_size(residuals: Array, present: Array) -> float:
 
 @question(
     asks={"mean": "float64 d", "scale": "float64 d", "reference": "float64"},
-    answers={"places": f"int64 {N_PLACES}"},
+    answers={"sizes": f"int64 {N_BINS}"},
     remembers=True,
 )
 def enter_robust(site: Any, mean: Array, scale: Array, reference: Array) -> dict[str, Any]:
-    """Settle on the frame; the typical size of the site's entries goes out as a place in bins."""
+    """Settle on the frame; the typical size of the site's entries goes out as its bin."""
     site.memory |= {"mean": mean, "scale": scale}
     A, present = framed_rows(site)
-    return {"places": place_of(typical_size(A, present), float(reference), len(A))}
+    return {"sizes": as_bins(typical_size(A, present), float(reference), len(A))}
 
 
 @question(
@@ -70,7 +69,7 @@ class Filled(NamedTuple):
 
 
 def filled(
-    A: Array, present: Array, L: Array, threshold: float, lost_columns: Array | None = None
+    A: Array, present: Array, L: Array, threshold: Array | float, lost_columns: Array | None = None
 ) -> Filled:
     """Take what is missing or beyond the threshold as unknown.
 
@@ -91,7 +90,7 @@ def filled(
 @question(
     asks={
         "U": "float64 d r",
-        **PLACE,
+        **CARRY,
         "threshold": "float64",
         "lost_columns": "int64 d",
         "passes": "int64",
@@ -124,13 +123,13 @@ def hard_round(
         D, R, good, lost = filled(A, present, V @ U.T, float(threshold), lost_columns > 0)
         V = D @ U
     site.memory["V"] = V
-    places = place_of(typical_size(R, present), float(threshold), len(A))
+    sizes = as_bins(typical_size(R, present), float(threshold), len(A))
     if lost.any():  # which have no say in U before their scores are found
         D, V = D[~lost], V[~lost]
     return {
         "AV": D.T @ V,
         "VV": V.T @ V,
-        "places": places,
+        "sizes": sizes,
         "good": good.sum(axis=0),
         "total": D.sum(axis=0),
         "rows": np.int64(len(D)),
@@ -140,24 +139,36 @@ def hard_round(
 @question(
     asks={
         "U": "float64 d r",
+        **CARRY,
         "threshold": "float64",
         "ridge": "float64",
         "passes": "int64",
         "is_first": "int64",
     },
-    answers=SUMS,
+    answers={**SUMS, "total": "float64 d"},
     remembers=True,
 )
 def soft_round(
-    site: Any, U: Array, threshold: Array, ridge: Array, passes: Array, is_first: Array
+    site: Any,
+    U: Array,
+    turn: Array,
+    centre: Array,
+    mean_scores: Array,
+    threshold: Array,
+    ridge: Array,
+    passes: Array,
+    is_first: Array,
 ) -> dict[str, Any]:
     """Scores by ridge regression on U, what is beyond the threshold taken off."""
-    A, present = framed_rows(site)
-    V = without_large(A, float(threshold)) @ U if is_first else site.remembered("V")[0]
+    A, present = framed_rows(site, centre)
+    if is_first:
+        V = without_large(A, float(threshold)) @ U
+    else:
+        V = (site.remembered("V")[0] - mean_scores) @ turn
     V, D, R = _soft_passes(A, present, U, V, float(threshold), float(ridge), int(passes))
     site.memory["V"] = V
-    places = place_of(typical_size(R, present), float(threshold), len(A))
-    return {"AV": D.T @ V, "VV": V.T @ V, "places": places}
+    sizes = as_bins(typical_size(R, present), float(threshold), len(A))
+    return {"AV": D.T @ V, "VV": V.T @ V, "sizes": sizes, "total": D.sum(axis=0)}
 
 
 def _soft_passes(
@@ -215,11 +226,11 @@ def gradient_round(
 @question(
     asks={
         "U": "float64 d r",
-        **PLACE,
+        **CARRY,
         "threshold": "float64",
         "afresh": "int64",
     },
-    answers={"VV": "float64 r r"},
+    answers={"VV": "float64 r r", "rows": "int64"},
     remembers=True,
 )
 def keep_sparse(
@@ -231,7 +242,10 @@ def keep_sparse(
     threshold: Array,
     afresh: Array,
 ) -> dict[str, Any]:
-    """Keep the scores on the final, orthonormal U, whose squares go out, and the sparse part."""
+    """Keep the scores on the final, orthonormal U, and the sparse part; squares of scores go out.
+
+    Not those of rows that are mostly beyond the threshold, which have no say in U either.
+    """
     A, present = framed_rows(site, centre)
     found = None if afresh else (site.remembered("V")[0] - mean_scores) @ turn
     V, S = separate(A, present, U, float(threshold), V=found)
@@ -243,7 +257,9 @@ def keep_sparse(
         "sparse_rows": kept.indptr.astype(np.int64),
         "shares": np.array([kept.nnz, int(present.sum())]),
     }
-    return {"VV": V.T @ V}
+    kept_rows = 2 * (S != 0).sum(axis=1) <= present.sum(axis=1)
+    V = V[kept_rows]
+    return {"VV": V.T @ V, "rows": np.int64(len(V))}
 
 
 @question(answers={"outliers": "int64", "present": "int64"})
@@ -258,19 +274,35 @@ def separate(
 ) -> tuple[Array, Array]:
     """Scores of rows on orthonormal U, ``(d, r)``, and their sparse part, beyond the threshold.
 
-    Without scores to begin with, a threshold falls from that of the first round of a fit to the one
-    that is meant, so that outliers give way before what they hide.
+    Outliers give way before what they hide: at first each row has a threshold of its own, that falls as
+    its median residual does; from that of the first round of a fit, if there are no scores yet.
     """
     if V is None:
-        first = max(FIRST * typical_size(A, present), threshold)
-        V = without_large(A, first) @ U
-        n_falls = int(np.ceil(np.log(first / max(threshold, first * NOTHING)) / -np.log(FALL)))
-        bounds = np.maximum(first * FALL ** np.arange(n_falls + 1), threshold)
+        first = max(TIMES_MEDIAN * typical_size(A, present), threshold)
+        V, own = without_large(A, first) @ U, np.full((len(A), 1), first)
     else:
-        bounds = np.array([threshold])
-    for bound in [*bounds, *[threshold] * MOST_PASSES]:
-        last, V = V, filled(A, present, V @ U.T, bound).D @ U
-        if bound == threshold and np.linalg.norm(V - last) <= SETTLED * np.linalg.norm(V):
+        own = _own_floor(A - V @ U.T, present, threshold)
+    for _ in range(MOST_PASSES):
+        last, V = V, filled(A, present, V @ U.T, own).D @ U
+        floor = _own_floor(A - V @ U.T, present, threshold)
+        if (own <= floor).all() and _has_settled(last, V):
+            break
+        own = np.minimum(own, np.maximum(OWN_FALL * own, floor))
+    for _ in range(MOST_PASSES):
+        last, V = V, filled(A, present, V @ U.T, threshold).D @ U
+        if _has_settled(last, V):
             break
     R = A - V @ U.T
     return V, np.where(present & (np.abs(R) > threshold), R, 0.0)
+
+
+def _own_floor(R: Array, present: Array, threshold: float) -> Array:
+    """The least threshold of each row on the way to the common one, ``(n, 1)``."""
+    sizes = np.sort(np.where(present, np.abs(R), np.inf), axis=1)
+    middle = np.minimum(present.sum(axis=1, keepdims=True) // 2, R.shape[1] - 1)
+    medians = np.where(present.any(axis=1, keepdims=True), np.take_along_axis(sizes, middle, 1), 0)
+    return np.maximum(TIMES_MEDIAN * medians, threshold)
+
+
+def _has_settled(last: Array, V: Array) -> bool:
+    return bool(np.linalg.norm(V - last) <= SETTLED * np.linalg.norm(V))
