@@ -1,4 +1,8 @@
-"""What every fitted estimator does with rows: scores, and the density of the probabilistic model."""
+"""What estimators share: what a fitted one does with rows, its parameters, and its file.
+
+Scores and rows from scores are those of all of them; the density of the probabilistic model is that of
+`FederatedPCA` and `StreamingPCA`.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +41,7 @@ class ModelMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # type: ig
 
     def inverse_transform(self, X: Any) -> Array:
         """The rows that have these scores and nothing outside the components."""
-        model = self._model()
-        scores = check_array(X, dtype=[np.float64, np.float32])
-        rows = model.inverse_transform(scores, whiten=self.whiten)
-        return rows.astype(scores.dtype, copy=False)
+        return rows_from_scores(self._model(), X, whiten=self.whiten)
 
     def get_covariance(self) -> Array:
         """The covariance of rows under the probabilistic model, ``(d, d)``."""
@@ -65,10 +66,7 @@ class ModelMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # type: ig
         return scikit_learn_twin(self)
 
     def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
-        tags.input_tags.sparse = True
-        return tags
+        return tags_for_rows(super().__sklearn_tags__())
 
     @property
     def _n_features_out(self) -> int:
@@ -78,6 +76,19 @@ class ModelMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # type: ig
         return validate_data(
             self, X, accept_sparse=accept_sparse, dtype=[np.float64, np.float32], reset=False
         )
+
+
+def rows_from_scores(model: Model, X: Any, *, whiten: bool = False) -> Array:
+    """The rows that have these scores, in their dtype."""
+    scores = check_array(X, dtype=[np.float64, np.float32])
+    return model.inverse_transform(scores, whiten=whiten).astype(scores.dtype, copy=False)
+
+
+def tags_for_rows(tags: Any) -> Any:
+    """scikit-learn's tags of an estimator that takes sparse rows, and keeps float32."""
+    tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+    tags.input_tags.sparse = True
+    return tags
 
 
 def plain_params(estimator: BaseEstimator) -> dict[str, Any]:

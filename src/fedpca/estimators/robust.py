@@ -26,7 +26,7 @@ from fedpca.estimators.modelled import (
     usable_header,
 )
 from fedpca.estimators.robust_program import Robust, low_rank_and_sparse
-from fedpca.estimators.robust_uses import RobustRowsMixin
+from fedpca.estimators.robust_uses import RobustRowsMixin, low_rank_model
 from fedpca.linalg import fix_signs
 from fedpca.message import Array
 from fedpca.model import Model, load_model
@@ -169,17 +169,11 @@ class RobustPCA(RobustRowsMixin, BaseEstimator):  # type: ignore[misc]
             about={"program": type(self).__name__, "parameters": parameters},
             seed=seed_of(self.random_state),
         )
-        self._set_fitted(
-            components=np.ascontiguousarray(fix_signs(found.U).T),
-            variance=found.variance,
-            mean=found.mean,
-            scale=found.scale,
-            noise_variance=found.noise_variance,
-            n=found.n,
-            features=found.features,
-            threshold=found.threshold,
-            shares=found.shares,
+        components = np.ascontiguousarray(fix_signs(found.U).T)
+        model = low_rank_model(
+            components, found.variance, found.mean, found.scale, found.noise_variance, found.n
         )
+        self._set_model(model, found.n, found.features, found.threshold, found.shares)
         self.run_ = fed.record
         self._warn(found)
         return self
@@ -212,16 +206,12 @@ class RobustPCA(RobustRowsMixin, BaseEstimator):  # type: ignore[misc]
         with usable_header(path):
             estimator = cls(**header["parameters"])
             estimator._validate_params()
-            estimator._set_fitted(
-                components=model.components,
-                variance=model.explained_variance,
-                mean=model.mean,
-                scale=model.scale,
-                noise_variance=float(model.noise_variance),
-                n=header["n_samples"],
-                features=header["features"],
-                threshold=float(header["threshold"]),
-                shares=dict(header["sparse_share"]),
+            estimator._set_model(
+                model,
+                header["n_samples"],
+                header["features"],
+                float(header["threshold"]),
+                dict(header["sparse_share"]),
             )
             estimator.run_ = Run.from_header(header["run"])
         return estimator
@@ -235,24 +225,14 @@ class RobustPCA(RobustRowsMixin, BaseEstimator):  # type: ignore[misc]
         if self.method == "threshold" and self.n_components is None:
             raise InputError("method='threshold' needs n_components; 'auto' finds it from a bound")
 
-    def _set_fitted(
-        self,
-        *,
-        components: Array,
-        variance: Array,
-        mean: Array,
-        scale: Array,
-        noise_variance: float,
-        n: int,
-        features: Any,
-        threshold: float,
-        shares: dict[str, float],
+    def _set_model(
+        self, model: Model, n: int, features: Any, threshold: float, shares: dict[str, float]
     ) -> None:
-        self.components_ = components
-        self.explained_variance_ = variance
-        self.mean_, self.scale_ = mean, scale
-        self.noise_variance_ = noise_variance
-        self.n_components_, self.n_features_in_ = components.shape
+        self.components_ = model.components
+        self.explained_variance_ = model.explained_variance
+        self.mean_, self.scale_ = model.mean, model.scale
+        self.noise_variance_ = float(model.noise_variance)
+        self.n_components_, self.n_features_in_ = model.components.shape
         self.n_samples_ = n
         self.threshold_ = threshold
         self.sparse_share_ = shares
@@ -262,15 +242,13 @@ class RobustPCA(RobustRowsMixin, BaseEstimator):  # type: ignore[misc]
 
     def _model(self) -> Model:
         check_is_fitted(self)
-        variance = self.explained_variance_
-        return Model(
-            components=self.components_,
-            explained_variance=variance,
-            singular_values=np.sqrt(variance * (self.n_samples_ - 1)),
-            mean=self.mean_,
-            scale=self.scale_,
-            noise_variance=np.array(self.noise_variance_),
-            total_variance=np.array(variance.sum() + self.n_features_in_ * self.noise_variance_),
+        return low_rank_model(
+            self.components_,
+            self.explained_variance_,
+            self.mean_,
+            self.scale_,
+            self.noise_variance_,
+            self.n_samples_,
         )
 
     def _warn(self, found: Robust) -> None:
@@ -291,8 +269,10 @@ class RobustPCA(RobustRowsMixin, BaseEstimator):  # type: ignore[misc]
             unnamed = [f"column {j}" for j in range(self.n_features_in_)]
             names = getattr(self, "feature_names_in_", unnamed)
             lost = [str(names[j]) for j in np.flatnonzero(found.lost)]
-            way_out = "leave them out" if self.scale else "if sizes are unlike, use scale=True"
-            message = f"most entries of {some_of(lost)} are outliers; {way_out}"
+            message = (
+                f"most entries of {some_of(lost)} are outliers; look at them, ask for more components,"
+                f" or {'leave them out' if self.scale else 'use scale=True where sizes are unlike'}"
+            )
             warnings.warn(message, UserWarning, stacklevel=3)
         if self.corrupted_sites_:
             shares = {name: f"{self.sparse_share_[name]:.0%}" for name in self.corrupted_sites_}

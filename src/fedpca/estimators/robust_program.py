@@ -23,8 +23,9 @@ from fedpca.solvers.robust import (
     by_hard_threshold,
     start_clipped,
 )
+from fedpca.solvers.robust_keep import keep_sparse, sparse_share
 from fedpca.solvers.robust_rows import count_present, squares_present
-from fedpca.solvers.robust_site import enter_robust, keep_sparse, sparse_share
+from fedpca.solvers.robust_site import enter_robust
 from fedpca.solvers.robust_soft import RANK_ROUNDS, Rank, by_gradients, by_least_squares, rank_of
 
 KNOWN_RIDGE = 1e-3  # of the published method, where the rank is known
