@@ -200,6 +200,15 @@ def test_where_no_rank_shows_the_bound_is_taken_and_told():
     assert pca.n_components_ == 7
 
 
+def test_rows_of_which_most_is_wrong_are_often_found():
+    rng = np.random.default_rng(0)
+    X, L, _ = draw(300, 40, r=3, noise=0.05)
+    pca = RobustPCA(3, center="none", random_state=0).fit(np.array_split(X, 3))
+    wrong = L + np.where(rng.random(L.shape) < 0.6, 50 * rng.standard_normal(L.shape), 0.0)
+    is_found = np.abs(pca.split(wrong).low_rank - L).max(axis=1) < 0.3
+    assert is_found.mean() > 0.45
+
+
 def test_large_features_are_drawn_to_where_they_belong():
     X, L, _ = draw(300, 200, r=5)
     sizes = 10 ** np.linspace(0, 0.5, 200)

@@ -22,7 +22,6 @@ from fedpca.solvers.robust_site import (
     without_large,
 )
 
-OWN_FALL = 0.5  # of the threshold of a row in a pass, with its median
 MOST_PASSES, SETTLED = 200, 1e-12  # until scores change by no more than this part
 
 
@@ -78,20 +77,17 @@ def separate(
     """Scores of rows on orthonormal U, ``(d, r)``, and their sparse part, beyond the threshold.
 
     Outliers give way before what they hide: at first each row has a threshold of its own, that falls as
-    its median residual does; from that of the first round of a fit, if there are no scores yet. Where
-    the median is itself an outlier it falls no further, and then without it.
+    its median residual does. Where the median is itself an outlier, it then falls without it.
     """
     if V is None:
-        first = max(TIMES_MEDIAN * typical_size(A, present), threshold)
-        V, own = without_large(A, first) @ U, np.full((len(A), 1), first)
-    else:
-        own = _own_floor(A - V @ U.T, present, threshold)
+        V = without_large(A, max(TIMES_MEDIAN * typical_size(A, present), threshold)) @ U
+    own = np.full((len(A), 1), np.inf)
     for _ in range(MOST_PASSES):
-        last, V = V, filled(A, present, V @ U.T, own).D @ U
-        floor = _own_floor(A - V @ U.T, present, threshold)
-        if (own <= floor).all() and _has_settled(last, V):
+        L = V @ U.T
+        last_own, own = own, np.minimum(own, _own_floor(A - L, present, threshold))
+        last, V = V, filled(A, present, L, own).D @ U
+        if (own == last_own).all() and _has_settled(last, V):
             break
-        own = np.minimum(own, np.maximum(OWN_FALL * own, floor))
     for _ in range(MOST_PASSES):
         last, V = V, filled(A, present, V @ U.T, own).D @ U
         if (own <= threshold).all() and _has_settled(last, V):
