@@ -68,7 +68,7 @@ def table1(options: argparse.Namespace) -> list[str]:
         ranks = []
         for seed in range(seeds):
             problem = usual(n, seed)
-            theirs = fit_dcf(problem, max_components=2 * problem.r)
+            theirs = fit_dcf(problem, p=2 * problem.r)
             ours = fit(problem, max_components=2 * problem.r)
             found["dcf"].append(problem.values_error(theirs.values))
             found["refitted"].append(problem.values_error(refitted(theirs, problem)))
@@ -191,7 +191,7 @@ def figure3(options: argparse.Namespace) -> list[str]:
     r, p = problem.r, 2 * problem.r
     found = {
         "true": values_of(problem.A, problem.B),
-        DCF: fit_dcf(problem, max_components=p).values,
+        DCF: fit_dcf(problem, p=p).values,
         OURS: fit(problem, max_components=p).values,
     }
     found = {name: np.pad(values, (0, p - len(values))) for name, values in found.items()}

@@ -155,6 +155,10 @@ def test_a_rank_is_read_off_where_singular_values_fall_clearly(values, rank, is_
     assert (found.number, found.is_clear) == (rank, is_clear)
 
 
+def test_where_no_rank_shows_one_direction_is_left_outside():
+    assert rank_of(np.array([9.0, 4.5, 3.0, 2.0, 1.0]), 5).number == 4
+
+
 def test_what_is_unknown_is_filled_in_and_lost_rows_and_columns_are_drawn():
     A = np.array([[1.0, 9.0, 1.0, 1.0], [9.0, -9.0, 9.0, 1.0], [1.0, 9.0, 1.0, 0.0]])
     present = np.ones((3, 4), bool)

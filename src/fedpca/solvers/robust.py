@@ -131,16 +131,17 @@ def by_hard_threshold(
         change = sine_of_angle(last, U)
         fed.report(change, partial(np.asarray, U))
         floor = max(TIMES_MEDIAN * median, least)
-        rests = threshold <= REACHED * floor
         if n_resting < PATIENCE:
-            n_resting = n_resting + 1 if rests else 0
+            n_resting = n_resting + 1 if threshold <= REACHED * floor else 0
         beyond = 2 * answer["good"] < known.present
         is_fitted = median <= limits.tol * known.size
         # a column is drawn to where it belongs until then; what is not found by now is given up
         lost = beyond & (n_resting < PATIENCE and not is_fitted)
-        known_part = np.maximum(answer["good"], 1) / known.present
-        noise = OF_NOISE * turn_by_noise(NORMAL * median, squares, known_part)
-        if change <= (limits.tol if is_fitted else max(limits.tol, noise) * (n_resting > 0)):
+        enough = limits.tol if is_fitted or n_resting else 0.0
+        if n_resting:
+            known_part = np.maximum(answer["good"], 1) / known.present
+            enough = max(enough, OF_NOISE * turn_by_noise(NORMAL * median, squares, known_part))
+        if change <= enough:
             stopped = "converged"
             break
         if not n_resting:

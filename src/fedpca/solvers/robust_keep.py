@@ -86,7 +86,7 @@ def separate(
         L = V @ U.T
         last_own, own = own, np.minimum(own, _own_floor(A - L, present, threshold))
         last, V = V, filled(A, present, L, own).D @ U
-        if (own == last_own).all() and _has_settled(last, V):
+        if (own <= threshold).all() or ((own == last_own).all() and _has_settled(last, V)):
             break
     for _ in range(MOST_PASSES):
         last, V = V, filled(A, present, V @ U.T, own).D @ U

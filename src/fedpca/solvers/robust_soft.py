@@ -150,4 +150,4 @@ def rank_of(values: Array, bound: int) -> Rank:
     others = np.delete(falls, largest).max(initial=1.0)
     if falls[largest] >= min(others**2, CLEAR):
         return Rank(largest + 1)
-    return Rank(bound, is_clear=False)
+    return Rank(min(bound, len(values) - 1), is_clear=False)
