@@ -63,7 +63,7 @@ class RobustPCA(RobustRowsMixin, BaseEstimator):  # type: ignore[misc]
         judged alike in all of them.
     tol : float
         The solver stops when a round turns the components by at most this, the sine of an angle. With
-        "threshold" it is also enough if that is a hundredth of what noise does to them.
+        "threshold" it is also enough if that is a fiftieth of what noise does to them.
     max_rounds : int
         Most rounds of the solver; a warning tells when they did not suffice. Where only a bound on the
         rank is given, "auto" takes up to as many before, but not more than 25, to find it.

@@ -35,7 +35,7 @@ PASSES = 2  # at a site in a round
 START_ROUNDS = 2  # of power iteration on clipped rows
 REACHED = 1.05  # as near as medians from bins tell a threshold from its floor
 PATIENCE = 5  # rounds at its floor after which a threshold stays
-OF_NOISE = 0.01  # a turn, as a part of what noise does, that is none
+OF_NOISE = 0.02  # a turn, as a part of what noise does, that is none
 NEGLIGIBLE = 1e-7  # of the size of entries: never an outlier
 
 

@@ -81,12 +81,11 @@ def separate(
     """
     if V is None:
         V = without_large(A, max(TIMES_MEDIAN * typical_size(A, present), threshold)) @ U
-    own = np.full((len(A), 1), np.inf)
     for _ in range(MOST_PASSES):
         L = V @ U.T
-        last_own, own = own, np.minimum(own, _own_floor(A - L, present, threshold))
+        own = _own_thresholds(A - L, present, threshold)
         last, V = V, filled(A, present, L, own).D @ U
-        if (own <= threshold).all() or ((own == last_own).all() and _has_settled(last, V)):
+        if (own <= threshold).all() or _has_settled(last, V):
             break
     for _ in range(MOST_PASSES):
         last, V = V, filled(A, present, V @ U.T, own).D @ U
@@ -97,8 +96,8 @@ def separate(
     return V, np.where(present & (np.abs(R) > threshold), R, 0.0)
 
 
-def _own_floor(R: Array, present: Array, threshold: float) -> Array:
-    """The least threshold of each row on the way to the common one, ``(n, 1)``."""
+def _own_thresholds(R: Array, present: Array, threshold: float) -> Array:
+    """Those of each row on the way to the common one, ``(n, 1)``: a multiple of its median residual."""
     sizes = np.sort(np.where(present, np.abs(R), np.inf), axis=1)
     middle = np.minimum(present.sum(axis=1, keepdims=True) // 2, R.shape[1] - 1)
     medians = np.where(present.any(axis=1, keepdims=True), np.take_along_axis(sizes, middle, 1), 0)
