@@ -17,28 +17,53 @@ from fedpca.solvers.robust_site import enter_robust, filled, gradient_round
 from fedpca.solvers.robust_soft import rank_of
 
 
+def medians_of(parts, **options):
+    """Medians of each feature over sites, and the rounds that they took."""
+    d = parts[0].shape[1]
+
+    def program(fed, _):
+        fed.sum(count_present, features=np.empty(0, np.uint8))
+        return feature_medians(fed, np.zeros(d), **options)
+
+    fed = Federation.local(parts)
+    return fed.run(program, about={"program": "test"}), fed.record.rounds - 1
+
+
 @settings(max_examples=30)
 @given(data=st.data())
 def test_medians_over_sites_are_those_of_all_rows(data):
     rng = np.random.default_rng(data.draw(st.integers(0, 2**31)))
     n, d = data.draw(st.integers(2, 60)), data.draw(st.integers(1, 5))
     X = rng.standard_cauchy((n, d)) * 10.0 ** data.draw(st.integers(-6, 6))
+    X += data.draw(st.sampled_from([0.0, 0.0, -1e3, 1e8]))
+    X[rng.random(X.shape) < 0.1] = data.draw(st.sampled_from([1e15, -1e36, 1e-300]))
     X[rng.random(X.shape) < 0.2] = np.nan
     X[0] = np.nan_to_num(X[0])
-    fed = Federation.local(np.array_split(X, data.draw(st.integers(1, 4))))
-    mean, spread = np.nanmean(X, axis=0), np.nanstd(X, axis=0)
-
-    def program(fed, _):
-        fed.sum(count_present, features=np.empty(0, np.uint8))
-        return mean + feature_medians(fed, mean, -spread, spread)
-
-    found = fed.run(program, about={"program": "test"})
-    ordered = np.sort(X, axis=0)
+    sizes = data.draw(st.booleans())
+    found, _ = medians_of(np.array_split(X, data.draw(st.integers(1, 4))), sizes=sizes)
+    ordered = np.sort(np.abs(X) if sizes else X, axis=0)
     for j in range(d):
         values = ordered[: np.isfinite(X[:, j]).sum(), j]
         low, high = values[(len(values) - 1) // 2], values[len(values) // 2]
-        slack = 1e-8 * spread[j] + 1e-12 * abs(mean[j])
+        slack = 3e-7 * abs(low)
         assert low - slack <= found[j] <= high + slack
+
+
+@pytest.mark.parametrize("alike", [0.0, 1.0, -7.0, 0.1, -1e-5, 1e36])
+def test_the_median_of_values_that_are_alike_is_exact(alike):
+    X = np.random.default_rng(0).standard_normal((90, 1))
+    X[:60] = alike
+    assert medians_of(np.array_split(X, 3))[0] == alike
+
+
+def test_medians_take_few_rounds_unless_an_offset_hides_the_digits():
+    X = np.random.default_rng(0).standard_normal((20000, 4))
+    counts = np.random.default_rng(0).integers(0, 17, (500, 4)).astype(float)
+    assert medians_of([X])[1] == medians_of([1e20 * X])[1] == 6
+    assert medians_of([counts])[1] <= 6
+    found, rounds = medians_of([X + 1e9])
+    assert np.allclose(found, np.median(X + 1e9, axis=0), atol=3e-3)
+    assert 6 < rounds <= 11
 
 
 def test_one_number_a_site_has_its_median_to_two_percent():

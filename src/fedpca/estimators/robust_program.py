@@ -13,7 +13,7 @@ from fedpca.linalg import top_eigen
 from fedpca.message import Array
 from fedpca.moments import CommonFeatures, at_least_two, common_features
 from fedpca.rows import some_of
-from fedpca.solvers.medians import feature_medians, median_of_bins
+from fedpca.solvers.medians import EDGES, FINE, feature_medians, median_of_bins
 from fedpca.solvers.robust import (
     NORMAL,
     Carry,
@@ -160,31 +160,36 @@ def _frame(fed: Federation, common: CommonFeatures, center: str, scale: bool) ->
         raise InputError(f"no site has a value of {some_of(empty)}; leave out what is empty")
     d = len(present)
     mean = counted["total"] / present
-    centre, factors = np.zeros(d), np.ones(d)
     squares = fed.sum(squares_present, about=mean)["squares"]
     usable_energy(float(squares.sum()))
     spread = np.sqrt(squares / present)
-    if center == "mean":
-        centre = mean
-    elif center == "median":
-        centre = mean + feature_medians(fed, mean, -spread, spread)
+    medians = feature_medians(fed, np.zeros(d)) if center == "median" or scale else mean
+    centre = {"none": np.zeros(d), "mean": mean, "median": medians}[center]
+    factors = np.ones(d)
     if scale:  # about the median, whatever the rows are about
-        about = centre if center == "median" else mean + feature_medians(fed, mean, -spread, spread)
-        sizes = NORMAL * feature_medians(fed, about, np.zeros(d), 2 * spread, sizes=True)
-        negligible = np.finfo(float).eps * (np.abs(about) + spread)
-        factors = np.where(sizes > negligible, sizes, np.where(spread > negligible, spread, 1.0))
+        sizes = NORMAL * feature_medians(fed, medians, sizes=True)
+        rounding = np.finfo(float).eps * np.abs(medians)
+        # a mean is off by the rounding of as many sums
+        varies = spread > n * np.finfo(float).eps * np.abs(mean)
+        factors = np.where(sizes > rounding, sizes, np.where(varies, spread, 1.0))
     away = (spread**2 + (mean - centre) ** 2) / factors**2
     return Frame(n, present, centre, factors, float(np.sqrt(away @ present / present.sum())))
 
 
 def _enter(fed: Federation, frame: Frame, *, moves: bool) -> Known:
-    """Sites settle on the frame, and tell the typical size of their entries."""
+    """Sites settle on the frame, and tell the typical size of their entries.
+
+    A few wild entries make the root mean square too large a reference for it; then it is asked again.
+    """
     reference = frame.spread or 1.0
-    entered = fed.sum(
-        enter_robust, mean=frame.centre, scale=frame.scale, reference=np.float64(reference)
-    )
-    size = median_of_bins(entered["sizes"], reference) or reference
-    return Known(frame.n, frame.present, size, moves)
+    while True:
+        sizes = fed.sum(
+            enter_robust, mean=frame.centre, scale=frame.scale, reference=np.float64(reference)
+        )["sizes"]
+        size = median_of_bins(sizes, reference)
+        if size >= FINE * reference or not sizes.any():
+            return Known(frame.n, frame.present, size or frame.spread or 1.0, moves)
+        reference = size or float(EDGES[0]) * reference
 
 
 def _shares(fed: Federation) -> dict[str, float]:

@@ -21,9 +21,13 @@ from fedpca.rows import is_sparse
 
 
 def whole_rows(site: Any) -> Array:
-    """All rows of a site as they are, ``(n, d)``, in the common order of features."""
+    """The rows of a site as they are, ``(n, d)``, in the common order of features.
+
+    Not those without any value, which tell nothing of components, centre or variances.
+    """
     blocks = [b.toarray() if is_sparse(b) else np.asarray(b) for b in site.rows.blocks()]
     rows = np.vstack(blocks) if blocks else np.empty((0, site.rows.n_features))
+    rows = rows[~np.isnan(rows).all(axis=1)]
     order = site.memory.get("order")
     return np.asarray(rows if order is None else rows[:, order], np.float64)
 
@@ -52,7 +56,7 @@ def framed_rows(site: Any, centre: Array | float = 0.0) -> tuple[Array, Array]:
     remembers=True,
 )
 def count_present(site: Any, features: Array) -> dict[str, Any]:
-    """The number of rows, and of each feature the values that are there and their sum."""
+    """The number of rows that have a value, and of each feature how many there are and their sum."""
     order = own_order(site, features)
     if order is not None:
         site.memory["order"] = np.array(order)
@@ -60,11 +64,10 @@ def count_present(site: Any, features: Array) -> dict[str, Any]:
     site.memory["counted"] = np.int64(len(rows))
     if np.isinf(rows).any():
         raise InputError("infinite values; missing ones are NaN")
-    return {
-        "n": np.int64(len(rows)),
-        "present": (~np.isnan(rows)).sum(axis=0),
-        "total": np.nansum(rows, axis=0),
-    }
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = np.nansum(rows, axis=0)
+    refuse_overflow(total)
+    return {"n": np.int64(len(rows)), "present": (~np.isnan(rows)).sum(axis=0), "total": total}
 
 
 @question(asks={"about": "float64 d"}, answers={"squares": "float64 d"})

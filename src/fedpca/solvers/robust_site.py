@@ -35,10 +35,14 @@ def typical_size(residuals: Array, present: Array) -> float:
     remembers=True,
 )
 def enter_robust(site: Any, mean: Array, scale: Array, reference: Array) -> dict[str, Any]:
-    """Settle on the frame; the typical size of the site's entries goes out as its bin."""
+    """Settle on the frame; the typical size of the site's entries goes out as its bin.
+
+    Where most are zero, as in tables of counts, it is that of the others.
+    """
     site.memory |= {"mean": mean, "scale": scale}
     A, present = framed_rows(site)
-    return {"sizes": as_bins(typical_size(A, present), float(reference), len(A))}
+    size = typical_size(A, present) or typical_size(A, A != 0)
+    return {"sizes": as_bins(size, float(reference), len(A) if size else 0)}
 
 
 @question(
