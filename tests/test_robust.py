@@ -178,7 +178,7 @@ def test_real_tables_end_by_default(table, r, scale, seed):
         warnings.filterwarnings("ignore", "most entries of")
         pca = RobustPCA(r, scale=scale, random_state=seed).fit(sites)
     assert pca.run_.stopped == "converged"
-    assert pca.run_.solver_rounds <= 130
+    assert pca.run_.solver_rounds <= 150
     assert 0.01 < np.mean(list(pca.sparse_share_.values())) < 0.35
 
 

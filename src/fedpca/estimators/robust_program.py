@@ -28,6 +28,7 @@ from fedpca.solvers.robust_rows import count_present, squares_present
 from fedpca.solvers.robust_site import enter_robust
 from fedpca.solvers.robust_soft import RANK_ROUNDS, Rank, by_gradients, by_least_squares, rank_of
 
+ROUNDING = 16 * np.finfo(float).eps  # of a value: no distance
 KNOWN_RIDGE = 1e-3  # of the published method, where the rank is known
 
 
@@ -163,17 +164,27 @@ def _frame(fed: Federation, common: CommonFeatures, center: str, scale: bool) ->
     squares = fed.sum(squares_present, about=mean)["squares"]
     usable_energy(float(squares.sum()))
     spread = np.sqrt(squares / present)
-    medians = feature_medians(fed, np.zeros(d)) if center == "median" or scale else mean
+    needs_medians = center == "median" or scale
+    medians = feature_medians(fed, np.arange(d), np.zeros(d)) if needs_medians else mean
     centre = {"none": np.zeros(d), "mean": mean, "median": medians}[center]
     factors = np.ones(d)
     if scale:  # about the median, whatever the rows are about
-        sizes = NORMAL * feature_medians(fed, medians, sizes=True)
-        rounding = np.finfo(float).eps * np.abs(medians)
-        # a mean is off by the rounding of as many sums
-        varies = spread > n * np.finfo(float).eps * np.abs(mean)
-        factors = np.where(sizes > rounding, sizes, np.where(varies, spread, 1.0))
+        factors = _typical_distances(fed, medians)
     away = (spread**2 + (mean - centre) ** 2) / factors**2
     return Frame(n, present, centre, factors, float(np.sqrt(away @ present / present.sum())))
+
+
+def _typical_distances(fed: Federation, medians: Array) -> Array:
+    """Of each feature the median distance from its median, as a deviation; of a constant one 1.
+
+    Where most values are alike, as in tables of counts, the median distance of the others.
+    """
+    rounding = ROUNDING * np.abs(medians)
+    sizes = NORMAL * feature_medians(fed, np.arange(len(medians)), medians, of="sizes")
+    alike = np.flatnonzero(sizes <= rounding)
+    if len(alike):
+        sizes[alike] = feature_medians(fed, alike, medians[alike], of="sizes above zero")
+    return np.where(sizes > rounding, sizes, 1.0)
 
 
 def _enter(fed: Federation, frame: Frame, *, moves: bool) -> Known:

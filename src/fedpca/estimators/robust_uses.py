@@ -12,7 +12,7 @@ from fedpca.estimators.modelled import rows_from_scores, tags_for_rows
 from fedpca.message import Array
 from fedpca.model import Model
 from fedpca.rows import is_sparse
-from fedpca.solvers.robust_keep import separate
+from fedpca.solvers.robust_parts import TIMES_MEDIAN, separate
 from fedpca.solvers.robust_rows import values_about
 
 
@@ -49,6 +49,7 @@ class RobustRowsMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # typ
     """Methods of an estimator that has robust components."""
 
     components_: Array
+    explained_variance_: Array
     mean_: Array
     scale_: Array
     threshold_: float
@@ -91,7 +92,12 @@ class RobustRowsMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # typ
 
     def _separate(self, rows: Any) -> tuple[Array, Array]:
         A, present = self._framed(rows)
-        return separate(A, present, self.components_.T, self.threshold_)
+        size = np.sqrt(
+            self.explained_variance_.sum() / len(self.mean_)
+        )  # of entries, a typical one
+        return separate(
+            A, present, self.components_.T, self.threshold_, first=TIMES_MEDIAN * float(size)
+        )
 
     def _validated(self, X: Any, reset: bool = False) -> Any:
         if not reset:

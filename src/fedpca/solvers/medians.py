@@ -25,8 +25,9 @@ from fedpca.solvers.robust_rows import rows_about
 
 BITS = 6  # that a round tells
 FIRST_SHIFT, LAST_SHIFT = 60, 30  # bits that bins leave open, unless they are too full
-FULL = 1e-3  # of a feature's values
+FULL = 0.01  # of a feature's values
 BINS = 1 << BITS
+KINDS = ("values", "sizes", "sizes above zero")
 SIGN = np.uint64(1 << 63)
 PER_OCTAVE = 16  # bins of one number, where they are fine
 EDGES = 2.0 ** np.concatenate(
@@ -37,39 +38,54 @@ N_BINS = len(EDGES) + 1
 
 
 @question(
-    asks={"about": "float64 d", "guess": "float64 d", "shift": "int64", "sizes": "int64"},
-    answers={"counts": f"int64 d {BINS + 2}", "less": "int64 d", "equal": "int64 d"},
+    asks={
+        "features": "int64 m",
+        "about": "float64 m",
+        "guess": "float64 m",
+        "shift": "int64",
+        "of": "int64",
+    },
+    answers={"counts": f"int64 m {BINS + 2}", "less": "int64 m", "equal": "int64 m"},
 )
 def count_values(
-    site: Any, about: Array, guess: Array, shift: Array, sizes: Array
+    site: Any, features: Array, about: Array, guess: Array, shift: Array, of: Array
 ) -> dict[str, Array]:
-    """How many values of each feature lie below the bin of the guess, in each part of it, and above.
+    """How many values of some features lie below the bin of the guess, in each part of it, and above.
 
-    And how many are less than the guess, and equal to it. Of the values about a point, or with
-    ``sizes`` of how far they are from it.
+    And how many are less than the guess, and equal to it. Of the values about a point, or of how far
+    they are from it, or of those that are not at it.
     """
-    values, present = rows_about(site, about)
-    if sizes:
+    values, present = rows_about(site, about, features)
+    if KINDS[int(of)] != "values":
         values = np.abs(values)
+    if KINDS[int(of)] == "sizes above zero":
+        present &= values > 0
     part, own = (_ordered(x) >> np.uint64(shift) for x in (values, guess))
     bits, last = np.uint64(BITS), np.uint64(BINS - 1)
     inside = (part & last).astype(np.int64) + 1
     outside = np.where(part < own, 0, BINS + 1)
-    d = values.shape[1]
-    cells = np.where(part >> bits == own >> bits, inside, outside) + np.arange(d) * (BINS + 2)
+    m = len(features)
+    cells = np.where(part >> bits == own >> bits, inside, outside) + np.arange(m) * (BINS + 2)
     return {
-        "counts": np.bincount(cells[present], minlength=d * (BINS + 2)).reshape(d, BINS + 2),
+        "counts": np.bincount(cells[present], minlength=m * (BINS + 2)).reshape(m, BINS + 2),
         "less": (present & (values < guess)).sum(axis=0),
         "equal": (present & (values == guess)).sum(axis=0),
     }
 
 
-def feature_medians(fed: Federation, about: Array, *, sizes: bool = False) -> Array:
-    """The median of each feature's values about a point, or of their sizes, ``(d,)``."""
-    guess = np.zeros(len(about))
+def feature_medians(fed: Federation, features: Array, about: Array, *, of: str = "values") -> Array:
+    """The median of some features' values about a point, or of their sizes, ``(m,)``; of none zero."""
+    found = np.zeros(len(features))
+    left = np.arange(len(features))
     for shift in range(FIRST_SHIFT, -1, -BITS):
+        guess = found[left]
         answer = fed.sum(
-            count_values, about=about, guess=guess, shift=np.int64(shift), sizes=np.int64(sizes)
+            count_values,
+            features=features[left],
+            about=about[left],
+            guess=guess,
+            shift=np.int64(shift),
+            of=np.int64(KINDS.index(of)),
         )
         counts, less = answer["counts"], answer["less"]
         upto = np.cumsum(counts, axis=1)
@@ -77,11 +93,13 @@ def feature_medians(fed: Federation, about: Array, *, sizes: bool = False) -> Ar
         more = n - less - answer["equal"]
         is_exact = 2 * np.maximum(less, more) <= n
         middle = np.argmax(2 * upto >= n[:, None], axis=1)
-        guess = np.where(is_exact, guess, _narrowed(guess, middle - 1, shift))
+        found[left] = np.where(is_exact, guess, _narrowed(guess, middle - 1, shift))
         in_bin = np.take_along_axis(counts, middle[:, None], 1)[:, 0]
-        if (is_exact | ((in_bin <= np.maximum(FULL * n, 1)) & (shift <= LAST_SHIFT))).all():
+        is_near = (in_bin <= np.maximum(FULL * n, 1)) & (shift <= LAST_SHIFT)
+        left = left[~(is_exact | is_near)]
+        if not len(left):
             break
-    return guess
+    return found
 
 
 def _ordered(values: Array) -> Array:

@@ -28,7 +28,8 @@ from fedpca.linalg import orth, sine_of_angle
 from fedpca.message import Array
 from fedpca.question import Arrays
 from fedpca.solvers.medians import median_of_bins
-from fedpca.solvers.robust_site import FALL, TIMES_MEDIAN, clipped_product, hard_round
+from fedpca.solvers.robust_parts import FALL, TIMES_MEDIAN
+from fedpca.solvers.robust_site import clipped_product, hard_round
 
 NORMAL = 1.4826  # a standard deviation, in median sizes of normal numbers
 PASSES = 2  # at a site in a round

@@ -38,10 +38,12 @@ def values_about(rows: Array, centre: Array, scale: Array | float = 1.0) -> tupl
     return np.where(present, (rows - centre) / scale, 0.0), present
 
 
-def rows_about(site: Any, centre: Array) -> tuple[Array, Array]:
-    """A site's rows about a centre as they are, and where values are present."""
+def rows_about(
+    site: Any, centre: Array, features: Array | slice = slice(None)
+) -> tuple[Array, Array]:
+    """A site's rows about a centre as they are, or some features of them, and what is present."""
     site.remembered("counted")
-    return values_about(whole_rows(site), centre)
+    return values_about(whole_rows(site)[:, features], centre)
 
 
 def framed_rows(site: Any, centre: Array | float = 0.0) -> tuple[Array, Array]:

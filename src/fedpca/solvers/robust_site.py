@@ -9,24 +9,18 @@ thresholds call outliers, are replaced by ``V_i U'``, as if they were unknown.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from fedpca.message import Array
 from fedpca.question import question
 from fedpca.solvers.medians import N_BINS, as_bins
+from fedpca.solvers.robust_parts import filled, separate, typical_size, without_large
 from fedpca.solvers.robust_rows import framed_rows
 
-TIMES_MEDIAN = 4.0  # a threshold, in median sizes: 2.7 deviations of normal noise
-FALL = 0.8  # of the threshold in a round
 CARRY = {"turn": "float64 r r", "centre": "float64 d", "mean_scores": "float64 r"}
 SUMS = {"AV": "float64 d r", "VV": "float64 r r", "sizes": f"int64 {N_BINS}"}
-
-
-def typical_size(residuals: Array, present: Array) -> float:
-    """The median size of the entries that are present; zero of none."""
-    return float(np.median(np.abs(residuals[present]))) if present.any() else 0.0
 
 
 @question(
@@ -53,39 +47,6 @@ def clipped_product(site: Any, U: Array, threshold: Array) -> dict[str, Any]:
     """C'(C U), C being the rows with zeros for all that is missing or beyond the threshold."""
     C = without_large(framed_rows(site)[0], float(threshold))
     return {"Y": C.T @ (C @ U)}
-
-
-def without_large(A: Array, threshold: float) -> Array:
-    """A with zeros for what is beyond the threshold."""
-    return np.where(np.abs(A) > threshold, 0.0, A)
-
-
-class Filled(NamedTuple):
-    """Rows in which what is unknown is replaced by the low-rank part."""
-
-    D: Array  # (n, d)
-    R: Array  # (n, d), the residuals
-    good: Array  # (n, d), what is present and within the threshold
-    lost: Array  # (n,), rows of which most is beyond it
-
-
-def filled(
-    A: Array, present: Array, L: Array, threshold: Array | float, lost_columns: Array | None = None
-) -> Filled:
-    """Take what is missing or beyond the threshold as unknown.
-
-    Of a row or column that is mostly beyond it nothing would be left to draw it to where it belongs: a
-    large one would stay at zero for ever. There residuals count as far as the threshold.
-    """
-    R = A - L
-    good = present & (np.abs(R) <= threshold)
-    D = np.where(good, A, L)
-    lost = 2 * good.sum(axis=1) < present.sum(axis=1)
-    drawn = lost[:, None] if lost_columns is None else lost[:, None] | lost_columns
-    if drawn.any():
-        bad = drawn & present & ~good
-        D += np.where(bad, np.clip(R, -threshold, threshold), 0.0)
-    return Filled(D, R, good, lost)
 
 
 @question(
@@ -120,6 +81,8 @@ def hard_round(
         V = without_large(A, float(threshold)) @ U
     else:
         V = (site.remembered("V")[0] - mean_scores) @ turn
+        lost = filled(A, present, V @ U.T, float(threshold)).lost
+        V[lost] = separate(A[lost], present[lost], U, float(threshold))[0]
     for _ in range(int(passes)):
         D, R, good, lost = filled(A, present, V @ U.T, float(threshold), lost_columns > 0)
         V = D @ U

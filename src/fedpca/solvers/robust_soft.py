@@ -23,7 +23,8 @@ from fedpca.linalg import orth
 from fedpca.message import Array
 from fedpca.solvers.medians import median_of_bins
 from fedpca.solvers.robust import NEGLIGIBLE, PASSES, Carry, Known, Limits, Separated
-from fedpca.solvers.robust_site import TIMES_MEDIAN, gradient_round, soft_round
+from fedpca.solvers.robust_parts import TIMES_MEDIAN
+from fedpca.solvers.robust_site import gradient_round, soft_round
 
 SOFT_FALL = 0.7  # of the threshold and the ridge in a round
 RANK_ROUNDS = 25  # after which the rank is read off
