@@ -90,7 +90,7 @@ def published(M, U, V, lam, rho, step, K, n):
             R = M - U @ V.T
             S = np.sign(R) * np.maximum(np.abs(R) - lam, 0)
             V = np.linalg.solve(U.T @ U + rho * np.eye(U.shape[1]), U.T @ (M - S)).T
-        eta = step or 0.5 / np.linalg.norm(V, 2) ** 2
+        eta = step or 0.5 / (np.linalg.norm(V, 2) ** 2 + M.shape[1] / n * rho)
         U = U - eta * ((U @ V.T + S - M) @ V + M.shape[1] / n * rho * U)
     return U, V
 
@@ -122,7 +122,8 @@ def test_a_round_of_dcf_is_that_of_the_paper(step, K):
         return found
 
     found = Federation.local(parts).run(program, about={"program": "test"})
-    ours, V = U, [np.where(np.abs(rows) > lam, 0, rows) @ U for rows in parts]
+    first = U @ np.linalg.inv(U.T @ U + rho * np.eye(2))
+    ours, V = U, [np.where(np.abs(rows) > lam, 0, rows) @ first for rows in parts]
     for done, answer in enumerate(found):
         local = [
             published(rows.T, ours, v, lam, rho, step / np.sqrt(1 + done), K, 30)

@@ -29,7 +29,7 @@ from fedpca.solvers.robust_site import enter_robust
 from fedpca.solvers.robust_soft import RANK_ROUNDS, Rank, by_gradients, by_least_squares, rank_of
 
 ROUNDING = 16 * np.finfo(float).eps  # of a value: no distance
-KNOWN_RIDGE = 1e-3  # of the published method, where the rank is known
+KNOWN_RIDGE = 1e-3  # of the published method, where the rank is known; in sizes of entries
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def low_rank_and_sparse(
     rank = Rank(n_components) if n_components else None
     if method == "dcf":
         soft = known.size / 2
-        ridge = KNOWN_RIDGE if n_components else soft * np.sqrt(max(known.n, d)) / 2
+        ridge = KNOWN_RIDGE * known.size if n_components else soft * np.sqrt(max(known.n, d)) / 2
         found, values = by_gradients(
             fed, U, known, limits, threshold=soft, ridge=ridge, step=step, local_steps=local_steps
         )

@@ -126,13 +126,19 @@ def soft_round(
     """Scores by ridge regression on U, what is beyond the threshold taken off."""
     A, present = framed_rows(site, centre)
     if is_first:
-        V = without_large(A, float(threshold)) @ U
+        V = _first_scores(A, U, float(threshold), float(ridge))
     else:
         V = (site.remembered("V")[0] - mean_scores) @ turn
     V, D, R = _soft_passes(A, present, U, V, float(threshold), float(ridge), int(passes))
     site.memory["V"] = V
     sizes = as_bins(typical_size(R, present), float(threshold), len(A))
     return {"AV": D.T @ V, "VV": V.T @ V, "sizes": sizes, "total": D.sum(axis=0)}
+
+
+def _first_scores(A: Array, U: Array, threshold: float, ridge: float) -> Array:
+    """Scores by ridge regression of what is within the threshold."""
+    G = np.linalg.inv(U.T @ U + ridge * np.eye(U.shape[1]))
+    return np.asarray(without_large(A, threshold) @ (U @ G))
 
 
 def _soft_passes(
@@ -173,15 +179,18 @@ def gradient_round(
     n: Array,
     is_first: Array,
 ) -> dict[str, Any]:
-    """Local gradient steps of U, weighted by rows; a step of 0 stands for half of 1 / ||V_i||^2."""
+    """Local gradient steps of U, weighted by rows; one of 0 is half of the longest that is stable."""
     A, present = framed_rows(site)
-    V = without_large(A, float(threshold)) @ U if is_first else site.remembered("V")[0]
+    if is_first:
+        V = _first_scores(A, U, float(threshold), float(ridge))
+    else:
+        V = site.remembered("V")[0]
     weight = len(A) / int(n)
     for _ in range(int(steps)):
         V, D, _ = _soft_passes(A, present, U, V, float(threshold), float(ridge), int(passes))
         gradient = U @ (V.T @ V) - D.T @ V + weight * ridge * U
-        length = np.linalg.norm(V, 2) if len(V) else 0.0
-        eta = float(step) or (0.5 / length**2 if length else 0.0)
+        curvature = (np.linalg.norm(V, 2) ** 2 if len(V) else 0.0) + weight * float(ridge)
+        eta = float(step) or (0.5 / curvature if curvature else 0.0)
         U = U - eta * gradient
     site.memory["V"] = V
     return {"U": weight * U, "VV": V.T @ V}

@@ -37,6 +37,7 @@ def by_least_squares(
 ) -> tuple[Separated, Array]:
     """U by soft thresholds that fall, and the singular values of the low-rank part."""
     d, r = U.shape
+    U = in_unit(U, known)
     threshold = known.first_threshold
     ridge = threshold * np.sqrt(max(known.n, d)) / 2
     carry, stopped = Carry.first(r, np.zeros(d)), "max_rounds"
@@ -84,7 +85,7 @@ def by_gradients(
     local_steps: int,
 ) -> tuple[Separated, Array]:
     """The published method: local gradient steps, averaged by rows; and the singular values."""
-    stopped, VV = "max_rounds", np.eye(U.shape[1])
+    stopped, VV, U = "max_rounds", np.eye(U.shape[1]), in_unit(U, known)
     for done in range(limits.max_rounds):
         # a step that is given decays with the root of the rounds; else each site finds its own
         eta = 0.0 if step is None else step / np.sqrt(1 + done)
@@ -108,6 +109,11 @@ def by_gradients(
     d = len(U)
     found = Separated(leading_axes(U, VV), threshold, 0.0, stopped, np.zeros(d), np.zeros(d, bool))
     return found, singular_values(U, VV)
+
+
+def in_unit(U: Array, known: Known) -> Array:
+    """U of the size of its scores, so that rows in another unit give the same in that unit."""
+    return np.asarray(U * np.sqrt(known.size))
 
 
 def relative_change(last: Array, U: Array) -> float:
