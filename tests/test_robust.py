@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import warnings
 
@@ -16,7 +17,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from conftest import low_rank_rows as draw
-from fedpca import FederatedPCA, Federation, Policy, RobustPCA, Site, load
+from fedpca import FederatedPCA, Federation, PersonalizedPCA, Policy, RobustPCA, Site, load
 from fedpca.engines.local import LocalEngine
 from fedpca.errors import FileError, InputError, QuorumLost
 from fedpca.linalg import sine_of_angle
@@ -164,6 +165,126 @@ def test_small_outliers_of_new_rows_are_found(share, tol):
     parts = pca.split(rows)
     assert ((parts.sparse != 0) == few).all()
     assert np.allclose(parts.sparse[few], 5.0, atol=1e-3)
+
+
+def near_a_plane(seed=0):
+    """300 rows in two directions, with a little noise."""
+    rng = np.random.default_rng(seed)
+    L = rng.normal(size=(300, 2)) @ rng.normal(size=(2, 20))
+    return L + 0.01 * rng.normal(size=L.shape), L
+
+
+@pytest.mark.filterwarnings("ignore:most entries of")
+@pytest.mark.parametrize("wild", [1e15, -1e20, 9.97e36, 1e60])
+@pytest.mark.parametrize("scale", [False, True])
+def test_one_entry_of_any_size_changes_nothing(wild, scale):
+    X, L = near_a_plane()
+    plain = RobustPCA(2, scale=scale, random_state=0).fit(X)
+    expected = error(plain, X, L)
+    X[5, 3] = wild
+    pca = RobustPCA(2, scale=scale, random_state=0).fit(X)
+    assert error(pca, X, L) < 1.2 * expected
+    assert pca.run_.rounds <= plain.run_.rounds + 20
+    assert np.allclose(pca.scale_, plain.scale_, rtol=0.03)
+
+
+@pytest.mark.filterwarnings("ignore:most entries of")
+def test_scale_leaves_features_alone_that_are_mostly_one_value():
+    X, _ = near_a_plane()
+    rng = np.random.default_rng(1)
+    X[:, 4] = rng.random(300) < 0.3
+    X[:, 5] = np.where(rng.random(300) < 0.4, 8.0, 0.1)
+    X[7, 4] = 1e15
+    pca = RobustPCA(2, scale=True, random_state=0).fit(X)
+    assert pca.scale_[4] == 1
+    assert pca.scale_[5] == pytest.approx(7.9)
+
+
+@pytest.mark.filterwarnings("ignore:most entries of")
+@pytest.mark.parametrize("center", ["median", "mean", "none"])
+@pytest.mark.parametrize("value", [0.1, -3.3, 1e5])
+def test_the_scale_of_a_constant_feature_is_one(value, center):
+    X, _ = near_a_plane()
+    X[:, 4] = value
+    pca = RobustPCA(2, scale=True, center=center, random_state=0).fit(X)
+    assert pca.scale_[4] == 1
+
+
+def test_tables_that_are_mostly_zero_have_a_size():
+    rng = np.random.default_rng(0)
+    X = (rng.random((300, 20)) < 0.4) * (rng.random((300, 1)) + 1)
+    plain = FederatedPCA(2).fit(X)
+    pca = RobustPCA(2, random_state=0).fit(X)
+    assert np.allclose(pca.explained_variance_, plain.explained_variance_, rtol=0.2)
+
+
+@pytest.mark.filterwarnings("ignore:method")
+@every_method
+def test_rows_without_any_value_have_no_say(method):
+    X, _ = near_a_plane()
+    empty = np.full((400, 20), np.nan)
+    options = {"method": method, "max_rounds": 60, "random_state": 0}
+    plain = RobustPCA(2, **options).fit([X[:200], X[200:]])
+    for parts in ([X[:200], X[200:], empty], [np.vstack([empty[:90], X[:200], empty]), X[200:]]):
+        pca = RobustPCA(2, **options).fit(parts)
+        assert sine_of_angle(pca.components_.T, plain.components_.T) < 1e-9
+        assert np.allclose(pca.explained_variance_, plain.explained_variance_)
+        assert np.allclose(pca.mean_, plain.mean_)
+        assert pca.n_samples_ == 300
+
+
+def rows_of_unlike_size(seed):
+    """Rows of which some are much larger than others, about an offset, and their outliers."""
+    rng = np.random.default_rng(seed)
+    L = rng.exponential(size=(300, 3)) @ rng.standard_normal((3, 30)) + 5
+    bad = rng.random(L.shape) < 0.05
+    return np.where(bad, L + 20 * rng.choice([-1, 1], L.shape), L), L, bad
+
+
+@pytest.mark.parametrize("seed", [0, 3, 5, 9])
+def test_large_rows_are_found_within_a_few_rounds(seed):
+    X, L, bad = rows_of_unlike_size(seed)
+    pca = RobustPCA(3, random_state=0).fit(np.array_split(X, 4))
+    assert error(pca, X, L) < 1e-8
+    assert pca.run_.solver_rounds <= 40
+    assert np.mean(list(pca.sparse_share_.values())) == pytest.approx(bad.mean())
+
+
+@pytest.mark.parametrize("seed", [1, 3])
+def test_a_row_alone_is_split_as_among_others(seed):
+    X, L, _ = rows_of_unlike_size(seed)
+    pca = RobustPCA(3, random_state=0).fit(np.array_split(X, 4))
+    whole = pca.split(X)
+    alone = [pca.split(row[None]) for row in X]
+    assert np.allclose(
+        whole.low_rank, np.vstack([parts.low_rank for parts in alone]), rtol=0, atol=1e-12
+    )
+    assert np.allclose(
+        whole.sparse, np.vstack([parts.sparse for parts in alone]), rtol=0, atol=1e-12
+    )
+    assert np.allclose(whole.low_rank, L)
+
+
+def test_a_component_that_is_one_feature_is_no_outlier_of_small_rows():
+    X, L, _ = draw(120, 40, r=2, seed=5)
+    X[:, 7], L[:, 7] = 3.0, 3.0
+    pca = RobustPCA(3, center="none", random_state=0).fit(X)
+    assert error(pca, X, L) < 1e-7
+
+
+@pytest.mark.filterwarnings("ignore:method")
+@pytest.mark.filterwarnings("ignore:more than 40%")
+@every_method
+@pytest.mark.parametrize("unit", [2.0**-100, 2.0**-40, 2.0**-12, 2.0**30])
+def test_the_unit_of_the_rows_changes_nothing(unit, method):
+    X, _, _ = draw(120, 20, r=2)
+    for rows, r in ((X, 2), (X[:2], 1)):
+        options = {"method": method, "max_rounds": 60, "random_state": 0}
+        plain = RobustPCA(r, **options).fit(rows)
+        pca = RobustPCA(r, **options).fit(rows * unit)
+        assert sine_of_angle(pca.components_.T, plain.components_.T) < 1e-6
+        assert pca.threshold_ == pytest.approx(plain.threshold_ * unit, rel=1e-3)
+        assert np.allclose(pca.explained_variance_ / unit**2, plain.explained_variance_)
 
 
 @pytest.mark.parametrize("seed", [0, 2])
@@ -437,7 +558,7 @@ def test_a_site_lost_after_the_rank_was_found_lets_it_be_found_again():
     assert error(pca, X, L) < 1e-7
 
 
-@pytest.mark.parametrize("at", ["count_values", "clipped_product", "hard_round"])
+@pytest.mark.parametrize("at", ["count_values", "clipped_product", "hard_round", "keep_sparse"])
 def test_a_run_is_not_resumed_without_the_sites_memory(at, tmp_path):
     X, _, _ = draw(60, r=2)
     sites = dict(zip("abc", np.array_split(X, 3), strict=True))
@@ -510,6 +631,9 @@ def test_bad_input_is_refused_with_the_way_out():
     for factor in (1e-160, 1e160):
         with pytest.raises(InputError, match="rescale the columns"):
             RobustPCA(2).fit([X * factor, X * factor])
+    for estimator, factor in itertools.product((FederatedPCA, RobustPCA), (5e153, 5e307)):
+        with pytest.raises(InputError, match="rescale the columns"):
+            estimator(2).fit([np.random.default_rng(0).random((40, 8)) * factor] * 2)
     with pytest.raises(InputError, match="n_samples=1"):
         RobustPCA(2).fit({"a": X[:1], "b": X[:0]})
     with pytest.raises(InputError, match="fit_transform takes one table"):
@@ -521,6 +645,46 @@ def test_bad_input_is_refused_with_the_way_out():
         RobustPCA(8).fit([X[:3], X[3:5]])
     with pytest.raises(InputError, match="max_components=9 exceeds the 8 features; use at most 8"):
         RobustPCA(max_components=9).fit(X)
+
+
+@pytest.mark.parametrize("threshold", [float("nan"), float("inf"), 0.0, -1.0])
+def test_a_file_with_a_threshold_that_no_fit_gives_is_refused(threshold, tmp_path):
+    X, _, _ = draw(40, 8, r=2)
+    pca = RobustPCA(2, random_state=0).fit(X)
+    pca.threshold_ = threshold
+    pca.save(tmp_path / "m.fedpca")
+    with pytest.raises(FileError, match=f"threshold={threshold} is not above zero and finite"):
+        RobustPCA.load(tmp_path / "m.fedpca")
+
+
+@pytest.mark.filterwarnings("ignore:misalignment_")
+@pytest.mark.parametrize(
+    ("pca", "too_many"),
+    [
+        (FederatedPCA(2), {"n_components": 5}),
+        (PersonalizedPCA(2, 1), {"n_shared": 5}),
+        (RobustPCA(2, random_state=0), {"n_components": 5}),
+    ],
+)
+def test_a_fit_that_fails_leaves_the_last_one_usable(pca, too_many):
+    X, _, _ = draw(40, 8, r=2)
+    scores = pca.fit(pd.DataFrame(X, columns=list("abcdefgh"))).components_
+    with pytest.raises(InputError, match="exceed"):
+        pca.set_params(**too_many).fit(X[:, :4])
+    assert pca.n_features_in_ == 8
+    assert list(pca.feature_names_in_) == list("abcdefgh")
+    assert pca.components_ is scores
+
+
+@pytest.mark.parametrize("estimator", [FederatedPCA, RobustPCA])
+def test_scores_of_another_width_are_refused(estimator):
+    pca = estimator(2, random_state=0).fit(draw(40, 8, r=2)[0])
+    with pytest.raises(InputError, match="scores have 5 columns, but the model has 2 components"):
+        pca.inverse_transform(np.ones((3, 5)))
+
+
+def test_a_rank_of_true_is_one():
+    assert RobustPCA(True, random_state=0).fit(draw(40, 8, r=1)[0]).n_components_ == 1
 
 
 @pytest.mark.parametrize("method", [*METHODS, "auto"])

@@ -17,10 +17,12 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from fedpca.errors import FileError
+from fedpca.errors import FileError, InputError
 from fedpca.estimators.twin import scikit_learn_twin
 from fedpca.message import Array
 from fedpca.model import Model
+
+FEATURES = {"n_features_in_", "feature_names_in_"}  # which a fit finds
 
 
 class ModelMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # type: ignore[misc]
@@ -81,6 +83,11 @@ class ModelMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # type: ig
 def rows_from_scores(model: Model, X: Any, *, whiten: bool = False) -> Array:
     """The rows that have these scores, in their dtype."""
     scores = check_array(X, dtype=[np.float64, np.float32])
+    if scores.shape[1] != len(model.components):
+        raise InputError(
+            f"scores have {scores.shape[1]} columns, but the model has {len(model.components)} "
+            "components; give one column for each"
+        )
     return model.inverse_transform(scores, whiten=whiten).astype(scores.dtype, copy=False)
 
 
@@ -122,8 +129,22 @@ def saved_features(estimator: BaseEstimator) -> list[str] | None:
 
 def forget_features(estimator: BaseEstimator) -> None:
     """Begin a fit without the features of the last one."""
-    for name in ("n_features_in_", "feature_names_in_"):
+    for name in FEATURES:
         estimator.__dict__.pop(name, None)
+
+
+@contextmanager
+def features_anew(estimator: BaseEstimator) -> Iterator[None]:
+    """Find features for a fit without those of the last one, which stay if it fails."""
+    before = dict(estimator.__dict__)
+    forget_features(estimator)
+    try:
+        yield
+    except BaseException:
+        forget_features(estimator)
+        for name in FEATURES & before.keys():
+            setattr(estimator, name, before[name])
+        raise
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from fedpca.errors import InputError
 from fedpca.estimators.inputs import as_federation, is_many_sites
 from fedpca.estimators.modelled import (
     check_kind,
-    forget_features,
+    features_anew,
     plain_params,
     saved_features,
     saved_params,
@@ -158,17 +158,17 @@ class RobustPCA(RobustRowsMixin, BaseEstimator):  # type: ignore[misc]
         """
         self._validate_params()
         self._check_ranks()
-        forget_features(self)
-        if not is_many_sites(X):
-            X = self._validated(X, reset=True)
-        fed = as_federation(X, sites)
-        parameters = plain_params(self)
-        del parameters["random_state"]
-        found = fed.run(
-            partial(low_rank_and_sparse, **parameters),
-            about={"program": type(self).__name__, "parameters": parameters},
-            seed=seed_of(self.random_state),
-        )
+        with features_anew(self):
+            if not is_many_sites(X):
+                X = self._validated(X, reset=True)
+            fed = as_federation(X, sites)
+            parameters = plain_params(self)
+            del parameters["random_state"]
+            found = fed.run(
+                partial(low_rank_and_sparse, **parameters),
+                about={"program": type(self).__name__, "parameters": parameters},
+                seed=seed_of(self.random_state),
+            )
         components = np.ascontiguousarray(fix_signs(found.U).T)
         model = low_rank_model(
             components, found.variance, found.mean, found.scale, found.noise_variance, found.n
@@ -206,13 +206,11 @@ class RobustPCA(RobustRowsMixin, BaseEstimator):  # type: ignore[misc]
         with usable_header(path):
             estimator = cls(**header["parameters"])
             estimator._validate_params()
-            estimator._set_model(
-                model,
-                header["n_samples"],
-                header["features"],
-                float(header["threshold"]),
-                dict(header["sparse_share"]),
-            )
+            threshold = float(header["threshold"])
+            if not 0 < threshold < np.inf:
+                raise ValueError(f"threshold={threshold} is not above zero and finite")
+            shares = dict(header["sparse_share"])
+            estimator._set_model(model, header["n_samples"], header["features"], threshold, shares)
             estimator.run_ = Run.from_header(header["run"])
         return estimator
 

@@ -70,14 +70,14 @@ def low_rank_and_sparse(
     _check_components(n_components, max_components, frame.n, d)
     known = _enter(fed, frame, moves=center != "none")
     # one more than the bound shows whether the last that may be is the last
-    bound = n_components or max_components or 0
-    width = n_components or min(bound + 1, d)
+    bound = int(n_components or max_components or 0)
+    width = bound if n_components else min(bound + 1, d)
     U = start_from
     if U is None or U.shape[1] < width:  # after the rank was found, too few to find it once more
         U = start_clipped(fed, d, width, known.first_threshold)
     fed.record.solver = "threshold" if method == "auto" else method
     limits = Limits(tol, max_rounds)
-    rank = Rank(n_components) if n_components else None
+    rank = Rank(bound) if n_components else None
     if method == "dcf":
         soft = known.size / 2
         ridge = KNOWN_RIDGE * known.size if n_components else soft * np.sqrt(max(known.n, d)) / 2

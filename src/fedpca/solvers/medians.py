@@ -91,7 +91,7 @@ def feature_medians(fed: Federation, features: Array, about: Array, *, of: str =
         upto = np.cumsum(counts, axis=1)
         n = upto[:, -1]
         more = n - less - answer["equal"]
-        is_exact = 2 * np.maximum(less, more) <= n
+        is_exact = ((answer["equal"] > 0) & (2 * np.maximum(less, more) <= n)) | (n == 0)
         middle = np.argmax(2 * upto >= n[:, None], axis=1)
         found[left] = np.where(is_exact, guess, _narrowed(guess, middle - 1, shift))
         in_bin = np.take_along_axis(counts, middle[:, None], 1)[:, 0]

@@ -181,16 +181,15 @@ def gradient_round(
 ) -> dict[str, Any]:
     """Local gradient steps of U, weighted by rows; one of 0 is half of the longest that is stable."""
     A, present = framed_rows(site)
-    if is_first:
+    V = None if is_first else site.remembered("V")[0]
+    if V is None:
         V = _first_scores(A, U, float(threshold), float(ridge))
-    else:
-        V = site.remembered("V")[0]
     weight = len(A) / int(n)
     for _ in range(int(steps)):
         V, D, _ = _soft_passes(A, present, U, V, float(threshold), float(ridge), int(passes))
         gradient = U @ (V.T @ V) - D.T @ V + weight * ridge * U
-        curvature = (np.linalg.norm(V, 2) ** 2 if len(V) else 0.0) + weight * float(ridge)
-        eta = float(step) or (0.5 / curvature if curvature else 0.0)
+        length = np.linalg.norm(V, 2) if len(V) else 0.0
+        eta = float(step) or (0.5 / (length**2 + weight * float(ridge)) if length else 0.0)
         U = U - eta * gradient
     site.memory["V"] = V
     return {"U": weight * U, "VV": V.T @ V}
