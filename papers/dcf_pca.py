@@ -14,10 +14,10 @@ The paper (Chu, 2022) measures by (30), the error of both parts together, square
 the size n, so this hides much: 1e-5 there can be an error of 3 % in L. The relative error of L,
 ||L - L0|| / ||L0||, stands beside it. DCF-PCA is Algorithm 1 with two local steps and 50 rounds, which
 the paper says of Figure 2; the weights lambda and rho are not in the paper, nor is the scale of U to
-which its step belongs. Here lambda is half of the median size of entries, rho is 1e-3 where the rank is
-known and lambda sqrt(n) / 2 where it is not, and each site finds its own step. Its L is V U', as the
-sites hold it at the end. Ours is the default method. Sites take turns: seconds are those of all
-sites, on one core.
+which its step belongs. Here lambda is half of the median size of entries, rho is 1e-3 of that size
+where the rank is known and lambda sqrt(n) / 2 where it is not, and each site finds its own step. Its L
+is V U', as the sites hold it at the end. Ours is the default method. Sites take turns: seconds are
+those of all sites, on one core.
 """
 
 from __future__ import annotations

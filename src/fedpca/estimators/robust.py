@@ -60,7 +60,7 @@ class RobustPCA(RobustRowsMixin, BaseEstimator):  # type: ignore[misc]
         it to the mean of what is none. "none" stays at zero.
     scale : bool
         Whether each feature is divided by the median distance from its median, so that outliers are
-        judged alike in all of them.
+        judged alike in all of them; where most values are alike, by that of the others.
     tol : float
         The solver stops when a round turns the components by at most this, the sine of an angle. With
         "threshold" it is also enough if that is a fiftieth of what noise does to them.
@@ -86,6 +86,8 @@ class RobustPCA(RobustRowsMixin, BaseEstimator):  # type: ignore[misc]
         Residual beyond which an entry is an outlier, in the scale of the model.
     noise_variance_ : float
         Variance of an entry's noise, by the median size of residuals; 0 with "dcf", which does not ask.
+    n_samples_ : int
+        The number of rows that have a value.
     sparse_share_ : dict
         The share of each site's entries that are outliers; empty where a policy keeps it to the site.
     corrupted_sites_ : list

@@ -1,4 +1,4 @@
-"""Rows separated with the components known: what a site keeps in the end, and what new rows are.
+"""What a site keeps in the end, with the components known: the scores of its rows and what is wrong.
 
 A = V U' + S + noise,   S where |A - V U'| is beyond the threshold
 """
@@ -37,6 +37,8 @@ def keep_sparse(
     afresh: Array,
 ) -> dict[str, Any]:
     """Keep the scores on the final, orthonormal U, and the sparse part; squares of scores go out.
+
+    All of rows that have a value, in their order.
 
     Not those of rows that are mostly beyond the threshold, which have no say in U either.
     """

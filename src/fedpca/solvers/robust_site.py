@@ -4,7 +4,7 @@
 
 Three ways to find V_i and S_i for a U, each a few passes from where V_i was: hard and soft thresholds,
 and the gradient steps of the published method. Entries that are missing, and those that hard
-thresholds call outliers, are replaced by ``V_i U'``, as if they were unknown.
+thresholds call outliers, are replaced by ``V_i U'``, as if they were unknown (`robust_parts`).
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def hard_round(
 ) -> dict[str, Any]:
     """Scores by projection on orthonormal U, outliers beyond the threshold taken as unknown.
 
-    Rows are taken about ``centre``, which moved by what had ``mean_scores``.
+    Rows are taken about ``centre``, which moved by what had ``mean_scores``. Those that are lost are
+    separated afresh: from where their scores are, a threshold that falls leaves them behind.
     """
     A, present = framed_rows(site, centre)
     if is_first:
