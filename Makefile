@@ -9,7 +9,7 @@ demo: $(STAMP)
 	$(BIN)/fedpca demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --cov --cov-report=term-missing:skip-covered
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --cov --cov-report=term-missing:skip-covered
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -22,6 +22,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/streaming.py
 	$(BIN)/python benchmarks/personalized.py
 	$(BIN)/python benchmarks/robust.py
+	$(BIN)/python benchmarks/flower.py
 
 $(STAMP): pyproject.toml
 	python3 -m venv $(VENV)

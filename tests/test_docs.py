@@ -14,7 +14,10 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"```(python|sh)\n(.*?)```", re.DOTALL)
-WITH_CODE = [page for page in PAGES if "```python" in page.read_text()]
+RUN_ELSEWHERE = ["across-organisations.md"]  # by test_tutorial_across.py, with processes of its own
+WITH_CODE = [
+    page for page in PAGES if "```python" in page.read_text() and page.name not in RUN_ELSEWHERE
+]
 
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.stem)
@@ -49,6 +52,15 @@ def test_benchmarks_run(name, ratios, sizes):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("fedpca / this") >= ratios
     assert done.stdout.count("MB") >= sizes
+
+
+@pytest.mark.xdist_group("flower")
+def test_the_benchmark_of_a_federation_runs():
+    command = [sys.executable, str(ROOT / "benchmarks" / "flower.py"), "--quick"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("bit for bit") == 2
+    assert "(bound 0.10)" in done.stdout
 
 
 def test_the_commands_of_the_readme_exist():

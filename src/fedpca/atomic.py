@@ -12,10 +12,11 @@ from fedpca.errors import FileError
 
 
 @contextmanager
-def writing(path: str | os.PathLike[str]) -> Iterator[Path]:
+def writing(path: str | os.PathLike[str], *, private: bool = False) -> Iterator[Path]:
     """A temporary path beside ``path`` that takes its place when the block ends without error.
 
-    The bytes are on the disk before the name is, so a crash leaves the old file or the new one.
+    The bytes are on the disk before the name is, so a crash leaves the old file or the new one. A
+    private file is its owner's alone, from its first byte.
     """
     target = Path(path)
     if not target.parent.is_dir():
@@ -27,7 +28,7 @@ def writing(path: str | os.PathLike[str]) -> Iterator[Path]:
         yield temporary
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
-        temporary.chmod(0o666 & ~_umask())
+        temporary.chmod(0o600 if private else 0o666 & ~_umask())
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)

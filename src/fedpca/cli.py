@@ -1,4 +1,5 @@
-"""The command line: `fedpca demo | fit | transform | summarize | merge | info | audit`.
+"""The command line: `fedpca demo | fit | transform | summarize | merge | info | audit`, and
+`serve | join | site-key` for a federation across machines.
 
 Exit codes: 0 when it worked, 2 for bad usage or input, 1 for a run that failed, 130 when interrupted.
 """
@@ -10,8 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
+from fedpca import federation_commands
 from fedpca._version import __version__
 from fedpca.demo import run_demo
+from fedpca.demo_federation import run_federation_demo
 from fedpca.errors import InputError
 from fedpca.estimators import FederatedPCA, StreamingPCA, load
 from fedpca.federation import Federation
@@ -28,21 +31,26 @@ from fedpca.rows import some_of
 from fedpca.run import Run
 from fedpca.scores import write_scores
 from fedpca.shell import (
+    FILES,
     Components,
     FanIn,
     Files,
     Force,
+    Insecure,
     MaxRounds,
     Quiet,
     Scale,
+    Tls,
     attacking,
     components_of,
+    err,
     exit_codes,
     named_sites,
     out,
     progress,
     refuse_overwriting,
     rows_read,
+    sites_of,
 )
 from fedpca.solvers import SOLVERS
 from fedpca.summary import N_SPARE, Summary, merge_in_tree
@@ -58,10 +66,15 @@ app = typer.Typer(
 DEFAULTS = FederatedPCA()
 
 
+app.command()(federation_commands.serve)
+app.command()(federation_commands.join)
+app.command()(federation_commands.site_key)
+
+
 @app.command()
 def fit(
-    files: Files,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the model goes.")],
+    files: Annotated[list[str] | None, typer.Argument(help=FILES)] = None,
     n_components: Components = "auto",
     solver: Annotated[str, typer.Option(help=f"auto, {', '.join(SOLVERS)}.")] = "auto",
     scale: Scale = False,
@@ -72,12 +85,28 @@ def fit(
         Path | None,
         typer.Option(help="File that makes the run resumable; give it again to resume."),
     ] = None,
+    quorum: Annotated[
+        int | None, typer.Option(help="Fewest sites that must answer; all by default.")
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(help="Seconds that a site has for its answer; 600 in a federation."),
+    ] = None,
     jobs: Annotated[int | None, typer.Option(help="Sites that work at the same time.")] = None,
     fan_in: FanIn = None,
+    federation: Annotated[
+        str | None, typer.Option(help="HOST of `fedpca serve`, whose sites to ask; not for files.")
+    ] = None,
+    sites: Annotated[
+        str | None, typer.Option(help="How many sites of the federation, or which: north,south.")
+    ] = None,
+    wait: Annotated[float, typer.Option(help="Seconds until its sites must be online.")] = 60.0,
+    tls: Tls = None,
+    insecure: Insecure = False,
     force: Force = False,
     quiet: Quiet = False,
 ) -> None:
-    """Fit the components of the rows in several files, each a site of its own."""
+    """Fit the components of the rows in several files, each a site of its own, or of a federation."""
     with exit_codes("; with --journal, the same command goes on from here"):
         refuse_overwriting(output, force)
         model = FederatedPCA(
@@ -89,10 +118,31 @@ def fit(
             random_state=seed,
             fan_in=fan_in,
         )
-        fed = Federation.local(
-            named_sites(files), n_jobs=jobs, journal=journal, on_round=progress(quiet)
-        )
-        model.fit(fed)
+        options: dict[str, Any] = {
+            "quorum": quorum,
+            "journal": journal,
+            "on_round": progress(quiet),
+        }
+        if (federation is None) == (not files):
+            raise InputError("give the files of the sites, or --federation HOST, and not both")
+        if federation is None:
+            fed = Federation.local(
+                named_sites(files or []), n_jobs=jobs, timeout=timeout, **options
+            )
+        else:
+            if not quiet and err.is_terminal:
+                err.print(f"waiting for the sites at {federation}")
+            fed = Federation.flower(
+                federation,
+                sites=sites_of(sites),
+                wait=wait,
+                tls=tls,
+                insecure=insecure,
+                timeout=600.0 if timeout is None else timeout,
+                **options,
+            )
+        with fed:
+            model.fit(fed)
         model.save(output)
         if not quiet:
             print_model(out, model)
@@ -246,10 +296,18 @@ def audit(
 
 
 @app.command()
-def demo(quiet: Quiet = False) -> None:
+def demo(
+    federation: Annotated[
+        bool, typer.Option("--federation", help="With a server and three sites as processes.")
+    ] = False,
+    quiet: Quiet = False,
+) -> None:
     """Fit four unlike clinics without pooling them, and compare with the pooled answer."""
     with exit_codes():
-        run_demo(out, progress(quiet))
+        if federation:
+            run_federation_demo(out)
+        else:
+            run_demo(out, progress(quiet))
 
 
 @app.callback(invoke_without_command=True)

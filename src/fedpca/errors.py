@@ -11,6 +11,8 @@
      +-- PolicyRefused                 a site's policy forbids the question
      +-- SitesLost                     sites failed twice; the fit goes on with the others
      +-- QuorumLost                    too few sites are left
+     +-- LinkError                     no way through the coordinator's server at present
+     |    +-- LinkRefused              and trying again will not help
      +-- JournalError                  a journal that is damaged or belongs to another run
      +-- FileError                     a model file that cannot be read or written
 
@@ -60,6 +62,14 @@ class SitesLost(FedpcaError):
 
 class QuorumLost(FedpcaError):
     """Fewer sites are left than the quorum asks for."""
+
+
+class LinkError(FedpcaError):
+    """The server between coordinator and sites cannot be reached, or not used."""
+
+
+class LinkRefused(LinkError):
+    """The server, or what this side shows it, was refused; trying again will not help."""
 
 
 class JournalError(FedpcaError):

@@ -27,7 +27,7 @@ from fedpca.errors import (
     SiteError,
     SitesLost,
 )
-from fedpca.journal import Journal
+from fedpca.journal import Journal, recorded_sites
 from fedpca.message import Array, Message
 from fedpca.question import Arrays, Question
 from fedpca.round import Round
@@ -52,6 +52,8 @@ class Engine(Protocol):
     def ask(
         self, names: Sequence[str], request: Message, timeout: float | None
     ) -> Iterator[tuple[str, Message | bytes | SiteError]]: ...
+
+    def close(self) -> None: ...  # lets go of what it holds; asking again takes it up again
 
 
 class Federation:
@@ -124,6 +126,61 @@ class Federation:
 
         engine = LocalEngine(sites, n_jobs=n_jobs, journal=options.get("journal"))
         return cls(engine, **options)
+
+    @classmethod
+    def flower(
+        cls,
+        address: str,
+        *,
+        sites: int | Sequence[str] | None = None,
+        tls: str | os.PathLike[str] | None = None,
+        insecure: bool = False,
+        wait: float = 60.0,
+        quorum: int | None = None,
+        timeout: float | None = 600.0,
+        **options: Any,
+    ) -> Federation:
+        """A federation of sites that joined the server at ``address``; needs the extra ``flower``.
+
+        Parameters
+        ----------
+        address : str
+            HOST or HOST:PORT of what `fedpca serve` serves.
+        sites : int or list of str, optional
+            How many sites, or which; all whose keys the server has by default.
+        tls : path, optional
+            The folder of ``coordinator.secret`` and ``ca.pem``; that of `fedpca serve` by default.
+            Without a ``ca.pem`` the server's certificate must be one of the usual authorities.
+        insecure : bool
+            Whether the server speaks plain HTTP.
+        wait : float
+            Seconds until the sites must be online, or as many of them as the quorum asks for.
+        quorum, timeout, **options
+            As above; a time limit is that of a whole round.
+        """
+        from fedpca import credentials
+        from fedpca.engines.flower.engine import FlowerEngine
+        from fedpca.engines.flower.wire import Link
+        from fedpca.whereabouts import coordinator_folder, with_port
+
+        folder = coordinator_folder(tls)
+        has_ca = not insecure and (folder / credentials.CA).exists()
+        ca = credentials.read_authority(folder / credentials.CA) if has_ca else None
+        link = Link(with_port(address), ca, plain=insecure)
+        secret = credentials.read_secret(folder)
+        resumed = recorded_sites(options.get("journal"))
+        engine = FlowerEngine(link, secret, sites=sites, quorum=quorum, wait=wait, resumed=resumed)
+        return cls(engine, quorum=quorum, timeout=timeout, **options)
+
+    def close(self) -> None:
+        """Let go of connections and threads; a federation may be used again afterwards."""
+        self.engine.close()
+
+    def __enter__(self) -> Federation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def sum(self, question: Question, **arrays: Any) -> Arrays:
         """The total over sites of their answers; the coordinator needs no single one."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import glob
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,19 @@ def open_path(path: Path) -> Rows:
         raise InputError(f"{path}: {error}") from None
     except (OSError, ValueError, KeyError, EOFError, BadZipFile):  # of numpy and Arrow
         raise InputError(f"{path} is not a readable {path.suffix} file") from None
+
+
+def open_paths(texts: Sequence[str]) -> Rows:
+    """The rows of several files or folders as one site's, with ``*`` in a name for any text."""
+    paths = []
+    for text in texts:
+        found = sorted(glob.glob(text)) if glob.has_magic(text) else [text]  # noqa: PTH207
+        if not found:
+            raise InputError(f"no file is called {text}")
+        paths += [Path(path) for path in found]
+    if len(paths) == 1:
+        return open_path(paths[0])
+    return JoinedRows([(str(path), open_path(path)) for path in paths])
 
 
 class NpyRows:

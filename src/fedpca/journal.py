@@ -107,10 +107,24 @@ class Journal:
             raise JournalError(f"{self.path} is in use by another run") from None
 
 
-def _open_or_create(path: Path) -> BinaryIO:
-    """The file for reading and writing; a new one is created empty, to be filled once locked."""
+def recorded_sites(path: str | os.PathLike[str] | None) -> list[str] | None:
+    """The sites of the run in a journal; None where there is no run yet, or no journal."""
     try:
-        return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "rb+")
+        with open(path or "", "rb") as file:  # noqa: PTH123
+            prefix = file.read(PREFIX_BYTES)
+            first = decode(prefix + file.read((encoded_size(prefix) or 0) - PREFIX_BYTES))
+        return [str(name) for name in first.header["about"]["sites"]]
+    except (OSError, MessageError, LookupError, TypeError):
+        return None  # what is wrong with it is said when it is opened
+
+
+def _open_or_create(path: Path) -> BinaryIO:
+    """The file for reading and writing; a new one is created empty, to be filled once locked.
+
+    It is its owner's alone: answers that were seen are in it.
+    """
+    try:
+        return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "rb+")
     except OSError as error:
         raise JournalError(f"{path} cannot be a journal: {error.strerror}") from None
 

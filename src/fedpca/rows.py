@@ -11,7 +11,6 @@ import os
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -51,11 +50,12 @@ class Rows(HasColumns, Protocol):
 
 
 def open_rows(source: Any) -> Rows:
-    """Rows from an array, a sparse matrix, a data frame, a table, a file or a folder of files."""
-    if isinstance(source, str | os.PathLike):
-        from fedpca.files import open_path
+    """Rows from an array, a sparse matrix, a data frame, a table, files, or folders of files."""
+    paths = source if isinstance(source, list | tuple) and source else [source]
+    if all(isinstance(path, str | os.PathLike) for path in paths):
+        from fedpca.files import open_paths
 
-        return open_path(Path(source))
+        return open_paths([os.fspath(path) for path in paths])
     if sp.issparse(source):
         return SparseRows(source)
     if hasattr(source, "__arrow_c_stream__"):

@@ -26,8 +26,14 @@ Components = Annotated[
         "-k", "--components", help="A number, a share (0.95 or 95%), auto, mp, gap or all."
     ),
 ]
-Files = Annotated[list[str], typer.Argument(help="A file or folder for each site, or NAME=PATH.")]
+FILES = "A file or folder for each site, or NAME=PATH."
+Files = Annotated[list[str], typer.Argument(help=FILES)]
 Scale = Annotated[bool, typer.Option("--scale", help="Divide by standard deviations.")]
+Tls = Annotated[
+    Path | None,
+    typer.Option(help="The folder of the coordinator's certificates and secret."),
+]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Plain HTTP, in a network of trust.")]
 MaxRounds = Annotated[int, typer.Option(help="Most rounds of the solver.")]
 FanIn = Annotated[
     int | None, typer.Option(help="Summaries merged at a time, in a tree; all at once by default.")
@@ -57,6 +63,16 @@ def named_sites(files: list[str]) -> dict[str, str]:
             raise InputError(f"two sites are called {name!r}; name them, as in north={path}")
         sites[name] = path
     return sites
+
+
+def sites_of(text: str | None) -> int | list[str] | None:
+    """What the user means by --sites: how many, or which."""
+    if text is None:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        return [name.strip() for name in text.split(",")]
 
 
 def refuse_overwriting(output: Path, force: bool) -> None:

@@ -11,10 +11,11 @@ import logging
 import os
 import re
 import threading
+import tomllib
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -26,6 +27,7 @@ from fedpca import atomic
 from fedpca.errors import (
     REPORTED_BY_SITES,
     FedpcaError,
+    FileError,
     InputError,
     MessageError,
     PolicyRefused,
@@ -57,6 +59,39 @@ class Policy:
     min_sites: int = 1
     gather: bool = True
 
+    def __post_init__(self) -> None:
+        for name, least in (("min_rows", 0), ("min_sites", 1)):
+            if getattr(self, name) < least:
+                raise InputError(f"{name}={getattr(self, name)} must be at least {least}")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Policy:
+        """The policy in a TOML file of these names; what it leaves out is as above."""
+        try:
+            given = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise FileError(f"{path} cannot be read: {error.strerror}") from None
+        except ValueError as error:
+            raise FileError(f"{path} is not TOML: {error}") from None
+        kinds = {field.name: type(field.default) for field in fields(cls)}
+        for name, value in given.items():
+            if name not in kinds:
+                raise InputError(f"{path}: no rule {name!r}; a policy has {', '.join(kinds)}")
+            if type(value) is not kinds[name]:
+                raise InputError(f"{path}: {name} = {value!r} must be of {kinds[name].__name__}")
+        return cls(**given)
+
+    def in_words(self) -> str:
+        """What it asks for, as a phrase."""
+        rules = []
+        if self.min_rows:
+            rules.append(f"at least {self.min_rows} rows here")
+        if self.min_sites > 1:
+            rules.append(f"sums over at least {self.min_sites} sites")
+        if not self.gather:
+            rules.append("no answer of this site alone")
+        return ", ".join(rules) or "any question of fedpca"
+
     def check(self, question: Question, header: Header, n_rows: int | None) -> None:
         """Refuse what the policy forbids, naming the bound."""
         if header["verb"] not in ("sum", "gather"):
@@ -78,7 +113,7 @@ class Site:
 
     Parameters
     ----------
-    rows : array, sparse matrix, data frame, table, or path
+    rows : array, sparse matrix, data frame, table, path, or list of paths
         The private rows, see `fedpca.rows.open_rows`.
     name : str
         How the site is known to the coordinator.
@@ -165,8 +200,8 @@ class Site:
         missing = [name for name in names if name not in self.memory]
         if missing:
             raise MessageError(
-                f"asked for {' and '.join(missing)} before it was given; if this resumes a run, the "
-                "sites' memory is gone: start it with a new journal"
+                f"asked before the {' and '.join(missing)} that it needs; if this resumes a run, the "
+                "site's memory is gone: start it with a new journal"
             )
         return tuple(self.memory[name] for name in names)
 
@@ -217,7 +252,7 @@ class Site:
     def _enter(self, run: str) -> None:
         """Begin a run with an empty memory, or with the one that an earlier process saved."""
         if run in self._left:
-            raise MessageError("a question of a run that is over")
+            raise MessageError("a question of a run that is over: another one has begun here since")
         memory, self._answered = self._load(run)
         self.memory = _read_only(memory)
         self._round = 0 if self._answered is None else self._answered[0]
@@ -241,10 +276,10 @@ class Site:
         """Keep memory and the answer that goes with it, before the answer leaves."""
         if self._file is None:
             return
-        self._file.parent.mkdir(parents=True, exist_ok=True)
+        self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         header = {"run": self._run, "round": round_number, "rows": self.fingerprint}
         kept = {f"memory/{name}": array for name, array in self.memory.items()}
-        with atomic.writing(self._file) as path:
+        with atomic.writing(self._file, private=True) as path:
             saved = {"reply": np.frombuffer(encode(reply), np.uint8), **kept}
             path.write_bytes(encode(compose(header, saved, limit=None)))
 

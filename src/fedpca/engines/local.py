@@ -57,7 +57,7 @@ class LocalEngine:
         self._sites = {site.name: site for site in opened}
         self.names = [site.name for site in opened]
         self._n_jobs = n_jobs or 1
-        self._pool = ThreadPoolExecutor(n_jobs) if n_jobs is not None and n_jobs > 1 else None
+        self._pool: ThreadPoolExecutor | None = None
 
     def ask(
         self, names: Sequence[str], request: Message, timeout: float | None
@@ -65,16 +65,23 @@ class LocalEngine:
         """Each site's answer as it comes."""
         if timeout is not None:
             yield from self._within(timeout, names, request)
-        elif self._pool is None:
+        elif self._n_jobs == 1:
             for name in names:
                 yield name, self._answer(request, name)
         else:
+            self._pool = self._pool or ThreadPoolExecutor(self._n_jobs)
             work = partial(self._answer, request)
             yield from zip(names, self._pool.map(work, names), strict=True)
 
     def fingerprints(self) -> dict[str, str]:
         """By which a journal knows the rows of a run again."""
         return {name: site.fingerprint for name, site in self._sites.items()}
+
+    def close(self) -> None:
+        """Let the threads go."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown()
 
     def _answer(self, request: Message, name: str) -> Message:
         return self._sites[name].answer(request, keep=False)

@@ -124,6 +124,9 @@ class Listener:
                     exchange.answers[name] = message.arrays
             yield name, reply
 
+    def close(self) -> None:
+        self._engine.close()
+
 
 def record(estimator: Any, sites: Any) -> Transcript:
     """Fit an estimator to sites within this process, and give all messages of it."""

@@ -1,0 +1,200 @@
+"""Rounds of a federation over Flower: their seconds, and how many of them are ours.
+
+    python benchmarks/flower.py            3 sites of 20000 x 500; blocks of 1000 x 20 and 50000 x 20
+    python benchmarks/flower.py --quick    3 sites of 2000 x 50 and the smaller block
+
+A server and three sites run as processes of this machine, with TLS and keys. Then the same program runs
+in this process alone, where requests and answers are encoded, checked, saved and written to ledgers as
+before, and nothing carries them: that is ours, `maths` at sites and coordinator and `messages`, and
+what a round over Flower takes beyond it is Flower's. Here sites take turns, there they share the
+cores: they count as the slowest of them, or as all over the number of cores where that is more.
+
+A round goes from its question to the next one; a line has the medians of all rounds of a question.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from rich.console import Console
+from threadpoolctl import threadpool_limits
+
+from fedpca import FederatedPCA, Federation, credentials
+from fedpca.demo_federation import Trial, await_port, free_port
+from fedpca.message import Message, encode
+from fedpca.moments import settle
+from fedpca.question import Question
+from fedpca.site import Site
+from fedpca.site_ledger import SiteLedger
+from fedpca.solvers.solution import covariance_product
+
+BOUND = 0.10
+NAMES = ("north", "south", "west")
+CORES = min(os.cpu_count() or 1, len(NAMES))
+Program = Callable[[Federation], np.ndarray]
+Rounds = tuple[np.ndarray, list[tuple[str, float, float]]]
+
+
+class Within:
+    """Sites of this process, each with the ledger that `fedpca join` gives it, asked in bytes."""
+
+    names = NAMES
+
+    def __init__(self, folder: Path) -> None:
+        told: list[str] = []
+        self._sites: dict[str, SiteLedger] = {}
+        for name in NAMES:
+            site = Site(folder / f"{name}.npy", name=name, store=folder / "within")
+            self._sites[name] = SiteLedger(site, folder / f"{name}.jsonl", told.append)
+        self.answering: list[list[float]] = []  # seconds of each site, a list for each round
+        self.maths: list[list[float]] = []  # what of them is the question's own function
+
+    def ask(self, names: Sequence[str], request: Message, timeout: None) -> Iterator[Any]:
+        def timed(question: Question, site: Site, **arrays: np.ndarray) -> Mapping[str, Any]:
+            began = time.perf_counter()
+            answer = question.function(site, **arrays)
+            self.maths[-1].append(time.perf_counter() - began)
+            return answer
+
+        data = encode(request)
+        self.answering.append([])
+        self.maths.append([])
+        for name in names:
+            began = time.perf_counter()
+            with patch.object(Question, "__call__", timed):
+                reply = self._sites[name].answer(data)
+            self.answering[-1].append(time.perf_counter() - began)
+            yield name, reply
+
+
+def fit(solver: str, k: int) -> Program:
+    return lambda fed: FederatedPCA(k, solver=solver, random_state=0).fit(fed).components_
+
+
+def blocks(d: int, n_rounds: int) -> Program:
+    """A block down and its product up, never the same: Flower carries what it has seen only once."""
+
+    def program(fed: Federation, start: None) -> np.ndarray:
+        fed.sum(settle, mean=np.zeros(d), scale=np.ones(d), n_products=np.int64(0))
+        Z = np.random.default_rng(0).standard_normal((d, 20))
+        for _ in range(n_rounds):
+            Y = fed.sum(covariance_product, Z=Z)["Y"]
+            Z = Y / np.linalg.norm(Y)
+        return Z
+
+    return lambda fed: fed.run(program, about={}, seed=0)
+
+
+def rounds_of(fed: Federation, program: Program) -> Rounds:
+    """What the program gives, and of each round the question and the seconds in all and in `ask`."""
+    ask, began, ended = fed.engine.ask, [], []
+
+    def timed(*question: Any) -> Iterator[tuple[str, Any]]:
+        began.append(time.perf_counter())
+        yield from ask(*question)
+        ended.append(time.perf_counter())
+
+    with patch.object(fed.engine, "ask", timed):
+        model = program(fed)
+    ends = [*began[1:], time.perf_counter()]
+    questions = (entry["question"] for entry in fed.record.history)
+    times = zip(questions, began, ended, ends, strict=True)
+    return model, [(question, end - begin, done - begin) for question, begin, done, end in times]
+
+
+def at_once(seconds: list[float]) -> float:
+    """What sites take that work at the same time on the cores of this machine."""
+    return max(*seconds, sum(seconds) / CORES)
+
+
+def compare(title: str, program: Program, over_flower: list[Rounds], folder: Path) -> None:
+    """Print the rounds of a program over Flower beside those within this process."""
+    lines: dict[str, list[tuple[float, float, float]]] = {}  # seconds in all, maths, messages
+    for model, carried in over_flower:
+        within = Within(folder)
+        same, rounds = rounds_of(Federation(within), program)
+        if not np.array_equal(model, same):
+            raise SystemExit(f"{title}: the model over Flower differs from that of one process")
+        at_sites = zip(within.answering, within.maths, strict=True)
+        for over, here, (answering, maths) in zip(carried, rounds, at_sites, strict=True):
+            (question, whole, _), (_, ours, asking) = over, here
+            work = ours - asking + at_once(maths)
+            messages = asking - sum(answering) + at_once(answering) - at_once(maths)
+            lines.setdefault(question, []).append((whole, work, messages))
+    print(f"\n{title}: the model is that of one process, bit for bit")
+    print(f"  {'':20s}rounds   s/round     maths  messages  Flower's      ours")
+    total = np.zeros(4)  # rounds, and seconds as above
+    for question, parts in lines.items():
+        n_rounds = len(parts) // len(over_flower)
+        medians = np.median(parts, axis=0)
+        total += n_rounds * np.array([1, *medians])
+        print(line(question, n_rounds, *medians))
+    bound = f"   (bound {BOUND:.2f})"
+    print(line("all, a round", int(total[0]), *total[1:] / total[0]) + bound)
+
+
+def line(name: str, n_rounds: int, whole: float, maths: float, messages: float) -> str:
+    """Seconds a round, and what of them is whose."""
+    return (
+        f"  {name:20s}{n_rounds:6d}{whole:10.4f}{maths:10.4f}{messages:10.4f}"
+        f"{whole - maths - messages:10.4f}{(maths + messages) / whole:10.3f}"
+    )
+
+
+def draw(folder: Path, n: int, d: int) -> None:
+    """Write rows of each site."""
+    for seed, name in enumerate(NAMES):
+        rng = np.random.default_rng(seed)
+        np.save(folder / f"{name}.npy", rng.standard_normal((n, d)) * np.linspace(3, 0.5, d) + 1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true")
+    quick = parser.parse_args().quick
+    n, d, k, repeats = (2000, 50, 5, 1) if quick else (20000, 500, 20, 3)
+    cases = {
+        (n, d): {f"lanczos, {n} x {d} a site, k={k}": fit("lanczos", k)},
+        (50, 1000): {"1000 x 20 down and up": blocks(1000, 3 if quick else 9)},
+    }
+    if not quick:
+        cases[n, d][f"covariance, {n} x {d} a site, k={k}"] = fit("covariance", k)
+        cases[50, 50000] = {"50000 x 20 down and up": blocks(50000, 5)}
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # as many for all
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the processes are stopped then, too
+    with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
+        stack.enter_context(threadpool_limits(1, user_api="blas"))
+        folder, port = Path(temporary), free_port()
+        tls, here = folder / "tls", f"localhost:{port}"
+        trial = Trial(Console(quiet=True), folder)
+        credentials.make_certificates(tls)
+        keys = [str(credentials.make_site_key(folder, name)[1]) for name in NAMES]
+        stack.enter_context(
+            trial.running("serve", *keys, "--tls", "tls", "--port", f"{port}", "-q")
+        )
+        await_port(port)
+        for (rows, features), programs in cases.items():
+            draw(folder, rows, features)
+            with ExitStack() as sites:
+                for site in NAMES:
+                    own = ("--data", f"{site}.npy", "--key", f"{site}.key", "--ca", "tls/ca.pem")
+                    sites.enter_context(trial.running("join", here, *own, "-q"))
+                fed = sites.enter_context(Federation.flower(here, tls=tls))
+                done = [[rounds_of(fed, p) for _ in range(repeats)] for p in programs.values()]
+            for (title, program), over_flower in zip(programs.items(), done, strict=True):
+                compare(title, program, over_flower, folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""What a site was asked and what left it, in words for its log and line by line on its own disk.
+
+The coordinator's ledger is the coordinator's word. This one is written at the site, before an answer
+leaves, a line of JSON for each question::
+
+    {"time": "2026-11-15T12:00:00+00:00", "run": "1f..0", "round": 3, "question": "covariance_product",
+     "verb": "sum", "sites": 3, "came": {"Z": [30, 5]}, "bytes_in": 1408,
+     "left": {"Y": [30, 5]}, "bytes_out": 1400, "refused": null}
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedpca.errors import MessageError
+from fedpca.message import Message, decode
+from fedpca.site import Site
+
+
+class SiteLedger:
+    """Answers questions at a site, and writes down each before its answer leaves.
+
+    Parameters
+    ----------
+    site : Site
+        Whose rows they are asked of.
+    path : path
+        The ledger; new lines are added to it.
+    tell : callable
+        Given one line of words for each question.
+    """
+
+    def __init__(self, site: Site, path: Path, tell: Callable[[str], None]) -> None:
+        self._site, self._path, self._tell = site, path, tell
+
+    def answer(self, request: bytes) -> bytes:
+        """The encoded answer to an encoded question."""
+        try:
+            asked = decode(request)
+        except MessageError:
+            asked = Message({}, {}, len(request))
+        reply = self._site.answer_bytes(request)
+        answered = decode(reply)
+        entry = _entry(asked, answered)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self._tell(in_words(entry))
+        return reply
+
+
+def in_words(entry: dict[str, Any]) -> str:
+    """A line of the ledger as a sentence."""
+    head = f"round {entry['round']}, {entry['question']}: "
+    came = f"{entry['bytes_in']:,} bytes came{_fields(entry['came'])}; "
+    if entry["refused"] is not None:
+        return f"{head}{came}not answered: {entry['refused']}"
+    fate = "to be seen by the coordinator"
+    if entry["verb"] == "sum":
+        fate = f"to be summed over {entry['sites']} sites"
+    return f"{head}{came}{entry['bytes_out']:,} bytes leave{_fields(entry['left'])}, {fate}"
+
+
+def _entry(asked: Message, answered: Message) -> dict[str, Any]:
+    header = asked.header
+    return {
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "run": header.get("run"),
+        "round": header.get("round"),
+        "question": header.get("question"),
+        "verb": header.get("verb"),
+        "sites": header.get("n_sites"),
+        "came": {name: list(array.shape) for name, array in asked.arrays.items()},
+        "bytes_in": asked.n_bytes,
+        "left": {name: list(array.shape) for name, array in answered.arrays.items()},
+        "bytes_out": answered.n_bytes,
+        "refused": answered.header.get("text"),
+    }
+
+
+def _fields(shapes: dict[str, list[int]]) -> str:
+    if not shapes:
+        return ""
+    parts = [f"{name} {' x '.join(map(str, shape))}".strip() for name, shape in shapes.items()]
+    return f" ({', '.join(parts)})"

@@ -1,0 +1,31 @@
+"""Where things are unless told otherwise: the folder of our files, and the port of the server."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from fedpca.errors import InputError
+
+PORT = 9092
+
+
+def home() -> Path:
+    """Where files go that nobody named a folder for: FEDPCA_HOME, else .fedpca in the user's home."""
+    return Path(os.environ.get("FEDPCA_HOME", "~/.fedpca")).expanduser()
+
+
+def coordinator_folder(tls: str | os.PathLike[str] | None) -> Path:
+    """The folder with the coordinator's files: the one given, else the usual one."""
+    return home() / "coordinator" if tls is None else Path(tls)
+
+
+def with_port(address: str) -> str:
+    """The address with the usual port where it names none."""
+    host, colon, port = address.rpartition(":")
+    if not colon or port.endswith("]"):
+        host, port = address, str(PORT)
+        address = f"{host}:{port}"
+    if not port.isdigit() or not 0 < int(port) < 65536 or "/" in host:
+        raise InputError(f"{address!r} is not HOST or HOST:PORT, as in server.example.org:{PORT}")
+    return address

@@ -1,0 +1,116 @@
+"""Federations of real processes, for tests: a server with keys and TLS, sites, and sites that err."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from fedpca import Federation
+from fedpca.demo_federation import await_port, free_port
+
+ROGUE = Path(__file__).with_name("rogue_site.py")
+
+
+class Processes:
+    """A folder with the keys of sites, and the processes that were started in it."""
+
+    def __init__(self, folder, sites):
+        self.folder, self.port = folder, free_port()
+        self.address = f"localhost:{self.port}"
+        self.tls = folder / "tls"
+        self.environment = {**os.environ, "FEDPCA_HOME": str(folder / "home")}
+        self._running = []
+        for site in sites:
+            self.run("site-key", site)
+        self.server = self.serve(sites)
+
+    def serve(self, sites):
+        made = () if self.tls.exists() else ("--make-certificates",)
+        keys = [f"{site}.pub" for site in sites]
+        server = self.start("serve", *keys, *made, "--tls", "tls", "--port", str(self.port))
+        await_port(self.port)
+        return server
+
+    def join(self, site, data, *more):
+        return self.start(
+            "join", self.address, *self._site(site, data), "--ca", "tls/ca.pem", *more
+        )
+
+    def rogue(self, site, data, kind):
+        """A site that does what no site should; see rogue_site.py."""
+        own = [self.address, site, data, f"{site}.key", "tls/ca.pem", f"home/sites/{site}", kind]
+        return self._start([sys.executable, str(ROGUE), *own])
+
+    def federation(self, **options):
+        return Federation.flower(self.address, tls=self.tls, **{"wait": 30, **options})
+
+    def start(self, *words):
+        return self._start(self._command(words))
+
+    def run(self, *words, check=True, **options):
+        done = subprocess.run(
+            self._command(words),
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            **options,
+        )
+        assert not check or done.returncode == 0, done.stderr
+        return done
+
+    def log(self, process):
+        return process.log.read_text()
+
+    def stop(self, process, how=signal.SIGTERM):
+        process.send_signal(how)
+        process.wait(20)
+
+    def stop_all(self):
+        """Ask all to end; each must do so by itself, and leave nothing behind."""
+        left = [process for process in self._running if process.poll() is None]
+        for process in left:
+            process.terminate()
+        codes = [process.wait(20) for process in left]
+        assert codes == [0] * len(left)
+        assert not [line for line in _command_lines() if str(self.folder) in line]
+
+    def _site(self, site, data):
+        return ("--name", site, "--data", data, "--key", f"{site}.key")
+
+    def _command(self, words):
+        return [sys.executable, "-m", "fedpca", *words]
+
+    def _start(self, command):
+        log = self.folder / f"process-{len(self._running)}.log"
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                command, cwd=self.folder, env=self.environment, stdout=file, stderr=file
+            )
+        process.log = log
+        self._running.append(process)
+        return process
+
+
+def until(condition, seconds=60.0):
+    """Come back once the condition holds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come about"
+        time.sleep(0.05)
+
+
+def _command_lines():
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            lines = (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
+            own = (process / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if b"fedpca" in own or b"rogue_site" in own:
+            yield lines.decode(errors="replace")
