@@ -241,8 +241,8 @@ def rows_of_unlike_size(seed):
     return np.where(bad, L + 20 * rng.choice([-1, 1], L.shape), L), L, bad
 
 
-@pytest.mark.parametrize("seed", [0, 3, 5, 9])
-def test_large_rows_are_found_within_a_few_rounds(seed):
+@pytest.mark.parametrize("seed", [0, 2, 3, 5, 9, 21])
+def test_large_rows_and_columns_are_found_within_a_few_rounds(seed):
     X, L, bad = rows_of_unlike_size(seed)
     pca = RobustPCA(3, random_state=0).fit(np.array_split(X, 4))
     assert error(pca, X, L) < 1e-8
@@ -299,7 +299,7 @@ def test_real_tables_end_by_default(table, r, scale, seed):
         warnings.filterwarnings("ignore", "most entries of")
         pca = RobustPCA(r, scale=scale, random_state=seed).fit(sites)
     assert pca.run_.stopped == "converged"
-    assert pca.run_.solver_rounds <= 150
+    assert pca.run_.solver_rounds <= 130
     assert 0.01 < np.mean(list(pca.sparse_share_.values())) < 0.35
 
 

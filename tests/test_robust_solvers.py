@@ -194,5 +194,5 @@ def test_what_is_unknown_is_filled_in_and_lost_rows_and_columns_are_drawn():
     plain = filled(A, present, L, 2.0)
     assert plain.lost.tolist() == [False, True, False]
     assert plain.D.tolist() == [[1, 0.5, 1, 1], [2.5, -1.5, 2.5, 1], [1, 0.5, 1, 0.5]]
-    drawn = filled(A, present, L, 2.0, np.array([False, True, False, False]))
-    assert drawn.D.tolist() == [[1, 2.5, 1, 1], [2.5, -1.5, 2.5, 1], [1, 2.5, 1, 0.5]]
+    drawn = filled(A, present, L, 2.0, np.array([0.0, 3.0, 0.0, 0.0]))
+    assert drawn.D.tolist() == [[1, 3.5, 1, 1], [2.5, -2.5, 2.5, 1], [1, 3.5, 1, 0.5]]

@@ -111,10 +111,11 @@ def by_hard_threshold(
     Residuals of ``tol`` times the size of entries are none. Where the centre moves, it becomes the mean
     of the rows without their outliers: a median is robust, but beside the plane in which low-rank rows
     lie. A threshold that has been at its floor for a few rounds stays: where residuals have long tails
-    it would else cut off ever more of them, and never end.
+    it would else cut off ever more of them, and never end. A column that is lost is drawn for as many
+    rounds by all that the first threshold leaves, and then only by what the present one does.
     """
     carry, threshold, stopped = Carry.first(U.shape[1], centre), known.first_threshold, "max_rounds"
-    lost = np.zeros(len(U), bool)
+    reach, rounds_lost = np.zeros(len(U)), np.zeros(len(U), int)  # of columns
     least = max(10 * limits.tol, NEGLIGIBLE) * known.size
     n_resting = 0
     for done in range(limits.max_rounds):
@@ -123,7 +124,7 @@ def by_hard_threshold(
             U=U,
             **carry.asked,
             threshold=np.float64(threshold),
-            lost_columns=lost.astype(np.int64),
+            reach=reach,
             passes=np.int64(PASSES),
             is_first=np.int64(done == 0),
         )
@@ -138,6 +139,7 @@ def by_hard_threshold(
         is_fitted = median <= limits.tol * known.size
         # a column is drawn to where it belongs until then; what is not found by now is given up
         lost = beyond & (n_resting < PATIENCE and not is_fitted)
+        rounds_lost += lost
         enough = limits.tol if is_fitted or n_resting else 0.0
         if n_resting:
             known_part = np.maximum(answer["good"], 1) / known.present
@@ -147,6 +149,8 @@ def by_hard_threshold(
             break
         if not n_resting:
             threshold = max(FALL * threshold, floor)
+        far = np.where(rounds_lost <= PATIENCE, known.first_threshold, threshold)
+        reach = np.where(lost, far, 0.0)
     return Separated(U, min(threshold, floor), median, stopped, carry.centre, beyond, carry)
 
 

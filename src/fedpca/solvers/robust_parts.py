@@ -36,21 +36,21 @@ class Filled(NamedTuple):
 
 
 def filled(
-    A: Array, present: Array, L: Array, threshold: Array | float, lost_columns: Array | None = None
+    A: Array, present: Array, L: Array, threshold: Array | float, reach: Array | float = 0.0
 ) -> Filled:
     """Take what is missing or beyond the threshold as unknown.
 
     Of a row or column that is mostly beyond it nothing would be left to draw it to where it belongs: a
-    large one would stay at zero for ever. There residuals count as far as the threshold.
+    large one would stay at zero for ever. In such rows residuals count as far as the threshold, and in
+    columns as far as their ``reach``, ``(d,)``; in others it is 0.
     """
     R = A - L
     good = present & (np.abs(R) <= threshold)
     D = np.where(good, A, L)
     lost = 2 * good.sum(axis=1) < present.sum(axis=1)
-    drawn = lost[:, None] if lost_columns is None else lost[:, None] | lost_columns
+    drawn = np.maximum(np.where(lost[:, None], threshold, 0.0), reach)
     if drawn.any():
-        bad = drawn & present & ~good
-        D += np.where(bad, np.clip(R, -threshold, threshold), 0.0)
+        D += np.where(present & ~good, np.clip(R, -drawn, drawn), 0.0)
     return Filled(D, R, good, lost)
 
 

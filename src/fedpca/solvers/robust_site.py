@@ -54,7 +54,7 @@ def clipped_product(site: Any, U: Array, threshold: Array) -> dict[str, Any]:
         "U": "float64 d r",
         **CARRY,
         "threshold": "float64",
-        "lost_columns": "int64 d",
+        "reach": "float64 d",
         "passes": "int64",
         "is_first": "int64",
     },
@@ -68,7 +68,7 @@ def hard_round(
     centre: Array,
     mean_scores: Array,
     threshold: Array,
-    lost_columns: Array,
+    reach: Array,
     passes: Array,
     is_first: Array,
 ) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def hard_round(
         lost = filled(A, present, V @ U.T, float(threshold)).lost
         V[lost] = separate(A[lost], present[lost], U, float(threshold))[0]
     for _ in range(int(passes)):
-        D, R, good, lost = filled(A, present, V @ U.T, float(threshold), lost_columns > 0)
+        D, R, good, lost = filled(A, present, V @ U.T, float(threshold), reach)
         V = D @ U
     site.memory["V"] = V
     sizes = as_bins(typical_size(R, present), float(threshold), len(A))
