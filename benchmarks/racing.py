@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 
 def race(contestants: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
@@ -18,11 +18,20 @@ def race(contestants: dict[str, Callable[[], object]], repeats: int) -> dict[str
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
-def show(title: str, seconds: dict[str, float], bounds: dict[str, float]) -> None:
-    """Print each contestant's seconds and our ratio to it beside the bound."""
+def show(
+    title: str,
+    seconds: dict[str, float],
+    bounds: dict[str, float],
+    short: Collection[str] = (),
+) -> None:
+    """Print each contestant's seconds and our ratio to it beside the bound.
+
+    Those that fell ``short`` of what all were to reach have no ratio.
+    """
     print(f"\n{title}")
     ours = seconds["fedpca"]
     for name, value in seconds.items():
         ratio = "" if name == "fedpca" else f"   fedpca / this {ours / value:5.3f}"
+        ratio = "   not reached" if name in short or "fedpca" in short else ratio
         bound = f"   (bound {bounds[name]:.2f})" if name in bounds else ""
         print(f"  {name:32s}{value:8.3f} s{ratio}{bound}")

@@ -23,7 +23,7 @@ typed[is_missing] = np.nan
 # a wrong factor is a wrong summand of the logarithm, whose tails are shorter besides
 X = np.log(typed)
 sites = dict(zip(("north", "south", "west"), np.array_split(X, 3), strict=True))
-pca = RobustPCA(6, scale=True, tol=1e-3, random_state=0).fit(sites)
+pca = RobustPCA(6, scale=True, random_state=0).fit(sites)
 print(f"{is_planted.sum()} cells planted; {pca.run_.rounds} rounds, {pca.run_.stopped}")
 print("outliers:", {site: f"{share:.1%}" for site, share in pca.sparse_share_.items()})
 

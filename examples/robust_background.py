@@ -30,7 +30,7 @@ else:  # a still scene under a light that changes, and a bright square that cros
 rows = frames.reshape(len(frames), -1)
 sites = {f"recorder {i}": part for i, part in enumerate(np.array_split(rows, 5))}
 # one component: the scene, as bright as it is in a frame, so that nothing is to be centred
-pca = RobustPCA(1, center="none", tol=1e-3, random_state=0).fit(sites)
+pca = RobustPCA(1, center="none", random_state=0).fit(sites)
 background, foreground = (part.reshape(frames.shape) for part in pca.split(rows))
 
 still = np.median(frames, axis=0)

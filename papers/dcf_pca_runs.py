@@ -167,7 +167,7 @@ def fit(
     pca = RobustPCA(center="none", random_state=0, **options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        warnings.filterwarnings("ignore", message=".*of the entries are outliers.*")
+        warnings.filterwarnings("ignore", message=".*are outliers.*")
         fed.watch(problem, sites, each_round=each_round)
         begin = time.perf_counter()
         pca.fit(fed)
@@ -182,8 +182,12 @@ def fit(
     return Fitted(pca, L, S, values, fed.points, seconds)
 
 
-def fit_dcf(problem: Problem, n_sites: int = N_SITES, **options: Any) -> Fitted:
-    """The published method."""
+def fit_dcf(
+    problem: Problem, n_sites: int = N_SITES, p: int | None = None, **options: Any
+) -> Fitted:
+    """The published method, with the true rank, or with p columns of which some are too many."""
+    if p is not None:
+        options["max_components"] = p - 1  # as a fit takes one column more than the bound
     return fit(problem, n_sites, **{"method": "dcf", "max_rounds": DCF_ROUNDS, **options})
 
 

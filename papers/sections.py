@@ -35,11 +35,12 @@ def run_sections(
     seeds: int,
     quick_seeds: int,
     on_all_threads: Collection[str] = (),
+    switches: Mapping[str, str] | None = None,
 ) -> None:
     """Run the sections that were asked for, all of them by default.
 
     BLAS is held to one thread but in those named: idle threads only disturb small products, and sites
-    that work at the same time.
+    that work at the same time. ``switches`` are options of one script, with what they do.
     """
     folder = os.environ.get("FEDPCA_DATA")
     parser = argparse.ArgumentParser(description=about.splitlines()[0])
@@ -49,6 +50,8 @@ def run_sections(
     parser.add_argument("--seeds", type=int, help=f"{seeds}, or {quick_seeds} with --quick")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--check", action="store_true", help="exit 1 where a target is missed")
+    for name, effect in (switches or {}).items():
+        parser.add_argument(f"--{name}", action="store_true", help=effect)
     options = parser.parse_args()
     if unknown := set(options.sections) - set(sections):
         parser.error(f"no section {sorted(unknown)}; use some of {[*sections]}")

@@ -27,3 +27,13 @@ def gapped_rows(rng, n, d, k, offset=0.0, scale=1.0):
     basis = np.linalg.qr(rng.standard_normal((d, d)))[0]
     rows = rng.standard_normal((n, d)) * deviations @ basis.T
     return rows * scale + offset * scale
+
+
+def low_rank_rows(n=200, d=None, r=10, share=0.05, size=None, noise=0.0, seed=0):
+    """Rows, their low-rank part, and where the outliers are."""
+    rng = np.random.default_rng(seed)
+    d = d or n
+    L = rng.standard_normal((n, r)) @ rng.standard_normal((r, d))
+    bad = rng.random((n, d)) < share
+    S = np.where(bad, (size or np.sqrt(n * d)) * rng.choice([-1, 1], (n, d)), 0.0)
+    return L + S + noise * rng.standard_normal((n, d)), L, bad

@@ -284,6 +284,8 @@ def _arrays(**changes):
         (_arrays(mean=np.array([0, np.nan, 0])), {}, "mean has values that are not finite"),
         (_arrays(), {"estimator": "Other"}, "holds a Other"),
         (_arrays(), {"n_samples": "x"}, "n_samples is 'x'"),
+        (_arrays(), {"n_samples": 0}, "n_samples is 0, not a number of rows"),
+        (_arrays(), {"n_samples": -5}, "n_samples is -5"),
         (_arrays(), {"features": ["a"]}, "names of its 3 features"),
         (_arrays(), {"parameters": None}, "without parameters"),
         (_arrays(), {}, "cannot be used: 'site_variance_ratio'"),

@@ -250,7 +250,9 @@ def _scaled(block: Block, scale: Array) -> Block:
 
 def refuse_overflow(squares: Array) -> None:
     """Refuse rows whose sums of squares are not finite."""
-    if not np.isfinite(squares.sum()):
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = squares.sum()
+    if not np.isfinite(total):
         raise InputError("values so large that their squares overflow; rescale the columns")
 
 

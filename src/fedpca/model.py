@@ -170,8 +170,9 @@ def model_in(path: str | os.PathLike[str], arrays: Arrays, header: dict[str, Any
     """The model among the arrays of a file, after every check."""
     lengths = check_arrays(path, "model", arrays, SHAPES)
     check_features(path, header.get("features"), lengths["d"])
-    if not isinstance(header.get("n_samples"), int):
-        raise FileError(f"{path}: n_samples is {header.get('n_samples')!r}, not a number")
+    n = header.get("n_samples")
+    if not isinstance(n, int) or n < 1:
+        raise FileError(f"{path}: n_samples is {n!r}, not a number of rows")
     if not isinstance(header.get("parameters"), dict):
         raise FileError(f"{path} has a header without parameters")
     return Model(**{name: arrays[name] for name in SHAPES})

@@ -19,7 +19,7 @@ from fedpca.estimators.inputs import as_federation, is_many_sites
 from fedpca.estimators.modelled import (
     ModelMixin,
     check_kind,
-    forget_features,
+    features_anew,
     plain_params,
     saved_features,
     saved_params,
@@ -203,20 +203,24 @@ class FederatedPCA(ModelMixin, BaseEstimator):  # type: ignore[misc]
             The label of the site to which each row of one table belongs.
         """
         self._validate_params()
-        forget_features(self)
-        if not is_many_sites(X):
-            X = validate_data(
-                self, X, accept_sparse="csr", dtype=[np.float64, np.float32], ensure_min_samples=2
+        with features_anew(self):
+            if not is_many_sites(X):
+                X = validate_data(
+                    self,
+                    X,
+                    accept_sparse="csr",
+                    dtype=[np.float64, np.float32],
+                    ensure_min_samples=2,
+                )
+            fed = as_federation(X, sites)
+            parameters = plain_params(self)
+            del parameters["whiten"], parameters["random_state"]
+            parameters["options"] = self._options(parameters)
+            known, solution, self.site_variance_ratio_ = fed.run(
+                partial(principal_components, **parameters),
+                about={"program": type(self).__name__, "parameters": parameters},
+                seed=seed_of(self.random_state),
             )
-        fed = as_federation(X, sites)
-        parameters = plain_params(self)
-        del parameters["whiten"], parameters["random_state"]
-        parameters["options"] = self._options(parameters)
-        known, solution, self.site_variance_ratio_ = fed.run(
-            partial(principal_components, **parameters),
-            about={"program": type(self).__name__, "parameters": parameters},
-            seed=seed_of(self.random_state),
-        )
         self._set_fitted(known, solution, fed.record)
         if solution.stopped == "max_rounds":
             warnings.warn(

@@ -1,4 +1,8 @@
-"""What every fitted estimator does with rows: scores, and the density of the probabilistic model."""
+"""What estimators share: what a fitted one does with rows, its parameters, and its file.
+
+Scores and rows from scores are those of all of them; the density of the probabilistic model is that of
+`FederatedPCA` and `StreamingPCA`.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +17,12 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from fedpca.errors import FileError
+from fedpca.errors import FileError, InputError
 from fedpca.estimators.twin import scikit_learn_twin
 from fedpca.message import Array
 from fedpca.model import Model
+
+FEATURES = {"n_features_in_", "feature_names_in_"}  # which a fit finds
 
 
 class ModelMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # type: ignore[misc]
@@ -37,10 +43,7 @@ class ModelMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # type: ig
 
     def inverse_transform(self, X: Any) -> Array:
         """The rows that have these scores and nothing outside the components."""
-        model = self._model()
-        scores = check_array(X, dtype=[np.float64, np.float32])
-        rows = model.inverse_transform(scores, whiten=self.whiten)
-        return rows.astype(scores.dtype, copy=False)
+        return rows_from_scores(self._model(), X, whiten=self.whiten)
 
     def get_covariance(self) -> Array:
         """The covariance of rows under the probabilistic model, ``(d, d)``."""
@@ -65,10 +68,7 @@ class ModelMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # type: ig
         return scikit_learn_twin(self)
 
     def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
-        tags.input_tags.sparse = True
-        return tags
+        return tags_for_rows(super().__sklearn_tags__())
 
     @property
     def _n_features_out(self) -> int:
@@ -78,6 +78,24 @@ class ModelMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # type: ig
         return validate_data(
             self, X, accept_sparse=accept_sparse, dtype=[np.float64, np.float32], reset=False
         )
+
+
+def rows_from_scores(model: Model, X: Any, *, whiten: bool = False) -> Array:
+    """The rows that have these scores, in their dtype."""
+    scores = check_array(X, dtype=[np.float64, np.float32])
+    if scores.shape[1] != len(model.components):
+        raise InputError(
+            f"scores have {scores.shape[1]} columns, but the model has {len(model.components)} "
+            "components; give one column for each"
+        )
+    return model.inverse_transform(scores, whiten=whiten).astype(scores.dtype, copy=False)
+
+
+def tags_for_rows(tags: Any) -> Any:
+    """scikit-learn's tags of an estimator that takes sparse rows, and keeps float32."""
+    tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+    tags.input_tags.sparse = True
+    return tags
 
 
 def plain_params(estimator: BaseEstimator) -> dict[str, Any]:
@@ -111,8 +129,22 @@ def saved_features(estimator: BaseEstimator) -> list[str] | None:
 
 def forget_features(estimator: BaseEstimator) -> None:
     """Begin a fit without the features of the last one."""
-    for name in ("n_features_in_", "feature_names_in_"):
+    for name in FEATURES:
         estimator.__dict__.pop(name, None)
+
+
+@contextmanager
+def features_anew(estimator: BaseEstimator) -> Iterator[None]:
+    """Find features for a fit without those of the last one, which stay if it fails."""
+    before = dict(estimator.__dict__)
+    forget_features(estimator)
+    try:
+        yield
+    except BaseException:
+        forget_features(estimator)
+        for name in FEATURES & before.keys():
+            setattr(estimator, name, before[name])
+        raise
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from fedpca.errors import InputError
 from fedpca.estimators.affinity import AffinityMixin
 from fedpca.estimators.inputs import as_federation, holds_rows, is_many_sites
 from fedpca.estimators.modelled import (
-    forget_features,
+    features_anew,
     saved_features,
     saved_params,
     seed_of,
@@ -197,22 +197,26 @@ class PersonalizedPCA(AffinityMixin, PersonalRowsMixin, BaseEstimator):  # type:
                 f"step={self.step} and retraction={self.retraction!r} are options of methods 'stiefel' "
                 "and 'polar', not of 'power'"
             )
-        forget_features(self)
-        if not is_many_sites(X):
-            X = validate_data(
-                self, X, accept_sparse="csr", dtype=[np.float64, np.float32], ensure_min_samples=2
+        with features_anew(self):
+            if not is_many_sites(X):
+                X = validate_data(
+                    self,
+                    X,
+                    accept_sparse="csr",
+                    dtype=[np.float64, np.float32],
+                    ensure_min_samples=2,
+                )
+            gather = holds_rows(X) if self.gather is None else self.gather
+            fed = as_federation(X, sites)
+            parameters = self._parameters(fed)
+            program = partial(shared_and_local, parameters=dict(parameters))
+            del parameters["random_state"]
+            parameters["gather"] = gather
+            found = fed.run(
+                partial(program, **parameters),
+                about={"program": type(self).__name__, "parameters": parameters},
+                seed=seed_of(self.random_state),
             )
-        gather = holds_rows(X) if self.gather is None else self.gather
-        fed = as_federation(X, sites)
-        parameters = self._parameters(fed)
-        program = partial(shared_and_local, parameters=dict(parameters))
-        del parameters["random_state"]
-        parameters["gather"] = gather
-        found = fed.run(
-            partial(program, **parameters),
-            about={"program": type(self).__name__, "parameters": parameters},
-            seed=seed_of(self.random_state),
-        )
         self._set_model(found.model, found.n, found.features)
         self._set_reading(found, fed.record)
         self._warn()

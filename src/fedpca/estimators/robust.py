@@ -18,21 +18,22 @@ from fedpca.errors import InputError
 from fedpca.estimators.inputs import as_federation, is_many_sites
 from fedpca.estimators.modelled import (
     check_kind,
-    forget_features,
+    features_anew,
     plain_params,
     saved_features,
     saved_params,
     seed_of,
     usable_header,
 )
-from fedpca.estimators.robust_program import low_rank_and_sparse
-from fedpca.estimators.robust_uses import RobustRowsMixin
+from fedpca.estimators.robust_program import Robust, low_rank_and_sparse
+from fedpca.estimators.robust_uses import RobustRowsMixin, low_rank_model
 from fedpca.linalg import fix_signs
 from fedpca.message import Array
 from fedpca.model import Model, load_model
+from fedpca.rows import some_of
 from fedpca.run import Run
 
-MOSTLY = 0.4  # share of outliers above which a site is named
+CORRUPTED = 0.4  # share of outliers above which a site is named
 
 
 class RobustPCA(RobustRowsMixin, BaseEstimator):  # type: ignore[misc]
@@ -44,23 +45,28 @@ class RobustPCA(RobustRowsMixin, BaseEstimator):  # type: ignore[misc]
     Parameters
     ----------
     n_components : int or None
-        The rank of the low-rank part, where it is known.
+        The rank of the low-rank part, where it is known; for a real table, as many components as are
+        wanted.
     max_components : int or None
-        A bound on the rank, where it is not: it is then found.
+        A bound on the rank, where it is not: it is then read off where singular values fall most. A
+        warning tells where they fall nowhere clearly; then all of these are taken.
     method : {"auto", "threshold", "least-squares", "dcf"}
         "threshold" needs the rank, and is exact where there is no noise. "auto" takes it, after
-        "least-squares" has found the rank where only a bound is given. "dcf" is the published method,
-        for comparison.
+        "least-squares" has found the rank where only a bound is given. "dcf" takes its components from
+        the published method, for comparison; as with the others, what they are not is then told from
+        outliers by a hard threshold, and they are cut to the rank.
     center : {"median", "mean", "none"}
-        About what rows are taken at first; a mean does not survive outliers. "threshold" then moves it
-        to the mean of what is none. "none" stays at zero.
+        About what rows are taken at first; a mean does not survive outliers. All but "dcf" then move
+        it to the mean of what is none. "none" stays at zero.
     scale : bool
         Whether each feature is divided by the median distance from its median, so that outliers are
-        judged alike in all of them.
+        judged alike in all of them; where most values are alike, by that of the others.
     tol : float
-        The solver stops when a round turns the components by at most this, the sine of an angle.
+        The solver stops when a round turns the components by at most this, the sine of an angle. With
+        "threshold" it is also enough if that is a fiftieth of what noise does to them.
     max_rounds : int
-        Most rounds of the solver; a warning tells when they did not suffice.
+        Most rounds of the solver; a warning tells when they did not suffice. Where only a bound on the
+        rank is given, "auto" takes up to as many before, but not more than 25, to find it.
     local_steps : int
         For "dcf": gradient steps of a site between rounds.
     step : float or None
@@ -72,19 +78,23 @@ class RobustPCA(RobustRowsMixin, BaseEstimator):  # type: ignore[misc]
     ----------
     components_ : ndarray of shape (n_components_, n_features_in_)
     explained_variance_ : ndarray of shape (n_components_,)
-        Variance of the low-rank part along these.
+        Variance of the low-rank part along these, without rows that are mostly outliers; with "dcf"
+        about the first centre.
     mean_, scale_ : ndarray of shape (n_features_in_,)
         Centre and scale of each feature, of all sites' rows.
     threshold_ : float
         Residual beyond which an entry is an outlier, in the scale of the model.
     noise_variance_ : float
-        Variance of an entry's noise, by the median size of residuals.
+        Variance of an entry's noise, by the median size of residuals; 0 with "dcf", which does not ask.
+    n_samples_ : int
+        The number of rows that have a value.
     sparse_share_ : dict
         The share of each site's entries that are outliers; empty where a policy keeps it to the site.
     corrupted_sites_ : list
         Sites of which so many entries are outliers that their own scores mean little.
     run_ : Run
-        Rounds, bytes, history, ledger, lost sites, and why the solver stopped.
+        Rounds, bytes, history, ledger, lost sites, why the solver stopped, and as its `solver` the
+        methods that ran.
 
     Examples
     --------
@@ -150,29 +160,24 @@ class RobustPCA(RobustRowsMixin, BaseEstimator):  # type: ignore[misc]
         """
         self._validate_params()
         self._check_ranks()
-        forget_features(self)
-        if not is_many_sites(X):
-            X = self._validated(X, reset=True)
-        fed = as_federation(X, sites)
-        parameters = plain_params(self)
-        del parameters["random_state"]
-        found = fed.run(
-            partial(low_rank_and_sparse, **parameters),
-            about={"program": type(self).__name__, "parameters": parameters},
-            seed=seed_of(self.random_state),
-        )
-        model = Model(
-            components=np.ascontiguousarray(fix_signs(found.U).T),
-            explained_variance=found.variance,
-            singular_values=np.sqrt(found.variance * (found.n - 1)),
-            mean=found.mean,
-            scale=found.scale,
-            noise_variance=np.array(found.noise_variance),
-            total_variance=found.variance.sum() + len(found.mean) * found.noise_variance,
+        with features_anew(self):
+            if not is_many_sites(X):
+                X = self._validated(X, reset=True)
+            fed = as_federation(X, sites)
+            parameters = plain_params(self)
+            del parameters["random_state"]
+            found = fed.run(
+                partial(low_rank_and_sparse, **parameters),
+                about={"program": type(self).__name__, "parameters": parameters},
+                seed=seed_of(self.random_state),
+            )
+        components = np.ascontiguousarray(fix_signs(found.U).T)
+        model = low_rank_model(
+            components, found.variance, found.mean, found.scale, found.noise_variance, found.n
         )
         self._set_model(model, found.n, found.features, found.threshold, found.shares)
         self.run_ = fed.record
-        self._warn()
+        self._warn(found)
         return self
 
     def fit_transform(self, X: Any, y: Any = None, *, sites: Any = None) -> Array:
@@ -203,13 +208,11 @@ class RobustPCA(RobustRowsMixin, BaseEstimator):  # type: ignore[misc]
         with usable_header(path):
             estimator = cls(**header["parameters"])
             estimator._validate_params()
-            estimator._set_model(
-                model,
-                header["n_samples"],
-                header["features"],
-                float(header["threshold"]),
-                dict(header["sparse_share"]),
-            )
+            threshold = float(header["threshold"])
+            if not 0 < threshold < np.inf:
+                raise ValueError(f"threshold={threshold} is not above zero and finite")
+            shares = dict(header["sparse_share"])
+            estimator._set_model(model, header["n_samples"], header["features"], threshold, shares)
             estimator.run_ = Run.from_header(header["run"])
         return estimator
 
@@ -233,36 +236,48 @@ class RobustPCA(RobustRowsMixin, BaseEstimator):  # type: ignore[misc]
         self.n_samples_ = n
         self.threshold_ = threshold
         self.sparse_share_ = shares
-        self.corrupted_sites_ = [name for name, share in shares.items() if share > MOSTLY]
+        self.corrupted_sites_ = [name for name, share in shares.items() if share > CORRUPTED]
         if features is not None:
             self.feature_names_in_ = np.array(features, dtype=object)
 
     def _model(self) -> Model:
         check_is_fitted(self)
-        variance = self.explained_variance_
-        return Model(
-            components=self.components_,
-            explained_variance=variance,
-            singular_values=np.sqrt(variance * (self.n_samples_ - 1)),
-            mean=self.mean_,
-            scale=self.scale_,
-            noise_variance=np.array(self.noise_variance_),
-            total_variance=np.array(variance.sum() + self.n_features_in_ * self.noise_variance_),
+        return low_rank_model(
+            self.components_,
+            self.explained_variance_,
+            self.mean_,
+            self.scale_,
+            self.noise_variance_,
+            self.n_samples_,
         )
 
-    def _warn(self) -> None:
-        if self.run_.stopped == "max_rounds" and self.method != "dcf":
-            warnings.warn(
-                f"method {self.method!r} stopped after max_rounds={self.max_rounds} before it met "
-                f"tol={self.tol}; allow more rounds or a larger tol, or ask for fewer components",
-                ConvergenceWarning,
-                stacklevel=3,
+    def _warn(self, found: Robust) -> None:
+        if self.run_.stopped == "max_rounds":
+            message = (
+                f"method {self.run_.solver!r} stopped after max_rounds={self.max_rounds} before it met "
+                f"tol={self.tol}; allow more rounds or a larger tol, or ask for fewer components"
             )
+            warnings.warn(message, ConvergenceWarning, stacklevel=3)
+        if not found.rank_is_clear:
+            message = (
+                f"singular values up to max_components={self.max_components} fall nowhere clearly, so "
+                f"the rank is not found and {self.n_components_} components are taken; give "
+                "n_components if you want fewer"
+            )
+            warnings.warn(message, UserWarning, stacklevel=3)
+        if found.lost.any():
+            unnamed = [f"column {j}" for j in range(self.n_features_in_)]
+            names = getattr(self, "feature_names_in_", unnamed)
+            lost = [str(names[j]) for j in np.flatnonzero(found.lost)]
+            message = (
+                f"most entries of {some_of(lost)} are outliers; look at them, ask for more components,"
+                f" or {'leave them out' if self.scale else 'use scale=True where sizes are unlike'}"
+            )
+            warnings.warn(message, UserWarning, stacklevel=3)
         if self.corrupted_sites_:
             shares = {name: f"{self.sparse_share_[name]:.0%}" for name in self.corrupted_sites_}
-            warnings.warn(
-                f"more than {MOSTLY:.0%} of the entries are outliers at sites {shares}; look at their "
-                "rows, or leave them out",
-                UserWarning,
-                stacklevel=3,
+            message = (
+                f"more than {CORRUPTED:.0%} of the entries are outliers at sites {shares}; look at "
+                "their rows, or leave them out"
             )
+            warnings.warn(message, UserWarning, stacklevel=3)

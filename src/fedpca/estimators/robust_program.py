@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -14,22 +13,23 @@ from fedpca.linalg import top_eigen
 from fedpca.message import Array
 from fedpca.moments import CommonFeatures, at_least_two, common_features
 from fedpca.rows import some_of
-from fedpca.solvers.medians import feature_medians, median_place, squares_present
+from fedpca.solvers.medians import EDGES, FINE, feature_medians, median_of_bins
 from fedpca.solvers.robust import (
-    RANK_ROUNDS,
-    Place,
+    NORMAL,
+    Carry,
+    Known,
+    Limits,
     Separated,
-    by_gradients,
     by_hard_threshold,
-    by_least_squares,
-    rank_of,
     start_clipped,
 )
-from fedpca.solvers.robust_rows import count_present
-from fedpca.solvers.robust_site import FIRST, enter_robust, keep_sparse, sparse_share
+from fedpca.solvers.robust_keep import keep_sparse, sparse_share
+from fedpca.solvers.robust_rows import count_present, squares_present
+from fedpca.solvers.robust_site import enter_robust
+from fedpca.solvers.robust_soft import RANK_ROUNDS, Rank, by_gradients, by_least_squares, rank_of
 
-NORMAL = 1.4826  # a standard deviation, in median sizes of normal numbers
-KNOWN_RIDGE = 1e-3  # of the published method, where the rank is known
+ROUNDING = 16 * np.finfo(float).eps  # of a value: no distance
+KNOWN_RIDGE = 1e-3  # of the published method, where the rank is known; in sizes of entries
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,8 @@ class Robust:
     threshold: float
     noise_variance: float
     shares: dict[str, float]
+    lost: Array  # (d,), whether most of a feature is outliers
+    rank_is_clear: bool
 
 
 def low_rank_and_sparse(
@@ -63,71 +65,94 @@ def low_rank_and_sparse(
 ) -> Robust:
     """The program of a fit: centre and scale, a start, the solver, and what each site keeps."""
     common = common_features(fed)
+    frame = _frame(fed, common, center, scale)
     d = common.n_features
-    most = n_components or max_components or 0
-    if most > d:
-        raise InputError(f"{most} components exceed n_features={d}; use at most {d}")
-    n, present, mean, factors, reference = _frame(fed, common, center, scale)
-    entered = fed.sum(enter_robust, mean=mean, scale=factors, reference=np.float64(reference))
-    size = median_place(entered["places"], reference) or reference
+    _check_components(n_components, max_components, frame.n, d)
+    known = _enter(fed, frame, moves=center != "none")
+    # one more than the bound shows whether the last that may be is the last
+    bound = int(n_components or max_components or 0)
+    width = bound if n_components else min(bound + 1, d)
     U = start_from
-    if U is None or U.shape[1] < most:  # after the rank was found, too few to find it once more
-        U = start_clipped(fed, d, most, FIRST * size)
-    limits: dict[str, Any] = {"tol": tol, "max_rounds": max_rounds}
-    fed.record.solver = method
+    if U is None or U.shape[1] < width:  # after the rank was found, too few to find it once more
+        U = start_clipped(fed, d, width, known.first_threshold)
+    fed.record.solver = "threshold" if method == "auto" else method
+    limits = Limits(tol, max_rounds)
+    rank = Rank(bound) if n_components else None
     if method == "dcf":
-        soft = size / 2
-        ridge = KNOWN_RIDGE if n_components else soft * np.sqrt(max(n, d)) / 2
+        soft = known.size / 2
+        ridge = KNOWN_RIDGE * known.size if n_components else soft * np.sqrt(max(known.n, d)) / 2
         found, values = by_gradients(
-            fed, U, soft, n=n, ridge=ridge, step=step, local_steps=local_steps, **limits
+            fed, U, known, limits, threshold=soft, ridge=ridge, step=step, local_steps=local_steps
         )
+        rank = rank or rank_of(values, bound)
     elif method == "least-squares":
-        found, values = by_least_squares(fed, U, FIRST * size, n=n, **limits)
+        found, values = by_least_squares(fed, U, known, limits)
+        rank = rank or rank_of(values, bound)
     else:
-        found, values = _hard(
-            fed, U, size, n, n_components, {**limits, "present": present, "moves": center != "none"}
-        )
-    r = n_components or rank_of(values)
+        centre = np.zeros(d)
+        if rank is None:
+            fed.record.solver = "least-squares, threshold"
+            searched, values = by_least_squares(
+                fed, U, known, Limits(0.0, min(RANK_ROUNDS, max_rounds))
+            )
+            rank = rank_of(values, bound)
+            U, centre = np.ascontiguousarray(searched.U[:, : rank.number]), searched.centre
+        found = by_hard_threshold(fed, U, centre, known, limits)
     fed.record.stopped = found.stopped
+    return _kept(fed, found, rank, frame, common)
+
+
+def _kept(
+    fed: Federation, found: Separated, rank: Rank, frame: Frame, common: CommonFeatures
+) -> Robust:
+    """What sites keep of the parts, and the variances of the low-rank one."""
+    r = rank.number
     U = np.ascontiguousarray(found.U[:, :r])
-    place = found.place or Place.first(d, r)
+    carry = found.carry or Carry.first(r, found.centre)
     kept = fed.sum(
         keep_sparse,
         U=U,
-        **place.asked,
+        **carry.asked,
         threshold=np.float64(found.threshold),
-        afresh=np.int64(found.place is None),
+        afresh=np.int64(found.carry is None),
     )
-    variances, C = top_eigen(kept["VV"] / (n - 1), r)
+    variances, C = top_eigen(kept["VV"] / max(1, int(kept["rows"]) - 1), r)
     return Robust(
         U=U @ C,
         variance=np.maximum(variances, 0.0),
-        mean=mean + place.centre * factors,
-        scale=factors,
+        mean=frame.centre + found.centre * frame.scale,
+        scale=frame.scale,
         features=common.features,
-        n=n,
+        n=frame.n,
         threshold=found.threshold,
         noise_variance=(NORMAL * found.noise) ** 2,
         shares=_shares(fed),
+        lost=found.lost,
+        rank_is_clear=rank.is_clear,
     )
 
 
-def _hard(
-    fed: Federation, U: Array, size: float, n: int, rank: int | None, limits: dict[str, Any]
-) -> tuple[Separated, Array]:
-    """Hard thresholds, after the rank was found by soft ones where it is not known."""
-    threshold, values = FIRST * size, np.zeros(0)
-    if rank is None:
-        soft, values = by_least_squares(fed, U, threshold, n=n, tol=0.0, max_rounds=RANK_ROUNDS)
-        rank = rank_of(values)
-        U = np.ascontiguousarray(soft.U[:, :rank])
-    return by_hard_threshold(fed, U, threshold, size=size, **limits), values
+def _check_components(n_components: int | None, max_components: int | None, n: int, d: int) -> None:
+    name = "max_components" if n_components is None else "n_components"
+    wanted, limit = n_components or max_components or 0, min(n, d)
+    if wanted > limit:
+        what = f"{d} features" if d <= n else f"{n} rows of all sites"
+        raise InputError(f"{name}={wanted} exceeds the {what}; use at most {limit}")
 
 
-def _frame(
-    fed: Federation, common: CommonFeatures, center: str, scale: bool
-) -> tuple[int, Array, Array, Array, float]:
-    """The number of rows; of each feature the entries, centre and scale; the size of all entries."""
+@dataclass(frozen=True)
+class Frame:
+    """Of all rows the number, and of each feature the values that are there, centre and scale."""
+
+    n: int
+    present: Array
+    centre: Array
+    scale: Array
+    spread: float  # the root mean square of entries about the centre, in the scale
+
+
+def _frame(fed: Federation, common: CommonFeatures, center: str, scale: bool) -> Frame:
+    """The frame, by sums and by histograms."""
     counted = fed.sum(count_present, features=common.to_ask)
     n, present = at_least_two(int(counted["n"])), counted["present"]
     if not present.all():
@@ -136,22 +161,46 @@ def _frame(
         raise InputError(f"no site has a value of {some_of(empty)}; leave out what is empty")
     d = len(present)
     mean = counted["total"] / present
-    centre, factors = np.zeros(d), np.ones(d)
     squares = fed.sum(squares_present, about=mean)["squares"]
     usable_energy(float(squares.sum()))
     spread = np.sqrt(squares / present)
-    if center == "mean":
-        centre = mean
-    elif center == "median":
-        centre = mean + feature_medians(fed, mean, -spread, spread)
+    needs_medians = center == "median" or scale
+    medians = feature_medians(fed, np.arange(d), np.zeros(d)) if needs_medians else mean
+    centre = {"none": np.zeros(d), "mean": mean, "median": medians}[center]
+    factors = np.ones(d)
     if scale:  # about the median, whatever the rows are about
-        about = centre if center == "median" else mean + feature_medians(fed, mean, -spread, spread)
-        sizes = NORMAL * feature_medians(fed, about, np.zeros(d), 2 * spread, sizes=True)
-        negligible = np.finfo(float).eps * (np.abs(about) + spread)
-        factors = np.where(sizes > negligible, sizes, np.where(spread > negligible, spread, 1.0))
+        factors = _typical_distances(fed, medians)
     away = (spread**2 + (mean - centre) ** 2) / factors**2
-    reference = float(np.sqrt(away @ present / present.sum())) or 1.0
-    return n, present, centre, factors, reference
+    return Frame(n, present, centre, factors, float(np.sqrt(away @ present / present.sum())))
+
+
+def _typical_distances(fed: Federation, medians: Array) -> Array:
+    """Of each feature the median distance from its median, as a deviation; of a constant one 1.
+
+    Where most values are alike, as in tables of counts, the median distance of the others.
+    """
+    rounding = ROUNDING * np.abs(medians)
+    sizes = NORMAL * feature_medians(fed, np.arange(len(medians)), medians, of="sizes")
+    alike = np.flatnonzero(sizes <= rounding)
+    if len(alike):
+        sizes[alike] = feature_medians(fed, alike, medians[alike], of="sizes above zero")
+    return np.where(sizes > rounding, sizes, 1.0)
+
+
+def _enter(fed: Federation, frame: Frame, *, moves: bool) -> Known:
+    """Sites settle on the frame, and tell the typical size of their entries.
+
+    A few wild entries make the root mean square too large a reference for it; then it is asked again.
+    """
+    reference = frame.spread or 1.0
+    while True:
+        sizes = fed.sum(
+            enter_robust, mean=frame.centre, scale=frame.scale, reference=np.float64(reference)
+        )["sizes"]
+        size = median_of_bins(sizes, reference)
+        if size >= FINE * reference or not sizes.any():
+            return Known(frame.n, frame.present, size or frame.spread or 1.0, moves)
+        reference = size or float(EDGES[0]) * reference
 
 
 def _shares(fed: Federation) -> dict[str, float]:

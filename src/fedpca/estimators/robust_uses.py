@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.utils import check_array
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from fedpca.estimators.modelled import rows_from_scores, tags_for_rows
 from fedpca.message import Array
 from fedpca.model import Model
 from fedpca.rows import is_sparse
-from fedpca.solvers.robust_site import separate
+from fedpca.solvers.robust_parts import TIMES_MEDIAN, separate
+from fedpca.solvers.robust_rows import values_about
 
 
 class Parts(NamedTuple):
@@ -23,16 +24,32 @@ class Parts(NamedTuple):
 
 
 class OutlierScores(NamedTuple):
-    """How far outside entries are: above 1 they are outliers."""
+    """How far outside entries are, and how much of each row is."""
 
-    rows: Array  # (n,), the share of a row's entries that are outliers
-    cells: Array  # (n, d)
+    rows: Array  # (n,), the share of a row's entries that are outliers, from 0 to 1
+    cells: Array  # (n, d), residuals in thresholds: above 1 an entry is an outlier
+
+
+def low_rank_model(
+    components: Array, variance: Array, mean: Array, scale: Array, noise_variance: float, n: int
+) -> Model:
+    """The model of n rows whose low-rank part varies so along its components, noise beside it."""
+    return Model(
+        components=components,
+        explained_variance=variance,
+        singular_values=np.sqrt(variance * (n - 1)),
+        mean=mean,
+        scale=scale,
+        noise_variance=np.array(noise_variance),
+        total_variance=np.array(variance.sum() + len(mean) * noise_variance),
+    )
 
 
 class RobustRowsMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # type: ignore[misc]
     """Methods of an estimator that has robust components."""
 
     components_: Array
+    explained_variance_: Array
     mean_: Array
     scale_: Array
     threshold_: float
@@ -50,10 +67,7 @@ class RobustRowsMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # typ
 
     def inverse_transform(self, X: Any) -> Array:
         """The rows that have these scores, without noise or outliers."""
-        check_is_fitted(self)
-        scores = check_array(X, dtype=[np.float64, np.float32])
-        rows = self._model().inverse_transform(scores)
-        return rows.astype(scores.dtype, copy=False)
+        return rows_from_scores(self._model(), X)
 
     def split(self, X: Any) -> Parts:
         """Rows as a low-rank and a sparse part, with the components as they are.
@@ -74,12 +88,16 @@ class RobustRowsMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # typ
 
     def _framed(self, rows: Any) -> tuple[Array, Array]:
         dense = np.asarray(rows.toarray() if is_sparse(rows) else rows, np.float64)
-        present = ~np.isnan(dense)
-        return np.where(present, (dense - self.mean_) / self.scale_, 0.0), present
+        return values_about(dense, self.mean_, self.scale_)
 
     def _separate(self, rows: Any) -> tuple[Array, Array]:
         A, present = self._framed(rows)
-        return separate(A, present, self.components_.T, self.threshold_)
+        size = np.sqrt(
+            self.explained_variance_.sum() / len(self.mean_)
+        )  # of entries, a typical one
+        return separate(
+            A, present, self.components_.T, self.threshold_, first=TIMES_MEDIAN * float(size)
+        )
 
     def _validated(self, X: Any, reset: bool = False) -> Any:
         if not reset:
@@ -99,8 +117,6 @@ class RobustRowsMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # typ
         return int(self.n_components_)
 
     def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
-        tags.input_tags.sparse = True
+        tags = tags_for_rows(super().__sklearn_tags__())
         tags.input_tags.allow_nan = True
         return tags

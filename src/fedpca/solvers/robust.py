@@ -2,7 +2,7 @@
 
     A_i = V_i U' + S_i + noise,   U of d x r common to all sites
 
-Only sums of d x r and r x r matrices leave a site, and one number of it as a place among bins.
+Only sums of d x r and r x r matrices leave a site, and one number of it by its bin.
 
 ``threshold`` knows the rank. Entries beyond a threshold z are unknown, and
 
@@ -12,12 +12,8 @@ Only sums of d x r and r x r matrices leave a site, and one number of it as a pl
 z falls by a fifth a round, down to four times the median size of residuals at the median site. It ends
 exact where there is no noise, and with noise near where one ends who knows which entries are bad.
 
-``least-squares`` stands a bound on the rank: soft thresholds and a ridge, both falling, and least
-squares for U. ``dcf`` is the published method, gradient steps at the sites and an average: it ends as
-far away as its threshold is large.
-
-Source: DCF-PCA, "Distributed robust principal component analysis" by consensus factorisation, of which
-``dcf`` is Algorithm 1. Hard thresholds after Netrapalli et al., "Non-convex robust PCA" (2014).
+Source: hard thresholds after Netrapalli et al., "Non-convex robust PCA" (2014). Soft ones, which stand
+a bound on the rank, and the published method for sites are in `fedpca.solvers.robust_soft`.
 """
 
 from __future__ import annotations
@@ -31,21 +27,59 @@ from fedpca.federation import Federation
 from fedpca.linalg import orth, sine_of_angle
 from fedpca.message import Array
 from fedpca.question import Arrays
-from fedpca.solvers.medians import median_place
-from fedpca.solvers.robust_site import (
-    FALL,
-    FIRST,
-    clipped_product,
-    gradient_round,
-    hard_round,
-    soft_round,
-)
+from fedpca.solvers.medians import median_of_bins
+from fedpca.solvers.robust_parts import FALL, TIMES_MEDIAN
+from fedpca.solvers.robust_site import clipped_product, hard_round
 
-SOFT_FALL = 0.7  # of the soft one and the ridge
+NORMAL = 1.4826  # a standard deviation, in median sizes of normal numbers
 PASSES = 2  # at a site in a round
 START_ROUNDS = 2  # of power iteration on clipped rows
-RANK_ROUNDS = 25  # after which the rank is read off
-INDISTINCT = 1e-4  # of the largest singular value, below which the others are not told apart
+REACHED = 1.05  # as near as medians from bins tell a threshold from its floor
+PATIENCE = 5  # rounds at its floor after which a threshold stays
+OF_NOISE = 0.02  # a turn, as a part of what noise does, that is none
+NEGLIGIBLE = 1e-7  # of the size of entries: never an outlier
+
+
+@dataclass(frozen=True)
+class Known:
+    """What all sites together know of the rows before a solver starts."""
+
+    n: int
+    present: Array  # (d,), how many values each feature has
+    size: float  # the typical one of entries
+    moves: bool  # whether the centre becomes the mean of what is no outlier
+
+    @property
+    def first_threshold(self) -> float:
+        """Where thresholds begin to fall."""
+        return TIMES_MEDIAN * self.size
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a solver stops."""
+
+    tol: float
+    max_rounds: int
+
+
+@dataclass(frozen=True)
+class Carry:
+    """How scores of the last round become those of the next one."""
+
+    turn: Array  # (r, r)
+    centre: Array  # (d,), of the rows
+    mean_scores: Array  # (r,), by which they move
+
+    @classmethod
+    def first(cls, r: int, centre: Array) -> Carry:
+        """Before the first round."""
+        return cls(np.eye(r), centre, np.zeros(r))
+
+    @property
+    def asked(self) -> Arrays:
+        """The fields of a question."""
+        return {"turn": self.turn, "centre": self.centre, "mean_scores": self.mean_scores}
 
 
 @dataclass(frozen=True)
@@ -56,26 +90,9 @@ class Separated:
     threshold: float
     noise: float  # the median size of residuals at the median site
     stopped: str  # "converged" or "max_rounds"
-    place: Place | None = None  # where sites have their scores, if these fit to U
-
-
-@dataclass(frozen=True)
-class Place:
-    """How scores of the last round become those of the next one."""
-
-    turn: Array  # (r, r)
-    centre: Array  # (d,), of the rows
-    mean_scores: Array  # (r,), by which they move
-
-    @classmethod
-    def first(cls, d: int, r: int) -> Place:
-        """Before the first round."""
-        return cls(np.eye(r), np.zeros(d), np.zeros(r))
-
-    @property
-    def asked(self) -> Arrays:
-        """The fields of a question."""
-        return {"turn": self.turn, "centre": self.centre, "mean_scores": self.mean_scores}
+    centre: Array  # (d,)
+    lost: Array  # (d,), whether most of a feature is beyond the threshold
+    carry: Carry | None = None  # of the scores that sites have, if these fit to U
 
 
 def start_clipped(fed: Federation, d: int, r: int, threshold: float) -> Array:
@@ -87,150 +104,74 @@ def start_clipped(fed: Federation, d: int, r: int, threshold: float) -> Array:
 
 
 def by_hard_threshold(
-    fed: Federation,
-    U: Array,
-    threshold: float,
-    *,
-    tol: float,
-    max_rounds: int,
-    size: float,
-    present: Array,
-    moves: bool,
+    fed: Federation, U: Array, centre: Array, known: Known, limits: Limits
 ) -> Separated:
-    """U to a change of at most ``tol`` in a round, the sine of an angle.
+    """U to a change of at most ``tol`` in a round, the sine of an angle, or far below the noise.
 
-    ``size`` is the typical one of entries, and residuals of ``tol`` times as much are none; ``present``
-    are the entries of each feature, ``(d,)``. Where the centre ``moves``, it becomes the mean of the
-    rows without their outliers: a median is robust, but beside the plane in which low-rank rows lie.
+    Residuals of ``tol`` times the size of entries are none. Where the centre moves, it becomes the mean
+    of the rows without their outliers: a median is robust, but beside the plane in which low-rank rows
+    lie. A threshold that has been at its floor for a few rounds stays: where residuals have long tails
+    it would else cut off ever more of them, and never end. A column that is lost is drawn for as many
+    rounds by all that the first threshold leaves, and then only by what the present one does.
     """
-    place, stopped = Place.first(*U.shape), "max_rounds"
-    lost = np.zeros(len(U), np.int64)
-    for done in range(max_rounds):
+    carry, threshold, stopped = Carry.first(U.shape[1], centre), known.first_threshold, "max_rounds"
+    reach, rounds_lost = np.zeros(len(U)), np.zeros(len(U), int)  # of columns
+    least = max(10 * limits.tol, NEGLIGIBLE) * known.size
+    n_resting = 0
+    for done in range(limits.max_rounds):
         answer = fed.sum(
             hard_round,
             U=U,
-            **place.asked,
+            **carry.asked,
             threshold=np.float64(threshold),
-            lost_columns=lost,
+            reach=reach,
             passes=np.int64(PASSES),
             is_first=np.int64(done == 0),
         )
-        median = median_place(answer["places"], threshold)
-        last, (U, place) = U, least_squares(answer, U, place.centre, moves=moves)
+        median = median_of_bins(answer["sizes"], threshold)
+        last, (U, carry, squares) = U, refitted(answer, U, carry.centre, moves=known.moves)
         change = sine_of_angle(last, U)
         fed.report(change, partial(np.asarray, U))
-        floor = FIRST * median
-        beyond = (2 * answer["good"] < present).astype(np.int64)
-        # once the threshold has come down, a column that is found is not given up again
-        lost = beyond if threshold > floor else lost & beyond
-        if change <= tol and (threshold <= floor or median <= tol * size):
+        floor = max(TIMES_MEDIAN * median, least)
+        if n_resting < PATIENCE:
+            n_resting = n_resting + 1 if threshold <= REACHED * floor else 0
+        beyond = 2 * answer["good"] < known.present
+        is_fitted = median <= limits.tol * known.size
+        # a column is drawn to where it belongs until then; what is not found by now is given up
+        lost = beyond & (n_resting < PATIENCE and not is_fitted)
+        rounds_lost += lost
+        enough = limits.tol if is_fitted or n_resting else 0.0
+        if n_resting:
+            known_part = np.maximum(answer["good"], 1) / known.present
+            enough = max(enough, OF_NOISE * turn_by_noise(NORMAL * median, squares, known_part))
+        if change <= enough:
             stopped = "converged"
             break
-        threshold = min(threshold, max(FALL * threshold, floor))
-    return Separated(U, threshold, median, stopped, place)
+        if not n_resting:
+            threshold = max(FALL * threshold, floor)
+        far = np.where(rounds_lost <= PATIENCE, known.first_threshold, threshold)
+        reach = np.where(lost, far, 0.0)
+    return Separated(U, min(threshold, floor), median, stopped, carry.centre, beyond, carry)
 
 
-def least_squares(answer: Arrays, U: Array, centre: Array, *, moves: bool) -> tuple[Array, Place]:
-    """The U that fits to the scores V = D U, orthonormal, about the mean of D if the centre moves."""
+def refitted(answer: Arrays, U: Array, centre: Array, *, moves: bool) -> tuple[Array, Carry, Array]:
+    """The U that fits to the scores V = D U, orthonormal, about the mean of D if the centre moves.
+
+    And the squares of scores, ``(r, r)``.
+    """
     VV, AV, n = answer["VV"], answer["AV"], max(1, int(answer["rows"]))
     mean = answer["total"] / n if moves else np.zeros(len(U))
     scores = mean @ U
-    fitted = np.linalg.lstsq(
-        VV - n * np.outer(scores, scores), (AV - n * np.outer(mean, scores)).T, rcond=1e-12
-    )[0].T
+    squares = VV - n * np.outer(scores, scores)
+    fitted = np.linalg.lstsq(squares, (AV - n * np.outer(mean, scores)).T, rcond=1e-12)[0].T
     Q, R = np.linalg.qr(fitted)
-    return Q, Place(np.ascontiguousarray(R.T), centre + mean, scores)
+    return Q, Carry(np.ascontiguousarray(R.T), centre + mean, scores), squares
 
 
-def by_least_squares(
-    fed: Federation, U: Array, threshold: float, *, n: int, tol: float, max_rounds: int
-) -> tuple[Separated, Array]:
-    """U by soft thresholds that fall, and the singular values of the low-rank part."""
-    d, r = U.shape
-    ridge = threshold * np.sqrt(max(n, d)) / 2
-    stopped = "max_rounds"
-    for done in range(max_rounds):
-        answer = fed.sum(
-            soft_round,
-            U=U,
-            threshold=np.float64(threshold),
-            ridge=np.float64(ridge),
-            passes=np.int64(PASSES),
-            is_first=np.int64(done == 0),
-        )
-        last, VV = U, answer["VV"]
-        U = np.linalg.solve(VV + ridge * np.eye(r), answer["AV"].T).T
-        values = singular_values(U, VV)
-        change = relative_change(last, U)
-        fed.report(change, partial(orth, U))
-        median = median_place(answer["places"], threshold)
-        if change <= tol:
-            stopped = "converged"
-            break
-        threshold, ridge = max(SOFT_FALL * threshold, median), SOFT_FALL * ridge
-    bound = max(threshold, FIRST * median)
-    return Separated(leading_axes(U, VV), bound, median, stopped), values
+def turn_by_noise(deviation: float, squares: Array, known_part: Array) -> float:
+    """By how much noise turns components that have such squares of scores, the sine of an angle.
 
-
-def by_gradients(
-    fed: Federation,
-    U: Array,
-    threshold: float,
-    *,
-    n: int,
-    ridge: float,
-    step: float | None,
-    local_steps: int,
-    tol: float,
-    max_rounds: int,
-) -> tuple[Separated, Array]:
-    """The published method: local gradient steps, averaged by rows; and the singular values."""
-    stopped, VV = "max_rounds", np.eye(U.shape[1])
-    for done in range(max_rounds):
-        # a step that is given decays with the root of the rounds; else each site finds its own
-        eta = 0.0 if step is None else step / np.sqrt(1 + done)
-        answer = fed.sum(
-            gradient_round,
-            U=U,
-            threshold=np.float64(threshold),
-            ridge=np.float64(ridge),
-            step=np.float64(eta),
-            steps=np.int64(local_steps),
-            passes=np.int64(PASSES),
-            n=np.int64(n),
-            is_first=np.int64(done == 0),
-        )
-        last, U, VV = U, answer["U"], answer["VV"]
-        change = relative_change(last, U)
-        fed.report(change, partial(orth, U))
-        if change <= tol:
-            stopped = "converged"
-            break
-    return Separated(leading_axes(U, VV), threshold, 0.0, stopped), singular_values(U, VV)
-
-
-def relative_change(last: Array, U: Array) -> float:
-    """How much U changed, as a part of it."""
-    return float(np.linalg.norm(U - last) / max(np.linalg.norm(U), np.finfo(float).tiny))
-
-
-def singular_values(U: Array, VV: Array) -> Array:
-    """Those of V U', falling, from U and V'V."""
-    values, Q = np.linalg.eigh(VV)
-    root = (Q * np.sqrt(np.maximum(values, 0.0))) @ Q.T
-    return np.asarray(np.sqrt(np.maximum(np.linalg.eigvalsh(root @ (U.T @ U) @ root)[::-1], 0.0)))
-
-
-def leading_axes(U: Array, VV: Array) -> Array:
-    """An orthonormal basis of U, in the order in which the rows of V U' vary along it."""
-    values, Q = np.linalg.eigh(VV)
-    W, _, _ = np.linalg.svd((U @ Q) * np.sqrt(np.maximum(values, 0.0)), full_matrices=False)
-    return np.asarray(W)
-
-
-def rank_of(values: Array) -> int:
-    """Where singular values fall most, from one to the next."""
-    if len(values) < 2 or not values[0]:
-        return 1
-    floored = np.maximum(values, INDISTINCT * values[0])
-    return int(np.argmax(floored[:-1] / floored[1:])) + 1
+    A feature of which only a part is known, ``(d,)``, is off by as much more.
+    """
+    least = float(np.linalg.eigvalsh(squares)[0])
+    return deviation * float(np.sqrt((1 / known_part).sum() / least)) if least > 0 else 0.0

@@ -4,45 +4,39 @@
 
 Three ways to find V_i and S_i for a U, each a few passes from where V_i was: hard and soft thresholds,
 and the gradient steps of the published method. Entries that are missing, and those that hard
-thresholds call outliers, are replaced by ``V_i U'``, as if they were unknown.
+thresholds call outliers, are replaced by ``V_i U'``, as if they were unknown (`robust_parts`).
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 
 from fedpca.message import Array
 from fedpca.question import question
-from fedpca.solvers.medians import OCTAVES, PER_OCTAVE, place_of
+from fedpca.solvers.medians import N_BINS, as_bins
+from fedpca.solvers.robust_parts import filled, separate, typical_size, without_large
 from fedpca.solvers.robust_rows import framed_rows
 
-FIRST = 4.0  # a threshold, in median sizes: 2.7 deviations of normal noise
-FALL = 0.8  # of the threshold in a round
-NOTHING = 1e-12  # of the first threshold
-MOST_PASSES, SETTLED = 200, 1e-12  # at the last one, until scores change by no more than this part
-N_PLACES = 2 * OCTAVES * PER_OCTAVE
-PLACE = {"turn": "float64 r r", "centre": "float64 d", "mean_scores": "float64 r"}
-SUMS = {"AV": "float64 d r", "VV": "float64 r r", "places": f"int64 {N_PLACES}"}
-
-
-def typical_size(residuals: Array, present: Array) -> float:
-    """The median size of the entries that are present; zero of none."""
-    return float(np.median(np.abs(residuals[present]))) if present.any() else 0.0
+CARRY = {"turn": "float64 r r", "centre": "float64 d", "mean_scores": "float64 r"}
+SUMS = {"AV": "float64 d r", "VV": "float64 r r", "sizes": f"int64 {N_BINS}"}
 
 
 @question(
     asks={"mean": "float64 d", "scale": "float64 d", "reference": "float64"},
-    answers={"places": f"int64 {N_PLACES}"},
+    answers={"sizes": f"int64 {N_BINS}"},
     remembers=True,
 )
 def enter_robust(site: Any, mean: Array, scale: Array, reference: Array) -> dict[str, Any]:
-    """Settle on the frame; the typical size of the site's entries goes out as a place in bins."""
+    """Settle on the frame; the typical size of the site's entries goes out as its bin.
+
+    Where most are zero, as in tables of counts, it is that of the others.
+    """
     site.memory |= {"mean": mean, "scale": scale}
     A, present = framed_rows(site)
-    return {"places": place_of(typical_size(A, present), float(reference), len(A))}
+    size = typical_size(A, present) or typical_size(A, A != 0)
+    return {"sizes": as_bins(size, float(reference), len(A) if size else 0)}
 
 
 @question(
@@ -55,45 +49,12 @@ def clipped_product(site: Any, U: Array, threshold: Array) -> dict[str, Any]:
     return {"Y": C.T @ (C @ U)}
 
 
-def without_large(A: Array, threshold: float) -> Array:
-    """A with zeros for what is beyond the threshold."""
-    return np.where(np.abs(A) > threshold, 0.0, A)
-
-
-class Filled(NamedTuple):
-    """Rows in which what is unknown is replaced by the low-rank part."""
-
-    D: Array  # (n, d)
-    R: Array  # (n, d), the residuals
-    good: Array  # (n, d), what is present and within the threshold
-    lost: Array  # (n,), rows of which most is beyond it
-
-
-def filled(
-    A: Array, present: Array, L: Array, threshold: float, lost_columns: Array | None = None
-) -> Filled:
-    """Take what is missing or beyond the threshold as unknown.
-
-    Of a row or column that is mostly beyond it nothing would be left to draw it to where it belongs: a
-    large one would stay at zero for ever. There residuals count as far as the threshold.
-    """
-    R = A - L
-    good = present & (np.abs(R) <= threshold)
-    D = np.where(good, A, L)
-    lost = 2 * good.sum(axis=1) < present.sum(axis=1)
-    drawn = lost[:, None] if lost_columns is None else lost[:, None] | lost_columns
-    if drawn.any():
-        bad = drawn & present & ~good
-        D += np.where(bad, np.clip(R, -threshold, threshold), 0.0)
-    return Filled(D, R, good, lost)
-
-
 @question(
     asks={
         "U": "float64 d r",
-        **PLACE,
+        **CARRY,
         "threshold": "float64",
-        "lost_columns": "int64 d",
+        "reach": "float64 d",
         "passes": "int64",
         "is_first": "int64",
     },
@@ -107,30 +68,33 @@ def hard_round(
     centre: Array,
     mean_scores: Array,
     threshold: Array,
-    lost_columns: Array,
+    reach: Array,
     passes: Array,
     is_first: Array,
 ) -> dict[str, Any]:
     """Scores by projection on orthonormal U, outliers beyond the threshold taken as unknown.
 
-    Rows are taken about ``centre``, which moved by what had ``mean_scores``.
+    Rows are taken about ``centre``, which moved by what had ``mean_scores``. Those that are lost are
+    separated afresh: from where their scores are, a threshold that falls leaves them behind.
     """
     A, present = framed_rows(site, centre)
     if is_first:
         V = without_large(A, float(threshold)) @ U
     else:
         V = (site.remembered("V")[0] - mean_scores) @ turn
+        lost = filled(A, present, V @ U.T, float(threshold)).lost
+        V[lost] = separate(A[lost], present[lost], U, float(threshold))[0]
     for _ in range(int(passes)):
-        D, R, good, lost = filled(A, present, V @ U.T, float(threshold), lost_columns > 0)
+        D, R, good, lost = filled(A, present, V @ U.T, float(threshold), reach)
         V = D @ U
     site.memory["V"] = V
-    places = place_of(typical_size(R, present), float(threshold), len(A))
+    sizes = as_bins(typical_size(R, present), float(threshold), len(A))
     if lost.any():  # which have no say in U before their scores are found
         D, V = D[~lost], V[~lost]
     return {
         "AV": D.T @ V,
         "VV": V.T @ V,
-        "places": places,
+        "sizes": sizes,
         "good": good.sum(axis=0),
         "total": D.sum(axis=0),
         "rows": np.int64(len(D)),
@@ -140,24 +104,42 @@ def hard_round(
 @question(
     asks={
         "U": "float64 d r",
+        **CARRY,
         "threshold": "float64",
         "ridge": "float64",
         "passes": "int64",
         "is_first": "int64",
     },
-    answers=SUMS,
+    answers={**SUMS, "total": "float64 d"},
     remembers=True,
 )
 def soft_round(
-    site: Any, U: Array, threshold: Array, ridge: Array, passes: Array, is_first: Array
+    site: Any,
+    U: Array,
+    turn: Array,
+    centre: Array,
+    mean_scores: Array,
+    threshold: Array,
+    ridge: Array,
+    passes: Array,
+    is_first: Array,
 ) -> dict[str, Any]:
     """Scores by ridge regression on U, what is beyond the threshold taken off."""
-    A, present = framed_rows(site)
-    V = without_large(A, float(threshold)) @ U if is_first else site.remembered("V")[0]
+    A, present = framed_rows(site, centre)
+    if is_first:
+        V = _first_scores(A, U, float(threshold), float(ridge))
+    else:
+        V = (site.remembered("V")[0] - mean_scores) @ turn
     V, D, R = _soft_passes(A, present, U, V, float(threshold), float(ridge), int(passes))
     site.memory["V"] = V
-    places = place_of(typical_size(R, present), float(threshold), len(A))
-    return {"AV": D.T @ V, "VV": V.T @ V, "places": places}
+    sizes = as_bins(typical_size(R, present), float(threshold), len(A))
+    return {"AV": D.T @ V, "VV": V.T @ V, "sizes": sizes, "total": D.sum(axis=0)}
+
+
+def _first_scores(A: Array, U: Array, threshold: float, ridge: float) -> Array:
+    """Scores by ridge regression of what is within the threshold."""
+    G = np.linalg.inv(U.T @ U + ridge * np.eye(U.shape[1]))
+    return np.asarray(without_large(A, threshold) @ (U @ G))
 
 
 def _soft_passes(
@@ -198,79 +180,17 @@ def gradient_round(
     n: Array,
     is_first: Array,
 ) -> dict[str, Any]:
-    """Local gradient steps of U, weighted by rows; a step of 0 stands for half of 1 / ||V_i||^2."""
+    """Local gradient steps of U, weighted by rows; one of 0 is half of the longest that is stable."""
     A, present = framed_rows(site)
-    V = without_large(A, float(threshold)) @ U if is_first else site.remembered("V")[0]
+    V = None if is_first else site.remembered("V")[0]
+    if V is None:
+        V = _first_scores(A, U, float(threshold), float(ridge))
     weight = len(A) / int(n)
     for _ in range(int(steps)):
         V, D, _ = _soft_passes(A, present, U, V, float(threshold), float(ridge), int(passes))
         gradient = U @ (V.T @ V) - D.T @ V + weight * ridge * U
         length = np.linalg.norm(V, 2) if len(V) else 0.0
-        eta = float(step) or (0.5 / length**2 if length else 0.0)
+        eta = float(step) or (0.5 / (length**2 + weight * float(ridge)) if length else 0.0)
         U = U - eta * gradient
     site.memory["V"] = V
     return {"U": weight * U, "VV": V.T @ V}
-
-
-@question(
-    asks={
-        "U": "float64 d r",
-        **PLACE,
-        "threshold": "float64",
-        "afresh": "int64",
-    },
-    answers={"VV": "float64 r r"},
-    remembers=True,
-)
-def keep_sparse(
-    site: Any,
-    U: Array,
-    turn: Array,
-    centre: Array,
-    mean_scores: Array,
-    threshold: Array,
-    afresh: Array,
-) -> dict[str, Any]:
-    """Keep the scores on the final, orthonormal U, whose squares go out, and the sparse part."""
-    A, present = framed_rows(site, centre)
-    found = None if afresh else (site.remembered("V")[0] - mean_scores) @ turn
-    V, S = separate(A, present, U, float(threshold), V=found)
-    kept = sp.csr_array(S)
-    site.memory |= {
-        "V": V,
-        "sparse_values": kept.data,
-        "sparse_columns": kept.indices.astype(np.int64),
-        "sparse_rows": kept.indptr.astype(np.int64),
-        "shares": np.array([kept.nnz, int(present.sum())]),
-    }
-    return {"VV": V.T @ V}
-
-
-@question(answers={"outliers": "int64", "present": "int64"})
-def sparse_share(site: Any) -> dict[str, Any]:
-    """How many of the site's entries are outliers, and how many there are."""
-    outliers, present = site.memory["shares"]
-    return {"outliers": outliers, "present": present}
-
-
-def separate(
-    A: Array, present: Array, U: Array, threshold: float, *, V: Array | None = None
-) -> tuple[Array, Array]:
-    """Scores of rows on orthonormal U, ``(d, r)``, and their sparse part, beyond the threshold.
-
-    Without scores to begin with, a threshold falls from that of the first round of a fit to the one
-    that is meant, so that outliers give way before what they hide.
-    """
-    if V is None:
-        first = max(FIRST * typical_size(A, present), threshold)
-        V = without_large(A, first) @ U
-        n_falls = int(np.ceil(np.log(first / max(threshold, first * NOTHING)) / -np.log(FALL)))
-        bounds = np.maximum(first * FALL ** np.arange(n_falls + 1), threshold)
-    else:
-        bounds = np.array([threshold])
-    for bound in [*bounds, *[threshold] * MOST_PASSES]:
-        last, V = V, filled(A, present, V @ U.T, bound).D @ U
-        if bound == threshold and np.linalg.norm(V - last) <= SETTLED * np.linalg.norm(V):
-            break
-    R = A - V @ U.T
-    return V, np.where(present & (np.abs(R) > threshold), R, 0.0)
