@@ -11,21 +11,17 @@ from typing import Annotated, Any
 
 import typer
 
-from fedpca import federation_commands
+from fedpca import audit_command, federation_commands
 from fedpca._version import __version__
 from fedpca.demo import run_demo
 from fedpca.demo_federation import run_federation_demo
 from fedpca.errors import InputError
 from fedpca.estimators import FederatedPCA, StreamingPCA, load
 from fedpca.federation import Federation
-from fedpca.privacy import leakage
-from fedpca.report.plots import draw_leakage, pyplot
 from fedpca.report.tables import (
     print_crossed,
-    print_leakage,
     print_model,
     print_summary,
-    write_exposures,
 )
 from fedpca.rows import some_of
 from fedpca.run import Run
@@ -34,14 +30,12 @@ from fedpca.shell import (
     FILES,
     Components,
     FanIn,
-    Files,
     Force,
     Insecure,
     MaxRounds,
     Quiet,
     Scale,
     Tls,
-    attacking,
     components_of,
     err,
     exit_codes,
@@ -67,6 +61,7 @@ app = typer.Typer(
 DEFAULTS = FederatedPCA()
 
 
+app.command()(audit_command.audit)
 app.command()(federation_commands.serve)
 app.command()(federation_commands.join)
 app.command()(federation_commands.site_key)
@@ -238,66 +233,6 @@ def info(
             if not getattr(fitted, "run_", Run()).history:
                 raise InputError(f"{file} has no ledger: nothing crossed but the file itself")
             print_crossed(out, fitted.run_, site)
-
-
-@app.command()
-def audit(
-    files: Files,
-    n_components: Components = "auto",
-    solver: Annotated[
-        list[str], typer.Option(help=f"all, or of {', '.join(SOLVERS)}; may be repeated.")
-    ] = ["all"],  # noqa: B006
-    scale: Scale = False,
-    refits: Annotated[
-        int, typer.Option(help="Fits from other starts that an attacker has seen, too.")
-    ] = 5,
-    colluding: Annotated[
-        list[str], typer.Option(help="A site that tells the coordinator its part of every sum.")
-    ] = [],  # noqa: B006
-    simulate: Annotated[
-        bool, typer.Option("--simulate", help="Attack faps by simulation too; slow.")
-    ] = False,
-    max_rounds: MaxRounds = DEFAULTS.max_rounds,
-    seed: Annotated[int, typer.Option(help="Seed of the first start.")] = 0,
-    by_site: Annotated[bool, typer.Option("--by-site", help="A line for every site.")] = False,
-    table: Annotated[
-        Path | None, typer.Option(help="Where every attack's result goes (.csv).")
-    ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Where a picture goes (.png).")] = None,
-    force: Force = False,
-    quiet: Quiet = False,
-) -> None:
-    """Attack what each solver would send of small data that is at hand, and say what is revealed.
-
-    Nothing leaves this machine. Compare errors with those of the guesses without any message.
-    """
-    with exit_codes():
-        for path, suffix in ((table, ".csv"), (plot, ".png")):
-            if path is not None:
-                refuse_overwriting(path, force)
-                if path.suffix != suffix:
-                    raise InputError(f"{path} must end in {suffix}, as in {path.stem}{suffix}")
-        if plot is not None:
-            pyplot()  # missed now and not after the work
-        found = leakage.audit(
-            named_sites(files),
-            components_of(n_components),
-            solvers=None if solver == ["all"] else solver,
-            refits=refits,
-            colluding=colluding,
-            simulate=simulate,
-            random_state=seed,
-            on_solver=attacking(quiet),
-            scale=scale,
-            max_rounds=max_rounds,
-        )
-        print_leakage(out, found, by_site)
-        if table is not None:
-            write_exposures(table, found)
-            out.print(f"Wrote {table}")
-        if plot is not None:
-            draw_leakage(found, plot)
-            out.print(f"Wrote {plot}")
 
 
 @app.command()
