@@ -12,10 +12,10 @@ import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils._param_validation import Interval, StrOptions
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from fedpca.errors import InputError
-from fedpca.estimators.inputs import as_federation, is_many_sites
+from fedpca.estimators.inputs import as_federation, is_many_sites, validated
 from fedpca.estimators.modelled import (
     ModelMixin,
     check_kind,
@@ -204,15 +204,7 @@ class FederatedPCA(ModelMixin, BaseEstimator):  # type: ignore[misc]
         """
         self._validate_params()
         with features_anew(self):
-            if not is_many_sites(X):
-                X = validate_data(
-                    self,
-                    X,
-                    accept_sparse="csr",
-                    dtype=[np.float64, np.float32],
-                    ensure_min_samples=2,
-                )
-            fed = as_federation(X, sites)
+            fed = as_federation(validated(self, X), sites)
             parameters = plain_params(self)
             del parameters["whiten"], parameters["random_state"]
             parameters["options"] = self._options(parameters)

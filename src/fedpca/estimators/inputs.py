@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
+from sklearn.utils.validation import validate_data
 
 from fedpca.errors import InputError
 from fedpca.federation import Federation
@@ -26,6 +27,14 @@ def is_many_sites(X: Any) -> bool:
         if not _is_rows(item):
             raise InputError(f"site-{i} of the list is not a 2-D table but {type(item).__name__}")
     return True
+
+
+def validated(estimator: Any, X: Any) -> Any:
+    """One table as scikit-learn checks it, and rows of several sites as they are."""
+    if is_many_sites(X):
+        return X
+    dtypes = [np.float64, np.float32]
+    return validate_data(estimator, X, accept_sparse="csr", dtype=dtypes, ensure_min_samples=2)
 
 
 def holds_rows(X: Any) -> bool:

@@ -13,11 +13,11 @@ import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils._param_validation import Interval, StrOptions
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from fedpca.errors import InputError
 from fedpca.estimators.affinity import AffinityMixin
-from fedpca.estimators.inputs import as_federation, holds_rows, is_many_sites
+from fedpca.estimators.inputs import as_federation, holds_rows, is_many_sites, validated
 from fedpca.estimators.modelled import (
     features_anew,
     saved_features,
@@ -198,14 +198,7 @@ class PersonalizedPCA(AffinityMixin, PersonalRowsMixin, BaseEstimator):  # type:
                 "and 'polar', not of 'power'"
             )
         with features_anew(self):
-            if not is_many_sites(X):
-                X = validate_data(
-                    self,
-                    X,
-                    accept_sparse="csr",
-                    dtype=[np.float64, np.float32],
-                    ensure_min_samples=2,
-                )
+            X = validated(self, X)
             gather = holds_rows(X) if self.gather is None else self.gather
             fed = as_federation(X, sites)
             parameters = self._parameters(fed)

@@ -36,11 +36,10 @@ def keep_sparse(
     threshold: Array,
     afresh: Array,
 ) -> dict[str, Any]:
-    """Keep the scores on the final, orthonormal U, and the sparse part; squares of scores go out.
+    """Keep the scores on the final, orthonormal U, and the sparse part, of rows that have a value.
 
-    All of rows that have a value, in their order.
-
-    Not those of rows that are mostly beyond the threshold, which have no say in U either.
+    Squares of scores go out, but not those of rows that are mostly beyond the threshold: these have no
+    say in U either.
     """
     A, present = framed_rows(site, centre)
     found = None if afresh else (site.remembered("V")[0] - mean_scores) @ turn
