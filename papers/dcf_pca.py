@@ -214,7 +214,7 @@ def figure4(options: argparse.Namespace) -> list[str]:
     n = 200 if options.quick else 500
     problem = usual(n, 0)
     lines, curves = [], {}
-    for K in (1, 2, 10) if options.quick else (1, 2, 3, 5, 7, 10):
+    for K in (1, 2, 10) if options.quick else range(1, 11):
         points = fit_dcf(problem, local_steps=K, each_round=True).points
         errors, relative = np.array(points)[:, 1], np.array(points)[:, 2]
         settled = int(np.argmax(relative <= 1.05 * relative[-1])) + 1

@@ -119,14 +119,14 @@ def fit(
             "journal": journal,
             "on_round": progress(quiet),
         }
+        if timeout is not None:
+            options["timeout"] = timeout
         if (federation is None) == (not files):
             raise InputError("give the files of the sites, or --federation HOST, and not both")
         if federation is None:
             if sites is not None or tls is not None or insecure:
                 raise InputError("--sites, --tls and --insecure are for --federation HOST")
-            fed = Federation.local(
-                named_sites(files or []), n_jobs=jobs, timeout=timeout, **options
-            )
+            fed = Federation.local(named_sites(files or []), n_jobs=jobs, **options)
         else:
             if jobs is not None:
                 raise InputError("--jobs is for files; the sites of a federation all work at once")
@@ -138,7 +138,6 @@ def fit(
                 wait=wait,
                 tls=tls,
                 insecure=insecure,
-                timeout=600.0 if timeout is None else timeout,
                 **options,
             )
         with fed:

@@ -162,7 +162,7 @@ class Site:
         try:
             message = decode(request)
         except MessageError as error:
-            return encode(self._error({}, error))
+            return encode(self.refusal({}, error))
         return encode(self.answer(message))
 
     def answer(self, request: Message, *, keep: bool = True) -> Message:
@@ -175,11 +175,11 @@ class Site:
             try:
                 return self._answer(request, keep)
             except FedpcaError as error:
-                return self._error(request.header, error)
+                return self.refusal(request.header, error)
             except Exception as error:  # the text of a foreign exception may quote a value
                 log.exception("site %s could not answer", self.name)
                 text = f"{type(error).__name__}; the site's own log has the details"
-                return self._error(request.header, SiteFailed(text))
+                return self.refusal(request.header, SiteFailed(text))
 
     @property
     def framed(self) -> FramedRows:
@@ -240,15 +240,12 @@ class Site:
         self._round, self._memory_before = header["round"], before
         return reply
 
-    def refusal(self, asked: Header, why: str) -> Message:
-        """An answer that holds nothing, for a site that cannot give one."""
-        return self._error(asked, SiteFailed(why))
-
     def _reply(self, asked: Header, more: Header, arrays: Mapping[str, Array]) -> Message:
         echo = {key: asked.get(key) for key in ("run", "round", "question")}
         return compose({**echo, "site": self.name, **more}, arrays)
 
-    def _error(self, asked: Header, error: FedpcaError) -> Message:
+    def refusal(self, asked: Header, error: FedpcaError) -> Message:
+        """An answer that holds nothing but what went wrong."""
         # by the nearest class that a site may report
         kind = next(k for k in type(error).__mro__ if k.__name__ in REPORTED_BY_SITES)
         return self._reply(asked, {"error": kind.__name__, "text": str(error)}, {})

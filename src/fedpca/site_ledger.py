@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedpca.errors import MessageError
+from fedpca.errors import MessageError, SiteFailed
 from fedpca.message import Message, decode, encode
 from fedpca.site import Site
 
@@ -42,10 +42,10 @@ class SiteLedger:
         """The encoded answer to an encoded question."""
         try:
             asked = decode(request)
-        except MessageError:
+            answered = self._site.answer(asked)
+        except MessageError as error:
             asked = Message({}, {}, len(request))
-        reply = self._site.answer_bytes(request)
-        answered = decode(reply)
+            answered = self._site.refusal({}, error)
         entry = _entry(asked, answered)
         try:
             with self._path.open("a", encoding="utf-8") as file:
@@ -54,9 +54,12 @@ class SiteLedger:
                 os.fsync(file.fileno())
         except OSError as error:  # what is not written down does not leave
             self._tell(f"{self._path} cannot be written: {error.strerror}; nothing is answered")
-            return encode(self._site.refusal(asked.header, "its ledger cannot be written"))
-        self._tell(in_words(entry))
-        return reply
+            answered = self._site.refusal(
+                asked.header, SiteFailed("the site's ledger cannot be written")
+            )
+        else:
+            self._tell(in_words(entry))
+        return encode(answered)
 
 
 def in_words(entry: dict[str, Any]) -> str:

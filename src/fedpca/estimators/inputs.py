@@ -29,12 +29,18 @@ def is_many_sites(X: Any) -> bool:
     return True
 
 
-def validated(estimator: Any, X: Any) -> Any:
-    """One table as scikit-learn checks it, and rows of several sites as they are."""
+def validated(estimator: Any, X: Any, **checks: Any) -> Any:
+    """One table to be fitted as scikit-learn checks it, and rows of several sites as they are."""
     if is_many_sites(X):
         return X
-    dtypes = [np.float64, np.float32]
-    return validate_data(estimator, X, accept_sparse="csr", dtype=dtypes, ensure_min_samples=2)
+    return validate_data(
+        estimator,
+        X,
+        accept_sparse="csr",
+        dtype=[np.float64, np.float32],
+        ensure_min_samples=2,
+        **checks,
+    )
 
 
 def holds_rows(X: Any) -> bool:

@@ -15,7 +15,7 @@ from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted
 
 from fedpca.errors import InputError
-from fedpca.estimators.inputs import as_federation, is_many_sites
+from fedpca.estimators.inputs import as_federation, is_many_sites, validated
 from fedpca.estimators.modelled import (
     check_kind,
     features_anew,
@@ -161,9 +161,8 @@ class RobustPCA(RobustRowsMixin, BaseEstimator):  # type: ignore[misc]
         self._validate_params()
         self._check_ranks()
         with features_anew(self):
-            if not is_many_sites(X):
-                X = self._validated(X, reset=True)
-            fed = as_federation(X, sites)
+            rows = validated(self, X, ensure_all_finite="allow-nan")
+            fed = as_federation(rows, sites)
             parameters = plain_params(self)
             del parameters["random_state"]
             found = fed.run(

@@ -62,7 +62,7 @@ class RobustRowsMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # typ
     def transform(self, X: Any) -> Array:
         """Scores of rows on the components, outliers and missing values left out of account."""
         rows = self._validated(X)
-        scores, _ = self._separate(rows)
+        scores, _ = self._separate(*self._framed(rows))
         return scores.astype(rows.dtype, copy=False)
 
     def inverse_transform(self, X: Any) -> Array:
@@ -74,14 +74,13 @@ class RobustRowsMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # typ
 
         Missing values are zero in the sparse part and filled in by the low-rank one.
         """
-        scores, S = self._separate(self._validated(X))
+        scores, S = self._separate(*self._framed(self._validated(X)))
         return Parts(self._model().inverse_transform(scores), S * self.scale_)
 
     def outlier_scores(self, X: Any) -> OutlierScores:
         """How far entries lie from the low-rank part, in thresholds, and how much of each row does."""
-        rows = self._validated(X)
-        scores, _ = self._separate(rows)
-        A, present = self._framed(rows)
+        A, present = self._framed(self._validated(X))
+        scores, _ = self._separate(A, present)
         cells = np.where(present, np.abs(A - scores @ self.components_), 0.0) / self.threshold_
         n_present = np.maximum(present.sum(axis=1), 1)
         return OutlierScores((cells > 1).sum(axis=1) / n_present, cells)
@@ -90,26 +89,20 @@ class RobustRowsMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # typ
         dense = np.asarray(rows.toarray() if is_sparse(rows) else rows, np.float64)
         return values_about(dense, self.mean_, self.scale_)
 
-    def _separate(self, rows: Any) -> tuple[Array, Array]:
-        A, present = self._framed(rows)
-        size = np.sqrt(
-            self.explained_variance_.sum() / len(self.mean_)
-        )  # of entries, a typical one
-        return separate(
-            A, present, self.components_.T, self.threshold_, first=TIMES_MEDIAN * float(size)
-        )
+    def _separate(self, A: Array, present: Array) -> tuple[Array, Array]:
+        typical = float(np.sqrt(self.explained_variance_.sum() / len(self.mean_)))  # of entries
+        first = TIMES_MEDIAN * typical
+        return separate(A, present, self.components_.T, self.threshold_, first=first)
 
-    def _validated(self, X: Any, reset: bool = False) -> Any:
-        if not reset:
-            check_is_fitted(self)
+    def _validated(self, X: Any) -> Any:
+        check_is_fitted(self)
         return validate_data(
             self,
             X,
             accept_sparse="csr",
             dtype=[np.float64, np.float32],
             ensure_all_finite="allow-nan",
-            ensure_min_samples=2 if reset else 1,
-            reset=reset,
+            reset=False,
         )
 
     @property

@@ -14,7 +14,7 @@ from fedpca.message import Array
 from fedpca.question import question
 from fedpca.solvers.robust_parts import TIMES_MEDIAN, separate, typical_size
 from fedpca.solvers.robust_rows import framed_rows
-from fedpca.solvers.robust_site import CARRY
+from fedpca.solvers.robust_site import CARRY, carried_scores
 
 
 @question(
@@ -42,7 +42,7 @@ def keep_sparse(
     say in U either.
     """
     A, present = framed_rows(site, centre)
-    found = None if afresh else (site.remembered("V")[0] - mean_scores) @ turn
+    found = None if afresh else carried_scores(site, turn, mean_scores)
     first = TIMES_MEDIAN * typical_size(A, present)
     V, S = separate(A, present, U, float(threshold), first=first, V=found)
     kept = sp.csr_array(S)

@@ -81,7 +81,7 @@ def hard_round(
     if is_first:
         V = without_large(A, float(threshold)) @ U
     else:
-        V = (site.remembered("V")[0] - mean_scores) @ turn
+        V = carried_scores(site, turn, mean_scores)
         lost = filled(A, present, V @ U.T, float(threshold)).lost
         V[lost] = separate(A[lost], present[lost], U, float(threshold))[0]
     for _ in range(int(passes)):
@@ -129,29 +129,38 @@ def soft_round(
     if is_first:
         V = _first_scores(A, U, float(threshold), float(ridge))
     else:
-        V = (site.remembered("V")[0] - mean_scores) @ turn
+        V = carried_scores(site, turn, mean_scores)
     V, D, R = _soft_passes(A, present, U, V, float(threshold), float(ridge), int(passes))
     site.memory["V"] = V
     sizes = as_bins(typical_size(R, present), float(threshold), len(A))
     return {"AV": D.T @ V, "VV": V.T @ V, "sizes": sizes, "total": D.sum(axis=0)}
 
 
+def carried_scores(site: Any, turn: Array, mean_scores: Array) -> Array:
+    """The scores of the last round, as they are about the new centre and on the new U."""
+    return np.asarray((site.remembered("V")[0] - mean_scores) @ turn)
+
+
 def _first_scores(A: Array, U: Array, threshold: float, ridge: float) -> Array:
     """Scores by ridge regression of what is within the threshold."""
-    G = np.linalg.inv(U.T @ U + ridge * np.eye(U.shape[1]))
-    return np.asarray(without_large(A, threshold) @ (U @ G))
+    return np.asarray(without_large(A, threshold) @ _regression(U, ridge))
+
+
+def _regression(U: Array, ridge: float) -> Array:
+    """What takes rows to their scores by ridge regression on U, ``(d, r)``."""
+    return np.asarray(U @ np.linalg.inv(U.T @ U + ridge * np.eye(U.shape[1])))
 
 
 def _soft_passes(
     A: Array, present: Array, U: Array, V: Array, threshold: float, ridge: float, passes: int
 ) -> tuple[Array, Array, Array]:
     """V, the rows without the sparse part and with missing entries filled in, and the residuals."""
-    G = np.linalg.inv(U.T @ U + ridge * np.eye(U.shape[1]))
+    to_scores = _regression(U, ridge)
     for _ in range(passes):
         L = V @ U.T
         R = A - L
         D = np.where(present, L + np.clip(R, -threshold, threshold), L)
-        V = D @ (U @ G)
+        V = D @ to_scores
     return V, D, R
 
 
