@@ -263,7 +263,7 @@ def test_a_lost_site_leaves_the_result_of_the_others(solver):
     class Failing(Site):
         def answer(self, request, *, keep=True):
             if request.header["round"] > 1:
-                return self._error(request.header, SiteFailed("gone"))
+                return self.refusal(request.header, SiteFailed("gone"))
             return super().answer(request, keep=keep)
 
     sites = unlike_sites(n_sites=4)
