@@ -181,6 +181,12 @@ class Site:
                 text = f"{type(error).__name__}; the site's own log has the details"
                 return self.refusal(request.header, SiteFailed(text))
 
+    def refusal(self, asked: Header, error: FedpcaError) -> Message:
+        """An answer that holds nothing but what went wrong."""
+        # by the nearest class that a site may report
+        kind = next(k for k in type(error).__mro__ if k.__name__ in REPORTED_BY_SITES)
+        return self._reply(asked, {"error": kind.__name__, "text": str(error)}, {})
+
     @property
     def framed(self) -> FramedRows:
         """The rows about the run's mean, in its scale and order of features."""
@@ -243,12 +249,6 @@ class Site:
     def _reply(self, asked: Header, more: Header, arrays: Mapping[str, Array]) -> Message:
         echo = {key: asked.get(key) for key in ("run", "round", "question")}
         return compose({**echo, "site": self.name, **more}, arrays)
-
-    def refusal(self, asked: Header, error: FedpcaError) -> Message:
-        """An answer that holds nothing but what went wrong."""
-        # by the nearest class that a site may report
-        kind = next(k for k in type(error).__mro__ if k.__name__ in REPORTED_BY_SITES)
-        return self._reply(asked, {"error": kind.__name__, "text": str(error)}, {})
 
     def _enter(self, run: str) -> None:
         """Begin a run with an empty memory, or with the one that an earlier process saved."""
