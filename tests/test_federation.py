@@ -338,9 +338,6 @@ class SlowRows:
         time.sleep(next(self._delays, 0.0))
         yield self._array
 
-    def fingerprint(self):
-        return "slow"
-
 
 def slow_site(name, delays):
     site = Site(ROWS[1], name=name)

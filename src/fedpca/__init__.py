@@ -11,8 +11,9 @@ from fedpca.estimators import (
     search_ranks,
 )
 from fedpca.federation import Federation
+from fedpca.policy import Policy
 from fedpca.question import question
-from fedpca.site import Policy, Site
+from fedpca.site import Site
 from fedpca.summary import Summary
 
 __all__ = [

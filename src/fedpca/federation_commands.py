@@ -11,9 +11,10 @@ from typing import Annotated
 import typer
 
 from fedpca.errors import InputError
+from fedpca.policy import Policy
 from fedpca.shell import Insecure, Quiet, Tls, err, exit_codes, out, until_stopped
-from fedpca.site import Policy, Site
-from fedpca.site_ledger import SiteLedger
+from fedpca.site import Site
+from fedpca.site_ledger import SiteLedger, size
 from fedpca.whereabouts import PORT, coordinator_folder, home, with_port
 
 
@@ -110,7 +111,7 @@ def join(
         store.mkdir(parents=True, exist_ok=True, mode=0o700)
         ledger = store / "ledger.jsonl"
         tell = _teller(site_name, quiet)
-        tell(f"{site.rows.n_rows:,} rows of {site.rows.n_features} features")
+        tell(size(site.rows))
         tell(f"policy: {site.policy.in_words()}; what leaves is written to {ledger}")
         join_link(link, private_key, SiteLedger(site, ledger, tell).answer, tell)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,18 @@ from fedpca.rows import (
     SparseRows,
     check_numeric,
     distinct_names,
+    paths_of,
     rows_per_block,
 )
 from fedpca.tables import dense_batch, numeric_schema
+
+_GONE = "gone"
 
 
 def open_path(path: Path) -> Rows:
     """The rows of a file, or of all known files below a folder in the order of their paths."""
     if path.is_dir():
-        files = sorted(p for p in path.rglob("*") if p.suffix in OPENERS and p.is_file())
+        files = _files_below(path)
         if not files:
             raise InputError(f"{path} holds no {', '.join(OPENERS)} file")
         return JoinedRows([(str(file), open_path(file)) for file in files])
@@ -50,6 +53,37 @@ def open_path(path: Path) -> Rows:
 
 def open_paths(texts: Sequence[str]) -> Rows:
     """The rows of several files or folders as one site's, with ``*`` in a name for any text."""
+    paths = _found(texts)
+    if len(paths) == 1:
+        return open_path(paths[0])
+    return JoinedRows([(str(path), open_path(path)) for path in paths])
+
+
+def file_states(source: Any) -> dict[Path, str]:
+    """The files that `open_rows` would read now and the state of each; none for rows in memory."""
+    files: list[Path] = []
+    for path in _found(paths_of(source)):
+        files += _files_below(path) if path.is_dir() else [path]
+    return {file: state_of(file) for file in files}
+
+
+def state_of(file: Path) -> str:
+    """By which it is noticed, without reading it, that a file changed."""
+    try:
+        stat = file.stat()
+    except OSError:
+        return _GONE
+    return f"{stat.st_size} bytes {stat.st_mtime_ns}"
+
+
+def refuse_gone(states: Mapping[Path, str]) -> None:
+    """Raise an error that names a file which is not there: a disk may be away, and come back."""
+    for file, state in states.items():
+        if state == _GONE:
+            raise SiteFailed(f"{file} can no longer be read")
+
+
+def _found(texts: Sequence[str]) -> list[Path]:
     paths = []
     for text in texts:
         if not text:
@@ -58,9 +92,11 @@ def open_paths(texts: Sequence[str]) -> Rows:
         if not found:
             raise InputError(f"no file is called {text}")
         paths += [Path(path) for path in found]
-    if len(paths) == 1:
-        return open_path(paths[0])
-    return JoinedRows([(str(path), open_path(path)) for path in paths])
+    return paths
+
+
+def _files_below(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.rglob("*") if p.suffix in OPENERS and p.is_file())
 
 
 class NpyRows:
@@ -84,9 +120,6 @@ class NpyRows:
         for start in range(0, self.n_rows, step):
             stop = min(start + step, self.n_rows)
             yield self._map(start, stop) if self._whole is None else self._whole[start:stop]
-
-    def fingerprint(self) -> str:
-        return _stat(self._path)
 
     def _map(self, start: int, stop: int) -> Block:
         if not self.n_features:
@@ -124,9 +157,6 @@ class ParquetRows:
                     yield dense_batch(batch, self._schema)
         except (OSError, pa.ArrowException):
             raise SiteFailed(f"{self._path} can no longer be read") from None
-
-    def fingerprint(self) -> str:
-        return _stat(self._path)
 
     def _open(self) -> Any:
         import pyarrow.parquet as pq
@@ -174,9 +204,6 @@ class CsvRows:
             at = "a line" if column is None else f"column {self.features[int(column[1])]}"
             raise InputError(f"{self._path}: {at} holds something that is not a number") from None
 
-    def fingerprint(self) -> str:
-        return _stat(self._path)
-
     def _open(self, types: dict[str, Any] | None) -> Any:
         import pyarrow.csv as csv
 
@@ -218,11 +245,6 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _stat(path: Path) -> str:
-    stat = path.stat()
-    return f"{path.name} {stat.st_size} bytes {stat.st_mtime_ns}"
 
 
 OPENERS: dict[str, Callable[[Path], Rows]] = {

@@ -46,16 +46,14 @@ class Rows(HasColumns, Protocol):
 
     def blocks(self) -> Iterator[Block]: ...
 
-    def fingerprint(self) -> str: ...  # by which a run that is resumed knows its rows again
-
 
 def open_rows(source: Any) -> Rows:
     """Rows from an array, a sparse matrix, a data frame, a table, files, or folders of files."""
-    paths = source if isinstance(source, list | tuple) and source else [source]
-    if all(isinstance(path, str | os.PathLike) for path in paths):
+    paths = paths_of(source)
+    if paths:
         from fedpca.files import open_paths
 
-        return open_paths([os.fspath(path) for path in paths])
+        return open_paths(paths)
     if sp.issparse(source):
         return SparseRows(source)
     if hasattr(source, "__arrow_c_stream__"):
@@ -63,6 +61,13 @@ def open_rows(source: Any) -> Rows:
 
         return TableRows(source)
     return DenseRows(source)
+
+
+def paths_of(source: Any) -> list[str]:
+    """The names of files, patterns and folders that a source is; none where it is in memory."""
+    paths = source if isinstance(source, list | tuple) and source else [source]
+    is_named = all(isinstance(path, str | os.PathLike) for path in paths)
+    return [os.fspath(path) for path in paths] if is_named else []
 
 
 def canonical(matrix: Any) -> Any:
@@ -131,9 +136,6 @@ class DenseRows:
         for start in range(0, self.n_rows, step):
             yield self._array[start : start + step]
 
-    def fingerprint(self) -> str:
-        return f"{self.n_rows} x {self.n_features} {checksum(self)}"
-
 
 class SparseRows:
     """Rows of a scipy sparse matrix or array, which stay sparse."""
@@ -158,9 +160,6 @@ class SparseRows:
             whole = self._step >= self.n_rows
             yield self._matrix if whole else self._matrix[start : start + self._step]
 
-    def fingerprint(self) -> str:
-        return f"{self.n_rows} x {self.n_features} sparse {checksum(self)}"
-
 
 class JoinedRows:
     """The rows of several parts, one after another: the files of a folder."""
@@ -182,9 +181,6 @@ class JoinedRows:
         for part, order in self._parts:
             for block in part.blocks():
                 yield block if order is None else block[:, order]
-
-    def fingerprint(self) -> str:
-        return "; ".join(part.fingerprint() for part, _ in self._parts)
 
 
 def matching_order(reference: HasColumns, other: HasColumns, where: str) -> list[int] | None:
@@ -246,13 +242,13 @@ def refuse_non_finite(rows: Rows) -> None:
 
 
 def checksum(rows: Rows) -> str:
-    """A checksum of all values, for rows in memory, which have no file to be known by."""
+    """The shape and a checksum of all values, for rows in memory, which no file's state tells of."""
     crc = 0
     for block in rows.blocks():
         parts = (block.data, block.indices, block.indptr) if is_sparse(block) else (block,)
         for part in parts:
             crc = zlib.crc32(np.ascontiguousarray(part).data, crc)
-    return f"{crc:08x}"
+    return f"{rows.n_rows} x {rows.n_features} {crc:08x}"
 
 
 def _numeric(array: Array) -> Array:

@@ -11,11 +11,9 @@ import logging
 import os
 import re
 import threading
-import tomllib
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -27,85 +25,20 @@ from fedpca import atomic
 from fedpca.errors import (
     REPORTED_BY_SITES,
     FedpcaError,
-    FileError,
     InputError,
     MessageError,
-    PolicyRefused,
     SiteFailed,
 )
+from fedpca.files import file_states, refuse_gone, state_of
 from fedpca.framed import MEMORY_LIMIT, FramedRows
 from fedpca.message import Array, Header, Message, compose, decode, encode
-from fedpca.question import Question, find_question
-from fedpca.rows import open_rows
+from fedpca.policy import Policy
+from fedpca.question import find_question
+from fedpca.rows import checksum, open_rows
 
 log = logging.getLogger("fedpca.site")
 
-
-@dataclass(frozen=True)
-class Policy:
-    """What a site lets itself be asked.
-
-    Parameters
-    ----------
-    min_rows : int
-        Fewest rows of its own with which the site takes part.
-    min_sites : int
-        Fewest sites over which its answers may be summed.
-    gather : bool
-        Whether the coordinator may see the site's own answer to a question about its rows.
-    """
-
-    min_rows: int = 0
-    min_sites: int = 1
-    gather: bool = True
-
-    def __post_init__(self) -> None:
-        for name, least in (("min_rows", 0), ("min_sites", 1)):
-            if getattr(self, name) < least:
-                raise InputError(f"{name}={getattr(self, name)} must be at least {least}")
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Policy:
-        """The policy in a TOML file of these names; what it leaves out is as above."""
-        try:
-            given = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise FileError(f"{path} cannot be read: {error.strerror}") from None
-        except ValueError as error:
-            raise FileError(f"{path} is not TOML: {error}") from None
-        kinds = {field.name: type(field.default) for field in fields(cls)}
-        for name, value in given.items():
-            if name not in kinds:
-                raise InputError(f"{path}: no rule {name!r}; a policy has {', '.join(kinds)}")
-            if type(value) is not kinds[name]:
-                raise InputError(f"{path}: {name} = {value!r} must be of {kinds[name].__name__}")
-        return cls(**given)
-
-    def in_words(self) -> str:
-        """What it asks for, as a phrase."""
-        rules = []
-        if self.min_rows:
-            rules.append(f"at least {self.min_rows} rows here")
-        if self.min_sites > 1:
-            rules.append(f"sums over at least {self.min_sites} sites")
-        if not self.gather:
-            rules.append("no answer of this site alone")
-        return ", ".join(rules) or "any question of fedpca"
-
-    def check(self, question: Question, header: Header, n_rows: int | None) -> None:
-        """Refuse what the policy forbids, naming the bound."""
-        if header["verb"] not in ("sum", "gather"):
-            raise PolicyRefused(f"{header['verb']!r} is not a way of asking that a policy allows")
-        if not question.reads_rows:
-            return
-        if n_rows is not None and n_rows < self.min_rows:
-            raise PolicyRefused(f"fewer rows here than the policy's {self.min_rows}")
-        if header["verb"] == "gather" and not self.gather:
-            raise PolicyRefused(f"the policy lets no single answer to {question.name!r} be seen")
-        if header["verb"] == "sum" and header["n_sites"] < self.min_sites:
-            raise PolicyRefused(
-                f"a sum over {header['n_sites']} sites is below the policy's {self.min_sites}"
-            )
+_GONE = "if this resumes a run, the site's memory is gone: start it with a new journal"
 
 
 class Site:
@@ -135,7 +68,9 @@ class Site:
         store: str | os.PathLike[str] | None = None,
         memory_limit: int = MEMORY_LIMIT,
     ) -> None:
+        self._source = rows
         with _named(name):
+            self._files = file_states(rows)  # before they are opened: a change meanwhile is noticed
             self.rows = open_rows(rows)
         self.name = name
         self.policy = policy or Policy()
@@ -152,10 +87,17 @@ class Site:
         self._frame: dict[str, Array] = {}
         self._lock = threading.Lock()
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
-        """By which the rows are known again when a run is resumed."""
-        return self.rows.fingerprint()
+        """By which the rows, as they are now, are known again when a run is resumed."""
+        return self._known_by(file_states(self._source))
+
+    def _known_by(self, files: Mapping[Path, str]) -> str:
+        return "; ".join(f"{file.name} {state}" for file, state in files.items()) or self._checksum
+
+    @cached_property
+    def _checksum(self) -> str:
+        return checksum(self.rows)
 
     def answer_bytes(self, request: bytes) -> bytes:
         """The encoded answer to an encoded question: what an engine between processes calls."""
@@ -205,10 +147,7 @@ class Site:
         """What earlier questions of the run left in memory, or an error where it is not there."""
         missing = [name for name in names if name not in self.memory]
         if missing:
-            raise MessageError(
-                f"asked before the {' and '.join(missing)} that it needs; if this resumes a run, the "
-                "site's memory is gone: start it with a new journal"
-            )
+            raise MessageError(f"asked before the {' and '.join(missing)} that it needs; {_GONE}")
         return tuple(self.memory[name] for name in names)
 
     def _answer(self, message: Message, keep: bool) -> Message:
@@ -220,6 +159,7 @@ class Site:
         if header["round"] < self._round:
             raise MessageError(f"round {header['round']} was asked after round {self._round}")
         question = find_question(header["question"])
+        self._refuse_changed_rows()
         self.policy.check(question, header, self.rows.n_rows if self.policy.min_rows else None)
         lengths = {"d": self.rows.n_features}
         arrays = question.check_request(message.arrays, lengths)
@@ -232,7 +172,12 @@ class Site:
                 self.memory = dict(before)
                 # what it keeps must not be a view that keeps the whole request alive
                 arrays = {key: array.copy() for key, array in arrays.items()}
-            raw = question(self, **arrays)
+            try:
+                raw = question(self, **arrays)
+            except Exception:
+                self._refuse_changed_rows()  # which is then why
+                raise
+            self._refuse_changed_rows()
             answer = question.check_answer({k: np.asarray(v) for k, v in raw.items()}, lengths)
             reply = self._reply(header, {}, answer)
             if question.remembers:
@@ -251,15 +196,31 @@ class Site:
         return compose({**echo, "site": self.name, **more}, arrays)
 
     def _enter(self, run: str) -> None:
-        """Begin a run with an empty memory, or with the one that an earlier process saved."""
+        """Begin a run with an empty memory, or with the one that an earlier process saved.
+
+        Files that changed since they were opened are opened anew. A site goes on for months, and its
+        rows are others every night; they stay the same within a run.
+        """
         if run in self._left:
             raise MessageError("a question of a run that is over: another one has begun here since")
-        memory, self._answered = self._load(run)
-        self.memory = _read_only(memory)
-        self._round = 0 if self._answered is None else self._answered[0]
+        files = file_states(self._source)
+        refuse_gone(files)
+        memory, answered = self._load(run, files)
+        round_number = 0 if answered is None else answered[0]
+        if files != self._files:
+            self.rows, self._files, self._framed = open_rows(self._source), files, None
+        self.memory, self._answered, self._round = _read_only(memory), answered, round_number
         if self._run is not None:
             self._left.add(self._run)
         self._run = run
+
+    def _refuse_changed_rows(self) -> None:
+        """Files are those with which the run began, before a question reads them and after."""
+        now = {file: state_of(file) for file in self._files}
+        refuse_gone(now)
+        if now != self._files:
+            self._framed = None  # which may hold products with both
+            raise InputError("the rows changed since the run began; start it with a new journal")
 
     @property
     def _file(self) -> Path | None:
@@ -278,13 +239,15 @@ class Site:
         if self._file is None:
             return
         self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        header = {"run": self._run, "round": round_number, "rows": self.fingerprint}
+        header = {"run": self._run, "round": round_number, "rows": self._known_by(self._files)}
         kept = {f"memory/{name}": array for name, array in self.memory.items()}
         with atomic.writing(self._file, private=True) as path:
             saved = {"reply": np.frombuffer(encode(reply), np.uint8), **kept}
             path.write_bytes(encode(compose(header, saved, limit=None)))
 
-    def _load(self, run: str) -> tuple[dict[str, Array], tuple[int, Message] | None]:
+    def _load(
+        self, run: str, files: Mapping[Path, str]
+    ) -> tuple[dict[str, Array], tuple[int, Message] | None]:
         if self._file is None or not self._file.exists():
             return {}, None
         try:
@@ -295,7 +258,7 @@ class Site:
             ) from None
         if saved.header["run"] != run:
             return {}, None
-        if saved.header["rows"] != self.fingerprint:
+        if saved.header["rows"] != self._known_by(files):
             raise InputError("the rows changed since the run began; start it with a new journal")
         reply = decode(saved.arrays.pop("reply").tobytes())
         memory = {name.removeprefix("memory/"): array for name, array in saved.arrays.items()}

@@ -14,11 +14,13 @@ import datetime
 import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedpca.errors import MessageError, SiteFailed
+from fedpca.errors import InputError, MessageError, SiteFailed
 from fedpca.message import Message, decode, encode
+from fedpca.rows import Rows
 from fedpca.site import Site
 
 
@@ -40,12 +42,16 @@ class SiteLedger:
 
     def answer(self, request: bytes) -> bytes:
         """The encoded answer to an encoded question."""
+        rows = self._site.rows
         try:
             asked = decode(request)
             answered = self._site.answer(asked)
         except MessageError as error:
             asked = Message({}, {}, len(request))
             answered = self._site.refusal({}, error)
+        if self._site.rows is not rows:
+            with suppress(InputError):  # of which the question that reads them tells
+                self._tell(f"the files changed and were opened anew: {size(self._site.rows)}")
         entry = _entry(asked, answered)
         try:
             with self._path.open("a", encoding="utf-8") as file:
@@ -60,6 +66,11 @@ class SiteLedger:
         else:
             self._tell(in_words(entry))
         return encode(answered)
+
+
+def size(rows: Rows) -> str:
+    """How many rows there are, and of how many features."""
+    return f"{rows.n_rows:,} rows of {rows.n_features} features"
 
 
 def in_words(entry: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedpca.errors import InputError
 from fedpca.message import Array
-from fedpca.rows import Block, checksum, distinct_names, rows_per_block, some_of
+from fedpca.rows import Block, distinct_names, rows_per_block, some_of
 
 
 class TableRows:
@@ -28,9 +28,6 @@ class TableRows:
     def blocks(self) -> Iterator[Block]:
         for batch in self._table.to_batches(max_chunksize=rows_per_block(self.n_features)):
             yield dense_batch(batch, self._schema)
-
-    def fingerprint(self) -> str:
-        return f"{self.n_rows} x {self.n_features} table {checksum(self)}"
 
 
 def numeric_schema(schema: Any) -> Any:
