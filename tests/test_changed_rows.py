@@ -193,7 +193,14 @@ def test_a_site_says_that_its_files_changed(tmp_path):
     holder = Site(write(tmp_path, ".csv", OLD), name="a")
     ledger = SiteLedger(holder, tmp_path / "ledger.jsonl", told.append)
     for run in ("first", "second", "third"):
-        header = {"run": run, "round": 1, "verb": "gather", "n_sites": 1, "question": "introduce"}
+        header = {
+            "run": run,
+            "round": 1,
+            "verb": "gather",
+            "n_sites": 1,
+            "memory": 0,
+            "question": "introduce",
+        }
         ledger.answer(encode(compose(header, {})))
         if run == "first":
             replace(tmp_path, ".csv", LONGER)

@@ -277,7 +277,7 @@ def test_a_site_checks_what_reaches_it():
     site = Site(ROWS[0], name="north")
     for data in (b"junk", encode(compose({"run": "r", "round": 1}, {}))[:-1]):
         assert decode(site.answer_bytes(data)).header["error"] == "MessageError"
-    header = {"run": "r", "round": 1, "verb": "sum", "n_sites": 1}
+    header = {"run": "r", "round": 1, "verb": "sum", "n_sites": 1, "memory": 0}
     unknown = decode(site.answer_bytes(encode(compose({**header, "question": "rm"}, {}))))
     assert "no question 'rm' is installed" in unknown.header["text"]
     wrong = compose({**header, "question": "spread"}, {"mean": np.zeros(3)})
@@ -291,7 +291,14 @@ def test_a_site_checks_what_reaches_it():
 
 def test_a_round_asked_again_gets_the_same_answer_and_changes_memory_once():
     site = Site(ROWS[0], name="north")
-    header = {"run": "r", "round": 1, "verb": "sum", "n_sites": 1, "question": "count_calls"}
+    header = {
+        "run": "r",
+        "round": 1,
+        "verb": "sum",
+        "n_sites": 1,
+        "memory": 0,
+        "question": "count_calls",
+    }
     request = encode(compose(header, {}))
     assert site.answer_bytes(request) == site.answer_bytes(request)
     assert int(site.memory["count"]) == 1
@@ -306,7 +313,7 @@ def test_a_round_asked_again_counts_once_whether_its_answer_was_kept_or_not(keep
     site = Site(ROWS[0], name="north")
 
     def ask(number):
-        header = {"run": "r", "round": number, "verb": "sum", "n_sites": 1}
+        header = {"run": "r", "round": number, "verb": "sum", "n_sites": 1, "memory": 0}
         request = compose({**header, "question": "count_calls"}, {})
         return int(site.answer(request, keep=keep).arrays["count"])
 
@@ -315,7 +322,7 @@ def test_a_round_asked_again_counts_once_whether_its_answer_was_kept_or_not(keep
 
 def test_a_question_that_fails_leaves_memory_as_it_was():
     site = Site(ROWS[0], name="north")
-    header = {"run": "r", "verb": "sum", "n_sites": 1}
+    header = {"run": "r", "verb": "sum", "n_sites": 1, "memory": 0}
     site.answer(compose({**header, "round": 1, "question": "count_calls"}, {}))
     failed = site.answer(compose({**header, "round": 2, "question": "forget_and_fail"}, {}))
     assert failed.header["error"] == "SiteFailed"
@@ -418,7 +425,14 @@ def test_a_site_may_keep_its_share_of_variance_to_itself():
 
 def test_a_policy_allows_no_other_verb_than_it_knows():
     site = Site(ROWS[0], name="north", policy=Policy(gather=False, min_sites=99))
-    header = {"run": "r", "round": 1, "verb": "peek", "n_sites": 1, "question": "totals"}
+    header = {
+        "run": "r",
+        "round": 1,
+        "verb": "peek",
+        "n_sites": 1,
+        "memory": 0,
+        "question": "totals",
+    }
     answer = site.answer(compose(header, {"features": np.empty(0, np.uint8)}))
     assert answer.header["error"] == "PolicyRefused"
 
@@ -427,7 +441,7 @@ def test_a_late_question_of_an_old_run_or_round_changes_nothing():
     site = Site(ROWS[0], name="north")
 
     def ask(run, number):
-        header = {"run": run, "round": number, "verb": "sum", "n_sites": 1}
+        header = {"run": run, "round": number, "verb": "sum", "n_sites": 1, "memory": 0}
         return site.answer(compose({**header, "question": "count_calls"}, {}))
 
     ask("old", 1)
@@ -487,7 +501,7 @@ def test_two_questions_cannot_have_one_name():
 def test_timeout_errors_are_site_errors():
     engine = LocalEngine([slow_site("slow", [5.0])])
     request = compose(
-        {"run": "r", "round": 1, "verb": "sum", "n_sites": 1, "question": "totals"},
+        {"run": "r", "round": 1, "verb": "sum", "n_sites": 1, "memory": 0, "question": "totals"},
         {"features": np.empty(0, np.uint8)},
     )
     ((name, answer),) = engine.ask(["slow"], request, 0.1)

@@ -243,6 +243,7 @@ class Federation:
         self.n_features: int | None = None
         self._run = secrets.token_hex(8)
         self._attempt = 0
+        self._memory = 0  # the attempt's last round of which sites had to remember something
         self._journal = None
         self._best = None
         self._unannounced = None
@@ -259,6 +260,7 @@ class Federation:
             arrays=question.check_request(arrays, dimensions),
             sites=self.record.sites,
             dimensions=dimensions,
+            memory=self._memory,
         )
         recorded = None if self._journal is None else self._journal.next()
         refused: FedpcaError | None = None
@@ -276,6 +278,8 @@ class Federation:
             raise refused
         if asked.lost:
             raise SitesLost(asked.lost)
+        if question.remembers:
+            self._memory = asked.number
         return asked
 
     def _send(self, asked: Round) -> FedpcaError | None:
@@ -333,6 +337,7 @@ class Federation:
             ) from lost
         self.record.sites = left
         self._attempt += 1
+        self._memory = 0
 
 
 def _check_limits(quorum: Any, timeout: Any, n_sites: int | None = None) -> None:

@@ -44,9 +44,14 @@ class Moments:
         return len(self.mean)
 
 
-@question(answers={"features": "uint8 bytes", "n_features": "int64"}, reads_rows=False)
+@question(
+    answers={"features": "uint8 bytes", "n_features": "int64"}, remembers=True, reads_rows=False
+)
 def introduce(site: Site) -> dict[str, Any]:
-    """The names of a site's columns, as JSON, and their number."""
+    """The names of a site's columns, as JSON, and their number.
+
+    The site remembers that it told them: one that is started again must have the same rows.
+    """
     return {"features": _to_bytes(site.rows.features), "n_features": np.int64(site.rows.n_features)}
 
 

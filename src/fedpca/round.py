@@ -31,6 +31,7 @@ class Round:
     arrays: Arrays
     sites: Sequence[str]
     dimensions: Dimensions
+    memory: int = 0  # the last round of the run of which sites had to remember something
     total: Arrays = field(default_factory=dict)  # of a sum
     answers: dict[str, Arrays] = field(default_factory=dict)  # those gathered, or not yet summed
     sizes: dict[str, int] = field(default_factory=dict)  # bytes of each accepted answer
@@ -46,6 +47,7 @@ class Round:
             "question": self.question.name,
             "verb": self.verb,
             "n_sites": len(self.sites),
+            "memory": self.memory,
         }
         self.request = compose(header, self.arrays)  # the same for every site
 

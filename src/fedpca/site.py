@@ -153,7 +153,7 @@ class Site:
     def _answer(self, message: Message, keep: bool) -> Message:
         header = message.header
         if header["run"] != self._run:
-            self._enter(header["run"])
+            self._enter(header["run"], header["memory"])
         if self._answered is not None and self._answered[0] == header["round"]:
             return self._answered[1]
         if header["round"] < self._round:
@@ -195,8 +195,11 @@ class Site:
         echo = {key: asked.get(key) for key in ("run", "round", "question")}
         return compose({**echo, "site": self.name, **more}, arrays)
 
-    def _enter(self, run: str) -> None:
+    def _enter(self, run: str, last: int) -> None:
         """Begin a run with an empty memory, or with the one that an earlier process saved.
+
+        ``last`` is the run's last round of which sites had to remember something: without it any
+        answer could be a wrong one.
 
         Files that changed since they were opened are opened anew. A site goes on for months, and its
         rows are others every night; they stay the same within a run.
@@ -207,6 +210,8 @@ class Site:
         refuse_gone(files)
         memory, answered = self._load(run, files)
         round_number = 0 if answered is None else answered[0]
+        if round_number < last:
+            raise MessageError(f"asked before the memory of round {last} that it needs; {_GONE}")
         if files != self._files:
             self.rows, self._files, self._framed = open_rows(self._source), files, None
         self.memory, self._answered, self._round = _read_only(memory), answered, round_number
