@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import ssl
 import stat
 
@@ -235,6 +236,32 @@ def test_nothing_leaves_that_cannot_be_written_down(tmp_path):
     assert reply.header["error"] == "SiteFailed"
     assert not reply.arrays
     assert "cannot be written: Is a directory; nothing is answered" in told[0]
+
+
+def test_a_disk_that_was_full_leaves_no_half_line_in_a_ledger(tmp_path):
+    path, told = tmp_path / "a.jsonl", []
+    ledger = SiteLedger(Site(np.ones((3, 2)), name="a"), path, told.append)
+    ledger.answer(b"garbage")
+    before = path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, limits[1]))
+    try:
+        reply = decode(ledger.answer(b"garbage"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert reply.header["text"] == "the site's ledger cannot be written"
+    assert path.read_bytes() == before
+    ledger.answer(b"garbage")
+    assert [json.loads(line)["bytes_in"] for line in path.read_text().splitlines()] == [7, 7]
+
+
+def test_a_line_that_a_power_cut_tore_spoils_no_other(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"round": 1}\n{"rou')
+    SiteLedger(Site(np.ones((3, 2)), name="a"), path, lambda text: None).answer(b"garbage")
+    lines = path.read_text().splitlines()
+    assert lines[:2] == ['{"round": 1}', '{"rou']
+    assert json.loads(lines[2])["bytes_in"] == 7
 
 
 def test_several_files_are_one_site(tmp_path):

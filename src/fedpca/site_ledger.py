@@ -54,10 +54,7 @@ class SiteLedger:
                 self._tell(f"the files changed and were opened anew: {size(self._site.rows)}")
         entry = _entry(asked, answered)
         try:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(entry) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
+            _append(self._path, json.dumps(entry))
         except OSError as error:  # what is not written down does not leave
             self._tell(f"{self._path} cannot be written: {error.strerror}; nothing is answered")
             answered = self._site.refusal(
@@ -66,6 +63,22 @@ class SiteLedger:
         else:
             self._tell(in_words(entry))
         return encode(answered)
+
+
+def _append(path: Path, line: str) -> None:
+    """Put a line at the end of a file and on the disk, whole or not at all."""
+    with path.open("ab+", buffering=0) as file:
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(0, end - 1))
+        is_torn = file.read() not in (b"", b"\n")  # by a power cut: its last line has no end
+        data = b"\n" * is_torn + line.encode() + b"\n"
+        try:
+            while data:  # a disk that is nearly full takes a part
+                data = data[file.write(data) :]
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(end)
+            raise
 
 
 def size(rows: Rows) -> str:
