@@ -22,6 +22,11 @@ WITH_CODE = [
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.stem)
 def test_the_blocks_of_a_page_run_one_after_another(page, tmp_path, monkeypatch, capsys):
+    lacking = tmp_path / "lacking"  # what no installation that a page names brings
+    lacking.mkdir()
+    (lacking / "pandas.py").write_text("raise ImportError('not installed')")
+    monkeypatch.syspath_prepend(lacking)
+    monkeypatch.delitem(sys.modules, "pandas", raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
     names = {"__name__": "page"}

@@ -48,9 +48,15 @@ def test_the_tutorial_runs_from_keys_to_models_and_leaves_no_process(tmp_path):
     script.write_text(script_of(PAGE, free_port()))
     work = tmp_path / "work"
     work.mkdir()
+    lacking = tmp_path / "lacking"  # what the installation that the page names does not bring
+    lacking.mkdir()
+    (lacking / "pandas.py").write_text("raise ImportError('not installed')")
     environment = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join([str(lacking), os.environ.get("PYTHONPATH", "")]).rstrip(
+            os.pathsep
+        ),
         "FEDPCA_HOME": str(work / "kept"),
         "OPENBLAS_NUM_THREADS": "1",
     }
