@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from fedpca.errors import InputError
@@ -20,6 +21,15 @@ def coordinator_folder(tls: str | os.PathLike[str] | None) -> Path:
     return home() / "coordinator" if tls is None else Path(tls)
 
 
+def _is_name(host: str) -> bool:
+    """Whether it can be a host's name or number, and not more of an address than that."""
+    try:
+        host.encode("idna")  # refuses parts between dots that are empty or too long
+    except UnicodeError:
+        return False
+    return bool(host) and not re.search(r"[\s/\\?#@]", host)
+
+
 def with_port(address: str) -> str:
     """The address with the usual port where it names none."""
     host, colon, port = address.rpartition(":")
@@ -28,7 +38,7 @@ def with_port(address: str) -> str:
         address = f"{host}:{port}"
     is_bare_ipv6 = ":" in host and not (host.startswith("[") and host.endswith("]"))
     is_port = port.isascii() and port.isdigit() and 0 < int(port) < 65536
-    if not host or not is_port or is_bare_ipv6 or "/" in host:
+    if not _is_name(host) or not is_port or is_bare_ipv6:
         raise InputError(
             f"{address!r} is not HOST or HOST:PORT, as in server.example.org:{PORT} or [::1]"
         )
