@@ -106,6 +106,11 @@ def _shake_hands(client, server, name):
 def test_certificates_and_secrets_that_are_not_there_are_named(tmp_path):
     with pytest.raises(FileError, match=r"server\.pem does not exist.*--make-certificates"):
         credentials.server_files(tmp_path)
+    (tmp_path / "server.key").touch()
+    with pytest.raises(
+        FileError, match=r"server\.key exists without its certificate.*move the key"
+    ):
+        credentials.server_files(tmp_path)
     with pytest.raises(FileError, match=r"coordinator\.secret cannot be read"):
         credentials.read_secret(tmp_path)
     secret = credentials.make_secret(tmp_path)
@@ -142,6 +147,13 @@ def test_an_address_without_a_port_has_the_usual_one(given, meant):
         "::1",
         "[::1",
         "host:²",
+        "localhost..:9193",
+        f"{64 * 'x'}.example.org",
+        "localhost#x:9193",
+        "localhost?:9193",
+        "me@localhost",
+        "local\\host",
+        "local host",
     ],
 )
 def test_an_address_that_is_none_is_refused(given):

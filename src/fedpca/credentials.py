@@ -172,6 +172,11 @@ def read_authority(path: Path) -> bytes:
 def server_files(folder: Path) -> tuple[Path, Path]:
     """The paths of a server's certificate and key."""
     paths = folder / CERTIFICATE, folder / KEY
+    if paths[1].is_file() and not paths[0].is_file():
+        raise FileError(
+            f"{paths[1]} exists without its certificate: put that at {paths[0]}, or move the key away, "
+            "and --make-certificates makes both"
+        )
     for path in paths:
         if not path.is_file():
             raise FileError(
