@@ -65,7 +65,11 @@ class Trial:
 
     def __init__(self, console: Console, folder: Path) -> None:
         self._console, self.folder = console, folder
-        self._environment: Mapping[str, str] = {**os.environ, "FEDPCA_HOME": str(folder / "home")}
+        self._environment: Mapping[str, str] = {
+            **os.environ,
+            "FEDPCA_HOME": str(folder / "home"),
+            **dict.fromkeys(("NO_PROXY", "no_proxy"), "localhost"),
+        }
 
     def run(self, *words: str) -> None:
         """One command, to its end."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import ssl
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from flwr.supercore.error import FlowerError
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError
 from flwr.supercore.protobuf.client import ProtobufClient, ProtobufClientInterceptor
 
-from fedpca.errors import InputError, LinkError, LinkRefused
+from fedpca.errors import FileError, InputError, LinkError, LinkRefused
 
 SILENCE = 10.0  # seconds without a byte from the server after which a call has failed
 
@@ -36,9 +38,51 @@ class Link:
 
     def client(self, kind: type[Client], *interceptors: ProtobufClientInterceptor) -> Client:
         """One of Flower's clients for this server."""
-        client = kind.from_server_address(self.address, self.plain, self.ca, interceptors)
+        with _environment_errors():
+            client = kind.from_server_address(self.address, self.plain, self.ca, interceptors)
         client._client.timeout = httpx.Timeout(SILENCE)
         return client
+
+    @property
+    def through(self) -> str:
+        """Which proxy is on the way, in words; nothing where there is none."""
+        host = self.address.rpartition(":")[0].strip("[]")
+        named = [f"{kind}_PROXY" for kind in ("HTTP" if self.plain else "HTTPS", "ALL")]
+        used = [name for name in named if name in _proxies()]
+        if not used or urllib.request.proxy_bypass(host):
+            return ""
+        return f" (through the proxy that {used[0]} names)"
+
+
+def _proxies() -> list[str]:
+    """The variables of the environment that name proxies."""
+    found = urllib.request.getproxies()
+    return [f"{kind.upper()}_PROXY" for kind in ("http", "https", "all") if kind in found]
+
+
+@contextmanager
+def _environment_errors() -> Iterator[None]:
+    """What the environment can say wrongly, before anything is sent."""
+    variables = " or ".join(_proxies())
+    try:
+        yield
+    except ImportError:  # of what only such proxies need
+        raise InputError(
+            f"{variables} names a SOCKS proxy, which needs: pip install socksio; or name one of http://"
+        ) from None
+    except (httpx.InvalidURL, ValueError):
+        if not variables:
+            raise
+        raise InputError(
+            f"{variables} is not the address of a proxy; write it as http://proxy.example.org:3128"
+        ) from None
+    except OSError as error:
+        path = os.environ.get("SSL_CERT_FILE")
+        if not path:
+            raise
+        raise FileError(
+            f"SSL_CERT_FILE={path} cannot be read: {error.strerror}; set it right, or give --ca"
+        ) from None
 
 
 def access_token(secret: bytes) -> str:
@@ -73,8 +117,8 @@ def mapped_errors(link: Link) -> Iterator[None]:
         raise LinkError(f"the server at {link.address} says: {said}") from error
     except httpx.TransportError as error:
         raise _unreachable(link, error) from None
-    except httpx.InvalidURL as error:
-        raise InputError(f"{link.address!r} is not an address: {error}") from None
+    except (httpx.InvalidURL, UnicodeError) as error:
+        raise InputError(f"{link.address!r}{link.through} is not an address: {error}") from None
     except ValueError as error:
         if "protobuf" not in str(error):
             raise
@@ -102,4 +146,4 @@ def _unreachable(link: Link, error: httpx.TransportError) -> LinkError:
         return LinkRefused(
             f"{link.address} does not speak plain HTTP; leave --insecure out and give --ca ca.pem"
         )
-    return LinkError(f"no connection to {link.address}: {text}")
+    return LinkError(f"no connection to {link.address}{link.through}: {text}")
