@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import ssl
 import subprocess
@@ -420,7 +421,8 @@ def test_every_door_asks_who_is_there(there):
 
 def test_the_demo_runs_a_federation_and_stops_it():
     words = [sys.executable, "-m", "fedpca", "demo", "--federation"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    behind_a_proxy = {**os.environ, "HTTPS_PROXY": "http://localhost:9"}  # which is dead
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=behind_a_proxy)
     assert done.returncode == 0, done.stderr
     assert "bit for bit" in done.stdout
     assert "round 1, introduce" in done.stderr
