@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import signal
 import subprocess
 import sys
 
@@ -72,9 +73,10 @@ def test_info_lists_what_left_a_site(sites, tmp_path):
     assert load(tmp_path / "m").n_components == 0.95
 
 
-def test_an_interrupted_fit_says_how_to_go_on(sites, tmp_path, monkeypatch):
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_fit_says_how_to_go_on(sites, tmp_path, monkeypatch, how):
     def interrupt(self, X):
-        raise KeyboardInterrupt
+        signal.raise_signal(how)
 
     monkeypatch.setattr(cli.FederatedPCA, "fit", interrupt)
     done = run("fit", *sites, "-o", tmp_path / "m")

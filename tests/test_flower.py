@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import signal
@@ -17,24 +18,29 @@ import httpx
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
+from flwr.common.constant import SubStatus
 from flwr.proto.message_pb2 import (
     ConfirmMessageReceivedResponse,
     ObjectTree,
     PullObjectResponse,
 )
 from flwr.proto.node_pb2 import Node
+from flwr.server.superlink.linkstate import LinkStateFactory
+from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, TaskType
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_id,
     get_object_tree,
 )
+from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
+from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
 from sklearn.exceptions import ConvergenceWarning
 
 from conftest import gapped_rows
 from fedpca import FederatedPCA, Federation, PersonalizedPCA, RobustPCA, load
-from fedpca.engines.flower import engine, wire
+from fedpca.engines.flower import engine, link, wire
 from fedpca.errors import (
     InputError,
     JournalError,
@@ -241,6 +247,34 @@ def test_a_killed_fit_goes_on_where_it_was(there):
     asked = [line for line in there.log(site).splitlines() if line.startswith("asked")]
     assert [line for line in asked if line.startswith("asked 4")] == ["asked 4 covariance_product"]
     assert asked.count(asked[0]) == 1
+
+
+def test_the_server_lets_go_of_what_a_killed_fit_was_sent():
+    """And not of what another run was sent, the same content included."""
+    stores = ObjectStoreFactory()
+    state = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), stores).state()
+    tasks, messages = {}, []
+    for _ in range(2):
+        run = state.create_run(None, None, None, {}, "", None, "", TaskType.SERVER_APP)
+        tasks[run] = state.get_run_info(run_ids=[run])[0].primary_task_id
+        assert state.claim_task(tasks[run])
+        assert state.activate_task(tasks[run])
+        message = wire.message_to(1, run, wire.wrap(b"answer"))
+        state.object_store.preregister(run, get_object_tree(message))
+        objects = get_all_nested_objects(message)
+        for number, part in objects.items():
+            state.object_store.put(number, part.deflate())
+        messages.append(objects)
+    killed, other = tasks
+    assert link._sweep(state, set()) == set()
+    heartbeat = state.task_token_store[tasks[killed]]
+    heartbeat.active_until -= datetime.timedelta(minutes=2)
+    assert link._sweep(state, set()) == {killed}
+    assert len(state.object_store) == len(messages[1])
+    assert all(state.object_store.get(number) for number in messages[1])
+    state.finish_task(tasks[other], SubStatus.COMPLETED, "")
+    assert link._sweep(state, {killed}) == {killed, other}
+    assert len(state.object_store) == 0
 
 
 def test_a_fit_outlives_the_server(there):

@@ -119,7 +119,15 @@ def attacking(quiet: bool) -> Callable[[str], None] | None:
 
 @contextmanager
 def exit_codes(hint: str = "") -> Iterator[None]:
-    """Errors as one line on standard error: 2 for bad input, 1 for a run that failed."""
+    """Errors as one line on standard error: 2 for bad input, 1 for a run that failed.
+
+    A service manager's signal is an interrupt like that of the keyboard: both tidy up.
+    """
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
     except KeyboardInterrupt:
@@ -131,18 +139,12 @@ def exit_codes(hint: str = "") -> Iterator[None]:
     except (FedpcaError, OSError) as error:
         err.print(f"failed: {error}", style="red", soft_wrap=True)
         sys.exit(1)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
 def until_stopped() -> Iterator[None]:
-    """End well, and tidy up, at an interrupt or a service manager's signal."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        with exit_codes(), suppress(KeyboardInterrupt):
-            yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    """For what goes on until an interrupt, which is then no error."""
+    with exit_codes(), suppress(KeyboardInterrupt):
+        yield

@@ -23,6 +23,7 @@ from flwr.common.constant import (
     NOOP_ACCOUNT_NAME,
     NOOP_FLWR_AID,
     TRANSPORT_TYPE_GRPC_RERE,
+    Status,
 )
 from flwr.server.superlink.linkstate import LinkState
 from flwr.supercore.auth.typing import AccountInfo
@@ -144,12 +145,25 @@ def serve(
 
 
 def _watch(state: LinkState, tell: Callable[[str], None]) -> None:
-    """Tell which sites come and go."""
+    """Tell which sites come and go, and let go of what belongs to runs that are over."""
     online: set[str] = set()
+    over: set[int] = set()
     while True:
         nodes = state.get_node_info(owner_aids=[NOOP_FLWR_AID])
         now = {node.name for node in nodes if node.status == "online"}
         for name in sorted(now ^ online):
             tell(f"{name} {'joined' if name in now else 'is gone'}")
         online = now
+        over = _sweep(state, over)
         time.sleep(1.0)
+
+
+def _sweep(state: LinkState, swept: set[int]) -> set[int]:
+    """Delete what other runs than those swept have left, of all that are over, which come back.
+
+    A fit that was killed fetches no answers any more; a minute later its run is over, too.
+    """
+    over = {run.run_id for run in state.get_run_info(statuses=[Status.FINISHED])}
+    for run_id in over - swept:
+        state.cleanup_run(run_id)
+    return over
