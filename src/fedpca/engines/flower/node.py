@@ -15,7 +15,7 @@ from typing import NoReturn
 import httpx
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from flwr.app import Message as FlowerMessage
-from flwr.common.constant import HEARTBEAT_MIN_INTERVAL
+from flwr.common.constant import HEARTBEAT_MIN_INTERVAL, HEARTBEAT_PATIENCE
 from flwr.proto.fleet_pb2 import (
     ActivateNodeRequest,
     DeactivateNodeRequest,
@@ -40,7 +40,8 @@ PAUSE, IDLE_PAUSE = 0.05, 1.0  # seconds between two looks for a question, in a 
 IDLE_AFTER = 30.0
 POLITE = 10.0  # a pause is at least so many times what a look takes, as of a server with many sites
 CUT_OFF = 60.0  # seconds after which a question that was announced will not come
-STILL_ONLINE = 2.5 * HEARTBEAT_MIN_INTERVAL  # seconds after which a silent node is known to be gone
+GONE_AFTER = HEARTBEAT_PATIENCE * HEARTBEAT_MIN_INTERVAL  # seconds of silence: the server's bound
+STILL_ONLINE = GONE_AFTER + 5.0  # seconds after which a silent node is known to be gone
 RETRY_AFTER = 2.0  # seconds until a lost connection is tried again
 
 
@@ -58,10 +59,10 @@ def join(
     patience = STILL_ONLINE
     while True:
         try:
-            with mapped_errors(link), _connected(link, key) as (client, node):
+            with mapped_errors(link), _connected(link, key) as (client, node, presence):
                 tell(f"connected to {link.address}, waiting for questions")
                 patience = STILL_ONLINE
-                _answer_questions(client, node, answer, tell)
+                _answer_questions(client, node, presence, answer, tell)
         except _NotLetIn as error:
             patience -= RETRY_AFTER
             if patience < 0:
@@ -78,8 +79,48 @@ class _NotLetIn(LinkError):
     """The server knows no such key, or takes a site that was killed for still online."""
 
 
+class _Presence:
+    """Since when the server has heard nothing of this node, and may have let another process in.
+
+    A machine that was suspended, or a process that was stopped, goes on where it was. It must not
+    answer then, nor show itself alive, until the server has let it in again.
+    """
+
+    def __init__(self) -> None:
+        self._heard = _now()
+
+    def beat(self, call: Callable[[], object]) -> None:
+        """Show the server that the node is alive, unless it may be another process by now."""
+        began = _now()
+        if self.silence <= GONE_AFTER:
+            call()
+            self._heard = began
+
+    def check(self) -> None:
+        """Raise an error where the server may have taken the node for gone."""
+        if self.silence > GONE_AFTER:
+            raise LinkError(
+                f"this process stood still or was cut off for {self.silence:.0f} s, and the server may "
+                "have let another one of this key in"
+            )
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the server last heard of the node."""
+        return _now() - self._heard
+
+
+def _now() -> float:
+    """Seconds, with those for which the machine was suspended, where the system can count them."""
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.time()
+
+
 @contextmanager
-def _connected(link: Link, key: EllipticCurvePrivateKey) -> Iterator[tuple[FleetHttpClient, Node]]:
+def _connected(
+    link: Link, key: EllipticCurvePrivateKey
+) -> Iterator[tuple[FleetHttpClient, Node, _Presence]]:
     """A node that the server knows and sees alive, until the block ends."""
     public_key = public_key_to_bytes(key.public_key())
     with link.client(
@@ -87,6 +128,7 @@ def _connected(link: Link, key: EllipticCurvePrivateKey) -> Iterator[tuple[Fleet
         RuntimeVersionHttpInterceptor(component_name="SuperNode"),
         NodeAuthHttpInterceptor(key, key.public_key()),
     ) as client:
+        presence = _Presence()
         try:
             activated = client.ActivateNode(
                 ActivateNodeRequest(
@@ -107,23 +149,29 @@ def _connected(link: Link, key: EllipticCurvePrivateKey) -> Iterator[tuple[Fleet
             raise
         node = Node(node_id=activated.node_id)
         beat = SendNodeHeartbeatRequest(node=node, heartbeat_interval=HEARTBEAT_MIN_INTERVAL)
-        stop = beating(lambda: client.SendNodeHeartbeat(beat), HEARTBEAT_MIN_INTERVAL / 2)
+        stop = beating(
+            lambda: presence.beat(lambda: client.SendNodeHeartbeat(beat)),
+            HEARTBEAT_MIN_INTERVAL / 2,
+        )
         try:
-            yield client, node
+            yield client, node, presence
         finally:
             stop.set()
-            with suppress(httpx.HTTPError):
-                client.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
+            if presence.silence <= GONE_AFTER:  # else it would be another process that goes offline
+                with suppress(httpx.HTTPError):
+                    client.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
 
 
 def _answer_questions(
     client: FleetHttpClient,
     node: Node,
+    presence: _Presence,
     answer: Callable[[bytes], bytes],
     tell: Callable[[str], None],
 ) -> NoReturn:
     last = -IDLE_AFTER
     while True:
+        presence.check()
         began = time.monotonic()
         waiting = client.PullMessages(PullMessagesRequest(node=node))
         if not waiting.messages_list:
@@ -137,6 +185,7 @@ def _answer_questions(
         except MessageError as error:
             tell(f"something came that is not answered: {error}")
             continue
+        presence.check()
         try:
             send(client, node, [reply], partial(_announce, client, node))
         except httpx.HTTPStatusError as error:
