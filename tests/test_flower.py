@@ -154,6 +154,23 @@ def test_the_shell_fits_a_federation_and_a_site_tells_what_left(there):
     assert told[-2]["sites"] == 2
 
 
+def test_a_site_follows_its_file_without_being_started_again(there):
+    rows = np.load(there.folder / "third.npy")
+    np.save(there.folder / "nightly.npy", rows[:30])
+    site = there.join("third", "nightly.npy")
+    sizes = []
+    for _ in range(2):
+        with there.federation(sites=[*HONEST, "third"]) as fed:
+            sizes.append(FederatedPCA(3).fit(fed).n_samples_)
+        np.save(there.folder / "tonight.npy", rows[:50])
+        (there.folder / "tonight.npy").rename(there.folder / "nightly.npy")
+    there.stop(site)
+    assert sizes == [60 + 80 + 30, 60 + 80 + 50]
+    assert (
+        there.log(site).count("the files changed and were opened anew: 50 rows of 8 features") == 1
+    )
+
+
 def test_a_policy_is_kept_by_the_site(there):
     site = there.join("strict", "strict.npy", "--policy", "policy.toml")
     with (
