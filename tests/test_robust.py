@@ -24,7 +24,7 @@ from fedpca.linalg import sine_of_angle
 from fedpca.message import decode, encode
 from fedpca.solvers import robust
 
-METHODS = ["threshold", "least-squares", "dcf"]
+METHODS = ["auto", "threshold", "least-squares", "dcf"]
 every_method = pytest.mark.parametrize("method", METHODS)
 
 
@@ -81,7 +81,7 @@ def test_outliers_as_large_as_the_data_are_found():
 @pytest.mark.filterwarnings("ignore:method 'least-squares'")
 @pytest.mark.parametrize(
     "options",
-    [{"method": "threshold"}, {"method": "least-squares"}, {"r": None, "max_components": 20}],
+    [{}, {"method": "threshold"}, {"method": "least-squares"}, {"r": None, "max_components": 20}],
 )
 def test_missing_values_are_filled_in(options):
     X, L, _ = draw()
@@ -165,6 +165,112 @@ def test_small_outliers_of_new_rows_are_found(share, tol):
     parts = pca.split(rows)
     assert ((parts.sparse != 0) == few).all()
     assert np.allclose(parts.sparse[few], 5.0, atol=1e-3)
+
+
+def falling(sizes, n=300, d=40, share=0.05, noise=0.0, missing=0.0, seed=0):
+    """Rows whose components are of unlike sizes, and an orthonormal basis of these, ``(d, r)``."""
+    rng = np.random.default_rng(seed)
+    U = np.linalg.qr(rng.normal(size=(d, len(sizes))))[0]
+    X = (rng.normal(size=(n, len(sizes))) * sizes) @ U.T * np.sqrt(d) + 5
+    X += noise * rng.normal(size=X.shape) + 10 * (rng.random(X.shape) < share) * rng.normal(
+        size=X.shape
+    )
+    return np.where(rng.random(X.shape) < missing, np.nan, X), U
+
+
+@pytest.mark.parametrize(
+    "drawn",
+    [
+        {"sizes": [1, 0.5, 0.25, 0.125], "share": 0.0},
+        {"sizes": [1, 0.5, 0.25, 0.125]},
+        {"sizes": [1, 0.5, 0.25, 0.125], "noise": 0.02, "missing": 0.3},
+        {"sizes": [1, 0.1], "noise": 0.02},
+        {"sizes": np.geomspace(1, 0.03, 8), "d": 60, "n": 400, "noise": 0.005},
+        {"sizes": np.geomspace(1, 0.1, 6), "d": 60, "share": 0.2, "noise": 0.01},
+        {"sizes": [1, 0.05, 0.05], "noise": 0.005},
+    ],
+)
+def test_small_components_beside_large_ones_are_found_from_any_start(drawn):
+    for seed in range(4):
+        X, U = falling(**drawn, seed=seed)
+        pca = RobustPCA(U.shape[1], random_state=seed).fit(np.array_split(X, 3))
+        assert pca.run_.stopped == "converged"
+        noise = drawn.get("noise", 0) / np.min(drawn["sizes"])
+        assert sine_of_angle(pca.components_.T, U) < max(0.15 * noise, 1e-7)
+
+
+def test_what_ran_is_told_where_components_are_of_unlike_size():
+    X, _ = falling([1, 0.1])
+    assert RobustPCA(2, random_state=0).fit(X).run_.solver == "least-squares, threshold"
+    assert (
+        RobustPCA(2, random_state=0, max_rounds=100, method="threshold")
+        .fit(falling([1, 1])[0])
+        .run_.solver
+        == "threshold"
+    )
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.01])
+def test_rows_of_which_much_is_missing_are_fitted_to_the_rest(noise):
+    rng = np.random.default_rng(0)
+    mixing = rng.normal(size=(3, 20))
+    low_rank = rng.normal(size=(800, 3)) @ mixing
+    X = low_rank + noise * rng.normal(size=low_rank.shape)
+    pca = RobustPCA(3, center="none", random_state=0).fit(X[:300])
+    holes = rng.random((500, 20)) < 0.6
+    rows, L = np.where(holes, np.nan, X[300:]), low_rank[300:]
+    enough = (~holes).sum(axis=1) >= 6
+    rows, L, holes = rows[enough], L[enough], holes[enough]
+    best = np.array(
+        [
+            np.linalg.lstsq(pca.components_[:, p].T, x[p], rcond=None)[0]
+            for x, p in zip(rows, ~holes, strict=True)
+        ]
+    )
+    ours, least = (
+        np.abs(found - L)[holes] for found in (pca.split(rows).low_rank, best @ pca.components_)
+    )
+    assert np.quantile(ours, 0.99) < max(1.5 * np.quantile(least, 0.99), 1e-9)
+    if not noise:
+        assert not pca.split(rows).sparse.any()
+
+
+def test_constant_features_change_nothing():
+    X, _, _ = draw(200, 20, r=3, noise=0.05, size=20.0)
+    plain = RobustPCA(3, random_state=0).fit(X)
+    Y = np.hstack([X, np.tile([7.0, 0.1, 0.0, 1e8, -3.0], (200, 5))])
+    pca = RobustPCA(3, random_state=0).fit(Y)
+    assert pca.threshold_ == pytest.approx(plain.threshold_, rel=1e-6)
+    assert pca.sparse_share_ == plain.sparse_share_
+    assert np.allclose(pca.explained_variance_, plain.explained_variance_, rtol=1e-6)
+    assert not pca.components_[:, 20:].any()
+    low_rank, sparse = pca.split(Y)
+    assert np.allclose(low_rank[:, 20:], Y[:, 20:], rtol=1e-15)
+    assert np.median(np.abs(low_rank[:, :20] - plain.split(X).low_rank)) < 1e-6
+    assert not sparse[:, 20:].any()
+    Y[3, 22] = 9.0  # constant no longer
+    assert pca.split(Y).sparse[3, 22] == pytest.approx(9.0)
+
+
+@pytest.mark.filterwarnings("ignore:method 'least-squares'")
+def test_the_rank_by_least_squares_does_not_depend_on_how_long_they_go_on():
+    for seed in range(4):
+        X, _, _ = draw(150, 30, r=3, noise=0.05, size=20.0, seed=seed)
+        for max_rounds in (25, 200):
+            options = {"method": "least-squares", "max_rounds": max_rounds, "random_state": 0}
+            assert RobustPCA(max_components=6, **options).fit(X).n_components_ == 3
+
+
+@pytest.mark.filterwarnings("ignore:method 'least-squares'")
+@pytest.mark.filterwarnings("ignore:most entries of")
+@pytest.mark.filterwarnings("ignore:more than 40%")
+@pytest.mark.parametrize("method", ["auto", "threshold", "least-squares"])
+@pytest.mark.parametrize(("n", "d", "r"), [(5, 50, 5), (2, 5, 2), (5, 5, 5)])
+def test_as_many_components_as_rows_are_an_end_and_no_error(n, d, r, method):
+    X = np.random.default_rng(0).normal(size=(n, d))
+    pca = RobustPCA(r, method=method, random_state=0).fit(X)
+    assert np.isfinite(pca.components_).all()
+    assert pca.explained_variance_[-1] < 1e-6 * max(pca.explained_variance_[0], 1.0)
 
 
 def near_a_plane(seed=0):
@@ -382,7 +488,7 @@ def test_every_method_comes_near(method):
     X, L, _ = draw()
     pca = fit(X, method=method)
     assert error(pca, X, L) < (0.05 if method == "dcf" else 1e-8)
-    assert pca.run_.solver == method
+    assert pca.run_.solver == ("threshold" if method == "auto" else method)
     bounded = fit(X, None, max_components=15, method="auto" if method == "threshold" else method)
     assert bounded.n_components_ == 10
 
@@ -687,7 +793,7 @@ def test_a_rank_of_true_is_one():
     assert RobustPCA(True, random_state=0).fit(draw(40, 8, r=1)[0]).n_components_ == 1
 
 
-@pytest.mark.parametrize("method", [*METHODS, "auto"])
+@every_method
 def test_rounds_that_do_not_suffice_are_told_with_what_ran(method):
     X, _, _ = draw(40, 8, r=2)
     ranks = {"max_components": 3} if method == "auto" else {"n_components": 2}

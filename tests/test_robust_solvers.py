@@ -12,7 +12,7 @@ from fedpca import Federation, RobustPCA
 from fedpca.linalg import orth, sine_of_angle
 from fedpca.solvers.medians import as_bins, feature_medians, median_of_bins
 from fedpca.solvers.robust import START_ROUNDS, start_clipped
-from fedpca.solvers.robust_parts import filled
+from fedpca.solvers.robust_parts import fitted_scores, judged
 from fedpca.solvers.robust_rows import count_present
 from fedpca.solvers.robust_site import enter_robust, gradient_round
 from fedpca.solvers.robust_soft import rank_of
@@ -80,7 +80,14 @@ def test_one_number_a_site_has_its_median_to_two_percent():
 def entered(fed, d):
     """Sites that know their rows are taken as they are."""
     fed.sum(count_present, features=np.empty(0, np.uint8))
-    fed.sum(enter_robust, mean=np.zeros(d), scale=np.ones(d), reference=np.float64(1))
+    varies = np.ones(d, np.uint8)
+    fed.sum(
+        enter_robust,
+        mean=np.zeros(d),
+        scale=np.ones(d),
+        varies=varies,
+        reference=np.float64(1),
+    )
 
 
 def published(M, U, V, lam, rho, step, K, n):
@@ -186,13 +193,29 @@ def test_where_no_rank_shows_one_direction_is_left_outside():
     assert rank_of(np.array([9.0, 4.5, 3.0, 2.0, 1.0]), 5).number == 4
 
 
-def test_what_is_unknown_is_filled_in_and_lost_rows_and_columns_are_drawn():
+def test_what_is_unknown_does_not_count_and_lost_rows_and_columns_are_drawn():
     A = np.array([[1.0, 9.0, 1.0, 1.0], [9.0, -9.0, 9.0, 1.0], [1.0, 9.0, 1.0, 0.0]])
     present = np.ones((3, 4), bool)
     present[2, 3] = False
     L = np.full((3, 4), 0.5)
-    plain = filled(A, present, L, 2.0)
+    plain = judged(A, present, L, 2.0)
     assert plain.lost.tolist() == [False, True, False]
-    assert plain.D.tolist() == [[1, 0.5, 1, 1], [2.5, -1.5, 2.5, 1], [1, 0.5, 1, 0.5]]
-    drawn = filled(A, present, L, 2.0, np.array([0.0, 3.0, 0.0, 0.0]))
-    assert drawn.D.tolist() == [[1, 3.5, 1, 1], [2.5, -2.5, 2.5, 1], [1, 3.5, 1, 0.5]]
+    assert plain.pull.tolist() == [[0.5, 0, 0.5, 0.5], [2, -2, 2, 0.5], [0.5, 0, 0.5, 0]]
+    assert plain.known.tolist() == [[1, 0, 1, 1], [1, 1, 1, 1], [1, 0, 1, 0]]
+    drawn = judged(A, present, L, 2.0, np.array([0.0, 3.0, 0.0, 0.0]))
+    assert drawn.pull.tolist() == [[0.5, 3, 0.5, 0.5], [2, -3, 2, 0.5], [0.5, 3, 0.5, 0]]
+    assert drawn.known.tolist() == [[1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 1, 0]]
+    assert (drawn.good == plain.good).all()
+
+
+def test_scores_of_rows_that_are_partly_known_are_those_of_least_squares():
+    rng = np.random.default_rng(0)
+    U = np.linalg.qr(rng.standard_normal((20, 3)))[0]
+    A, present = rng.standard_normal((50, 20)), rng.random((50, 20)) < 0.5
+    V = np.zeros((50, 3))
+    for _ in range(30):
+        V = fitted_scores(V, U, judged(A, present, V @ U.T, np.inf))
+    best = [np.linalg.lstsq(U[p], a[p], rcond=None)[0] for a, p in zip(A, present, strict=True)]
+    assert np.allclose(V, best, rtol=1e-10)
+    whole = fitted_scores(np.zeros((50, 3)), U, judged(A, np.full_like(present, True), 0.0, np.inf))
+    assert np.allclose(whole, A @ U, rtol=1e-12)  # in one step

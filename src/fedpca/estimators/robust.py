@@ -51,10 +51,11 @@ class RobustPCA(RobustRowsMixin, BaseEstimator):  # type: ignore[misc]
         A bound on the rank, where it is not: it is then read off where singular values fall most. A
         warning tells where they fall nowhere clearly; then all of these are taken.
     method : {"auto", "threshold", "least-squares", "dcf"}
-        "threshold" needs the rank, and is exact where there is no noise. "auto" takes it, after
-        "least-squares" has found the rank where only a bound is given. "dcf" takes its components from
-        the published method, for comparison; as with the others, what they are not is then told from
-        outliers by a hard threshold, and they are cut to the rank.
+        "threshold" needs the rank, and is exact where there is no noise and components are of like size.
+        "auto" takes it, from a start by "least-squares" where its first rounds do not head for an exact
+        end, or where only a bound on the rank is given. "dcf" takes its components from the published
+        method, for comparison; as with the others, what they are not is then told from outliers by a
+        hard threshold, and they are cut to the rank.
     center : {"median", "mean", "none"}
         About what rows are taken at first; a mean does not survive outliers. All but "dcf" then move
         it to the mean of what is none. "none" stays at zero.
@@ -65,8 +66,8 @@ class RobustPCA(RobustRowsMixin, BaseEstimator):  # type: ignore[misc]
         The solver stops when a round turns the components by at most this, the sine of an angle. With
         "threshold" it is also enough if that is a fiftieth of what noise does to them.
     max_rounds : int
-        Most rounds of the solver; a warning tells when they did not suffice. Where only a bound on the
-        rank is given, "auto" takes up to as many before, but not more than 25, to find it.
+        Most rounds of the solver; a warning tells when they did not suffice. "auto" takes up to as many
+        before, for its start, but not more than 25 to find the rank, or some 20 where that is given.
     local_steps : int
         For "dcf": gradient steps of a site between rounds.
     step : float or None
@@ -89,7 +90,8 @@ class RobustPCA(RobustRowsMixin, BaseEstimator):  # type: ignore[misc]
     n_samples_ : int
         The number of rows that have a value.
     sparse_share_ : dict
-        The share of each site's entries that are outliers; empty where a policy keeps it to the site.
+        The share of outliers among each site's entries, of features that vary; empty where a policy
+        keeps it to the site.
     corrupted_sites_ : list
         Sites of which so many entries are outliers that their own scores mean little.
     run_ : Run

@@ -26,7 +26,14 @@ from fedpca.solvers.robust import (
 from fedpca.solvers.robust_keep import keep_sparse, sparse_share
 from fedpca.solvers.robust_rows import count_present, squares_present
 from fedpca.solvers.robust_site import enter_robust
-from fedpca.solvers.robust_soft import RANK_ROUNDS, Rank, by_gradients, by_least_squares, rank_of
+from fedpca.solvers.robust_soft import (
+    RANK_ROUNDS,
+    Rank,
+    by_both_thresholds,
+    by_gradients,
+    by_least_squares,
+    rank_of,
+)
 
 ROUNDING = 16 * np.finfo(float).eps  # of a value: no distance
 KNOWN_RIDGE = 1e-3  # of the published method, where the rank is known; in sizes of entries
@@ -89,15 +96,18 @@ def low_rank_and_sparse(
         found, values = by_least_squares(fed, U, known, limits)
         rank = rank or rank_of(values, bound)
     else:
-        centre = np.zeros(d)
         if rank is None:
             fed.record.solver = "least-squares, threshold"
             searched, values = by_least_squares(
                 fed, U, known, Limits(0.0, min(RANK_ROUNDS, max_rounds))
             )
             rank = rank_of(values, bound)
-            U, centre = np.ascontiguousarray(searched.U[:, : rank.number]), searched.centre
-        found = by_hard_threshold(fed, U, centre, known, limits)
+            start = searched.cut(rank.number)
+            found = by_hard_threshold(fed, start.U, known, limits, carry=start.carry)
+        elif method == "threshold":
+            found = by_hard_threshold(fed, U, known, limits)
+        else:
+            found = by_both_thresholds(fed, U, known, limits)
     fed.record.stopped = found.stopped
     return _kept(fed, found, rank, frame, common)
 
@@ -107,18 +117,18 @@ def _kept(
 ) -> Robust:
     """What sites keep of the parts, and the variances of the low-rank one."""
     r = rank.number
-    U = np.ascontiguousarray(found.U[:, :r])
+    found = found.cut(r)
     carry = found.carry or Carry.first(r, found.centre)
     kept = fed.sum(
         keep_sparse,
-        U=U,
+        U=found.U,
         **carry.asked,
         threshold=np.float64(found.threshold),
         afresh=np.int64(found.carry is None),
     )
     variances, C = top_eigen(kept["VV"] / max(1, int(kept["rows"]) - 1), r)
     return Robust(
-        U=U @ C,
+        U=found.U @ C,
         variance=np.maximum(variances, 0.0),
         mean=frame.centre + found.centre * frame.scale,
         scale=frame.scale,
@@ -142,10 +152,12 @@ def _check_components(n_components: int | None, max_components: int | None, n: i
 
 @dataclass(frozen=True)
 class Frame:
-    """Of all rows the number, and of each feature the values that are there, centre and scale."""
+    """Of all rows the number, and of each feature centre and scale."""
 
     n: int
-    present: Array
+    present: (
+        Array  # (d,), how many values each feature has; none where all of them are at the centre
+    )
     centre: Array
     scale: Array
     spread: float  # the root mean square of entries about the centre, in the scale
@@ -170,8 +182,10 @@ def _frame(fed: Federation, common: CommonFeatures, center: str, scale: bool) ->
     factors = np.ones(d)
     if scale:  # about the median, whatever the rows are about
         factors = _typical_distances(fed, medians)
-    away = (spread**2 + (mean - centre) ** 2) / factors**2
-    return Frame(n, present, centre, factors, float(np.sqrt(away @ present / present.sum())))
+    away = np.hypot(spread, mean - centre)
+    present = np.where(away > ROUNDING * np.abs(mean), present, 0)
+    typical = np.sqrt((away / factors) ** 2 @ present / max(1, present.sum()))
+    return Frame(n, present, centre, factors, float(typical))
 
 
 def _typical_distances(fed: Federation, medians: Array) -> Array:
@@ -195,7 +209,11 @@ def _enter(fed: Federation, frame: Frame, *, moves: bool) -> Known:
     reference = frame.spread or 1.0
     while True:
         sizes = fed.sum(
-            enter_robust, mean=frame.centre, scale=frame.scale, reference=np.float64(reference)
+            enter_robust,
+            mean=frame.centre,
+            scale=frame.scale,
+            varies=(frame.present > 0).astype(np.uint8),
+            reference=np.float64(reference),
         )["sizes"]
         size = median_of_bins(sizes, reference)
         if size >= FINE * reference or not sizes.any():

@@ -6,7 +6,7 @@ Only sums of d x r and r x r matrices leave a site, and one number of it by its 
 
 ``threshold`` knows the rank. Entries beyond a threshold z are unknown, and
 
-    D_i = A_i where |A_i - V_i U'| <= z, else V_i U';   V_i = D_i U;
+    V_i fits best to what is known;   D_i = A_i where |A_i - V_i U'| <= z, else V_i U';
     U <- orth(sum D_i'V_i (sum V_i'V_i)^-1).
 
 z falls by a fifth a round, down to four times the median size of residuals at the median site. It ends
@@ -18,7 +18,7 @@ a bound on the rank, and the published method for sites are in `fedpca.solvers.r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -32,7 +32,6 @@ from fedpca.solvers.robust_parts import FALL, TIMES_MEDIAN
 from fedpca.solvers.robust_site import clipped_product, hard_round
 
 NORMAL = 1.4826  # a standard deviation, in median sizes of normal numbers
-PASSES = 2  # at a site in a round
 START_ROUNDS = 2  # of power iteration on clipped rows
 REACHED = 1.05  # as near as medians from bins tell a threshold from its floor
 PATIENCE = 5  # rounds at its floor after which a threshold stays
@@ -45,7 +44,7 @@ class Known:
     """What all sites together know of the rows before a solver starts."""
 
     n: int
-    present: Array  # (d,), how many values each feature has
+    present: Array  # (d,), how many values each feature has that varies
     size: float  # the typical one of entries
     moves: bool  # whether the centre becomes the mean of what is no outlier
 
@@ -67,9 +66,9 @@ class Limits:
 class Carry:
     """How scores of the last round become those of the next one."""
 
-    turn: Array  # (r, r)
+    turn: Array  # (q, r), q being the scores of the last round
     centre: Array  # (d,), of the rows
-    mean_scores: Array  # (r,), by which they move
+    mean_scores: Array  # (q,), by which they move
 
     @classmethod
     def first(cls, r: int, centre: Array) -> Carry:
@@ -89,10 +88,17 @@ class Separated:
     U: Array  # (d, r), orthonormal
     threshold: float
     noise: float  # the median size of residuals at the median site
-    stopped: str  # "converged" or "max_rounds"
+    stopped: str  # "converged", "max_rounds", or "inexact" where only an exact end was wanted
     centre: Array  # (d,)
     lost: Array  # (d,), whether most of a feature is beyond the threshold
     carry: Carry | None = None  # of the scores that sites have, if these fit to U
+
+    def cut(self, r: int) -> Separated:
+        """The same with r components."""
+        carry = self.carry and replace(
+            self.carry, turn=np.ascontiguousarray(self.carry.turn[:, :r])
+        )
+        return replace(self, U=np.ascontiguousarray(self.U[:, :r]), carry=carry)
 
 
 def start_clipped(fed: Federation, d: int, r: int, threshold: float) -> Array:
@@ -104,7 +110,14 @@ def start_clipped(fed: Federation, d: int, r: int, threshold: float) -> Array:
 
 
 def by_hard_threshold(
-    fed: Federation, U: Array, centre: Array, known: Known, limits: Limits
+    fed: Federation,
+    U: Array,
+    known: Known,
+    limits: Limits,
+    *,
+    carry: Carry | None = None,
+    first: float = np.inf,
+    while_exact: bool = False,
 ) -> Separated:
     """U to a change of at most ``tol`` in a round, the sine of an angle, or far below the noise.
 
@@ -113,22 +126,28 @@ def by_hard_threshold(
     lie. A threshold that has been at its floor for a few rounds stays: where residuals have long tails
     it would else cut off ever more of them, and never end. A column that is lost is drawn for as many
     rounds by all that the first threshold leaves, and then only by what the present one does.
+
+    ``while_exact`` goes on only as long as residuals at least halve in a round, as they do on the way
+    to a low-rank part that is exact, from a good start.
     """
-    carry, threshold, stopped = Carry.first(U.shape[1], centre), known.first_threshold, "max_rounds"
-    reach, rounds_lost = np.zeros(len(U)), np.zeros(len(U), int)  # of columns
+    d, r = U.shape
+    is_first, carry = carry is None, carry or Carry.first(r, np.zeros(d))
+    first = min(known.first_threshold, first)
+    threshold, median, stopped = first, np.inf, "max_rounds"
+    reach, rounds_lost = np.zeros(d), np.zeros(d, int)  # of columns
     least = max(10 * limits.tol, NEGLIGIBLE) * known.size
     n_resting = 0
-    for done in range(limits.max_rounds):
+    for _ in range(limits.max_rounds):
         answer = fed.sum(
             hard_round,
             U=U,
             **carry.asked,
             threshold=np.float64(threshold),
             reach=reach,
-            passes=np.int64(PASSES),
-            is_first=np.int64(done == 0),
+            is_first=np.int64(is_first),
         )
-        median = median_of_bins(answer["sizes"], threshold)
+        is_first = False
+        before, median = median, median_of_bins(answer["sizes"], threshold)
         last, (U, carry, squares) = U, refitted(answer, U, carry.centre, moves=known.moves)
         change = sine_of_angle(last, U)
         fed.report(change, partial(np.asarray, U))
@@ -142,14 +161,18 @@ def by_hard_threshold(
         rounds_lost += lost
         enough = limits.tol if is_fitted or n_resting else 0.0
         if n_resting:
-            known_part = np.maximum(answer["good"], 1) / known.present
+            varies = known.present > 0
+            known_part = np.maximum(answer["good"][varies], 1) / known.present[varies]
             enough = max(enough, OF_NOISE * turn_by_noise(NORMAL * median, squares, known_part))
         if change <= enough:
             stopped = "converged"
             break
+        if while_exact and 2 * median > before and floor > least:
+            stopped = "inexact"
+            break
         if not n_resting:
             threshold = max(FALL * threshold, floor)
-        far = np.where(rounds_lost <= PATIENCE, known.first_threshold, threshold)
+        far = np.where(rounds_lost <= PATIENCE, first, threshold)
         reach = np.where(lost, far, 0.0)
     return Separated(U, min(threshold, floor), median, stopped, carry.centre, beyond, carry)
 

@@ -14,11 +14,15 @@ from fedpca.message import Array
 TIMES_MEDIAN = 4.0  # a threshold, in median sizes: 2.7 deviations of normal noise
 FALL = 0.8  # of the threshold in a round
 MOST_PASSES, SETTLED = 200, 1e-12  # until scores change by no more than this part
+STEPS = 3  # of conjugate gradients in a pass
+DAMPING = 1e-3  # of steps, where nothing is known
 
 
 def typical_size(residuals: Array, present: Array) -> float:
     """The median size of the entries that are present; zero of none."""
-    return float(np.median(np.abs(residuals[present]))) if present.any() else 0.0
+    if not present.any():
+        return 0.0
+    return float(np.median(np.abs(residuals if present.all() else residuals[present])))
 
 
 def without_large(A: Array, threshold: Array | float) -> Array:
@@ -26,32 +30,66 @@ def without_large(A: Array, threshold: Array | float) -> Array:
     return np.where(np.abs(A) > threshold, 0.0, A)
 
 
-class Filled(NamedTuple):
-    """Rows in which what is unknown is replaced by the low-rank part."""
+class Judged(NamedTuple):
+    """Residuals of rows, ``(n, d)``, and which of them count."""
 
-    D: Array  # (n, d)
-    R: Array  # (n, d), the residuals
-    good: Array  # (n, d), what is present and within the threshold
-    lost: Array  # (n,), rows of which most is beyond it
+    R: Array
+    good: Array  # what is present and within the threshold
+    known: Array  # what is good, and what draws nevertheless
+    pull: Array  # the residuals of what is known, as far as they count, else zero
+    lost: Array  # (n,), rows of which most is beyond the threshold
 
 
-def filled(
+def judged(
     A: Array, present: Array, L: Array, threshold: Array | float, reach: Array | float = 0.0
-) -> Filled:
-    """Take what is missing or beyond the threshold as unknown.
+) -> Judged:
+    """Take what is missing or beyond the threshold as unknown, as if it were L.
 
     Of a row or column that is mostly beyond it nothing would be left to draw it to where it belongs: a
     large one would stay at zero for ever. In such rows residuals count as far as the threshold, and in
     columns as far as their ``reach``, ``(d,)``; in others it is 0.
     """
     R = A - L
-    good = present & (np.abs(R) <= threshold)
-    D = np.where(good, A, L)
+    good = known = present & (np.abs(R) <= threshold)
+    pull = np.where(good, R, 0.0)
     lost = 2 * good.sum(axis=1) < present.sum(axis=1)
     drawn = np.maximum(np.where(lost[:, None], threshold, 0.0), reach)
     if drawn.any():
-        D += np.where(present & ~good, np.clip(R, -drawn, drawn), 0.0)
-    return Filled(D, R, good, lost)
+        pull += np.where(present & ~good, np.clip(R, -drawn, drawn), 0.0)
+        known = good | (present & (drawn > 0))
+    return Judged(R, good, known, pull, lost)
+
+
+def fitted_scores(V: Array, U: Array, rows: Judged) -> Array:
+    """Scores nearer than V to those that fit best to what is known of each row."""
+    return np.asarray(V + _solved(rows.known, U, rows.pull @ U))
+
+
+def _solved(known: Array, U: Array, gradients: Array) -> Array:
+    """Of each row x in (U'KU + damping) x = g, K being what is known of it, by conjugate gradients.
+
+    Where all is known the first step is the last, as U is orthonormal. Damping holds rows of which too
+    little is known; what it takes off a step is made up for by the next pass.
+    """
+    K = known.astype(float)
+    damping = DAMPING * (1 - K.mean(axis=1, keepdims=True))
+    found, left, direction = np.zeros_like(gradients), gradients.copy(), gradients.copy()
+    squares = _squares(left)
+    least = SETTLED**2 * squares
+    for _ in range(STEPS):
+        product = ((direction @ U.T) * K) @ U + damping * direction
+        goes_on = squares > least
+        length = _ratio(squares, (direction * product).sum(axis=1, keepdims=True), goes_on)
+        found += length * direction
+        left -= length * product
+        last, squares = squares, _squares(left)
+        direction = left + _ratio(squares, last, goes_on) * direction
+    return found
+
+
+def _ratio(a: Array, b: Array, where: Array) -> Array:
+    """a / b where told, else zero."""
+    return np.divide(a, b, out=np.zeros_like(a), where=where)
 
 
 def separate(
@@ -69,8 +107,17 @@ def separate(
 
     Outliers give way before what they hide: at first each row has a threshold of its own, that falls as
     its median residual does. Where the median is itself an outlier, it then falls without it. No row
-    depends on what others are there.
+    depends on what others are there, and none on features that are in no component.
     """
+    found = _scores(A, present & U.any(axis=1), U, threshold, first, V)
+    R = A - found @ U.T
+    return found, np.where(present & (np.abs(R) > threshold), R, 0.0)
+
+
+def _scores(
+    A: Array, present: Array, U: Array, threshold: float, first: float, V: Array | None
+) -> Array:
+    """The scores of `separate`, by what is present."""
     own = _own_thresholds(A, present, max(first, threshold))
     V = without_large(A, own) @ U if V is None else V.copy()
     falls = np.zeros((len(A), 1), bool)
@@ -80,17 +127,16 @@ def separate(
         L = last @ U.T
         follows = _own_thresholds(rows - L, there, threshold)
         own = np.where(falls, np.maximum(FALL * own, threshold), follows)
-        found = filled(rows, there, L, own).D @ U
+        found = fitted_scores(last, U, judged(rows, there, L, own))
         V[left] = found
-        is_settled = _sizes(found - last) <= SETTLED * _sizes(found)
+        is_settled = _squares(found - last) <= SETTLED**2 * _squares(found)
         is_last = own <= threshold
         falls |= is_settled | is_last | (done >= MOST_PASSES)
         goes_on = ~(is_settled & is_last)[:, 0]
         if not goes_on.any():
             break
         left, own, falls = left[goes_on], own[goes_on], falls[goes_on]
-    R = A - V @ U.T
-    return V, np.where(present & (np.abs(R) > threshold), R, 0.0)
+    return V
 
 
 def _own_thresholds(R: Array, present: Array, threshold: float) -> Array:
@@ -101,6 +147,6 @@ def _own_thresholds(R: Array, present: Array, threshold: float) -> Array:
     return np.maximum(TIMES_MEDIAN * medians, threshold)
 
 
-def _sizes(V: Array) -> Array:
-    """The length of each row, ``(n, 1)``."""
-    return np.asarray(np.linalg.norm(V, axis=1, keepdims=True))
+def _squares(V: Array) -> Array:
+    """The squared length of each row, ``(n, 1)``."""
+    return np.asarray(np.einsum("ij,ij->i", V, V)[:, None])

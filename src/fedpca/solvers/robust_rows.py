@@ -47,9 +47,14 @@ def rows_about(
 
 
 def framed_rows(site: Any, centre: Array | float = 0.0) -> tuple[Array, Array]:
-    """A about the centre and in the scale of the run, or about a centre in that frame."""
-    mean, scale = site.remembered("mean", "scale")
-    return values_about(whole_rows(site), mean + centre * scale, scale)
+    """A about the centre and in the scale of the run, or about a centre in that frame.
+
+    Of features that do not vary nothing counts as present: they are zero, and would be taken for
+    entries that fit.
+    """
+    mean, scale, varies = site.remembered("mean", "scale", "varies")
+    A, present = values_about(whole_rows(site), mean + centre * scale, scale)
+    return np.where(varies, A, 0.0), present & (varies > 0)
 
 
 @question(

@@ -16,24 +16,31 @@ import numpy as np
 from fedpca.message import Array
 from fedpca.question import question
 from fedpca.solvers.medians import N_BINS, as_bins
-from fedpca.solvers.robust_parts import filled, separate, typical_size, without_large
+from fedpca.solvers.robust_parts import fitted_scores, judged, separate, typical_size, without_large
 from fedpca.solvers.robust_rows import framed_rows
 
-CARRY = {"turn": "float64 r r", "centre": "float64 d", "mean_scores": "float64 r"}
+CARRY = {"turn": "float64 q r", "centre": "float64 d", "mean_scores": "float64 q"}
 SUMS = {"AV": "float64 d r", "VV": "float64 r r", "sizes": f"int64 {N_BINS}"}
 
 
 @question(
-    asks={"mean": "float64 d", "scale": "float64 d", "reference": "float64"},
+    asks={
+        "mean": "float64 d",
+        "scale": "float64 d",
+        "varies": "uint8 d",
+        "reference": "float64",
+    },
     answers={"sizes": f"int64 {N_BINS}"},
     remembers=True,
 )
-def enter_robust(site: Any, mean: Array, scale: Array, reference: Array) -> dict[str, Any]:
+def enter_robust(
+    site: Any, mean: Array, scale: Array, varies: Array, reference: Array
+) -> dict[str, Any]:
     """Settle on the frame; the typical size of the site's entries goes out as its bin.
 
     Where most are zero, as in tables of counts, it is that of the others.
     """
-    site.memory |= {"mean": mean, "scale": scale}
+    site.memory |= {"mean": mean, "scale": scale, "varies": varies}
     A, present = framed_rows(site)
     size = typical_size(A, present) or typical_size(A, A != 0)
     return {"sizes": as_bins(size, float(reference), len(A) if size else 0)}
@@ -55,7 +62,6 @@ def clipped_product(site: Any, U: Array, threshold: Array) -> dict[str, Any]:
         **CARRY,
         "threshold": "float64",
         "reach": "float64 d",
-        "passes": "int64",
         "is_first": "int64",
     },
     answers={**SUMS, "good": "int64 d", "total": "float64 d", "rows": "int64"},
@@ -69,33 +75,32 @@ def hard_round(
     mean_scores: Array,
     threshold: Array,
     reach: Array,
-    passes: Array,
     is_first: Array,
 ) -> dict[str, Any]:
-    """Scores by projection on orthonormal U, outliers beyond the threshold taken as unknown.
+    """Scores by least squares on orthonormal U, outliers beyond the threshold taken as unknown.
 
     Rows are taken about ``centre``, which moved by what had ``mean_scores``. Those that are lost are
     separated afresh: from where their scores are, a threshold that falls leaves them behind.
     """
     A, present = framed_rows(site, centre)
-    if is_first:
-        V = without_large(A, float(threshold)) @ U
-    else:
-        V = carried_scores(site, turn, mean_scores)
-        lost = filled(A, present, V @ U.T, float(threshold)).lost
-        V[lost] = separate(A[lost], present[lost], U, float(threshold))[0]
-    for _ in range(int(passes)):
-        D, R, good, lost = filled(A, present, V @ U.T, float(threshold), reach)
-        V = D @ U
+    V = carried_scores(site, turn, mean_scores) if not is_first else without_large(A, threshold) @ U
+    rows = judged(A, present, V @ U.T, threshold, reach)
+    if rows.lost.any() and not is_first:
+        V[rows.lost] = separate(A[rows.lost], present[rows.lost], U, float(threshold))[0]
+        rows = judged(A, present, V @ U.T, threshold, reach)
+    V = fitted_scores(V, U, rows)
+    L = V @ U.T
+    rows = judged(A, present, L, threshold, reach)
+    D, V = L + rows.pull, V + rows.pull @ U
     site.memory["V"] = V
-    sizes = as_bins(typical_size(R, present), float(threshold), len(A))
-    if lost.any():  # which have no say in U before their scores are found
-        D, V = D[~lost], V[~lost]
+    sizes = as_bins(typical_size(rows.R, present), float(threshold), len(A))
+    if rows.lost.any():  # which have no say in U before their scores are found
+        D, V = D[~rows.lost], V[~rows.lost]
     return {
         "AV": D.T @ V,
         "VV": V.T @ V,
         "sizes": sizes,
-        "good": good.sum(axis=0),
+        "good": rows.good.sum(axis=0),
         "total": D.sum(axis=0),
         "rows": np.int64(len(D)),
     }

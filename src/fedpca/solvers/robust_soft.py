@@ -22,12 +22,25 @@ from fedpca.federation import Federation
 from fedpca.linalg import orth
 from fedpca.message import Array
 from fedpca.solvers.medians import median_of_bins
-from fedpca.solvers.robust import NEGLIGIBLE, PASSES, Carry, Known, Limits, Separated
+from fedpca.solvers.robust import (
+    NEGLIGIBLE,
+    Carry,
+    Known,
+    Limits,
+    Separated,
+    by_hard_threshold,
+)
 from fedpca.solvers.robust_parts import TIMES_MEDIAN
 from fedpca.solvers.robust_site import gradient_round, soft_round
 
+PASSES = 2  # at a site in a round
 SOFT_FALL = 0.7  # of the threshold and the ridge in a round
+LEAST_RIDGE = (
+    1e-12  # of the first one: without any, rows of less than the bound cannot be solved for
+)
 RANK_ROUNDS = 25  # after which the rank is read off
+START_ROUNDS = 12  # to start from where components are of unlike size
+AGAIN = 10.0  # where hard thresholds begin, in those at which soft ones ended
 CLEAR = 5.0  # a fall from one singular value to the next that shows a rank, whatever the others
 INDISTINCT = 1e-4  # of the largest singular value, below which the others are not told apart
 
@@ -35,11 +48,12 @@ INDISTINCT = 1e-4  # of the largest singular value, below which the others are n
 def by_least_squares(
     fed: Federation, U: Array, known: Known, limits: Limits
 ) -> tuple[Separated, Array]:
-    """U by soft thresholds that fall, and the singular values of the low-rank part."""
+    """U by soft thresholds that fall, and the singular values that tell the rank."""
     d, r = U.shape
     U = in_unit(U, known)
     threshold = known.first_threshold
     ridge = threshold * np.sqrt(max(known.n, d)) / 2
+    least_ridge = LEAST_RIDGE * ridge
     carry, stopped = Carry.first(r, np.zeros(d)), "max_rounds"
     for done in range(limits.max_rounds):
         answer = fed.sum(
@@ -59,18 +73,36 @@ def by_least_squares(
         products = answer["AV"] - known.n * np.outer(mean, scores)
         last, U = U, np.linalg.solve(squares + ridge * np.eye(r), products.T).T
         carry = Carry(np.eye(r), carry.centre + mean, scores)
+        if done < RANK_ROUNDS:  # later no ridge holds down what the bound has too much
+            values = singular_values(U, squares)
         change = relative_change(last, U)
         fed.report(change, partial(orth, U))
         if change <= limits.tol:
             stopped = "converged"
             break
-        threshold, ridge = max(SOFT_FALL * threshold, median), SOFT_FALL * ridge
+        threshold, ridge = max(SOFT_FALL * threshold, median), max(SOFT_FALL * ridge, least_ridge)
     least = max(10 * limits.tol, NEGLIGIBLE) * known.size
     bound = max(threshold, TIMES_MEDIAN * median, least)
-    found = Separated(
-        leading_axes(U, squares), bound, median, stopped, carry.centre, np.zeros(d, bool)
-    )
-    return found, singular_values(U, squares)
+    axes = leading_axes(U, squares)
+    carry = Carry(U.T @ axes, carry.centre, carry.mean_scores)
+    found = Separated(axes, bound, median, stopped, carry.centre, np.zeros(d, bool), carry)
+    return found, values
+
+
+def by_both_thresholds(fed: Federation, U: Array, known: Known, limits: Limits) -> Separated:
+    """U by hard thresholds, from a start by soft ones unless the first rounds show an exact end.
+
+    A start from clipped rows has mostly what was clipped in place of components that are small beside
+    the largest, and hard thresholds then take these for noise. Soft ones find them.
+    """
+    found = by_hard_threshold(fed, U, known, limits, while_exact=True)
+    if found.stopped != "inexact":
+        return found
+    fed.record.solver = "least-squares, threshold"
+    at_start = Limits(0.0, min(START_ROUNDS, limits.max_rounds))
+    soft, _ = by_least_squares(fed, U, known, at_start)
+    first = AGAIN * soft.threshold
+    return by_hard_threshold(fed, soft.U, known, limits, carry=soft.carry, first=first)
 
 
 def by_gradients(
