@@ -51,11 +51,11 @@ class RobustPCA(RobustRowsMixin, BaseEstimator):  # type: ignore[misc]
         A bound on the rank, where it is not: it is then read off where singular values fall most. A
         warning tells where they fall nowhere clearly; then all of these are taken.
     method : {"auto", "threshold", "least-squares", "dcf"}
-        "threshold" needs the rank, and is exact where there is no noise and components are of like size.
-        "auto" takes it, from a start by "least-squares" where its first rounds do not head for an exact
-        end, or where only a bound on the rank is given. "dcf" takes its components from the published
-        method, for comparison; as with the others, what they are not is then told from outliers by a
-        hard threshold, and they are cut to the rank.
+        "threshold" needs the rank, and is exact where there is no noise and components are of like
+        size. "auto" takes it, from a start by "least-squares" where its first rounds do not head for an
+        exact end, or where only a bound on the rank is given. "dcf" takes its components from the
+        published method, for comparison; as with the others, what they are not is then told from
+        outliers by a hard threshold, and they are cut to the rank.
     center : {"median", "mean", "none"}
         About what rows are taken at first; a mean does not survive outliers. All but "dcf" then move
         it to the mean of what is none. "none" stays at zero.
