@@ -90,3 +90,15 @@ def test_no_question_is_answered_without_the_memory_of_the_run(name):
     header = {"run": "r", "round": 3, "question": name, "verb": "sum", "n_sites": 2, "memory": 2}
     reply = site.answer(compose(header, {}))
     assert "asked before the memory of round 2 that it needs" in reply.header["text"]
+
+
+def test_a_damaged_memory_stops_its_run_and_no_other(tmp_path):
+    def site():
+        return Site(ROWS["west"], name="west", store=tmp_path)
+
+    fit(LocalEngine([site()]))
+    file = site().file(".memory")
+    file.write_bytes(file.read_bytes()[:50])
+    plain = fit(LocalEngine([Site(ROWS["west"], name="west")]))
+    again = fit(LocalEngine([site()]))
+    assert np.array_equal(again.components_, plain.components_)

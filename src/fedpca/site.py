@@ -208,7 +208,7 @@ class Site:
             raise MessageError("a question of a run that is over: another one has begun here since")
         files = file_states(self._source)
         refuse_gone(files)
-        memory, answered = self._load(run, files)
+        memory, answered = self._load(run, files) if last else ({}, None)
         round_number = 0 if answered is None else answered[0]
         if round_number < last:
             raise MessageError(f"asked before the memory of round {last} that it needs; {_GONE}")

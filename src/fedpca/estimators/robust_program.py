@@ -95,19 +95,17 @@ def low_rank_and_sparse(
     elif method == "least-squares":
         found, values = by_least_squares(fed, U, known, limits)
         rank = rank or rank_of(values, bound)
+    elif rank is None:
+        fed.record.solver = "least-squares, threshold"
+        until_read = Limits(0.0, min(RANK_ROUNDS, max_rounds))
+        searched, values = by_least_squares(fed, U, known, until_read)
+        rank = rank_of(values, bound)
+        start = searched.cut(rank.number)
+        found = by_hard_threshold(fed, start.U, known, limits, carry=start.carry)
+    elif method == "threshold":
+        found = by_hard_threshold(fed, U, known, limits)
     else:
-        if rank is None:
-            fed.record.solver = "least-squares, threshold"
-            searched, values = by_least_squares(
-                fed, U, known, Limits(0.0, min(RANK_ROUNDS, max_rounds))
-            )
-            rank = rank_of(values, bound)
-            start = searched.cut(rank.number)
-            found = by_hard_threshold(fed, start.U, known, limits, carry=start.carry)
-        elif method == "threshold":
-            found = by_hard_threshold(fed, U, known, limits)
-        else:
-            found = by_both_thresholds(fed, U, known, limits)
+        found = by_both_thresholds(fed, U, known, limits)
     fed.record.stopped = found.stopped
     return _kept(fed, found, rank, frame, common)
 

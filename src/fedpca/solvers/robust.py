@@ -95,9 +95,9 @@ class Separated:
 
     def cut(self, r: int) -> Separated:
         """The same with r components."""
-        carry = self.carry and replace(
-            self.carry, turn=np.ascontiguousarray(self.carry.turn[:, :r])
-        )
+        carry = self.carry
+        if carry is not None:
+            carry = replace(carry, turn=np.ascontiguousarray(carry.turn[:, :r]))
         return replace(self, U=np.ascontiguousarray(self.U[:, :r]), carry=carry)
 
 
@@ -127,8 +127,9 @@ def by_hard_threshold(
     it would else cut off ever more of them, and never end. A column that is lost is drawn for as many
     rounds by all that the first threshold leaves, and then only by what the present one does.
 
-    ``while_exact`` goes on only as long as residuals at least halve in a round, as they do on the way
-    to a low-rank part that is exact, from a good start.
+    It begins with the scores that ``carry`` takes over, or without any, and with the threshold
+    ``first``, if that is lower than the usual one. ``while_exact`` goes on only as long as residuals at
+    least halve in a round, as they do on the way to a low-rank part that is exact, from a good start.
     """
     d, r = U.shape
     is_first, carry = carry is None, carry or Carry.first(r, np.zeros(d))

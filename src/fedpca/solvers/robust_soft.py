@@ -35,9 +35,7 @@ from fedpca.solvers.robust_site import gradient_round, soft_round
 
 PASSES = 2  # at a site in a round
 SOFT_FALL = 0.7  # of the threshold and the ridge in a round
-LEAST_RIDGE = (
-    1e-12  # of the first one: without any, rows of less than the bound cannot be solved for
-)
+LEAST_RIDGE = 1e-12  # of the first one: with none, what has a lower rank cannot be solved for
 RANK_ROUNDS = 25  # after which the rank is read off
 START_ROUNDS = 12  # to start from where components are of unlike size
 AGAIN = 10.0  # where hard thresholds begin, in those at which soft ones ended
