@@ -37,8 +37,8 @@ PASSES = 2  # at a site in a round
 SOFT_FALL = 0.7  # of the threshold and the ridge in a round
 LEAST_RIDGE = 1e-12  # of the first one: with none, what has a lower rank cannot be solved for
 RANK_ROUNDS = 25  # after which the rank is read off
-START_ROUNDS = 12  # to start from where components are of unlike size
-AGAIN = 10.0  # where hard thresholds begin, in those at which soft ones ended
+SOFT_ROUNDS = 12  # to start from where components are of unlike size
+AFTER_SOFT = 10.0  # where hard thresholds begin, in those at which soft ones ended
 CLEAR = 5.0  # a fall from one singular value to the next that shows a rank, whatever the others
 INDISTINCT = 1e-4  # of the largest singular value, below which the others are not told apart
 
@@ -97,9 +97,9 @@ def by_both_thresholds(fed: Federation, U: Array, known: Known, limits: Limits) 
     if found.stopped != "inexact":
         return found
     fed.record.solver = "least-squares, threshold"
-    at_start = Limits(0.0, min(START_ROUNDS, limits.max_rounds))
+    at_start = Limits(0.0, min(SOFT_ROUNDS, limits.max_rounds))
     soft, _ = by_least_squares(fed, U, known, at_start)
-    first = AGAIN * soft.threshold
+    first = AFTER_SOFT * soft.threshold
     return by_hard_threshold(fed, soft.U, known, limits, carry=soft.carry, first=first)
 
 

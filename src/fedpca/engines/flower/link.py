@@ -159,7 +159,7 @@ def _watch(state: LinkState, tell: Callable[[str], None]) -> None:
 
 
 def _sweep(state: LinkState, swept: set[int]) -> set[int]:
-    """Delete what other runs than those swept have left, of all that are over, which come back.
+    """Delete what runs that are over have left, but for those ``swept`` before; give all that are over.
 
     A fit that was killed fetches no answers any more; a minute later its run is over, too.
     """
