@@ -3,13 +3,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-fast lint bench clean
 
 demo: $(STAMP)
 	$(BIN)/fedpca demo
 
+# Two workers on two cores: threads of BLAS would only be in each other's way.
+test: export OPENBLAS_NUM_THREADS := 1
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --cov --cov-report=term-missing:skip-covered
+
+test-fast: export OPENBLAS_NUM_THREADS := 1
+test-fast: $(STAMP)
+	$(BIN)/python -m pytest -n 2 -m "not process and not slow" -q
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -1,11 +1,11 @@
-"""Exact federated PCA against scikit-learn's PCA on the pooled rows, as ratios in one run.
+"""Time exact federated PCA against scikit-learn's PCA on the pooled rows, as ratios in one run.
 
     python benchmarks/exact.py                 all cases
     python benchmarks/exact.py tall sites      some of them
     python benchmarks/exact.py --quick         small sizes, to see that it runs
 
-Each case alternates between the contestants and compares medians, since timings on a shared machine
-are noisy. `memory` writes a 4 GB set to a temporary folder and fits it in a process of its own.
+In each case the contestants take turns and medians are compared, since timings on a shared machine are
+noisy. `memory` writes a 4 GB set to a temporary folder and fits it in a process of its own.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from pathlib import Path
 
 import numpy as np
 import scipy.sparse as sp
-from racing import race, show
 from sklearn.decomposition import PCA
 
 from fedpca import FederatedPCA, Federation
-from fedpca.linalg import sine_of_angle
+from fedpca.linalg.dense import sine_of_angle
+from racing import race, show
 
 
 def decaying_rows(n: int, d: int) -> np.ndarray:
@@ -122,7 +122,7 @@ def _write(path: Path, rows: int, d: int, seed: int) -> None:
 
 def child(solver: str, paths: list[str]) -> None:
     """Fit files and print how far the peak of resident memory rose."""
-    import pyarrow.parquet  # noqa: F401 - the libraries are not what is measured
+    import pyarrow.parquet  # noqa: F401 - so that its own memory does not count
 
     before = peak_resident()
     began = time.perf_counter()
@@ -132,7 +132,7 @@ def child(solver: str, paths: list[str]) -> None:
 
 
 def peak_resident() -> int:
-    """Most bytes that this process had in memory; getrusage would count its parent's too."""
+    """Return the most bytes that this process had in memory; getrusage counts its parent's too."""
     status = Path("/proc/self/status").read_text()
     return 1024 * int(next(x for x in status.splitlines() if x.startswith("VmHWM")).split()[1])
 

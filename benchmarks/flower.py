@@ -1,13 +1,13 @@
-"""Rounds of a federation over Flower: their seconds, and how many of them are ours.
+"""Time the rounds of a federation over Flower, and tell which share of the seconds is ours.
 
     python benchmarks/flower.py            3 sites of 20000 x 500; blocks of 1000 x 20 and 50000 x 20
     python benchmarks/flower.py --quick    3 sites of 2000 x 50 and the smaller block
 
-A server and three sites run as processes of this machine, with TLS and keys. Then the same program runs
-in this process alone, where requests and answers are encoded, checked, saved and written to ledgers as
-before, and nothing carries them: that is ours, `maths` at sites and coordinator and `messages`, and
-what a round over Flower takes beyond it is Flower's. Here sites take turns, there they share the
-cores: they count as the slowest of them, or as all over the number of cores where that is more.
+A server and three sites run as processes on this machine, with TLS and keys. Then the same program runs
+in this process alone, where requests and answers are encoded, checked, saved and logged as before, but
+nothing carries them. That time is ours: `maths` at sites and coordinator, and `messages`. What a round
+over Flower takes beyond it is Flower's. Within this process sites take turns; over Flower they share
+the cores. So they count as the slowest of them, or as all over the number of cores where that is more.
 
 A round goes from its question to the next one; a line has the medians of all rounds of a question.
 """
@@ -30,14 +30,14 @@ import numpy as np
 from rich.console import Console
 from threadpoolctl import threadpool_limits
 
-from fedpca import FederatedPCA, Federation, credentials
-from fedpca.demo_federation import Trial, await_port, free_port
-from fedpca.message import Message, encode
-from fedpca.moments import settle
-from fedpca.question import Question
-from fedpca.site import Site
-from fedpca.site_ledger import SiteLedger
-from fedpca.solvers.solution import covariance_product
+from fedpca import FederatedPCA, Federation, Site
+from fedpca.cli.demo_federation import Trial, await_port, free_port
+from fedpca.engines import credentials
+from fedpca.protocol.message import Message, encode
+from fedpca.protocol.question import Question
+from fedpca.site.answer_log import AnswerLog
+from fedpca.solvers.contract import covariance_product
+from fedpca.solvers.standardize import count_and_sum, standardize
 
 BOUND = 0.10
 NAMES = ("north", "south", "west")
@@ -47,18 +47,18 @@ Rounds = tuple[np.ndarray, list[tuple[str, float, float]]]
 
 
 class Within:
-    """Sites of this process, each with the ledger that `fedpca join` gives it, asked in bytes."""
+    """Sites of this process, each with the log that `fedpca join` gives it, asked in bytes."""
 
     names = NAMES
 
     def __init__(self, folder: Path) -> None:
         told: list[str] = []
-        self._sites: dict[str, SiteLedger] = {}
+        self._sites: dict[str, AnswerLog] = {}
         for name in NAMES:
             site = Site(folder / f"{name}.npy", name=name, store=folder / "within")
-            self._sites[name] = SiteLedger(site, folder / f"{name}.jsonl", told.append)
+            self._sites[name] = AnswerLog(site, folder / f"{name}.jsonl", told.append)
         self.answering: list[list[float]] = []  # seconds of each site, a list for each round
-        self.maths: list[list[float]] = []  # what of them is the question's own function
+        self.maths: list[list[float]] = []  # the part of them in the question's own function
 
     def ask(self, names: Sequence[str], request: Message, timeout: None) -> Iterator[Any]:
         def timed(question: Question, site: Site, **arrays: np.ndarray) -> Mapping[str, Any]:
@@ -83,21 +83,22 @@ def fit(solver: str, k: int) -> Program:
 
 
 def blocks(d: int, n_rounds: int) -> Program:
-    """A block down and its product up, never the same: Flower carries what it has seen only once."""
+    """Send a block down and its product up, never the same: Flower carries what it has seen once."""
 
     def program(fed: Federation, start: None) -> np.ndarray:
-        fed.sum(settle, mean=np.zeros(d), scale=np.ones(d), n_products=np.int64(0))
+        fed.sum(count_and_sum, features=np.empty(0, np.uint8))
+        fed.sum(standardize, mean=np.zeros(d), scale=np.ones(d), n_products=np.int64(0))
         Z = np.random.default_rng(0).standard_normal((d, 20))
         for _ in range(n_rounds):
             Y = fed.sum(covariance_product, Z=Z)["Y"]
             Z = Y / np.linalg.norm(Y)
         return Z
 
-    return lambda fed: fed.run(program, about={}, seed=0)
+    return lambda fed: fed.run(program, identity={}, seed=0)
 
 
 def rounds_of(fed: Federation, program: Program) -> Rounds:
-    """What the program gives, and of each round the question and the seconds in all and in `ask`."""
+    """Run a program; return its result, and each round's question, seconds, and seconds in `ask`."""
     ask, began, ended = fed.engine.ask, [], []
 
     def timed(*question: Any) -> Iterator[tuple[str, Any]]:
@@ -114,7 +115,7 @@ def rounds_of(fed: Federation, program: Program) -> Rounds:
 
 
 def at_once(seconds: list[float]) -> float:
-    """What sites take that work at the same time on the cores of this machine."""
+    """Return the seconds of sites that work at the same time on the cores of this machine."""
     return max(*seconds, sum(seconds) / CORES)
 
 
@@ -145,7 +146,7 @@ def compare(title: str, program: Program, over_flower: list[Rounds], folder: Pat
 
 
 def line(name: str, n_rounds: int, whole: float, maths: float, messages: float) -> str:
-    """Seconds a round, and what of them is whose."""
+    """Write the seconds of a round, and how they divide."""
     return (
         f"  {name:20s}{n_rounds:6d}{whole:10.4f}{maths:10.4f}{messages:10.4f}"
         f"{whole - maths - messages:10.4f}{(maths + messages) / whole:10.3f}"
@@ -153,7 +154,7 @@ def line(name: str, n_rounds: int, whole: float, maths: float, messages: float) 
 
 
 def draw(folder: Path, n: int, d: int) -> None:
-    """Write rows of each site."""
+    """Write the rows of each site to a file."""
     for seed, name in enumerate(NAMES):
         rng = np.random.default_rng(seed)
         np.save(folder / f"{name}.npy", rng.standard_normal((n, d)) * np.linspace(3, 0.5, d) + 1)
@@ -180,9 +181,8 @@ def main() -> None:
         trial = Trial(Console(quiet=True), folder)
         credentials.make_certificates(tls)
         keys = [str(credentials.make_site_key(folder, name)[1]) for name in NAMES]
-        stack.enter_context(
-            trial.running("serve", *keys, "--tls", "tls", "--port", f"{port}", "-q")
-        )
+        served = ("--credentials", "tls", "--port", f"{port}")
+        stack.enter_context(trial.running("serve", *keys, *served, "-q"))
         await_port(port)
         for (rows, features), programs in cases.items():
             draw(folder, rows, features)
@@ -190,7 +190,7 @@ def main() -> None:
                 for site in NAMES:
                     own = ("--data", f"{site}.npy", "--key", f"{site}.key", "--ca", "tls/ca.pem")
                     sites.enter_context(trial.running("join", here, *own, "-q"))
-                fed = sites.enter_context(Federation.flower(here, tls=tls))
+                fed = sites.enter_context(Federation.flower(here, credentials=tls))
                 done = [[rounds_of(fed, p) for _ in range(repeats)] for p in programs.values()]
             for (title, program), over_flower in zip(programs.items(), done, strict=True):
                 compare(title, program, over_flower, folder)

@@ -1,11 +1,11 @@
-"""Personalised PCA: time and rounds of the default against the published algorithm.
+"""Compare time and rounds of personalized PCA with those of the published algorithm.
 
     python benchmarks/personalized.py            100 sites of 1000 x 200, 5 shared and 5 local
     python benchmarks/personalized.py --quick    small, to see that it runs
 
 Rows have a standard deviation of 1 along shared components, of 10 (as in the paper) or 3 along local
-ones, and of 0.5 else. Every method stops at a relative gap of 1e-8 to the best objective found, or is
-given up after 2000 rounds. The last part fits more and more sites within one process, and prints how
+ones, and of 0.5 elsewhere. Every method stops at a relative gap of 1e-8 to the best objective found, or
+is given up after 2000 rounds. The last part fits more and more sites within one process, and prints how
 its memory grows.
 """
 
@@ -21,14 +21,15 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from fedpca import Federation, PersonalizedPCA
-from fedpca.solvers.personalized import power_step, stiefel_step
+from fedpca.solvers.personalized.gradient import stiefel_step
+from fedpca.solvers.personalized.power import power_step
 
 GAP = 1e-8
 MOST = 2000
 
 
 def draw(n_sites: int, n: int, d: int, shared: int, local: int, deviation: float, seed: int = 0):
-    """Rows of sites with common and own directions."""
+    """Draw rows of sites with common and own directions."""
     rng = np.random.default_rng(seed)
     U = np.linalg.qr(rng.standard_normal((d, shared)))[0]
     sites = {}
@@ -42,11 +43,11 @@ def draw(n_sites: int, n: int, d: int, shared: int, local: int, deviation: float
 
 
 class Reached(Exception):
-    """The objective is as large as it has to be."""
+    """The objective is as large as it must be."""
 
 
 class Watched(Federation):
-    """A federation that stops a solver once its objective has come to a target."""
+    """A federation that stops a solver once its objective reaches a target."""
 
     def sum(self, question, **arrays):
         answer = super().sum(question, **arrays)
@@ -59,7 +60,7 @@ class Watched(Federation):
 
 
 def ours(sites, shared: int, local: int, target: float, **parameters) -> tuple[float, int]:
-    """Seconds and rounds to the target, what comes before and after the rounds included."""
+    """Return seconds and rounds to the target, with what comes before and after the rounds."""
     began = time.perf_counter()
     fed = Watched.local(sites)
     fed.target = target
@@ -73,10 +74,10 @@ def ours(sites, shared: int, local: int, target: float, **parameters) -> tuple[f
 
 
 def algorithm_2(sites, shared: int, local: int, target: float) -> tuple[float, int]:
-    """Choice 1 of the paper's Algorithm 2, written down plainly with all covariances formed."""
+    """Run choice 1 of the paper's Algorithm 2, written plainly with all covariances formed."""
     began = time.perf_counter()
-    centred = [X - X.mean(axis=0) for X in sites.values()]
-    S = [A.T @ A / len(A) for A in centred]
+    centered = [X - X.mean(axis=0) for X in sites.values()]
+    S = [A.T @ A / len(A) for A in centered]
     average, largest = 0.0, 0.0
     for covariance in S:
         values, vectors = np.linalg.eigh(covariance)
@@ -110,7 +111,7 @@ def polar(Y: np.ndarray) -> np.ndarray:
 
 
 def compare(title: str, sites, shared: int, local: int, repeats: int) -> None:
-    """Print seconds and rounds of each, and ratios."""
+    """Print seconds and rounds of each contestant, and ratios."""
     best = PersonalizedPCA(shared, local, tol=1e-14).fit(sites).objective_
     target = best * (1 - GAP)
     contestants: dict[str, Callable[[], tuple[float, int]]] = {
@@ -136,7 +137,7 @@ def compare(title: str, sites, shared: int, local: int, repeats: int) -> None:
 
 
 def memory_of(n_sites: int, d: int) -> tuple[float, float]:
-    """Megabytes beside the rows that are taken once so many sites are fitted, and at most."""
+    """Return the megabytes beside the rows after a fit of so many sites, and at the peak."""
     rng = np.random.default_rng(0)
     sites = {f"site {i}": rng.standard_normal((40, d)) for i in range(n_sites)}
     with warnings.catch_warnings():

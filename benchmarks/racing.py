@@ -1,4 +1,4 @@
-"""What all benchmarks share: contestants take turns, and a ratio is printed beside its bound."""
+"""Let contestants take turns, and print our ratio to each beside its bound."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 
 
 def race(contestants: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Median seconds of each, taken in turns."""
+    """Return the median seconds of each contestant, taken in turns."""
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(repeats):
         for name, run in contestants.items():
@@ -26,7 +26,7 @@ def show(
 ) -> None:
     """Print each contestant's seconds and our ratio to it beside the bound.
 
-    Those that fell ``short`` of what all were to reach have no ratio.
+    Those that fell ``short`` of the common target have no ratio.
     """
     print(f"\n{title}")
     ours = seconds["fedpca"]

@@ -1,16 +1,16 @@
-"""Robust PCA over sites against others on pooled rows, as ratios in one run, and its memory.
+"""Time robust PCA over sites against others on pooled rows, as ratios in one run; measure memory.
 
     python benchmarks/robust.py            500 x 500 and 1000 x 1000 over 10 sites
     python benchmarks/robust.py --quick    100 x 100, to see that it runs: too small for a bound
 
-The low-rank part has rank n / 20, and one entry in 20 is off by +-n. All are to come within 1e-6 of the
+The low-rank part has rank n / 20, and one entry in 20 is off by +-n. All must come within 1e-6 of the
 low-rank part, relative to it (`relL`); outliers, which are far larger, do not count. Inexact ALM looks
 at the truth after each step to stop as soon as it may; the others have tolerances that take them there.
 
-Two packages run on the pooled rows, and are installed where they are missing, unless told to be quick:
-`pyrpca`, inexact ALM too, and `rpca`, accelerated alternating projections that know the rank, as
-`RobustPCA` does. The latter takes off the mean, outliers and all, so it is given one component more and
-its mean is put back.
+Two packages run on the pooled rows, and are installed where they are missing, except with ``--quick``:
+`pyrpca`, also inexact ALM, and `rpca`, accelerated alternating projections that know the rank, as
+`RobustPCA` does. The latter subtracts the mean, outliers included, so it gets one component more and
+its mean is added back.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ import warnings
 from collections.abc import Callable
 
 import numpy as np
-from racing import race, show
 from threadpoolctl import threadpool_limits
 
 from fedpca import RobustPCA
+from racing import race, show
 
 TARGET = 1e-6
 
 
 def draw(n_rows: int, d: int, r: int, share: float = 0.05) -> tuple[np.ndarray, np.ndarray]:
-    """Rows, and the low-rank part of them."""
+    """Draw rows; return them and their low-rank part."""
     rng = np.random.default_rng(0)
     L = rng.standard_normal((n_rows, r)) @ rng.standard_normal((r, d))
     signs = rng.choice([-1.0, 1.0], L.shape)
@@ -47,7 +47,7 @@ def off(found: np.ndarray, L: np.ndarray) -> float:
 
 
 def inexact_alm(M: np.ndarray, L0: np.ndarray) -> np.ndarray:
-    """Lin, Chen and Ma (2010), with all singular values in each step."""
+    """Run the method of Lin, Chen and Ma (2010), with all singular values in each step."""
     weight, norm = 1 / np.sqrt(max(M.shape)), np.linalg.norm(M, 2)
     Y = M / max(norm, np.abs(M).max() / weight)
     mu, S, L = 1.25 / norm, np.zeros_like(M), np.zeros_like(M)
@@ -119,7 +119,7 @@ def compare(n: int, quick: bool) -> None:
 
 
 def memory(n_sites: int, n: int, d: int, r: int = 10) -> None:
-    """Print what a fit takes beside the rows, and what of it is one site's and what all sites keep."""
+    """Print the memory of a fit beside the rows, that of one site's rows, and what all sites keep."""
     M, _ = draw(n_sites * n, d, r)
     sites = np.array_split(M, n_sites)
     tracemalloc.start()
@@ -134,7 +134,7 @@ def memory(n_sites: int, n: int, d: int, r: int = 10) -> None:
     )
 
 
-UNLIKE = {  # sizes of components beside each other, and the noise
+UNLIKE = {  # relative sizes of components, and the noise
     "1, 1/2, 1/4, 1/8": ([1, 0.5, 0.25, 0.125], 0.02),
     "1, 1/10": ([1, 0.1], 0.02),
     "8 from 1 to 3/100": (np.geomspace(1, 0.03, 8), 0.005),
@@ -143,7 +143,7 @@ UNLIKE = {  # sizes of components beside each other, and the noise
 
 
 def unlike(n_seeds: int) -> None:
-    """Print how often components of unlike size are found, within an angle of 0.2, and what is told."""
+    """Print how often components of unlike size are found, within an angle of 0.2, and warned of."""
     print(
         f"\nComponents of unlike size found, of {n_seeds} draws of 400 x 60, 5 % outliers, 3 sites"
     )

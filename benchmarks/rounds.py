@@ -1,6 +1,7 @@
-"""Rounds of block Lanczos and of subspace iteration on the spectra of the FAPS paper.
+"""Count rounds of block Lanczos and of subspace iteration on the spectra of the FAPS paper.
 
-    python benchmarks/rounds.py                          print the table
+    python benchmarks/rounds.py                                  print the table
+    python benchmarks/rounds.py --quick                          small, to see that it runs
     python benchmarks/rounds.py --plot docs/images/rounds.png    draw the residuals too
 
 1000 features, 10 components, 4 sites, medians of 5 seeds, to a residual of 2e-6 of the trace; other
@@ -26,14 +27,14 @@ SPECTRA = {
 
 
 def rows_with(singular_values: np.ndarray, seed: int) -> np.ndarray:
-    """Square rows, whose Gram matrix has the squared values and random eigenvectors."""
-    rng = np.random.default_rng(seed)
-    U, V = (np.linalg.qr(rng.standard_normal((D, D)))[0] for _ in range(2))
+    """Return square rows, whose Gram matrix has the squared values and random eigenvectors."""
+    rng, d = np.random.default_rng(seed), len(singular_values)
+    U, V = (np.linalg.qr(rng.standard_normal((d, d)))[0] for _ in range(2))
     return (U * singular_values) @ V.T
 
 
 def residuals(solver: str, singular_values: np.ndarray, seed: int, tol: float) -> list[float]:
-    """The residual after each round."""
+    """Return the residual after each round."""
     model = FederatedPCA(
         K, solver=solver, center=False, tol=tol, max_rounds=3000, random_state=seed
     )
@@ -44,20 +45,21 @@ def residuals(solver: str, singular_values: np.ndarray, seed: int, tol: float) -
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--plot", type=Path)
+    parser.add_argument("--quick", action="store_true")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--tol", type=float, default=2e-6)
     parser.add_argument("--solvers", nargs="+", default=["lanczos", "power"])
     options = parser.parse_args()
     if options.plot:
         import matplotlib  # noqa: F401 - from the extra "plot"; missed now and not at the end
+    d, n_seeds = (100, 1) if options.quick else (D, options.seeds)
     curves: dict[tuple[str, str], list[float]] = {}
     print("spectrum".ljust(28) + "".join(f"{solver:>10s}" for solver in options.solvers))
     for name, singular_values in SPECTRA.items():
         counts = []
         for solver in options.solvers:
             runs = [
-                residuals(solver, singular_values, seed, options.tol)
-                for seed in range(options.seeds)
+                residuals(solver, singular_values[:d], seed, options.tol) for seed in range(n_seeds)
             ]
             curves[name, solver] = runs[0]
             counts.append(statistics.median(len(run) for run in runs))
@@ -67,7 +69,7 @@ def main() -> None:
 
 
 def draw(curves: dict[tuple[str, str], list[float]], tol: float, path: Path) -> None:
-    """The residual against the round, one panel for each spectrum."""
+    """Draw the residual against the round, one panel for each spectrum."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -75,9 +77,9 @@ def draw(curves: dict[tuple[str, str], list[float]], tol: float, path: Path) -> 
 
     figure, panels = plt.subplots(1, len(SPECTRA), figsize=(11, 3.2), sharey=True)
     for panel, name in zip(panels, SPECTRA, strict=True):
-        for solver, colour in (("power", "#b0b0b0"), ("lanczos", "#1f6fb4")):
+        for solver, color in (("power", "#b0b0b0"), ("lanczos", "#1f6fb4")):
             curve = curves.get((name, solver), [])
-            panel.loglog(range(1, len(curve) + 1), curve, color=colour, linewidth=2, label=solver)
+            panel.loglog(range(1, len(curve) + 1), curve, color=color, linewidth=2, label=solver)
         panel.axhline(tol, color="#888888", linewidth=0.8, linestyle=":")
         panel.set_title(name, fontsize=10)
         panel.set_xlabel("round")

@@ -24,11 +24,24 @@ import scipy.sparse as sp
 from threadpoolctl import threadpool_limits
 
 from fedpca import FederatedPCA, Federation, PersonalizedPCA, RobustPCA, StreamingPCA
-from fedpca.message import PREFIX_BYTES, decode, encoded_size
-from fedpca.solvers import SOLVERS
+from fedpca.protocol.message import PREFIX_BYTES, decode, encoded_size
+from fedpca.solvers import SOLVERS, Average, Dcf, Faps, LocalPower, Merge, Polar, Stiefel
 
 Case = Callable[[Path], dict[str, Any]]
-RENAMED: dict[str, str] = {}  # questions that have another name since the earlier half was written
+# questions and fields that have another name since the earlier half was written
+RENAMED = {
+    "introduce": "column_names",
+    "totals": "count_and_sum",
+    "spread": "squares",
+    "settle": "standardize",
+    "enter_frame": "begin_personalized",
+    "keep_local": "finish_personalized",
+    "enter_robust": "begin_robust",
+    "keep_sparse": "finish_robust",
+    "centre": "center",
+}
+# what a site's file says about the fit grew with the names of its parameters
+FREE_LENGTHS = ("header",)
 
 
 def tables(seed: int = 0, n: int = 240, d: int = 14) -> dict[str, Any]:
@@ -93,11 +106,11 @@ def cases() -> Iterator[tuple[str, Case]]:
         model = FederatedPCA(3, random_state=0, max_rounds=3000, **options)
         yield name, over(model, tables())
     for exact in (True, False):
-        yield f"stream exact={exact}", streamed(StreamingPCA(3, moments=exact))
-        model = StreamingPCA(3, moments=exact, forgetting=0.9, center=False)
+        yield f"stream exact={exact}", streamed(StreamingPCA(3, exact=exact))
+        model = StreamingPCA(3, exact=exact, forgetting=0.9, center=False)
         yield f"stream exact={exact} forgetting", streamed(model)
     for rank in ("mp", "energy", "interval"):
-        yield f"stream rank={rank}", streamed(StreamingPCA(rank=rank, max_components=8, hold_off=1))
+        yield f"stream rank={rank}", streamed(StreamingPCA(rank=rank, max_components=8, cooldown=1))
     for name, options in METHODS.items():
         for gather in (False, True):
             model = PersonalizedPCA(2, 2, random_state=0, gather=gather, max_rounds=60, **options)
@@ -107,19 +120,19 @@ def cases() -> Iterator[tuple[str, Case]]:
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "faps decrease": {"solver": "faps", "local_steps": "decrease", "penalty": 0.3},
-    "faps objective": {"solver": "faps", "stop": "objective", "tol": 1e-6},
-    "local-power 4": {"solver": "local-power", "local_steps": 4, "halve_every": 3},
-    "merge tree": {"solver": "merge", "fan_in": 2, "site_components": 4},
-    "merge about the mean": {"solver": "merge", "own_means": False},
-    "average unweighted": {"solver": "average", "weights": "unweighted", "site_components": 5},
+    "faps decrease": {"solver": Faps(local_steps="decrease", penalty=0.3)},
+    "faps objective": {"solver": Faps(stop="objective"), "tol": 1e-6},
+    "local-power 4": {"solver": LocalPower(local_steps=4, halve_every=3)},
+    "merge tree": {"solver": Merge(fan_in=2, site_components=4)},
+    "merge about the mean": {"solver": Merge(own_means=False)},
+    "average unweighted": {"solver": Average(weights="unweighted", site_components=5)},
 }
 METHODS: dict[str, dict[str, Any]] = {
     "power": {"method": "power"},
     "power common": {"method": "power", "center": "common", "scale": True, "weights": "rows"},
     "power average": {"method": "power", "start": "average", "center": "none"},
-    "stiefel": {"method": "stiefel", "retraction": "qr"},
-    "polar": {"method": "polar", "start": "random", "step": 0.01},
+    "stiefel": {"method": Stiefel(retraction="qr")},
+    "polar": {"method": Polar(step=0.01), "start": "random"},
 }
 ROBUST: dict[str, dict[str, Any]] = {
     "auto": {"n_components": 3},
@@ -127,7 +140,7 @@ ROBUST: dict[str, dict[str, Any]] = {
     "bound": {"max_components": 6},
     "threshold": {"n_components": 3, "method": "threshold", "center": "none"},
     "least-squares": {"max_components": 6, "method": "least-squares"},
-    "dcf": {"n_components": 3, "method": "dcf", "local_steps": 3, "max_rounds": 30},
+    "dcf": {"n_components": 3, "method": Dcf(local_steps=3), "max_rounds": 30},
 }
 
 
@@ -187,7 +200,9 @@ def records(journal: Path) -> list[Any]:
         size = encoded_size(data[:PREFIX_BYTES])
         assert size is not None
         record, data = decode(data[:size], limit=None), data[size:]
-        header = {k: v for k, v in record.header.items() if k not in ("sizes", "about", "run")}
+        header = {
+            k: v for k, v in record.header.items() if k not in ("sizes", "about", "identity", "run")
+        }
         found.append([header, {name: checksum(a) for name, a in record.arrays.items()}])
     return found
 
@@ -211,10 +226,15 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 
 def _crossing(row: list[Any]) -> list[Any]:
-    """One line of a ledger; the envelope holds the question's name, and grows with it."""
+    """Return one line of a ledger; the envelope holds the question's name, and grows with it."""
     number, question, direction, how, fields, sites = row
-    renamed = question in RENAMED or question in RENAMED.values()
-    sizes = [name for name, _ in sites] if renamed else sites
+    names = {question, *(name for name, _, _ in fields)}
+    is_free = bool(names & {*RENAMED, *RENAMED.values(), *FREE_LENGTHS})
+    sizes = [name for name, _ in sites] if is_free else sites
+    fields = [
+        [name] if name in FREE_LENGTHS else [RENAMED.get(name, name), shape, size]
+        for name, shape, size in fields
+    ]
     return [number, RENAMED.get(question, question), direction, how, fields, sizes]
 
 

@@ -1,12 +1,12 @@
-"""Streams against scikit-learn's IncrementalPCA and gensim's LsiModel, as ratios in one run.
+"""Time streams against scikit-learn's IncrementalPCA and gensim's LsiModel, as ratios in one run.
 
     python benchmarks/streaming.py                  all cases
     python benchmarks/streaming.py tall memory      some of them
     python benchmarks/streaming.py --quick          small sizes, to see that it runs
 
-Each case alternates between the contestants at equal batch size and number of components, and compares
-medians. What components leave of the variance is compared too: the excess over the best there are.
-`counts` installs gensim where it is missing, unless told to be quick; `memory` feeds a stream of a
+In each case the contestants take turns at equal batch size and number of components, and medians are
+compared. So is what the components leave of the variance: its excess over what the best ones leave.
+`counts` installs gensim where it is missing, except with ``--quick``; `memory` feeds a stream of a
 million rows that are made on the fly, in a process of its own.
 """
 
@@ -20,23 +20,21 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 import scipy.sparse as sp
-from racing import race, show
 from sklearn.decomposition import IncrementalPCA
 
 from fedpca import FederatedPCA, StreamingPCA
-from fedpca.linalg import merge_by_qr, merge_by_svd, merge_subspaces
-from fedpca.lowrank import LowRank
+from racing import race, show
 
 
 def batches_of(n_batches: int, rows: int, d: int) -> list[np.ndarray]:
-    """Batches of rows with a spectrum that falls slowly, about a mean."""
+    """Draw batches of rows with a spectrum that falls slowly, about a mean."""
     rng = np.random.default_rng(0)
     deviations, mean = np.geomspace(5, 0.1, d), rng.standard_normal(d)
     return [rng.standard_normal((rows, d)) * deviations + mean for _ in range(n_batches)]
 
 
 def fed(model: object, batches: Iterable[object]) -> np.ndarray:
-    """The components after all batches."""
+    """Feed all batches, and return the components."""
     for batch in batches:
         model.partial_fit(batch)
     return model.components_
@@ -66,7 +64,7 @@ def excess(batches: list, components: dict[str, np.ndarray], center: bool = True
 
 
 def against_incremental(n_batches: int, rows: int, d: int, k: int, faster: float) -> None:
-    """One race at equal batch size and number of components."""
+    """Run one race at equal batch size and number of components."""
     batches = batches_of(n_batches, rows, d)
     found: dict[str, np.ndarray] = {}
 
@@ -92,7 +90,7 @@ def wide(quick: bool) -> None:
 
 
 def word_counts(n: int, d: int, topics: int = 60, length: int = 120) -> sp.csr_array:
-    """Documents of a topic model whose words follow Zipf's law: sparse counts."""
+    """Draw sparse counts: documents of a topic model whose words follow Zipf's law."""
     rng = np.random.default_rng(0)
     rank_of_word = 1 / np.arange(1, d + 1)
     cumulative = np.cumsum(rank_of_word / rank_of_word.sum())
@@ -137,24 +135,6 @@ def counts(quick: bool) -> None:
     excess(batches, found, center=False)
 
 
-def merging(quick: bool) -> None:
-    """The paper's three ways to merge two subspaces, and the Gram matrix that is used here."""
-    d, r = (500, 10) if quick else (10_000, 30)
-    rng = np.random.default_rng(0)
-    U1, U2 = (np.linalg.qr(rng.standard_normal((d, r)))[0] for _ in range(2))
-    s = np.geomspace(10, 1, r)
-    one, other = LowRank(U1.T.copy(), s), LowRank(U2.T.copy(), s)
-    from fedpca.blocks import Centred
-
-    ways: dict[str, Callable[[], object]] = {
-        "fedpca": lambda: one.append(Centred(other.rows()), np.empty((0, d)), r),
-        "Algorithm 2": lambda: merge_subspaces(U1, s, U2, s, r),
-        "Algorithm 5": lambda: merge_by_qr(U1, s, U2, s, r),
-        "Algorithm 4": lambda: merge_by_svd(U1, s, U2, s, r),
-    }
-    show(f"merging two subspaces of {r} directions in {d}", race(ways, 9), {})
-
-
 STREAM = """
 import sys
 import numpy as np
@@ -186,7 +166,7 @@ def memory(quick: bool) -> None:
     )
 
 
-CASES = {"tall": tall, "wide": wide, "counts": counts, "merging": merging, "memory": memory}
+CASES = {"tall": tall, "wide": wide, "counts": counts, "memory": memory}
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Gene expression from several laboratories: batches are sites, each with its own disturbance.
+"""Separate gene expression from batch effects: batches are sites, each with its own disturbance.
 
 python examples/batch_effects.py
 python examples/batch_effects.py --data DIR --figure batches.png      with DIR/bladderbatch.npz
@@ -33,7 +33,7 @@ else:  # 60 samples: disease and age act alike in all batches, a disturbance in 
 
 
 def told(scores: np.ndarray, labels: np.ndarray) -> float:
-    """How often three neighbours tell a sample's label, every label counting alike."""
+    """Return how often three neighbors tell a sample's label, every label counting alike."""
     found = cross_val_predict(KNeighborsClassifier(3), scores, labels, cv=LeaveOneOut())
     return float(balanced_accuracy_score(labels, found))
 
@@ -59,9 +59,9 @@ if options.figure:
         for name, marker in markers.items():
             of = kind == name
             axis.scatter(*scores[of].T, c=batch[of], marker=marker, cmap="tab10", vmin=1, vmax=10)
-        axis.set(title=f"{title} (colour: batch)", xticks=[], yticks=[])
+        axis.set(title=f"{title} (color: batch)", xticks=[], yticks=[])
     for name, marker in markers.items():
-        axes[1].scatter([], [], c="grey", marker=marker, label=name)
+        axes[1].scatter([], [], c="gray", marker=marker, label=name)
     axes[1].legend(frameon=False, fontsize=8)
     figure.tight_layout()
     figure.savefig(options.figure, dpi=90)

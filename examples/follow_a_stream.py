@@ -1,4 +1,4 @@
-"""A stream whose rank changes: the number of components follows it, and no row is kept.
+"""Follow a stream whose rank changes: the number of components follows it, and no row is kept.
 
 python examples/follow_a_stream.py
 """

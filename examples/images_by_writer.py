@@ -1,4 +1,4 @@
-"""Handwriting of many people: strokes that all share, and what is a writer's own.
+"""Split the handwriting of many people into strokes that all share, and what is a writer's own.
 
 python examples/images_by_writer.py
 python examples/images_by_writer.py --data DIR --figure writers.png    with DIR/omniglot28.npz
@@ -44,7 +44,7 @@ errors = pca.reconstruction_errors(test)
 
 
 def error(model: PCA, rows: np.ndarray) -> float:
-    """The mean squared length of what is left of a row."""
+    """Return the mean squared length of what is left of a row."""
     left = rows - model.inverse_transform(model.transform(rows))
     return float(np.mean(np.sum(left**2, axis=1)))
 

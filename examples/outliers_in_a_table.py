@@ -1,4 +1,4 @@
-"""Outlier cells planted in a table of three sites are found again, and missing values filled in.
+"""Find outlier cells planted in a table of three sites, and fill in missing values.
 
 python examples/outliers_in_a_table.py
 """
@@ -8,7 +8,7 @@ from sklearn.datasets import load_breast_cancer
 
 from fedpca import RobustPCA
 
-data = load_breast_cancer()  # 569 tumours: lengths, areas, shares, in unlike units
+data = load_breast_cancer()  # 569 tumors: lengths, areas, shares, in unlike units
 is_positive = (data.data > 0).all(axis=0)
 truth, names = data.data[:, is_positive], data.feature_names[is_positive]
 rng = np.random.default_rng(0)
@@ -24,10 +24,10 @@ typed[is_missing] = np.nan
 X = np.log(typed)
 sites = dict(zip(("north", "south", "west"), np.array_split(X, 3), strict=True))
 pca = RobustPCA(6, scale=True, random_state=0).fit(sites)
-print(f"{is_planted.sum()} cells planted; {pca.run_.rounds} rounds, {pca.run_.stopped}")
+print(f"{is_planted.sum()} cells planted; {pca.run_.rounds} rounds, {pca.run_.stop_reason}")
 print("outliers:", {site: f"{share:.1%}" for site, share in pca.sparse_share_.items()})
 
-# beyond 1 is all that does not follow the components, of which real tables hold much: begin at the top
+# real tables hold many cells beyond 1 that do not follow the components: begin with the largest
 cells = pca.outlier_scores(X).cells
 print("\nscore above   cells   precision   recall")
 for bound in (1, 2, 4, 8):
@@ -43,5 +43,5 @@ for place in np.argsort(cells, axis=None)[-1:-6:-1]:
 
 off = np.median(np.abs(low_rank / truth - 1)[is_missing])
 plain = np.median(np.abs(np.nanmedian(typed, axis=0) / truth - 1)[is_missing])
-print(f"\n{is_missing.sum()} missing values are filled in, in the middle, to {off:.0%};", end="")
-print(f" with medians of the features it were {plain:.0%}")
+print(f"\n{is_missing.sum()} missing values are filled in to {off:.0%} (median error);", end="")
+print(f" medians of the features would give {plain:.0%}")

@@ -1,4 +1,4 @@
-"""A fit over files is killed in the middle and resumed from its journal.
+"""Kill a fit over files in the middle, and resume it from its journal.
 
 python examples/resume_after_a_crash.py
 """
@@ -18,7 +18,7 @@ files = {name: folder / f"{name}.npy" for name in ("north", "south")}
 
 
 class PowerCut(BaseException):
-    """Stands for whatever ends a process."""
+    """Whatever ends a process."""
 
 
 def cut_the_power(entry: dict) -> None:
@@ -38,4 +38,4 @@ except PowerCut:
 
 asked = []
 model = fit(on_round=lambda entry: asked.append(entry["seconds"]))
-print(f"resumed and finished: {model.run_.rounds} rounds, {model.run_.stopped}")
+print(f"resumed and finished: {model.run_.rounds} rounds, {model.run_.stop_reason}")

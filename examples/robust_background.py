@@ -1,4 +1,4 @@
-"""A video from a fixed camera: frames are rows, what stands still is low-rank, what moves is sparse.
+"""Separate a fixed camera's video: frames are rows, what stands still is low-rank, what moves sparse.
 
 python examples/robust_background.py
 python examples/robust_background.py --data DIR --figure video.png     with DIR/highway_video.npz
@@ -26,17 +26,19 @@ else:  # a still scene under a light that changes, and a bright square that cros
         frame[10:18, i % 32 : i % 32 + 8] = 1
     frames += 0.01 * rng.normal(size=frames.shape)
 
-# recorders at five places hold the frames of the one camera, each those of an hour
+# recorders at five places hold the frames of one camera, each those of an hour
 rows = frames.reshape(len(frames), -1)
 sites = {f"recorder {i}": part for i, part in enumerate(np.array_split(rows, 5))}
-# one component: the scene, as bright as it is in a frame, so that nothing is to be centred
+# one component: the scene, as bright as it is in a frame; so there is nothing to center
 pca = RobustPCA(1, center="none", random_state=0).fit(sites)
 background, foreground = (part.reshape(frames.shape) for part in pca.split(rows))
 
 still = np.median(frames, axis=0)
 moved = np.abs(frames - still) > 0.1
 motion = (frames - still)[moved]
-print(f"{len(frames)} frames at {len(sites)} sites, {pca.run_.rounds} rounds, {pca.run_.stopped}")
+print(
+    f"{len(frames)} frames at {len(sites)} sites, {pca.run_.rounds} rounds, {pca.run_.stop_reason}"
+)
 print(f"beyond {pca.threshold_:.3f} a pixel is foreground: {np.mean(foreground != 0):.0%} of them")
 in_sparse = foreground[moved] @ motion / (motion @ motion)
 in_low_rank = (background - still)[moved] @ motion / (motion @ motion)

@@ -1,4 +1,4 @@
-"""Eight devices, two regions, one model: summaries merged in a tree, compared with the pooled rows.
+"""Merge summaries of eight devices in two regions to one model, and compare with the pooled rows.
 
 python examples/summaries_in_a_tree.py
 """
@@ -7,7 +7,8 @@ import numpy as np
 from sklearn.decomposition import PCA
 
 from fedpca import FederatedPCA, StreamingPCA, Summary
-from fedpca.linalg import sine_of_angle
+from fedpca.linalg.dense import sine_of_angle
+from fedpca.solvers import Merge
 
 rng = np.random.default_rng(0)
 mixing = rng.normal(size=(6, 80))
@@ -28,5 +29,5 @@ print(f"{model.n_samples_seen_} rows; sine of the angle to pooled PCA {angle:.1e
 print(f"stated bound {model.angle_bound_:.1e}")
 
 # the same over a federation, with a ledger of what crossed
-federated = FederatedPCA(6, solver="merge", fan_in=4).fit(devices)
+federated = FederatedPCA(6, solver=Merge(fan_in=4)).fit(devices)
 print(f"{federated.run_.bytes_up} bytes up in {federated.run_.rounds} rounds")

@@ -1,4 +1,4 @@
-"""What was each election about? Years are sites; a row holds the counts of words in one dialogue.
+"""Find what each election was about: years are sites, a row has the counts of words in a dialogue.
 
 python examples/topics_by_year.py
 python examples/topics_by_year.py --data DIR --figure topics.png      with DIR/debates.parquet
@@ -43,7 +43,7 @@ pca = PersonalizedPCA(2, n_local, center="none", tol=1e-7).fit(counts, sites=yea
 
 
 def leading(components: np.ndarray, n: int = 6) -> np.ndarray:
-    """The words with the largest entries in any of the components."""
+    """Return the words with the largest entries in any of the components."""
     return np.argsort(-np.abs(components).max(axis=0))[:n]
 
 

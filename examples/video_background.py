@@ -1,4 +1,4 @@
-"""A video from a fixed camera: frames are sites, what stands still is shared, what moves is local.
+"""Separate a fixed camera's video: frames are sites, what stands still is shared, what moves local.
 
 python examples/video_background.py
 python examples/video_background.py --data DIR --figure video.png     with DIR/highway_video.npz
@@ -28,7 +28,7 @@ else:  # a still scene, and a bright square that crosses it
     frames += 0.01 * rng.normal(size=frames.shape)
     n_shared, n_local = 3, 1
 
-# the columns of a frame are its observations; brightness is no offset to remove, so nothing is centred
+# the columns of a frame are its observations; brightness is no offset to remove, so do not center
 sites = {f"frame {i}": frame.T for i, frame in enumerate(frames)}
 pca = PersonalizedPCA(n_shared, n_local, center="none", tol=1e-6).fit(sites)
 parts = {name: pca.split(frame, name) for name, frame in sites.items()}
@@ -38,7 +38,7 @@ still = np.median(frames, axis=0)
 moved = np.abs(frames - still) > 0.1
 motion = (frames - still)[moved]
 print(f"{len(frames)} frames, {n_shared} shared and {n_local} local components each")
-print(f"misalignment {pca.misalignment_:.2f}, {pca.run_.rounds} rounds, {pca.run_.stopped}")
+print(f"misalignment {pca.misalignment_:.2f}, {pca.run_.rounds} rounds, {pca.run_.stop_reason}")
 in_local = local[moved] @ motion / (motion @ motion)
 in_shared = (shared - still)[moved] @ motion / (motion @ motion)
 print(f"of what moved {in_local:.0%} is in the local part, and {in_shared:.0%} in the shared one")

@@ -1,4 +1,4 @@
-"""An algorithm of your own: a question that runs at the sites, and a loop that asks it.
+"""Write an algorithm of your own: a question that runs at the sites, and a loop that asks it.
 
 python examples/your_own_algorithm.py
 """
@@ -10,7 +10,7 @@ from fedpca import Federation, question
 
 @question(asks={"v": "float64 d"}, answers={"w": "float64 d", "n": "int64"})
 def absolute_pull(site, v):
-    """How a site's rows pull at the direction v, each with the same force."""
+    """Sum how a site's rows pull at the direction v, each with the same force."""
     total = np.zeros(len(v))
     for rows in site.rows.blocks():
         total += np.sign(rows @ v) @ rows
@@ -18,7 +18,7 @@ def absolute_pull(site, v):
 
 
 def l1_component(fed: Federation, rounds: int) -> np.ndarray:
-    """The direction with the largest sum of absolute scores: a component that outliers move less."""
+    """Find the direction with the largest sum of absolute scores, which outliers move less."""
     v = np.ones(3) / np.sqrt(3)
     for _ in range(rounds):
         w = fed.sum(absolute_pull, v=v)["w"]

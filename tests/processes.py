@@ -1,4 +1,7 @@
-"""Federations of real processes, for tests: a server with keys and TLS, sites, and sites that err."""
+"""Federations of real processes, for tests: a server with keys and TLS, sites, and sites that err.
+
+No limit here says how fast a machine is. Each is a bound on how long a broken test may hang.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,11 @@ import time
 from pathlib import Path
 
 from fedpca import Federation
-from fedpca.demo_federation import await_port, free_port
+from fedpca.cli.demo_federation import await_port, free_port
 
+HANG_S = 900.0  # after which a test has failed, on however busy a machine
 ROGUE = Path(__file__).with_name("rogue_site.py")
+EXAMPLE_SOLVER = Path(__file__).parents[1] / "examples" / "solver_package"
 
 
 class Processes:
@@ -21,7 +26,7 @@ class Processes:
     def __init__(self, folder, sites):
         self.folder, self.port = folder, free_port()
         self.address = f"localhost:{self.port}"
-        self.tls = folder / "tls"
+        self.credentials = folder / "tls"
         self.environment = {**os.environ, "FEDPCA_HOME": str(folder / "home")}
         self._running = []
         for site in sites:
@@ -29,10 +34,11 @@ class Processes:
         self.server = self.serve(sites)
 
     def serve(self, sites):
-        made = () if self.tls.exists() else ("--make-certificates",)
+        made = () if self.credentials.exists() else ("--make-certificates",)
         keys = [f"{site}.pub" for site in sites]
-        server = self.start("serve", *keys, *made, "--tls", "tls", "--port", str(self.port))
-        await_port(self.port)
+        where = ("--credentials", "tls", "--port", str(self.port))
+        server = self.start("serve", *keys, *made, *where)
+        await_port(self.port, HANG_S)
         return server
 
     def join(self, site, data, *more):
@@ -41,26 +47,28 @@ class Processes:
         )
 
     def rogue(self, site, data, kind):
-        """A site that does what no site should; see rogue_site.py."""
+        """Start a site that does what no site should; see rogue_site.py."""
         own = [self.address, site, data, f"{site}.key", "tls/ca.pem", f"home/sites/{site}", kind]
         return self._start([sys.executable, str(ROGUE), *own])
 
     def federation(self, **options):
-        return Federation.flower(
-            self.address, tls=self.tls, **{"wait": 30, "timeout": 60, **options}
-        )
+        usual = {"wait": HANG_S, "timeout": HANG_S}
+        return Federation.flower(self.address, credentials=self.credentials, **{**usual, **options})
 
     def start(self, *words):
         return self._start(self._command(words))
 
     def run(self, *words, check=True, **options):
+        return self.run_python(*self._command(words)[1:], check=check, **options)
+
+    def run_python(self, *words, check=True, **options):
         done = subprocess.run(
-            self._command(words),
+            [sys.executable, *words],
             cwd=self.folder,
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=HANG_S,
             **options,
         )
         assert not check or done.returncode == 0, done.stderr
@@ -71,14 +79,14 @@ class Processes:
 
     def stop(self, process, how=signal.SIGTERM):
         process.send_signal(how)
-        process.wait(20)
+        process.wait(HANG_S)
 
     def stop_all(self):
         """Ask all to end; each must do so by itself, and leave nothing behind."""
         left = [process for process in self._running if process.poll() is None]
         for process in left:
             process.terminate()
-        codes = [process.wait(20) for process in left]
+        codes = [process.wait(HANG_S) for process in left]
         assert codes == [0] * len(left)
         assert not [line for line in _command_lines() if str(self.folder) in line]
 
@@ -99,11 +107,20 @@ class Processes:
         return process
 
 
-def until(condition, seconds=60.0):
-    """Come back once the condition holds."""
+def install_example_solver(folder):
+    """Install the package that adds a solver into a folder, and return the folder."""
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
+    command += ["--no-build-isolation", "--target", str(folder), str(EXAMPLE_SOLVER)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def until(condition, waited_for="what was waited for", seconds=HANG_S):
+    """Come back once the condition holds; say what did not come about otherwise."""
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "it did not come about"
+        assert time.monotonic() < end, f"{waited_for} did not come about in {seconds:g} s"
         time.sleep(0.05)
 
 

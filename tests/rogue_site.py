@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 
 import fedpca  # noqa: F401 - registers the questions
-from fedpca import Site, credentials
-from fedpca.engines.flower import node, wire
-from fedpca.engines.flower.reach import Link
-from fedpca.message import compose, decode, encode
+from fedpca import Site
+from fedpca.engines import credentials
+from fedpca.engines.flower import envelope as wire
+from fedpca.engines.flower import site_client as node
+from fedpca.engines.flower.connection import Link
+from fedpca.protocol.message import compose, decode, encode
 
 
 def main(address, name, data, key, ca, folder, kind):

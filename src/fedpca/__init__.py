@@ -1,6 +1,7 @@
-"""Principal components of data that stays where it is."""
+"""Find principal components of data that stays where it is."""
 
 from fedpca._version import __version__
+from fedpca.coordinator.federation import Federation
 from fedpca.errors import FedpcaError
 from fedpca.estimators import (
     FederatedPCA,
@@ -10,11 +11,10 @@ from fedpca.estimators import (
     load,
     search_ranks,
 )
-from fedpca.federation import Federation
-from fedpca.policy import Policy
-from fedpca.question import question
-from fedpca.site import Site
-from fedpca.summary import Summary
+from fedpca.protocol.question import question
+from fedpca.site.policy import Policy
+from fedpca.site.site import Site
+from fedpca.summary.summary import Summary
 
 __all__ = [
     "FederatedPCA",

@@ -1,5 +1,5 @@
-"""`python -m fedpca` is the command line."""
+"""Run the command line by `python -m fedpca`."""
 
-from fedpca.cli import app
+from fedpca.cli.app import app
 
 app()

@@ -1,30 +1,30 @@
-"""What can go wrong, as a tree.
+"""The exceptions that fedpca raises, as a tree.
 
 ::
 
     FedpcaError
      +-- InputError (ValueError)       rows or parameters that cannot be used as they are
-     +-- MessageError                  bytes that are not the message that was due
+     +-- MessageError                  bytes that are not the expected message
      +-- SiteError                     one site did not answer a question
-     |    +-- SiteFailed               its work raised an exception
-     |    +-- SiteTimeout              it was too slow
+     |    +-- SiteFailed               the site's work raised an exception
+     |    +-- SiteTimeout              the site was too slow
      +-- PolicyRefused                 a site's policy forbids the question
-     +-- SitesLost                     sites failed twice; the fit goes on with the others
-     +-- QuorumLost                    too few sites are left
-     +-- LinkError                     no way through the coordinator's server at present
-     |    +-- LinkRefused              and trying again will not help
+     +-- SitesLost                     sites failed twice; the fit starts again without them
+     +-- QuorumLost                    too few sites remain
+     +-- LinkError                     the coordinator's server cannot be reached or used
+     |    +-- LinkRefused              the connection was refused; trying again will not help
      +-- JournalError                  a journal that is damaged or belongs to another run
-     +-- FileError                     a model file that cannot be read or written
+     +-- FileError                     a file that cannot be read, used or overwritten
 
-A message says which value was wrong, which bound it broke and what to do instead. What happened at
-a site names the site, the round and the question, and never a value of a row.
+A message says which value was wrong, which bound it broke and what to do instead. A message about a
+site names the site, the round and the question, and never a value from a row.
 """
 
 from __future__ import annotations
 
 
 class FedpcaError(Exception):
-    """Every error that this package raises on purpose."""
+    """The base class of every error that this package raises on purpose."""
 
 
 class InputError(FedpcaError, ValueError):
@@ -32,7 +32,7 @@ class InputError(FedpcaError, ValueError):
 
 
 class MessageError(FedpcaError):
-    """Bytes that are not the message that was due."""
+    """Bytes that are not the expected message."""
 
 
 class SiteError(FedpcaError):
@@ -61,15 +61,15 @@ class SitesLost(FedpcaError):
 
 
 class QuorumLost(FedpcaError):
-    """Fewer sites are left than the quorum asks for."""
+    """Fewer sites remain than the quorum requires."""
 
 
 class LinkError(FedpcaError):
-    """The server between coordinator and sites cannot be reached, or not used."""
+    """The server between the coordinator and the sites cannot be reached or used."""
 
 
 class LinkRefused(LinkError):
-    """The server, or what this side shows it, was refused; trying again will not help."""
+    """The server or this side's credentials were refused; trying again will not help."""
 
 
 class JournalError(FedpcaError):
@@ -77,10 +77,10 @@ class JournalError(FedpcaError):
 
 
 class FileError(FedpcaError):
-    """A file of ours that cannot be read, or must not be overwritten."""
+    """A file other than rows that cannot be read or used, or must not be overwritten."""
 
 
-# What a site may report by name. Anything else that goes wrong there is a SiteFailed.
+# The errors that a site may report by name. Any other error at a site becomes a SiteFailed.
 REPORTED_BY_SITES: dict[str, type[FedpcaError]] = {
     error.__name__: error for error in (InputError, MessageError, PolicyRefused, SiteFailed)
 }

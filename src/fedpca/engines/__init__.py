@@ -1,1 +1,1 @@
-"""Engines carry encoded questions to sites and encoded answers back, and know nothing else."""
+"""Engines carry questions to sites and bring the answers back; they know no mathematics."""

@@ -1,4 +1,4 @@
-"""Sites within this process, one after another or on threads, with the same bits either way."""
+"""Ask sites within this process, one after another or on threads, with the same bits either way."""
 
 from __future__ import annotations
 
@@ -13,24 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from fedpca.errors import InputError, SiteError, SiteTimeout
-from fedpca.framed import MEMORY_LIMIT
-from fedpca.message import Message
-from fedpca.site import Site
-
-CACHE_LIMIT = 512 << 20  # bytes that all sites of one process may spend on cached A'A together
+from fedpca.protocol.message import Message
+from fedpca.site.site import Site, cache_share
 
 
 class LocalEngine:
-    """Carries messages to sites that live in this process.
+    """An engine for sites that live in this process.
 
     Parameters
     ----------
     sites : dict, list
-        Rows or a `Site` of each site, by name or in order.
+        The rows of each site, or a `Site`, by name or in order.
     n_jobs : int, optional
-        Sites that work at the same time; one by default.
+        Number of sites that work at the same time; one by default.
     journal : path, optional
-        The run's journal; the sites keep their memory in a folder beside it.
+        The run's journal; the sites keep their memory in a folder next to it.
     """
 
     def __init__(
@@ -44,10 +41,10 @@ class LocalEngine:
             raise InputError(f"n_jobs={n_jobs} must be a whole number of at least 1, or None")
         if not isinstance(sites, Mapping | list | tuple):
             raise InputError(
-                f"sites come as a dict or list of each one's rows, not as {type(sites).__name__}"
+                f"sites must be a dict or list with the rows of each, not {type(sites).__name__}"
             )
         self._store = None if journal is None else Path(f"{os.fspath(journal)}.sites")
-        self._memory_limit = min(MEMORY_LIMIT, CACHE_LIMIT // max(1, len(sites)))
+        self._memory_limit = cache_share(len(sites))
         named = (
             sites.items()
             if isinstance(sites, Mapping)
@@ -62,7 +59,7 @@ class LocalEngine:
     def ask(
         self, names: Sequence[str], request: Message, timeout: float | None
     ) -> Iterator[tuple[str, Message | SiteError]]:
-        """Each site's answer as it comes."""
+        """Yield each site's answer as it arrives."""
         if timeout is not None:
             yield from self._within(timeout, names, request)
         elif self._n_jobs == 1:
@@ -74,11 +71,11 @@ class LocalEngine:
             yield from zip(names, self._pool.map(work, names), strict=True)
 
     def fingerprints(self) -> dict[str, str]:
-        """By which a journal knows the rows of a run again."""
+        """Return what identifies the rows of each site, for a journal."""
         return {name: site.fingerprint for name, site in self._sites.items()}
 
     def close(self) -> None:
-        """Let the threads go."""
+        """End the threads."""
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown()
@@ -91,35 +88,35 @@ class LocalEngine:
     ) -> Iterator[tuple[str, Message | SiteError]]:
         """Keep ``n_jobs`` sites at work, and wait for none longer than the time limit.
 
-        A thread cannot be stopped, so one that is too slow is left behind; its late answer is
-        ignored, and as a daemon it does not hold the process up.
+        A thread cannot be stopped, so a slow one runs on and its late answer is ignored. It is a daemon
+        thread, which does not keep the process alive.
         """
         answers: queue.Queue[tuple[str, Message | SiteError]] = queue.Queue()
         turns = threading.Semaphore(self._n_jobs)
-        late: dict[str, threading.Timer] = {}
-        settled = threading.Lock()
+        timers: dict[str, threading.Timer] = {}
+        done_lock = threading.Lock()
         done: set[str] = set()
 
-        def settle(name: str, answer: Message | SiteError) -> None:
-            with settled:
+        def finish(name: str, answer: Message | SiteError) -> None:
+            with done_lock:
                 if name in done:
                     return
                 done.add(name)
-            late[name].cancel()
+            timers[name].cancel()
             answers.put((name, answer))
             turns.release()
 
         def work(name: str) -> None:
-            settle(name, self._sites[name].answer(request))
+            finish(name, self._sites[name].answer(request))
 
         def start() -> None:
             for name in names:
                 turns.acquire()
                 late_after = min(timeout, threading.TIMEOUT_MAX)
                 error = SiteTimeout(f"no answer within {timeout:g} s")
-                late[name] = threading.Timer(late_after, settle, (name, error))
-                late[name].daemon = True
-                late[name].start()
+                timers[name] = threading.Timer(late_after, finish, (name, error))
+                timers[name].daemon = True
+                timers[name].start()
                 threading.Thread(target=work, args=(name,), daemon=True).start()
 
         threading.Thread(target=start, daemon=True).start()
@@ -127,9 +124,12 @@ class LocalEngine:
             yield answers.get()
 
     def _site(self, name: str, rows: Any) -> Site:
+        """Return the site given, or one with these rows."""
         if isinstance(rows, Site):
             if rows.name != name:
-                raise InputError(f"the site given as {name!r} calls itself {rows.name!r}")
+                raise InputError(
+                    f"the site given as {name!r} is called {rows.name!r}; use that name"
+                )
             if not rows.has_own_store:
                 rows.store = self._store
             return rows

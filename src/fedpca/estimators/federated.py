@@ -3,109 +3,81 @@
 from __future__ import annotations
 
 import os
-import warnings
-from functools import partial
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator
-from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted
 
-from fedpca.errors import InputError
-from fedpca.estimators.inputs import as_federation, is_many_sites, validated
-from fedpca.estimators.modelled import (
-    ModelMixin,
-    check_kind,
-    features_anew,
-    plain_params,
-    saved_features,
-    saved_params,
-    seed_of,
-    usable_header,
+from fedpca.arrays import Array
+from fedpca.estimators.files import file_header, from_header, plain_params, record_in, usable_header
+from fedpca.estimators.fitting import (
+    as_federation,
+    new_features,
+    refuse_many_sites,
+    run_program,
+    set_features,
+    validated,
+    warn_unconverged,
 )
-from fedpca.estimators.program import principal_components
-from fedpca.message import Array
-from fedpca.model import Model, load_model, model_of
-from fedpca.moments import Moments
-from fedpca.rank import RULES
-from fedpca.run import Run
-from fedpca.solvers import OPTIONS, SOLVERS, Solution
-from fedpca.solvers.faps import PENALTY, STOP_RULES
-from fedpca.solvers.faps_local import BY_CONDITION
-from fedpca.solvers.local_power import HALVE_EVERY
+from fedpca.estimators.linear import LinearMethods
+from fedpca.linalg.rank_rules import RULES
+from fedpca.models.linear import Model, load_model
+from fedpca.solvers.catalogue import find_solver
+from fedpca.solvers.contract import Solver
+from fedpca.solvers.pca import principal_components
 
 
-class FederatedPCA(ModelMixin, BaseEstimator):  # type: ignore[misc]
-    """Principal components of rows that stay at their sites.
+class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
+    """Find the principal components of rows that stay at their sites.
 
     The result is that of `sklearn.decomposition.PCA` on the pooled rows.
 
     Parameters
     ----------
     n_components : int, float in (0, 1), {"auto", "mp", "gap"} or None
-        How many components: a number, the fewest that explain more than a share of the variance, the
-        number above the noise ("mp", the Marchenko-Pastur edge, is "auto"), the number before the
-        largest gap, or as many as rows and features allow.
-    solver : {"auto", "covariance", "lanczos", "power", "local-power", "faps", "merge", "average"}
-        "auto" takes the exact solver that moves fewer bytes, "covariance" or "lanczos". "power",
-        "local-power" and "faps", which masks what it sends, take more rounds. "merge" and "average"
-        take one round, in which the coordinator sees the leading directions of each site;
-        `run_.angle_bound` says how far from exact they can be.
+        How many components. An integer is their number. A float is a share of the variance: the fewest
+        components that explain more are kept. "mp" keeps those above the Marchenko-Pastur edge of the
+        noise, and "auto" means "mp". "gap" keeps those before the largest gap. None keeps as many as
+        rows and features allow.
+    solver : str or Solver
+        A name, or a value with options from `fedpca.solvers`, as in ``Faps(penalty=0.2)``. "auto" takes
+        the exact solver that moves fewer bytes, "covariance" or "lanczos". "power", "local-power" and
+        "faps", which masks its messages, take more rounds. "merge" and "average" take one round, in
+        which the coordinator sees the leading directions of each site. `run_.angle_bound` says how far
+        from exact they can be. Installed packages may add solvers.
     center : bool
-        Whether components are about the mean of all sites' rows or about zero.
+        Whether rows are centered on the mean of all sites' rows; otherwise components are about zero.
     scale : bool
-        Whether each feature is divided by its standard deviation over all sites (a constant one by 1).
+        Whether each feature is divided by its standard deviation over all sites. A constant feature is
+        divided by 1.
     whiten : bool
         Whether scores are divided by their standard deviations.
     tol : float
-        The solver stops when ``||A'A V - V theta||_F`` is at most this part of the total variance
-        (see ``stop`` for "faps").
+        The solver stops when ``||A'A V - V theta||_F`` is at most this share of the trace of A'A,
+        unless `Faps` is told to stop by the objective.
     max_rounds : int
-        Most rounds of the solver; a warning tells when they did not suffice.
+        The most rounds that the solver may take. A warning says if they were not enough.
     random_state : int, RandomState or None
-        Seed of the solver's start.
-    local_steps : int, {"decrease", "change"} or None
-        For "faps": steps of subspace iteration that a site takes in each round, 5 by default; or the
-        condition that ends them, a sufficient decrease of the local problem or a small change. For
-        "local-power": power steps in the first rounds, 8 by default.
-    halve_every : int
-        For "local-power": rounds after which there are half as many local steps.
-    penalty : float
-        For "faps": how strongly a site's copy of the subspace is held to the common one at the start,
-        as a share of its largest eigenvalue. The best one is about the square root of the gap behind
-        the components, as such a share; where sites are unlike it grows by itself.
-    stop : {"kkt", "objective"}
-        For "faps": whether ``tol`` bounds the residual, or the relative change of the variance
-        explained.
-    site_components : int, float in (0, 1), {"auto", "mp", "gap"} or None
-        For "merge" and "average": how many directions each site sends, or the rule by which it finds
-        that itself; "merge" adds ten spare ones to it. By default as many as components, or three
-        for each component with "average".
-    fan_in : int or None
-        For "merge": how many summaries are merged at a time, in a tree; all at once by default.
-    own_means : bool
-        For "merge": whether sites centre on their own means, which are merged too, in one pass and
-        one round; or on the common mean, one round after it. With ``scale`` or without ``center``
-        it is always the latter.
-    weights : {"eigenvalues", "unweighted"}
-        For "average": how directions count.
+        Seed of the solver's random start.
 
     Attributes
     ----------
     components_ : ndarray of shape (n_components_, n_features_in_)
     explained_variance_, explained_variance_ratio_, singular_values_ : ndarray of (n_components_,)
-        The ratio is that to the variance of all features, kept or not.
+        The ratio is to the total variance of all features, not only of the kept components.
     mean_, scale_ : ndarray of shape (n_features_in_,)
-        Of all sites' rows; zeros without ``center`` and ones without ``scale``.
+        The mean and scale of all sites' rows; zeros without ``center``, and ones without ``scale``.
     noise_variance_ : float
-        Mean variance of what is left out.
+        Mean variance along the directions that were left out.
+    model_ : Model
+        The fitted model, which transforms rows.
     site_variance_ratio_ : dict
-        Share of each site's variance, about its own mean, that the components explain; empty where a
-        site's policy keeps it to itself.
-    run_ : Run
+        The share of each site's variance, about its own mean, that the components explain; empty if a
+        site's policy refuses to tell.
+    run_ : RunRecord
         Rounds, bytes, history, ledger, lost sites, and why the solver stopped.
 
     Examples
@@ -126,51 +98,26 @@ class FederatedPCA(ModelMixin, BaseEstimator):  # type: ignore[misc]
             StrOptions(set(RULES)),
             None,
         ],
-        "solver": [StrOptions({"auto", *SOLVERS})],
+        "solver": [str, Solver],
         "center": ["boolean"],
         "scale": ["boolean"],
         "whiten": ["boolean"],
         "tol": [Interval(Real, 0, None, closed="left")],
         "max_rounds": [Interval(Integral, 1, None, closed="left")],
         "random_state": ["random_state"],
-        "local_steps": [
-            Interval(Integral, 1, 1000, closed="both"),
-            StrOptions(set(BY_CONDITION)),
-            None,
-        ],
-        "halve_every": [Interval(Integral, 1, 2**31, closed="both")],
-        "penalty": [Interval(Real, 0, 1000, closed="right")],
-        "stop": [StrOptions(set(STOP_RULES))],
-        "site_components": [
-            Interval(Integral, 1, None, closed="left"),
-            Interval(Real, 0, 1, closed="neither"),
-            StrOptions(set(RULES)),
-            None,
-        ],
-        "fan_in": [Interval(Integral, 2, None, closed="left"), None],
-        "own_means": ["boolean"],
-        "weights": [StrOptions({"eigenvalues", "unweighted"})],
     }
 
     def __init__(
         self,
         n_components: Any = None,
         *,
-        solver: str = "auto",
+        solver: str | Solver = "auto",
         center: bool = True,
         scale: bool = False,
         whiten: bool = False,
         tol: float = 1e-10,
         max_rounds: int = 500,
         random_state: Any = None,
-        local_steps: Any = None,
-        halve_every: int = HALVE_EVERY,
-        penalty: float = PENALTY,
-        stop: str = "kkt",
-        site_components: Any = None,
-        fan_in: int | None = None,
-        own_means: bool = True,
-        weights: str = "eigenvalues",
     ) -> None:
         self.n_components = n_components
         self.solver = solver
@@ -180,14 +127,6 @@ class FederatedPCA(ModelMixin, BaseEstimator):  # type: ignore[misc]
         self.tol = tol
         self.max_rounds = max_rounds
         self.random_state = random_state
-        self.local_steps = local_steps
-        self.halve_every = halve_every
-        self.penalty = penalty
-        self.stop = stop
-        self.site_components = site_components
-        self.fan_in = fan_in
-        self.own_means = own_means
-        self.weights = weights
 
     def fit(self, X: Any, y: Any = None, *, sites: Any = None) -> Self:
         """Find the components of all sites' rows.
@@ -200,114 +139,71 @@ class FederatedPCA(ModelMixin, BaseEstimator):  # type: ignore[misc]
         y : None
             Not used.
         sites : array of shape (n_samples,), optional
-            The label of the site to which each row of one table belongs.
+            The site label of each row, if X is one table.
         """
         self._validate_params()
-        with features_anew(self):
+        solver = find_solver(self.solver)
+        with new_features(self):
             fed = as_federation(validated(self, X), sites)
             parameters = plain_params(self)
-            del parameters["whiten"], parameters["random_state"]
-            parameters["options"] = self._options(parameters)
-            known, solution, self.site_variance_ratio_ = fed.run(
-                partial(principal_components, **parameters),
-                about={"program": type(self).__name__, "parameters": parameters},
-                seed=seed_of(self.random_state),
-            )
-        self._set_fitted(known, solution, fed.record)
-        if solution.stopped == "max_rounds":
-            warnings.warn(
-                f"solver {fed.record.solver!r} stopped after max_rounds={self.max_rounds} before it "
-                f"met tol={self.tol}; allow more rounds or a larger tol",
-                ConvergenceWarning,
-                stacklevel=2,
-            )
-        return self
-
-    def fit_transform(self, X: Any, y: Any = None, *, sites: Any = None) -> Array:
-        """Fit to one table of rows and give their scores."""
-        if is_many_sites(X):
-            raise InputError("fit_transform takes one table; fit, then transform each site's rows")
-        return np.asarray(self.fit(X, sites=sites).transform(X))
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the fitted model to a file that `fedpca.load` reads."""
-        model, run = self._model(), self.run_
-        header = {
-            "estimator": type(self).__name__,
-            "parameters": saved_params(self),
-            "features": saved_features(self),
-            "n_samples": self.n_samples_,
-            "site_variance_ratio": self.site_variance_ratio_,
-            "run": run.to_header(),
-        }
-        model.save(path, header)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """The fitted estimator that `save` wrote."""
-        model, header = load_model(path)
-        check_kind(path, header, cls.__name__)
-        with usable_header(path):
-            estimator = cls(**header["parameters"])
-            estimator._validate_params()
-            estimator._set_model(model, header["n_samples"], header["features"])
-            estimator.site_variance_ratio_ = header["site_variance_ratio"]
-            estimator.run_ = Run.from_header(header["run"])
-        return estimator
-
-    def _options(self, parameters: dict[str, Any]) -> dict[str, Any]:
-        """Take the options of solvers out of the parameters, and keep those of the one that is used."""
-        defaults = {name: type(self)().get_params()[name] for s in OPTIONS.values() for name in s}
-        given = {name: parameters.pop(name) for name in defaults}
-        known = OPTIONS.get(self.solver, ())
-        for name, value in given.items():
-            if name not in known and value != defaults[name]:
-                takers = " and ".join(repr(s) for s in OPTIONS if name in OPTIONS[s])
-                raise InputError(
-                    f"{name}={value!r} is an option of solver {takers}, not of {self.solver!r}"
-                )
-        if self.solver == "local-power" and isinstance(self.local_steps, str):
-            raise InputError(
-                f"local_steps={self.local_steps!r} is a condition of solver 'faps'; give "
-                "'local-power' a number"
-            )
-        return {name: given[name] for name in known}
-
-    def _set_fitted(self, known: Moments, solution: Solution, run: Run) -> None:
-        model = model_of(
+            del parameters["solver"], parameters["whiten"], parameters["random_state"]
+            result, run = run_program(self, fed, principal_components, solver, parameters)
+        solution, moments = result.solution, result.solution.moments
+        model = Model.from_eigen(
             solution.vectors,
             solution.eigenvalues,
             solution.energy,
-            known.n,
-            known.mean,
-            known.scale,
+            moments.n,
+            moments.mean,
+            moments.scale,
         )
-        self._set_model(model, known.n, known.features)
+        self._set_model(model, moments.n, moments.features)
+        self.site_variance_ratio_ = result.site_shares
         self.run_ = run
+        warn_unconverged(self, run, "solver")
+        return self
+
+    def fit_transform(self, X: Any, y: Any = None, *, sites: Any = None) -> Array:
+        """Fit to one table of rows and return their scores."""
+        refuse_many_sites(X)
+        return np.asarray(self.fit(X, sites=sites).transform(X))
+
+    @property
+    def scale_(self) -> Array:
+        """Return the scale of each feature; ones without ``scale``."""
+        return self._model().scale
+
+    @property
+    def total_variance_(self) -> float:
+        """Return the total variance of all features."""
+        return float(self._model().total_variance)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the fitted model to a file that `fedpca.load` reads."""
+        header = {
+            "site_variance_ratio": self.site_variance_ratio_,
+            "run": self.run_.to_header(),
+        }
+        self._model().save(path, file_header(self, self.n_samples_, **header))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read the fitted estimator that `save` wrote."""
+        model, header = load_model(path)
+        with usable_header(path):
+            estimator = from_header(cls, path, header)
+            estimator._set_model(model, header["n_samples"], header["features"])
+            estimator.site_variance_ratio_ = header["site_variance_ratio"]
+            estimator.run_ = record_in(header)
+        return estimator
 
     def _set_model(self, model: Model, n_samples: int, features: Any) -> None:
-        self.components_ = model.components
-        self.explained_variance_ = model.explained_variance
-        self.explained_variance_ratio_ = model.explained_variance / (
-            float(model.total_variance) or 1.0
-        )
-        self.singular_values_ = model.singular_values
-        self.mean_, self.scale_ = model.mean, model.scale
-        self.noise_variance_ = float(model.noise_variance)
-        self.total_variance_ = float(model.total_variance)
-        self.n_components_, self.n_features_in_ = model.components.shape
+        """Set the fitted attributes."""
+        self.model_ = model
         self.n_samples_ = n_samples
-        if features is not None:
-            self.feature_names_in_ = np.array(features, dtype=object)
+        set_features(self, model.components.shape[1], features)
 
     def _model(self) -> Model:
+        """Return the fitted model; refuse an estimator that is not fitted."""
         check_is_fitted(self)
-        return Model(
-            components=self.components_,
-            explained_variance=self.explained_variance_,
-            singular_values=self.singular_values_,
-            mean=self.mean_,
-            scale=self.scale_,
-            noise_variance=np.array(self.noise_variance_),
-            total_variance=np.array(self.total_variance_),
-        )
+        return self.model_

@@ -1,117 +1,119 @@
-"""`PersonalizedPCA`: components that all sites share, and components of each site's own."""
+"""`PersonalizedPCA`: components that all sites share, and local components of each site."""
 
 from __future__ import annotations
 
 import os
 import warnings
 from collections.abc import Mapping
-from functools import partial
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from sklearn.base import BaseEstimator
+import scipy.sparse as sp
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import check_array
 from sklearn.utils._param_validation import Interval, StrOptions
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.validation import check_is_fitted, validate_data
 
+from fedpca.arrays import Array
+from fedpca.coordinator.federation import Federation
 from fedpca.errors import InputError
-from fedpca.estimators.affinity import AffinityMixin
-from fedpca.estimators.inputs import as_federation, holds_rows, is_many_sites, validated
-from fedpca.estimators.modelled import (
-    features_anew,
-    saved_features,
-    saved_params,
-    seed_of,
-    usable_header,
+from fedpca.estimators.files import file_header, from_header, plain_params, record_in, usable_header
+from fedpca.estimators.fitting import (
+    as_federation,
+    holds_rows,
+    labels_of_rows,
+    new_features,
+    refuse_many_sites,
+    run_program,
+    set_features,
+    validated,
+    warn_unconverged,
 )
-from fedpca.estimators.personal_program import STARTS, Personalized, shared_and_local
-from fedpca.estimators.personal_rows import PersonalRowsMixin
-from fedpca.federation import Federation
-from fedpca.message import Array
-from fedpca.personal_model import PersonalModel, load_personal
-from fedpca.run import Run
-from fedpca.solvers.personalized import METHODS, RETRACTIONS
+from fedpca.estimators.linear import tags_for_rows
+from fedpca.models import site_similarity
+from fedpca.models.personalized import PersonalizedModel, Split, load_personalized
+from fedpca.rows.columns import column_order
+from fedpca.rows.open import open_rows
+from fedpca.solvers.catalogue import PERSONALIZED, find_personalized
+from fedpca.solvers.personalized.contract import PersonalizedSolver
+from fedpca.solvers.personalized.program import STARTS, check_ranks, shared_and_local
 
-FAR, ROUNDING = (
-    100,
-    1e-10,
-)  # times tol, or this, a solver that stalls may be from its end unmentioned
-ALIKE = 0.05  # misalignment below which shared and local components cannot be told apart
+STALL_TIMES_TOL = 100  # a stall with a residual of at most this times tol needs no warning
+STALL_ROUNDING = 1e-10  # stands for a smaller tol, which rounding may keep out of reach
+MIN_MISALIGNMENT = 0.05  # below this, shared and local components cannot be told apart
 
 
-class PersonalizedPCA(AffinityMixin, PersonalRowsMixin, BaseEstimator):  # type: ignore[misc]
-    """Components that all sites share, and components of each site's own, orthogonal to these.
+class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """Find components that all sites share, and local components of each site, orthogonal to these.
 
-    A federation is asked for sums: of what rows make of the shared components, and of projections on
-    the sites' leading and local directions; beside them for the names of columns and three numbers a
-    site. No site's local components are told, unless ``gather`` allows it. Where a site has a folder,
-    it keeps them there, as a model of its own.
+    The coordinator asks for sums: products of rows with the shared components, and projections on the
+    sites' leading and local directions. It also asks each site for its column names and three numbers.
+    No site sends its local components, unless ``gather`` allows it. If a site has a folder, it keeps
+    them there, in a model file of its own.
 
-    Shared components can be told from local ones only where the latter differ between sites, which
-    `misalignment_` measures. With too small an ``n_local`` shared components follow what is some site's
-    own, and too large a one may take in what is shared; `search_ranks` helps to choose.
+    Shared components can be told from local ones only if the local ones differ between sites, which
+    `misalignment_` measures. If ``n_local`` is too small, shared components follow the local directions
+    of some site. If it is too large, local components may take in shared directions. `search_ranks`
+    helps to choose.
 
     Parameters
     ----------
     n_shared : int
-        Components that all sites have in common.
+        The number of components that all sites share.
     n_local : int or dict
-        Components of each site's own beside them: one number, or one for each site by its name.
-    method : {"power", "stiefel", "polar"}
-        "power" needs no step length, and the objective never falls. "stiefel" and "polar" are the
-        published gradient methods.
+        The number of local components: one number for all sites, or a dict of one for each site's name.
+    method : {"power", "stiefel", "polar"}, or a value of `fedpca.solvers`
+        "power" needs no step length, and its objective never falls. "stiefel" and "polar" are the
+        published gradient methods. `Stiefel` and `Polar` take a step length and a retraction.
     start : {"stack", "average", "random"}
-        "stack" takes the directions that most sites' leading ones have in common, "average" those of
-        the averaged covariance, as published, which fails where local variances are much larger, and
-        "random" begins anywhere.
+        "stack" takes the directions that the leading directions of most sites have in common. "average"
+        takes those of the averaged covariance, as published, which fails if local variances are much
+        larger than shared ones. "random" starts anywhere.
     weights : {"site", "rows"}
-        Whether every site counts alike, or by its number of rows.
+        Whether every site counts the same, or by its row count.
     center : {"site", "common", "none"}
-        Whether a site's rows are taken about its own mean, which stays there without ``scale``, about
-        the mean of all sites' rows, or about zero.
+        Whether a site's rows are centered on its own mean, on the mean of all sites' rows, or not at
+        all. A site's own mean stays there, unless ``scale`` is set.
     scale : bool
-        Whether each feature is divided by its standard deviation over all sites (a constant one by 1),
-        for which the sums of columns are asked.
-    retraction : {"polar", "qr"}
-        For "stiefel" and "polar": how a basis is made orthonormal.
-    step : float or None
-        For "stiefel" and "polar": the step length at the start; by default about 1 over the largest
-        eigenvalue of any site's covariance.
+        Whether each feature is divided by its standard deviation over all sites. A constant feature is
+        divided by 1. Sites are then asked for the sums of their columns.
     tol : float
-        "power" stops when the next step promises to add at most this part of the variance along the
-        shared components, "stiefel" and "polar" when the last one did. Their steps are short where a
-        site's variance is large, so that this need not be the end.
+        A share of the variance along the shared components. "power" stops when the next step promises
+        to add at most this share, "stiefel" and "polar" when the last step added at most this share.
+        Their steps are short if a site's variance is large, so they may stop too early.
     max_rounds : int
-        Most rounds of the solver; a warning tells when they did not suffice.
+        The most rounds that the solver may take. A warning says if they were not enough.
     gather : bool or None
-        Whether the coordinator may see the local components of single sites. By default it may where
-        ``fit`` was given the rows themselves, and not where it was given a `Federation` or sites.
+        Whether the coordinator may see the local components of each site. By default it may if ``fit``
+        is given the rows themselves, and not if it is given a `Federation` or sites.
     random_state : int, RandomState or None
-        Seed of what is random in the start.
+        Seed of a random start.
 
     Attributes
     ----------
     components_ : ndarray of shape (n_shared, n_features_in_)
         The shared components.
     explained_variance_ : ndarray of shape (n_shared,)
-        Variance along these, on average over sites, or over rows with ``weights="rows"``. Variances are
-        mean squares here: sums of squares over n, as in the paper.
+        Variance along the shared components, averaged over sites, or over rows with ``weights="rows"``.
+        Variances are mean squares here, sums of squares over n, as in the paper.
     local_components_, local_variance_ : dict
-        The components of each site that is known here, ``(r, n_features_in_)``, and the variance along
-        them. A site whose rows have fewer directions than asked for has fewer.
+        The local components of each site that the model holds, ``(r, n_features_in_)``, and the
+        variance along them. A site whose rows have fewer directions than asked for has fewer.
     site_means_ : dict
-        About which each site's rows are taken.
+        The mean that is subtracted from each site's rows.
     site_variance_ : dict
-        The share of each site's variance that is "shared", "local" and "left"; empty where a policy
-        keeps it to the site.
+        The shares of each site's variance that are "shared", "local" and "left", which is neither;
+        empty if a site's policy refuses to tell.
     misalignment_ : float
-        How much local components differ: 1 less the largest eigenvalue of the mean of the projections
-        on them. Near 0 the separation means nothing, and a warning says so.
+        How much local components differ between sites: 1 minus the largest eigenvalue of the mean
+        projection on them. Near 0 the separation means nothing, and a warning says so.
     objective_ : float
-        Variance along shared and local components, on average over sites.
+        Variance along shared and local components, averaged over sites.
     scale_ : ndarray of shape (n_features_in_,)
-    run_ : Run
+        The scale of each feature; ones without ``scale``.
+    run_ : RunRecord
         Rounds, bytes, history, ledger, lost sites, and why the solver stopped.
 
     Examples
@@ -134,13 +136,11 @@ class PersonalizedPCA(AffinityMixin, PersonalRowsMixin, BaseEstimator):  # type:
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
         "n_shared": [Interval(Integral, 1, None, closed="left")],
         "n_local": [Interval(Integral, 1, None, closed="left"), dict],
-        "method": [StrOptions(set(METHODS))],
+        "method": [StrOptions(set(PERSONALIZED)), PersonalizedSolver],
         "start": [StrOptions(set(STARTS))],
         "weights": [StrOptions({"site", "rows"})],
         "center": [StrOptions({"site", "common", "none"})],
         "scale": ["boolean"],
-        "retraction": [StrOptions(set(RETRACTIONS))],
-        "step": [Interval(Real, 0, None, closed="neither"), None],
         "tol": [Interval(Real, 0, None, closed="left")],
         "max_rounds": [Interval(Integral, 1, None, closed="left")],
         "gather": ["boolean", None],
@@ -152,13 +152,11 @@ class PersonalizedPCA(AffinityMixin, PersonalRowsMixin, BaseEstimator):  # type:
         n_shared: int,
         n_local: Any,
         *,
-        method: str = "power",
+        method: str | PersonalizedSolver = "power",
         start: str = "stack",
         weights: str = "site",
         center: str = "site",
         scale: bool = False,
-        retraction: str = "polar",
-        step: float | None = None,
         tol: float = 1e-10,
         max_rounds: int = 500,
         gather: bool | None = None,
@@ -171,15 +169,13 @@ class PersonalizedPCA(AffinityMixin, PersonalRowsMixin, BaseEstimator):  # type:
         self.weights = weights
         self.center = center
         self.scale = scale
-        self.retraction = retraction
-        self.step = step
         self.tol = tol
         self.max_rounds = max_rounds
         self.gather = gather
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any = None, *, sites: Any = None) -> Self:
-        """Find what sites share and what each has of its own.
+        """Find the shared components of all sites, and the local components of each.
 
         Parameters
         ----------
@@ -189,85 +185,192 @@ class PersonalizedPCA(AffinityMixin, PersonalRowsMixin, BaseEstimator):  # type:
         y : None
             Not used.
         sites : array of shape (n_samples,), optional
-            The label of the site to which each row of one table belongs.
+            The site label of each row, if X is one table.
         """
         self._validate_params()
-        if self.method == "power" and (self.step is not None or self.retraction != "polar"):
-            raise InputError(
-                f"step={self.step} and retraction={self.retraction!r} are options of methods 'stiefel' "
-                "and 'polar', not of 'power'"
-            )
-        with features_anew(self):
+        solver = find_personalized(self.method)
+        with new_features(self):
             X = validated(self, X)
             gather = holds_rows(X) if self.gather is None else self.gather
             fed = as_federation(X, sites)
-            parameters = self._parameters(fed)
-            program = partial(shared_and_local, parameters=dict(parameters))
-            del parameters["random_state"]
-            parameters["gather"] = gather
-            found = fed.run(
-                partial(program, **parameters),
-                about={"program": type(self).__name__, "parameters": parameters},
-                seed=seed_of(self.random_state),
+            n_local = self._plain_n_local(fed)
+            for_files = self._header(0)["parameters"]
+            parameters = plain_params(self) | {"n_local": n_local, "gather": gather}
+            del parameters["method"], parameters["random_state"]
+            result, run = run_program(
+                self, fed, shared_and_local, solver, parameters, for_files=for_files
             )
-        self._set_model(found.model, found.n, found.features)
-        self._set_reading(found, fed.record)
+        self._set_model(result.model, result.n, result.features)
+        self.objective_, self.misalignment_ = result.objective, result.misalignment
+        self.site_variance_ = result.site_variance
+        self.run_ = run
+        warn_unconverged(self, run, "method")
         self._warn()
         return self
 
     def fit_transform(self, X: Any, y: Any = None, *, sites: Any = None) -> Array:
-        """Fit to one table of rows and give their scores."""
-        if is_many_sites(X):
-            raise InputError("fit_transform takes one table; fit, then transform each site's rows")
+        """Fit to one table of rows and return their scores."""
+        refuse_many_sites(X)
         return self.fit(X, sites=sites).transform(X, sites)
+
+    def transform(self, X: Any, site: Any = None) -> Array:
+        """Return the scores of rows, shared then local, ``(n, n_shared + n_local)``.
+
+        ``site`` is the name of the rows' site, or one label for each row. It may be left out if the
+        model holds a single site. Columns for components that a site lacks are zero.
+        """
+        rows = self._rows(X)
+        model = self.model_
+        width = len(model.components) + model.n_local
+        scores = np.empty((rows.shape[0], width))
+        for name, chosen in self._by_site(rows, site):
+            scores[chosen] = model.transform(rows[chosen], name)
+        return scores.astype(rows.dtype, copy=False)
+
+    def inverse_transform(self, X: Any, site: Any = None) -> Array:
+        """Return the rows with these scores and nothing outside the site's components."""
+        check_is_fitted(self)
+        scores = check_array(X, dtype=[np.float64, np.float32])
+        width = len(self.components_) + self.model_.n_local
+        if scores.shape[1] != width:
+            raise InputError(
+                f"scores have {scores.shape[1]} columns instead of {width}; give one for each component"
+            )
+        rows = np.empty((len(scores), self.n_features_in_))
+        for name, chosen in self._by_site(scores, site):
+            rows[chosen] = self.model_.inverse_transform(scores[chosen], name)
+        return rows.astype(scores.dtype, copy=False)
+
+    def split(self, X: Any, site: Any = None) -> Split:
+        """Split centered rows into a shared part, a local part, and the remainder, ``left``.
+
+        The parts are in the units of the rows. They are orthogonal once divided by `scale_`.
+        """
+        rows = self._rows(X)
+        split = Split(*(np.empty(rows.shape) for _ in Split._fields))
+        for name, chosen in self._by_site(rows, site):
+            for whole, piece in zip(split, self.model_.split(rows[chosen], name), strict=True):
+                whole[chosen] = piece
+        return split
+
+    def reconstruction_errors(self, X: Any, sites: Any = None) -> dict[str, float]:
+        """Return the mean squared length of the remainder of each site's rows.
+
+        The remainder is the part outside the site's components, divided by `scale_`. ``X`` is a dict of
+        rows by site, or one table with ``sites``, one label for each row. The rows may be new.
+        """
+        if not isinstance(X, Mapping) or sp.issparse(X):  # one of scipy's formats is a dict
+            rows = self._rows(X)
+            X = {name: rows[chosen] for name, chosen in self._by_site(rows, sites)}
+        return {
+            str(name): self.model_.error(self._rows(rows), self._check_site(str(name)))
+            for name, rows in X.items()
+        }
+
+    def add_site(self, name: str, X: Any, n_local: int | None = None) -> Self:
+        """Add a site that was not in the fit; its local components come from its own rows.
+
+        ``X`` are the site's rows, or their path. ``n_local`` is the number of its local components; the
+        default is that of the fit. The shared components, `objective_`, `misalignment_` and
+        `n_samples_` stay as they are.
+        """
+        check_is_fitted(self)
+        name = str(name)
+        given = self.n_local if n_local is None else n_local
+        rank = given.get(name) if isinstance(given, Mapping) else given
+        if not isinstance(rank, Integral) or rank < 1:
+            raise InputError(
+                f"n_local={rank!r} for site {name!r} must be a whole number of at least 1"
+            )
+        if name in self.local_components_:
+            raise InputError(
+                f"site {name!r} is in the model already; give the new site another name"
+            )
+        rows = open_rows(X)
+        d, order = self.n_features_in_, None
+        features = getattr(self, "feature_names_in_", None)
+        if features is not None and rows.features is not None:
+            order = column_order(tuple(features), rows.features, f"site {name!r}")
+        elif rows.n_features != d:
+            raise InputError(
+                f"site {name!r} has {rows.n_features} columns instead of {d}; give all features"
+            )
+        check_ranks(len(self.components_), int(rank), d)
+        model = self.model_.with_site(name, rows, int(rank), order)
+        self._set_model(model, self.n_samples_, features)
+        self.site_variance_[name] = self.model_.parts[name].shares
+        return self
+
+    def site_affinity(self) -> Array:
+        """Return the affinity of each pair of sites, ``(n_sites, n_sites)``, from 0 to 1.
+
+        It is 1 if the local components of two sites span the same space. Sites are in the order of
+        `local_components_`. Sites without local components are left out, here and below.
+        """
+        return site_similarity.site_affinity(self._sites_with_components())
+
+    def cluster_sites(self, n_clusters: int, random_state: Any = 0) -> dict[str, int]:
+        """Group sites with similar local components by spectral clustering of their affinities."""
+        return site_similarity.cluster_sites(
+            self._sites_with_components(), n_clusters, random_state
+        )
+
+    def site_map(self, n_dimensions: int = 2) -> Array:
+        """Place each site as a point, ``(n_sites, n_dimensions)``, by multidimensional scaling.
+
+        Distances between points approximate the distances between the sites' subspaces.
+        """
+        return site_similarity.map_sites(self._sites_with_components(), n_dimensions)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted model to a file that `fedpca.load` reads."""
         check_is_fitted(self)
         header = {
-            "parameters": self._parameters(),
-            "features": saved_features(self),
-            "n_samples": self.n_samples_,
             "objective": self.objective_,
             "misalignment": self.misalignment_,
             "site_variance": self.site_variance_,
             "run": self.run_.to_header(),
         }
-        self.model_.save(path, header)
+        self.model_.save(path, self._header(self.n_samples_, **header))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """The fitted estimator that `save`, or a site, wrote."""
-        model, header = load_personal(path)
+        """Read the fitted estimator that `save` or a site wrote."""
+        model, header = load_personalized(path)
         with usable_header(path):
-            estimator = cls(**header["parameters"])
-            estimator._validate_params()
+            estimator = from_header(cls, path, header)
             estimator._set_model(model, header["n_samples"], header["features"])
-            # a site's own file knows nothing of the others
+            # a file that a site wrote has nothing about other sites
             estimator.objective_ = float(header.get("objective", "nan"))
             estimator.misalignment_ = float(header.get("misalignment", "nan"))
             shares = {name: part.shares for name, part in model.parts.items()}
             estimator.site_variance_ = dict(header.get("site_variance", shares))
-            estimator.run_ = Run.from_header(header["run"]) if "run" in header else Run()
+            estimator.run_ = record_in(header)
         return estimator
 
-    def _parameters(self, fed: Federation | None = None) -> dict[str, Any]:
-        """The parameters as plain values, with a number for each site of ``fed``."""
-        parameters = saved_params(self)
-        if isinstance(self.n_local, Mapping):
-            given = {str(name): rank for name, rank in self.n_local.items()}
-            for name, rank in given.items():
-                if not isinstance(rank, Integral) or rank < 1:
-                    raise InputError(f"n_local[{name!r}]={rank!r} is not a number of at least 1")
-            parameters["n_local"] = {name: int(rank) for name, rank in given.items()}
-            if fed is not None and set(given) != set(fed.engine.names):
-                raise InputError(
-                    f"n_local has numbers for {sorted(given)}, and the sites are "
-                    f"{sorted(fed.engine.names)}"
-                )
-        return parameters
+    def _header(self, n_samples: int, **more: Any) -> dict[str, Any]:
+        """Return the header of a file, with ``n_local`` as plain values."""
+        header = file_header(self, n_samples, **more)
+        header["parameters"]["n_local"] = self._plain_n_local()
+        return header
 
-    def _set_model(self, model: PersonalModel, n_samples: int, features: Any) -> None:
+    def _plain_n_local(self, fed: Federation | None = None) -> Any:
+        """Return ``n_local`` as plain values, checked against the sites of ``fed``."""
+        if not isinstance(self.n_local, Mapping):
+            return int(self.n_local)
+        given = {str(name): rank for name, rank in self.n_local.items()}
+        for name, rank in given.items():
+            if not isinstance(rank, Integral) or rank < 1:
+                raise InputError(f"n_local[{name!r}]={rank!r} must be a whole number of at least 1")
+        if fed is not None and set(given) != set(fed.engine.names):
+            raise InputError(
+                f"n_local has numbers for {sorted(given)}, but the sites are "
+                f"{sorted(fed.engine.names)}; give one number for each site"
+            )
+        return {name: int(rank) for name, rank in given.items()}
+
+    def _set_model(self, model: PersonalizedModel, n_samples: int, features: Any) -> None:
+        """Set the fitted attributes."""
         self.model_ = model
         self.components_ = model.components
         self.explained_variance_ = model.variance
@@ -275,37 +378,76 @@ class PersonalizedPCA(AffinityMixin, PersonalRowsMixin, BaseEstimator):  # type:
         self.local_components_ = {name: part.components for name, part in model.parts.items()}
         self.local_variance_ = {name: part.variance for name, part in model.parts.items()}
         self.site_means_ = {name: part.mean for name, part in model.parts.items()}
-        self.n_features_in_ = model.components.shape[1]
         self.n_samples_ = n_samples
-        if features is not None:
-            self.feature_names_in_ = np.array(features, dtype=object)
+        set_features(self, model.components.shape[1], features)
 
-    def _set_reading(self, found: Personalized, run: Run) -> None:
-        self.objective_, self.misalignment_ = found.objective, found.misalignment
-        self.site_variance_ = found.site_variance
-        self.run_ = run
+    @property
+    def _n_features_out(self) -> int:
+        return len(self.components_) + self.model_.n_local
+
+    def __sklearn_tags__(self) -> Any:
+        return tags_for_rows(super().__sklearn_tags__())
+
+    def _by_site(self, rows: Any, site: Any) -> list[tuple[str, Any]]:
+        """Return each site's name, and which of the rows are its own."""
+        if site is None:
+            names = list(self.local_components_)
+            if len(names) != 1:
+                raise InputError(
+                    f"site=None; say which site the rows are from: one of {names}, or one label per row"
+                )
+            site = names[0]
+        if np.ndim(site) == 0:
+            return [(self._check_site(str(site)), slice(None))]
+        labels = labels_of_rows(site, rows.shape[0])
+        return [(self._check_site(str(name)), labels == name) for name in np.unique(labels)]
+
+    def _check_site(self, name: str) -> str:
+        """Return the name of a site; refuse one whose local components the model does not hold."""
+        if name in self.local_components_:
+            return name
+        if not self.local_components_:
+            raise InputError(
+                f"the local components of site {name!r} stayed there; load the file that the site "
+                "keeps, or fit with gather=True, or call add_site with its rows"
+            )
+        raise InputError(
+            f"the local components of site {name!r} are not known here, only those of "
+            f"{list(self.local_components_)}; add_site adds a site"
+        )
+
+    def _sites_with_components(self) -> dict[str, Array]:
+        """Return the local components of each site that has any."""
+        check_is_fitted(self)
+        sites = {name: V for name, V in self.local_components_.items() if len(V)}
+        if not sites:
+            raise InputError("no site's local components are known here; fit with gather=True")
+        return sites
+
+    def _rows(self, X: Any) -> Any:
+        """Return new rows after scikit-learn's checks."""
+        check_is_fitted(self)
+        return validate_data(
+            self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False
+        )
 
     def _warn(self) -> None:
-        if self.run_.stopped == "max_rounds":
-            warnings.warn(
-                f"method {self.method!r} stopped after max_rounds={self.max_rounds} before it met "
-                f"tol={self.tol}; allow more rounds or a larger tol",
-                ConvergenceWarning,
-                stacklevel=3,
-            )
+        """Warn about a solver that stalled early, and about sites that are too similar."""
         residuals = [h["residual"] for h in self.run_.history if h["residual"] is not None]
-        if self.run_.stopped == "stalled" and residuals[-1] > FAR * max(self.tol, ROUNDING):
+        if self.run_.stop_reason == "stalled" and residuals[-1] > STALL_TIMES_TOL * max(
+            self.tol, STALL_ROUNDING
+        ):
             warnings.warn(
-                f"method {self.method!r} stopped where no step raises the objective, although the last "
-                f"one was to add {residuals[-1]:.1e} of the shared variance",
+                f"method {self.run_.solver!r} stopped because no step raises the objective, but its "
+                f"last residual is {residuals[-1]:.1e} of the shared variance; try another start",
                 ConvergenceWarning,
                 stacklevel=3,
             )
-        if self.misalignment_ < ALIKE:
+        if self.misalignment_ < MIN_MISALIGNMENT:
             warnings.warn(
-                f"misalignment_={self.misalignment_:.2g} is below {ALIKE}: the sites' own components "
-                "have a direction in common, so that shared and local ones cannot be told apart. "
-                "Use a smaller n_local or a larger n_shared, or more sites",
+                f"misalignment_={self.misalignment_:.2g} is below {MIN_MISALIGNMENT}: the sites' local "
+                "components have a direction in common, so shared and local components cannot be told "
+                "apart. Use a smaller n_local, a larger n_shared, or more sites",
                 UserWarning,
                 stacklevel=3,
             )

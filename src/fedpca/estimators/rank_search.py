@@ -1,13 +1,14 @@
-"""How many shared and how many local components: by rows that were held out.
+"""Search for the numbers of shared and local components, by the error on held-out rows.
 
-What k of d components, shared and local, leave of a held-out row falls with every further one. One of
-noise takes ``1 / (d - k)`` of the noise that is left, so that ``error / (d - k)`` stays as it is, and
+    criterion = error / (d - k)^2
 
-    criterion = error / (d - k)^2,
+The error of a held-out row falls with each of the k components, shared and local, of d. A component of
+pure noise takes ``1 / (d - k)`` of the remaining noise. Then ``error / (d - k)`` stays the same and the
+criterion grows, as in generalized cross-validation. With a component of the rows' own the criterion
+falls. It does not tell whether shared and local components can be told apart; the misalignment does.
 
-as in generalised cross-validation, grows; with one of the rows' own it falls. It does not say whether
-shared and local components can be told apart; the misalignment beside it does. Compare Josse and
-Husson, "Selecting the number of components in PCA using cross-validation approximations" (2012).
+Source: compare Josse and Husson, "Selecting the number of components in PCA using cross-validation
+approximations" (2012).
 """
 
 from __future__ import annotations
@@ -23,24 +24,26 @@ import scipy.sparse as sp
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 
+from fedpca.arrays import Array
 from fedpca.errors import InputError
-from fedpca.estimators.inputs import holds_rows, is_many_sites, rows_by_label
-from fedpca.estimators.personal_program import check_ranks
-from fedpca.estimators.personalized import ALIKE, PersonalizedPCA
-from fedpca.framed import column_sums
-from fedpca.message import Array
-from fedpca.rows import Rows, column_order, is_sparse, open_rows, refuse_non_finite
+from fedpca.estimators.fitting import holds_rows, is_many_sites, rows_by_label
+from fedpca.estimators.personalized import MIN_MISALIGNMENT, PersonalizedPCA
+from fedpca.rows.columns import column_order
+from fedpca.rows.in_memory import Rows, is_sparse, refuse_non_finite
+from fedpca.rows.open import open_rows
+from fedpca.rows.standardized import column_sums
+from fedpca.solvers.personalized.program import check_ranks
 
-FEWEST = 4  # rows of a site of which some are held out
+MIN_ROWS_TO_SPLIT = 4  # a site with fewer rows holds none out
 
 
 @dataclass(frozen=True)
 class RankSearch:
-    """What each pair of ranks came to, and the one to take.
+    """The results for each pair of ranks, and the best pair.
 
     ``table`` has an entry for each pair: ``n_shared``, ``n_local``, the mean squared ``error`` of a
-    held-out row, on average over sites, the ``criterion``, and the ``misalignment``. ``best`` is the
-    pair of the lowest criterion among those with a misalignment of at least 0.05, or among all where
+    held-out row, averaged over sites, the ``criterion``, and the ``misalignment``. ``best`` is the pair
+    with the lowest criterion among those with a misalignment of at least 0.05, or among all pairs if
     there are none.
     """
 
@@ -59,29 +62,29 @@ def search_ranks(
     random_state: Any = 0,
     **parameters: Any,
 ) -> RankSearch:
-    """Try all pairs of ranks on rows that are held out at every site.
+    """Try all pairs of ranks, and compare their errors on rows held out at every site.
 
     Parameters
     ----------
     X : dict or list of rows, or rows
-        As for `PersonalizedPCA.fit`, but not a `Federation`; files are read into memory.
+        As for `PersonalizedPCA.fit`, but not a `Federation`. Files are read into memory.
     n_shared, n_local : sequences of int
         The numbers to try.
     sites : array of shape (n_samples,), optional
-        The label of the site to which each row of one table belongs.
+        The site label of each row, if X is one table.
     held_out : float
-        Share of each site's rows that is held out.
+        The share of each site's rows that is held out.
     n_repeats : int
-        How often, with other rows each time.
+        How often rows are held out, with other rows each time.
     random_state : int, RandomState or None
         Seed of the choice of rows.
     **parameters
-        Of `PersonalizedPCA`.
+        Further parameters of `PersonalizedPCA`.
     """
     if not 0 < held_out < 1:
-        raise InputError(f"held_out={held_out} is not a share between 0 and 1")
+        raise InputError(f"held_out={held_out} must be a share above 0 and below 1")
     if not isinstance(n_repeats, Integral) or n_repeats < 1:
-        raise InputError(f"n_repeats={n_repeats!r} is not a number of at least 1")
+        raise InputError(f"n_repeats={n_repeats!r} must be a whole number of at least 1")
     tried = [(int(k), int(r)) for k in np.atleast_1d(n_shared) for r in np.atleast_1d(n_local)]
     if not tried:
         raise InputError("search_ranks needs numbers to try, as in n_shared=[1, 2, 3]")
@@ -107,26 +110,27 @@ def search_ranks(
                 "misalignment": misalignment,
             }
         )
-    apart = [entry for entry in table if entry["misalignment"] >= ALIKE] or table
+    apart = [entry for entry in table if entry["misalignment"] >= MIN_MISALIGNMENT] or table
     best = min(apart, key=lambda entry: float(entry["criterion"]))
     return RankSearch(table, (best["n_shared"], best["n_local"]))
 
 
 def _rows(X: Any, sites: Any) -> dict[str, Any]:
-    """The rows of each site in memory, their columns in the order of the first one's."""
+    """Read the rows of each site into memory, with columns in the order of the first site."""
     if not holds_rows(X):
-        raise InputError("the rows of a Federation or a Site stay there; search where they are")
+        raise InputError("the rows of a Federation or a Site stay there; search where the rows are")
     if not is_many_sites(X):
         table = _in_memory("the rows", open_rows(X), None)
         labels = ["all"] * table.shape[0] if sites is None else sites
         return rows_by_label(table, labels)
-    named = X if isinstance(X, Mapping) else {f"site-{i}": part for i, part in enumerate(X, 1)}
-    opened = {str(name): open_rows(part) for name, part in named.items()}
+    named = X if isinstance(X, Mapping) else {f"site-{i}": rows for i, rows in enumerate(X, 1)}
+    opened = {str(name): open_rows(rows) for name, rows in named.items()}
     first = next(iter(opened.values())).features
-    return {name: _in_memory(f"site {name!r}", part, first) for name, part in opened.items()}
+    return {name: _in_memory(f"site {name!r}", rows, first) for name, rows in opened.items()}
 
 
 def _in_memory(where: str, rows: Rows, features: Sequence[str] | None) -> Any:
+    """Read rows into memory, with columns in the order of ``features`` if there are names."""
     _, sums = column_sums(rows)
     if not np.isfinite(sums).all():
         refuse_non_finite(rows)
@@ -141,24 +145,26 @@ def _in_memory(where: str, rows: Rows, features: Sequence[str] | None) -> Any:
 def _hold_out(
     rows: Mapping[str, Any], share: float, rng: Any
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The rows to fit and those to try, by site; a site of few rows lends none."""
+    """Split each site's rows into those to fit and those held out: none where there are few rows."""
     fitted, tried = {}, {}
-    for name, part in rows.items():
-        n = part.shape[0]
-        n_out = min(max(1, round(share * n)), n - 2) if n >= FEWEST else 0
+    for name, own in rows.items():
+        n = own.shape[0]
+        n_out = min(max(1, round(share * n)), n - 2) if n >= MIN_ROWS_TO_SPLIT else 0
         order: Array = rng.permutation(n)
-        fitted[name] = part[np.sort(order[n_out:])]
+        fitted[name] = own[np.sort(order[n_out:])]
         if n_out:
-            tried[name] = part[np.sort(order[:n_out])]
+            tried[name] = own[np.sort(order[:n_out])]
     if not tried:
-        raise InputError(f"no site has the {FEWEST} rows of which some can be held out")
+        raise InputError(
+            f"every site has fewer than {MIN_ROWS_TO_SPLIT} rows; none can be held out"
+        )
     return fitted, tried
 
 
 def _figures(
     estimator: PersonalizedPCA, fitted: dict[str, Any], tried: dict[str, Any]
 ) -> tuple[float, float]:
-    """The error of a held-out row, on average over sites, and the misalignment."""
+    """Return the error of a held-out row, averaged over sites, and the misalignment."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "misalignment_=", UserWarning)
         warnings.simplefilter("ignore", ConvergenceWarning)

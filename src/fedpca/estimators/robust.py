@@ -1,101 +1,104 @@
-"""`RobustPCA`: components that survive outliers, and where these are."""
+"""`RobustPCA`: components that survive outliers, and the outliers themselves."""
 
 from __future__ import annotations
 
 import os
 import warnings
-from functools import partial
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from sklearn.base import BaseEstimator
-from sklearn.exceptions import ConvergenceWarning
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils._param_validation import Interval, StrOptions
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.validation import check_is_fitted, validate_data
 
+from fedpca.arrays import Array
 from fedpca.errors import InputError
-from fedpca.estimators.inputs import as_federation, is_many_sites, validated
-from fedpca.estimators.modelled import (
-    check_kind,
-    features_anew,
-    plain_params,
-    saved_features,
-    saved_params,
-    seed_of,
-    usable_header,
+from fedpca.estimators.files import file_header, from_header, plain_params, record_in, usable_header
+from fedpca.estimators.fitting import (
+    as_federation,
+    new_features,
+    refuse_many_sites,
+    run_program,
+    set_features,
+    validated,
+    warn_unconverged,
 )
-from fedpca.estimators.robust_program import Robust, low_rank_and_sparse
-from fedpca.estimators.robust_uses import RobustRowsMixin, low_rank_model
-from fedpca.linalg import fix_signs
-from fedpca.message import Array
-from fedpca.model import Model, load_model
-from fedpca.rows import some_of
-from fedpca.run import Run
+from fedpca.estimators.linear import LinearAttributes, rows_from_scores, tags_for_rows
+from fedpca.models.linear import Model, load_model
+from fedpca.models.robust import OutlierScores, Parts, RobustModel
+from fedpca.rows.columns import some_of
+from fedpca.solvers.catalogue import ROBUST, find_robust
+from fedpca.solvers.robust.contract import RobustSolver
+from fedpca.solvers.robust.program import RobustResult, low_rank_and_sparse
 
-CORRUPTED = 0.4  # share of outliers above which a site is named
+CORRUPTED_SHARE = 0.4  # a site with a larger share of outliers is named
 
 
-class RobustPCA(RobustRowsMixin, BaseEstimator):  # type: ignore[misc]
-    """Principal components of rows that hold outliers, and missing values.
+class RobustPCA(
+    LinearAttributes,
+    ClassNamePrefixFeaturesOutMixin,  # type: ignore[misc]
+    TransformerMixin,  # type: ignore[misc]
+    BaseEstimator,  # type: ignore[misc]
+):
+    """Find the principal components of rows that hold outliers and missing values.
 
     Each site's rows are the sum of a low-rank part, with components common to all sites, and a sparse
-    part of any size. Both stay at the site; what leaves it are sums that update the components.
+    part with entries of any size. Both parts stay at the site. Only sums that update the components
+    leave it.
 
     Parameters
     ----------
     n_components : int or None
-        The rank of the low-rank part, where it is known; for a real table, as many components as are
-        wanted.
+        The rank of the low-rank part, if it is known. For a real table, the number of components that
+        you want.
     max_components : int or None
-        A bound on the rank, where it is not: it is then read off where singular values fall most. A
-        warning tells where they fall nowhere clearly; then all of these are taken.
-    method : {"auto", "threshold", "least-squares", "dcf"}
-        "threshold" needs the rank, and is exact where there is no noise and components are of like
-        size. "auto" takes it, from a start by "least-squares" where its first rounds do not head for an
-        exact end, or where only a bound on the rank is given. "dcf" takes its components from the
-        published method, for comparison; as with the others, what they are not is then told from
-        outliers by a hard threshold, and they are cut to the rank.
+        A bound on the rank, if it is not known. The rank is then where singular values fall most. If
+        they fall nowhere clearly, a warning says so, and this many components are kept.
+    method : {"auto", "threshold", "least-squares", "dcf"}, or a value of `fedpca.solvers`
+        "threshold" needs the rank. It is exact if there is no noise and components are of similar size.
+        "auto" uses "threshold". It starts with "least-squares" if the first rounds do not lead to an
+        exact end, or if only a bound on the rank is given. "dcf" is the published method, for
+        comparison. Its components are cut to the rank, and a hard threshold then finds the outliers, as
+        with the other methods.
     center : {"median", "mean", "none"}
-        About what rows are taken at first; a mean does not survive outliers. All but "dcf" then move
-        it to the mean of what is none. "none" stays at zero.
+        The first center of the rows. A mean does not survive outliers. All methods but "dcf" then move
+        the center to the mean of the rows without outliers. "none" stays at zero.
     scale : bool
-        Whether each feature is divided by the median distance from its median, so that outliers are
-        judged alike in all of them; where most values are alike, by that of the others.
+        Whether each feature is divided by its median distance from its median, so that outliers are
+        judged the same in all features. If most values of a feature are equal, it is divided by the
+        median distance of the others.
     tol : float
-        The solver stops when a round turns the components by at most this, the sine of an angle. With
-        "threshold" it is also enough if that is a fiftieth of what noise does to them.
+        The solver stops when a round turns the components by at most this, as the sine of an angle.
+        "threshold" also stops when a round turns them by a fiftieth of what noise does.
     max_rounds : int
-        Most rounds of the solver; a warning tells when they did not suffice. "auto" takes up to as many
-        before, for its start, but not more than 25 to find the rank, or some 20 where that is given.
-    local_steps : int
-        For "dcf": gradient steps of a site between rounds.
-    step : float or None
-        For "dcf": the first step length, which decays; by default each site finds its own.
+        The most rounds that the solver may take. A warning says if they were not enough. "auto" may
+        take further rounds for its start, up to the same number, but at most 25 to find the rank, or
+        about 20 if the rank is given.
     random_state : int, RandomState or None
-        Seed of the start.
+        Seed of the random start.
 
     Attributes
     ----------
     components_ : ndarray of shape (n_components_, n_features_in_)
     explained_variance_ : ndarray of shape (n_components_,)
-        Variance of the low-rank part along these, without rows that are mostly outliers; with "dcf"
-        about the first centre.
+        Variance of the low-rank part along the components, without rows that are mostly outliers. With
+        "dcf" it is about the first center.
     mean_, scale_ : ndarray of shape (n_features_in_,)
-        Centre and scale of each feature, of all sites' rows.
+        The center and scale of each feature over all sites' rows.
     threshold_ : float
-        Residual beyond which an entry is an outlier, in the scale of the model.
+        An entry with a larger residual, in the scale of the model, is an outlier.
     noise_variance_ : float
         Variance of an entry's noise, by the median size of residuals; 0 with "dcf", which does not ask.
     n_samples_ : int
         The number of rows that have a value.
     sparse_share_ : dict
-        The share of outliers among each site's entries, of features that vary; empty where a policy
-        keeps it to the site.
+        The share of outliers among each site's entries, for features that vary; empty if a site's
+        policy refuses to tell.
     corrupted_sites_ : list
-        Sites of which so many entries are outliers that their own scores mean little.
-    run_ : Run
-        Rounds, bytes, history, ledger, lost sites, why the solver stopped, and as its `solver` the
+        Sites with so many outliers that their own scores mean little.
+    run_ : RunRecord
+        Rounds, bytes, history, ledger, lost sites, and why the solver stopped. Its `solver` names the
         methods that ran.
 
     Examples
@@ -113,13 +116,11 @@ class RobustPCA(RobustRowsMixin, BaseEstimator):  # type: ignore[misc]
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
         "n_components": [Interval(Integral, 1, None, closed="left"), None],
         "max_components": [Interval(Integral, 1, None, closed="left"), None],
-        "method": [StrOptions({"auto", "threshold", "least-squares", "dcf"})],
+        "method": [StrOptions(set(ROBUST)), RobustSolver],
         "center": [StrOptions({"median", "mean", "none"})],
         "scale": ["boolean"],
         "tol": [Interval(Real, 0, None, closed="left")],
         "max_rounds": [Interval(Integral, 1, None, closed="left")],
-        "local_steps": [Interval(Integral, 1, 1000, closed="both")],
-        "step": [Interval(Real, 0, None, closed="neither"), None],
         "random_state": ["random_state"],
     }
 
@@ -128,13 +129,11 @@ class RobustPCA(RobustRowsMixin, BaseEstimator):  # type: ignore[misc]
         n_components: int | None = None,
         *,
         max_components: int | None = None,
-        method: str = "auto",
+        method: str | RobustSolver = "auto",
         center: str = "median",
         scale: bool = False,
         tol: float = 1e-9,
         max_rounds: int = 200,
-        local_steps: int = 2,
-        step: float | None = None,
         random_state: Any = None,
     ) -> None:
         self.n_components = n_components
@@ -144,8 +143,6 @@ class RobustPCA(RobustRowsMixin, BaseEstimator):  # type: ignore[misc]
         self.scale = scale
         self.tol = tol
         self.max_rounds = max_rounds
-        self.local_steps = local_steps
-        self.step = step
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any = None, *, sites: Any = None) -> Self:
@@ -154,131 +151,158 @@ class RobustPCA(RobustRowsMixin, BaseEstimator):  # type: ignore[misc]
         Parameters
         ----------
         X : rows, list or dict of rows, or Federation
-            As for `FederatedPCA.fit`; missing values are NaN.
+            As for `FederatedPCA.fit`. Missing values are NaN.
         y : None
             Not used.
         sites : array of shape (n_samples,), optional
-            The label of the site to which each row of one table belongs.
+            The site label of each row, if X is one table.
         """
         self._validate_params()
-        self._check_ranks()
-        with features_anew(self):
-            rows = validated(self, X, ensure_all_finite="allow-nan")
-            fed = as_federation(rows, sites)
+        solver = find_robust(self.method)
+        self._check_ranks(solver)
+        with new_features(self):
+            fed = as_federation(validated(self, X, ensure_all_finite="allow-nan"), sites)
             parameters = plain_params(self)
-            del parameters["random_state"]
-            found = fed.run(
-                partial(low_rank_and_sparse, **parameters),
-                about={"program": type(self).__name__, "parameters": parameters},
-                seed=seed_of(self.random_state),
-            )
-        components = np.ascontiguousarray(fix_signs(found.U).T)
-        model = low_rank_model(
-            components, found.variance, found.mean, found.scale, found.noise_variance, found.n
-        )
-        self._set_model(model, found.n, found.features, found.threshold, found.shares)
-        self.run_ = fed.record
-        self._warn(found)
+            del parameters["method"], parameters["random_state"]
+            result, run = run_program(self, fed, low_rank_and_sparse, solver, parameters)
+        self._set_model(result.model, result.n, result.features, result.shares)
+        self.run_ = run
+        warn_unconverged(self, run, "method", ", or ask for fewer components")
+        self._warn(result)
         return self
 
     def fit_transform(self, X: Any, y: Any = None, *, sites: Any = None) -> Array:
-        """Fit to one table of rows and give their scores."""
-        if is_many_sites(X):
-            raise InputError("fit_transform takes one table; fit, then transform each site's rows")
+        """Fit to one table of rows and return their scores."""
+        refuse_many_sites(X)
         return self.fit(X, sites=sites).transform(X)
+
+    def transform(self, X: Any) -> Array:
+        """Return the scores of rows on the components; outliers and missing values do not count."""
+        rows = self._rows(X)
+        return self.model_.transform(rows).astype(rows.dtype, copy=False)
+
+    def inverse_transform(self, X: Any) -> Array:
+        """Return the rows with these scores, without noise or outliers."""
+        return rows_from_scores(self._model(), X)
+
+    def split(self, X: Any) -> Parts:
+        """Split rows into a low-rank part and a sparse part, with fixed components.
+
+        Missing values are zero in the sparse part. The low-rank part fills them in.
+        """
+        rows = self._rows(X)
+        return self.model_.split(rows)
+
+    def outlier_scores(self, X: Any) -> OutlierScores:
+        """Return each entry's residual over the threshold, and each row's share of outliers."""
+        rows = self._rows(X)
+        return self.model_.outlier_scores(rows)
+
+    @property
+    def scale_(self) -> Array:
+        """Return the scale of each feature; ones without ``scale``."""
+        return self._model().scale
+
+    @property
+    def threshold_(self) -> float:
+        """Return the largest residual, in the scale of the model, that is no outlier."""
+        check_is_fitted(self)
+        return self.model_.threshold
+
+    @property
+    def corrupted_sites_(self) -> list[str]:
+        """Return the names of sites with so many outliers that their own scores mean little."""
+        check_is_fitted(self)
+        return [name for name, share in self.sparse_share_.items() if share > CORRUPTED_SHARE]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted model to a file that `fedpca.load` reads."""
-        model = self._model()
         header = {
-            "estimator": type(self).__name__,
-            "parameters": saved_params(self),
-            "features": saved_features(self),
-            "n_samples": self.n_samples_,
             "threshold": self.threshold_,
             "sparse_share": self.sparse_share_,
             "run": self.run_.to_header(),
         }
-        model.save(path, header)
+        self._model().save(path, file_header(self, self.n_samples_, **header))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """The fitted estimator that `save` wrote."""
-        model, header = load_model(path)
-        check_kind(path, header, cls.__name__)
+        """Read the fitted estimator that `save` wrote."""
+        linear, header = load_model(path)
         with usable_header(path):
-            estimator = cls(**header["parameters"])
-            estimator._validate_params()
+            estimator = from_header(cls, path, header)
             threshold = float(header["threshold"])
             if not 0 < threshold < np.inf:
-                raise ValueError(f"threshold={threshold} is not above zero and finite")
-            shares = dict(header["sparse_share"])
-            estimator._set_model(model, header["n_samples"], header["features"], threshold, shares)
-            estimator.run_ = Run.from_header(header["run"])
+                raise ValueError(f"threshold={threshold} must be above zero and finite")
+            model, shares = RobustModel(linear, threshold), dict(header["sparse_share"])
+            estimator._set_model(model, header["n_samples"], header["features"], shares)
+            estimator.run_ = record_in(header)
         return estimator
 
-    def _check_ranks(self) -> None:
+    def _check_ranks(self, solver: RobustSolver) -> None:
+        """Refuse both a rank and a bound, neither of them, and a bound if the solver needs the rank."""
         if (self.n_components is None) == (self.max_components is None):
             raise InputError(
                 f"n_components={self.n_components} and max_components={self.max_components}: give the "
                 "rank, or a bound on it, and not both"
             )
-        if self.method == "threshold" and self.n_components is None:
-            raise InputError("method='threshold' needs n_components; 'auto' finds it from a bound")
+        if solver.needs_rank and self.n_components is None:
+            raise InputError(
+                f"method={solver.name!r} needs n_components; use 'auto' to find it from a bound"
+            )
 
     def _set_model(
-        self, model: Model, n: int, features: Any, threshold: float, shares: dict[str, float]
+        self, model: RobustModel, n: int, features: Any, shares: dict[str, float]
     ) -> None:
-        self.components_ = model.components
-        self.explained_variance_ = model.explained_variance
-        self.mean_, self.scale_ = model.mean, model.scale
-        self.noise_variance_ = float(model.noise_variance)
-        self.n_components_, self.n_features_in_ = model.components.shape
+        """Set the fitted attributes."""
+        self.model_ = model
         self.n_samples_ = n
-        self.threshold_ = threshold
         self.sparse_share_ = shares
-        self.corrupted_sites_ = [name for name, share in shares.items() if share > CORRUPTED]
-        if features is not None:
-            self.feature_names_in_ = np.array(features, dtype=object)
+        set_features(self, model.linear.components.shape[1], features)
 
     def _model(self) -> Model:
+        """Return the fitted linear model; refuse an estimator that is not fitted."""
         check_is_fitted(self)
-        return low_rank_model(
-            self.components_,
-            self.explained_variance_,
-            self.mean_,
-            self.scale_,
-            self.noise_variance_,
-            self.n_samples_,
+        return self.model_.linear
+
+    def _rows(self, X: Any) -> Any:
+        """Return new rows after scikit-learn's checks; NaN is allowed."""
+        check_is_fitted(self)
+        return validate_data(
+            self,
+            X,
+            accept_sparse="csr",
+            dtype=[np.float64, np.float32],
+            ensure_all_finite="allow-nan",
+            reset=False,
         )
 
-    def _warn(self, found: Robust) -> None:
-        if self.run_.stopped == "max_rounds":
-            message = (
-                f"method {self.run_.solver!r} stopped after max_rounds={self.max_rounds} before it met "
-                f"tol={self.tol}; allow more rounds or a larger tol, or ask for fewer components"
-            )
-            warnings.warn(message, ConvergenceWarning, stacklevel=3)
-        if not found.rank_is_clear:
+    def __sklearn_tags__(self) -> Any:
+        tags = tags_for_rows(super().__sklearn_tags__())
+        tags.input_tags.allow_nan = True
+        return tags
+
+    def _warn(self, result: RobustResult) -> None:
+        """Warn about an unclear rank, and about features and sites with too many outliers."""
+        if not result.rank_is_clear:
             message = (
                 f"singular values up to max_components={self.max_components} fall nowhere clearly, so "
-                f"the rank is not found and {self.n_components_} components are taken; give "
-                "n_components if you want fewer"
+                f"the rank is unknown and {self.n_components_} components are kept; give n_components "
+                "if you want fewer"
             )
             warnings.warn(message, UserWarning, stacklevel=3)
-        if found.lost.any():
+        if result.mostly_outliers.any():
             unnamed = [f"column {j}" for j in range(self.n_features_in_)]
             names = getattr(self, "feature_names_in_", unnamed)
-            lost = [str(names[j]) for j in np.flatnonzero(found.lost)]
+            bad = [str(names[j]) for j in np.flatnonzero(result.mostly_outliers)]
             message = (
-                f"most entries of {some_of(lost)} are outliers; look at them, ask for more components,"
-                f" or {'leave them out' if self.scale else 'use scale=True where sizes are unlike'}"
+                f"most entries of {some_of(bad)} are outliers; look at them, ask for more components,"
+                f" or {'leave them out' if self.scale else 'use scale=True if sizes differ'}"
             )
             warnings.warn(message, UserWarning, stacklevel=3)
         if self.corrupted_sites_:
             shares = {name: f"{self.sparse_share_[name]:.0%}" for name in self.corrupted_sites_}
             message = (
-                f"more than {CORRUPTED:.0%} of the entries are outliers at sites {shares}; look at "
-                "their rows, or leave them out"
+                f"more than {CORRUPTED_SHARE:.0%} of the entries are outliers at sites {shares}; look "
+                "at their rows, or leave these sites out"
             )
             warnings.warn(message, UserWarning, stacklevel=3)

@@ -1,4 +1,4 @@
-"""The file of a `StreamingPCA`: a model that others can use, and all that is needed to go on."""
+"""The file of a `StreamingPCA`: a model that anyone can use, and the state of the stream."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ import os
 from dataclasses import asdict
 from typing import Any
 
-from fedpca.blocks import Mean
+from fedpca.arrays import Arrays
 from fedpca.errors import FileError
-from fedpca.model import Model, model_in
-from fedpca.rank import AdaptiveRank
-from fedpca.scatter import Scatter
-from fedpca.stream import Stream
-from fedpca.summary_file import arrays_of, header_of, summary_in
-from fedpca.tensorfile import Arrays, check_arrays, read_arrays, write_arrays
+from fedpca.models.linear import Model, model_in
+from fedpca.rows.centering import Mean
+from fedpca.storage.tensor_file import check_file_arrays, read_arrays, write_arrays
+from fedpca.summary.adaptive_rank import AdaptiveRank
+from fedpca.summary.file import header_of, summary_in
+from fedpca.summary.scatter import Scatter
+from fedpca.summary.stream import Stream
 
-ESTIMATOR = "StreamingPCA"
-CARRIED = "carried/"  # before the names of the arrays of the summary
-SCATTER = "scatter/"  # and of those of the scatter, where there is one
+CARRIED = "carried/"  # prefix of the summary's arrays
+SCATTER = "scatter/"  # prefix of the scatter's arrays, if there is a scatter
 
 
 def write_stream(
-    path: str | os.PathLike[str], model: Model, stream: Stream, parameters: dict[str, Any]
+    path: str | os.PathLike[str], model: Model, stream: Stream, header: dict[str, Any]
 ) -> None:
-    """Write the model and the stream behind it, whole or not at all."""
+    """Write the model and the state of its stream to a file, whole or not at all."""
     arrays = model.arrays()
-    arrays |= {CARRIED + name: array for name, array in arrays_of(stream.carried).items()}
+    arrays |= {CARRIED + name: array for name, array in stream.carried.to_arrays().items()}
     if stream.scatter is not None:
         mean = stream.scatter.mean
         whole: dict[str, Any] = {
@@ -35,11 +35,7 @@ def write_stream(
             "lower": stream.scatter.lower,
         }
         arrays |= {SCATTER + name: array for name, array in whole.items()}
-    header = {
-        "estimator": ESTIMATOR,
-        "parameters": parameters,
-        "features": header_of(stream.carried)["features"],
-        "n_samples": stream.n_seen,
+    header |= {
         "carried": header_of(stream.carried),
         "rank": None if stream.rank is None else asdict(stream.rank),
         "n_spare": stream.n_spare,
@@ -49,10 +45,8 @@ def write_stream(
 
 
 def read_stream(path: str | os.PathLike[str]) -> tuple[Stream, dict[str, Any]]:
-    """The stream in a file and the parameters of its estimator, after every check."""
+    """Read the stream in a file, and the header about its estimator, after every check."""
     arrays, header = read_arrays(path, "model")
-    if header.get("estimator") != ESTIMATOR:
-        raise FileError(f"{path} holds a {header.get('estimator')}, not a {ESTIMATOR}")
     model_in(path, arrays, header)
     try:
         carried = summary_in(path, _below(CARRIED, arrays), header["carried"])
@@ -61,21 +55,24 @@ def read_stream(path: str | os.PathLike[str]) -> tuple[Stream, dict[str, Any]]:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FileError(f"{path} has a header that cannot be used: {error}") from None
     scatter = _scatter_in(path, _below(SCATTER, arrays), carried.n_features)
-    return Stream(carried, scatter, rank, header["n_samples"], n_spare), header["parameters"]
+    return Stream(carried, scatter, rank, header["n_samples"], n_spare), header
 
 
 def _rank_in(header: dict[str, Any]) -> AdaptiveRank:
-    """The rank of a stream, each of its values of the kind that it must have."""
+    """Return the adaptive rank in a header, with each value in its type."""
     kinds = {"rule": str, "share": float, "alpha": float, "beta": float}
     values: dict[str, Any] = {k: kinds.get(k, int)(value) for k, value in header.items()}
     return AdaptiveRank(**values)
 
 
 def _scatter_in(path: Any, arrays: Arrays, d: int) -> Scatter | None:
+    """Return the scatter among a file's arrays, or None."""
     if not arrays:
         return None
-    due = {"n": (), "high": (d,), "low": (d,), "lower": (d, d)}
-    check_arrays(path, "model", arrays, due)
+    table = {"n": "float64", "high": "float64 d", "low": "float64 d", "lower": "float64 d d"}
+    arrays, lengths = check_file_arrays(path, arrays, table)
+    if lengths["d"] != d:
+        raise FileError(f"{path}: the scatter has {lengths['d']} features instead of {d}")
     scatter = Scatter(d)
     scatter.mean = Mean(float(arrays["n"]), arrays["high"], arrays["low"])
     scatter.lower[:] = arrays["lower"]
@@ -83,5 +80,6 @@ def _scatter_in(path: Any, arrays: Arrays, d: int) -> Scatter | None:
 
 
 def _below(prefix: str, arrays: Arrays) -> Arrays:
-    found = {name: array for name, array in arrays.items() if name.startswith(prefix)}
-    return {name.removeprefix(prefix): array for name, array in found.items()}
+    """Return the arrays whose names have a prefix, without the prefix."""
+    chosen = {name: array for name, array in arrays.items() if name.startswith(prefix)}
+    return {name.removeprefix(prefix): array for name, array in chosen.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
 
@@ -14,75 +14,74 @@ from sklearn.utils import assert_all_finite
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import validate_data
 
-from fedpca.blocks import NotFinite, naming_bad_values
+from fedpca.arrays import Array
 from fedpca.errors import InputError
-from fedpca.estimators.inputs import as_stream
-from fedpca.estimators.modelled import ModelMixin, forget_features, plain_params, usable_header
-from fedpca.estimators.stream_attributes import StreamAttributes
+from fedpca.estimators.files import file_header, from_header, usable_header
+from fedpca.estimators.fitting import as_stream, forget_features, set_features
+from fedpca.estimators.linear import LinearMethods
 from fedpca.estimators.stream_file import read_stream, write_stream
-from fedpca.estimators.stream_start import begin_stream, first_rank
-from fedpca.lowrank import rows_at_once
-from fedpca.model import Model, model_of
-from fedpca.rows import (
-    Block,
-    Rows,
-    batches,
-    canonical,
-    is_sparse,
-    open_rows,
-    rows_per_block,
-)
-from fedpca.stream import Stream
-from fedpca.summary import N_SPARE, Summary
+from fedpca.models.linear import Model
+from fedpca.rows.centering import NotFinite, naming_bad_values
+from fedpca.rows.in_memory import Block, Rows, batches, canonical, is_sparse, rows_per_block
+from fedpca.rows.open import open_rows
+from fedpca.summary.adaptive_rank import AdaptiveRank, check_most
+from fedpca.summary.from_rows import MAX_COMPONENTS
+from fedpca.summary.lowrank import rows_at_once
+from fedpca.summary.scatter import Scatter, scatter_pays
+from fedpca.summary.stream import Stream
+from fedpca.summary.summary import N_SPARE, Summary
 
 
-class StreamingPCA(StreamAttributes, ModelMixin, BaseEstimator):  # type: ignore[misc]
-    """Principal components of rows that come in batches of any size and are not kept.
+class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
+    """Find the principal components of rows that come in batches of any size and are not kept.
 
     Parameters
     ----------
     n_components : int or None
-        How many components: as many as rows and features allow by default; where ``rank`` finds it,
-        the number to begin with.
+        The number of components; by default as many as rows and features allow. If ``rank`` adapts it,
+        the number to start with.
     n_spare : int
-        Directions carried beyond those reported. What a stream loses by forgetting its rows is lost
-        at the last direction carried, and ten spare ones keep it out of the result.
+        Directions carried beyond the components. A stream that drops its rows makes its errors at the
+        last directions carried. Ten spare directions keep these errors out of the result.
     rank : {"fixed", "mp", "energy", "interval"}
-        How the number of components follows the stream, by one a batch at the most: not at all; those
-        above the Marchenko-Pastur edge of noise; fewest that explain more than ``share``; or such that
-        the last one's share in the sum of singular values stays within ``[alpha, beta]``.
+        How the number of components follows the stream, by at most one per batch. "fixed" keeps it.
+        "mp" counts those above the Marchenko-Pastur edge of noise. "energy" takes the fewest that
+        explain more than ``share``. "interval" keeps the last one's share in the sum of singular values
+        within ``[alpha, beta]``.
     max_components : int or None
-        The largest number that it may find; 100 by default.
+        The largest number of components that ``rank`` may reach; 100 by default.
     forgetting : float in (0, 1]
-        Each batch multiplies the singular values of all before it by this, and the weight of their
-        rows by its square.
+        Each batch multiplies the singular values of all earlier batches by this, and the weights of
+        their rows by its square.
     center : bool
-        Whether components are about the mean or about zero.
+        Whether rows are centered on their mean; otherwise components are about zero.
     whiten : bool
         Whether scores are divided by their standard deviations.
     share : float in (0, 1)
-        For ``rank="energy"``.
+        The share of the variance for ``rank="energy"``.
     alpha, beta : float or None
-        For ``rank="interval"``; 1 / max_components is beta by default, and a tenth of it alpha.
-    hold_off : int
-        Batches after a change of the number of components without another.
+        The bounds for ``rank="interval"``. By default beta is 1 / max_components and alpha is a tenth
+        of beta.
+    cooldown : int
+        Batches after a change of the number of components before it may change again.
     batch_size : int or None
-        Rows of a batch where `fit` reads a table, a file or a folder.
-    moments : {"auto"} or bool
-        Whether to keep the whole d x d matrix of second moments, which is exact: where that is cheaper
-        and takes at most 16 MiB by default. A rank that is found never does.
+        Rows per batch when `fit` reads a table, a file or a folder.
+    exact : {"auto"} or bool
+        Whether to keep the whole d x d matrix of second moments, which gives exactly the components of
+        all rows. "auto" keeps it if that is cheaper and takes at most 16 MiB, but never if ``rank``
+        adapts the number of components.
 
     Attributes
     ----------
     components_, explained_variance_, explained_variance_ratio_, singular_values_, mean_, var_
-        As in scikit-learn's IncrementalPCA; the ratio is that to the variance of all features.
+        As in scikit-learn's IncrementalPCA. The ratio is to the total variance of all features.
     noise_variance_ : float
-        Mean variance of what is left out.
+        Mean variance along the directions that were left out.
     n_components_, n_samples_seen_, batch_size_ : int
     summary_ : Summary
-        What is carried of the rows, to be merged or saved.
+        The summary of the rows so far, to be merged or saved.
     angle_bound_ : float
-        Sine of the largest angle to the components that all rows at once would give, at most.
+        Bound on the sine of the largest angle to the components of all rows at once.
 
     Examples
     --------
@@ -107,9 +106,9 @@ class StreamingPCA(StreamAttributes, ModelMixin, BaseEstimator):  # type: ignore
         "share": [Interval(Real, 0, 1, closed="neither")],
         "alpha": [Interval(Real, 0, 1, closed="both"), None],
         "beta": [Interval(Real, 0, 1, closed="right"), None],
-        "hold_off": [Interval(Integral, 0, None, closed="left")],
+        "cooldown": [Interval(Integral, 0, None, closed="left")],
         "batch_size": [Interval(Integral, 1, None, closed="left"), None],
-        "moments": ["boolean", StrOptions({"auto"})],
+        "exact": ["boolean", StrOptions({"auto"})],
     }
 
     def __init__(
@@ -125,9 +124,9 @@ class StreamingPCA(StreamAttributes, ModelMixin, BaseEstimator):  # type: ignore
         share: float = 0.95,
         alpha: float | None = None,
         beta: float | None = None,
-        hold_off: int = 0,
+        cooldown: int = 0,
         batch_size: int | None = None,
-        moments: bool | str = "auto",
+        exact: bool | str = "auto",
     ) -> None:
         self.n_components = n_components
         self.n_spare = n_spare
@@ -139,22 +138,22 @@ class StreamingPCA(StreamAttributes, ModelMixin, BaseEstimator):  # type: ignore
         self.share = share
         self.alpha = alpha
         self.beta = beta
-        self.hold_off = hold_off
+        self.cooldown = cooldown
         self.batch_size = batch_size
-        self.moments = moments
+        self.exact = exact
 
     def fit(self, X: Any, y: Any = None, *, on_batch: Callable[[int], None] | None = None) -> Self:
-        """Begin anew and take in all rows, which are read once.
+        """Start over and take in all rows, reading them once.
 
         Parameters
         ----------
         X : rows, path, list of paths, or iterator of batches
-            One table; the path of a Parquet, CSV, npy or npz file or of a folder of them; or an
-            iterator or list of batches. Of several files the columns are matched by name.
+            One table; the path of a Parquet, CSV, npy or npz file, or of a folder of them; or an
+            iterator or list of batches. Columns of several files are matched by name.
         y : None
             Not used.
         on_batch : callable, optional
-            Called after each batch with the number of rows so far.
+            A function that is called after each batch with the row count so far.
         """
         self._validate_params()
         self._forget_all()
@@ -166,7 +165,7 @@ class StreamingPCA(StreamAttributes, ModelMixin, BaseEstimator):  # type: ignore
         return self
 
     def partial_fit(self, X: Any, y: Any = None) -> Self:
-        """Take in a batch of any number of rows, from none upward."""
+        """Take in a batch of any number of rows, even none."""
         is_first = not hasattr(self, "_stream")
         if is_first:
             self._validate_params()
@@ -180,10 +179,13 @@ class StreamingPCA(StreamAttributes, ModelMixin, BaseEstimator):  # type: ignore
         return self
 
     def _checked(self, X: Any, *, reset: bool) -> Any:
-        """The batch as an array or CSR, after scikit-learn's checks; a plain one passes them all."""
+        """Return a batch as an array or CSR matrix, after scikit-learn's checks.
+
+        A plain float64 array of the right width passes all of them, so it skips them to save time.
+        """
         is_plain = type(X) is np.ndarray and X.ndim == 2 and X.dtype == np.float64
-        is_known = not reset and not hasattr(self, "feature_names_in_")
-        if is_plain and is_known and X.shape[1] == self.n_features_in_:
+        has_no_names = not reset and not hasattr(self, "feature_names_in_")
+        if is_plain and has_no_names and X.shape[1] == self.n_features_in_:
             return X
         rows = validate_data(
             self,
@@ -192,17 +194,17 @@ class StreamingPCA(StreamAttributes, ModelMixin, BaseEstimator):  # type: ignore
             accept_sparse="csr",
             dtype=[np.float64, np.float32],
             ensure_min_samples=0,
-            ensure_all_finite=False,  # seen in the mean, which is needed anyway
+            ensure_all_finite=False,  # the mean shows it, and is needed anyway
         )
         return canonical(rows) if is_sparse(rows) else rows
 
     def _take(self, rows: Any) -> None:
-        """Take in checked rows; the stream begins with the first of them."""
+        """Take in checked rows; start the stream with the first of them."""
         if not hasattr(self, "_stream"):
             if not rows.shape[0]:
-                first_rank(self, rows.shape[1])  # bad parameters are named at once
+                self._first_rank(rows.shape[1])  # refuse bad parameters at once
                 return
-            self._stream = begin_stream(self, rows.shape[1], rows.shape[0])
+            self._stream = self._begin(rows.shape[1], rows.shape[0])
         try:
             self._stream.take(rows, forgetting=self.forgetting)
         except NotFinite:
@@ -212,9 +214,10 @@ class StreamingPCA(StreamAttributes, ModelMixin, BaseEstimator):  # type: ignore
             raise
 
     def merge(self, other: StreamingPCA | Summary) -> Self:
-        """Take in all that another estimator has seen, or a summary.
+        """Take in all rows that another estimator has seen, or the rows of a summary.
 
-        One that keeps the whole scatter goes on with directions if the other has no scatter.
+        If the other one has no whole scatter, this estimator gives up its own and goes on with
+        directions.
         """
         if isinstance(other, Summary):
             stream = Stream.of(other)
@@ -229,36 +232,66 @@ class StreamingPCA(StreamAttributes, ModelMixin, BaseEstimator):  # type: ignore
 
     @classmethod
     def from_summary(cls, summary: Summary, n_components: int | None = None) -> Self:
-        """The estimator that has seen the rows of a summary, and can go on."""
+        """Make an estimator that has seen the rows of a summary and can go on."""
         wanted = summary.n_components if n_components is None else n_components
         if not isinstance(wanted, Integral) or not 1 <= wanted <= summary.n_features:
             raise InputError(
                 f"n_components={wanted} is not between 1 and the {summary.n_features} features"
             )
-        n_known = len(summary.singular_values)
-        if wanted > n_known and summary.known.dropped > 0:
+        n_carried = len(summary.singular_values)
+        if wanted > n_carried and summary.known.dropped > 0:
             raise InputError(
-                f"n_components={wanted} exceeds the {n_known} directions that the summary carries; "
+                f"n_components={wanted} exceeds the {n_carried} directions that the summary carries; "
                 "summarize the rows with more"
             )
-        room = max(summary.room, int(wanted))
-        n_spare = room - int(wanted)
-        estimator = cls(int(wanted), n_spare=n_spare, center=summary.centered, moments=False)
-        carried = summary.resize(int(wanted), room)
+        n_directions = max(summary.room, int(wanted))
+        n_spare = n_directions - int(wanted)
+        estimator = cls(int(wanted), n_spare=n_spare, center=summary.centered, exact=False)
+        carried = summary.resize(int(wanted), n_directions)
         estimator._set_stream(Stream.of(carried))
         return estimator
 
+    @property
+    def summary_(self) -> Summary:
+        """Return the summary of the rows so far."""
+        return self._fitted_stream().summary
+
+    @property
+    def mean_(self) -> Array:
+        """Return the mean of the rows so far; zeros without ``center``."""
+        return self.summary_.mean.copy()
+
+    @property
+    def var_(self) -> Array:
+        """Return the variance of each feature, with the divisor n."""
+        return np.asarray(self.summary_.squares / self.summary_.n)
+
+    @property
+    def n_samples_seen_(self) -> int:
+        """Return the row count so far; each row counts once, whatever its weight."""
+        return self._fitted_stream().n_seen
+
+    @property
+    def batch_size_(self) -> int:
+        """Return the rows per batch with which `fit` reads a table or a file, if batches matter."""
+        return self.batch_size or rows_at_once(self._fitted_stream().carried.room)
+
+    @property
+    def angle_bound_(self) -> float:
+        """Return a bound on the sine of the largest angle to the components of all rows at once."""
+        return self.summary_.angle_bound(self.n_components_)
+
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all that is carried to a file; `fedpca.load` gives an estimator that goes on."""
-        write_stream(path, self._model(), self._fitted_stream(), plain_params(self))
+        """Write the model and the state of the stream to a file; `fedpca.load` reads it and goes on."""
+        stream = self._fitted_stream()
+        write_stream(path, self._model(), stream, file_header(self, stream.n_seen))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """The estimator that `save` wrote, which goes on as if it had never stopped."""
-        stream, parameters = read_stream(path)
+        """Read the estimator that `save` wrote; it goes on as if it had never stopped."""
+        stream, header = read_stream(path)
         with usable_header(path):
-            estimator = cls(**parameters)
-            estimator._validate_params()
+            estimator = from_header(cls, path, header)
         estimator._set_stream(stream)
         return estimator
 
@@ -266,28 +299,26 @@ class StreamingPCA(StreamAttributes, ModelMixin, BaseEstimator):  # type: ignore
         return hasattr(self, "_stream") and self._stream.n_seen > 0
 
     def _fitted_stream(self) -> Stream:
+        """Return the stream; refuse an estimator that has seen no rows."""
         if not self.__sklearn_is_fitted__():
             raise NotFittedError(
-                f"This {type(self).__name__} instance is not fitted yet: no rows came so far. Call "
+                f"This {type(self).__name__} instance is not fitted yet: it has seen no rows. Call "
                 "'fit' or 'partial_fit' first"
             )
         return self._stream
 
     def _set_stream(self, stream: Stream) -> None:
+        """Set the stream, and the features that it has."""
         self._stream = stream
-        self._set_features(stream.carried.n_features, stream.carried.features)
-
-    def _set_features(self, n_features: int, names: Sequence[str] | None) -> None:
-        self.n_features_in_ = n_features
-        if names is not None:
-            self.feature_names_in_ = np.array(names, dtype=object)
+        set_features(self, stream.carried.n_features, stream.carried.features)
 
     def _forget_all(self) -> None:
+        """Delete the stream and its features."""
         self.__dict__.pop("_stream", None)
         forget_features(self)
 
     def _batches_of(self, X: Any) -> Iterator[int]:
-        """Take in X batch by batch; the number of rows so far after each."""
+        """Take in X batch by batch, and yield the row count so far after each."""
         source = as_stream(X)
         if isinstance(source, Iterator):
             for batch in source:
@@ -297,7 +328,7 @@ class StreamingPCA(StreamAttributes, ModelMixin, BaseEstimator):  # type: ignore
             X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32])
         rows = open_rows(X) if source is None else source
         if not hasattr(self, "n_features_in_"):
-            self._set_features(rows.n_features, rows.features)
+            set_features(self, rows.n_features, rows.features)
         for batch in self._cut(rows):
             with naming_bad_values(rows):
                 self._stream.take(batch, forgetting=self.forgetting)
@@ -308,16 +339,54 @@ class StreamingPCA(StreamAttributes, ModelMixin, BaseEstimator):  # type: ignore
         return self._stream.n_seen if hasattr(self, "_stream") else 0
 
     def _cut(self, rows: Rows) -> Iterator[Block]:
-        """Batches of rows; the blocks in which they are read, where size makes no difference."""
+        """Cut rows into batches; return the blocks as read if batch size makes no difference."""
         if rows.n_features < 1:
             raise InputError("0 feature(s): the rows have no columns; a minimum of 1 is required")
         at_once = self.batch_size or rows_per_block(rows.n_features)
-        self._stream = begin_stream(self, rows.n_features, at_once)
+        self._stream = self._begin(rows.n_features, at_once)
         if self.batch_size is None and self._stream.scatter is not None and self.forgetting == 1:
             return rows.blocks()
         return batches(rows.blocks(), self.batch_size or rows_at_once(self._stream.carried.room))
 
+    def _begin(self, d: int, rows_at_a_time: int) -> Stream:
+        """Start a stream of d features; ``rows_at_a_time`` is the expected size of a batch."""
+        names = getattr(self, "feature_names_in_", None)
+        wanted, rank = self._first_rank(d)
+        carried = Summary.empty(d, wanted, n_spare=self.n_spare, center=self.center, features=names)
+        keeps_whole = self.exact
+        if self.exact == "auto":
+            keeps_whole = rank is None and scatter_pays(d, carried.room, rows_at_a_time)
+        elif keeps_whole and rank is not None:
+            raise InputError(
+                f"exact=True goes with a fixed rank, not with rank={self.rank!r}; use exact='auto'"
+            )
+        scatter = Scatter(d) if keeps_whole else None
+        return Stream(carried, scatter, rank, n_spare=int(self.n_spare))
+
+    def _first_rank(self, d: int) -> tuple[int, AdaptiveRank | None]:
+        """Return the number of components to start with, and how it follows the stream."""
+        is_fixed = self.rank == "fixed"
+        most = min(d, self.max_components or (d if is_fixed else MAX_COMPONENTS))
+        check_most(self.n_components, self.max_components, most, d)
+        if is_fixed:
+            return int(self.n_components or most), None
+        if not self.n_spare:
+            raise InputError(
+                f"rank={self.rank!r} needs spare directions; n_spare=0 gives none, so use at least 1"
+            )
+        rank = AdaptiveRank.begin(
+            self.rank,
+            self.n_components,
+            most,
+            share=self.share,
+            alpha=self.alpha,
+            beta=self.beta,
+            cooldown=self.cooldown,
+        )
+        return rank.rank, rank
+
     def _model(self) -> Model:
+        """Return the linear model of the rows so far."""
         summary = self._fitted_stream().summary
         wanted = summary.n_components
         if self.n_components is None and self.rank == "fixed":
@@ -325,4 +394,6 @@ class StreamingPCA(StreamAttributes, ModelMixin, BaseEstimator):  # type: ignore
         vectors, eigenvalues = summary.known.leading(wanted)
         scale = np.ones(summary.n_features)
         mean, n_seen = summary.mean, self._stream.n_seen
-        return model_of(vectors, eigenvalues, summary.energy, summary.n, mean, scale, n_seen)
+        return Model.from_eigen(
+            vectors, eigenvalues, summary.energy, summary.n, mean, scale, n_seen
+        )

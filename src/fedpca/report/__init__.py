@@ -1,1 +1,1 @@
-"""Results as people read them."""
+"""Show results as people read them: tables and plots."""

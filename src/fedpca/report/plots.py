@@ -1,34 +1,36 @@
-"""Pictures, by matplotlib where it is installed."""
+"""Draw plots with matplotlib, if it is installed."""
 
 from __future__ import annotations
 
 import os
 from typing import Any
 
-from fedpca import atomic
+from fedpca.audit.exposures import Leakage
 from fedpca.errors import InputError
-from fedpca.privacy.exposures import Leakage
+from fedpca.storage import atomic
 
-MARKERS = "osv^DPX*"  # so that curves on top of each other can be told apart
-LINE = {"markersize": 6, "markerfacecolor": "none", "linewidth": 1.2}
+MARKERS = "osv^DPX*"  # tell apart curves that lie on top of each other
+LINE_STYLE = {"markersize": 6, "markerfacecolor": "none", "linewidth": 1.2}
 TITLES = {"seen": "each site's answers seen", "summed": "sums over sites seen"}
 
 
-def draw_leakage(found: Leakage, path: str | os.PathLike[str]) -> None:
-    """The error of the best attack after each round, of the site that is most exposed.
+def draw_leakage(leakage: Leakage, path: str | os.PathLike[str]) -> None:
+    """Draw the error of the best attack after each round, for the most exposed site of each solver.
 
-    The dashed line is the best guess without any message of a solver.
+    The dashed line is the error of the best guess that needs no message of a solver.
     """
     plt = pyplot()
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.8), sharey=True)
     for axis, (listener, title) in zip(axes, TITLES.items(), strict=True):
-        for number, solver in enumerate(found.solvers):
-            site = min(found.sites, key=lambda s: found.best(solver, listener, s).error)
-            rounds, errors = zip(*found.curve(solver, listener, site), strict=True)
-            axis.plot(rounds, errors, marker=MARKERS[number % len(MARKERS)], label=solver, **LINE)
-        guess = min(found.guesses.values())
+        for number, solver in enumerate(leakage.solvers):
+            site = min(leakage.sites, key=lambda s: leakage.best(solver, listener, s).error)
+            rounds, errors = zip(*leakage.curve(solver, listener, site), strict=True)
+            axis.plot(
+                rounds, errors, marker=MARKERS[number % len(MARKERS)], label=solver, **LINE_STYLE
+            )
+        guess = min(leakage.guesses.values())
         axis.axhline(
-            guess, color="grey", linestyle="--", linewidth=1, label="guess without messages"
+            guess, color="gray", linestyle="--", linewidth=1, label="guess without messages"
         )
         axis.set(xscale="log", yscale="log", title=title, xlabel="rounds")
         axis.spines[["top", "right"]].set_visible(False)
@@ -41,11 +43,11 @@ def draw_leakage(found: Leakage, path: str | os.PathLike[str]) -> None:
 
 
 def pyplot() -> Any:
-    """Matplotlib's pyplot for files, or an error that names what to install."""
+    """Return matplotlib's pyplot for files, or raise an error that says what to install."""
     try:
         import matplotlib
     except ImportError:
-        raise InputError("pictures need matplotlib: pip install 'fedpca[plot]'") from None
+        raise InputError("plots need matplotlib; run pip install 'fedpca[plot]'") from None
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 

@@ -1,4 +1,4 @@
-"""Tables, for a terminal or a file."""
+"""Print tables on a terminal, or write them to a file."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fedpca import atomic
+from fedpca.arrays import Array
+from fedpca.audit.exposures import Exposure, Leakage
+from fedpca.audit.transcript import LISTENERS
+from fedpca.coordinator.record import RunRecord
 from fedpca.errors import InputError
 from fedpca.estimators import FederatedPCA, PersonalizedPCA, RobustPCA, StreamingPCA
-from fedpca.message import Array
-from fedpca.model import model_of
-from fedpca.privacy.exposures import Exposure, Leakage
-from fedpca.privacy.transcript import LISTENERS
-from fedpca.run import Run
-from fedpca.summary import Summary
-from fedpca.summary_file import arrays_of
+from fedpca.models.linear import Model
+from fedpca.storage import atomic
+from fedpca.summary.summary import Summary
 
 
-def print_crossed(console: Console, run: Run, site: str | None = None) -> None:
-    """A table of what crossed, a line for each question and field, of all sites or of one."""
+def print_crossed(console: Console, run: RunRecord, site: str | None = None) -> None:
+    """Print a table of what crossed, by question and field, for all sites or for one."""
     if site not in (None, *run.sites, *(loss["site"] for loss in run.lost)):
         raise InputError(f"no site {site!r} in this run; there are {', '.join(run.sites)}")
     title = "What crossed" if site is None else f"What crossed to and from {site}"
@@ -49,8 +48,8 @@ def print_crossed(console: Console, run: Run, site: str | None = None) -> None:
     )
 
 
-def print_leakage(out: Console, found: Leakage, by_site: bool) -> None:
-    """What the attacks found: the site that is most exposed to each listener, or every site."""
+def print_leakage(out: Console, leakage: Leakage, by_site: bool) -> None:
+    """Print the result of the attacks: the most exposed site for each listener, or every site."""
     title = "Relative error of the best estimate of a site's covariance, after rounds"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
     table.padding = (0, 1, 0, 0)
@@ -58,36 +57,35 @@ def print_leakage(out: Console, found: Leakage, by_site: bool) -> None:
         table.add_column(name)
     for name in ("1", "10", "all", "rounds", "exposed"):
         table.add_column(name, justify="right")
-    for solver in found.solvers:
+    for solver in leakage.solvers:
         for listener in ("seen", "summed"):
-            ends = [found.best(solver, listener, site) for site in found.sites]
+            ends = [leakage.best(solver, listener, site) for site in leakage.sites]
             for end in ends if by_site else [min(ends, key=lambda e: e.error)]:
-                early = [found.best(solver, listener, end.site, n).error for n in (1, 10)]
+                early = [leakage.best(solver, listener, end.site, n).error for n in (1, 10)]
                 errors = [f"{e:.2f}" if e > 0.01 else f"{e:.0e}" for e in (*early, end.error)]
                 figures = (*errors, str(end.round), f"{end.exposed:.0%}")
                 table.add_row(solver, listener, end.site, end.attack, *figures)
     out.print(table)
-    out.print(
-        "0: the covariance is known; 1: as far off as zero. Guesses without any message are off by"
-    )
-    out.print(", ".join(f"{guess:.2g} ({site})" for site, guess in found.guesses.items()) + ".")
-    out.print("'exposed' is the share of the site's variance along eigenvectors known to a tenth.")
+    out.print("At 0 the covariance is known; at 1 the estimate is no better than zero.")
+    guesses = ", ".join(f"{guess:.2g} ({site})" for site, guess in leakage.guesses.items())
+    out.print(f"Errors of guesses without any message: {guesses}.")
+    out.print("'exposed' is the share of the site's variance along eigenvectors known to 10%.")
     for listener in ("seen", "summed"):
         out.print(f"'{listener}' hears {LISTENERS[listener]}.")
 
 
-def write_exposures(path: Path, found: Leakage) -> None:
-    """Every attack on every site after every round that was looked at, as CSV."""
+def write_exposures(path: Path, leakage: Leakage) -> None:
+    """Write the result of every attack on every site after every round, as CSV."""
     with atomic.writing(path) as temporary, temporary.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(Exposure._fields)
-        writer.writerows(found.exposures)
+        writer.writerows(leakage.exposures)
 
 
 def print_model(
     out: Console, model: FederatedPCA | PersonalizedPCA | RobustPCA | StreamingPCA
 ) -> None:
-    """What a model is, and how it came about."""
+    """Print what a model holds, and how it was fitted."""
     if isinstance(model, StreamingPCA):
         _print_stream(out, model)
     elif isinstance(model, PersonalizedPCA):
@@ -99,13 +97,13 @@ def print_model(
 
 
 def print_summary(out: Console, summary: Summary) -> None:
-    """What a summary says of rows, how far it can be off, and what it tells whoever has it."""
+    """Print what a summary says about its rows, its error bounds, and what its file reveals."""
     k = min(summary.n_components, len(summary.singular_values))
     out.print(
         f"summary of {summary.n:,.10g} rows of {summary.n_features:,} features: "
         f"{summary.n_components} components wanted, {len(summary.singular_values)} directions carried"
     )
-    model = model_of(
+    model = Model.from_eigen(
         summary.directions[:k].T,
         summary.eigenvalues[:k],
         summary.energy,
@@ -117,12 +115,12 @@ def print_summary(out: Console, summary: Summary) -> None:
     _print_components(out, model.explained_variance, model.explained_variance / total)
     _print_bounds(out, summary, summary.n_components)
     if summary.n <= summary.room:
-        out.print("so few rows can be worked out from this file: keep it to yourself")
-    table = Table(title="What this file tells", title_justify="left")
+        out.print("the rows are so few that this file gives them away: keep it to yourself")
+    table = Table(title="What this file reveals", title_justify="left")
     for name in ("field", "shape"):
         table.add_column(name)
     table.add_column("bytes", justify="right")
-    for name, array in arrays_of(summary).items():
+    for name, array in summary.to_arrays().items():
         table.add_row(name, " x ".join(str(n) for n in array.shape), f"{array.nbytes:,}")
     out.print(table)
 
@@ -135,28 +133,28 @@ def _print_federated(out: Console, model: FederatedPCA) -> None:
     )
     _print_run(out, run)
     _print_components(out, model.explained_variance_, model.explained_variance_ratio_)
-    if run.stopped == "approximate":
+    if run.stop_reason == "approximate":
         out.print(_angle(run.angle_bound))
     if model.site_variance_ratio_:
         shares = ", ".join(f"{k} {v:.1%}" for k, v in model.site_variance_ratio_.items())
-        out.print(f"of each site's own variance: {shares}")
+        out.print(f"explained share of each site's own variance: {shares}")
 
 
 def _print_personalized(out: Console, model: PersonalizedPCA) -> None:
-    known = list(model.local_components_)
+    at_hand = list(model.local_components_)
     out.print(
         f"{len(model.components_)} shared components of {model.n_features_in_:,} features from "
         f"{model.n_samples_:,} rows"
     )
-    if model.run_.history:  # a site's own file knows nothing of the others
+    if model.run_.history:  # a site's own file has no record of the run
         _print_run(out, model.run_)
         out.print(f"misalignment of the sites' own components {model.misalignment_:.3g}")
     table = Table(title="Share of each site's variance", title_justify="left")
     table.add_column("site")
-    for name in ("local components", "shared", "local", "left"):
+    for name in ("local components", "shared", "local", "remainder"):
         table.add_column(name, justify="right")
     for name, shares in model.site_variance_.items():
-        n_local = str(len(model.local_components_[name])) if name in known else "at the site"
+        n_local = str(len(model.local_components_[name])) if name in at_hand else "at the site"
         table.add_row(name, n_local, *(f"{share:.1%}" for share in shares.values()))
     if model.site_variance_:
         out.print(table)
@@ -171,15 +169,15 @@ def _print_robust(out: Console, model: RobustPCA) -> None:
     variances = model.explained_variance_
     total = variances.sum() + model.n_features_in_ * model.noise_variance_ or 1.0
     _print_components(out, variances, variances / total)
-    out.print(f"an entry {model.threshold_:.3g} off the components is an outlier")
+    out.print(f"an entry more than {model.threshold_:.3g} off the components is an outlier")
     if model.sparse_share_:
         shares = ", ".join(f"{k} {v:.1%}" for k, v in model.sparse_share_.items())
         out.print(f"outliers among each site's entries: {shares}")
 
 
-def _print_run(out: Console, run: Run) -> None:
+def _print_run(out: Console, run: RunRecord) -> None:
     out.print(
-        f"solver {run.solver} ({run.stopped}): {run.rounds} rounds, {run.bytes_up:,} bytes up, "
+        f"solver {run.solver} ({run.stop_reason}): {run.rounds} rounds, {run.bytes_up:,} bytes up, "
         f"{run.bytes_down:,} down"
     )
     if run.advice:
@@ -211,18 +209,18 @@ def _print_components(out: Console, variances: Array, shares: Array) -> None:
 
 
 def _print_bounds(out: Console, summary: Summary, k: int) -> None:
-    share = summary.lost / summary.energy if summary.energy else 0.0
-    out.print(f"{share:.2%} of the variance lies outside the directions carried")
+    outside = summary.lost / summary.energy if summary.energy else 0.0
+    out.print(f"{outside:.2%} of the variance lies outside the directions carried")
     if not summary.known.missing and summary.angle_bound(k) < 1:
         out.print("the components are exactly those of all rows at once")
         return
     out.print(_angle(summary.angle_bound(k)))
     if summary.known.missing > 0:
         more = summary.variance_bound(k)
-        out.print(f"the best {k} components would explain at most {more:.2g} of the variance more")
+        out.print(f"the best {k} components would explain at most {more:.2g} more of the variance")
 
 
 def _angle(bound: float) -> str:
     if bound >= 1:
-        return "no bound on how far these are from the components of all rows: the gap is too small"
+        return "the gap is too small to bound the angle to the components of all rows at once"
     return f"sine of the largest angle to the components of all rows at once: at most {bound:.1e}"

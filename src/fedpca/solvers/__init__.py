@@ -1,32 +1,40 @@
-"""One file a method, the source cited on top, and the catalogue of them all."""
+"""Solvers: the coordinator's whole program for each method, with the questions that it asks sites.
 
-from __future__ import annotations
+Start with `contract`, which says what a solver takes and returns, and `catalogue`, which lists all of
+them. `standardize` holds the rounds before every solver. `pca` is the program around the solvers of
+`exact` and `one_round`. `personalized` and `robust` are families of their own.
+"""
 
-from fedpca.solvers.averaging import average_subspaces
-from fedpca.solvers.covariance import summed_covariance
-from fedpca.solvers.faps import seek_consensus
-from fedpca.solvers.lanczos import block_lanczos
-from fedpca.solvers.local_power import iterate_locally
-from fedpca.solvers.merging import merge_about_mean
-from fedpca.solvers.solution import Solution, Solver
-from fedpca.solvers.subspace_iteration import iterate_subspace
+from fedpca.solvers.catalogue import SOLVERS
+from fedpca.solvers.contract import Problem, Solution, Solver
+from fedpca.solvers.exact.covariance import Covariance
+from fedpca.solvers.exact.faps import Faps
+from fedpca.solvers.exact.lanczos import Lanczos
+from fedpca.solvers.exact.local_power import LocalPower
+from fedpca.solvers.exact.subspace_iteration import SubspaceIteration
+from fedpca.solvers.one_round.average import Average
+from fedpca.solvers.one_round.merge import Merge
+from fedpca.solvers.personalized.gradient import Polar, Stiefel
+from fedpca.solvers.personalized.power import Power
+from fedpca.solvers.robust.hard import Threshold
+from fedpca.solvers.robust.soft import Dcf, LeastSquares
 
-SOLVERS: dict[str, Solver] = {
-    "covariance": summed_covariance,
-    "lanczos": block_lanczos,
-    "power": iterate_subspace,
-    "local-power": iterate_locally,
-    "faps": seek_consensus,
-    "merge": merge_about_mean,
-    "average": average_subspaces,
-}
-
-# what users may tell one solver and not the others
-OPTIONS: dict[str, tuple[str, ...]] = {
-    "local-power": ("local_steps", "halve_every"),
-    "faps": ("local_steps", "penalty", "stop"),
-    "merge": ("fan_in", "site_components", "own_means"),
-    "average": ("site_components", "weights"),
-}
-
-__all__ = ["OPTIONS", "SOLVERS", "Solution", "Solver"]
+__all__ = [
+    "SOLVERS",
+    "Average",
+    "Covariance",
+    "Dcf",
+    "Faps",
+    "Lanczos",
+    "LeastSquares",
+    "LocalPower",
+    "Merge",
+    "Polar",
+    "Power",
+    "Problem",
+    "Solution",
+    "Solver",
+    "Stiefel",
+    "SubspaceIteration",
+    "Threshold",
+]

@@ -1,9 +1,9 @@
-"""A federation across organisations, carried by Flower (flwr, the extra ``flower``).
+"""Carry questions between organizations by Flower (flwr, the extra ``flower``).
 
-Flower's server stands at the coordinator (`link`), every site is one of its nodes (`node`), and a fit
-asks them through it (`engine`). All that travels is one of our messages within one of Flower's
-(`wire`): Flower's own way of sending apps, code that sites run, is not used. Flower's names appear in
-this folder alone.
+The coordinator runs Flower's server (`server`). Every site is one of its nodes (`site_client`), and a
+fit asks the sites through the server (`engine`, `run`). Each of our messages travels inside one of
+Flower's (`envelope`). Flower can also send apps, which are code that sites run; this package does not
+use that. Flower is imported in this folder only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 
 from fedpca.errors import InputError
 
-# before the first import of Flower: its parts call home otherwise
+# must come before the first import of Flower, which otherwise calls home
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 

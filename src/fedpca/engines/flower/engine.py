@@ -1,26 +1,32 @@
-"""The engine that asks sites through Flower's server.
+"""Ask sites through Flower's server.
 
-A question is pushed to each site's node, and again where a node came online anew in the meantime: a
-site that was killed and started again is asked again, and one that has answered gives the same
-answer. So a run outlives sites that come and go, and a server that is started again, as long as the
-time limit allows.
+The engine sends a question to each site's node, and sends it again if the node went offline and came
+back. So a site that was killed and started again is asked again, and a site that has answered already
+gives the same answer. A run survives sites that come and go, and a server that is started again, as
+long as the time limit allows.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
+from typing import Any
 
 from flwr.proto.control_pb2 import ListNodesRequest
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.control.control_http_client import ControlHttpClient
 
-from fedpca.engines.flower.claimed import ClaimedRun, control_client
-from fedpca.engines.flower.reach import Link, is_unauthorized, mapped_errors
+from fedpca.engines.credentials import CA, read_authority, read_secret
+from fedpca.engines.flower.connection import Link, is_unauthorized, mapped_errors
+from fedpca.engines.flower.run import ClaimedRun, control_client
+from fedpca.engines.whereabouts import coordinator_folder, with_port
 from fedpca.errors import (
     InputError,
+    JournalError,
     LinkError,
     LinkRefused,
     QuorumLost,
@@ -28,32 +34,32 @@ from fedpca.errors import (
     SiteFailed,
     SiteTimeout,
 )
-from fedpca.message import Message, encode
+from fedpca.protocol.message import Message, encode
 
-PAUSE = 0.05  # seconds between two looks for answers
-LOOK_AT_NODES = 0.5  # seconds between two looks at which sites are online
-ABSENT = 60.0  # seconds for which a site that went away, or the server, is waited for
+POLL_S = 0.05  # pause between two looks for answers
+NODE_POLL_S = 0.5  # pause between two looks at which sites are online
+ABSENCE_LIMIT_S = 60.0  # how long to wait for a site that went offline, or for the server
 
 
 class FlowerEngine:
-    """Carries messages to sites that joined the server at ``link``.
+    """An engine for sites that joined the server at ``link``.
 
     Parameters
     ----------
     link : Link
         The coordinator's server.
     secret : bytes
-        Its secret, by which it knows who may start a run.
+        The coordinator's secret, which allows it to start a run.
     sites : int or list of str, optional
-        How many sites, or which, to wait for; all that have keys by default. Sums are in the order of
-        a list, else in that of the names.
+        The number of sites to wait for, or their names; by default all whose keys the server has. Sums
+        follow the order of a list, and the order of the names otherwise.
     quorum : int, optional
-        With how many of them it goes on where not all come.
+        The number of sites that is enough if not all come online.
     wait : float
-        Seconds for which it waits until they are there.
+        Seconds to wait until the sites are online.
     resumed : list of str, optional
-        The sites of a run that goes on. They stay its sites, also those that do not come: what was
-        answered holds for all of them, and who is lost is found as in any round.
+        The sites of a run that is resumed. They stay its sites even if some do not come online: the
+        recorded answers hold for all of them, and the next round finds out which are lost.
     """
 
     def __init__(
@@ -77,13 +83,13 @@ class FlowerEngine:
             raise
 
     def fingerprints(self) -> Mapping[str, str]:
-        """None: rows are looked at by their sites only."""
+        """Return nothing, since only the sites can read their rows."""
         return {}
 
     def ask(
         self, names: Sequence[str], request: Message, timeout: float | None
     ) -> Iterator[tuple[str, bytes | SiteError]]:
-        """Each site's answer as it comes; the time limit is that of all together."""
+        """Yield each site's answer as it arrives; the time limit holds for all together."""
         limit = math.inf if timeout is None else timeout
         began = reached = time.monotonic()  # when the server was last reached
         asked = _Asked(encode(request), dict.fromkeys(names, ""), dict.fromkeys(names, began))
@@ -94,20 +100,20 @@ class FlowerEngine:
                     self._exchange(asked, now)
             except LinkError:
                 now = time.monotonic()
-                if now - reached > min(limit, ABSENT):
+                if now - reached > min(limit, ABSENCE_LIMIT_S):
                     raise
-                self._drop()  # the server may be another one that knows nothing of this run
+                self._drop()  # a server that was started again knows nothing of this run
                 asked.begin_again(now)
-                time.sleep(LOOK_AT_NODES)
+                time.sleep(NODE_POLL_S)
             else:
                 reached = now
                 asked.give_up(now, now - began > limit, limit)
             yield from asked.take()
             if asked.pending:
-                time.sleep(PAUSE)
+                time.sleep(POLL_S)
 
     def close(self) -> None:
-        """End the run on the server and the connection; asking again begins another one."""
+        """End the run on the server and the connection; a later question begins another run."""
         run, self._run = self._run, None
         control, self._client = self._client, None
         if run is not None:
@@ -129,7 +135,7 @@ class FlowerEngine:
     def _await_sites(
         self, sites: int | Sequence[str] | None, quorum: int | None, wait: float
     ) -> list[str]:
-        """The names of the sites, once they are online, or enough of them for the quorum."""
+        """Return the names of the sites once they are online, or enough of them for the quorum."""
         until = time.monotonic() + wait
         while True:
             is_last = time.monotonic() > until
@@ -139,11 +145,11 @@ class FlowerEngine:
             except LinkError as error:
                 if is_unauthorized(error):
                     raise LinkRefused(
-                        f"the server at {self._link.address} has another coordinator.secret"
+                        f"the server at {self._link.address} has another coordinator.secret; copy it"
                     ) from None
                 if is_last or isinstance(error, LinkRefused):
                     raise
-                time.sleep(LOOK_AT_NODES)
+                time.sleep(NODE_POLL_S)
                 continue
             online = {node.name for node in nodes if node.status == "online"}
             wanted = self._wanted(sites, sorted(node.name for node in nodes))
@@ -155,42 +161,42 @@ class FlowerEngine:
                 return here
             if len(here) > due:
                 raise InputError(
-                    f"sites={due}, and {len(here)} are online at {self._link.address}; name those "
-                    f"to ask, of {', '.join(here)}"
+                    f"sites={due}, but {len(here)} are online at {self._link.address}; name the sites "
+                    f"to ask, out of {', '.join(here)}"
                 )
             if is_last:
                 break
-            time.sleep(LOOK_AT_NODES)
-        missing = [name for name in wanted if name not in online]
+            time.sleep(NODE_POLL_S)
+        offline = [name for name in wanted if name not in online]
         if quorum is None or len(here) < quorum:
             raise QuorumLost(
                 f"{len(here)} of {due} sites are online "
                 f"after {wait:g} s, and the quorum is {'all' if quorum is None else quorum}; "
-                f"not online: {', '.join(missing)}"
+                f"not online: {', '.join(offline)}"
             )
         return here
 
-    def _wanted(self, sites: int | Sequence[str] | None, known: list[str]) -> list[str]:
-        """The sites that may be asked, of those whose keys the server has."""
+    def _wanted(self, sites: int | Sequence[str] | None, registered: list[str]) -> list[str]:
+        """Return the sites that may be asked, out of those whose keys the server has."""
         if sites is None or isinstance(sites, int):
-            if sites is not None and not 1 <= sites <= len(known):
+            if sites is not None and not 1 <= sites <= len(registered):
                 raise InputError(
-                    f"sites={sites} is not between 1 and the {len(known)} whose keys are at "
-                    f"{self._link.address}: {', '.join(known)}"
+                    f"sites={sites} is not between 1 and the {len(registered)} sites whose keys "
+                    f"{self._link.address} has: {', '.join(registered)}"
                 )
-            return known
-        strangers = [name for name in sites if name not in known]
+            return registered
+        strangers = [name for name in sites if name not in registered]
         if strangers:
             raise InputError(
-                f"no key of {', '.join(strangers)} is at {self._link.address}, which knows "
-                f"{', '.join(known)}"
+                f"{self._link.address} has no key of {', '.join(strangers)}; it has the keys of "
+                f"{', '.join(registered)}"
             )
         return list(sites)
 
     def _exchange(self, asked: _Asked, now: float) -> None:
-        """Ask those who are online and were not asked since they came; take what is answered."""
+        """Ask the sites that are online and not asked yet, and collect the answers that arrived."""
         if now >= asked.look_at:
-            asked.look_at = now + LOOK_AT_NODES
+            asked.look_at = now + NODE_POLL_S
             nodes = self._control.ListNodes(ListNodesRequest()).nodes_info
             online = {node.name: node for node in nodes if node.status == "online"}
             asked.seen |= dict.fromkeys(online, now)
@@ -198,11 +204,12 @@ class FlowerEngine:
         for number, reply in self._run.pull(list(asked.numbers)) if self._run else ():
             name = asked.numbers.pop(number)
             if reply is not None:
-                asked.settle(name, reply)
+                asked.finish(name, reply)
             elif name in asked.pending:
-                asked.pending[name] = ""  # to be asked again
+                asked.pending[name] = ""  # ask it again
 
     def _push(self, asked: _Asked, online: Mapping[str, NodeInfo]) -> None:
+        """Send the question to each site that came online after it was last asked."""
         due = [
             name
             for name, since in asked.pending.items()
@@ -216,38 +223,96 @@ class FlowerEngine:
         asked.pending |= {name: online[name].last_activated_at for name in due}
 
 
+def connect(
+    address: str,
+    *,
+    sites: Any,
+    credentials: str | os.PathLike[str] | None,
+    insecure: bool,
+    wait: float,
+    quorum: int | None,
+    resumed: list[str] | None,
+) -> FlowerEngine:
+    """Return the engine once the sites are online; see `Federation.flower`.
+
+    ``resumed`` are the sites of a run that is resumed; it keeps the sites that it began with.
+    """
+    wanted = _sites(sites)
+    if not (isinstance(wait, int | float) and 0 <= wait < math.inf):
+        raise InputError(f"wait={wait!r} must be a number of seconds of at least 0")
+    if resumed is not None and not _are_those_of(resumed, wanted):
+        raise JournalError(
+            f"the journal belongs to a run of {', '.join(resumed)}, not of sites={sites}; leave sites "
+            "out, or give the name of a new journal"
+        )
+    folder = coordinator_folder(credentials)
+    has_ca = not insecure and (folder / CA).exists()
+    ca = read_authority(folder / CA) if has_ca else None
+    return FlowerEngine(
+        Link(with_port(address), ca, plain=insecure),
+        read_secret(folder),
+        sites=wanted,
+        quorum=quorum,
+        wait=wait,
+        resumed=resumed,
+    )
+
+
+def _sites(sites: Any) -> int | list[str] | None:
+    """Return the wanted number or names of sites; refuse anything else."""
+    if sites is None:
+        return None
+    if isinstance(sites, Integral) and not isinstance(sites, bool):
+        return int(sites)
+    is_list = isinstance(sites, Sequence) and not isinstance(sites, str | bytes)
+    if not is_list or not sites or not all(isinstance(name, str) and name for name in sites):
+        raise InputError(f"sites={sites!r} is neither a number of sites nor a list of their names")
+    if len(set(sites)) < len(sites):
+        raise InputError(f"sites={list(sites)} names a site twice; name each once")
+    return list(sites)
+
+
+def _are_those_of(resumed: Sequence[str], wanted: int | list[str] | None) -> bool:
+    """Return whether the wanted sites fit those of a resumed run, which may be fewer than a number."""
+    if isinstance(wanted, int):
+        return wanted >= len(resumed)
+    return wanted is None or wanted == list(resumed)
+
+
 @dataclass
 class _Asked:
-    """How far one question is."""
+    """The state of one question: which sites were asked, and which have answered."""
 
     data: bytes
-    pending: dict[str, str]  # who owes an answer, and since when the node that was asked is online
+    pending: dict[str, str]  # sites that owe an answer, and since when the node asked is online
     seen: dict[str, float]  # when each site was last online
-    numbers: dict[str, str] = field(default_factory=dict)  # of Flower's messages, and to whom
-    look_at: float = 0.0  # when to look again who is online
-    _settled: dict[str, bytes | SiteError] = field(default_factory=dict)
+    numbers: dict[str, str] = field(default_factory=dict)  # Flower's message numbers, and the sites
+    look_at: float = 0.0  # when to look again which sites are online
+    _finished: dict[str, bytes | SiteError] = field(default_factory=dict)
 
     def begin_again(self, now: float) -> None:
-        """Whoever owes an answer must be asked anew; nobody knows who was online meanwhile."""
+        """Ask each pending site again; nobody knows which sites were online in the meantime."""
         self.pending, self.numbers, self.look_at = dict.fromkeys(self.pending, ""), {}, 0.0
         self.seen = dict.fromkeys(self.seen, now)
 
-    def settle(self, name: str, answer: bytes | SiteError) -> None:
-        """Take a site's first answer, or what stands in its place."""
+    def finish(self, name: str, answer: bytes | SiteError) -> None:
+        """Store a site's first answer, or the error in its place."""
         if self.pending.pop(name, None) is not None:
-            self._settled[name] = answer
+            self._finished[name] = answer
 
     def take(self) -> Iterator[tuple[str, bytes | SiteError]]:
-        """What was settled, once."""
-        settled, self._settled = self._settled, {}
-        yield from settled.items()
+        """Yield each stored answer once."""
+        finished, self._finished = self._finished, {}
+        yield from finished.items()
 
     def give_up(self, now: float, is_late: bool, limit: float) -> None:
-        """Settle for those from whom no answer is to be expected, and say why."""
+        """Store an error for each site that took too long or was offline too long."""
         for name in list(self.pending):
-            gone = now - self.seen[name]
-            where = f"; it has been offline for {gone:.0f} s" if gone > 2 * LOOK_AT_NODES else ""
+            absence = now - self.seen[name]
+            where = (
+                f"; it has been offline for {absence:.0f} s" if absence > 2 * NODE_POLL_S else ""
+            )
             if is_late:
-                self.settle(name, SiteTimeout(f"no answer within {limit:g} s{where}"))
-            elif gone > ABSENT:
-                self.settle(name, SiteFailed(f"no answer{where}"))
+                self.finish(name, SiteTimeout(f"no answer within {limit:g} s{where}"))
+            elif absence > ABSENCE_LIMIT_S:
+                self.finish(name, SiteFailed(f"no answer{where}"))

@@ -1,0 +1,89 @@
+"""Subspace iteration with momentum, a solver for fedpca.
+
+    X <- A'A X - beta X_before,   beta = (f lambda_k / 2)^2
+
+With f lambda_k near the eigenvalue behind the wanted ones, momentum takes about the square root of the
+rounds that plain iteration takes. Source: Xu, He, De Sa, Mitliagkas and Re, "Accelerated stochastic
+power iteration" (2018).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+
+from fedpca import Federation, Site, question
+from fedpca.arrays import Array, Arrays
+from fedpca.linalg.dense import top_eigen
+from fedpca.linalg.rank_rules import Spectrum
+from fedpca.solvers.contract import (
+    Problem,
+    Solution,
+    check_positive,
+    moments_and_rank,
+    scaled,
+    starting_block,
+)
+from fedpca.solvers.plan import block_bytes, expected_rounds
+from fedpca.solvers.standardize import standardize_sites
+
+
+@dataclass(frozen=True)
+class Momentum:
+    """Iterate with momentum.
+
+    Parameters
+    ----------
+    following : float
+        A guess at the eigenvalue behind the wanted ones, as a share of the last of them.
+    """
+
+    name: ClassVar[str] = "momentum"
+    guarantee: ClassVar[str] = "exact"
+    seen: ClassVar[tuple[str, ...]] = ()  # every answer is summed
+
+    following: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_positive("following", self.following, 1)
+
+    def bytes_per_site(self, n: int, d: int, k: int) -> int:
+        return block_bytes(d, k, 4 * expected_rounds(n, d, k))
+
+    def solve(self, fed: Federation, problem: Problem) -> Solution:
+        """Return the leading eigenvectors, to a residual of ``tol`` as a part of the trace."""
+        moments, rank = moments_and_rank(fed, problem)
+        n, d, p = moments.n, moments.d, rank.first_look
+        energy = standardize_sites(fed, moments, p * min(problem.max_rounds, 100))
+        X, before, reason = starting_block(fed, d, p, problem.start), np.zeros((d, p)), "max_rounds"
+        for _ in range(problem.max_rounds):
+            Y = fed.sum(momentum_product, X=X)["Y"]
+            T = X.T @ Y
+            theta, C = top_eigen((T + T.T) / 2, p)
+            V = X @ C
+            residual = scaled(float(np.linalg.norm(Y @ C - V * theta)), energy)
+            fed.report(residual, partial(np.asarray, V))
+            k = rank(Spectrum(np.maximum(theta, 0.0), energy, n, d))
+            if residual <= problem.tol:
+                if k is not None:
+                    reason = "converged"
+                    break
+                p = min(2 * p, n, d)  # the rule must see more of the spectrum
+                X, before = starting_block(fed, d, p, V), np.zeros((d, p))
+                continue
+            beta = (self.following * max(theta[-1], 0.0) / 2) ** 2
+            Q, R = np.linalg.qr(Y - beta * before)
+            # what the new basis is to the last product, the last basis is to the one before
+            before = np.linalg.lstsq(R.T, X.T, rcond=1e-12)[0].T
+            X = Q
+        k = k or p
+        return Solution(moments, V[:, :k], np.maximum(theta, 0.0)[:k], energy, reason)
+
+
+@question(asks={"X": "float64 d k"}, answers={"Y": "float64 d k"})
+def momentum_product(site: Site, X: Array) -> Arrays:
+    """Multiply: A_i'(A_i X), of a site's rows about the mean."""
+    return {"Y": site.standardized.gram_times(X)}

@@ -1,0 +1,1 @@
+"""The leak lab: measure by attacks what a run reveals."""

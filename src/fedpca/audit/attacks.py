@@ -1,0 +1,242 @@
+"""Estimate a site's ``C = A'A``, ``(d, d)``, from the messages of its runs.
+
+An attack takes the messages of one run, and of refits from other starts. It returns its estimate of C,
+or None if it has nothing to work with. Let Z be a matrix sent to a site, and Y the answer. Then
+
+    plain products      Y = C Z                               subspace iteration, Lanczos
+    masked products     (I - Z Z') Y ~ (I - Z Z') C Z         FAPS; better near its end
+    within              Z'C Z                                 the last round of FAPS
+    powers              Y = U S W',  C ~ U S U'               several local power steps
+
+The trace of C comes before any of these. Attacks scale with the answers: a fraction of a summed answer
+gives the same fraction of the estimate.
+
+Sources: Wang, Liu and Zhang, "Seeking consensus on subspaces in federated principal component analysis"
+(2023), Propositions 2 and 5; for `low_rank` Williams and Seeger, "Using the Nystroem method to speed up
+kernel machines" (2001). The others are our own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from scipy.sparse.linalg import LinearOperator, lsqr
+
+from fedpca.arrays import Array, Arrays
+from fedpca.audit.transcript import View
+from fedpca.linalg.dense import outside, unpack_triangle
+from fedpca.summary.summary import Summary
+
+Runs = Sequence[View]  # the fit first, then its refits
+Attack = Callable[[Runs], Array | None]
+Pairs = list[tuple[Array, Array]]  # Z and Y
+MIN_RELATIVE_SIZE = 1e-13  # rounding hides a direction that is smaller, relative to the largest
+
+PRODUCTS, POWERS, MASKED = "covariance_product", "local_power_steps", "consensus_step"
+SUMMARIES = ("summarize_rows", "summarize_about")
+ROUNDS = (PRODUCTS, POWERS, MASKED, "covariance_triangle", *SUMMARIES)  # the solvers' own questions
+SHARES = ("explained_energy", "explained_in_summary")
+BESIDE = ("column_names", "count_and_sum", "squares", "standardize", "energy_within", *SHARES)
+
+
+def up_to_round(view: View, n_rounds: int) -> View:
+    """Return the view after ``n_rounds`` of the solver; the last one includes the end of the run."""
+    at = [i for i, heard in enumerate(view.messages) if heard.question in ROUNDS]
+    return view if n_rounds >= len(at) else view._replace(messages=view.messages[: at[n_rounds]])
+
+
+def pairs_of(view: View, question: str) -> Pairs:
+    """Return Z and Y of every round that asked this question."""
+    return [(h.asked["Z"], h.answer["Y"]) for h in view.messages if h.question == question]
+
+
+def least_squares(runs: Runs) -> Array | None:
+    """Return the C of least norm with C Z = Y for all plain products of the run (Proposition 2)."""
+    return _least_norm(pairs_of(runs[0], PRODUCTS))
+
+
+def low_rank(runs: Runs) -> Array | None:
+    """Return the positive semidefinite C of lowest rank that agrees with all plain products."""
+    return _lowest_rank(pairs_of(runs[0], PRODUCTS))
+
+
+def constant_mask(runs: Runs) -> Array | None:
+    """Apply `least_squares` to the masked products, as if the mask never changed."""
+    return _least_norm(pairs_of(runs[0], MASKED))
+
+
+def cross_block(runs: Runs) -> Array | None:
+    """Take the latest masked product for a plain one outside Z, and the last round for C within Z.
+
+    The remainder of the trace is spread evenly over the other directions.
+    """
+    masked = pairs_of(runs[0], MASKED)
+    if not masked:
+        return None
+    Z, Y = masked[-1]
+    trace = trace_told(runs[0])
+    within = trace / len(Z) * np.eye(Z.shape[1])
+    for heard in runs[0].messages:
+        if heard.question == "energy_within" and np.array_equal(heard.asked["Z"], Z):
+            within = heard.answer["within"]
+    cross = outside(Z, Y) @ Z.T
+    return np.asarray(cross + cross.T) + _with_rest(Z, within, trace)
+
+
+def leading_part(runs: Runs) -> Array | None:
+    """Return the leading part of C that a site's local power steps have come near to."""
+    sent = pairs_of(runs[0], POWERS)
+    if not sent:
+        return None
+    U, s, _ = np.linalg.svd(sent[-1][1], full_matrices=False)
+    return _with_rest(U, np.diag(s), trace_told(runs[0]))
+
+
+def refits(runs: Runs) -> Array | None:
+    """Combine the plain products of the run and of its refits, or else their first masked products.
+
+    A mask builds up over the rounds, so the first one hides least.
+    """
+    if len(runs) < 2:
+        return None
+    plain = [pair for view in runs for pair in pairs_of(view, PRODUCTS)]
+    if plain:
+        return _lowest_rank(plain)
+    masked = [pair for view in runs for pair in pairs_of(view, MASKED)[:1]]
+    return _from_cross_blocks(masked, trace_told(runs[0])) if masked else None
+
+
+def as_sent(runs: Runs) -> Array | None:
+    """Return the C that a message states outright, as a covariance or a summary."""
+    for heard in runs[0].messages:
+        if heard.question == "covariance_triangle":
+            return unpack_triangle(heard.answer["triangle"])
+        if heard.question in SUMMARIES:
+            is_own = heard.question == "summarize_rows"
+            return _of_summary(heard.answer, runs[0].model.mean if is_own else None)
+    return None
+
+
+def shares(runs: Runs) -> Array | None:
+    """Scale the published model to the site's own variance, within and outside the components."""
+    model, variances = runs[0].model, _site_variances(runs[0])
+    if variances is None or not model.eigenvalues.any():
+        return None
+    values = model.eigenvalues * (variances[0] / model.eigenvalues.sum())
+    return _with_rest(model.V, np.diag(values), variances[1])
+
+
+def rescaled(runs: Runs) -> Array | None:
+    """Scale the estimate that another attack gets from the sums to the site's own variance."""
+    variances = _site_variances(runs[0])
+    if variances is None:
+        return None
+    for attack in (as_sent, low_rank, cross_block, leading_part):
+        estimate = attack(runs)
+        if estimate is not None and np.trace(estimate) > 0:
+            return np.asarray(estimate * (variances[1] / np.trace(estimate)))
+    return None
+
+
+def published(runs: Runs) -> Array:
+    """Return the site's share, by rows, of the covariance in the model; anybody can compute it."""
+    model, share = runs[0].model, runs[0].share
+    noise = model.noise * outside(model.V, np.eye(len(model.V)))
+    return np.asarray(share * (model.V * model.eigenvalues @ model.V.T + noise))
+
+
+ATTACKS: dict[str, Attack] = {
+    "least squares": least_squares,
+    "low rank": low_rank,
+    "constant mask": constant_mask,
+    "cross block": cross_block,
+    "leading part": leading_part,
+    "refits": refits,
+    "as sent": as_sent,
+    "shares": shares,
+    "rescaled": rescaled,
+    "published": published,
+}
+
+
+def _along(pairs: Pairs) -> tuple[Array, Array]:
+    """Return an orthonormal basis U of the span of all Z, up to rounding, and C U."""
+    Z, Y = (np.hstack(blocks) for blocks in zip(*pairs, strict=True))
+    U, s, Vt = np.linalg.svd(Z, full_matrices=False)
+    r = int(np.sum(s > MIN_RELATIVE_SIZE * s[0]))
+    return U[:, :r], Y @ Vt[:r].T / s[:r]
+
+
+def _least_norm(pairs: Pairs) -> Array | None:
+    if not pairs:
+        return None
+    U, CU = _along(pairs)
+    return np.asarray(CU @ U.T)
+
+
+def _lowest_rank(pairs: Pairs) -> Array | None:
+    if not pairs:
+        return None
+    U, CU = _along(pairs)
+    within = U.T @ CU
+    values, W = np.linalg.eigh((within + within.T) / 2)
+    kept = values > MIN_RELATIVE_SIZE * max(values[-1], np.finfo(float).tiny)
+    root = CU @ (W[:, kept] / np.sqrt(values[kept]))
+    return np.asarray(root @ root.T)
+
+
+def _from_cross_blocks(pairs: Pairs, trace: float) -> Array:
+    """Return the symmetric C that has the cross blocks of the pairs and is nearest to a multiple of I.
+
+    The cross blocks do not determine the multiple; the trace does.
+    """
+    Z, Y = (np.stack(blocks) for blocks in zip(*pairs, strict=True))
+    d = Z.shape[1]
+
+    def outside_each(M: Array) -> Array:
+        return np.asarray(M - Z @ (Z.transpose(0, 2, 1) @ M))
+
+    def blocks(flat: Array) -> Array:
+        C = flat.reshape(d, d)
+        return outside_each((C + C.T) / 2 @ Z).ravel()
+
+    def adjoint(flat: Array) -> Array:
+        G = np.einsum("nij,nkj->ik", outside_each(flat.reshape(Z.shape)), Z)
+        return np.asarray((G + G.T) / 2).ravel()
+
+    operator = LinearOperator((Z.size, d * d), matvec=blocks, rmatvec=adjoint, dtype=np.float64)
+    solution = lsqr(operator, outside_each(Y).ravel(), atol=1e-12, btol=1e-12, iter_lim=4 * d)[0]
+    C = solution.reshape(d, d)
+    return np.asarray(C + (trace - np.trace(C)) / d * np.eye(d))
+
+
+def _with_rest(U: Array, within: Array, trace: float) -> Array:
+    """Return ``U within U'`` plus the remainder of the trace, spread evenly outside U."""
+    d, k = U.shape
+    rest = max(trace - float(np.trace(within)), 0.0) / max(d - k, 1)
+    return np.asarray(U @ within @ U.T + rest * outside(U, np.eye(d)))
+
+
+def _of_summary(answer: Arrays, mean: Array | None) -> Array:
+    """Return the scatter that a summary stands for, moved to ``mean`` if the summary has its own."""
+    summary = Summary.from_arrays(answer, n_components=1, room=1)
+    rows = summary.known.rows()
+    scatter = rows.T @ rows
+    scatter += np.diag(np.maximum(summary.squares - scatter.diagonal(), 0.0))
+    away = 0.0 if mean is None else summary.mean - mean
+    return np.asarray(scatter + summary.n * np.multiply.outer(away, away))
+
+
+def _site_variances(view: View) -> tuple[float, float] | None:
+    """Return the site's variance along the components and its total, if a message holds them."""
+    for heard in view.messages:
+        if heard.question in SHARES:
+            return float(heard.answer["explained"]), float(heard.answer["total"])
+    return None
+
+
+def trace_told(view: View) -> float:
+    """Return the trace of C, which precedes the solver's rounds, or 0 if no message holds it."""
+    traces = (float(h.answer["energy"]) for h in view.messages if h.question == "standardize")
+    return next(traces, 0.0)

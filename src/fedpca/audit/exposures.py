@@ -1,0 +1,95 @@
+"""Hold the results of attacks, and judge them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from fedpca.arrays import Array
+from fedpca.audit.transcript import LISTENERS
+from fedpca.errors import InputError
+
+MAX_PAIR_ERROR = 0.1  # an eigenpair counts as exposed up to this relative error
+
+
+class Exposure(NamedTuple):
+    """The result of one attack on one site after a number of rounds."""
+
+    solver: str
+    listener: str  # a key of LISTENERS
+    site: str
+    attack: str  # a key of ATTACKS
+    round: int
+    error: float  # relative error in Frobenius norm
+    exposed: float  # fraction of the site's variance along eigenvectors that the attack reproduces
+
+
+@dataclass(frozen=True)
+class Leakage:
+    """The results of all attacks.
+
+    ``guesses`` holds, for each site, the smaller error of two guesses that need no message of the
+    solver. Both are the site's share, by rows, of a covariance: that of all sites that do not collude,
+    and that of the published model.
+    """
+
+    exposures: tuple[Exposure, ...]
+    guesses: dict[str, float]
+
+    @property
+    def solvers(self) -> tuple[str, ...]:
+        """Return the solvers that were attacked."""
+        return tuple(dict.fromkeys(e.solver for e in self.exposures))
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """Return the sites that were attacked."""
+        return tuple(self.guesses)
+
+    def of(self, solver: str, listener: str, site: str) -> list[Exposure]:
+        """Return the exposures of one site by a solver to a listener."""
+        asked = (solver, listener, site)
+        for name, audited in zip(asked, (self.solvers, LISTENERS, self.sites), strict=True):
+            if name not in audited:
+                raise InputError(f"{name!r} was not audited; use one of {', '.join(audited)}")
+        return [e for e in self.exposures if (e.solver, e.listener, e.site) == asked]
+
+    def best(self, solver: str, listener: str, site: str, rounds: int | None = None) -> Exposure:
+        """Return the attack with the smallest error after all rounds, or after ``rounds``.
+
+        An attack that came nearer by chance in an earlier round does not count, since the attacker
+        could not have known.
+        """
+        exposures = self.of(solver, listener, site)
+        last = max(e.round for e in exposures if rounds is None or e.round <= max(rounds, 1))
+        return min((e for e in exposures if e.round == last), key=lambda e: e.error)
+
+    def curve(self, solver: str, listener: str, site: str) -> list[tuple[int, float]]:
+        """Return the smallest error after each round that was attacked."""
+        rounds = sorted({e.round for e in self.of(solver, listener, site)})
+        return [(r, self.best(solver, listener, site, r).error) for r in rounds]
+
+
+class Target(NamedTuple):
+    """The covariance that an attack estimates, with its eigenpairs."""
+
+    C: Array
+    values: Array
+    vectors: Array
+
+    @classmethod
+    def of(cls, C: Array) -> Target:
+        """Return the target with this covariance."""
+        return cls(C, *np.linalg.eigh(C))
+
+    def error(self, estimate: Array) -> float:
+        """Return the relative error of an estimate in Frobenius norm."""
+        return float(np.linalg.norm(estimate - self.C) / np.linalg.norm(self.C))
+
+    def exposed(self, estimate: Array) -> float:
+        """Return the fraction of the trace along eigenvectors that the estimate nearly shares."""
+        values = np.maximum(self.values, 0.0)
+        off = np.linalg.norm(estimate @ self.vectors - self.vectors * values, axis=0)
+        return float(values[off <= MAX_PAIR_ERROR * values].sum() / values.sum())

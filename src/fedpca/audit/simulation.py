@@ -1,0 +1,100 @@
+"""Find a C whose simulated FAPS answers agree with the answers that a site sent.
+
+In FAPS a site's answers follow from its C and the questions, by a program that everybody has. So a
+coordinator that sees answers can run the program on a C of its own, and change this C until the answers
+agree:
+
+    min over C of  sum over rounds ||Y(C) - Y||^2 / ||Y||^2  +  misfit to what else is known of C
+
+The problem has d (d + 1) / 2 unknowns. The search starts at the estimate of `cross_block`, then near
+it. It may end in a local minimum, which the attacker notices. If it does not, the mask hides nothing.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from fedpca.arrays import Array
+from fedpca.audit.attacks import MASKED, Runs, cross_block, pairs_of, trace_told
+from fedpca.audit.transcript import Heard
+from fedpca.linalg.dense import outside, pack_triangle, unpack_triangle
+from fedpca.protocol.question import find_question
+from fedpca.site.memory import recall, remember, remembers
+
+MAX_FEATURES = 40  # the derivative by every entry of C is computed one by one
+MAX_SIMULATED_ROUNDS = 10
+MAX_STEPS = 30  # evaluations from one start
+MAX_STARTS = 6
+START_NOISE = 0.1  # relative to the mean variance; each start is that much further away
+MAX_AGREED_COST = 1e-16  # answers agree at this cost, and no further start is tried
+
+
+def simulated_covariance(runs: Runs) -> Array | None:
+    """Return the C whose simulated answers are nearest to the real ones, or None without FAPS."""
+    view = runs[0]
+    start = cross_block(runs)
+    if start is None:
+        return None
+    rounds = [heard for heard in view.messages if heard.question == MASKED][:MAX_SIMULATED_ROUNDS]
+    trace, (Z, Y) = trace_told(view), pairs_of(view, MASKED)[-1]
+    ends = [h for h in view.messages if h.question == "energy_within"]
+
+    def differences(x: Array) -> Array:
+        C = unpack_triangle(x)
+        terms = [
+            (simulated - heard.answer["Y"]).ravel() / np.linalg.norm(heard.answer["Y"])
+            for simulated, heard in zip(_answers(C, rounds), rounds, strict=True)
+        ]
+        terms += [np.array([np.trace(C) - trace]) / trace, outside(Z, C @ Z - Y).ravel() / trace]
+        for end in ends:
+            within = end.asked["Z"].T @ C @ end.asked["Z"] - end.answer["within"]
+            terms.append(within.ravel() / trace)
+        return np.concatenate(terms)
+
+    unit = trace / len(start)
+    rng = np.random.default_rng(0)
+    fits = []
+    for attempt in range(MAX_STARTS):
+        noise = rng.standard_normal(start.shape) * unit * START_NOISE * attempt
+        result = least_squares(
+            differences,
+            pack_triangle(start + (noise + noise.T) / 2),
+            x_scale=unit,
+            max_nfev=MAX_STEPS,
+            ftol=1e-15,
+            xtol=1e-15,
+            gtol=1e-15,
+        )
+        fits.append((float(result.cost), result.x))
+        if result.cost < MAX_AGREED_COST:
+            break
+    _, x = min(fits, key=lambda fit: fit[0])
+    return unpack_triangle(x)
+
+
+def _answers(C: Array, rounds: list[Heard]) -> list[Array]:
+    """Return what a site with this C would have answered."""
+    site = _SimulatedSite(C)
+    step = find_question(MASKED)
+    return [np.asarray(step.function(site, **heard.asked)["Y"]) for heard in rounds]
+
+
+class _SimulatedSite:
+    """A site with a C instead of rows, which is enough for a masked product."""
+
+    def __init__(self, C: Array) -> None:
+        self.standardized = SimpleNamespace(gram_times=C.__matmul__)
+        self._memory: dict[str, Array] = {}
+
+    def remembers(self, kind: type) -> bool:
+        return remembers(self._memory, kind)
+
+    def recall(self, kind: type) -> Any:
+        return recall(self._memory, kind)
+
+    def remember(self, value: Any) -> None:
+        remember(self._memory, value)

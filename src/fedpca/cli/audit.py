@@ -1,0 +1,94 @@
+"""Run `fedpca audit`: attack what each solver would send."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedpca.audit import leakage
+from fedpca.cli.console import attacking, exit_codes, out, refuse_overwriting
+from fedpca.cli.options import (
+    Components,
+    Files,
+    Force,
+    MaxRounds,
+    Quiet,
+    Scale,
+    components_of,
+    named_sites,
+)
+from fedpca.errors import InputError
+from fedpca.estimators import FederatedPCA
+from fedpca.report.plots import draw_leakage, pyplot
+from fedpca.report.tables import print_leakage, write_exposures
+from fedpca.solvers import SOLVERS
+
+DEFAULTS = FederatedPCA()
+
+
+def audit(
+    files: Files,
+    n_components: Components = "auto",
+    solver: Annotated[
+        list[str],
+        typer.Option(help=f"Solver to attack: all, {', '.join(SOLVERS)}; may be repeated."),
+    ] = ["all"],  # noqa: B006
+    scale: Scale = False,
+    refits: Annotated[
+        int, typer.Option(help="Number of fits from other starts that the attacker also sees.")
+    ] = 5,
+    colluding: Annotated[
+        list[str],
+        typer.Option(help="Site that tells the coordinator its part of each sum; may be repeated."),
+    ] = [],  # noqa: B006
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Also attack faps by simulation, which is slow.")
+    ] = False,
+    max_rounds: MaxRounds = DEFAULTS.max_rounds,
+    seed: Annotated[int, typer.Option(help="Seed of the first random start.")] = 0,
+    by_site: Annotated[
+        bool, typer.Option("--by-site", help="Print every site, not only the most exposed one.")
+    ] = False,
+    table: Annotated[
+        Path | None, typer.Option(help="Write the result of every attack to this file (.csv).")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a plot to this file (.png).")] = None,
+    force: Force = False,
+    quiet: Quiet = False,
+) -> None:
+    """Attack what each solver would send, and say what it reveals.
+
+    Each of FILES is a file or folder with the rows of one site, or NAME=PATH. Use small data, with at
+    most 1000 features. Nothing leaves this machine.
+
+    Compare each error with the error of a guess without any message.
+    """
+    with exit_codes():
+        for path, suffix in ((table, ".csv"), (plot, ".png")):
+            if path is not None:
+                refuse_overwriting(path, force)
+                if path.suffix != suffix:
+                    raise InputError(f"{path} must end in {suffix}, as in {path.stem}{suffix}")
+        if plot is not None:
+            pyplot()  # fail before the work if matplotlib is not installed
+        measured = leakage.audit(
+            named_sites(files),
+            components_of(n_components),
+            solvers=None if solver == ["all"] else solver,
+            refits=refits,
+            colluding=colluding,
+            simulate=simulate,
+            random_state=seed,
+            on_solver=attacking(quiet),
+            scale=scale,
+            max_rounds=max_rounds,
+        )
+        print_leakage(out, measured, by_site)
+        if table is not None:
+            write_exposures(table, measured)
+            out.print(f"Wrote {table}")
+        if plot is not None:
+            draw_leakage(measured, plot)
+            out.print(f"Wrote {plot}")

@@ -1,0 +1,131 @@
+"""Run `fedpca fit`: fit rows in files, or rows at the sites of a federation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedpca.cli.console import err, exit_codes, out, progress, refuse_overwriting
+from fedpca.cli.options import (
+    FILES,
+    Components,
+    Credentials,
+    Force,
+    Insecure,
+    MaxRounds,
+    Quiet,
+    Scale,
+    components_of,
+    named_sites,
+    sites_of,
+    solver_of,
+)
+from fedpca.coordinator.federation import Federation
+from fedpca.errors import InputError
+from fedpca.estimators import FederatedPCA
+from fedpca.report.tables import print_model
+from fedpca.solvers.catalogue import SOLVERS
+
+DEFAULTS = FederatedPCA()
+
+
+def fit(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Write the model to this file.")],
+    files: Annotated[list[str] | None, typer.Argument(help=FILES)] = None,
+    n_components: Components = "auto",
+    solver: Annotated[
+        str,
+        typer.Option(help=f"Solver: auto, {', '.join(SOLVERS)}, or one that another package adds."),
+    ] = "auto",
+    option: Annotated[
+        list[str], typer.Option(help="Option of the solver as NAME=VALUE; may be repeated.")
+    ] = [],  # noqa: B006
+    scale: Scale = False,
+    tol: Annotated[
+        float, typer.Option(help="Stop once the residual is this small.")
+    ] = DEFAULTS.tol,
+    max_rounds: MaxRounds = DEFAULTS.max_rounds,
+    seed: Annotated[int | None, typer.Option(help="Seed of the random start.")] = None,
+    journal: Annotated[
+        Path | None,
+        typer.Option(help="Record the run in this file, so that the same command can resume it."),
+    ] = None,
+    quorum: Annotated[
+        int | None,
+        typer.Option(help="Number of sites that must answer each round; by default all."),
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds to wait for an answer; by default 600 with --federation, else no limit."
+        ),
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(help="Number of sites that work at the same time; for files only.")
+    ] = None,
+    federation: Annotated[
+        str | None, typer.Option(help="Ask the sites at this server instead: HOST or HOST:PORT.")
+    ] = None,
+    sites: Annotated[
+        str | None,
+        typer.Option(help="Number of sites to ask at that server, or names: north,south."),
+    ] = None,
+    wait: Annotated[
+        float, typer.Option(help="Seconds to wait until these sites are online.")
+    ] = 60.0,
+    credentials: Credentials = None,
+    insecure: Insecure = False,
+    force: Force = False,
+    quiet: Quiet = False,
+) -> None:
+    """Fit components to the rows of several sites.
+
+    Each of FILES is a file or folder with the rows of one site, or NAME=PATH. With --federation, the
+    rows are those of the sites that joined a server, and there are no FILES.
+    """
+    with exit_codes("; with --journal, the same command continues from here"):
+        refuse_overwriting(output, force)
+        model = FederatedPCA(
+            components_of(n_components),
+            solver=solver_of(solver, option),
+            scale=scale,
+            tol=tol,
+            max_rounds=max_rounds,
+            random_state=seed,
+        )
+        options: dict[str, Any] = {
+            "quorum": quorum,
+            "journal": journal,
+            "on_round": progress(quiet),
+        }
+        if timeout is not None:
+            options["timeout"] = timeout
+        if (federation is None) == (not files):
+            raise InputError("give either the files of the sites or --federation HOST, not both")
+        if federation is None:
+            if sites is not None or credentials is not None or insecure:
+                raise InputError("--sites, --credentials and --insecure need --federation HOST")
+            fed = Federation.local(named_sites(files or []), n_jobs=jobs, **options)
+        else:
+            if jobs is not None:
+                raise InputError(
+                    "--jobs is for files only; the sites of a federation all work at once"
+                )
+            if not quiet and err.is_terminal:
+                err.print(f"waiting for the sites at {federation}")
+            fed = Federation.flower(
+                federation,
+                sites=sites_of(sites),
+                wait=wait,
+                credentials=credentials,
+                insecure=insecure,
+                **options,
+            )
+        with fed:
+            model.fit(fed)
+        model.save(output)
+        if not quiet:
+            print_model(out, model)
+            out.print(f"Wrote {output}")

@@ -1,0 +1,80 @@
+"""Run `fedpca join`: take part in a federation as a site, until stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedpca.cli.console import teller, until_stopped
+from fedpca.cli.options import Insecure, Quiet
+from fedpca.engines.whereabouts import home, with_port
+from fedpca.errors import InputError
+from fedpca.site.answer_log import AnswerLog, size
+from fedpca.site.policy import Policy
+from fedpca.site.site import Site
+from fedpca.solvers.catalogue import load_added_solvers
+
+
+def join(
+    address: Annotated[str, typer.Argument(metavar="HOST", help="Server: HOST or HOST:PORT.")],
+    data: Annotated[
+        list[str], typer.Option(help="File or folder with this site's rows; more files may follow.")
+    ],
+    key: Annotated[Path, typer.Option(help="The site's private key, NAME.key.")],
+    # a shell turns --data *.parquet into one option and further arguments
+    more: Annotated[list[str] | None, typer.Argument(metavar="[DATA]...", hidden=True)] = None,
+    name: Annotated[
+        str | None, typer.Option(help="The site's name; by default the name of the key file.")
+    ] = None,
+    ca: Annotated[
+        Path | None,
+        typer.Option(help="The coordinator's ca.pem; by default the system's authorities."),
+    ] = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="TOML file with the site's rules for questions.")
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Folder for the site's memory and its ledger.")
+    ] = None,
+    insecure: Insecure = False,
+    quiet: Quiet = False,
+) -> None:
+    """Take part in a federation with the rows on this machine, until stopped.
+
+    HOST is the address of the coordinator's server. The rows stay here. The command prints every
+    question and what leaves in answer, and records both in the site's own ledger.
+    """
+    with until_stopped():
+        from fedpca.engines.credentials import read_authority, read_site_key
+        from fedpca.engines.flower.connection import Link
+        from fedpca.engines.flower.site_client import join as answer_questions
+
+        if insecure and ca is not None:
+            raise InputError("--insecure and --ca exclude each other; leave one of them out")
+        site_name = name or key.stem
+        store = folder or home() / "sites" / site_name
+        link = Link(
+            with_port(address),
+            None if ca is None else read_authority(ca),
+            plain=insecure,
+        )
+        private_key = read_site_key(key)
+        site = Site(
+            [*data, *(more or [])],
+            name=site_name,
+            policy=Policy() if policy is None else Policy.load(policy),
+            store=store,
+        )
+        store.mkdir(parents=True, exist_ok=True, mode=0o700)
+        ledger = store / "ledger.jsonl"
+        tell = teller(site_name, quiet)
+        tell(size(site.rows))
+        for added, solver in load_added_solvers().items():
+            if isinstance(solver, InputError):
+                tell(f"an installed solver is not used: {solver}")
+            else:
+                tell(f"the solver {added!r} is installed; the policy decides on its questions")
+        tell(f"policy: {site.policy.in_words()}; what leaves is recorded in {ledger}")
+        answer_questions(link, private_key, AnswerLog(site, ledger, tell).answer, tell)

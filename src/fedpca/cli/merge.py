@@ -1,0 +1,69 @@
+"""Run `fedpca merge`: merge summaries of several sites into a model or another summary."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedpca.cli.console import exit_codes, out, refuse_overwriting
+from fedpca.cli.info import print_file
+from fedpca.cli.options import FanIn, Force, Quiet
+from fedpca.errors import InputError
+from fedpca.estimators import StreamingPCA
+from fedpca.rows.columns import some_of
+from fedpca.summary.summary import Summary, merge_in_tree
+
+
+def merge(
+    files: Annotated[list[Path], typer.Argument(help="Summaries that `fedpca summarize` wrote.")],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", help="Write the model to this file, or a summary to NAME.summary."
+        ),
+    ],
+    n_components: Annotated[
+        int | None,
+        typer.Option("-k", "--components", help="Number of components; by default as summarized."),
+    ] = None,
+    fan_in: FanIn = None,
+    force: Force = False,
+    quiet: Quiet = False,
+) -> None:
+    """Merge the summaries of several sites into a model or another summary.
+
+    FILES are summaries that `fedpca summarize` wrote.
+    """
+    with exit_codes():
+        refuse_overwriting(output, force)
+        merged = merge_in_tree(_checked_summaries(files), fan_in)
+        if not merged.n:
+            raise InputError("the summaries are of no rows; there is nothing to merge")
+        model = StreamingPCA.from_summary(merged, n_components)
+        if output.suffix == ".summary":
+            model.summary_.save(output)
+        else:
+            model.save(output)
+        if not quiet:
+            print_file(output)
+            out.print(f"Wrote {output}")
+
+
+def _checked_summaries(files: list[Path]) -> list[Summary]:
+    """Load summaries, check each against the first, and refuse duplicates."""
+    summaries = [Summary.load(path) for path in files]
+    for path, summary in zip(files[1:], summaries[1:], strict=True):
+        summaries[0].check_alike(summary, f"{path}, compared with {files[0]}")
+    contents = [path.read_bytes() for path in files]
+    duplicates = [
+        str(path)
+        for path, bytes_ in zip(files, contents, strict=True)
+        if contents.count(bytes_) > 1
+    ]
+    if duplicates:
+        raise InputError(
+            f"these files hold the same summary, whose rows would count twice: {some_of(duplicates)}"
+        )
+    return summaries

@@ -1,0 +1,58 @@
+"""Run `fedpca serve`: the coordinator's server, where sites and fits meet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedpca.cli.console import say, teller, until_stopped
+from fedpca.cli.options import Credentials, Insecure, Quiet
+from fedpca.engines.whereabouts import PORT, coordinator_folder
+
+
+def serve(
+    keys: Annotated[list[Path], typer.Argument(help="Public keys of the sites, NAME.pub.")],
+    credentials: Credentials = None,
+    make_certificates: Annotated[
+        bool, typer.Option("--make-certificates", help="Make certificates if there are none.")
+    ] = False,
+    known_as: Annotated[
+        list[str],
+        typer.Option(help="Name or address of this server in these certificates; may be repeated."),
+    ] = [],  # noqa: B006
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = PORT,
+    insecure: Insecure = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run the coordinator's server until stopped.
+
+    KEYS are the public keys of the sites, which `fedpca site-key` writes to NAME.pub. Only sites with
+    one of these keys can join.
+    """
+    with until_stopped():
+        from fedpca.engines import credentials as files
+        from fedpca.engines.flower.server import serve as serve_sites
+
+        folder = coordinator_folder(credentials)
+        sites = files.read_public_keys(keys)
+        if make_certificates and not (folder / files.KEY).exists():
+            files.make_certificates(folder, known_as)
+            say(f"Wrote {folder / files.CA}: give it to the sites")
+        certificate, key = (None, None) if insecure else files.server_files(folder)
+        secret = files.make_secret(folder)
+        tell = teller("server", quiet)
+        manner = "plain HTTP, not encrypted" if insecure else "TLS"
+        tell(f"{len(sites)} sites may join on port {port} ({manner}): {', '.join(sites)}")
+        tell(f"whoever has {folder / files.SECRET} may ask the sites questions")
+        serve_sites(
+            host,
+            port,
+            sites=sites,
+            secret=secret,
+            certificate=certificate,
+            key=key,
+            tell=tell,
+        )

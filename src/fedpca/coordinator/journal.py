@@ -1,0 +1,162 @@
+"""Record the answers of a run in a file, and replay them when the run is resumed.
+
+A run is deterministic, given its seed and its answers. To resume a program that crashed, run it again:
+questions whose answers are in the journal get them from there, and the first question without one goes
+to the sites. A journal is a sequence of encoded messages, and the first one identifies the run. Each
+message is on the disk before the program goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from fedpca.arrays import Array
+from fedpca.errors import JournalError, MessageError
+from fedpca.protocol.message import (
+    MARK,
+    PREFIX_BYTES,
+    Message,
+    compose,
+    decode,
+    encode,
+    encoded_size,
+)
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover - Windows has no flock; two runs there must be kept apart
+    fcntl = None  # type: ignore[assignment]
+
+
+class Journal:
+    """A file of recorded answers that a run reads first and then writes.
+
+    Parameters
+    ----------
+    path : path
+        A new file begins a run; the file of an earlier run resumes it.
+    identity : dict
+        The run's program, parameters and sites. A journal of another run is refused.
+    seed : int
+        The seed of a new run.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, identity: Mapping[str, Any], seed: int):
+        self.path = Path(path)
+        identity = json.loads(json.dumps(identity))
+        self._file: BinaryIO = _open_or_create(self.path)
+        try:
+            self._lock()
+            if os.fstat(self._file.fileno()).st_size == 0:
+                self.append({"run": secrets.token_hex(8), "seed": seed, "identity": identity}, {})
+                self._file.seek(0)
+            first = self._read()
+            if first is None or "identity" not in first.header:
+                raise JournalError(f"{self.path} is not a journal; give the name of a new file")
+            _refuse_other(self.path, first.header["identity"], identity)
+        except BaseException:
+            self.close()
+            raise
+        self.run: str = first.header["run"]
+        self.seed: int = first.header["seed"]
+
+    def next(self) -> Message | None:
+        """Return the next recorded round, or None at the end; drop a last record that is torn."""
+        start = self._file.tell()
+        record = self._read()
+        if record is None:
+            self._file.truncate(start)
+            self._file.seek(start)
+        return record
+
+    def append(self, header: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
+        """Write one round and wait until it is on the disk."""
+        self._file.write(encode(compose(header, arrays, limit=None)))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _read(self) -> Message | None:
+        """Return the message at the file's position, or None if the file ends within it."""
+        start = self._file.tell()
+        length = os.fstat(self._file.fileno()).st_size - start
+        prefix = self._file.read(PREFIX_BYTES)
+        size = encoded_size(prefix)
+        if size is None and not prefix.strip(b"\0") and not self._file.read().strip(b"\0"):
+            return None  # the end, or zeros that a file system put in place of the last bytes
+        if len(prefix) < PREFIX_BYTES:
+            return None
+        if size is not None and size > length:
+            if MARK in self._file.read():
+                raise JournalError(
+                    f"{self.path} is damaged at byte {start:,}: more records follow; give the name of "
+                    "a new file"
+                )
+            return None
+        try:
+            return decode(
+                prefix + self._file.read((size or PREFIX_BYTES) - PREFIX_BYTES), limit=None
+            )
+        except MessageError as error:
+            if size == length:
+                return None
+            raise JournalError(
+                f"{self.path} is damaged at byte {start:,}: {error}; give the name of a new file"
+            ) from None
+
+    def _lock(self) -> None:
+        if fcntl is None:  # pragma: no cover
+            return
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise JournalError(
+                f"{self.path} is in use by another run; wait for it, or give the name of a new file"
+            ) from None
+
+
+def recorded_sites(path: str | os.PathLike[str] | None) -> list[str] | None:
+    """Return the sites of the run in a journal, or None if there is no run or no journal yet."""
+    if path is None:
+        return None
+    try:
+        with Path(path).open("rb") as file:
+            prefix = file.read(PREFIX_BYTES)
+            size = encoded_size(prefix) or PREFIX_BYTES
+            first = decode(prefix + file.read(size - PREFIX_BYTES), limit=None)
+        return [str(name) for name in first.header["identity"]["sites"]]
+    except (OSError, MessageError, LookupError, TypeError):
+        return None  # opening the journal reports what is wrong with it
+
+
+def _open_or_create(path: Path) -> BinaryIO:
+    """Open the file for reading and writing; create it empty, to be filled once it is locked.
+
+    Only its owner may read it, since it holds answers of single sites.
+    """
+    try:
+        return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "rb+")
+    except OSError as error:
+        raise JournalError(f"{path} cannot be a journal: {error.strerror}") from None
+
+
+def _refuse_other(path: Path, recorded: Any, identity: Any, where: str = "") -> None:
+    """Refuse a journal whose run differs from this one, and name the first difference."""
+    if recorded == identity:
+        return
+    if isinstance(recorded, dict) and isinstance(identity, dict):
+        for key in sorted(recorded.keys() | identity.keys()):
+            inner = f"{where}, {key}" if where else key
+            _refuse_other(path, recorded.get(key), identity.get(key), inner)
+    raise JournalError(
+        f"{path} belongs to another run ({where}: {recorded!r} there, {identity!r} here); give the "
+        "name of a new file"
+    )

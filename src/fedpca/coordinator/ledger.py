@@ -1,0 +1,130 @@
+"""Count what crossed between the coordinator and the sites: each field of each message, in bytes.
+
+The bytes are those of the encoded message, so they do not depend on the engine that carried it. A field
+that goes down to the sites is ``sent``. A field of an answer is ``summed`` if the coordinator uses only
+the total over sites, and ``seen`` if it reads each site's own answer. When a site fails or refuses, the
+round is void and the answers of the other sites are ``discarded``. Bytes that are not an expected
+message are not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from fedpca.arrays import Array
+
+ENVELOPE = "(envelope)"  # a message's prefix, header and padding
+
+
+class Entry(NamedTuple):
+    """One field of one message."""
+
+    round: int
+    site: str
+    direction: str
+    question: str
+    field: str
+    shape: tuple[int, ...]
+    bytes: int
+    how: str
+
+
+class Total(NamedTuple):
+    """All fields of one name and shape in the messages of one question."""
+
+    question: str
+    direction: str
+    field: str
+    shape: tuple[int, ...]
+    how: str
+    messages: int
+    bytes: int
+
+
+class _Crossing(NamedTuple):
+    """The messages of one round and direction that have the same fields."""
+
+    round: int
+    question: str
+    direction: str
+    how: str
+    fields: tuple[tuple[str, tuple[int, ...], int], ...]
+    sites: tuple[tuple[str, int], ...]
+
+
+@dataclass
+class Ledger:
+    """The messages of one run; iterating gives an `Entry` for each field of each message."""
+
+    _crossings: list[_Crossing] = field(default_factory=list)
+
+    def record(
+        self,
+        round_number: int,
+        question: str,
+        how: str,
+        arrays: Mapping[str, Array],
+        sizes: Mapping[str, int],
+    ) -> None:
+        """Add one message to or from each site, with these fields; ``sizes`` are the encoded bytes."""
+        fields = tuple((name, array.shape, array.nbytes) for name, array in arrays.items())
+        direction = "down" if how == "sent" else "up"
+        self._crossings.append(
+            _Crossing(round_number, question, direction, how, fields, tuple(sizes.items()))
+        )
+
+    @property
+    def bytes_up(self) -> int:
+        """Return the bytes from the sites to the coordinator."""
+        return self._bytes("up")
+
+    @property
+    def bytes_down(self) -> int:
+        """Return the bytes from the coordinator to the sites."""
+        return self._bytes("down")
+
+    def __iter__(self) -> Iterator[Entry]:
+        for crossing in self._crossings:
+            payload = sum(size for _, _, size in crossing.fields)
+            for site, total in crossing.sites:
+                head = (crossing.round, site, crossing.direction, crossing.question)
+                for name, shape, size in crossing.fields:
+                    yield Entry(*head, name, shape, size, crossing.how)
+                yield Entry(*head, ENVELOPE, (), total - payload, crossing.how)
+
+    def totals(self, site: str | None = None) -> list[Total]:
+        """Count messages and bytes by question, field and shape, for all sites or for one."""
+        totals: dict[tuple[str, str, str, tuple[int, ...], str], Total] = {}
+        for entry in self:
+            if site not in (None, entry.site):
+                continue
+            key = (entry.question, entry.direction, entry.field, entry.shape, entry.how)
+            so_far = totals.get(key, Total(*key, 0, 0))
+            totals[key] = so_far._replace(
+                messages=so_far.messages + 1, bytes=so_far.bytes + entry.bytes
+            )
+        return list(totals.values())
+
+    def to_header(self) -> list[list[object]]:
+        """Return the ledger as plain values."""
+        return [list(crossing) for crossing in self._crossings]
+
+    @classmethod
+    def from_header(cls, crossings: list[list[Any]]) -> Ledger:
+        """Restore the ledger from the values that `to_header` returned."""
+        restored = []
+        for number, question, direction, how, fields, sites in crossings:
+            shapes = tuple((name, tuple(shape), size) for name, shape, size in fields)
+            sizes = tuple((site, size) for site, size in sites)
+            restored.append(_Crossing(number, question, direction, how, shapes, sizes))
+        return cls(restored)
+
+    def _bytes(self, direction: str) -> int:
+        return sum(
+            size
+            for crossing in self._crossings
+            if crossing.direction == direction
+            for _, size in crossing.sites
+        )

@@ -1,0 +1,170 @@
+"""Put one question to all sites: compose the request, check the answers, and combine them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fedpca.arrays import Array, Arrays, Dimensions
+from fedpca.coordinator.ledger import Ledger
+from fedpca.errors import (
+    REPORTED_BY_SITES,
+    FedpcaError,
+    JournalError,
+    MessageError,
+    SiteError,
+)
+from fedpca.protocol.message import Message, compose, decode
+from fedpca.protocol.question import Question
+
+
+@dataclass
+class Round:
+    """One question to all sites, and its outcome."""
+
+    run: str
+    number: int
+    verb: str
+    question: Question
+    arrays: Arrays
+    sites: Sequence[str]
+    dimensions: Dimensions
+    memory: int = 0  # the last round of the run that changed the memory of sites
+    total: Arrays = field(default_factory=dict)  # the result of a sum
+    answers: dict[str, Arrays] = field(default_factory=dict)  # gathered, or not summed yet
+    sizes: dict[str, int] = field(default_factory=dict)  # bytes of each accepted answer
+    retried: list[str] = field(default_factory=list)
+    lost: dict[str, str] = field(default_factory=dict)  # what went wrong at each lost site
+    is_void: bool = False
+
+    def __post_init__(self) -> None:
+        self._unsummed = list(self.sites)
+        header = {
+            "run": self.run,
+            "round": self.number,
+            "question": self.question.name,
+            "verb": self.verb,
+            "n_sites": len(self.sites),
+            "memory": self.memory,
+        }
+        self.request = compose(header, self.arrays)  # the same for every site
+
+    def accept(self, name: str, reply: Message | bytes | SiteError) -> None:
+        """Check a site's answer and add it; errors name the site, the round and the question."""
+        if name not in self.sites or name in self.sizes:
+            return  # nobody waits for this answer
+        where = f"site {name!r}, round {self.number}, question {self.question.name!r}"
+        try:
+            if isinstance(reply, SiteError):
+                raise reply
+            message = decode(reply) if isinstance(reply, bytes) else reply
+            self._check_header(message, name)
+            dimensions = dict(self.dimensions)
+            arrays = self.question.check_answer(message.arrays, dimensions)
+        except FedpcaError as error:
+            raise type(error)(f"{where}: {error}") from None
+        self.answers[name] = arrays
+        self.sizes[name] = message.n_bytes
+        if self.verb == "sum":
+            self.dimensions = dimensions
+            self._sum_in_site_order()
+
+    def close(self, *, lost: dict[str, str], is_void: bool) -> None:
+        """End the round, and put the answers in the order of the sites.
+
+        A void round keeps no answers, so that none enters a result.
+        """
+        self.lost, self.is_void = lost, is_void
+        if is_void:
+            self.total, self.answers = {}, {}
+        self.sizes = {name: self.sizes[name] for name in self.sites if name in self.sizes}
+        self.answers = {name: self.answers[name] for name in self.sites if name in self.answers}
+
+    def enter(self, ledger: Ledger) -> dict[str, Any]:
+        """Write the round into the ledger, and return its entry for the history."""
+        asked = [*self.sites, *self.retried]
+        for group in (self.sites, self.retried):
+            sent = dict.fromkeys(group, self.request.n_bytes)
+            ledger.record(self.number, self.question.name, "sent", self.arrays, sent)
+        if self.is_void:
+            ledger.record(self.number, self.question.name, "discarded", {}, self.sizes)
+        elif self.verb == "sum":
+            ledger.record(self.number, self.question.name, "summed", self.total, self.sizes)
+        else:
+            for name, arrays in self.answers.items():
+                size = {name: self.sizes[name]}
+                ledger.record(self.number, self.question.name, "seen", arrays, size)
+        return {
+            "round": self.number,
+            "question": self.question.name,
+            "sites": len(self.sizes),
+            "bytes_up": sum(self.sizes.values()),
+            "bytes_down": len(asked) * self.request.n_bytes,
+        }
+
+    def to_record(self) -> tuple[dict[str, Any], dict[str, Array]]:
+        """Return the header and arrays from which `from_record` restores the outcome."""
+        header = {
+            "round": self.number,
+            "verb": self.verb,
+            "question": self.question.name,
+            "sizes": list(self.sizes.items()),
+            "retried": self.retried,
+            "lost": list(self.lost.items()),
+        }
+        if self.verb == "sum":
+            return header, dict(self.total)
+        numbered = enumerate(self.answers.values())
+        return header, {
+            f"{i}/{key}": array for i, group in numbered for key, array in group.items()
+        }
+
+    def from_record(self, record: Message) -> None:
+        """Restore the outcome from a journal instead of asking the sites."""
+        expected = (self.number, self.verb, self.question.name)
+        recorded = tuple(record.header.get(key) for key in ("round", "verb", "question"))
+        if expected != recorded:
+            raise JournalError(
+                f"the journal has {recorded} where this run asks {expected}; start it with a new "
+                "journal"
+            )
+        self.sizes = dict(record.header["sizes"])
+        self.retried = record.header["retried"]
+        self.lost = dict(record.header["lost"])
+        self.is_void = bool(self.lost)
+        if self.verb == "sum":
+            self.total = record.arrays
+            return
+        names = list(self.sizes)
+        for key, array in record.arrays.items():
+            index, name = key.split("/", 1)
+            self.answers.setdefault(names[int(index)], {})[name] = array
+
+    def _sum_in_site_order(self) -> None:
+        """Add the answers whose turn it is in the order of sites, and drop each one after that."""
+        while self._unsummed and self._unsummed[0] in self.answers:
+            arrays = self.answers.pop(self._unsummed.pop(0))
+            if not self.total:
+                self.total = {name: np.array(array) for name, array in arrays.items()}
+            else:
+                for name, total in self.total.items():
+                    total += arrays[name]
+
+    def _check_header(self, message: Message, name: str) -> None:
+        """Raise the error that a site reports, or one if the answer is to another question."""
+        header = message.header
+        if "error" in header:
+            kind = REPORTED_BY_SITES.get(str(header["error"]), MessageError)
+            raise kind(str(header.get("text"))[:2000])
+        expected = {
+            "site": name,
+            "round": self.number,
+            "question": self.question.name,
+            "run": self.run,
+        }
+        for key, value in expected.items():
+            if header.get(key) != value:
+                raise MessageError(f"the answer's {key} is {header.get(key)!r}, not {value!r}")

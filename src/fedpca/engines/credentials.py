@@ -1,0 +1,250 @@
+"""Make and read the files that prove who is who: keys, certificates and the coordinator's secret.
+
+A site makes a key pair and sends the public half to the coordinator. The server lets in only the sites
+whose public keys it was given. It shows a certificate, and sites recognize it by that. Whoever holds
+the coordinator's secret may ask the sites questions.
+
+::
+
+    north.key           a site's private key, never leaves it      (mode 600)
+    north.pub           its public half, with the site's name
+    ca.pem              the authority that vouches for the server
+    server.pem          the server's certificate
+    server.key          the server's private key                   (mode 600)
+    coordinator.secret  what a fit shows to the server             (mode 600)
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import re
+import secrets
+import socket
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+try:
+    from cryptography import x509
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+except ImportError as error:  # pragma: no cover - the tests have it
+    from fedpca.errors import InputError as _InputError
+
+    raise _InputError(
+        "keys and certificates need an extra; install it with: pip install 'fedpca[flower]'"
+    ) from error
+
+from fedpca.errors import FileError, InputError
+from fedpca.storage import atomic
+
+CA, CERTIFICATE, KEY, SECRET = "ca.pem", "server.pem", "server.key", "coordinator.secret"
+_CURVE = ec.SECP384R1()
+_VALIDITY = datetime.timedelta(days=825)  # the longest that common TLS clients accept
+
+
+def make_site_key(folder: Path, name: str) -> tuple[Path, Path]:
+    """Write a new key pair for a site, and return the paths of the private and the public half."""
+    if not re.fullmatch(r"\w[\w.-]{0,63}", name) or name.isdigit():
+        raise InputError(
+            f"{name!r} cannot be a site's name; use at most 64 letters, digits and ._-, and not digits "
+            "alone"
+        )
+    private_path, public_path = folder / f"{name}.key", folder / f"{name}.pub"
+    _refuse_overwriting(private_path, public_path)
+    key = ec.generate_private_key(_CURVE)
+    _write(
+        private_path,
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.OpenSSH,
+            serialization.NoEncryption(),
+        ),
+        private=True,
+    )
+    public = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
+    _write(public_path, public + f" {name}\n".encode())
+    return private_path, public_path
+
+
+def read_site_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """Read a site's private key."""
+    try:
+        key = serialization.load_ssh_private_key(_read(path), None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise FileError(f"{path} is not a key that `fedpca site-key` wrote") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise FileError(f"{path} is a key of another kind; make one with `fedpca site-key`")
+    return key
+
+
+def read_public_keys(paths: Iterable[Path]) -> dict[str, ec.EllipticCurvePublicKey]:
+    """Read the public keys of sites, by the site names in the files."""
+    keys: dict[str, ec.EllipticCurvePublicKey] = {}
+    for path in paths:
+        text = _read(path)
+        try:
+            key = serialization.load_ssh_public_key(text)
+        except (ValueError, UnsupportedAlgorithm):
+            key = None
+        words = text.split()
+        if not isinstance(key, ec.EllipticCurvePublicKey) or len(words) != 3:
+            raise FileError(f"{path} is not a public key that `fedpca site-key` wrote")
+        name = words[2].decode(errors="replace")
+        if name in keys:
+            raise InputError(f"{path}: a key of {name!r} was given already; leave one of them out")
+        if key in keys.values():
+            raise InputError(f"{path} is also the key of another site; each site needs its own")
+        keys[name] = key
+    if not keys:
+        raise InputError("a server needs the public keys of its sites, as in north.pub south.pub")
+    return keys
+
+
+def make_certificates(folder: Path, hosts: Sequence[str] = ()) -> None:
+    """Write a certificate for a server with these names, and the authority that vouches for it.
+
+    The authority's own key is not kept, so it can vouch for nothing else. Without names, the
+    certificate names localhost and this machine.
+    """
+    paths = [folder / name for name in (CA, CERTIFICATE, KEY)]
+    _refuse_overwriting(*paths)
+    folder.mkdir(parents=True, exist_ok=True)
+    names = list(hosts) or ["localhost", "127.0.0.1", "::1", socket.gethostname()]
+    now = datetime.datetime.now(datetime.UTC)
+    authority_key, key = ec.generate_private_key(_CURVE), ec.generate_private_key(_CURVE)
+    authority_name = _name("fedpca authority")
+
+    def about(subject: x509.Name, public_key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(authority_name)
+            .public_key(public_key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(hours=1))  # a site's clock may be slow
+            .not_valid_after(now + _VALIDITY)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()),
+                critical=False,
+            )
+        )
+
+    authority = (
+        about(authority_name, authority_key.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(sign_certificates=True), critical=True)
+        .add_extension(
+            x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key()), critical=False
+        )
+        .sign(authority_key, hashes.SHA384())
+    )
+    certificate = (
+        about(_name(names[0]), key.public_key())
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(sign_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([_general(name) for name in names]), False)
+        .sign(authority_key, hashes.SHA384())
+    )
+    pem = serialization.Encoding.PEM
+    private = key.private_bytes(
+        pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    _write(paths[2], private, private=True)
+    _write(paths[1], certificate.public_bytes(pem))
+    _write(paths[0], authority.public_bytes(pem))
+
+
+def read_authority(path: Path) -> bytes:
+    """Read the certificate authority in a file."""
+    text = _read(path)
+    try:
+        x509.load_pem_x509_certificates(text)
+    except ValueError:
+        raise FileError(f"{path} holds no certificate in PEM form") from None
+    return text
+
+
+def server_files(folder: Path) -> tuple[Path, Path]:
+    """Return the paths of the server's certificate and key; refuse if one is missing."""
+    paths = folder / CERTIFICATE, folder / KEY
+    if paths[1].is_file() and not paths[0].is_file():
+        raise FileError(
+            f"{paths[1]} exists without its certificate; put that at {paths[0]}, or move the key away "
+            "and use --make-certificates"
+        )
+    for path in paths:
+        if not path.is_file():
+            raise FileError(
+                f"{path} does not exist; put the server's certificate and key there, or use "
+                "--make-certificates for a trial"
+            )
+    return paths
+
+
+def make_secret(folder: Path) -> bytes:
+    """Return the coordinator's secret in a folder; the first call makes it."""
+    path = folder / SECRET
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(path, secrets.token_hex(32).encode(), private=True)
+    return read_secret(folder)
+
+
+def read_secret(folder: Path) -> bytes:
+    """Read the coordinator's secret in a folder."""
+    secret = _read(folder / SECRET).strip()
+    if len(secret) < 32:
+        raise FileError(f"{folder / SECRET} is not a secret that `fedpca serve` wrote")
+    return secret
+
+
+def _name(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name[:64])])
+
+
+def _general(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    if not host or not host.isascii():
+        raise InputError(f"{host!r} is not a host name in ASCII; write it as DNS does, xn--...")
+    return x509.DNSName(host)
+
+
+def _usage(*, sign_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not sign_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=sign_certificates,
+        crl_sign=sign_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _refuse_overwriting(*paths: Path) -> None:
+    for path in paths:
+        if path.exists():
+            raise FileError(f"{path} exists, and others may rely on it; move it away first")
+
+
+def _write(path: Path, text: bytes, *, private: bool = False) -> None:
+    with atomic.writing(path, private=private) as temporary:
+        temporary.write_bytes(text)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {error.strerror}") from None

@@ -1,0 +1,224 @@
+"""Let a site take part as one of Flower's nodes: fetch questions, and send the answers.
+
+The site runs its own installation of fedpca. It never fetches the app of a Flower run, so no code
+reaches it. Only the site opens connections, to the coordinator's server.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import NoReturn
+
+import httpx
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from flwr.app import Message as FlowerMessage
+from flwr.common.constant import HEARTBEAT_MIN_INTERVAL, HEARTBEAT_PATIENCE
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    DeactivateNodeRequest,
+    PullMessagesRequest,
+    PushMessagesRequest,
+    PushMessagesResponse,
+)
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+from fedpca.engines.flower.connection import Link, beating, is_unauthorized, mapped_errors
+from fedpca.engines.flower.envelope import Incoming, send, unwrap, wrap
+from fedpca.errors import LinkError, LinkRefused, MessageError
+
+POLL_S, IDLE_POLL_S = 0.05, 1.0  # pause between two looks for a question, in a run and between runs
+IDLE_AFTER_S = 30.0  # how long after the last question a run counts as over
+# a pause lasts at least this many times as long as a look, which is slow at a server with many sites
+MIN_PAUSE_RATIO = 10.0
+MESSAGE_TIMEOUT_S = 60.0  # how long to wait for a question that was announced
+# the server takes a node for gone after this much silence
+SILENCE_LIMIT_S = HEARTBEAT_PATIENCE * HEARTBEAT_MIN_INTERVAL
+REJOIN_PATIENCE_S = SILENCE_LIMIT_S + 5.0  # by then the server has noticed that a node is gone
+RETRY_AFTER_S = 2.0  # how long to wait before connecting again
+
+
+def join(
+    link: Link,
+    key: EllipticCurvePrivateKey,
+    answer: Callable[[bytes], bytes],
+    tell: Callable[[str], None],
+) -> NoReturn:
+    """Answer questions until interrupted, and reconnect whenever the connection is lost.
+
+    ``tell`` is called with words about the connection. If the server does not know the site's key, or
+    the site refuses the server's certificate, `LinkRefused` is raised.
+    """
+    patience = REJOIN_PATIENCE_S
+    while True:
+        try:
+            with mapped_errors(link), _connected(link, key) as (client, node, presence):
+                tell(f"connected to {link.address}, waiting for questions")
+                patience = REJOIN_PATIENCE_S
+                _answer_questions(client, node, presence, answer, tell)
+        except _NotLetIn as error:
+            patience -= RETRY_AFTER_S
+            if patience < 0:
+                raise LinkRefused(str(error)) from None
+            tell(f"{error}; trying again for {patience:.0f} s")
+        except LinkRefused:
+            raise
+        except LinkError as error:
+            tell(f"{error}; trying again in {RETRY_AFTER_S:g} s")
+        time.sleep(RETRY_AFTER_S)
+
+
+class _NotLetIn(LinkError):
+    """The server does not know the key, or takes a killed site for one that is still online."""
+
+
+class _Presence:
+    """The time since the server last heard from this node.
+
+    After a long silence the server may have let another process in with the same key. A machine that
+    was suspended, or a process that was stopped, wakes up without noticing. It must then neither answer
+    nor send a sign of life until the server has let it in again.
+    """
+
+    def __init__(self) -> None:
+        self._heard = _now()
+
+    def beat(self, call: Callable[[], object]) -> None:
+        """Send a sign of life, unless another process may have taken this node's place."""
+        began = _now()
+        if self.silence <= SILENCE_LIMIT_S:
+            call()
+            self._heard = began
+
+    def check(self) -> None:
+        """Raise an error if the server may have taken this node for gone."""
+        if self.silence > SILENCE_LIMIT_S:
+            raise LinkError(
+                f"this process stood still or was cut off for {self.silence:.0f} s; the server may "
+                "have let in another process with the same key"
+            )
+
+    @property
+    def silence(self) -> float:
+        """Return the seconds since the server last heard from the node."""
+        return _now() - self._heard
+
+
+def _now() -> float:
+    """Return a time in seconds that runs on while the machine sleeps, if the system has one."""
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.time()
+
+
+@contextmanager
+def _connected(
+    link: Link, key: EllipticCurvePrivateKey
+) -> Iterator[tuple[FleetHttpClient, Node, _Presence]]:
+    """Yield a client, with a node that stays online at the server until the block ends."""
+    public_key = public_key_to_bytes(key.public_key())
+    with link.client(
+        FleetHttpClient,
+        RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+        NodeAuthHttpInterceptor(key, key.public_key()),
+    ) as client:
+        presence = _Presence()
+        try:
+            activated = client.ActivateNode(
+                ActivateNodeRequest(
+                    public_key=public_key, heartbeat_interval=HEARTBEAT_MIN_INTERVAL
+                )
+            )
+        except httpx.HTTPStatusError as error:
+            if is_unauthorized(error):
+                raise LinkRefused(
+                    f"{link.address} does not accept this site's signature; set the clock, which may "
+                    "be at most 5 s fast and 5 minutes slow"
+                ) from None
+            if error.response.status_code < 500:
+                raise _NotLetIn(
+                    f"{link.address} does not let this site in: the server was not given its NAME.pub, "
+                    "or another process with the same key is online, or was until just now"
+                ) from None
+            raise
+        node = Node(node_id=activated.node_id)
+        beat = SendNodeHeartbeatRequest(node=node, heartbeat_interval=HEARTBEAT_MIN_INTERVAL)
+        stop = beating(
+            lambda: presence.beat(lambda: client.SendNodeHeartbeat(beat)),
+            HEARTBEAT_MIN_INTERVAL / 2,
+        )
+        try:
+            yield client, node, presence
+        finally:
+            stop.set()
+            # after a longer silence this would take another process offline
+            if presence.silence <= SILENCE_LIMIT_S:
+                with suppress(httpx.HTTPError):
+                    client.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
+
+
+def _answer_questions(
+    client: FleetHttpClient,
+    node: Node,
+    presence: _Presence,
+    answer: Callable[[bytes], bytes],
+    tell: Callable[[str], None],
+) -> NoReturn:
+    """Fetch each question, answer it and send the answer, until an error ends the connection."""
+    last = -IDLE_AFTER_S
+    while True:
+        presence.check()
+        began = time.monotonic()
+        waiting = client.PullMessages(PullMessagesRequest(node=node))
+        if not waiting.messages_list:
+            pause = POLL_S if began - last < IDLE_AFTER_S else IDLE_POLL_S
+            time.sleep(max(pause, MIN_PAUSE_RATIO * (time.monotonic() - began)))
+            continue
+        run_id = waiting.messages_list[0].metadata.run_id
+        try:
+            question = _whole(Incoming(client, node, run_id, waiting.message_object_trees[0]))
+            reply = FlowerMessage(wrap(answer(unwrap(question))), reply_to=question)
+        except MessageError as error:
+            tell(f"a message was not answered: {error}")
+            continue
+        presence.check()
+        try:
+            send(client, node, [reply], partial(_announce, client, node))
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code >= 500:
+                raise
+            tell("the run is over, so this answer was not sent")
+        last = time.monotonic()
+
+
+def _whole(incoming: Incoming) -> FlowerMessage:
+    """Wait for the whole message, and return it."""
+    until = time.monotonic() + MESSAGE_TIMEOUT_S
+    while time.monotonic() < until:
+        message = incoming.fetch()
+        if message is not None:
+            return message
+        time.sleep(POLL_S / 5)
+    raise MessageError(f"only a part of it arrived within {MESSAGE_TIMEOUT_S:g} s")
+
+
+def _announce(
+    client: FleetHttpClient, node: Node, messages: list[ProtoMessage], trees: list[ObjectTree]
+) -> PushMessagesResponse:
+    return client.PushMessages(
+        PushMessagesRequest(
+            node=node,
+            messages_list=messages,
+            message_object_trees=trees,
+            clientapp_runtime_list=[0.0],
+        )
+    )

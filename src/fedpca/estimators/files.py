@@ -1,0 +1,73 @@
+"""What all estimators need to save and load: the header of a model file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import numpy as np
+from sklearn.base import BaseEstimator
+
+from fedpca.coordinator.record import RunRecord
+from fedpca.errors import FileError
+from fedpca.solvers.catalogue import PERSONALIZED, ROBUST, SOLVERS, from_plain, to_plain
+
+T = TypeVar("T", bound=BaseEstimator)
+
+SOLVER_PARAMETERS: dict[str, Mapping[str, Any]] = {
+    "solver": SOLVERS,
+    "method": {**PERSONALIZED, **ROBUST},
+}
+
+
+def plain_params(estimator: BaseEstimator) -> dict[str, Any]:
+    """Return an estimator's parameters, with NumPy scalars turned into Python numbers."""
+    given = estimator.get_params(deep=False)
+    return {k: v.item() if isinstance(v, np.generic) else v for k, v in given.items()}
+
+
+def file_header(estimator: BaseEstimator, n_samples: int, **more: Any) -> dict[str, Any]:
+    """Return the header of an estimator's file, without the state of a random generator."""
+    parameters = plain_params(estimator)
+    if not isinstance(parameters.get("random_state"), int | None):
+        parameters["random_state"] = None
+    for name in SOLVER_PARAMETERS.keys() & parameters.keys():
+        parameters[name] = to_plain(parameters[name])
+    names = getattr(estimator, "feature_names_in_", None)
+    return {
+        "estimator": type(estimator).__name__,
+        "parameters": parameters,
+        "features": None if names is None else list(names),
+        "n_samples": n_samples,
+        **more,
+    }
+
+
+def from_header(kind: type[T], path: str | os.PathLike[str], header: dict[str, Any]) -> T:
+    """Make the estimator that a file's header describes, not yet fitted."""
+    if header.get("estimator") != kind.__name__:
+        raise FileError(
+            f"{path} holds a {header.get('estimator')}, not a {kind.__name__}; use fedpca.load"
+        )
+    parameters = dict(header["parameters"])
+    for name in SOLVER_PARAMETERS.keys() & parameters.keys():
+        parameters[name] = from_plain(parameters[name], SOLVER_PARAMETERS[name])
+    estimator: T = kind(**parameters)
+    estimator._validate_params()
+    return estimator
+
+
+def record_in(header: dict[str, Any]) -> RunRecord:
+    """Return the run record in a file's header, or an empty one."""
+    return RunRecord.from_header(header["run"]) if "run" in header else RunRecord()
+
+
+@contextmanager
+def usable_header(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn errors inside the block into a `FileError` about the header of a file."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FileError(f"{path} has a header that cannot be used: {error}") from None

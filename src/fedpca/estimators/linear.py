@@ -1,0 +1,166 @@
+"""Mixins for estimators with a linear model: the attributes and methods of scikit-learn's PCA."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils import check_array
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from fedpca.arrays import Array
+from fedpca.errors import InputError
+from fedpca.models.linear import Model
+
+FITTED = (
+    "components_",
+    "explained_variance_",
+    "explained_variance_ratio_",
+    "singular_values_",
+    "mean_",
+    "noise_variance_",
+    "n_components_",
+    "n_samples_",
+    "n_features_in_",
+    "feature_names_in_",
+)
+
+
+class LinearAttributes:
+    """Fitted attributes that an estimator with ``_model()`` reads from its model."""
+
+    if TYPE_CHECKING:
+
+        def _model(self) -> Model: ...
+
+    @property
+    def components_(self) -> Array:
+        """Return the components as orthonormal rows, ``(n_components_, n_features_in_)``."""
+        return self._model().components
+
+    @property
+    def explained_variance_(self) -> Array:
+        """Return the variance along each component."""
+        return self._model().explained_variance
+
+    @property
+    def mean_(self) -> Array:
+        """Return the mean of the rows; zeros without ``center``."""
+        return self._model().mean
+
+    @property
+    def noise_variance_(self) -> float:
+        """Return the mean variance along the directions that were left out."""
+        return float(self._model().noise_variance)
+
+    @property
+    def n_components_(self) -> int:
+        """Return the number of components."""
+        return len(self._model().components)
+
+    @property
+    def _n_features_out(self) -> int:
+        return len(self._model().components)
+
+
+class LinearMethods(LinearAttributes, ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # type: ignore[misc]
+    """Attributes and methods of a PCA, for an estimator with ``_model()`` and ``whiten``."""
+
+    whiten: bool
+
+    @property
+    def explained_variance_ratio_(self) -> Array:
+        """Return each component's share of the total variance of all features."""
+        model = self._model()
+        return np.asarray(model.explained_variance / (float(model.total_variance) or 1.0))
+
+    @property
+    def singular_values_(self) -> Array:
+        """Return the singular value of the centered rows for each component."""
+        return self._model().singular_values
+
+    def transform(self, X: Any) -> Array:
+        """Return the scores of rows on the components, ``(n, n_components_)``."""
+        model = self._model()
+        rows = self._rows(X)
+        scores = model.transform(rows, whiten=self.whiten)
+        return scores.astype(rows.dtype, copy=False)
+
+    def inverse_transform(self, X: Any) -> Array:
+        """Return the rows with these scores and nothing outside the components."""
+        return rows_from_scores(self._model(), X, whiten=self.whiten)
+
+    def get_covariance(self) -> Array:
+        """Return the covariance of rows under the probabilistic model, ``(d, d)``."""
+        return self._model().covariance()
+
+    def get_precision(self) -> Array:
+        """Return the inverse of `get_covariance`."""
+        return self._model().precision()
+
+    def score_samples(self, X: Any) -> Array:
+        """Return the log-likelihood of each row under the probabilistic model."""
+        model = self._model()
+        return model.log_likelihood(self._rows(X, accept_sparse=False))
+
+    def score(self, X: Any, y: Any = None) -> float:
+        """Return the mean log-likelihood of rows."""
+        return float(self.score_samples(X).mean())
+
+    def to_sklearn(self) -> Any:
+        """Return the model as scikit-learn's PCA, after a StandardScaler if features are scaled."""
+        check_is_fitted(self)
+        return _scikit_learn_twin(self)
+
+    def __sklearn_tags__(self) -> Any:
+        return tags_for_rows(super().__sklearn_tags__())
+
+    def _rows(self, X: Any, accept_sparse: Any = ("csr", "csc")) -> Any:
+        """Return new rows after scikit-learn's checks."""
+        return validate_data(
+            self, X, accept_sparse=accept_sparse, dtype=[np.float64, np.float32], reset=False
+        )
+
+
+def rows_from_scores(model: Model, X: Any, *, whiten: bool = False) -> Array:
+    """Return the rows with these scores, in the dtype of the scores."""
+    scores = check_array(X, dtype=[np.float64, np.float32])
+    if scores.shape[1] != len(model.components):
+        raise InputError(
+            f"scores have {scores.shape[1]} columns, but the model has {len(model.components)} "
+            "components; give one column for each"
+        )
+    return model.inverse_transform(scores, whiten=whiten).astype(scores.dtype, copy=False)
+
+
+def tags_for_rows(tags: Any) -> Any:
+    """Set scikit-learn's tags for an estimator that takes sparse rows and keeps float32."""
+    tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+    tags.input_tags.sparse = True
+    return tags
+
+
+def _scikit_learn_twin(model: Any) -> Any:
+    """Make a PCA with the same scores, after a StandardScaler if the model scales features."""
+    # slow to import, and no fit needs them
+    from sklearn.decomposition import PCA
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    pca = PCA(model.n_components_, whiten=model.whiten)
+    for name in FITTED:
+        if hasattr(model, name):
+            setattr(pca, name, getattr(model, name))
+    if hasattr(model, "n_samples_seen_"):
+        pca.n_samples_ = model.n_samples_seen_
+    if not getattr(model, "scale", False):
+        return pca
+    pca.mean_ = np.zeros(model.n_features_in_)
+    scaler = StandardScaler(with_mean=model.center)
+    scaler.mean_, scaler.scale_, scaler.var_ = model.mean_, model.scale_, model.scale_**2
+    scaler.n_samples_seen_, scaler.n_features_in_ = model.n_samples_, model.n_features_in_
+    if hasattr(model, "feature_names_in_"):
+        scaler.feature_names_in_ = model.feature_names_in_
+        del pca.feature_names_in_
+    return make_pipeline(scaler, pca)

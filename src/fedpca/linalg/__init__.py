@@ -1,0 +1,1 @@
+"""Matrix routines that know nothing about sites or messages."""

@@ -1,0 +1,138 @@
+"""The dense matrix routines that all solvers share."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import scipy.linalg
+from scipy.linalg import lapack
+
+from fedpca.arrays import Array
+from fedpca.linalg.blas_threads import threads_for
+
+
+def orth(Y: Array) -> Array:
+    """Return an orthonormal basis of the span of Y, ``(d, k)``, with one vector for each column."""
+    return np.asarray(np.linalg.qr(Y)[0])
+
+
+def independent_columns(Y: Array, smallest: float) -> tuple[Array, Array]:
+    """Return an orthonormal Q and B with ``Y = Q B``, dropping columns that add less than ``smallest``.
+
+    Cholesky QR done twice is ten times as fast as Householder QR, and as accurate if Y is well
+    conditioned. Otherwise QR with column pivoting sorts the columns by how much each one adds.
+    """
+    if not Y.size:
+        return Y, np.empty((0, Y.shape[1]))
+    try:
+        L1 = np.linalg.cholesky(Y.T @ Y)
+        added = L1.diagonal()
+        if added.min() > max(smallest, 1e-5 * added.max()):
+            almost_Q = Y @ np.linalg.inv(L1).T
+            L2 = np.linalg.cholesky(almost_Q.T @ almost_Q)
+            return almost_Q @ np.linalg.inv(L2).T, L2.T @ L1.T
+    except np.linalg.LinAlgError:
+        pass
+    Q, pivoted, order = scipy.linalg.qr(Y, mode="economic", pivoting=True)
+    is_kept = np.abs(pivoted.diagonal()) > smallest
+    B = np.empty_like(pivoted)
+    B[:, order] = pivoted
+    return Q[:, is_kept], B[is_kept]
+
+
+def orth_against(
+    K: Array, Y: Array, smallest: float, *, reach: int = 0
+) -> tuple[Array, Array, Array]:
+    """Return Q, B and H with ``Y = K H + Q B``, where Q is orthonormal and orthogonal to K.
+
+    K is orthonormal. One projection is not enough, because the error in orthogonality would grow from
+    block to block; two are. If Y has almost nothing along the columns of K before ``reach``, the first
+    projection may skip them and leave them to the second. If Y lies almost inside K, normalizing the
+    small remainder magnifies its rounding errors along K, so K is projected out once more.
+    """
+    H = np.zeros((K.shape[1], Y.shape[1]))
+    near = K[:, reach:]
+    H[reach:] = near.T @ Y
+    W = Y - near @ H[reach:]
+    correction = K.T @ W
+    W -= K @ correction
+    Q, B = independent_columns(W, smallest)
+    if Q.size and np.linalg.norm(B, -2) < 1e-2 * np.linalg.norm(Y):
+        Q, change = independent_columns(Q - K @ (K.T @ Q), 0.0)
+        B = change @ B
+    return Q, B, H + correction
+
+
+def complete_basis(V: Array, k: int) -> Array:
+    """Return the orthonormal V, ``(d, r)``, with orthonormal columns added until there are k."""
+    n_needed = k - V.shape[1]
+    if n_needed <= 0:
+        return V
+    others = np.random.default_rng(0).standard_normal((V.shape[0], n_needed))
+    return np.hstack([V, orth_against(V, others, 0.0)[0]])
+
+
+def top_eigen(symmetric: Array, k: int) -> tuple[Array, Array]:
+    """Return the k largest eigenvalues, in falling order, and their eigenvectors, ``(d, k)``.
+
+    Only the lower triangle is read. LAPACK loses half its digits for entries of 1e-146 and less, so a
+    matrix with very large or very small entries is first scaled near one by a power of two.
+    """
+    d = symmetric.shape[0]
+    largest = float(np.abs(symmetric.diagonal()).max(initial=0.0))
+    factor = 2.0 ** -math.frexp(largest)[1] if largest and not 1e-60 < largest < 1e60 else 1.0
+    with threads_for(symmetric):
+        values, vectors = scipy.linalg.eigh(
+            symmetric if factor == 1 else symmetric * factor, subset_by_index=[d - k, d - 1]
+        )
+    return values[::-1] / factor, vectors[:, ::-1]
+
+
+def pack_triangle(symmetric: Array) -> Array:
+    """Return the upper triangle of a symmetric matrix as a vector, ``(d (d + 1) / 2,)``."""
+    packed, _ = lapack.dtrttp(np.asfortranarray(symmetric.T), uplo="U")
+    return np.asarray(packed)
+
+
+def unpack_triangle(packed: Array) -> Array:
+    """Return the symmetric matrix, ``(d, d)``, that `pack_triangle` packed."""
+    d = (math.isqrt(8 * packed.size + 1) - 1) // 2
+    upper, _ = lapack.dtpttr(d, packed, uplo="U")
+    return np.asarray(upper + np.triu(upper, 1).T)
+
+
+def outside(U: Array, V: Array) -> Array:
+    """Return ``(I - U U') V``, the part of V outside the span of the orthonormal U."""
+    return np.asarray(V - U @ (U.T @ V))
+
+
+def polar(Y: Array) -> Array:
+    """Return the matrix with orthonormal columns that is nearest to Y, ``(d, k)``."""
+    left, _, right = np.linalg.svd(Y, full_matrices=False)
+    return np.asarray(left @ right)
+
+
+def qr_factor(Y: Array) -> Array:
+    """Return the Q of Y, ``(d, k)``, from the QR factorization whose R has no negative diagonal."""
+    Q, R = np.linalg.qr(Y)
+    return np.asarray(Q * np.where(R.diagonal() < 0, -1.0, 1.0))
+
+
+def procrustes(X: Array, Z: Array) -> Array:
+    """Return the rotation D, ``(k, k)``, that brings X D nearest to Z."""
+    return polar(X.T @ Z)
+
+
+def sine_of_angle(U: Array, V: Array) -> float:
+    """Return the sine of the largest principal angle between the spans of orthonormal U and V.
+
+    It is the norm of the part of V outside U, which resolves small angles that arccos would lose.
+    """
+    return float(np.linalg.norm(outside(U, V), ord=2)) if V.size else 0.0
+
+
+def fix_signs(V: Array) -> Array:
+    """Return V, ``(d, k)``, with each column's largest entry made positive, as scikit-learn does."""
+    largest = np.abs(V).argmax(axis=0)
+    return np.asarray(V * np.where(V[largest, np.arange(V.shape[1])] < 0, -1.0, 1.0))

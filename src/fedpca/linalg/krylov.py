@@ -1,0 +1,115 @@
+"""Block Lanczos: find the leading eigenvectors of a symmetric matrix M from products with it alone.
+
+    K = [Q_1 Q_2 ...],   T = K'(M K),   V = K C,   where C holds the leading eigenvectors of T
+
+Each block Q is the new part of the product with the block before. The new part of M Q is
+``M Q - K(K' M Q) = Q_next B``, so the residual costs no further product:
+
+    M V - V theta = Q_next B C_last,   where C_last holds the rows of C for the last block
+
+Source: Golub and Underwood, "The block Lanczos method for computing eigenvalues" (1977); thick restart
+after Wu and Simon, "Thick-restart Lanczos method for large symmetric eigenvalue problems" (2000).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from fedpca.arrays import Array
+from fedpca.linalg.blas_threads import threads_for
+from fedpca.linalg.dense import orth_against, top_eigen
+
+MAX_KRYLOV_BYTES = 32 << 20  # size of K at which to restart; a K beyond the cache slows every round
+NEGLIGIBLE = 1e-13  # a new direction below this fraction of the largest eigenvalue is rounding
+
+
+def leading_eigen(
+    times: Callable[[Array], Array], start: Array, k: int, *, tol: float, most: int
+) -> tuple[Array, Array]:
+    """Return the k largest eigenvalues of a matrix and their eigenvectors, ``(d, k)``.
+
+    ``times`` multiplies the matrix by a block. The search stops once the residual is at most ``tol``
+    times the largest eigenvalue, or after ``most`` products. Blocks are as wide as the orthonormal
+    ``start``, ``(d, b)``, where b is at least k.
+    """
+    d, width = start.shape
+    space = KrylovSpace(start, MAX_KRYLOV_BYTES // (8 * d))
+    for _ in range(most):
+        space.extend(times(space.Q))
+        theta, residual = space.rayleigh_ritz(k)
+        if residual <= tol * theta[0] or space.is_invariant:
+            break
+        if space.is_full(width):
+            space.restart()
+    return theta, space.vectors()
+
+
+class KrylovSpace:
+    """An orthonormal basis K of all blocks so far, and ``T = K' M K``."""
+
+    def __init__(self, Q: Array, max_columns: int) -> None:
+        # unused columns cost nothing: the system provides memory at the first write
+        self._max_columns = max_columns
+        self._columns = np.empty((Q.shape[0], min(max_columns, Q.shape[0])), order="F")
+        self.K = self._columns[:, :0]
+        self.T = np.empty((0, 0))
+        self.Q = Q  # the block to multiply next
+        self._reach = 0  # that product has no part along the columns of K before this one
+
+    @property
+    def is_invariant(self) -> bool:
+        """Return whether M maps the space into itself, which makes its eigenvectors exact."""
+        return bool(self.Q.shape[1] == 0)
+
+    def is_full(self, width: int) -> bool:
+        """Return whether to restart before another block of this width."""
+        return bool(
+            self.K.shape[1] + width > max(self._max_columns, 4 * (self._C.shape[1] + width))
+        )
+
+    def extend(self, Y: Array) -> None:
+        """Add the block Q, given ``Y = M Q``; the part of Y outside the space becomes the next Q."""
+        old, self._last = self.K.shape[1], self.Q.shape[1]
+        self._set_basis(old, self.Q)
+        with threads_for(Y):
+            largest = max(float(np.linalg.norm(Y)), float(self.T.diagonal().max(initial=0.0)))
+            self.Q, self._B, H = orth_against(self.K, Y, NEGLIGIBLE * largest, reach=self._reach)
+        self._reach = old  # the next product lies in this block, its own block and the one after it
+        T = np.empty((old + self._last, old + self._last))
+        T[:old, :old] = self.T
+        T[:, old:] = H
+        T[old:, :old] = H[:old].T
+        self.T = T
+
+    def rayleigh_ritz(self, p: int) -> tuple[Array, float]:
+        """Return the p leading eigenvalues of M within the space, and ``||M V - V theta||_F``."""
+        with threads_for(self.T):
+            theta, self._C = top_eigen((self.T + self.T.T) / 2, min(p, len(self.T)))
+            residual = np.linalg.norm(self._B @ self._C[-self._last :])
+        return np.maximum(theta, 0.0), float(residual)
+
+    def vectors(self) -> Array:
+        """Return the eigenvectors, ``(d, p)``, for the eigenvalues that `rayleigh_ritz` last found."""
+        return np.asarray(self.K @ self._C)
+
+    def restart(self) -> None:
+        """Shrink the space to its leading eigenvectors; the next block extends them just as well."""
+        p = self._C.shape[1]
+        theta, C = top_eigen((self.T + self.T.T) / 2, max(2 * p, 2 * len(self.T) // 5))
+        with threads_for(C):
+            self._set_basis(0, self.K @ C)
+        self.T = np.diag(theta)
+        self._C = np.eye(len(theta), p)
+        self._reach = 0
+
+    def _set_basis(self, old: int, new: Array) -> None:
+        """Store new columns after the first ``old`` ones, in a larger array if they do not fit."""
+        used = old + new.shape[1]
+        if used > self._columns.shape[1]:
+            larger = np.empty((len(new), 2 * used), order="F")
+            larger[:, :old] = self._columns[:, :old]
+            self._columns = larger
+        self._columns[:, old:used] = new
+        self.K = self._columns[:, :used]

@@ -1,0 +1,153 @@
+"""Rules that choose the number of components from the leading eigenvalues.
+
+A rule takes the eigenvalues ``l_1 >= l_2 >= ...`` of the covariance that have been computed so far. It
+returns a rank, or None if it needs to see more of them.
+
+- `fixed` returns the number that the user asked for.
+- `share` returns the smallest number of components that carry more than a share of the total variance.
+- `marchenko_pastur` counts the eigenvalues above ``1.1 s^2 (1 + sqrt(d/n))^2``. Noise of variance
+  ``s^2`` alone would show no larger one; ``s^2`` is the mean of the eigenvalues that are not counted.
+- `largest_gap` returns the k > 1 with the largest ``l_k - l_(k+1)``. Source: Bhaskara and Wijewardena,
+  "On distributed averaging for stochastic k-PCA", section 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from fedpca.arrays import Array
+from fedpca.errors import InputError
+
+EDGE_MARGIN = 1.1  # factor on the Marchenko-Pastur edge: the largest noise eigenvalue fluctuates
+FIRST_LOOK = 10  # eigenvalues to compute before the first call of a rule
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """The leading eigenvalues of a covariance, in any scale, and the total of all of them."""
+
+    values: Array
+    total: float
+    n: float
+    d: int
+    is_all: bool = False  # no more values can be computed, even if more exist
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether no further eigenvalue can be computed."""
+        return self.is_all or len(self.values) >= min(self.n, self.d)
+
+
+Rule = Callable[[Spectrum], int | None]
+
+
+@dataclass(frozen=True)
+class RankRule:
+    """A rule, and how many eigenvalues to compute before its first call."""
+
+    rule: Rule
+    first_look: int
+
+    def __call__(self, spectrum: Spectrum) -> int | None:
+        return self.rule(spectrum)
+
+    def settle(self, spectrum: Spectrum) -> int:
+        """Return the rank for a spectrum of which no more can be computed."""
+        return self.rule(replace(spectrum, is_all=True)) or 1
+
+
+def check_n_components(n_components: Any) -> None:
+    """Refuse a value that is not a number of components, a share or the name of a rule."""
+    is_number = isinstance(n_components, Real) and not isinstance(n_components, bool)
+    if n_components is None or (isinstance(n_components, str) and n_components in RULES):
+        return
+    if is_number and (0 < n_components < 1 or (n_components >= 1 and n_components % 1 == 0)):
+        return
+    raise InputError(
+        f"n_components={n_components!r} is not valid; use a whole number of at least 1, a share "
+        f"between 0 and 1, None, or one of the rules {', '.join(RULES)}"
+    )
+
+
+def first_look(n_components: Any, limit: int) -> int:
+    """Return how many eigenvalues, at most ``limit``, to compute before ``n_components`` is decided."""
+    if n_components is None:
+        return limit
+    is_rule = isinstance(n_components, str) or 0 < n_components < 1
+    return min(FIRST_LOOK if is_rule else int(n_components), limit)
+
+
+def rank_rule(n_components: Any, n: int, d: int) -> RankRule:
+    """Return the rule for a user's ``n_components``, checked against n rows and d features."""
+    limit = min(n, d)
+    look = first_look(n_components, limit)
+    if n_components is None:
+        return RankRule(fixed(limit), look)
+    if isinstance(n_components, str):
+        return RankRule(RULES[n_components], look)
+    if 0 < n_components < 1:
+        return RankRule(share(float(n_components)), look)
+    if n_components > limit:
+        bound = f"{d} features" if d <= n else f"{n} rows of all sites"
+        raise InputError(f"n_components={n_components} exceeds the {bound}; use at most {limit}")
+    return RankRule(fixed(int(n_components)), look)
+
+
+def fixed(k: int) -> Rule:
+    """Return the rule that always chooses k."""
+    return lambda _: k
+
+
+def share(wanted: float) -> Rule:
+    """Return the rule for the fewest components with more than ``wanted`` of the total variance."""
+
+    def rule(spectrum: Spectrum) -> int | None:
+        reached = np.cumsum(spectrum.values) > wanted * spectrum.total
+        if reached.any():
+            return int(reached.argmax()) + 1
+        return len(spectrum.values) if spectrum.is_whole else None
+
+    return rule
+
+
+def marchenko_pastur(spectrum: Spectrum) -> int | None:
+    """Return the number of eigenvalues larger than noise alone would show, at least 1."""
+    values, d = spectrum.values, spectrum.d
+    if not values.size or values[0] <= 0:
+        return 1
+    edge_of_unit_noise = EDGE_MARGIN * (1 + np.sqrt(d / spectrum.n)) ** 2
+    rounding = d * np.finfo(np.float64).eps * values[0]
+    rank = 0
+    while rank < len(values):
+        remainder = max(0.0, spectrum.total - float(values[:rank].sum()))
+        edge = max(edge_of_unit_noise * remainder / max(1, d - rank), rounding)
+        n_above = int((values > edge).sum())
+        if n_above <= rank:
+            return max(1, rank)
+        rank = n_above
+    return rank if spectrum.is_whole else None
+
+
+def largest_gap(spectrum: Spectrum) -> int | None:
+    """Return the k > 1 with the largest gap after it, or 1 for fewer than three values."""
+    # centered rows have at most n - 1 nonzero eigenvalues; the drop after them is no gap in the data
+    values = spectrum.values[: max(1, int(spectrum.n) - 1)]
+    if not values.size:
+        return 1
+    gaps = -np.diff(values)[1:]
+    # no later gap can exceed the last value seen
+    if not spectrum.is_whole and (not gaps.size or gaps.max() < values[-1]):
+        return None
+    return int(gaps.argmax()) + 2 if gaps.size else 1
+
+
+RULES: dict[str, Rule] = {
+    "auto": marchenko_pastur,
+    "mp": marchenko_pastur,
+    "gap": largest_gap,
+}

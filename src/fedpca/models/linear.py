@@ -1,0 +1,186 @@
+"""A fitted linear model: it scores and reconstructs rows, gives their density, and has a file.
+
+A model has components ``C`` (k x d, orthonormal rows), variances ``l``, a noise variance ``v``, a mean
+``m`` and a scale ``s``:
+
+    t = C ((x - m) / s)                                   the scores of a row x
+    S = D (C' diag(l - v) C + v I) D,   D = diag(s)       the covariance of rows
+
+Rows are normally distributed with covariance S. Only the methods that return S form it.
+
+A file is in safetensors format with a JSON header. Loading it checks everything and runs no code.
+
+Source: Tipping and Bishop, "Mixtures of probabilistic principal component analysers" (1999).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from fedpca.arrays import Array, Arrays
+from fedpca.errors import FileError
+from fedpca.linalg.dense import fix_signs
+from fedpca.rows.in_memory import is_sparse
+from fedpca.storage.tensor_file import check_features, check_file_arrays, read_arrays, write_arrays
+
+MAX_OUTSIDE_SHARE = 1e-12  # of a row's squares, outside a subspace, that may be rounding
+SHAPES = {
+    "components": "k d",
+    "explained_variance": "k",
+    "singular_values": "k",
+    "mean": "d",
+    "scale": "d",
+    "noise_variance": "",
+    "total_variance": "",
+}
+
+
+@dataclass(frozen=True)
+class Model:
+    """Components, and all that is needed to use them."""
+
+    components: Array  # (k, d)
+    explained_variance: Array  # (k,)
+    singular_values: Array  # (k,)
+    mean: Array  # (d,)
+    scale: Array  # (d,)
+    noise_variance: Array  # ()
+    total_variance: Array  # ()
+
+    @classmethod
+    def from_eigen(
+        cls,
+        vectors: Array,
+        eigenvalues: Array,
+        energy: float,
+        n: float,
+        mean: Array,
+        scale: Array,
+        n_seen: int | None = None,
+    ) -> Model:
+        """Make a model from the leading eigenvectors, ``(d, k)``, of the scatter of n rows.
+
+        ``energy`` is the trace of the scatter. The variances are its eigenvalues over ``n - 1``. Where
+        rows weigh less than one each, n is their total weight and ``n_seen`` is their count. Where n is
+        below 2, half of n replaces ``n - 1``, so that one row has a finite variance.
+        """
+        d, k = vectors.shape
+        freedom = n - 1 if n >= 2 else max(n, 1e-300) / 2
+        variance = eigenvalues / freedom
+        total = energy / freedom
+        remainder = max(0.0, total - float(variance.sum()))
+        n_remaining = max(min(n if n_seen is None else n_seen, d) - k, 0)
+        return cls(
+            components=np.ascontiguousarray(fix_signs(vectors).T),
+            explained_variance=variance,
+            singular_values=np.sqrt(eigenvalues),
+            mean=mean,
+            scale=scale,
+            noise_variance=np.array(remainder / n_remaining if n_remaining else 0.0),
+            total_variance=np.array(total),
+        )
+
+    def transform(self, X: Any, *, whiten: bool = False) -> Array:
+        """Return the scores of rows, ``(n, k)``; with ``whiten`` their variance is 1."""
+        directions = (self.components / self.scale).T
+        if whiten:
+            directions = directions / self._deviations()
+        if is_sparse(X):  # subtracting the mean first would fill in the zeros
+            return np.asarray(X @ directions - self.mean @ directions)
+        return np.asarray((X - self.mean) @ directions)
+
+    def inverse_transform(self, scores: Array, *, whiten: bool = False) -> Array:
+        """Return the rows, ``(n, d)``, with these scores and nothing outside the components."""
+        if whiten:
+            scores = scores * self._deviations()
+        return np.asarray(scores @ (self.components * self.scale) + self.mean)
+
+    def covariance(self) -> Array:
+        """Return the covariance of rows under the model, ``(d, d)``."""
+        inner = self._inflate(self.explained_variance, float(self.noise_variance))
+        return np.asarray(inner * np.outer(self.scale, self.scale))
+
+    def precision(self) -> Array:
+        """Return the inverse of the covariance, or its pseudo-inverse where there is no noise."""
+        inner = self._inflate(*self._inverse_variances())
+        return np.asarray(inner / np.outer(self.scale, self.scale))
+
+    def log_likelihood(self, X: Array) -> Array:
+        """Return the logarithm of each row's density, ``(n,)``.
+
+        Without noise, rows outside the subspace of the components have a density of zero.
+        """
+        k, d = self.components.shape
+        v = float(self.noise_variance)
+        centered = (X - self.mean) / self.scale
+        scores = centered @ self.components.T
+        precision_along, precision_outside = self._inverse_variances()
+        squares = (centered**2).sum(axis=1)
+        outside = np.maximum(squares - (scores**2).sum(axis=1), 0.0)
+        distance = (scores**2) @ precision_along + precision_outside * outside
+        positive = self.explained_variance[self._has_variance()]
+        n_dimensions = d if v > 0 else len(positive)
+        log_det = np.log(positive).sum() + 2 * np.log(self.scale).sum()
+        log_det += (d - k) * np.log(v) if v > 0 else 0.0
+        density = -0.5 * (distance + n_dimensions * np.log(2 * np.pi) + log_det)
+        if v > 0 or k == d:
+            return np.asarray(density)
+        return np.where(outside > MAX_OUTSIDE_SHARE * squares, -np.inf, density)
+
+    def _has_variance(self) -> Array:
+        """Return which components have more variance than rounding alone would leave."""
+        rounding = self.components.shape[1] * np.finfo(np.float64).eps
+        return np.asarray(
+            self.explained_variance > rounding * self.explained_variance.max(initial=0)
+        )
+
+    def _deviations(self) -> Array:
+        """Return the standard deviations of scores, kept away from zero as scikit-learn does."""
+        return np.maximum(np.sqrt(self.explained_variance), np.finfo(np.float64).eps)
+
+    def _inflate(self, along: Array, outside: float) -> Array:
+        """Return ``C' diag(along) C + outside (I - C'C)``."""
+        C = self.components
+        return np.asarray((C.T * (along - outside)) @ C + outside * np.eye(C.shape[1]))
+
+    def _inverse_variances(self) -> tuple[Array, float]:
+        """Return one over each variance, along the components and outside; zero for no variance."""
+        v = float(self.noise_variance)
+        along = self.explained_variance
+        positive = self._has_variance()
+        with np.errstate(over="ignore"):  # a variance may be barely above zero
+            inverse = np.where(positive, 1 / np.where(positive, along, 1.0), 0.0)
+        return inverse, 1 / v if v > 0 else 0.0
+
+    def arrays(self) -> Arrays:
+        """Return the arrays by name, as a file holds them."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def save(self, path: str | os.PathLike[str], header: dict[str, Any]) -> None:
+        """Write the model and its header to a file, whole or not at all."""
+        write_arrays(path, self.arrays(), header)
+
+
+def load_model(path: str | os.PathLike[str]) -> tuple[Model, dict[str, Any]]:
+    """Read a model and its header from a file, after every check."""
+    arrays, header = read_arrays(path, "model")
+    if header.get("kind") == "summary":
+        raise FileError(f"{path} is a summary, not a model; `fedpca merge` makes it one")
+    return model_in(path, arrays, header), header
+
+
+def model_in(path: str | os.PathLike[str], arrays: Arrays, header: dict[str, Any]) -> Model:
+    """Return the model among a file's arrays, after every check."""
+    table = {name: f"float64 {shape}" for name, shape in SHAPES.items()}
+    arrays, lengths = check_file_arrays(path, arrays, table)
+    check_features(path, header.get("features"), lengths["d"])
+    n = header.get("n_samples")
+    if not isinstance(n, int) or n < 1:
+        raise FileError(f"{path}: n_samples is {n!r}, not a number of rows")
+    if not isinstance(header.get("parameters"), dict):
+        raise FileError(f"{path} has a header without parameters")
+    return Model(**arrays)

@@ -1,0 +1,229 @@
+"""A fitted personalized model: shared components, local components of each site, and its file.
+
+A row x of site i is standardized as ``a = (x - m_i) / s``. It is the sum of three orthogonal parts: one
+along the shared components U, one along the site's own V_i, and a remainder.
+
+    a = U U'a + V_i V_i'a + left
+
+The file that a site writes holds its own part alone. The coordinator's file holds the parts that it was
+allowed to gather, which may be none.
+
+Source: Shi and Kontar, "Personalized PCA: decoupling shared and unique features" (2024).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedpca.arrays import Array
+from fedpca.errors import FileError, InputError
+from fedpca.linalg.dense import fix_signs
+from fedpca.models.linear import Model
+from fedpca.rows.in_memory import Rows, is_sparse, refuse_non_finite
+from fedpca.rows.leading import leading_directions
+from fedpca.rows.standardized import Frame, StandardizedRows, column_sums, energy_beyond_rounding
+from fedpca.storage.tensor_file import check_features, check_file_arrays, read_arrays, write_arrays
+
+
+class Split(NamedTuple):
+    """Centered rows as the sum of three parts, each ``(n, d)``; ``left`` is the remainder."""
+
+    shared: Array
+    local: Array
+    left: Array
+
+
+@dataclass(frozen=True)
+class SitePart:
+    """One site's own components, mean and variances."""
+
+    n: int  # rows
+    mean: Array  # (d,), subtracted from the site's rows
+    components: Array  # (r, d)
+    variance: Array  # (r,), along the components
+    shared: Array  # (k,), variance along the shared components
+    total: Array  # (), variance of all features
+
+    @classmethod
+    def from_squares(
+        cls, n: int, mean: Array, V: Array, values: Array, along: Array, energy: float
+    ) -> SitePart:
+        """Make a site's part from sums of squares of its n rows.
+
+        ``values`` are the sums along V, ``along`` those along the shared components, and ``energy`` is
+        the total.
+        """
+        divisor = max(1, n)
+        return cls(
+            n=n,
+            mean=mean,
+            components=np.ascontiguousarray(fix_signs(V).T),
+            variance=values / divisor,
+            shared=along / divisor,
+            total=np.array(energy / divisor),
+        )
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Return the shares of the site's variance that are shared, local, and neither."""
+        return variance_shares(
+            float(self.shared.sum()), float(self.variance.sum()), float(self.total)
+        )
+
+
+def variance_shares(shared: float, local: float, total: float) -> dict[str, float]:
+    """Return the shared, local and remaining shares of a total variance; NaN where it is zero."""
+    if total <= 0:
+        return dict.fromkeys(("shared", "local", "left"), float("nan"))
+    left = max(0.0, total - shared - local)
+    return {"shared": shared / total, "local": local / total, "left": left / total}
+
+
+@dataclass(frozen=True)
+class PersonalizedModel:
+    """The shared components, and the parts of the sites that this model holds."""
+
+    components: Array  # (k, d)
+    variance: Array  # (k,), along the components, averaged over sites
+    scale: Array  # (d,)
+    mean: Array | None  # (d,), common to all sites; None where each has its own
+    parts: dict[str, SitePart]
+
+    @cached_property
+    def n_local(self) -> int:
+        """Return the largest number of local components of any site."""
+        return max((len(part.components) for part in self.parts.values()), default=0)
+
+    def of_site(self, name: str) -> Model:
+        """Return one site's shared and local components as a linear model of its rows."""
+        part = self.parts[name]
+        variance = np.concatenate([part.shared, part.variance])
+        d, k = self.components.shape[1], len(variance)
+        remainder = max(0.0, float(part.total) - float(variance.sum()))
+        n_remaining = max(min(part.n, d) - k, 0)
+        return Model(
+            components=np.vstack([self.components, part.components]),
+            explained_variance=variance,
+            singular_values=np.sqrt(variance * part.n),
+            mean=part.mean,
+            scale=self.scale,
+            noise_variance=np.array(remainder / n_remaining if n_remaining else 0.0),
+            total_variance=part.total,
+        )
+
+    def transform(self, X: Any, name: str) -> Array:
+        """Return a site's scores, shared then local, with zeros for components that it lacks."""
+        scores = self.of_site(name).transform(X)
+        n_zeros = len(self.components) + self.n_local - scores.shape[1]
+        return np.pad(scores, ((0, 0), (0, n_zeros)))
+
+    def inverse_transform(self, scores: Array, name: str) -> Array:
+        """Return the rows with these scores and nothing outside the site's components."""
+        model = self.of_site(name)
+        return model.inverse_transform(scores[:, : len(model.components)])
+
+    def split(self, X: Any, name: str) -> Split:
+        """Split a site's centered rows into a shared part, a local part and a remainder."""
+        model, k = self.of_site(name), len(self.components)
+        scores = model.transform(X)
+        directions = model.components * self.scale
+        shared, local = scores[:, :k] @ directions[:k], scores[:, k:] @ directions[k:]
+        centered = np.asarray(X.toarray() if is_sparse(X) else X) - model.mean
+        return Split(shared, local, centered - shared - local)
+
+    def error(self, X: Any, name: str) -> float:
+        """Return the mean squared length of the rows' remainders, in the units of the model."""
+        remainders = self.split(X, name).left / self.scale
+        squares = np.einsum("ij,ij->", remainders, remainders)
+        return float(squares / max(1, len(remainders)))
+
+    def with_site(
+        self, name: str, rows: Rows, n_local: int, order: list[int] | None = None
+    ) -> PersonalizedModel:
+        """Return the model with one more site, whose local components come from its own rows.
+
+        ``order`` says which of the site's columns is each feature of the model; None means the same
+        order.
+        """
+        n, sums = column_sums(rows)
+        if not np.isfinite(sums).all():
+            refuse_non_finite(rows)
+        if n < 1:
+            raise InputError(f"site {name!r} has no rows; its local components need at least 1")
+        own_mean = sums / n if order is None else sums[order] / n
+        mean = own_mean if self.mean is None else self.mean
+        columns = None if order is None else np.array(order)
+        standardized = StandardizedRows(rows, Frame(mean, self.scale, order=columns))
+        energy = energy_beyond_rounding(standardized, n, mean / self.scale)
+        U = self.components.T
+        values, V = leading_directions(standardized, n_local, energy, taken=U)
+        along = np.einsum("ij,ij->j", U, standardized.gram_times(np.ascontiguousarray(U)))
+        part = SitePart.from_squares(n, mean, V, values, along, energy)
+        return replace(self, parts={**self.parts, name: part})
+
+    def save(self, path: str | os.PathLike[str], header: dict[str, Any]) -> None:
+        """Write the model and its header to a file, whole or not at all."""
+        arrays = {"components": self.components, "variance": self.variance, "scale": self.scale}
+        if self.mean is not None:
+            arrays["mean"] = self.mean
+        sites = []
+        for i, (name, part) in enumerate(self.parts.items()):
+            arrays |= {f"{i}/{field}": getattr(part, field) for field in PART}
+            sites.append({"name": name, "n": part.n})
+        write_arrays(
+            path, arrays, {"kind": KIND, "estimator": "PersonalizedPCA", "sites": sites, **header}
+        )
+
+
+KIND = "personalized"
+PART = {"mean": "d", "components": "r d", "variance": "r", "shared": "k", "total": ""}
+
+
+def is_personalized(path: str | os.PathLike[str]) -> bool:
+    """Return whether a file holds a personalized model."""
+    return read_arrays(path, "model")[1].get("kind") == KIND
+
+
+def load_personalized(path: str | os.PathLike[str]) -> tuple[PersonalizedModel, dict[str, Any]]:
+    """Read a personalized model and its header from a file, after every check."""
+    arrays, header = read_arrays(path, "model")
+    if header.get("kind") != KIND:
+        raise FileError(
+            f"{path} holds a {header.get('kind') or 'linear model'}, not a personalized model"
+        )
+    table = {"components": "float64 k d", "variance": "float64 k", "scale": "float64 d"}
+    if "mean" in arrays:
+        table["mean"] = "float64 d"
+    sites = header.get("sites")
+    if not isinstance(sites, list) or not all(
+        isinstance(site, dict)
+        and isinstance(site.get("name"), str)
+        and isinstance(site.get("n"), int)
+        and site["n"] >= 0
+        for site in sites
+    ):
+        raise FileError(
+            f"{path} has a header that does not list the names and row counts of its sites"
+        )
+    if len({site["name"] for site in sites}) < len(sites):
+        raise FileError(f"{path} has two sites with the same name")
+    for i in range(len(sites)):
+        table |= {
+            f"{i}/{field}": f"float64 {shape.replace('r', f'{i}/r')}"
+            for field, shape in PART.items()
+        }
+    arrays, lengths = check_file_arrays(path, arrays, table)
+    check_features(path, header.get("features"), lengths["d"])
+    if not (arrays["scale"] > 0).all():
+        raise FileError(f"{path}: scale has values of 0 or below; all must be above 0")
+    parts = {
+        site["name"]: SitePart(n=site["n"], **{field: arrays[f"{i}/{field}"] for field in PART})
+        for i, site in enumerate(sites)
+    }
+    shared = {name: arrays[name] for name in ("components", "variance", "scale")}
+    return PersonalizedModel(**shared, mean=arrays.get("mean"), parts=parts), header

@@ -1,0 +1,241 @@
+"""A fitted robust model: it splits rows into a low-rank part and a sparse part of outliers.
+
+    A = V U' + S + noise,   S = A - V U' where |A - V U'| exceeds the threshold, else 0
+
+The components U are given, and the scores V are found here. `judge` decides which entries count,
+`fitted_scores` improves the scores of rows once, and `separate` repeats both until the scores stay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedpca.arrays import Array
+from fedpca.models.linear import Model
+from fedpca.rows.in_memory import is_sparse
+
+TIMES_MEDIAN = 4.0  # a threshold over the median size: 2.7 standard deviations of normal noise
+THRESHOLD_DECAY = 0.8  # a round multiplies the threshold by this
+MAX_PASSES = 200  # until thresholds fall in any case; then at most as many again
+SCORE_TOL = 1e-12  # relative change of scores at which they stay
+CG_STEPS = 3  # conjugate gradient steps in a pass
+DAMPING = 1e-3  # of the equations of a row in which no entry counts; less with each one that does
+
+
+class Parts(NamedTuple):
+    """Rows as the sum of two parts and noise, each ``(n, d)``."""
+
+    low_rank: Array  # missing values are filled in here
+    sparse: Array
+
+
+class OutlierScores(NamedTuple):
+    """How far each entry lies from the low-rank part, and how much of each row is an outlier."""
+
+    rows: Array  # (n,), the share of each row's entries that are outliers, from 0 to 1
+    cells: Array  # (n, d), residuals over the threshold: above 1 an entry is an outlier
+
+
+@dataclass(frozen=True)
+class RobustModel:
+    """Robust components, and the residual beyond which an entry is an outlier."""
+
+    linear: Model
+    threshold: float
+
+    @classmethod
+    def from_low_rank(
+        cls,
+        components: Array,
+        variance: Array,
+        *,
+        mean: Array,
+        scale: Array,
+        noise_variance: float,
+        n: int,
+        threshold: float,
+    ) -> RobustModel:
+        """Make a model from the components of n rows' low-rank part and its variance along them."""
+        linear = Model(
+            components=components,
+            explained_variance=variance,
+            singular_values=np.sqrt(variance * (n - 1)),
+            mean=mean,
+            scale=scale,
+            noise_variance=np.array(noise_variance),
+            total_variance=np.array(variance.sum() + len(mean) * noise_variance),
+        )
+        return cls(linear, threshold)
+
+    def transform(self, X: Any) -> Array:
+        """Return the scores of rows, ``(n, k)``; missing entries and outliers do not count."""
+        return self._separate(*self._standardized(X))[0]
+
+    def split(self, X: Any) -> Parts:
+        """Split rows into a low-rank part and a sparse part, with fixed components."""
+        scores, S = self._separate(*self._standardized(X))
+        return Parts(self.linear.inverse_transform(scores), S * self.linear.scale)
+
+    def outlier_scores(self, X: Any) -> OutlierScores:
+        """Return each entry's residual over the threshold, and each row's share of outliers."""
+        A, present = self._standardized(X)
+        scores, _ = self._separate(A, present)
+        cells = np.where(present, np.abs(A - scores @ self.linear.components), 0.0) / self.threshold
+        n_present = np.maximum(present.sum(axis=1), 1)
+        return OutlierScores((cells > 1).sum(axis=1) / n_present, cells)
+
+    def _standardized(self, rows: Any) -> tuple[Array, Array]:
+        dense = np.asarray(rows.toarray() if is_sparse(rows) else rows, np.float64)
+        return values_about(dense, self.linear.mean, self.linear.scale)
+
+    def _separate(self, A: Array, present: Array) -> tuple[Array, Array]:
+        model = self.linear
+        typical_entry = float(np.sqrt(model.explained_variance.sum() / len(model.mean)))
+        first = TIMES_MEDIAN * typical_entry
+        return separate(A, present, model.components.T, self.threshold, first=first)
+
+
+def values_about(rows: Array, center: Array, scale: Array | float = 1.0) -> tuple[Array, Array]:
+    """Return rows about a center and in a scale, with zeros for NaN, and a mask of present values."""
+    present = ~np.isnan(rows)
+    return np.where(present, (rows - center) / scale, 0.0), present
+
+
+def typical_size(residuals: Array, present: Array) -> float:
+    """Return the median absolute value of the present entries; zero where there are none."""
+    if not present.any():
+        return 0.0
+    return float(np.median(np.abs(residuals if present.all() else residuals[present])))
+
+
+def without_large(A: Array, threshold: Array | float) -> Array:
+    """Return A with zeros for entries beyond the threshold."""
+    return np.where(np.abs(A) > threshold, 0.0, A)
+
+
+class Residuals(NamedTuple):
+    """Residuals of rows, ``(n, d)``, and which entries count in a fit."""
+
+    R: Array
+    inliers: Array  # whether an entry is present and within the threshold
+    counted: Array  # whether it counts: all inliers, and clipped outliers where they must count
+    pull: Array  # the residuals of counted entries, clipped, and zero elsewhere
+    mostly_outliers: Array  # (n,), whether most entries of a row are beyond the threshold
+
+
+def judge(
+    A: Array, present: Array, L: Array, threshold: Array | float, reach: Array | float = 0.0
+) -> Residuals:
+    """Decide which entries of A count in a fit to L.
+
+    An entry that is missing or beyond the threshold does not count: it is treated as L. A row or
+    column that is mostly beyond the threshold would then keep too few entries to move it, and a large
+    one would stay at zero forever. So the outliers of such a row count, clipped to the threshold. Those
+    of such a column count, clipped to its ``reach``, ``(d,)``, which is 0 for all other columns.
+    """
+    R = A - L
+    inliers = counted = present & (np.abs(R) <= threshold)
+    pull = np.where(inliers, R, 0.0)
+    mostly_outliers = 2 * inliers.sum(axis=1) < present.sum(axis=1)
+    limits = np.maximum(np.where(mostly_outliers[:, None], threshold, 0.0), reach)
+    if limits.any():
+        pull += np.where(present & ~inliers, np.clip(R, -limits, limits), 0.0)
+        counted = inliers | (present & (limits > 0))
+    return Residuals(R, inliers, counted, pull, mostly_outliers)
+
+
+def fitted_scores(V: Array, U: Array, rows: Residuals) -> Array:
+    """Improve the scores V towards the best fit to the counted entries of each row."""
+    return np.asarray(V + _solve_rows(rows.counted, U, rows.pull @ U))
+
+
+def _solve_rows(counted: Array, U: Array, gradients: Array) -> Array:
+    """Solve (U'KU + damping) x = g for each row by conjugate gradients; K selects counted entries.
+
+    Where all entries count, one step is exact, since U is orthonormal. Damping keeps the equations of a
+    row solvable where too few entries count. The next pass makes up for what it takes off a step.
+    """
+    K = counted.astype(float)
+    damping = DAMPING * (1 - K.mean(axis=1, keepdims=True))
+    solution, residuals = np.zeros_like(gradients), gradients.copy()
+    direction = gradients.copy()
+    squares = _squares(residuals)
+    least = SCORE_TOL**2 * squares
+    for _ in range(CG_STEPS):
+        product = ((direction @ U.T) * K) @ U + damping * direction
+        goes_on = squares > least
+        length = _ratio(squares, (direction * product).sum(axis=1, keepdims=True), goes_on)
+        solution += length * direction
+        residuals -= length * product
+        last, squares = squares, _squares(residuals)
+        direction = residuals + _ratio(squares, last, goes_on) * direction
+    return solution
+
+
+def _ratio(a: Array, b: Array, where: Array) -> Array:
+    """Divide a by b where ``where`` is true; return zero elsewhere."""
+    return np.divide(a, b, out=np.zeros_like(a), where=where)
+
+
+def separate(
+    A: Array,
+    present: Array,
+    U: Array,
+    threshold: float,
+    *,
+    first: float = 0.0,
+    V: Array | None = None,
+) -> tuple[Array, Array]:
+    """Return the scores of rows on orthonormal U, ``(d, r)``, and their sparse part.
+
+    The search starts from the scores V if they are given, else from the entries within ``first``.
+
+    Outliers must go before the entries that they hide. So each row has a threshold of its own at first,
+    which falls with the row's median residual. Where scores stay, or passes run out, it falls in any
+    case, since the median may be an outlier itself. No row depends on other rows, or on features that
+    are in no component.
+    """
+    scores = _scores(A, present & U.any(axis=1), U, threshold, first, V)
+    R = A - scores @ U.T
+    return scores, np.where(present & (np.abs(R) > threshold), R, 0.0)
+
+
+def _scores(
+    A: Array, present: Array, U: Array, threshold: float, first: float, V: Array | None
+) -> Array:
+    """Find the scores of `separate` from the present entries."""
+    thresholds = _row_thresholds(A, present, max(first, threshold))
+    V = without_large(A, thresholds) @ U if V is None else V.copy()
+    falls = np.zeros((len(A), 1), bool)
+    unfinished = np.arange(len(A))
+    for done in range(2 * MAX_PASSES):
+        rows, is_present, last = A[unfinished], present[unfinished], V[unfinished]
+        L = last @ U.T
+        by_median = _row_thresholds(rows - L, is_present, threshold)
+        thresholds = np.where(falls, np.maximum(THRESHOLD_DECAY * thresholds, threshold), by_median)
+        scores = fitted_scores(last, U, judge(rows, is_present, L, thresholds))
+        V[unfinished] = scores
+        has_converged = _squares(scores - last) <= SCORE_TOL**2 * _squares(scores)
+        is_lowest = thresholds <= threshold
+        falls |= has_converged | is_lowest | (done >= MAX_PASSES)
+        goes_on = ~(has_converged & is_lowest)[:, 0]
+        if not goes_on.any():
+            break
+        unfinished, thresholds, falls = unfinished[goes_on], thresholds[goes_on], falls[goes_on]
+    return V
+
+
+def _row_thresholds(R: Array, present: Array, threshold: float) -> Array:
+    """Return each row's threshold, ``(n, 1)``: a multiple of its median residual, or the common one."""
+    sizes = np.sort(np.where(present, np.abs(R), np.inf), axis=1)
+    middle = np.minimum(present.sum(axis=1, keepdims=True) // 2, R.shape[1] - 1)
+    medians = np.where(present.any(axis=1, keepdims=True), np.take_along_axis(sizes, middle, 1), 0)
+    return np.maximum(TIMES_MEDIAN * medians, threshold)
+
+
+def _squares(V: Array) -> Array:
+    """Return the squared length of each row, ``(n, 1)``."""
+    return np.asarray(np.einsum("ij,ij->i", V, V)[:, None])

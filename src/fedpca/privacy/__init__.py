@@ -1,1 +1,0 @@
-"""What a run reveals, measured."""

@@ -1,0 +1,1 @@
+"""The messages and questions that the coordinator and the sites exchange."""

@@ -1,0 +1,149 @@
+"""Encode a header and named arrays as bytes, and decode them again.
+
+A message is ``prefix | header | arrays``. The prefix (24 bytes) holds a mark, the format version, the
+CRC-32 of all bytes after the prefix, the length of the header and the length of the whole message. The
+header is JSON with sorted keys, and lists every array's name, dtype and shape. The arrays follow in
+that order as little-endian C-order bytes, each starting at a multiple of 8. The same values always give
+the same bytes. Decoding never runs code and copies nothing; arrays are read-only views of the bytes.
+
+The checksum detects accidents. The channel (TLS) that carries the bytes protects against tampering.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedpca.arrays import DTYPES, Array
+from fedpca.errors import MessageError
+
+Header = dict[str, Any]
+
+MARK = b"FedP"
+VERSION = 2
+MAX_BYTES = 1 << 30
+
+_PREFIX = struct.Struct("<4sIIIQ")  # mark, version, CRC of the rest, header bytes, total bytes
+_DTYPE_BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
+_ALIGN_BYTES = 8
+_JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+PREFIX_BYTES = _PREFIX.size
+
+# the exceptions that a header with arbitrary contents can cause in Python and numpy
+_UNREADABLE = (ArithmeticError, LookupError, ValueError, TypeError, AttributeError, RecursionError)
+
+
+@dataclass(frozen=True)
+class Message:
+    """A header, named read-only arrays, and the size of the message when encoded."""
+
+    header: Header
+    arrays: dict[str, Array]
+    n_bytes: int
+
+
+def compose(
+    header: Mapping[str, Any], arrays: Mapping[str, Any], *, limit: int | None = MAX_BYTES
+) -> Message:
+    """Return a message of these arrays, copying only those whose order or byte order must change."""
+    ready = {name: _plain(name, array) for name, array in arrays.items()}
+    total = (
+        PREFIX_BYTES
+        + len(_header_text(header, ready))
+        + sum(array.nbytes + _padding(array.nbytes) for array in ready.values())
+    )
+    if limit is not None and total > limit:
+        raise MessageError(f"a message of {total:,} bytes exceeds the limit of {limit:,} bytes")
+    return Message(dict(header), ready, total)
+
+
+def encode(message: Message) -> bytes:
+    """Return the message's bytes, which are the same for the same values on every machine."""
+    text = _header_text(message.header, message.arrays)
+    chunks: list[bytes | memoryview] = [text]
+    for array in message.arrays.values():
+        chunks += [array.reshape(-1).view(np.uint8).data, b"\0" * _padding(array.nbytes)]
+    crc = 0
+    for chunk in chunks:
+        crc = zlib.crc32(chunk, crc)
+    prefix = _PREFIX.pack(MARK, VERSION, crc, len(text), message.n_bytes)
+    return b"".join([prefix, *chunks])
+
+
+def decode(data: bytes, *, limit: int | None = MAX_BYTES) -> Message:
+    """Return the message in ``data``, after every check that does not depend on the question."""
+    if limit is not None and len(data) > limit:
+        raise MessageError(f"a message of {len(data):,} bytes exceeds the limit of {limit:,} bytes")
+    if len(data) < _PREFIX.size or data[:4] != MARK:
+        raise MessageError("not a fedpca message")
+    _, version, crc, n_header, total = _PREFIX.unpack_from(data)
+    if version != VERSION:
+        raise MessageError(
+            f"message format {version} is not {VERSION}; install the same fedpca everywhere"
+        )
+    if len(data) != total:
+        raise MessageError(
+            f"the message has {len(data):,} bytes instead of {total:,}: it was truncated or extended"
+        )
+    view = memoryview(data)
+    if zlib.crc32(view[_PREFIX.size :]) != crc:
+        raise MessageError("the message was altered in transit: its checksum does not match")
+    try:
+        header = json.loads(bytes(view[_PREFIX.size : _PREFIX.size + n_header]))
+        fields = header.pop("fields")
+        arrays = _read_arrays(view[_PREFIX.size + n_header :], fields)
+    except _UNREADABLE as error:
+        raise MessageError(f"the message cannot be read: {type(error).__name__}") from None
+    return Message(header, arrays, total)
+
+
+def encoded_size(prefix: bytes) -> int | None:
+    """Return the size of the message that starts with ``prefix``, or None if none starts there."""
+    if len(prefix) < PREFIX_BYTES or prefix[:4] != MARK:
+        return None
+    return int(_PREFIX.unpack(prefix)[-1])
+
+
+def _header_text(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> bytes:
+    fields = [[name, DTYPES[array.dtype], array.shape] for name, array in arrays.items()]
+    text = _JSON.encode({**header, "fields": fields}).encode()
+    return text + b" " * _padding(PREFIX_BYTES + len(text))
+
+
+def _plain(name: str, array: Any) -> Array:
+    array = np.asarray(array)
+    dtype = array.dtype.newbyteorder("<")
+    if dtype not in DTYPES:
+        allowed = ", ".join(DTYPES.values())
+        raise MessageError(f"field {name!r} has dtype {array.dtype}; use one of {allowed}")
+    # ascontiguousarray would turn a scalar into a vector
+    plain = np.asarray(array, dtype=dtype, order="C").view()
+    plain.flags.writeable = False
+    return plain
+
+
+def _read_arrays(body: memoryview, fields: list[tuple[str, str, list[int]]]) -> dict[str, Array]:
+    arrays: dict[str, Array] = {}
+    start = 0
+    for name, dtype_name, shape in fields:
+        if dtype_name not in _DTYPE_BY_NAME or name in arrays or any(n < 0 for n in shape):
+            raise ValueError(name)
+        dtype = _DTYPE_BY_NAME[dtype_name]
+        count = math.prod(shape)
+        arrays[name] = np.frombuffer(body, dtype, count, start).reshape(shape)
+        start += count * dtype.itemsize
+        start += _padding(start)
+    if start != len(body):
+        raise ValueError("length")
+    return arrays
+
+
+def _padding(n_bytes: int) -> int:
+    return -n_bytes % _ALIGN_BYTES

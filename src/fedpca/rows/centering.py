@@ -1,0 +1,209 @@
+"""Center a block of rows, multiply with it, and join the means of two groups of rows.
+
+Centering comes before multiplying, so an offset of 1e8 costs no digits. A sparse block stays sparse.
+Columns without a zero are shifted, value by value. The other columns have a variance of at least
+``m^2 / n``, so their mean can be subtracted from the products instead. The same is done for a dense
+block that is so near the origin that at most eight bits are lost, which saves a copy.
+
+The scatter of a group of rows is the sum of ``(x - m)(x - m)'`` about its mean m. Two groups together
+have the scatter
+
+    S = S_1 + S_2 + n_1 n_2 / (n_1 + n_2) (m_2 - m_1)(m_2 - m_1)',
+
+so joining two means takes just one more row, which `Mean.join` returns. A mean is stored as a sum of
+two float64 vectors. At an offset of 1e8, one float64 would keep only eight digits of the distance
+between two means; two keep all digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple, Self
+
+import numpy as np
+from scipy.linalg.blas import dgemm, dger
+
+from fedpca.arrays import Array
+from fedpca.errors import InputError
+from fedpca.rows.in_memory import Block, Rows, is_sparse, refuse_non_finite
+
+MAX_CANCELLATION = 256.0  # largest ratio of a raw to a central second moment: eight bits are lost
+MAX_SAFE_VALUE = 1e145  # the squares of smaller values have a finite sum, however many there are
+
+
+class Centered(NamedTuple):
+    """Rows ``Y`` about a mean, stored centered or with a shift still to be subtracted."""
+
+    rows: Block  # (b, d)
+    shift: Array | None = None  # (d,): Y is rows - 1 shift'
+
+    @property
+    def n_rows(self) -> int:
+        """Return the number of rows."""
+        return int(self.rows.shape[0])
+
+    def sums(self) -> Array:
+        """Return the sum of each column, ``(d,)``."""
+        total = np.ones(self.n_rows) @ self.rows
+        return np.asarray(total if self.shift is None else total - self.n_rows * self.shift)
+
+    def squares(self) -> Array:
+        """Return the sum of squares of each column, ``(d,)``."""
+        if self.shift is None:
+            return np.asarray(np.einsum("ij,ij->j", self.rows, self.rows))
+        if is_sparse(self.rows):
+            raw = (self.rows * self.rows).sum(axis=0)
+        else:
+            raw = np.einsum("ij,ij->j", self.rows, self.rows)
+        return np.asarray(raw - self.shift * (2 * self.sums() + self.n_rows * self.shift))
+
+    def overflows(self, others: float) -> bool:
+        """Return whether the squares of the stored values, plus ``others``, have no finite sum."""
+        values = np.ravel(self.rows.data if is_sparse(self.rows) else self.rows)
+        if max(others, values.max(initial=0.0), -values.min(initial=0.0)) < MAX_SAFE_VALUE:
+            return False
+        with np.errstate(over="ignore"):
+            return not np.isfinite(others + float(np.einsum("i,i->", values, values)))
+
+    def inner(self) -> Array:
+        """Return Y'Y, ``(d, d)``."""
+        if self.shift is None:
+            return np.asarray(self.rows.T @ self.rows)
+        half = np.outer(self.sums() + self.n_rows / 2 * self.shift, self.shift)
+        return np.asarray(_dense(self.rows.T @ self.rows) - half - half.T)
+
+    def outer(self) -> Array:
+        """Return Y Y', ``(b, b)``."""
+        if self.shift is None:
+            return np.asarray(self.rows @ self.rows.T)
+        along = self.rows @ self.shift
+        raw = _dense(self.rows @ self.rows.T) - along[:, None] - along
+        return np.asarray(raw + self.shift @ self.shift)
+
+    def times(self, V: Array) -> Array:
+        """Return Y V, ``(b, k)``."""
+        scores = np.asarray(self.rows @ V)
+        return scores if self.shift is None else scores - self.shift @ V
+
+    def add_combined(self, W: Array, total: Array) -> Array:
+        """Return ``total + W Y``, ``(k, d)``, for W of ``(k, b)``; ``total`` is overwritten."""
+        if is_sparse(self.rows):
+            total += (self.rows.T @ W.T).T
+        else:
+            # BLAS adds in place; new memory of this size costs as much as the product
+            rows = np.asarray(self.rows, np.float64, order="C")
+            total = dgemm(1.0, rows.T, W.T, beta=1.0, c=total.T, overwrite_c=True).T
+        if self.shift is not None:
+            total = dger(-1.0, self.shift, W.sum(axis=1), a=total.T, overwrite_a=True).T
+        return np.asarray(total)
+
+    def dense(self) -> Array:
+        """Return Y as a dense array, ``(b, d)``."""
+        return np.asarray(self.rows if self.shift is None else _dense(self.rows) - self.shift)
+
+
+def center_block(block: Block, mean: Array, full: Array | None = None) -> Centered:
+    """Return the block about ``mean``; ``full`` marks columns that have no zero, if already found."""
+    if not is_sparse(block):
+        if block.dtype == np.float64 and not mean.any():
+            return Centered(block)  # a copy costs as much as a product with few columns
+        return Centered(np.subtract(block, mean, dtype=np.float64))
+    block = block.astype(np.float64, copy=False)  # products of narrow dtypes would overflow
+    if full is None:
+        full = full_columns(block)
+    if not full.any():
+        return Centered(block, mean)
+    shifted = block.copy()
+    shifted.data -= np.where(full, mean, 0.0)[block.indices]
+    return Centered(shifted, np.where(full, 0.0, mean))
+
+
+def full_columns(block: Block) -> Array:
+    """Return a mask of the columns of a sparse block that store a value in every row."""
+    return np.asarray(np.bincount(block.indices, minlength=block.shape[1]) == block.shape[0])
+
+
+class Mean(NamedTuple):
+    """The mean ``high + low`` of ``n`` rows, to twice the digits; n may be a fraction."""
+
+    n: float
+    high: Array  # (d,)
+    low: Array  # (d,), the part that rounding left out of ``high``
+
+    @classmethod
+    def none(cls, d: int) -> Self:
+        """Return the mean of no rows."""
+        return cls(0.0, np.zeros(d), np.zeros(d))
+
+    def join(self, other: Mean) -> tuple[Mean, Array]:
+        """Return the mean of both groups of rows, and the row that their distance adds, ``(1, d)``.
+
+        There is no such row, ``(0, d)``, if the means are equal or one group is empty.
+        """
+        no_row = np.empty((0, len(self.high)))
+        if not self.n or not other.n:
+            return (self if self.n else other), no_row
+        n = self.n + other.n
+        distance = (other.high - self.high) + (other.low - self.low)
+        if not distance.any():
+            return self._replace(n=n), no_row
+        step = self.low + other.n / n * distance
+        high = self.high + step
+        added = high - self.high
+        low = (self.high - (high - added)) + (step - added)
+        return Mean(n, high, low), np.sqrt(self.n * other.n / n) * distance[None]
+
+
+class NotFinite(InputError):
+    """Rows hold a value that is not finite, or whose square overflows."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "values are not finite, or so large that their squares overflow; drop or rescale them"
+        )
+
+
+@contextmanager
+def naming_bad_values(rows: Rows) -> Iterator[None]:
+    """Turn a `NotFinite` error into one that names the columns with such values."""
+    try:
+        yield
+    except NotFinite:
+        refuse_non_finite(rows)
+
+
+def finite_mean(block: Block) -> Array:
+    """Return the mean of a block's rows, ``(d,)``; refuse values that are not finite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean = np.ones(block.shape[0]) @ block / block.shape[0]
+    if not np.isfinite(mean).all():
+        raise NotFinite
+    return np.asarray(mean)
+
+
+def about_own_mean(
+    block: Block, *, center: bool = True, squares_before: Array | None = None
+) -> tuple[Mean, Centered]:
+    """Return the mean of a block's rows and the rows about it, or about zero unless ``center``.
+
+    ``squares_before`` is the sum of squares of each column, ``(d,)``, to which the caller will add the
+    block's own. If n times the squared mean is at most 256 times as large, the mean is left to be
+    subtracted from the products, and the block is not copied.
+    """
+    n, d = block.shape
+    zero = np.zeros(d)
+    mean = finite_mean(block) if n else zero
+    if not center or not n:
+        return Mean(float(n), zero, zero), center_block(block, zero)
+    if squares_before is not None and not is_sparse(block) and block.dtype == np.float64:
+        with np.errstate(over="ignore"):
+            is_near = (n * mean**2 <= MAX_CANCELLATION * squares_before).all()
+        if is_near:
+            return Mean(float(n), mean, zero), Centered(block, mean)
+    centered = center_block(block, mean)
+    return Mean(float(n), mean, centered.sums() / n), centered
+
+
+def _dense(array: Block) -> Array:
+    return np.asarray(array.toarray() if is_sparse(array) else array)

@@ -1,0 +1,268 @@
+"""Rows in ``.npy``, ``.npz``, Parquet and CSV files, and in folders of them."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+import scipy.sparse as sp
+
+from fedpca.errors import InputError, SiteFailed
+from fedpca.rows.columns import distinct_names
+from fedpca.rows.in_memory import (
+    Block,
+    DenseRows,
+    JoinedRows,
+    Rows,
+    SparseRows,
+    check_numeric,
+    rows_per_block,
+)
+from fedpca.rows.tables import dense_batch, numeric_schema
+
+_GONE = "gone"
+
+
+def open_path(path: Path) -> Rows:
+    """Return the rows of a file, or of all such files below a folder in the order of their paths."""
+    if path.is_dir():
+        files = _files_below(path)
+        if not files:
+            raise InputError(f"{path} holds no {', '.join(OPENERS)} file; give another folder")
+        return JoinedRows([(str(file), open_path(file)) for file in files])
+    if not path.exists():
+        raise InputError(f"{path} does not exist; check the name")
+    try:
+        opener = OPENERS[path.suffix]
+    except KeyError:
+        raise InputError(f"{path}: cannot read {path.suffix!r}; use {', '.join(OPENERS)}") from None
+    try:
+        return opener(path)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile):  # raised by numpy and Arrow
+        raise InputError(f"{path} is not a readable {path.suffix} file") from None
+
+
+def open_paths(texts: Sequence[str]) -> Rows:
+    """Return the rows of several files or folders as one; ``*`` in a name matches any text."""
+    paths = _expand_patterns(texts)
+    if len(paths) == 1:
+        return open_path(paths[0])
+    return JoinedRows([(str(path), open_path(path)) for path in paths])
+
+
+def paths_of(source: Any) -> list[str]:
+    """Return the file names, patterns and folders in a source, or an empty list for rows in memory."""
+    paths = source if isinstance(source, list | tuple) and source else [source]
+    is_named = all(isinstance(path, str | os.PathLike) for path in paths)
+    return [os.fspath(path) for path in paths] if is_named else []
+
+
+def file_states(source: Any) -> dict[Path, str]:
+    """Return the state of each file that `open_rows` would read now; empty for rows in memory."""
+    files: list[Path] = []
+    for path in _expand_patterns(paths_of(source)):
+        files += _files_below(path) if path.is_dir() else [path]
+    return {file: state_of(file) for file in files}
+
+
+def state_of(file: Path) -> str:
+    """Return the size and the modification time of a file, to notice a change without reading it."""
+    try:
+        stat = file.stat()
+    except OSError:
+        return _GONE
+    return f"{stat.st_size} bytes {stat.st_mtime_ns}"
+
+
+def refuse_gone(states: Mapping[Path, str]) -> None:
+    """Refuse files that are gone, with an error after which the site may be asked again.
+
+    A disk that is away may come back.
+    """
+    for file, state in states.items():
+        if state == _GONE:
+            raise SiteFailed(f"{file} can no longer be read")
+
+
+def _expand_patterns(texts: Sequence[str]) -> list[Path]:
+    paths = []
+    for text in texts:
+        if not text:
+            raise InputError("the name of a file or folder is empty; give one")
+        matches = sorted(glob.glob(text)) if glob.has_magic(text) else [text]  # noqa: PTH207
+        if not matches:
+            raise InputError(f"no file matches {text}; check the name")
+        paths += [Path(path) for path in matches]
+    return paths
+
+
+def _files_below(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.rglob("*") if p.suffix in OPENERS and p.is_file())
+
+
+class NpyRows:
+    """Rows of a ``.npy`` file, mapped a block at a time so that memory is freed after each block."""
+
+    pass_cost = 40.0
+    features = None
+
+    def __init__(self, path: Path) -> None:
+        whole = np.lib.format.open_memmap(path, mode="r")
+        if whole.ndim != 2:
+            raise InputError(f"the array has {whole.ndim} dimension(s); save a 2-D array")
+        check_numeric(whole.dtype)
+        self._path, self._dtype, self._offset = path, whole.dtype, whole.offset
+        # rows of a Fortran-order file are not contiguous, so map it whole and let the system page it
+        self._whole = None if whole.flags.c_contiguous else whole
+        self.n_rows, self.n_features = whole.shape
+
+    def blocks(self) -> Iterator[Block]:
+        step = rows_per_block(self.n_features)
+        for start in range(0, self.n_rows, step):
+            stop = min(start + step, self.n_rows)
+            yield self._map(start, stop) if self._whole is None else self._whole[start:stop]
+
+    def _map(self, start: int, stop: int) -> Block:
+        if not self.n_features:
+            return np.empty((stop - start, 0))
+        offset = self._offset + start * self.n_features * self._dtype.itemsize
+        shape = (stop - start, self.n_features)
+        return np.memmap(self._path, self._dtype, "r", offset, shape)
+
+
+class ParquetRows:
+    """Rows of a Parquet file, decoded a block at a time."""
+
+    pass_cost = 200.0
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        import pyarrow as pa
+
+        with self._open() as file:
+            schema = file.schema_arrow
+            self.n_rows = file.metadata.num_rows
+        index = (schema.pandas_metadata or {}).get("index_columns", [])
+        fields = [field for field in schema if field.name not in index]
+        self.features = distinct_names([field.name for field in fields])
+        self.n_features = len(self.features)
+        self._schema = numeric_schema(pa.schema(fields))
+
+    def blocks(self) -> Iterator[Block]:
+        import pyarrow as pa
+
+        try:
+            with self._open() as file:
+                size = rows_per_block(self.n_features)
+                for batch in file.iter_batches(size, columns=list(self.features)):
+                    yield dense_batch(batch, self._schema)
+        except (OSError, pa.ArrowException):
+            raise SiteFailed(f"{self._path} can no longer be read") from None
+
+    def _open(self) -> Any:
+        import pyarrow.parquet as pq
+
+        # pre_buffer would keep a row group's raw bytes next to the decoded columns
+        return pq.ParquetFile(self._path, pre_buffer=False)
+
+
+class CsvRows:
+    """Rows of a CSV file with a header line, parsed a block at a time."""
+
+    pass_cost = 1000.0
+
+    def __init__(self, path: Path) -> None:
+        import pyarrow as pa
+
+        self._path = path
+        with self._open(None) as reader:
+            schema = reader.schema
+        self.features = distinct_names(_header(schema.names))
+        self.n_features = len(self.features)
+        self._schema = numeric_schema(schema)
+        # a column may start with integers and go on with fractions, so read all columns as float64;
+        # only booleans keep their type, because Arrow cannot parse "true" as a float
+        booleans = [field for field in schema if pa.types.is_boolean(field.type)]
+        self._types = {field.name: field.type for field in self._schema}
+        self._types |= {field.name: field.type for field in booleans}
+
+    @cached_property
+    def n_rows(self) -> int:
+        return sum(len(block) for block in self.blocks())
+
+    def blocks(self) -> Iterator[Block]:
+        import pyarrow as pa
+
+        try:
+            n_rows = 0
+            with self._open(self._types) as reader:
+                for batch in reader:
+                    n_rows += batch.num_rows
+                    yield dense_batch(batch, self._schema)
+            self.n_rows = n_rows  # counted for free by this pass
+        except pa.ArrowInvalid as error:
+            # Arrow's own message quotes the value, which is private
+            column = re.search(r"CSV column #(\d+)", str(error))
+            where = "a line" if column is None else f"column {self.features[int(column[1])]}"
+            raise InputError(
+                f"{self._path}: {where} holds something that is not a number; correct or drop it"
+            ) from None
+
+    def _open(self, types: dict[str, Any] | None) -> Any:
+        import pyarrow.csv as csv
+
+        # Arrow's default of 1 MB of text stays well below BLOCK_BYTES once parsed
+        convert = csv.ConvertOptions(column_types=types)
+        return csv.open_csv(self._path, convert_options=convert)
+
+
+def _open_npz(path: Path) -> Rows:
+    with np.load(path, allow_pickle=False) as archive:
+        names = list(archive.files)
+        if "format" in names and "shape" in names:
+            matrix = sp.csr_array(sp.load_npz(path))
+            matrix.check_format(full_check=True)  # an index out of bounds would crash the process
+            return SparseRows(matrix)
+        chosen = "X" if "X" in names else names[0] if len(names) == 1 else None
+        if chosen is None:
+            raise InputError(f"the file holds the arrays {', '.join(names)}; call the rows 'X'")
+        return DenseRows(archive[chosen])
+
+
+def _header(names: list[str]) -> list[str]:
+    """Return the column names; refuse a first line without names or with numbers."""
+    if len(names) == 1 and any(mark in names[0] for mark in ";\t|"):
+        raise InputError("the columns are not separated by commas; write the file with commas")
+    if "" in names:
+        raise InputError(
+            f"column {names.index('') + 1} has no name; write the file without its row index"
+        )
+    looks_like_data = all(_is_number(name) for name in names)
+    if looks_like_data and names != [str(i) for i in range(len(names))]:
+        raise InputError("the first line holds numbers; it must hold the column names")
+    return names
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+OPENERS: dict[str, Callable[[Path], Rows]] = {
+    ".npy": NpyRows,
+    ".npz": _open_npz,
+    ".parquet": ParquetRows,
+    ".csv": CsvRows,
+}

@@ -1,0 +1,213 @@
+"""Rows in memory, read in blocks of bounded size.
+
+Every kind of rows, in memory or in files, offers the same few things: the number of rows, the names of
+the columns, and an iterator over blocks. A block is a dense ``(m, d)`` array or a sparse CSR matrix.
+Nothing here centers, scales or reorders; `fedpca.rows.standardized` does that on the fly.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import scipy.sparse as sp
+
+from fedpca.arrays import Array
+from fedpca.errors import InputError
+from fedpca.rows.columns import HasColumns, matching_order, some_of
+
+BLOCK_BYTES = 16 << 20  # size of one dense block; reading a file holds no more than this at a time
+MAX_SPARSE_BLOCK_RATIO = 32  # a sparse block has at most this many times the rows of a dense one
+
+Block = Any  # a dense (m, d) array, or a CSR matrix of that shape
+
+
+class Rows(HasColumns, Protocol):
+    """The interface of every kind of rows."""
+
+    @property
+    def n_rows(self) -> int: ...
+
+    @property
+    def pass_cost(self) -> float: ...  # the cost of reading one entry once, in multiplications
+
+    def blocks(self) -> Iterator[Block]: ...
+
+
+def canonical(matrix: Any) -> Any:
+    """Return a sparse matrix of any kind as a CSR array without duplicate entries."""
+    rows = sp.csr_array(matrix)
+    if not rows.has_canonical_format:
+        rows = rows.copy()  # the caller's matrix must stay as it is
+        rows.sum_duplicates()
+    return rows
+
+
+def is_sparse(block: Any) -> bool:
+    """Return whether a block is sparse, without narrowing its type to one of scipy's classes."""
+    return bool(sp.issparse(block))
+
+
+def rows_per_block(n_features: int) -> int:
+    """Return how many rows of float64 fill one block."""
+    return max(1, BLOCK_BYTES // (8 * max(1, n_features)))
+
+
+def batches(blocks: Iterable[Block], size: int) -> Iterator[Block]:
+    """Yield the same rows in blocks of ``size`` rows; only the last block may be smaller."""
+    pending: list[Block] = []
+    n_pending = 0
+    for block in blocks:
+        start = 0
+        while n_pending + block.shape[0] - start >= size:
+            stop = start + size - n_pending
+            yield _stacked([*pending, block[start:stop]])
+            pending, n_pending, start = [], 0, stop
+        if start < block.shape[0]:
+            pending.append(block[start:])
+            n_pending += block.shape[0] - start
+    if pending:
+        yield _stacked(pending)
+
+
+def _stacked(blocks: Sequence[Block]) -> Block:
+    if len(blocks) == 1:
+        return blocks[0]
+    if any(is_sparse(block) for block in blocks):
+        return sp.vstack(blocks, format="csr")
+    return np.vstack(blocks)
+
+
+class DenseRows:
+    """Rows of a numpy array, or of anything that numpy can convert to one."""
+
+    pass_cost = 4.0
+    features = None
+
+    def __init__(self, array: Any) -> None:
+        if np.ma.is_masked(array):
+            raise InputError("rows have masked values; drop those rows or fill them in")
+        try:
+            self._array = _numeric(np.asarray(array))
+        except InputError:
+            raise
+        except (ValueError, TypeError):  # a ragged list; numpy's message may quote private values
+            raise InputError(
+                f"a {type(array).__name__} is not a table of numbers; give a 2-D array"
+            ) from None
+        self.n_rows, self.n_features = self._array.shape
+
+    def blocks(self) -> Iterator[Block]:
+        step = rows_per_block(self.n_features)
+        for start in range(0, self.n_rows, step):
+            yield self._array[start : start + step]
+
+
+class SparseRows:
+    """Rows of a scipy sparse matrix or array, which stay sparse."""
+
+    pass_cost = 4.0
+    features = None
+
+    def __init__(self, matrix: Any) -> None:
+        if matrix.ndim != 2:
+            raise InputError(f"sparse rows have {matrix.ndim} dimension; give a 2-D matrix")
+        check_numeric(matrix.dtype)
+        self._matrix = canonical(matrix)
+        self.n_rows, self.n_features = self._matrix.shape
+        # an entry takes 12 bytes in a CSR block and 8 in a dense one
+        density = self._matrix.nnz / max(1, self.n_rows * self.n_features)
+        # the scores of sparse rows are dense, so the ratio needs a limit
+        ratio = min(1 / max(1.5 * density, 1e-3), MAX_SPARSE_BLOCK_RATIO)
+        self._step = max(1, int(rows_per_block(self.n_features) * ratio))
+
+    def blocks(self) -> Iterator[Block]:
+        for start in range(0, self.n_rows, self._step):
+            is_whole = self._step >= self.n_rows
+            yield self._matrix if is_whole else self._matrix[start : start + self._step]
+
+
+class JoinedRows:
+    """Rows of several named sources, one after another, such as the files of a folder."""
+
+    def __init__(self, sources: Sequence[tuple[str, Rows]]) -> None:
+        first_name, first = sources[0]
+        self._sources: list[tuple[Rows, list[int] | None]] = []
+        for name, rows in sources:
+            where = f"{name}, compared with {first_name}"
+            self._sources.append((rows, matching_order(first, rows, where)))
+        self.features, self.n_features = first.features, first.n_features
+        self.pass_cost = max(rows.pass_cost for rows, _ in self._sources)
+
+    @property
+    def n_rows(self) -> int:
+        return sum(rows.n_rows for rows, _ in self._sources)
+
+    def blocks(self) -> Iterator[Block]:
+        for rows, order in self._sources:
+            for block in rows.blocks():
+                yield block if order is None else block[:, order]
+
+
+def refuse_non_finite(rows: Rows) -> None:
+    """Raise an error that counts the NaN and infinite values and names their columns.
+
+    Call this once a sum was not finite. If every value is finite, the sum itself overflowed.
+    """
+    n_nan = n_inf = 0
+    columns: set[int] = set()
+    for block in rows.blocks():
+        values = block.data if is_sparse(block) else np.asarray(block)
+        bad = ~np.isfinite(np.asarray(values, dtype=np.float64))
+        if bad.any():
+            n_nan += int(np.isnan(values).sum())
+            n_inf += int(np.isinf(values).sum())
+            bad_columns = block.indices[bad] if is_sparse(block) else np.nonzero(bad)[1]
+            columns.update(int(column) for column in bad_columns)
+    if not columns:
+        raise InputError(
+            "values are so large that their sums of squares overflow; rescale the columns"
+        )
+    names = [str(c) if rows.features is None else rows.features[c] for c in sorted(columns)]
+    counts = [f"{n:,} {kind}" for n, kind in ((n_nan, "NaN"), (n_inf, "infinity")) if n]
+    raise InputError(
+        f"Input contains {' and '.join(counts)} in columns {some_of(names)}; "
+        "drop those rows or fill them in"
+    )
+
+
+def checksum(rows: Rows) -> str:
+    """Return the shape and a checksum of all values, to notice changed rows that are not in a file."""
+    crc = 0
+    for block in rows.blocks():
+        arrays = (block.data, block.indices, block.indptr) if is_sparse(block) else (block,)
+        for array in arrays:
+            crc = zlib.crc32(np.ascontiguousarray(array).data, crc)
+    return f"{rows.n_rows} x {rows.n_features} {crc:08x}"
+
+
+def _numeric(array: Array) -> Array:
+    if array.ndim != 2:
+        raise InputError(
+            f"rows have {array.ndim} dimension(s); give a 2-D array. Reshape your data with "
+            ".reshape(-1, 1) if it has one feature or .reshape(1, -1) if it is one row"
+        )
+    if array.dtype.kind in "OUS":
+        try:
+            array = array.astype(np.float64)
+        except (ValueError, TypeError):
+            raise InputError(
+                f"rows of dtype {array.dtype} are not numeric; drop or encode the columns of text"
+            ) from None
+    check_numeric(array.dtype)
+    return array
+
+
+def check_numeric(dtype: np.dtype[Any]) -> None:
+    """Refuse a dtype that does not hold real numbers."""
+    if dtype.kind == "c":
+        raise InputError(f"Complex data not supported: rows of dtype {dtype}; give real numbers")
+    if dtype.kind not in "fiub":
+        raise InputError(f"rows of dtype {dtype} are not numeric; give real numbers")

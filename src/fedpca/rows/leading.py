@@ -1,0 +1,91 @@
+"""Find the leading directions of one site's rows outside a given subspace U.
+
+    V = leading eigenvectors of (I - UU') A'A (I - UU'),   U'V = 0
+
+With few features, A'A is decomposed. With few rows, AA' is. In all other cases a Krylov space of
+products with A finds V, so large sparse rows stay sparse and rows in files are read in blocks. The
+search never starts from an earlier V: a small residual there would show that V is invariant, not that
+it leads.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from fedpca.arrays import Array
+from fedpca.linalg.blas_threads import threads_for
+from fedpca.linalg.dense import orth, outside, top_eigen
+from fedpca.linalg.krylov import NEGLIGIBLE, leading_eigen
+from fedpca.rows.standardized import StandardizedRows
+
+MAX_DENSE_SIDE = 256  # features or rows up to which LAPACK is faster than a Krylov space
+MAX_DENSE_BYTES = 64 << 20  # size up to which few rows are made dense
+TOL = 1e-11  # residual, as a fraction of the largest eigenvalue
+MAX_PRODUCTS = 300
+
+
+def leading_directions(
+    rows: StandardizedRows,
+    k: int,
+    energy: float,
+    taken: Array | None = None,
+    *,
+    tol: float = TOL,
+) -> tuple[Array, Array]:
+    """Return the k largest eigenvalues and eigenvectors, ``(d, k)``, outside ``taken``, ``(d, r)``.
+
+    ``energy`` is the sum of all squares of A. If the rows have fewer than k directions beyond rounding,
+    fewer columns are returned. ``tol`` bounds the residual of the Krylov search, as a fraction of the
+    largest eigenvalue.
+    """
+    d = rows.n_features
+    U = np.empty((d, 0)) if taken is None else taken
+    k = min(k, d - U.shape[1])
+    if not k or not energy:
+        return np.empty(0), np.empty((d, 0))
+    if d <= MAX_DENSE_SIDE:
+        values, V = _by_features(rows, U, k)
+    elif rows.n_rows <= MAX_DENSE_SIDE and 8 * rows.n_rows * d <= MAX_DENSE_BYTES:
+        values, V = _by_rows(rows, U, k)
+    else:
+        values, V = _by_products(rows, U, k, tol)
+    is_kept = values > NEGLIGIBLE * energy
+    values, V = values[is_kept], V[:, is_kept]
+    if not V.size or not U.size:
+        return values, V
+    with threads_for(V):
+        # a vector with a large part in U is orthogonal to U only after a second projection
+        return values, orth(outside(U, outside(U, V)))
+
+
+def _by_features(rows: StandardizedRows, U: Array, k: int) -> tuple[Array, Array]:
+    M = outside(U, outside(U, rows.gram()).T)
+    return top_eigen((M + M.T) / 2, k)
+
+
+def _by_rows(rows: StandardizedRows, U: Array, k: int) -> tuple[Array, Array]:
+    if not rows.n_rows:
+        return np.empty(0), np.empty((rows.n_features, 0))
+    A = np.vstack([part.dense() for _, part in rows.parts()])
+    B = outside(U, A.T)  # (d, n)
+    values, C = top_eigen(B.T @ B, min(k, rows.n_rows))
+    return values, orth(B @ C)
+
+
+def _by_products(rows: StandardizedRows, U: Array, k: int, tol: float) -> tuple[Array, Array]:
+    block = np.random.default_rng(0).standard_normal((rows.n_features, k))
+    with threads_for(block):
+        start = orth(outside(U, block))
+    times = partial(_outside_product, rows, U)
+    return leading_eigen(times, start, k, tol=tol, most=MAX_PRODUCTS)
+
+
+def _outside_product(rows: StandardizedRows, U: Array, Z: Array) -> Array:
+    """Return ``(I - UU') A'A (I - UU') Z``, ``(d, k)``.
+
+    Z is outside U up to rounding, but normalizing a small block magnifies rounding. Projecting on one
+    side alone would then no longer multiply by a symmetric matrix.
+    """
+    return outside(U, rows.gram_times(outside(U, Z)))

@@ -1,0 +1,314 @@
+"""A site's rows as a run sees them: centered, scaled, and in the common order of features.
+
+    A = (X - 1 m') / s,   with the products A'A and A'(A Z)
+
+X holds the site's rows, m is the mean of all sites or the site's own, and s is the common scale. A is
+never stored. Blocks are centered on the fly; the scale and the order of columns are applied to Z and to
+the result.
+
+Centering comes before multiplying (`fedpca.rows.centering`). Raw second moments minus ``n m m'`` lose
+every digit at an offset of 1e8. They are used only for blocks whose diagonal shows that at most eight
+bits are lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+
+import numpy as np
+import scipy.sparse as sp
+from scipy.linalg.blas import dgemm
+
+from fedpca.arrays import Array
+from fedpca.errors import InputError
+from fedpca.rows.centering import MAX_CANCELLATION, Centered, Mean, center_block, full_columns
+from fedpca.rows.in_memory import Block, Rows, is_sparse
+
+MAX_CACHE_BYTES = 256 << 20  # memory that a site may use to keep A'A
+MIN_ENERGY = 1e-140  # above this, the square of a sum of squares does not underflow
+
+
+def column_sums(rows: Rows) -> tuple[int, Array]:
+    """Return the number of rows and the sum of each column, in the rows' own order of columns."""
+    count = 0
+    total = np.zeros(rows.n_features)
+    with np.errstate(over="ignore", invalid="ignore"):  # the caller checks that the sums are finite
+        for block in rows.blocks():
+            # a product with ones sums in float64 and at the speed of BLAS
+            total += np.ones(block.shape[0]) @ block
+            count += block.shape[0]
+    return count, total
+
+
+def usable_energy(energy: float) -> float:
+    """Return the total sum of squares; refuse one whose products would lose digits."""
+    if energy and not MIN_ENERGY < energy < 1 / MIN_ENERGY:
+        raise InputError(
+            f"the sum of squares about the mean is {energy:.1e}; products lose digits "
+            f"outside {MIN_ENERGY:.0e} to {1 / MIN_ENERGY:.0e}, so rescale the columns"
+        )
+    return energy
+
+
+def energy_beyond_rounding(rows: StandardizedRows, n: int, mean: Array) -> float:
+    """Return the sum of squares of n rows about a mean, or zero if rounding of the mean explains it.
+
+    The bound is the one by which scikit-learn's StandardScaler detects a constant column.
+    """
+    energy = usable_energy(rows.energy())
+    rounding = n * float(np.sum((n * mean * np.finfo(np.float64).eps) ** 2))
+    return energy if energy > rounding else 0.0
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The order of features, the mean and the scale that a run applies to a site's rows.
+
+    Parameters
+    ----------
+    mean, scale : ndarray of shape (d,)
+        The mean and the scale, in the common order of features.
+    order : ndarray of shape (d,), optional
+        The position of each common feature among the site's own columns; None for the same order.
+    sums : ndarray of shape (d,), optional
+        The sums of the site's own columns, if already computed.
+    n_products : int
+        The number of columns that the rows will likely be multiplied by.
+    energy : float, optional
+        The sum of squares of the rows in this frame, once computed.
+    """
+
+    mean: Array
+    scale: Array
+    order: Array | None = None
+    sums: Array | None = None
+    n_products: int = 1
+    energy: float | None = None
+
+    def is_same_as(self, other: Frame) -> bool:
+        """Return whether both frames give the same products."""
+        return self.n_products == other.n_products and all(
+            getattr(self, name) is getattr(other, name)
+            for name in ("mean", "scale", "order", "sums")
+        )
+
+
+class StandardizedRows:
+    """A site's rows in a frame, with the products that solvers ask for.
+
+    Parameters
+    ----------
+    rows : Rows
+        The site's own rows.
+    frame : Frame
+        The order of features, the mean and the scale.
+    max_cache_bytes : int
+        The memory that may be used to keep A'A.
+    """
+
+    def __init__(self, rows: Rows, frame: Frame, *, max_cache_bytes: int = MAX_CACHE_BYTES) -> None:
+        self.frame = frame
+        self._rows = rows
+        self._order = slice(None) if frame.order is None else frame.order
+        self._mean = self._to_own_order(frame.mean)
+        self._scale = frame.scale
+        self._is_unscaled = bool((frame.scale == 1).all())
+        self._sums = frame.sums
+        self._n_products = int(frame.n_products)
+        self._max_cache_bytes = max_cache_bytes
+        self._gram: Array | None = None
+        self._full_columns: dict[int, Array] = {}  # by the index of a sparse block
+
+    @property
+    def n_features(self) -> int:
+        """Return the number of features."""
+        return len(self._mean)
+
+    @property
+    def n_rows(self) -> int:
+        """Return the number of rows."""
+        return self._rows.n_rows
+
+    def squares(self) -> Array:
+        """Return the sum of squares of each column of A, ``(d,)``."""
+        total = np.zeros(len(self._mean))
+        with np.errstate(over="ignore", invalid="ignore"):
+            for block in self._blocks():
+                total += block.squares()
+        refuse_overflow(total)
+        return np.asarray(total[self._order] / self._scale**2)
+
+    def energy(self) -> float:
+        """Return the sum of all squares of A, through A'A if that is computed anyway."""
+        total = self.gram().diagonal() if self._gram_pays(1) else self.squares()
+        return float(total.sum())
+
+    def gram(self) -> Array:
+        """Return A'A, ``(d, d)``, and keep it for later products if that pays and memory allows."""
+        if self._gram is not None:
+            return self._gram
+        with np.errstate(over="ignore", invalid="ignore"):
+            gram = self._own_gram()
+        refuse_overflow(gram.diagonal())
+        if not isinstance(self._order, slice):
+            gram = gram[np.ix_(self._order, self._order)]
+        if not self._is_unscaled:
+            gram /= np.outer(self._scale, self._scale)
+        if self._gram_pays(1):
+            self._gram = gram
+        return gram
+
+    def gram_times(self, Z: Array) -> Array:
+        """Return A'(A Z), ``(d, k)``, through A'A if that is cheaper over the whole run."""
+        if self._gram_pays(Z.shape[1]):
+            return np.asarray(self.gram() @ Z)
+        own = self._directions(Z)
+        transposed = np.ascontiguousarray(own.T)  # makes BLAS up to 1.5 times as fast
+        total = None
+        for block, shift in self._blocks():
+            if shift is None:
+                product = ((transposed @ block.T) @ block).T
+            else:
+                # einsum avoids BLAS, whose threads would spin on cores that sparse products need
+                scores = block @ own - np.einsum("i,ij->j", shift, own)
+                product = block.T @ scores
+                product -= np.outer(shift, scores.sum(axis=0))
+            total = product if total is None else np.add(total, product, out=total)
+        if total is None:  # no rows
+            return np.zeros_like(own)
+        ordered = total[self._order]
+        return np.asarray(ordered if self._is_unscaled else ordered / self._scale[:, None])
+
+    def energy_along(self, V: Array, energy: float) -> float:
+        """Return ``||A V||^2`` for V, ``(d, k)``; ``energy`` is the sum of all squares of A."""
+        if self._gram_pays(V.shape[1]):
+            return float(np.vdot(V, self.gram() @ V))
+        own = self._directions(V)
+        transposed = np.ascontiguousarray(own.T)
+        offset = self._rows.n_rows * float(np.sum((self._mean[self._order] / self._scale) ** 2))
+        is_near_origin = offset <= MAX_CANCELLATION * energy
+        total = 0.0
+        for block, shift in self._raw_blocks() if is_near_origin else self._blocks():
+            scores = (block @ own).T if is_sparse(block) else transposed @ block.T
+            if shift is not None:
+                scores -= (shift @ own)[:, None]
+            total += float(np.vdot(scores, scores))
+        return total
+
+    def parts(self) -> Iterator[tuple[Mean, Centered]]:
+        """Yield the blocks of A in the common order and scale, each about a mean of zero."""
+        zero = np.zeros(len(self._mean))
+        for block in self._blocks():
+            rows = block.rows[:, self._order]
+            shift = None if block.shift is None else block.shift[self._order] / self._scale
+            if not self._is_unscaled:
+                rows = rows / self._scale if shift is None else _scaled(rows, self._scale)
+            yield Mean(float(block.n_rows), zero, zero), Centered(rows, shift)
+
+    def _own_gram(self) -> Array:
+        """Return the Gram matrix of the centered rows, in their own order and without the scale."""
+        moments = RawMoments(self._mean)
+        centered = None
+        for index, block in enumerate(self._rows.blocks()):
+            # if one block is too far from the origin, the blocks after it likely are too
+            is_whole = block.shape[0] == self._rows.n_rows
+            if centered is None and moments.add(block, self._sums if is_whole else None):
+                continue
+            gram = self._center(index, block).inner()
+            centered = gram if centered is None else np.add(centered, gram, out=centered)
+        return moments.central() if centered is None else centered + moments.central()
+
+    def _blocks(self) -> Iterator[Centered]:
+        return map(self._center, count(), self._rows.blocks())
+
+    def _raw_blocks(self) -> Iterator[Centered]:
+        """Return the blocks as stored, each with the mean as a shift that the products subtract."""
+        return (Centered(block, self._mean) for block in self._rows.blocks())
+
+    def _center(self, index: int, block: Block) -> Centered:
+        if not is_sparse(block):
+            return center_block(block, self._mean)
+        if index not in self._full_columns:
+            self._full_columns[index] = full_columns(block)
+        return center_block(block, self._mean, self._full_columns[index])
+
+    def _gram_fits(self) -> bool:
+        return 8 * len(self._mean) ** 2 <= self._max_cache_bytes
+
+    def _gram_pays(self, width: int) -> bool:
+        """Return whether A'A and products with it cost less than passes over the rows.
+
+        The answer depends on the frame alone and not on earlier questions, because a restarted site
+        must give the same bits.
+        """
+        if not self._gram_fits():
+            return False
+        n, d = self._rows.n_rows, len(self._mean)
+        columns = max(self._n_products, width)
+        one_pass = n * d * self._rows.pass_cost
+        cached = n * d**2 + 2 * d**2 * columns + one_pass
+        streamed = 4 * n * d * columns + one_pass * columns / max(1, width)
+        return cached < streamed
+
+    def _directions(self, Z: Array) -> Array:
+        """Return Z with the scale and the order moved onto it, so that centered rows need neither."""
+        return self._to_own_order(Z if self._is_unscaled else Z / self._scale[:, None])
+
+    def _to_own_order(self, array: Array) -> Array:
+        if isinstance(self._order, slice):
+            return array
+        own = np.empty_like(array)
+        own[self._order] = array
+        return own
+
+
+def _scaled(block: Block, scale: Array) -> Block:
+    return (block @ sp.diags_array(1 / scale)).tocsr()
+
+
+def refuse_overflow(squares: Array) -> None:
+    """Refuse rows whose sums of squares are not finite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = squares.sum()
+    if not np.isfinite(total):
+        raise InputError("values are so large that their squares overflow; rescale the columns")
+
+
+class RawMoments:
+    """A sum of A'A over blocks near the origin, which need no centered copy."""
+
+    def __init__(self, mean: Array) -> None:
+        self._mean = mean
+        self._gram: Array | None = None
+        self._sums = np.zeros(len(mean))
+        self._n = 0
+
+    def add(self, block: Block, sums: Array | None) -> bool:
+        """Add a block and return True, or return False if raw moments would lose too many digits.
+
+        ``sums`` holds the sums of the block's columns, if already computed.
+        """
+        if is_sparse(block) or block.dtype != np.float64:
+            return False
+        raw = block.T @ block
+        if sums is None:
+            sums = np.ones(len(block)) @ block
+        central = raw.diagonal() - 2 * sums * self._mean + len(block) * self._mean**2
+        if (raw.diagonal() > MAX_CANCELLATION * central).any():
+            return False
+        self._gram = raw if self._gram is None else np.add(self._gram, raw, out=self._gram)
+        self._sums += sums
+        self._n += len(block)
+        return True
+
+    def central(self) -> Array:
+        """Return ``X'X - s m' - m s' + n m m'`` of the added blocks, where s is their column sums."""
+        if self._gram is None:
+            return np.zeros((len(self._mean), len(self._mean)))
+        half = self._sums - self._n / 2 * self._mean
+        pair, mirror = np.stack([half, self._mean]), np.stack([self._mean, half])
+        # dgemm works in place; a temporary of this size costs more than the arithmetic
+        dgemm(-1.0, pair.T, mirror.T, beta=1.0, c=self._gram.T, trans_b=True, overwrite_c=True)
+        return self._gram

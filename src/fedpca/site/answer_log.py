@@ -1,0 +1,126 @@
+"""Record at the site what it was asked and what left it.
+
+The coordinator's ledger is the coordinator's word. The site writes this one itself, on its own disk and
+before an answer leaves. Each question gets one line of JSON::
+
+    {"time": "2026-11-15T12:00:00+00:00", "run": "1f..0", "round": 3, "question": "covariance_product",
+     "verb": "sum", "sites": 3, "came": {"Z": [30, 5]}, "bytes_in": 1408,
+     "left": {"Y": [30, 5]}, "bytes_out": 1400, "refused": null}
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fedpca.errors import InputError, MessageError, SiteFailed
+from fedpca.protocol.message import Message, decode, encode
+from fedpca.rows.in_memory import Rows
+from fedpca.site.site import Site
+
+
+class AnswerLog:
+    """A log that passes questions on to a site, and records each before its answer leaves.
+
+    Parameters
+    ----------
+    site : Site
+        The site that answers.
+    path : path
+        The site's ledger; new lines go to its end.
+    tell : callable
+        Called with one line of plain words for each question.
+    """
+
+    def __init__(self, site: Site, path: Path, tell: Callable[[str], None]) -> None:
+        self._site, self._path, self._tell = site, path, tell
+
+    def answer(self, request: bytes) -> bytes:
+        """Return the encoded answer to an encoded question."""
+        rows = self._site.rows
+        try:
+            asked = decode(request)
+            answered = self._site.answer(asked)
+        except MessageError as error:
+            asked = Message({}, {}, len(request))
+            answered = self._site.refusal({}, error)
+        if self._site.rows is not rows:
+            with suppress(InputError):  # the question that reads the rows reports it
+                self._tell(f"the files changed and were opened again: {size(self._site.rows)}")
+        entry = _entry(asked, answered)
+        try:
+            _append(self._path, json.dumps(entry))
+        except OSError as error:  # no answer leaves unrecorded
+            self._tell(
+                f"{self._path} cannot be written: {error.strerror}; no answers leave until it can"
+            )
+            answered = self._site.refusal(
+                asked.header, SiteFailed("the site's ledger cannot be written")
+            )
+        else:
+            self._tell(in_words(entry))
+        return encode(answered)
+
+
+def _append(path: Path, line: str) -> None:
+    """Append a line to a file and flush it to the disk, whole or not at all."""
+    with path.open("ab+", buffering=0) as file:
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(0, end - 1))
+        is_torn = file.read() not in (b"", b"\n")  # a power cut leaves a last line without an end
+        data = b"\n" * is_torn + line.encode() + b"\n"
+        try:
+            while data:  # a disk that is nearly full takes only some of the bytes
+                data = data[file.write(data) :]
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(end)
+            raise
+
+
+def size(rows: Rows) -> str:
+    """Return the number of rows and of features, in words."""
+    return f"{rows.n_rows:,} rows of {rows.n_features} features"
+
+
+def in_words(entry: dict[str, Any]) -> str:
+    """Return a line of the ledger as a sentence."""
+    head = f"round {entry['round']}, {entry['question']}: "
+    received = f"received {entry['bytes_in']:,} bytes{_fields(entry['came'])}; "
+    if entry["refused"] is not None:
+        return f"{head}{received}not answered: {entry['refused']}"
+    fate = "to be seen by the coordinator"
+    if entry["verb"] == "sum":
+        fate = f"to be summed over {entry['sites']} sites"
+    return f"{head}{received}sends {entry['bytes_out']:,} bytes{_fields(entry['left'])}, {fate}"
+
+
+def _entry(asked: Message, answered: Message) -> dict[str, Any]:
+    """Return the ledger's line for one question and its answer."""
+    header = asked.header
+    return {
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "run": header.get("run"),
+        "round": header.get("round"),
+        "question": header.get("question"),
+        "verb": header.get("verb"),
+        "sites": header.get("n_sites"),
+        "came": {name: list(array.shape) for name, array in asked.arrays.items()},
+        "bytes_in": asked.n_bytes,
+        "left": {name: list(array.shape) for name, array in answered.arrays.items()},
+        "bytes_out": answered.n_bytes,
+        "refused": answered.header.get("text"),
+    }
+
+
+def _fields(shapes: dict[str, list[int]]) -> str:
+    """List the fields of a message with their shapes."""
+    if not shapes:
+        return ""
+    described = [f"{name} {' x '.join(map(str, shape))}".strip() for name, shape in shapes.items()]
+    return f" ({', '.join(described)})"

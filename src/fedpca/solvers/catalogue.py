@@ -1,0 +1,153 @@
+"""The catalogue of solvers: the one table that everything else reads.
+
+The estimators take a solver by its name here, or as a value. `auto` chooses among the exact ones. The
+leak lab attacks them, the command line lists them, and the common tests hold each to its promises.
+
+An installed package adds a solver to `FederatedPCA` through the entry point ``fedpca.solvers``, which
+names the solver's class. Importing its module registers the questions that the solver asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, cast
+
+import numpy as np
+
+from fedpca.errors import InputError
+from fedpca.solvers.contract import Solver
+from fedpca.solvers.exact.covariance import Covariance
+from fedpca.solvers.exact.faps import Faps
+from fedpca.solvers.exact.lanczos import Lanczos
+from fedpca.solvers.exact.local_power import LocalPower
+from fedpca.solvers.exact.subspace_iteration import SubspaceIteration
+from fedpca.solvers.one_round.average import Average
+from fedpca.solvers.one_round.merge import Merge
+from fedpca.solvers.personalized.contract import PersonalizedSolver
+from fedpca.solvers.personalized.gradient import Polar, Stiefel
+from fedpca.solvers.personalized.power import Power
+from fedpca.solvers.robust.contract import RobustSolver
+from fedpca.solvers.robust.hard import Threshold
+from fedpca.solvers.robust.soft import Auto, Dcf, LeastSquares
+
+AUTO = "auto"
+ENTRY_POINTS = "fedpca.solvers"
+
+SOLVERS: dict[str, Solver] = {
+    solver.name: solver
+    for solver in (
+        Covariance(),
+        Lanczos(),
+        SubspaceIteration(),
+        LocalPower(),
+        Faps(),
+        Merge(),
+        Average(),
+    )
+}
+PERSONALIZED: dict[str, PersonalizedSolver] = {
+    solver.name: solver for solver in (Power(), Stiefel(), Polar())
+}
+ROBUST: dict[str, RobustSolver] = {
+    solver.name: solver for solver in (Auto(), Threshold(), LeastSquares(), Dcf())
+}
+
+
+def find_solver(given: Any) -> Solver | None:
+    """Return the solver that a name or a value stands for; None for "auto"."""
+    if isinstance(given, str):
+        if given == AUTO:
+            return None
+        return SOLVERS.get(given) or _added_solver(given)
+    if isinstance(given, Solver) and not isinstance(given, type):
+        return given
+    raise InputError(f"solver={given!r} must be the name of a solver, or a solver such as Faps()")
+
+
+def find_personalized(given: Any) -> PersonalizedSolver:
+    """Return the solver of `PersonalizedPCA` that a name or a value stands for."""
+    return cast(PersonalizedSolver, _find_method(PERSONALIZED, given))
+
+
+def find_robust(given: Any) -> RobustSolver:
+    """Return the solver of `RobustPCA` that a name or a value stands for."""
+    return cast(RobustSolver, _find_method(ROBUST, given))
+
+
+def cheapest_exact(n: int, d: int, k: int) -> Solver:
+    """Choose the exact solver of this package that should move the fewest bytes."""
+    exact = [solver for solver in SOLVERS.values() if solver.guarantee == "exact"]
+    # reversed, so that a tie goes to Lanczos, which sends less at a time
+    return min(reversed(exact), key=lambda solver: solver.bytes_per_site(n, d, k))
+
+
+def to_plain(given: Any) -> Any:
+    """Return a solver as plain values for a file or a journal; a name stays a name."""
+    if isinstance(given, str):
+        return given
+    options = {k: v.item() if isinstance(v, np.generic) else v for k, v in asdict(given).items()}
+    return {"name": given.name, **options}
+
+
+def from_plain(plain: Any, names: Mapping[str, Any]) -> Any:
+    """Restore the solver that `to_plain` wrote, looking it up by its name."""
+    if isinstance(plain, str):
+        return plain
+    options = dict(plain)
+    name = options.pop("name")
+    solver = names.get(name) or _added_solver(name)
+    return type(solver)(**options)
+
+
+def load_added_solvers() -> dict[str, Solver | InputError]:
+    """Load every solver that an installed package adds, together with its questions.
+
+    A package that cannot be loaded has the error in its solver's place: it stops nobody else.
+    """
+    loaded: dict[str, Solver | InputError] = {}
+    for point in entry_points(group=ENTRY_POINTS):
+        try:
+            loaded[point.name] = _load(point)
+        except InputError as error:
+            loaded[point.name] = error
+    return loaded
+
+
+def _added_solver(name: str) -> Solver:
+    """Return the solver of this name that an installed package adds."""
+    points = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+    if name not in points:
+        raise InputError(f"no solver {name!r}; use one of {', '.join([AUTO, *SOLVERS, *points])}")
+    return _load(points[name])
+
+
+@cache
+def _load(point: EntryPoint) -> Solver:
+    """Import the solver of another package, and check that it is one."""
+    where = f"the solver {point.name!r} of {point.value}"
+    if point.name in (AUTO, *SOLVERS):
+        raise InputError(
+            f"{where} has the name of one of fedpca's own solvers; give it another name"
+        )
+    try:
+        loaded = point.load()
+        solver = loaded() if isinstance(loaded, type) else loaded
+    except Exception as error:  # another package's code may raise anything
+        raise InputError(f"{where} cannot be loaded: {type(error).__name__}: {error}") from error
+    if not isinstance(solver, Solver):
+        raise InputError(f"{where} is not a solver; see fedpca.solvers.contract.Solver")
+    return solver
+
+
+def _find_method(methods: Mapping[str, Any], given: Any) -> Any:
+    """Return the solver of one family that a name or a value stands for."""
+    if isinstance(given, str) and given in methods:
+        return methods[given]
+    kinds = tuple(type(method) for method in methods.values())
+    if isinstance(given, kinds):
+        return given
+    values = ", ".join(f"{kind.__name__}()" for kind in kinds)
+    raise InputError(f"method={given!r} must be one of {', '.join(methods)}, or of {values}")

@@ -1,0 +1,166 @@
+"""The contract of `FederatedPCA`'s solvers: what each takes and what it returns.
+
+    C = A'A,   C V = V diag(theta),   A = (X - 1 m') / s over the rows X of all sites
+
+A solver is a value: a frozen dataclass whose fields are its options, with ``solve(federation,
+problem)``. It says what it guarantees, which questions it gathers, and what it costs. So the estimator,
+the planner, the leak lab, the command line and the common tests need no other table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+
+from fedpca.arrays import Array, Arrays
+from fedpca.coordinator.federation import Federation
+from fedpca.coordinator.record import Outcome
+from fedpca.errors import InputError
+from fedpca.linalg.dense import orth
+from fedpca.linalg.rank_rules import RankRule, rank_rule
+from fedpca.protocol.question import Question, question
+from fedpca.solvers.standardize import CommonFeatures, Moments, ask_moments
+
+if TYPE_CHECKING:
+    from fedpca.site.site import Site
+
+START_DISTANCE = 1e-2  # size of the random part that is added to a warm start
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The problem that a solver is given.
+
+    Parameters
+    ----------
+    common : CommonFeatures
+        The features that all sites have.
+    n_components : int, float, str or None
+        The number of components, or a rule, as in `FederatedPCA`.
+    center, scale : bool
+        Whether rows are centered on the mean of all sites, and divided by the scale of all sites.
+    tol : float
+        Bound on ``||A'A V - V theta||_F``, as a share of the trace of A'A.
+    max_rounds : int
+        The most rounds that the solver may take.
+    start : ndarray of shape (d, k), optional
+        A subspace to start from.
+    moments : Moments, optional
+        The mean and the scale, if they were asked for already.
+    """
+
+    common: CommonFeatures
+    n_components: Any
+    center: bool = True
+    scale: bool = False
+    tol: float = 1e-10
+    max_rounds: int = 500
+    start: Array | None = None
+    moments: Moments | None = None
+
+    def with_moments(self, fed: Federation) -> Problem:
+        """Return the problem with its moments; ask the sites for them if they are not there yet."""
+        if self.moments is not None:
+            return self
+        moments = ask_moments(fed, self.common, center=self.center, scale=self.scale)
+        return replace(self, moments=moments)
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The leading eigenvectors of A'A, A being the standardized rows of all sites."""
+
+    moments: Moments
+    vectors: Array  # (d, k), orthonormal
+    eigenvalues: Array  # (k,), falling
+    energy: float  # the trace of A'A
+    stop_reason: str  # "exact", "approximate", "converged" or "max_rounds"
+    left_out: float = 0.0  # bound on what any eigenvalue lacks, as a share of the energy
+    angle_bound: float = 0.0  # bound on the sine of the angle to the exact components
+    advice: str = ""  # a solver that would have done better, if this one can tell
+    share_question: Question | None = None  # asks for each site's share; None for the usual one
+
+    def outcome(self, solver: str) -> Outcome:
+        """Return the end of the solver as the record of the run states it."""
+        return Outcome(solver, self.stop_reason, self.left_out, self.angle_bound, self.advice)
+
+
+@runtime_checkable
+class Solver(Protocol):
+    """The coordinator's program for one method, with its options as fields.
+
+    ``guarantee`` is "exact" if components equal those of the pooled rows. It is "bounded" if the
+    solution states how far off they can be. ``seen`` names the questions whose answers the coordinator
+    sees site by site; all other answers are summed. `fedpca.testing.check_solver` checks whether a
+    solver keeps these promises.
+    """
+
+    name: ClassVar[str]
+    guarantee: ClassVar[str]
+    seen: ClassVar[tuple[str, ...]]
+
+    def bytes_per_site(self, n: int, d: int, k: int) -> int:
+        """Estimate the bytes to and from one site, for n rows, d features and k components."""
+        ...
+
+    def solve(self, fed: Federation, problem: Problem) -> Solution:
+        """Find the leading eigenvectors by asking the sites."""
+        ...
+
+
+def moments_and_rank(fed: Federation, problem: Problem) -> tuple[Moments, RankRule]:
+    """Return the moments of all sites' rows, asking for them if need be, and the rank rule."""
+    moments = problem.with_moments(fed).moments
+    assert moments is not None
+    return moments, rank_rule(problem.n_components, moments.n, moments.d)
+
+
+@question(asks={"Z": "float64 d k"}, answers={"Y": "float64 d k"})
+def covariance_product(site: Site, Z: Array) -> Arrays:
+    """Return A_i'(A_i Z), A_i being a site's standardized rows."""
+    return {"Y": site.standardized.gram_times(Z)}
+
+
+def scaled(residual: float, energy: float) -> float:
+    """Return a residual as a share of the energy; zero over zero is zero."""
+    return residual / max(energy, float(np.finfo(np.float64).tiny))
+
+
+def starting_block(fed: Federation, d: int, width: int, start: Array | None) -> Array:
+    """Return an orthonormal ``(d, width)`` block: directions near ``start``, then random ones.
+
+    The block is not exactly at the start. The eigenvectors of other rows may also be eigenvectors of
+    these rows, but not the leading ones. An iteration that starts exactly there would never leave them.
+    """
+    block = fed.rng().standard_normal((d, width)) / np.sqrt(d)
+    if start is not None:
+        given = start[:, :width]
+        block[:, : given.shape[1]] *= START_DISTANCE
+        block[:, : given.shape[1]] += given
+    return orth(block)
+
+
+def check_whole(name: str, value: Any, least: int, most: int | None = None) -> None:
+    """Refuse an option that is not a whole number within its bounds."""
+    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not is_whole or value < least or (most is not None and value > most):
+        bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise InputError(f"{name}={value!r} must be a whole number {bounds}")
+
+
+def check_positive(name: str, value: Any, most: float | None = None) -> None:
+    """Refuse an option that is not a number above zero and at most ``most``."""
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_number or not 0 < value < np.inf or (most is not None and value > most):
+        bound = "" if most is None else f" and at most {most:g}"
+        raise InputError(f"{name}={value!r} must be a number above 0{bound}")
+
+
+def check_choice(name: str, value: Any, choices: Collection[Any]) -> None:
+    """Refuse an option that is not one of the choices."""
+    if not any(value is choice or value == choice for choice in choices):
+        raise InputError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}")

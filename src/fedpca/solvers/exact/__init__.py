@@ -1,0 +1,1 @@
+"""Exact solvers: their components equal those of the pooled rows."""

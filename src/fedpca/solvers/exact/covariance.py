@@ -1,0 +1,80 @@
+"""The covariance in one round: every site sends the upper triangle of its A_i'A_i.
+
+    A'A = sum_i A_i'A_i,   A_i = (X_i - 1 m') / s
+
+It is exact. It takes one round after the mean, and ``4 d (d + 1)`` bytes from each site. It suits up to
+about a thousand features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from fedpca.arrays import Array, Arrays
+from fedpca.coordinator.federation import Federation
+from fedpca.errors import InputError
+from fedpca.linalg.dense import pack_triangle, top_eigen, unpack_triangle
+from fedpca.linalg.rank_rules import Spectrum
+from fedpca.protocol.message import MAX_BYTES
+from fedpca.protocol.question import question
+from fedpca.solvers.contract import Problem, Solution, moments_and_rank
+from fedpca.solvers.plan import triangle_bytes
+from fedpca.solvers.standardize import ColumnSums
+
+if TYPE_CHECKING:
+    from fedpca.site.site import Site
+
+ROWS_PER_FEATURE_TO_KEEP = 4  # with more rows than this, A'A is much smaller than the rows
+
+
+@dataclass(frozen=True)
+class Covariance:
+    """Sum the sites' covariances in one round, and decompose the total."""
+
+    name: ClassVar[str] = "covariance"
+    guarantee: ClassVar[str] = "exact"
+    seen: ClassVar[tuple[str, ...]] = ()
+
+    def bytes_per_site(self, n: int, d: int, k: int) -> int:
+        return triangle_bytes(d, k)
+
+    def solve(self, fed: Federation, problem: Problem) -> Solution:
+        """Return the leading eigenvectors of the summed covariance, without iterating."""
+        moments, rank = moments_and_rank(fed, problem)
+        if 4 * moments.d * (moments.d + 1) > MAX_BYTES:
+            raise InputError(
+                f"the covariance of {moments.d} features does not fit into a message of "
+                f"{MAX_BYTES >> 30} GiB; use solver='lanczos'"
+            )
+        C = unpack_triangle(
+            fed.sum(covariance_triangle, mean=moments.mean, scale=moments.scale)["triangle"]
+        )
+        energy = float(np.trace(C))
+        for look in (rank.first_look, min(moments.n, moments.d)):
+            values, V = top_eigen(C, look)
+            values = np.maximum(values, 0.0)
+            k = rank(Spectrum(values, energy, moments.n, moments.d))
+            if k is not None:
+                break
+        fed.report(0.0, lambda: V)
+        return Solution(moments, V[:, :k], values[:k], energy, "exact")
+
+
+@question(
+    asks={"mean": "float64 d", "scale": "float64 d"},
+    answers={"triangle": "float64 triangle"},
+    remembers=True,
+)
+def covariance_triangle(site: Site, mean: Array, scale: Array) -> Arrays:
+    """Send the upper triangle of A_i'A_i, and keep the mean and the scale."""
+    d = len(mean)
+    # A'A is at hand; if it is much smaller than the rows, later questions are answered from it
+    n_products = d if site.rows.n_rows > ROWS_PER_FEATURE_TO_KEEP * d else 0
+    frame = site.recall(ColumnSums).frame(mean, scale, n_products)
+    site.remember(frame)
+    gram = site.standardized.gram()
+    site.remember(replace(frame, energy=float(np.trace(gram))))
+    return {"triangle": pack_triangle(gram)}

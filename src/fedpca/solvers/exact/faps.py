@@ -1,0 +1,396 @@
+"""FAPS: sites agree on a subspace by sending products behind masks of their own.
+
+Each site has C_i = A_i'A_i, its own copy X_i of the subspace, and a penalty beta_i. In a round:
+
+    X_i <- a better solution of the local problem, which holds X_i near Z    stays at the site
+    Y_i = Q_i Z,   Q_i the site's mask                                       leaves the site
+    Z <- orth(sum_i Y_i)                                                     needs the sum only
+
+At a site, the copy X has the multiplier ``Lambda = X W' + W X'``, ``W = -(I - X X') C_i X``. The local
+problem is to find the leading eigenvectors of ``H = C_i + Lambda + beta_i Z Z'``. The site sends
+``Q_i Z``, ``Q_i = beta_i X X' - Lambda``. None of these d x d matrices is formed.
+
+Near the end, if all sites are similar, each round shrinks the error of Z, and the distance between the
+copies, by about
+
+    c^J + (1 - c^J) beta / (beta + g),   c = lambda_(k+1) / (lambda_k + beta),   and   l / (l + beta)
+
+with J local steps, beta the sum of the penalties, g = lambda_k - lambda_(k+1) and l = lambda_1 -
+lambda_d. So a penalty can be too large or too small. The best one is about sqrt(g lambda_1). Subspace
+iteration shrinks its error by 1 - g / lambda_k, and is slower if beta < lambda_(k+1).
+
+The method is fragile. If a site's own leading subspace is not the common one, its copy runs away from Z
+unless beta_i matches the pull of that subspace. So penalties grow until the copy stays. If sites
+differ, the sum of the penalties exceeds lambda_k, and subspace iteration is faster. It is also faster
+if eigenvalues fall fast after the k-th, since it then needs very few rounds. `Solution.advice` says so
+if it can tell. Block Lanczos beats both, and the split of rows does not matter to it.
+
+The mask is no secret: ``(I - Z Z') Y_i`` nears ``(I - Z Z') C_i Z``, and the last round asks for
+``Z'C_i Z``. See `fedpca.audit.leakage`.
+
+Source: Wang, Liu and Zhang, "Seeking consensus on subspaces in federated principal component
+analysis" (2023), Algorithm 1. Numbers in parentheses are its equations. This solver departs from it:
+
+- X_i starts one local power step away from Z. The published start, X_i = Z, is a fixed point of the
+  first local problem, which would then only amplify rounding. The first message would also hold an
+  exact block of C_i.
+- In (25) the penalty grows by half, not by a tenth, and never beyond ``2 ||A_i||^2``. If sites differ,
+  growth by a tenth takes hundreds of rounds. Without the bound, slow convergence would make the penalty
+  grow forever.
+- The stop rule is a bound on the KKT violation ``||(I - Z Z') C Z||_F``. It costs one number per site,
+  ``||(I - Z Z')(Q_i - C_i) Z||_F``, and one more product at the site. The change of the objective, rule
+  (27), does not tell how far away the solution is. The last round is for the eigenvalues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from fedpca.arrays import Array, Arrays
+from fedpca.coordinator.federation import Federation
+from fedpca.linalg.dense import orth, outside, top_eigen
+from fedpca.linalg.rank_rules import Spectrum
+from fedpca.protocol.question import question
+from fedpca.solvers.contract import (
+    Problem,
+    Solution,
+    check_choice,
+    check_positive,
+    check_whole,
+    moments_and_rank,
+    scaled,
+    starting_block,
+)
+from fedpca.solvers.plan import LANCZOS_ROUNDS, block_bytes, expected_rounds
+from fedpca.solvers.standardize import standardize_sites
+
+if TYPE_CHECKING:
+    from fedpca.site.site import Site
+
+LOCAL_STEPS = 5  # steps of subspace iteration at each site in each round
+PENALTY = 0.15  # beta_i at the start, as a share of ||A_i||_2^2
+PENALTY_CHECK_ROUNDS = 5  # rounds between two checks of a penalty, (25)
+STOP_RULES = ("kkt", "objective")
+FEW_ROUNDS = 10  # a run this short needs no advice
+TIMES_LANCZOS = 5  # rounds of FAPS for each round of Lanczos, about
+PENALTY_GROWTH = 0.5  # theta of (25)
+MIN_APPROACH = 0.01  # mu of (25)
+MAX_PENALTY = 2.0  # beta_i does not grow beyond this share of ||A_i||_2^2
+SUFFICIENT = 0.1  # c_1 of (13), with c_1' = 1
+DECREASE = 0.5  # delta_i of (14)
+MAX_CHANGE = 1e-2  # epsilon_x of (26)
+MAX_LOCAL_STEPS = 50  # under a condition
+BY_CONDITION = {"decrease": 0, "change": -1}  # codes that replace a number of local steps
+
+Product = Callable[[Array], Array]  # C times a block
+
+
+@dataclass(frozen=True)
+class Faps:
+    """Agree on a subspace by sending masked products.
+
+    Parameters
+    ----------
+    local_steps : int, "decrease" or "change"
+        Steps of subspace iteration that a site takes in each round, or the condition that ends them:
+        "decrease" is a sufficient decrease of the local problem, (13) and (14), and "change" is a small
+        change, (26).
+    penalty : float
+        How strongly a site's copy of the subspace is held to the common one at the start, as a share of
+        the site's largest eigenvalue. The best penalty is about the square root of the gap after the
+        components, as such a share. It grows by itself if sites differ.
+    stop : "kkt" or "objective"
+        Whether ``tol`` bounds the residual, or the relative change of ``||A Z||^2`` in a round, (27).
+    start_apart : bool
+        Whether copies start one power step away from Z. The published start is Z, which reveals more.
+    """
+
+    name: ClassVar[str] = "faps"
+    guarantee: ClassVar[str] = "exact"
+    seen: ClassVar[tuple[str, ...]] = ()
+
+    local_steps: Any = LOCAL_STEPS
+    penalty: float = PENALTY
+    stop: str = "kkt"
+    start_apart: bool = True
+
+    def __post_init__(self) -> None:
+        if self.local_steps not in BY_CONDITION:
+            check_whole("local_steps", self.local_steps, 1, 1000)
+        check_positive("penalty", self.penalty, 1000)
+        check_choice("stop", self.stop, STOP_RULES)
+        check_choice("start_apart", self.start_apart, (True, False))
+
+    def bytes_per_site(self, n: int, d: int, k: int) -> int:
+        return block_bytes(d, k, TIMES_LANCZOS * expected_rounds(n, d, k))
+
+    def solve(self, fed: Federation, problem: Problem) -> Solution:
+        """Return the leading eigenvectors, to a residual of ``tol`` as a share of the trace."""
+        moments, rank = moments_and_rank(fed, problem)
+        n, d, p = moments.n, moments.d, rank.first_look
+        steps = BY_CONDITION.get(self.local_steps, self.local_steps)
+        products_per_round = p * (max(steps, LOCAL_STEPS) + 1)  # columns that a site multiplies
+        rounds = min(problem.max_rounds, TIMES_LANCZOS * LANCZOS_ROUNDS)
+        energy = standardize_sites(fed, moments, products_per_round * rounds)
+        ask = partial(
+            fed.sum,
+            consensus_step,
+            penalty=np.float64(self.penalty),
+            steps=np.int64(steps),
+            start_apart=np.int64(self.start_apart),
+            stop=np.int64(STOP_RULES.index(self.stop)),
+        )
+        Z = starting_block(fed, d, p, problem.start)
+        rounds_left = problem.max_rounds
+        while True:
+            Z, residuals = self._agree(fed, ask, Z, energy, problem.tol, rounds_left)
+            rounds_left -= len(residuals)
+            last = fed.sum(energy_within, Z=Z)
+            theta, C = top_eigen((last["within"] + last["within"].T) / 2, p)
+            V, theta = Z @ C, np.maximum(theta, 0.0)
+            k = rank(Spectrum(theta, energy, n, d))
+            if k is not None or not rounds_left:
+                break
+            p = min(2 * p, n, d)  # the rule must see more of the spectrum
+            Z = starting_block(fed, d, p, V)
+        has_converged = residuals[-1] <= problem.tol and k is not None
+        reason = "converged" if has_converged else "max_rounds"
+        k = k or p
+        started = self.penalty * float(last["norm"])
+        end = End(residuals, self.stop, theta, energy, started, float(last["penalty"]))
+        return Solution(moments, V[:, :k], theta[:k], energy, reason, advice=end.advice(reason))
+
+    def _agree(
+        self,
+        fed: Federation,
+        ask: Callable[..., Arrays],
+        Z: Array,
+        energy: float,
+        tol: float,
+        max_rounds: int,
+    ) -> tuple[Array, list[float]]:
+        """Run Algorithm 1 until the stop rule is met or rounds run out; return Z and the residuals."""
+        residuals: list[float] = []
+        objective = 0.0
+        while True:
+            answer = ask(Z=Z)
+            Y, value = answer["Y"], float(answer["stop_value"])
+            if self.stop == "kkt":
+                residuals.append(scaled(float(np.linalg.norm(outside(Z, Y))) + value, energy))
+            else:
+                residuals.append(scaled(abs(value - objective), value))
+                objective = value
+            fed.report(residuals[-1], partial(np.asarray, Z))
+            if residuals[-1] <= tol or len(residuals) == max_rounds:
+                return Z, residuals
+            Z = orth(Y)
+
+
+@dataclass(frozen=True)
+class FapsState:
+    """A site's copy and penalty, which it remembers between rounds."""
+
+    X: Array  # (d, k), orthonormal: the site's copy of the subspace
+    W: Array  # (d, k), (16)
+    within: Array  # (k, k), X'CX
+    beta: float  # the penalty
+    norm: float  # ||A_i||_2^2
+    round: int
+    distance: float | None = None  # from the copy to Z at the last check of the penalty
+
+
+@question(
+    asks={
+        "Z": "float64 d k",
+        "penalty": "float64",
+        "steps": "int64",
+        "start_apart": "int64",
+        "stop": "int64",
+    },
+    answers={"Y": "float64 d k", "stop_value": "float64"},
+    remembers=True,
+)
+def consensus_step(
+    site: Site, Z: Array, penalty: Array, steps: Array, start_apart: Array, stop: Array
+) -> dict[str, Any]:
+    """Improve the site's copy; send the masked product, and the number that the stop rule needs."""
+    times_C = site.standardized.gram_times
+    state = site.recall(FapsState) if site.remembers(FapsState) else None
+    if state is None or state.X.shape != Z.shape:
+        state = _first_state(times_C, orth(times_C(Z)) if start_apart else Z, float(penalty))
+    copy, beta, distance = Copy(state.X, state.W, state.within), state.beta, state.distance
+    if state.round % PENALTY_CHECK_ROUNDS == 0:
+        before, distance = distance, copy.distance(Z)
+        if before is not None and state.round:
+            beta = grown(beta, before, distance, state.norm)
+    copy = solve_locally(times_C, copy, Z, beta, state.norm, int(steps))
+    site.remember(FapsState(*copy, beta, state.norm, state.round + 1, distance))
+    Y, CZ = masked_product(copy, Z, beta), times_C(Z)
+    by_rule = {"kkt": np.linalg.norm(outside(Z, Y - CZ)), "objective": np.vdot(Z, CZ)}
+    return {"Y": Y, "stop_value": np.float64(by_rule[STOP_RULES[int(stop)]])}
+
+
+def _first_state(times_C: Product, X: Array, penalty: float) -> FapsState:
+    """Return the state of a site before its first round."""
+    copy = Copy.at(X, times_C(X))
+    norm = largest_eigenvalue(times_C, copy)
+    return FapsState(*copy, penalty * norm, norm, 0)
+
+
+@question(
+    asks={"Z": "float64 d k"},
+    answers={"within": "float64 k k", "penalty": "float64", "norm": "float64"},
+)
+def energy_within(site: Site, Z: Array) -> dict[str, Any]:
+    """Send ``Z'C_i Z``, the site's penalty, and ||A_i||_2^2.
+
+    The sum of ``Z'C_i Z`` has the eigenvalues of the solution.
+    """
+    state = site.recall(FapsState)
+    within = Z.T @ site.standardized.gram_times(Z)
+    return {"within": within, "penalty": np.float64(state.beta), "norm": np.float64(state.norm)}
+
+
+class Copy(NamedTuple):
+    """A site's copy of the subspace, and the matrices that make up its multiplier."""
+
+    X: Array  # (d, k), orthonormal
+    W: Array  # (d, k), (16)
+    within: Array  # (k, k), X'CX
+
+    @classmethod
+    def at(cls, X: Array, CX: Array) -> Copy:
+        """Make a copy from X and its product with C."""
+        within = X.T @ CX
+        return cls(X, X @ within - CX, within)
+
+    @property
+    def CX(self) -> Array:
+        """Return C times X, without another product."""
+        return np.asarray(self.X @ self.within - self.W)
+
+    def multiplier_times(self, V: Array) -> Array:
+        """Return Lambda V, (15)."""
+        return np.asarray(self.X @ (self.W.T @ V) + self.W @ (self.X.T @ V))
+
+    def distance(self, Z: Array) -> float:
+        """Return ``||X X' - Z Z'||_F``, computed without cancellation."""
+        return float(np.sqrt(2) * np.linalg.norm(outside(Z, self.X)))
+
+
+def solve_locally(
+    times_C: Product, copy: Copy, Z: Array, beta: float, norm: float, steps: int
+) -> Copy:
+    """Return a better solution of the local problem (11), after some steps or once a condition holds.
+
+    ``norm`` is ||A_i||_2^2. The condition is (13) with (14), or (26). For (26) subspaces are compared,
+    since a basis is free to turn.
+    """
+
+    def times_H(X: Array, CX: Array) -> Array:
+        return np.asarray(CX + copy.multiplier_times(X) + beta * Z @ (Z.T @ X))
+
+    X, CX = copy.X, copy.CX
+    HX = times_H(X, CX)
+    value, violation = _objective(X, HX), _violation(X, HX)
+    required = SUFFICIENT / max(norm + beta, np.finfo(float).tiny) * violation**2
+    for _ in range(steps if steps > 0 else MAX_LOCAL_STEPS):
+        before, X = X, orth(HX)
+        CX = times_C(X)
+        HX = times_H(X, CX)
+        is_enough = False
+        if steps == BY_CONDITION["decrease"]:
+            is_enough = _violation(X, HX) <= DECREASE * violation and (
+                value - _objective(X, HX) >= required
+            )
+        elif steps == BY_CONDITION["change"]:
+            is_enough = np.linalg.norm(outside(before, X)) <= MAX_CHANGE * np.sqrt(X.shape[1])
+        if is_enough:
+            break
+    return Copy.at(X, CX)
+
+
+def masked_product(copy: Copy, Z: Array, beta: float) -> Array:
+    """Return ``Y = Q Z``, (18) and (19): the masked product that a site sends in a round."""
+    return np.asarray(beta * copy.X @ (copy.X.T @ Z) - copy.multiplier_times(Z))
+
+
+def grown(beta: float, before: float, distance: float, norm: float) -> float:
+    """Return the penalty after (25), which grows if the copy has not come nearer to Z.
+
+    ``distance`` is from the copy to Z, and ``before`` is that at the last check.
+    """
+    if before > (1 + MIN_APPROACH) * distance:
+        return beta
+    return max(beta, min((1 + PENALTY_GROWTH) * beta, MAX_PENALTY * norm))
+
+
+def largest_eigenvalue(times_C: Product, copy: Copy) -> float:
+    """Estimate ||A_i||_2^2 by power steps from a copy, until a step adds at most a hundredth."""
+    largest = 0.0
+    for _ in range(MAX_LOCAL_STEPS):
+        before, largest = largest, float(np.linalg.eigvalsh(copy.within)[-1])
+        if largest <= (1 + MAX_CHANGE) * before:
+            break
+        X = orth(copy.CX)
+        copy = Copy.at(X, times_C(X))
+    return max(largest, 0.0)
+
+
+def _objective(X: Array, HX: Array) -> float:
+    return -float(np.vdot(X, HX)) / 2
+
+
+def _violation(X: Array, HX: Array) -> float:
+    return float(np.linalg.norm(outside(X, HX)))
+
+
+class End(NamedTuple):
+    """The end of a run, which tells whether another solver would have done better."""
+
+    residuals: list[float]
+    stop: str
+    eigenvalues: Array
+    energy: float
+    started: float  # the sum of the penalties at the start
+    penalty: float  # the sum of the penalties at the end
+
+    def advice(self, stopped: str) -> str:
+        """Name a better solver for these sites, if the run shows one.
+
+        By the rates above, subspace iteration is faster if penalties exceed lambda_(k+1). Only lambda_k
+        is known, so it is used instead. A run of a few rounds needs no advice.
+        """
+        rounds, smallest = len(self.residuals), float(self.eigenvalues[-1])
+        plain = self.plain_rounds
+        if plain is not None and plain < rounds:
+            others = f"solver 'power' would take at most about {plain}, 'lanczos' fewer"
+        elif stopped == "max_rounds" or (self.penalty > smallest and rounds > FEW_ROUNDS):
+            others = "solver 'power' likely takes fewer, 'lanczos' far fewer"
+        else:
+            return ""
+        cause = ""
+        if self.penalty > 1.01 * max(self.started, smallest):
+            times = self.penalty / max(smallest, np.finfo(float).tiny)
+            cause = "the sites differ so much that their penalties grew to "
+            cause += f"{times:.2g} times the smallest eigenvalue; "
+        return f"faps took {rounds} rounds: {cause}{others}"
+
+    @property
+    def plain_rounds(self) -> int | None:
+        """Return the most rounds that subspace iteration would have needed; None if not known.
+
+        Each of its rounds lowers the residual by ``lambda_(k+1) / lambda_k``. All that is known about
+        lambda_(k+1) is that it is at most the remainder of the trace.
+        """
+        remainder = max(self.energy - float(self.eigenvalues.sum()), 0.0)
+        decay = scaled(remainder, float(self.eigenvalues[-1]))
+        first, last = self.residuals[0], self.residuals[-1]
+        if self.stop != "kkt" or not 0 < decay < 1 or not 0 < last < first:
+            return None
+        return 1 + int(np.ceil(np.log(last / first) / np.log(decay)))

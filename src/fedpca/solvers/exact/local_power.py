@@ -1,0 +1,108 @@
+"""LocalPower: several power steps at each site between rounds.
+
+    X_i <- orth(C_i X_i), q - 1 times from X_i = Z;   Z <- orth(sum_i C_i X_i D_i),   C_i = A_i'A_i
+
+D_i is the rotation that brings X_i nearest to Z (orthogonal Procrustes). It is needed because each
+site's basis turns in its own way. If sites are similar, a round does the work of q rounds of subspace
+iteration. If they are not, it leads to a wrong subspace near the right one. So q is halved every few
+rounds. With q = 1 the method is subspace iteration, which ends at the right one.
+
+Source: Li, Wang, Chen and Zhang, "Communication-efficient distributed SVD via local power iterations"
+(2021). There bases are rotated towards that of one site, which the others have to see; the Z that all
+sites know works as well. Halving in every round, as in Wang, Liu and Zhang (2023), saves next to
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice, repeat
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from fedpca.arrays import Array, Arrays
+from fedpca.coordinator.federation import Federation
+from fedpca.linalg.dense import orth, outside, procrustes
+from fedpca.protocol.question import question
+from fedpca.solvers.contract import (
+    Problem,
+    Solution,
+    check_whole,
+    moments_and_rank,
+    scaled,
+    starting_block,
+)
+from fedpca.solvers.exact.subspace_iteration import TIMES_LANCZOS, iterate
+from fedpca.solvers.plan import LANCZOS_ROUNDS, block_bytes, expected_rounds
+from fedpca.solvers.standardize import standardize_sites
+
+if TYPE_CHECKING:
+    from fedpca.site.site import Site
+
+
+@dataclass(frozen=True)
+class LocalPower:
+    """Let sites take several local power steps between rounds, and fewer as rounds go on.
+
+    Parameters
+    ----------
+    local_steps : int
+        Power steps that a site takes in each of the first rounds.
+    halve_every : int
+        Rounds after which the number of steps is halved.
+    """
+
+    name: ClassVar[str] = "local-power"
+    guarantee: ClassVar[str] = "exact"
+    seen: ClassVar[tuple[str, ...]] = ()
+
+    local_steps: int = 8
+    halve_every: int = 10
+
+    def __post_init__(self) -> None:
+        check_whole("local_steps", self.local_steps, 1, 1000)
+        check_whole("halve_every", self.halve_every, 1, 2**31)
+
+    def bytes_per_site(self, n: int, d: int, k: int) -> int:
+        return block_bytes(d, k, TIMES_LANCZOS * expected_rounds(n, d, k))
+
+    def solve(self, fed: Federation, problem: Problem) -> Solution:
+        """Return the leading eigenvectors, to a residual of ``tol`` as a share of the trace.
+
+        The residual is known once a round has a single step. Before that, the part of ``Y`` outside Z
+        replaces it. Once that part is as small as ``tol``, further local steps gain nothing.
+        """
+        moments, rank = moments_and_rank(fed, problem)
+        p, max_rounds = rank.first_look, problem.max_rounds
+        expected = self.local_steps * self.halve_every + TIMES_LANCZOS * LANCZOS_ROUNDS
+        energy = standardize_sites(fed, moments, p * min(self.local_steps * max_rounds, expected))
+        Z = starting_block(fed, moments.d, p, problem.start)
+        done = 0
+        for q in islice(local_steps_of_rounds(self.local_steps, self.halve_every), max_rounds - 1):
+            Y = fed.sum(local_power_steps, Z=Z, steps=np.int64(q))["Y"]
+            done += 1
+            outside_share = scaled(float(np.linalg.norm(outside(Z, Y))), energy)
+            fed.report(outside_share, partial(np.asarray, Z))
+            Z = orth(Y)
+            if outside_share <= problem.tol:
+                break
+        return iterate(fed, moments, rank, Z, energy, tol=problem.tol, max_rounds=max_rounds - done)
+
+
+@question(asks={"Z": "float64 d k", "steps": "int64"}, answers={"Y": "float64 d k"})
+def local_power_steps(site: Site, Z: Array, steps: Array) -> Arrays:
+    """Take local power steps, and send the last product in the basis that is nearest to Z."""
+    X = Z
+    for _ in range(int(steps) - 1):
+        X = orth(site.standardized.gram_times(X))
+    return {"Y": site.standardized.gram_times(X @ procrustes(X, Z))}
+
+
+def local_steps_of_rounds(steps: int, halve_every: int) -> Iterator[int]:
+    """Yield the number of local steps of each round, until it would be one."""
+    while steps > 1:
+        yield from repeat(steps, halve_every)
+        steps //= 2

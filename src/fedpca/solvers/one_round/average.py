@@ -1,0 +1,125 @@
+"""The average of the sites' leading eigenspaces, weighted by eigenvalues, in one round after the mean.
+
+    A~_t = (1/n) sum_i n_i U_i L_i U_i',    U_i L_i U_i' the t leading eigenpairs of site i's covariance
+
+The columns ``U_i sqrt(L_i)`` serve every k <= t, and single eigenvectors and eigenvalues too. They also
+serve the search for the k after which the spectrum has its gap. Nobody needs to know that k beforehand:
+t columns that reach beyond the gap are nearly as good as the pooled rows. For m sites, the coordinator
+forms nothing larger than the m t columns and their Gram matrix.
+
+``weights="unweighted"`` averages the projections on the k leading eigenvectors, which loses the order
+of the eigenvectors.
+
+Source: Bhaskara and Wijewardena, "On distributed averaging for stochastic k-PCA" (2019), Algorithm 1
+and section 4. There all sites have the same row count; here each site counts by its own. The unweighted
+method is that of Fan, Wang, Wang and Zhu, "Distributed estimation of principal eigenspaces" (2019).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fedpca.coordinator.federation import Federation
+from fedpca.linalg.rank_rules import Spectrum
+from fedpca.solvers.contract import Problem, Solution, check_choice, moments_and_rank
+from fedpca.solvers.one_round.merge import (
+    check_site_components,
+    decided_rank,
+    directions_to_ask,
+    gather_summaries,
+    look_further,
+    looks,
+    solution_of,
+    summarize_about,
+)
+from fedpca.summary.summary import Summary, merge_in_tree
+
+COLUMNS_PER_COMPONENT = 3  # directions that a site sends for each component
+
+
+@dataclass(frozen=True)
+class Average:
+    """Average the sites' leading eigenspaces.
+
+    Parameters
+    ----------
+    site_components : int, float in (0, 1), {"auto", "mp", "gap"} or None
+        The number of directions that each site sends, or a rule by which the site finds it. The default
+        is three for each component.
+    weights : "eigenvalues" or "unweighted"
+        Whether directions count by their eigenvalues, or all the same.
+    """
+
+    name: ClassVar[str] = "average"
+    guarantee: ClassVar[str] = "bounded"
+    seen: ClassVar[tuple[str, ...]] = ("summarize_about",)
+
+    site_components: Any = None
+    weights: str = "eigenvalues"
+
+    def __post_init__(self) -> None:
+        check_site_components(self.site_components)
+        check_choice("weights", self.weights, ("eigenvalues", "unweighted"))
+
+    def bytes_per_site(self, n: int, d: int, k: int) -> int:
+        return 8 * d * (min(d, COLUMNS_PER_COMPONENT * k) + 5)
+
+    def solve(self, fed: Federation, problem: Problem) -> Solution:
+        """Return the leading eigenvectors of the average, without iterating."""
+        moments, rank = moments_and_rank(fed, problem)
+
+        def averaged(t: int) -> tuple[list[Summary], Summary]:
+            # t spare directions while a site reads its rows; it does not send them
+            fields = directions_to_ask(self.site_components, t, moments.d, n_spare=t)
+            fields |= {"mean": moments.mean, "scale": moments.scale, "sends_spare": np.int64(False)}
+            sites = gather_summaries(fed, summarize_about, t, **fields)
+            return sites, merge_in_tree(sites)
+
+        (sites, average), k = look_further(
+            averaged,
+            lambda answers, is_last: decided_rank(rank, _trusted(*answers), is_last),
+            looks(COLUMNS_PER_COMPONENT * rank.first_look, moments.d, self.site_components),
+        )
+        weighted = solution_of(fed, moments, average, k)
+        if self.weights == "eigenvalues":
+            return weighted
+        return _unweighted(fed, sites, average, weighted)
+
+
+def _trusted(sites: list[Summary], average: Summary) -> Spectrum:
+    """Return the averaged spectrum up to the fewest directions sent; beyond that it is too small."""
+    sent = [len(site.singular_values) for site in sites if site.known.dropped > 0]
+    if not sent:
+        return average.spectrum
+    return replace(average.spectrum, values=average.eigenvalues[: min(sent)])
+
+
+def average_projections(sites: list[Summary], k: int) -> Summary:
+    """Sum the projections on each site's k leading directions."""
+    cut = [site.truncate(k) for site in sites]
+    equal = [site.known._replace(values=np.ones(len(site.directions))) for site in cut]
+    return merge_in_tree([replace(s, known=same) for s, same in zip(cut, equal, strict=True)])
+
+
+def _unweighted(
+    fed: Federation, sites: list[Summary], average: Summary, weighted: Solution
+) -> Solution:
+    """Return the leading vectors of the averaged projections, ordered by the variance along them."""
+    k = len(weighted.eigenvalues)
+    V, _ = average_projections(sites, k).known.leading(k)
+    variances = ((average.known.rows() @ V) ** 2).sum(axis=0)
+    order = np.argsort(-variances, kind="stable")
+    V = V[:, order]
+    fed.report(1.0, lambda: V)
+    # projections do not tell how much of the rows they carry, so there is no bound
+    return replace(
+        weighted,
+        vectors=V,
+        eigenvalues=variances[order],
+        stop_reason="approximate",
+        left_out=1.0,
+        angle_bound=1.0,
+    )

@@ -1,0 +1,262 @@
+"""One pass and one round: every site sends a summary of its rows, and summaries are merged in a tree.
+
+    S = sum_i S_i + M,    S_i = C_i' diag(s_i^2) C_i + E_i,    M the scatter between the sites' means
+
+A site streams its rows once, and sends its leading directions and a bound on what they leave out, E_i.
+The coordinator, or aggregators on the way to it, merge summaries ``fan_in`` at a time. So the result
+states how far it can be from that of the pooled rows. It is exact if nothing was left out.
+
+Source: Grammenos, Mendoza-Smith, Mascolo and Crowcroft, "Federated PCA with adaptive rank estimation",
+Algorithm 1. There the mean is zero. Here each site has its own, and the means are merged too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import numpy as np
+
+from fedpca.arrays import Array
+from fedpca.coordinator.federation import Federation
+from fedpca.errors import InputError
+from fedpca.linalg.rank_rules import RankRule, Spectrum, check_n_components, first_look, rank_rule
+from fedpca.protocol.question import Question, question
+from fedpca.rows.centering import about_own_mean, naming_bad_values
+from fedpca.solvers.contract import Problem, Solution, check_choice, check_whole, moments_and_rank
+from fedpca.solvers.standardize import ColumnSums, Moments, at_least_two, own_order
+from fedpca.summary.bounds import eigenvalue_bound
+from fedpca.summary.from_rows import summarize_parts
+from fedpca.summary.summary import N_SPARE, SHAPES, Summary, merge_in_tree
+
+if TYPE_CHECKING:
+    from fedpca.site.site import Site
+
+SUMMARY = {name: f"float64 {shape}" for name, shape in SHAPES.items()}
+WANTED = {"n_components": "int64", "rule": "uint8 rule", "n_spare": "int64"}
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Merge:
+    """Merge one summary from each site, in a tree.
+
+    Parameters
+    ----------
+    fan_in : int, optional
+        How many summaries are merged at a time; all at once by default.
+    site_components : int, float in (0, 1), {"auto", "mp", "gap"} or None
+        The number of directions that each site sends, or a rule by which the site finds it. The default
+        is the number of components. A site sends ten spare directions on top.
+    own_means : bool
+        Whether sites center on their own means, which are then merged too, in one pass and one round.
+        Otherwise they center on the common mean, which takes a round before. With ``scale``, or without
+        ``center``, they always do the latter.
+    """
+
+    name: ClassVar[str] = "merge"
+    guarantee: ClassVar[str] = "bounded"
+    seen: ClassVar[tuple[str, ...]] = ("summarize_rows", "summarize_about", "explained_in_summary")
+
+    fan_in: int | None = None
+    site_components: Any = None
+    own_means: bool = True
+
+    def __post_init__(self) -> None:
+        if self.fan_in is not None:
+            check_whole("fan_in", self.fan_in, 2)
+        check_site_components(self.site_components)
+        check_choice("own_means", self.own_means, (True, False))
+
+    def bytes_per_site(self, n: int, d: int, k: int) -> int:
+        return 8 * d * (min(d, k + N_SPARE) + 3)
+
+    def solve(self, fed: Federation, problem: Problem) -> Solution:
+        """Return the leading directions of the merged summaries, without iterating."""
+        # without center there is no mean to merge, and with scale the deviations must come first
+        if self.own_means and problem.center and not problem.scale and problem.moments is None:
+            return self._about_own_means(fed, problem)
+        moments, rank = moments_and_rank(fed, problem)
+
+        def merged(wanted: int) -> Summary:
+            fields = directions_to_ask(self.site_components, wanted, moments.d)
+            fields |= {"mean": moments.mean, "scale": moments.scale, "sends_spare": np.int64(True)}
+            summaries = gather_summaries(fed, summarize_about, wanted, **fields)
+            return merge_in_tree(summaries, self.fan_in)
+
+        summary, k = look_further(
+            merged,
+            lambda summary, is_last: decided_rank(rank, summary.spectrum, is_last),
+            looks(rank.first_look, moments.d, self.site_components),
+        )
+        return solution_of(fed, moments, summary, k)
+
+    def _about_own_means(self, fed: Federation, problem: Problem) -> Solution:
+        """Merge summaries about each site's own mean, and the means with them, in one round."""
+        d = problem.common.n_features
+
+        def merged(wanted: int) -> Summary:
+            fields = directions_to_ask(self.site_components, wanted, d)
+            fields["features"] = problem.common.to_ask
+            ask = partial(gather_summaries, fed, summarize_rows, wanted, centered=True)
+            return merge_in_tree(ask(**fields), self.fan_in)
+
+        def rank_by(summary: Summary, is_last: bool) -> int | None:
+            rank = rank_rule(problem.n_components, at_least_two(round(summary.n)), d)
+            return decided_rank(rank, summary.spectrum, is_last)
+
+        first = first_look(problem.n_components, d)
+        summary, k = look_further(merged, rank_by, looks(first, d, self.site_components))
+        moments = Moments(round(summary.n), summary.mean, np.ones(d), problem.common.names)
+        solution = solution_of(fed, moments, summary, k)
+        return replace(solution, share_question=explained_in_summary)
+
+
+@dataclass(frozen=True)
+class OwnSummary:
+    """What a site remembers about its summary: its directions as rows, and the sum of all squares."""
+
+    rows: Array  # (r, d), directions times singular values
+    energy: float
+
+
+@question(asks={"features": "uint8 names", **WANTED}, answers=SUMMARY, remembers=True)
+def summarize_rows(
+    site: Site, features: Array, n_components: Array, rule: Array, n_spare: Array
+) -> dict[str, Any]:
+    """Summarize a site's rows about their own mean, and remember the directions."""
+    order = own_order(site, features)
+    columns = slice(None) if order is None else order
+    centered = (about_own_mean(block[:, columns]) for block in site.rows.blocks())
+    with naming_bad_values(site.rows):
+        summary = summarize_parts(
+            centered, site.rows.n_features, _wanted(n_components, rule), n_spare=int(n_spare)
+        )
+    site.remember(OwnSummary(summary.known.rows(), summary.energy))
+    return summary.to_arrays()
+
+
+@question(
+    asks={"mean": "float64 d", "scale": "float64 d", "sends_spare": "int64", **WANTED},
+    answers=SUMMARY,
+    remembers=True,
+)
+def summarize_about(
+    site: Site,
+    mean: Array,
+    scale: Array,
+    sends_spare: Array,
+    n_components: Array,
+    rule: Array,
+    n_spare: Array,
+) -> dict[str, Any]:
+    """Summarize a site's rows about the common mean and in the common scale."""
+    frame = site.recall(ColumnSums).frame(mean, scale)
+    site.remember(frame)
+    summary = summarize_parts(
+        site.standardized.parts(),
+        len(mean),
+        _wanted(n_components, rule),
+        n_spare=int(n_spare),
+        center=False,
+    )
+    site.remember(replace(frame, energy=summary.energy))
+    sent = summary if sends_spare else summary.truncate(summary.n_components)
+    return sent.to_arrays()
+
+
+@question(asks={"V": "float64 d k"}, answers={"explained": "float64", "total": "float64"})
+def explained_in_summary(site: Site, V: Array) -> dict[str, Any]:
+    """Sum the squares along the components by a site's summary, and all squares of its rows.
+
+    No row is read again, so the first sum is too small by what the summary left out.
+    """
+    own = site.recall(OwnSummary)
+    explained = np.float64(np.sum((own.rows @ V) ** 2))
+    return {"explained": explained, "total": np.float64(own.energy)}
+
+
+def looks(first: int, d: int, site_components: Any) -> list[int]:
+    """Return the numbers of directions to ask for, one after the other, while the rank is undecided."""
+    counts = [min(first, d)]
+    while not site_components and counts[-1] < d:
+        counts.append(min(2 * counts[-1], d))
+    return counts
+
+
+def look_further(
+    ask: Callable[[int], T], rank: Callable[[T, bool], int | None], counts: list[int]
+) -> tuple[T, int]:
+    """Ask for more and more directions until they decide the rank; return the answer and the rank."""
+    *others, last = counts
+    for count in others:
+        answer = ask(count)
+        k = rank(answer, False)
+        if k is not None:
+            return answer, k
+    answer = ask(last)
+    return answer, rank(answer, True) or 1
+
+
+def decided_rank(rank: RankRule, spectrum: Spectrum, is_last: bool) -> int | None:
+    """Return the rank by a spectrum; None if the rule must see more and this is not the last look."""
+    k = rank(spectrum)
+    return rank.settle(spectrum) if k is None and is_last else k
+
+
+def gather_summaries(
+    fed: Federation, asked: Question, wanted: int, *, centered: bool = False, **fields: Any
+) -> list[Summary]:
+    """Ask every site for a summary; return them in site order, with room for all wanted directions."""
+    summaries = []
+    for answer in fed.gather(asked, **fields).values():
+        r, d = answer["directions"].shape
+        room = min(d, max(r, wanted + N_SPARE))
+        summaries.append(
+            Summary.from_arrays(
+                answer, n_components=min(wanted, room), room=room, centered=centered
+            )
+        )
+    return summaries
+
+
+def solution_of(fed: Federation, moments: Moments, merged: Summary, k: int) -> Solution:
+    """Return the k leading directions of a merged summary, and bounds on how far off they are."""
+    V, values = merged.known.leading(k)
+    left_out = eigenvalue_bound(merged.known, merged.energy, k)
+    fed.report(left_out, lambda: V)
+    reason = "approximate" if left_out > 0 else "exact"
+    return Solution(moments, V, values, merged.energy, reason, left_out, merged.angle_bound(k))
+
+
+def directions_to_ask(
+    site_components: Any, wanted: int, d: int, n_spare: int = N_SPARE
+) -> dict[str, Any]:
+    """Return the number of directions that a site is to find, or its rule, as fields of a question."""
+    is_rule = isinstance(site_components, str | float)
+    number = 0 if is_rule else min(d, site_components or wanted)
+    rule = json.dumps(site_components).encode() if is_rule else b""
+    return {
+        "n_components": np.int64(number),
+        "rule": np.frombuffer(rule, np.uint8),
+        "n_spare": np.int64(n_spare),
+    }
+
+
+def _wanted(n_components: Array, rule: Array) -> Any:
+    """Return the number or the rule that `directions_to_ask` wrote."""
+    wanted = json.loads(rule.tobytes()) if rule.size else int(n_components)
+    check_n_components(wanted)
+    return wanted
+
+
+def check_site_components(given: Any) -> None:
+    """Refuse a value that is not a number of directions, a share, or the name of a rule."""
+    try:
+        check_n_components(given)
+    except InputError as error:
+        raise InputError(str(error).replace("n_components", "site_components")) from None

@@ -1,0 +1,92 @@
+"""The coordinator's program for `FederatedPCA.fit`, from the first question to the last."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedpca.arrays import Array
+from fedpca.coordinator.federation import Federation
+from fedpca.coordinator.record import Outcome
+from fedpca.errors import PolicyRefused
+from fedpca.protocol.question import Question, question
+from fedpca.rows.centering import MAX_CANCELLATION
+from fedpca.rows.standardized import Frame, StandardizedRows
+from fedpca.solvers.catalogue import cheapest_exact
+from fedpca.solvers.contract import Problem, Solution, Solver, moments_and_rank
+from fedpca.solvers.standardize import common_features
+
+if TYPE_CHECKING:
+    from fedpca.site.site import Site
+
+
+@dataclass(frozen=True)
+class PcaResult:
+    """The result of a fit."""
+
+    solution: Solution
+    site_shares: dict[str, float]  # explained, of each site's variance; empty if a policy refuses
+    outcome: Outcome
+
+
+def principal_components(
+    fed: Federation,
+    start: Array | None,
+    *,
+    solver: Solver | None,
+    n_components: Any,
+    center: bool,
+    scale: bool,
+    tol: float,
+    max_rounds: int,
+) -> PcaResult:
+    """Find the components of all sites' rows, choosing a solver if none is given."""
+    problem = Problem(common_features(fed), n_components, center, scale, tol, max_rounds, start)
+    if solver is None:
+        problem = problem.with_moments(fed)
+        moments, rank = moments_and_rank(fed, problem)
+        solver = cheapest_exact(moments.n, moments.d, rank.first_look)
+    solution = solver.solve(fed, problem)
+    asked = solution.share_question or explained_energy
+    shares = _shares(fed, asked, solution.vectors)
+    return PcaResult(solution, shares, solution.outcome(solver.name))
+
+
+@question(asks={"V": "float64 d k"}, answers={"explained": "float64", "total": "float64"})
+def explained_energy(site: Site, V: Array) -> dict[str, Any]:
+    """Sum a site's squares about its own mean: those along the components, and all of them.
+
+    The sum about the common mean exceeds the sum about the site's own mean by n times their squared
+    distance. Where a site is so far from the others that the difference would cancel, its rows are read
+    once more.
+    """
+    frame, n = site.recall(Frame), site.rows.n_rows
+    assert frame.energy is not None
+    assert frame.sums is not None
+    total = frame.energy
+    explained = site.standardized.energy_along(V, total)
+    own_mean = frame.sums[slice(None) if frame.order is None else frame.order] / max(1, n)
+    away = (own_mean - frame.mean) / frame.scale
+    between = n * float(away @ away)
+    if between <= MAX_CANCELLATION * (total - between):
+        explained, total = explained - n * float(np.sum((away @ V) ** 2)), total - between
+    else:
+        own_frame = replace(frame, mean=own_mean, sums=None, n_products=1)
+        own = StandardizedRows(site.rows, own_frame)
+        total = float(own.squares().sum())
+        explained = own.energy_along(V, total)
+    return {"explained": np.float64(explained), "total": np.float64(total)}
+
+
+def _shares(fed: Federation, asked: Question, V: Array) -> dict[str, float]:
+    """Return the explained share of each site's variance, or nothing where a policy refuses."""
+    try:
+        answers = fed.gather(asked, V=np.ascontiguousarray(V))
+    except PolicyRefused:  # the shares then stay at the sites
+        return {}
+    return {
+        name: float(answer["explained"] / answer["total"]) if answer["total"] > 0 else float("nan")
+        for name, answer in answers.items()
+    }

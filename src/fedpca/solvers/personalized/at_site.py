@@ -1,0 +1,212 @@
+"""The questions of personalized PCA: what a site keeps, and what it sends.
+
+    S_i = A_i'A_i / n_i,   A_i the site's rows about its own mean, the common mean, or zero
+
+A site has the weight ``w_i``, which is 1 or its row count. It adds ``w_i S_i`` to sums. It remembers
+the frame of A_i, a `PersonalSite`, and a `Basis`. The basis is its leading directions at first, and its
+own directions V_i outside U at the end. V_i stays at the site, unless the coordinator may gather it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedpca.arrays import Array
+from fedpca.errors import InputError
+from fedpca.models.personalized import PersonalizedModel, SitePart
+from fedpca.protocol.question import question
+from fedpca.rows.in_memory import refuse_non_finite
+from fedpca.rows.leading import TOL, leading_directions
+from fedpca.rows.standardized import Frame, column_sums, energy_beyond_rounding
+from fedpca.solvers.personalized.projections import Basis
+from fedpca.solvers.standardize import own_order
+
+if TYPE_CHECKING:
+    from fedpca.site.site import Site
+
+# what sites prepare for the start: nothing, leading directions, or directions scaled by variance
+NOTHING, DIRECTIONS, COVARIANCE = range(3)
+
+
+@dataclass(frozen=True)
+class PersonalSite:
+    """A site's weight and rank in a personalized fit, which it remembers."""
+
+    weight: float  # w_i
+    factor: float  # w_i / n_i
+    n_local: int
+    has_own_mean: bool
+
+
+@dataclass(frozen=True)
+class LocalPart:
+    """Sums of squares of a site's rows, along the shared directions and along its own."""
+
+    along: Array  # (k,)
+    along_local: Array  # (r,)
+
+
+@question(
+    asks={
+        "features": "uint8 bytes",
+        "mean": "float64 d",
+        "scale": "float64 d",
+        "own_mean": "int64",
+        "by_rows": "int64",
+        "ranks": "uint8 letters",
+        "n_shared": "int64",
+        "n_products": "int64",
+        "lays_out": "int64",
+    },
+    answers={
+        "n": "int64",
+        "n_sites": "int64",
+        "weight": "float64",
+        "energy": "float64",
+        "columns": "int64",
+    },
+    remembers=True,
+)
+def begin_personalized(
+    site: Site,
+    features: Array,
+    mean: Array,
+    scale: Array,
+    own_mean: Array,
+    by_rows: Array,
+    ranks: Array,
+    n_shared: Array,
+    n_products: Array,
+    lays_out: Array,
+) -> dict[str, Any]:
+    """Keep the frame and the weight, prepare the directions for the start, and send totals."""
+    order = own_order(site, features)
+    n, sums = column_sums(site.rows)
+    if not np.isfinite(sums).all():
+        refuse_non_finite(site.rows)
+    if own_mean:
+        mean = sums[slice(None) if order is None else order] / max(1, n)
+    weight, n_local = float(n if by_rows else n > 0), own_rank(ranks, site.name)
+    factor = weight / max(1, n)
+    frame = Frame(mean, scale, order, sums, int(n_products))
+    site.remember(frame)
+    site.remember(PersonalSite(weight, factor, n_local, bool(own_mean)))
+    energy = energy_beyond_rounding(site.standardized, n, mean / scale)
+    site.remember(replace(frame, energy=energy))
+    columns = 0
+    if lays_out != NOTHING:
+        columns = int(n_shared) + n_local
+        values, W = leading_directions(site.standardized, columns, energy)
+        lengths = values * factor if lays_out == COVARIANCE else weight + 0 * values
+        site.remember(Basis(W, lengths))
+    return {
+        "n": np.int64(n),
+        "n_sites": np.int64(n > 0),
+        "weight": weight,
+        "energy": factor * energy,
+        "columns": np.int64(columns),
+    }
+
+
+def to_bytes(plain: Any) -> Array:
+    """Encode plain values as a field of a message."""
+    return np.frombuffer(json.dumps(plain).encode(), np.uint8)
+
+
+def own_rank(ranks: Array, name: str) -> int:
+    """Return the number of local directions of a site, from one number or from one for each site."""
+    rank = json.loads(ranks.tobytes())
+    if isinstance(rank, dict):
+        if name not in rank:
+            raise InputError(f"n_local has no number for site {name!r}; add one")
+        rank = rank[name]
+    return int(rank)
+
+
+def energy_of(site: Site) -> float:
+    """Return the sum of squares of A_i; zero if A_i holds nothing but rounding."""
+    energy = site.recall(Frame).energy
+    assert energy is not None
+    return energy
+
+
+def gram_times(site: Site, Z: Array) -> Array:
+    """Return A_i'A_i Z; zero if A_i holds nothing but rounding."""
+    product = site.standardized.gram_times(Z)
+    return np.asarray(product if energy_of(site) else 0 * product)
+
+
+def local_directions(site: Site, U: Array, tol: float = TOL) -> tuple[Array, Array]:
+    """Find the site's own directions outside U; return the squares along them, and the directions."""
+    k = site.recall(PersonalSite).n_local
+    return leading_directions(site.standardized, k, energy_of(site), U, tol=tol)
+
+
+@question(
+    asks={"U": "float64 d k", "variance": "float64 k", "header": "uint8 bytes"},
+    answers={"local": "float64"},
+    remembers=True,
+)
+def finish_personalized(site: Site, U: Array, variance: Array, header: Array) -> dict[str, Any]:
+    """Keep the site's own directions outside the final U, and send the variance along them.
+
+    If the site has a folder, it writes its model there: the shared directions and its own part.
+    """
+    personal, frame = site.recall(PersonalSite), site.recall(Frame)
+    values, V = local_directions(site, U)
+    along = np.einsum("ij,ij->j", U, gram_times(site, U))
+    site.remember(LocalPart(along, values))
+    site.remember(Basis(V, np.ones(len(values))))
+    path = site.file(".fedpca")
+    if path is not None:
+        part = SitePart.from_squares(
+            site.rows.n_rows, frame.mean, V, values, along, energy_of(site)
+        )
+        model = PersonalizedModel(
+            np.ascontiguousarray(U.T),
+            variance,
+            frame.scale,
+            None if personal.has_own_mean else frame.mean,
+            {site.name: part},
+        )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        model.save(path, json.loads(header.tobytes()))
+    return {"local": personal.factor * values.sum()}
+
+
+@question(answers={"shared": "float64", "local": "float64", "total": "float64"})
+def site_shares(site: Site) -> dict[str, Any]:
+    """Sum a site's squares along shared directions, along local ones, and all of them."""
+    part = site.recall(LocalPart)
+    return {
+        "shared": part.along.sum(),
+        "local": part.along_local.sum(),
+        "total": np.float64(energy_of(site)),
+    }
+
+
+@question(
+    answers={
+        "n": "int64",
+        "mean": "float64 d",
+        "V": "float64 d r",
+        "along": "float64 k",
+        "along_local": "float64 r",
+        "total": "float64",
+    }
+)
+def whole_local_part(site: Site) -> dict[str, Any]:
+    """Send the site's own part: its mean, its directions, and the squares along directions."""
+    part = site.recall(LocalPart)
+    return {
+        "n": np.int64(site.rows.n_rows),
+        "total": np.float64(energy_of(site)),
+        "V": site.recall(Basis).B,
+        "mean": site.recall(Frame).mean,
+        "along": part.along,
+        "along_local": part.along_local,
+    }

@@ -1,0 +1,47 @@
+"""The contract of `PersonalizedPCA`'s solvers: what each takes and what it returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, runtime_checkable
+
+from fedpca.arrays import Array
+from fedpca.coordinator.federation import Federation
+
+
+@dataclass(frozen=True)
+class Start:
+    """The start of a solver, and its limits."""
+
+    U: Array  # (d, k), orthonormal
+    weight: float  # the sum of the sites' weights w_i
+    energy: float  # the sum of w_i times the trace of S_i
+    tol: float
+    max_rounds: int
+    seed: int | None  # of random V_i; None if they follow from the start
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The shared directions, and why the solver stopped."""
+
+    U: Array  # (d, k), orthonormal
+    along: Array  # (k, k): U'(sum w_i S_i)U over the sum of w_i
+    objective: float  # over the sum of w_i
+    stop_reason: str  # "converged", "max_rounds", or "stalled" if no step raises the objective
+
+
+@runtime_checkable
+class PersonalizedSolver(Protocol):
+    """The coordinator's program for one method, with its options as fields."""
+
+    name: ClassVar[str]
+
+    def solve(self, fed: Federation, start: Start) -> Shared:
+        """Find the shared directions by asking the sites."""
+        ...
+
+
+def share_of(gain: float, shared: float) -> float:
+    """Return a gain as a share of the shared variance; zero if there is no variance."""
+    return max(0.0, gain) / shared if shared > 0 else 0.0

@@ -1,0 +1,96 @@
+"""Find the leading eigenvectors of a sum over sites of B_i L_i B_i', while each B_i stays at its site.
+
+    M = sum_i B_i L_i B_i',   M V = V diag(theta),   B_i of d x r, L_i diagonal
+
+For d features and k eigenvectors, one round moves the triangle of M, or block Lanczos moves a d x k
+block in each of about fifteen rounds. The cheaper one is taken. Both need sums alone. If the
+coordinator may see a site's own columns, one round of d x r numbers is enough.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedpca.arrays import Array
+from fedpca.coordinator.federation import Federation
+from fedpca.linalg.blas_threads import threads_for
+from fedpca.linalg.dense import orth, pack_triangle, top_eigen, unpack_triangle
+from fedpca.linalg.krylov import leading_eigen
+from fedpca.protocol.question import question
+from fedpca.solvers.plan import LANCZOS_ROUNDS, triangle_is_cheaper
+
+if TYPE_CHECKING:
+    from fedpca.site.site import Site
+
+MAX_SVD_COLUMNS = 500  # with more columns, Lanczos is faster than an SVD
+TOL = 1e-8  # residual of Lanczos, as a share of the largest eigenvalue
+
+
+@dataclass(frozen=True)
+class Basis:
+    """A site's B_i and the diagonal of its L_i, which it remembers."""
+
+    B: Array  # (d, r)
+    lengths: Array  # (r,)
+
+
+@question(answers={"triangle": "float64 triangle"})
+def basis_triangle(site: Site) -> dict[str, Array]:
+    """Send the upper triangle of B_i L_i B_i'."""
+    basis = site.recall(Basis)
+    return {"triangle": pack_triangle((basis.B * basis.lengths) @ basis.B.T)}
+
+
+@question(asks={"Z": "float64 d k"}, answers={"Y": "float64 d k"})
+def basis_product(site: Site, Z: Array) -> dict[str, Array]:
+    """Send B_i L_i (B_i' Z)."""
+    basis = site.recall(Basis)
+    return {"Y": (basis.B * basis.lengths) @ (basis.B.T @ Z)}
+
+
+@question(answers={"B": "float64 d r"})
+def whole_basis(site: Site) -> dict[str, Array]:
+    """Send B_i itself, with columns scaled by the roots of L_i."""
+    basis = site.recall(Basis)
+    return {"B": basis.B * np.sqrt(basis.lengths)}
+
+
+def leading_of_bases(
+    fed: Federation, d: int, k: int, columns: int, *, gather: bool = False
+) -> tuple[Array, Array]:
+    """Return the k largest eigenvalues of the sum, falling, and their eigenvectors, ``(d, k)``.
+
+    ``columns`` is a bound on the number of columns of all B_i together.
+    """
+    if triangle_is_cheaper(columns, d, k):
+        return top_eigen(unpack_triangle(fed.sum(basis_triangle)["triangle"]), k)
+    if gather:
+        return leading_of_columns(np.hstack([b["B"] for b in fed.gather(whole_basis).values()]), k)
+    start = fed.rng().standard_normal((d, k))
+    with threads_for(start):
+        start = orth(start)
+    times = partial(_summed_product, fed)
+    return leading_eigen(times, start, k, tol=TOL, most=4 * LANCZOS_ROUNDS)
+
+
+def leading_of_columns(B: Array, k: int) -> tuple[Array, Array]:
+    """Return the k largest eigenvalues of B B', falling, and their vectors.
+
+    If B has fewer than k columns, the last eigenvalues are zero, and there are fewer vectors.
+    """
+    if min(B.shape) > MAX_SVD_COLUMNS:
+        start = orth(np.random.default_rng(0).standard_normal((len(B), k)))
+        return leading_eigen(lambda Z: B @ (B.T @ Z), start, k, tol=TOL, most=MAX_SVD_COLUMNS)
+    U, s, _ = np.linalg.svd(B, full_matrices=False)
+    values = np.zeros(k)
+    values[: len(s)] = s[:k] ** 2
+    return values, U[:, :k]
+
+
+def _summed_product(fed: Federation, Z: Array) -> Array:
+    """Multiply Z by the sum of B_i L_i B_i'."""
+    return fed.sum(basis_product, Z=Z)["Y"]

@@ -1,0 +1,166 @@
+"""Robust PCA by hard thresholds: entries beyond a threshold z, which falls, do not count.
+
+    A_i = V_i U' + S_i + noise,   U of d x r common to all sites
+
+    V_i <- the best fit to the entries that count
+    D_i <- A_i where |A_i - V_i U'| <= z, else V_i U'
+    U <- orth(sum D_i'V_i (sum V_i'V_i)^-1)
+
+The method needs the rank r. Each round lowers z by a fifth, down to four times the median size of
+residuals at the median site. Without noise the result is exact. With noise it is about as good as a fit
+that knows which entries are bad. A site sends sums of d x r and r x r matrices, and one number as the
+bin that it falls into.
+
+Source: hard thresholds follow Netrapalli et al., "Non-convex robust PCA" (2014). Soft thresholds, for
+which a bound on the rank is enough, are in `fedpca.solvers.robust.soft`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+
+from fedpca.arrays import Array, Arrays
+from fedpca.coordinator.federation import Federation
+from fedpca.linalg.dense import orth, sine_of_angle
+from fedpca.models.robust import THRESHOLD_DECAY, TIMES_MEDIAN
+from fedpca.solvers.robust.at_site import clipped_product, hard_round
+from fedpca.solvers.robust.contract import (
+    NEGLIGIBLE,
+    NORMAL,
+    Carry,
+    Limits,
+    Rank,
+    RobustFit,
+    RobustMoments,
+    RobustProblem,
+    Solved,
+)
+from fedpca.solvers.robust.medians import median_of_bins
+
+START_ROUNDS = 2  # rounds of power iteration on clipped rows
+FLOOR_MARGIN = 1.05  # a threshold within this of its floor has reached it: bins tell no more
+PATIENCE_ROUNDS = 5  # rounds at its floor after which a threshold stays
+MAX_NOISE_SHARE = 0.02  # a turn of at most this share of what noise causes is convergence
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """Leave out entries beyond a threshold that falls; needs the rank."""
+
+    name: ClassVar[str] = "threshold"
+    needs_rank: ClassVar[bool] = True
+
+    def solve(self, fed: Federation, problem: RobustProblem) -> Solved:
+        """Return the components, once a round turns them by at most ``tol``."""
+        fit = by_hard_threshold(fed, problem.U, problem.moments, problem.limits)
+        return Solved(fit, Rank(problem.bound), self.name)
+
+
+def start_clipped(fed: Federation, d: int, r: int, threshold: float) -> Array:
+    """Find a first U by power iteration on rows without entries beyond the threshold."""
+    U = orth(fed.rng().standard_normal((d, r)))
+    for _ in range(START_ROUNDS):
+        U = orth(fed.sum(clipped_product, U=U, threshold=np.float64(threshold))["Y"])
+    return U
+
+
+def by_hard_threshold(
+    fed: Federation,
+    U: Array,
+    moments: RobustMoments,
+    limits: Limits,
+    *,
+    carry: Carry | None = None,
+    first: float = np.inf,
+    while_exact: bool = False,
+) -> RobustFit:
+    """Fit U by hard thresholds until a round turns it by at most ``tol``, or by far less than noise.
+
+    The turn is the sine of an angle. Residuals of at most ``tol`` times the typical entry count as
+    zero.
+
+    If the center moves, it moves to the mean of the rows without outliers. A median is robust, but it
+    does not lie in the plane of low-rank rows. A threshold stays after a few rounds at its floor. It
+    would otherwise cut off more and more of residuals with long tails, and never end. In a column that
+    is mostly outliers, residuals count up to the first threshold for as many rounds, and then up to the
+    present one.
+
+    The fit starts from the scores that ``carry`` takes over, if any. It starts from the threshold
+    ``first`` if that is lower than the usual one. With ``while_exact`` it goes on only as long as each
+    round at least halves the residuals, as it does on the way from a good start to an exact low-rank
+    part.
+    """
+    d, r = U.shape
+    is_first, carry = carry is None, carry or Carry.first(r, np.zeros(d))
+    first = min(moments.first_threshold, first)
+    threshold, median, reason = first, np.inf, "max_rounds"
+    reach, rounds_drawn = np.zeros(d), np.zeros(d, int)  # of each column
+    least = max(10 * limits.tol, NEGLIGIBLE) * moments.size
+    rounds_at_floor = 0
+    for _ in range(limits.max_rounds):
+        answer = fed.sum(
+            hard_round,
+            U=U,
+            **carry.asked,
+            threshold=np.float64(threshold),
+            reach=reach,
+            is_first=np.int64(is_first),
+        )
+        is_first = False
+        before, median = median, median_of_bins(answer["sizes"], threshold)
+        last, (U, carry, squares) = U, refitted(answer, U, carry.center, moves=moments.moves)
+        change = sine_of_angle(last, U)
+        fed.report(change, partial(np.asarray, U))
+        floor = max(TIMES_MEDIAN * median, least)
+        if rounds_at_floor < PATIENCE_ROUNDS:
+            rounds_at_floor = rounds_at_floor + 1 if threshold <= FLOOR_MARGIN * floor else 0
+        mostly_outliers = 2 * answer["good"] < moments.present
+        is_fitted = median <= limits.tol * moments.size
+        # outliers draw their column until the fit is done or patience ends; then it is given up
+        is_drawn = mostly_outliers & (rounds_at_floor < PATIENCE_ROUNDS and not is_fitted)
+        rounds_drawn += is_drawn
+        enough = limits.tol if is_fitted or rounds_at_floor else 0.0
+        if rounds_at_floor:
+            varies = moments.present > 0
+            inlier_share = np.maximum(answer["good"][varies], 1) / moments.present[varies]
+            enough = max(
+                enough, MAX_NOISE_SHARE * turn_by_noise(NORMAL * median, squares, inlier_share)
+            )
+        if change <= enough:
+            reason = "converged"
+            break
+        if while_exact and 2 * median > before and floor > least:
+            reason = "inexact"
+            break
+        if not rounds_at_floor:
+            threshold = max(THRESHOLD_DECAY * threshold, floor)
+        limit = np.where(rounds_drawn <= PATIENCE_ROUNDS, first, threshold)
+        reach = np.where(is_drawn, limit, 0.0)
+    return RobustFit(U, min(threshold, floor), median, reason, carry.center, mostly_outliers, carry)
+
+
+def refitted(answer: Arrays, U: Array, center: Array, *, moves: bool) -> tuple[Array, Carry, Array]:
+    """Return the orthonormal U that fits the scores V = D U, its carry-over, and the scores' squares.
+
+    If the center moves, it moves to the mean of D. The squares are ``(r, r)``.
+    """
+    VV, AV, n = answer["VV"], answer["AV"], max(1, int(answer["rows"]))
+    mean = answer["total"] / n if moves else np.zeros(len(U))
+    scores = mean @ U
+    squares = VV - n * np.outer(scores, scores)
+    fitted = np.linalg.lstsq(squares, (AV - n * np.outer(mean, scores)).T, rcond=1e-12)[0].T
+    Q, R = np.linalg.qr(fitted)
+    return Q, Carry(np.ascontiguousarray(R.T), center + mean, scores), squares
+
+
+def turn_by_noise(deviation: float, squares: Array, inlier_share: Array) -> float:
+    """Estimate the angle by which noise turns components with these squares of scores, as a sine.
+
+    A feature is the further off, the fewer of its entries are inliers, ``(d,)``.
+    """
+    least = float(np.linalg.eigvalsh(squares)[0])
+    return deviation * float(np.sqrt((1 / inlier_share).sum() / least)) if least > 0 else 0.0

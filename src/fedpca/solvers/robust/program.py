@@ -1,0 +1,219 @@
+"""The coordinator's program for `RobustPCA.fit`, from the first question to the last.
+
+    A_i = V_i U' + S_i + noise,   U of d x r common to all sites
+
+It finds center and scale, lets a solver find U, and then lets each site keep its V_i and S_i.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from fedpca.arrays import Array
+from fedpca.coordinator.federation import Federation
+from fedpca.coordinator.record import Outcome
+from fedpca.errors import InputError, PolicyRefused
+from fedpca.linalg.dense import fix_signs, top_eigen
+from fedpca.models.robust import RobustModel
+from fedpca.rows.columns import some_of
+from fedpca.rows.standardized import usable_energy
+from fedpca.solvers.robust.at_site import (
+    begin_robust,
+    count_present,
+    count_values,
+    finish_robust,
+    sparse_share,
+    squares_present,
+)
+from fedpca.solvers.robust.contract import (
+    NORMAL,
+    Carry,
+    Limits,
+    RobustMoments,
+    RobustProblem,
+    RobustSolver,
+    Solved,
+)
+from fedpca.solvers.robust.hard import start_clipped
+from fedpca.solvers.robust.medians import EDGES, FINE, feature_medians, median_of_bins
+from fedpca.solvers.standardize import CommonFeatures, at_least_two, common_features
+
+ROUNDING = 16 * np.finfo(float).eps  # a distance of at most this share of a value is zero
+
+
+@dataclass(frozen=True)
+class RobustResult:
+    """The result of a robust fit."""
+
+    model: RobustModel
+    features: tuple[str, ...] | None
+    n: int
+    shares: dict[str, float]  # of outliers among each site's entries
+    mostly_outliers: Array  # (d,), whether most entries of a feature are outliers
+    rank_is_clear: bool
+    outcome: Outcome
+
+
+def low_rank_and_sparse(
+    fed: Federation,
+    start_from: Array | None,
+    *,
+    solver: RobustSolver,
+    n_components: int | None,
+    max_components: int | None,
+    center: str,
+    scale: bool,
+    tol: float,
+    max_rounds: int,
+) -> RobustResult:
+    """Find the low-rank part that all sites' rows share; each site keeps its own sparse part."""
+    common = common_features(fed)
+    frame = _frame(fed, common, center, scale)
+    d = common.n_features
+    _check_components(n_components, max_components, frame.n, d)
+    moments = _begin(fed, frame, moves=center != "none")
+    # one component more than the bound shows whether singular values fall right after the bound
+    bound = int(n_components or max_components or 0)
+    width = bound if n_components else min(bound + 1, d)
+    U = start_from
+    if U is None or U.shape[1] < width:  # a start cut to its rank is too narrow to search again
+        U = start_clipped(fed, d, width, moments.first_threshold)
+    limits = Limits(tol, max_rounds)
+    solved = solver.solve(fed, RobustProblem(U, moments, limits, n_components, bound))
+    return _finish(fed, solved, frame, common)
+
+
+def _finish(fed: Federation, solved: Solved, frame: Frame, common: CommonFeatures) -> RobustResult:
+    """Let sites keep their parts, and return the model with the variances of the low-rank part."""
+    r = solved.rank.number
+    fit = solved.fit.cut(r)
+    carry = fit.carry or Carry.first(r, fit.center)
+    kept = fed.sum(
+        finish_robust,
+        U=fit.U,
+        **carry.asked,
+        threshold=np.float64(fit.threshold),
+        afresh=np.int64(fit.carry is None),
+    )
+    variances, C = top_eigen(kept["VV"] / max(1, int(kept["rows"]) - 1), r)
+    model = RobustModel.from_low_rank(
+        np.ascontiguousarray(fix_signs(fit.U @ C).T),
+        np.maximum(variances, 0.0),
+        mean=frame.center + fit.center * frame.scale,
+        scale=frame.scale,
+        noise_variance=(NORMAL * fit.noise) ** 2,
+        n=frame.n,
+        threshold=fit.threshold,
+    )
+    return RobustResult(
+        model=model,
+        features=common.names,
+        n=frame.n,
+        shares=_shares(fed),
+        mostly_outliers=fit.mostly_outliers,
+        rank_is_clear=solved.rank.is_clear,
+        outcome=Outcome(solved.methods, fit.stop_reason),
+    )
+
+
+def _check_components(n_components: int | None, max_components: int | None, n: int, d: int) -> None:
+    """Refuse more components than rows or features."""
+    name = "max_components" if n_components is None else "n_components"
+    wanted, limit = n_components or max_components or 0, min(n, d)
+    if wanted > limit:
+        what = f"{d} features" if d <= n else f"{n} rows of all sites"
+        raise InputError(f"{name}={wanted} exceeds the {what}; use at most {limit}")
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The number of rows, and the center and scale of each feature."""
+
+    n: int
+    present: Array  # (d,), the number of values of each feature; 0 where all are at the center
+    center: Array  # (d,)
+    scale: Array  # (d,)
+    spread: float  # root mean square of all entries about the center, in the scale
+
+
+def _frame(fed: Federation, common: CommonFeatures, center: str, scale: bool) -> Frame:
+    """Ask for sums and histograms, and return the center and scale of each feature."""
+    counted = fed.sum(count_present, features=common.to_ask)
+    n, present = at_least_two(int(counted["n"])), counted["present"]
+    if not present.all():
+        names = common.names or [f"column {j}" for j in range(len(present))]
+        empty = [str(names[j]) for j in np.flatnonzero(present == 0)]
+        raise InputError(f"no site has a value of {some_of(empty)}; leave these features out")
+    d = len(present)
+    mean = counted["total"] / present
+    squares = fed.sum(squares_present, about=mean)["squares"]
+    usable_energy(float(squares.sum()))
+    spread = np.sqrt(squares / present)
+    medians = mean
+    if center == "median" or scale:
+        medians = _medians(fed, np.arange(d), np.zeros(d))
+    centers = {"none": np.zeros(d), "mean": mean, "median": medians}[center]
+    factors = np.ones(d)
+    if scale:  # distances are from the median, wherever the center is
+        factors = _typical_distances(fed, medians)
+    away = np.hypot(spread, mean - centers)
+    present = np.where(away > ROUNDING * np.abs(mean), present, 0)
+    root_mean_square = np.sqrt((away / factors) ** 2 @ present / max(1, present.sum()))
+    return Frame(n, present, centers, factors, float(root_mean_square))
+
+
+def _medians(fed: Federation, features: Array, about: Array, of: str = "values") -> Array:
+    """Find the medians of features over all sites from summed histograms."""
+    return feature_medians(partial(fed.sum, count_values), features, about, of=of)
+
+
+def _typical_distances(fed: Federation, medians: Array) -> Array:
+    """Return a robust standard deviation of each feature, from its median distance to the median.
+
+    It is 1 for a constant feature. Where most values are equal, as in tables of counts, it is the
+    median distance of the others.
+    """
+    rounding = ROUNDING * np.abs(medians)
+    sizes = NORMAL * _medians(fed, np.arange(len(medians)), medians, of="sizes")
+    mostly_equal = np.flatnonzero(sizes <= rounding)
+    if len(mostly_equal):
+        sizes[mostly_equal] = _medians(
+            fed, mostly_equal, medians[mostly_equal], of="sizes above zero"
+        )
+    return np.where(sizes > rounding, sizes, 1.0)
+
+
+def _begin(fed: Federation, frame: Frame, *, moves: bool) -> RobustMoments:
+    """Give every site the center and the scale, and find the typical size of an entry.
+
+    The first reference is the root mean square. A few wild entries make it too large, so that the size
+    falls below the fine bins. Then the question is asked again with a smaller reference.
+    """
+    reference = frame.spread or 1.0
+    while True:
+        sizes = fed.sum(
+            begin_robust,
+            mean=frame.center,
+            scale=frame.scale,
+            varies=(frame.present > 0).astype(np.uint8),
+            reference=np.float64(reference),
+        )["sizes"]
+        size = median_of_bins(sizes, reference)
+        if size >= FINE * reference or not sizes.any():
+            return RobustMoments(frame.n, frame.present, size or frame.spread or 1.0, moves)
+        reference = size or float(EDGES[0]) * reference
+
+
+def _shares(fed: Federation) -> dict[str, float]:
+    """Return the share of outliers among each site's entries, or nothing where a policy refuses."""
+    try:
+        answers = fed.gather(sparse_share)
+    except PolicyRefused:
+        return {}
+    return {
+        name: float(answer["outliers"] / answer["present"]) if answer["present"] else float("nan")
+        for name, answer in answers.items()
+    }

@@ -1,0 +1,1 @@
+"""A mergeable sketch of rows, and the stream that maintains one."""

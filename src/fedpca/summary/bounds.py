@@ -1,0 +1,61 @@
+"""Bound the distance between truncated leading directions and the exact ones of all rows.
+
+Let ``S = C' diag(l) C + T + E`` (`fedpca.summary.lowrank.LowRank`) with T orthogonal to C. Let t be the
+norm of T, and e the norm of E plus rounding. No eigenvalue of S after the k-th exceeds ``l_(k+1) + e``,
+and the residual of the k leading directions is at most e. Therefore
+
+    sin(angle) <= e / (l_k - l_(k+1) - e),   where l_(r+1) = t after the r directions that are carried
+
+Source: Davis and Kahan, "The rotation of eigenvectors by a perturbation III" (1970).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedpca.summary.lowrank import EPS, LowRank
+
+
+def rounding(kept: LowRank) -> float:
+    """Return a bound on the rounding error of an eigenvalue of the scatter."""
+    largest = float(kept.values[0]) ** 2 if len(kept.values) else 0.0
+    return float(kept.directions.shape[1] * EPS * largest)
+
+
+def lost_energy(kept: LowRank, energy: float) -> float:
+    """Return the part of the energy, the trace of S, that is not along the directions."""
+    return max(0.0, energy - float(np.sum(kept.values**2)))
+
+
+def missing_norm(kept: LowRank, energy: float) -> float:
+    """Return a bound on the norm of E, which cannot exceed the trace of T + E up to rounding."""
+    slack = float(kept.directions.shape[1] * EPS * energy)
+    return min(kept.missing, lost_energy(kept, energy) + slack)
+
+
+def angle_bound(kept: LowRank, energy: float, k: int) -> float:
+    """Return a bound on the sine of the largest angle to the k leading directions of S.
+
+    The bound is 1, which says nothing, if the gap is too small.
+    """
+    if k == kept.directions.shape[1] or not energy:
+        return 0.0
+    n_unknown = max(1, k + 1 - len(kept.values))
+    values = np.append(kept.values**2, np.full(n_unknown, kept.tail))
+    e = missing_norm(kept, energy) + rounding(kept)
+    distance = float(values[k - 1] - values[k]) - e
+    return min(1.0, e / distance) if distance > 0 else 1.0
+
+
+def eigenvalue_bound(kept: LowRank, energy: float, k: int) -> float:
+    """Return how much too small one of the k leading eigenvalues can be, as a share of the energy."""
+    tail = kept.tail if k > len(kept.values) else 0.0
+    left_out = min(kept.missing + tail, lost_energy(kept, energy))
+    return left_out / energy if energy else 0.0
+
+
+def variance_bound(kept: LowRank, energy: float, k: int) -> float:
+    """Return a bound on the energy that the k best directions carry beyond these, as a share."""
+    n_unknown = max(0, k - len(kept.values))
+    left_out = k * missing_norm(kept, energy) + n_unknown * kept.tail
+    return min(left_out, lost_energy(kept, energy)) / energy if energy else 0.0

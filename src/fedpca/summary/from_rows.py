@@ -1,0 +1,81 @@
+"""Summarize rows in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from numbers import Integral
+from typing import Any
+
+from fedpca.linalg.rank_rules import check_n_components, rank_rule
+from fedpca.rows.centering import Centered, Mean, about_own_mean, naming_bad_values
+from fedpca.rows.open import open_rows
+from fedpca.summary.lowrank import rows_at_once
+from fedpca.summary.scatter import Scatter, scatter_pays
+from fedpca.summary.summary import N_SPARE, Summary
+
+MAX_COMPONENTS = 100  # the most that a rule may choose in one pass over the rows
+
+
+def summarize(
+    source: Any,
+    n_components: Any = None,
+    *,
+    n_spare: int = N_SPARE,
+    center: bool = True,
+    on_block: Callable[[int], None] | None = None,
+) -> Summary:
+    """Return the summary of rows, as `Summary.of` describes."""
+    check_n_components(n_components)
+    rows = open_rows(source)
+
+    def centered_blocks() -> Iterator[tuple[Mean, Centered]]:
+        n_read = 0
+        for block in rows.blocks():
+            yield about_own_mean(block, center=center)
+            n_read += block.shape[0]
+            if on_block is not None:
+                on_block(n_read)
+
+    with naming_bad_values(rows):
+        return summarize_parts(
+            centered_blocks(),
+            rows.n_features,
+            n_components,
+            n_spare=n_spare,
+            center=center,
+            features=rows.features,
+        )
+
+
+def summarize_parts(
+    parts: Iterable[tuple[Mean, Centered]],
+    n_features: int,
+    n_components: Any = None,
+    *,
+    n_spare: int = N_SPARE,
+    **others: Any,
+) -> Summary:
+    """Return the summary of blocks of rows, each about a mean, through the full scatter if that pays.
+
+    A rule for ``n_components`` chooses after all rows were read. ``others`` are options of
+    `Summary.empty`.
+    """
+    is_rule = not isinstance(n_components, Integral | None)
+    most = min(n_features, MAX_COMPONENTS) if is_rule else n_components
+    summary = Summary.empty(n_features, most, n_spare=n_spare, **others)
+    if scatter_pays(n_features, summary.room, rows_at_once(summary.room)):
+        scatter = Scatter(n_features)
+        for mean, rows in parts:
+            scatter.add(mean, rows)
+        summary = summary.of_scatter(scatter)
+    else:
+        for mean, rows in parts:
+            summary = summary.append(mean, rows)
+    return _cut_by_rule(summary, n_components, n_spare) if is_rule else summary
+
+
+def _cut_by_rule(summary: Summary, n_components: Any, n_spare: int) -> Summary:
+    """Return the summary cut to the number of directions that a rule chooses, and some to spare."""
+    rule = rank_rule(n_components, max(2, int(summary.n)), summary.n_features)
+    wanted = min(rule.settle(summary.spectrum), summary.n_components)
+    return summary.resize(wanted, min(summary.room, wanted + n_spare))

@@ -1,0 +1,90 @@
+"""Keep the full scatter matrix of a stream, which is exact, and cheapest with few features.
+
+    S <- S + Y'Y,   where Y holds the rows of a block about their mean and the row that joins the means
+
+A low-rank update decomposes a small matrix for every block. The full matrix only needs products, and a
+decomposition when somebody asks. It takes ``d^2`` numbers, whatever the length of the stream.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.linalg.blas import dsyrk
+
+from fedpca.arrays import Array
+from fedpca.linalg.dense import top_eigen
+from fedpca.rows.centering import Centered, Mean, NotFinite, about_own_mean
+from fedpca.rows.in_memory import BLOCK_BYTES, Block, is_sparse
+from fedpca.summary.lowrank import EPS, LowRank
+
+MAX_SCATTER_BYTES = BLOCK_BYTES  # the matrix may be as large as one block of rows
+
+
+def scatter_pays(d: int, room: int, rows_at_once: int) -> bool:
+    """Return whether the full matrix fits, and costs less for each row than ``room`` directions do.
+
+    Costs are in multiplications of a matrix product. Reading and writing the matrix once for each block
+    costs as much as 16 rows. A decomposition of size m costs 100 multiplications for each of its m^3
+    steps. `benchmarks/streaming.py` measured both on a machine with 2 cores.
+    """
+    b = max(1, rows_at_once)
+    whole = d**2 * (1 + 16 / b)
+    low_rank = d * (4 * room + b + 2 * room * (room + b) / b) + 100 * (room + b) ** 3 / b
+    return 8 * d**2 <= MAX_SCATTER_BYTES and whole < low_rank
+
+
+class Scatter:
+    """The scatter matrix and the mean of all rows so far."""
+
+    def __init__(self, d: int) -> None:
+        self.mean = Mean.none(d)
+        self.lower = np.zeros((d, d), order="F")  # the upper triangle is never used
+
+    def update(self, block: Block, *, center: bool, weight_before: float = 1.0) -> None:
+        """Add uncentered rows, about zero unless ``center``, and discount the rows before them."""
+        squares = weight_before * self.squares()
+        mean, rows = about_own_mean(block, center=center, squares_before=squares)
+        self.add(mean, rows, weight_before=weight_before)
+
+    def add(self, mean: Mean, rows: Centered, *, weight_before: float = 1.0) -> None:
+        """Add rows about their mean; add none if their squares overflow."""
+        joined, row = self.mean._replace(n=weight_before * self.mean.n).join(mean)
+        with np.errstate(over="ignore"):
+            others = float(np.trace(self.lower)) + float(np.sum(row**2))
+        if rows.overflows(others):
+            raise NotFinite
+        if weight_before != 1:
+            self.lower *= weight_before
+        if is_sparse(rows.rows):
+            self.lower += rows.inner()
+        else:
+            self._add(rows.rows)
+            if rows.shift is not None:
+                self._add(np.sqrt(rows.n_rows) * rows.shift[None], sign=-1.0)
+        self._add(row)
+        self.mean = joined
+
+    def absorb(self, other: Scatter) -> None:
+        """Add all rows of another scatter."""
+        self.lower += other.lower
+        self.mean, row = self.mean.join(other.mean)
+        self._add(row)
+
+    def squares(self) -> Array:
+        """Return the sum of squares of each feature about its mean, ``(d,)``."""
+        return self.lower.diagonal().copy()
+
+    def leading(self, room: int) -> LowRank:
+        """Return at most ``room`` leading directions of the rows."""
+        d = len(self.lower)
+        values, vectors = top_eigen(self.lower, min(d, room + 1))
+        values = np.maximum(values, 0.0)
+        kept = min(room, int((values > d * EPS * values[0]).sum()))
+        tail = float(values[room]) if room < len(values) else 0.0
+        directions = np.ascontiguousarray(vectors[:, :kept].T)
+        return LowRank(directions, np.sqrt(values[:kept]), tail)
+
+    def _add(self, rows: Array, sign: float = 1.0) -> None:
+        if len(rows):
+            rows = np.ascontiguousarray(rows)
+            self.lower = dsyrk(sign, rows.T, beta=1.0, c=self.lower, lower=True, overwrite_c=True)

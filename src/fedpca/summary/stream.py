@@ -1,0 +1,100 @@
+"""Process a stream block by block: SPCA and SAPCA, with spare directions.
+
+A stream keeps a `Summary`, or the full scatter matrix if that fits and is cheaper. After each block the
+rank may move by one (`fedpca.summary.adaptive_rank.AdaptiveRank`). Source: Grammenos et al., "Federated
+PCA with adaptive rank estimation", Algorithm 3.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from fedpca.errors import InputError
+from fedpca.rows.centering import about_own_mean
+from fedpca.rows.in_memory import Block
+from fedpca.summary.adaptive_rank import AdaptiveRank
+from fedpca.summary.scatter import Scatter
+from fedpca.summary.summary import Summary
+
+
+@dataclass(eq=False)
+class Stream:
+    """The state of a stream after the blocks so far.
+
+    Parameters
+    ----------
+    carried : Summary
+        The summary of the blocks so far. With a scatter, it holds no rows; only its settings count.
+    scatter : Scatter, optional
+        The full scatter matrix, used instead of a low-rank summary.
+    rank : AdaptiveRank, optional
+        The number of directions to report; by default the ``n_components`` of the summary.
+    n_seen : int
+        The number of rows so far, each counted once whatever its weight.
+    n_spare : int
+        The number of directions to carry beyond an adaptive rank.
+    """
+
+    carried: Summary
+    scatter: Scatter | None = None
+    rank: AdaptiveRank | None = None
+    n_seen: int = 0
+    n_spare: int = 0
+    _summary: Summary | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, summary: Summary) -> Stream:
+        """Return a stream that has seen the rows of a summary; their number is rounded, not to zero."""
+        n_seen = math.ceil(summary.n - 0.5) or int(summary.n > 0)
+        return cls(summary, n_seen=n_seen, n_spare=summary.room - summary.n_components)
+
+    @property
+    def summary(self) -> Summary:
+        """Return the summary of the blocks so far, computed on demand."""
+        if self.scatter is None:
+            return self.carried
+        if self._summary is None:
+            self._summary = self.carried.of_scatter(self.scatter)
+        return self._summary
+
+    def take(self, block: Block, *, forgetting: float = 1.0) -> None:
+        """Add a block, and discount those before it; a block without rows changes nothing."""
+        if not 0 < forgetting <= 1:
+            raise InputError(f"forgetting={forgetting} must be above 0 and at most 1")
+        if not block.shape[0]:
+            return
+        center = self.carried.centered
+        if self.scatter is not None:
+            self.scatter.update(block, center=center, weight_before=forgetting**2)
+            self._summary = None
+        else:
+            old = self.carried.discount(forgetting)
+            self.carried = old.append(
+                *about_own_mean(block, center=center, squares_before=old.squares)
+            )
+            if self.rank is not None:
+                self._move_rank(self.rank)
+        self.n_seen += block.shape[0]
+
+    def merge(self, other: Stream) -> None:
+        """Add all rows that another stream has seen."""
+        are_alike = self.carried.features == other.carried.features and (
+            self.carried.n_features == other.carried.n_features
+            and self.carried.centered == other.carried.centered
+        )
+        if self.scatter is not None and other.scatter is not None and are_alike:
+            self.scatter.absorb(other.scatter)
+            self._summary = None
+        else:
+            mine = self.summary
+            merged = mine.merge(other.summary)
+            self.carried = merged.resize(mine.n_components, mine.room)
+            self.scatter = self._summary = None
+        self.n_seen += other.n_seen
+
+    def _move_rank(self, rank: AdaptiveRank) -> None:
+        self.rank = moved = rank.after(self.carried.spectrum)
+        if moved.rank != rank.rank:
+            room = min(self.carried.n_features, moved.rank + self.n_spare)
+            self.carried = self.carried.resize(moved.rank, room)

@@ -1,0 +1,379 @@
+"""A mergeable summary of rows: their number, their mean, leading directions and a bound on the error.
+
+Let m be the mean of n rows and S their scatter about it. A summary holds directions C, ``(r, d)`` and
+orthonormal, and singular values s with
+
+    S = C' diag(s^2) C + T + E,   where T and E are positive semidefinite and bounded in norm
+
+T was cut off by the latest truncation and E by those before (`fedpca.summary.lowrank`). `update` and
+`merge` preserve this equation: scatters add up, the distance between two means is one more row, and
+directions beyond the allowed number go into T. If E is zero, the directions are those of the pooled
+rows, whatever the order, the tree or the number of sites. Otherwise they are within a bound that the
+summary states (`fedpca.summary.bounds`).
+
+Source: Grammenos et al., "Federated PCA with adaptive rank estimation", Algorithms 2 and 3. We add a
+factor that Algorithm 2 leaves out, and the mean, which the paper takes to be zero.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from numbers import Integral
+from typing import Any, Self
+
+import numpy as np
+
+from fedpca.arrays import Array, Arrays
+from fedpca.errors import InputError
+from fedpca.linalg.rank_rules import Spectrum
+from fedpca.rows.centering import Centered, Mean, NotFinite, about_own_mean, naming_bad_values
+from fedpca.rows.columns import matching_order
+from fedpca.rows.open import open_rows
+from fedpca.summary import bounds
+from fedpca.summary.lowrank import LowRank
+from fedpca.summary.scatter import Scatter
+
+N_SPARE = 10  # directions carried beyond those wanted, which keep truncation harmless
+
+SHAPES = {  # the arrays of a summary, in messages and files
+    "n": "",
+    "mean": "d",
+    "mean_rest": "d",
+    "squares": "d",
+    "directions": "r d",
+    "singular_values": "r",
+    "tail": "",
+    "missing": "",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Summary:
+    """A mergeable summary of rows.
+
+    Parameters
+    ----------
+    at : Mean
+        The number of rows and their mean.
+    squares : ndarray of shape (d,)
+        The sum of squares of each feature about its mean.
+    known : LowRank
+        The directions, the singular values and a bound on their error.
+    n_components : int
+        The number of directions wanted at the end.
+    room : int
+        The largest number of directions carried.
+    centered : bool
+        Whether the directions are about the mean, or about zero.
+    features : tuple of str, optional
+        The names of the columns.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import Summary
+    >>> rng = np.random.default_rng(0)
+    >>> north, south = rng.normal(size=(50, 4)), rng.normal(size=(30, 4))
+    >>> both = Summary.of(north, 2).merge(Summary.of(south, 2))
+    >>> both.n, both.directions.shape, both.angle_bound() < 1e-12
+    (80.0, (4, 4), True)
+    """
+
+    at: Mean
+    squares: Array
+    known: LowRank
+    n_components: int
+    room: int
+    centered: bool = True
+    features: tuple[str, ...] | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"Summary of {self.n:,.10g} rows of {self.n_features} features: {self.n_components} "
+            f"components wanted, {len(self.known.values)} directions carried"
+        )
+
+    @classmethod
+    def empty(
+        cls,
+        n_features: int,
+        n_components: int | None = None,
+        *,
+        n_spare: int = N_SPARE,
+        center: bool = True,
+        features: Sequence[str] | None = None,
+    ) -> Self:
+        """Return a summary of no rows, with room for ``n_components`` directions and some to spare."""
+        d = n_features
+        wanted = d if n_components is None else int(n_components)
+        if not 1 <= wanted <= d:
+            raise InputError(f"n_components={wanted} is not between 1 and the {d} features")
+        if not isinstance(n_spare, Integral) or n_spare < 0:
+            raise InputError(f"n_spare={n_spare!r} must be a whole number of 0 or more")
+        names = None if features is None else tuple(features)
+        room = min(d, wanted + int(n_spare))
+        return cls(Mean.none(d), np.zeros(d), LowRank.none(d), wanted, room, bool(center), names)
+
+    @classmethod
+    def of(
+        cls,
+        X: Any,
+        n_components: Any = None,
+        *,
+        n_spare: int = N_SPARE,
+        center: bool = True,
+        on_block: Callable[[int], None] | None = None,
+    ) -> Summary:
+        """Return the summary of rows, which are read once.
+
+        Parameters
+        ----------
+        X : array, sparse matrix, data frame, table, or path of a file or folder
+            The rows.
+        n_components : int, float in (0, 1), {"auto", "mp", "gap"} or None
+            The number of directions wanted, or the rule that chooses it, as in `FederatedPCA`. A rule
+            chooses at most 100.
+        n_spare : int
+            The number of directions to carry beyond those.
+        center : bool
+            Whether the directions are about the mean, or about zero.
+        on_block : callable, optional
+            A function that is called after each block with the number of rows read so far.
+        """
+        from fedpca.summary.from_rows import summarize
+
+        return summarize(X, n_components, n_spare=n_spare, center=center, on_block=on_block)
+
+    def of_scatter(self, scatter: Scatter) -> Self:
+        """Return the summary of all rows in a scatter, with the settings of this summary."""
+        squares = _finite(scatter.squares())
+        return replace(self, at=scatter.mean, squares=squares, known=scatter.leading(self.room))
+
+    @property
+    def n(self) -> float:
+        """Return the number of rows; a discounted row counts less than one."""
+        return self.at.n
+
+    @property
+    def mean(self) -> Array:
+        """Return the mean of the rows, ``(d,)``."""
+        return self.at.high
+
+    @property
+    def directions(self) -> Array:
+        """Return the directions as orthonormal rows, ``(r, d)``, the leading one first."""
+        return self.known.directions
+
+    @property
+    def singular_values(self) -> Array:
+        """Return the singular values of the rows about the mean, along the directions, ``(r,)``."""
+        return self.known.values
+
+    @property
+    def eigenvalues(self) -> Array:
+        """Return the eigenvalues of the scatter about the mean, along the directions, ``(r,)``."""
+        return np.asarray(self.known.values**2)
+
+    @property
+    def n_features(self) -> int:
+        """Return the number of columns."""
+        return len(self.squares)
+
+    @property
+    def energy(self) -> float:
+        """Return the trace of the scatter: the sum of all squares about the mean."""
+        return float(self.squares.sum())
+
+    @property
+    def lost(self) -> float:
+        """Return the part of the energy that is not along the directions."""
+        return bounds.lost_energy(self.known, self.energy)
+
+    @property
+    def spectrum(self) -> Spectrum:
+        """Return the leading eigenvalues and the total of all of them, for a rank rule.
+
+        If only rounding remains of the energy, the next eigenvalue must be zero and is included.
+        """
+        is_all = self.lost <= 10 * bounds.rounding(self.known)
+        values = np.append(self.eigenvalues, 0.0) if is_all else self.eigenvalues
+        return Spectrum(values, self.energy, self.n, self.n_features, is_all)
+
+    def angle_bound(self, k: int | None = None) -> float:
+        """Return a bound on the sine of the largest angle to the pooled rows' k leading directions.
+
+        The bound includes rounding. It is 1, which says nothing, if the gap after the k-th eigenvalue
+        is too small.
+        """
+        return bounds.angle_bound(self.known, self.energy, self._checked(k))
+
+    def variance_bound(self, k: int | None = None) -> float:
+        """Return a bound on the variance that the k best directions carry beyond these, as a share."""
+        return bounds.variance_bound(self.known, self.energy, self._checked(k))
+
+    def _checked(self, k: int | None) -> int:
+        k = self.n_components if k is None else k
+        if not 1 <= k <= self.n_features:
+            raise InputError(f"k={k} is not between 1 and the {self.n_features} features")
+        return k
+
+    def update(self, block: Any, *, forgetting: float = 1.0) -> Self:
+        """Return the summary with more rows, after discounting the earlier ones by ``forgetting``.
+
+        A block may be anything that `Summary.of` accepts. A block without rows changes nothing.
+        """
+        rows = open_rows(block)
+        order = matching_order(self, rows, "the block, compared with the summary")
+        summary = self
+        for piece in rows.blocks():
+            if not piece.shape[0]:
+                continue
+            summary, forgetting = summary.discount(forgetting), 1.0
+            ordered = piece if order is None else piece[:, order]
+            with naming_bad_values(rows):
+                summary = summary.append(*about_own_mean(ordered, center=self.centered))
+        return summary
+
+    def append(self, mean: Mean, rows: Centered) -> Self:
+        """Return the summary with more rows, which are given about a mean."""
+        at, row = self.at.join(mean)
+        with np.errstate(over="ignore", invalid="ignore"):
+            squares = _finite(self.squares + rows.squares() + _squares(row))
+        known = self.known.append_block(rows, row, self.room)
+        return replace(self, at=at, squares=squares, known=known)
+
+    def merge(self, *others: Self, forgetting: float = 1.0, enhancing: float = 1.0) -> Self:
+        """Return the summary of all rows of this summary and of the others.
+
+        The singular values of this summary are multiplied by ``forgetting`` and those of the others by
+        ``enhancing``, so the weight of a row is multiplied by the square. Columns are matched by name.
+        """
+        ours = self.discount(forgetting)
+        theirs = [
+            self.check_alike(other, f"summary {i}, compared with the first").discount(enhancing)
+            for i, other in enumerate(others, start=2)
+        ]
+        room = max(summary.room for summary in (ours, *theirs))
+        wanted = max(summary.n_components for summary in (ours, *theirs))
+        with_rows = [summary for summary in (ours, *theirs) if summary.n]
+        if len(with_rows) < 2:
+            return replace((with_rows or [ours])[0], n_components=wanted, room=room)
+        ours, *theirs = with_rows
+        at, squares, rows = ours.at, ours.squares, [ours.directions[:0]]
+        with np.errstate(over="ignore", invalid="ignore"):
+            for other in theirs:
+                at, row = at.join(other.at)
+                squares = squares + other.squares + _squares(row)
+                rows += [other.known.rows(), row]
+            _finite(squares)
+        their_rows = Centered(np.vstack(rows))
+        known = ours.known.append(their_rows, their_rows.rows[:0], room)
+        missing = known.missing + sum(other.known.dropped for other in theirs)
+        return replace(
+            self,
+            at=at,
+            squares=squares,
+            known=known._replace(missing=missing),
+            n_components=wanted,
+            room=room,
+        )
+
+    def check_alike(self, other: Self, where: str) -> Self:
+        """Return the other summary with its columns in this one's order, or refuse one that differs."""
+        if not isinstance(other, Summary):
+            raise InputError(f"{where}: a {type(other).__name__} is not a Summary")
+        if self.centered != other.centered:
+            ways = ("about zero", "about the mean")
+            raise InputError(
+                f"{where}: one is {ways[other.centered]} and the other {ways[self.centered]}; "
+                "center both or neither"
+            )
+        order = matching_order(self, other, where)
+        if order is None:
+            return other
+        at = Mean(other.n, other.at.high[order], other.at.low[order])
+        known = other.known._replace(directions=other.directions[:, order])
+        return replace(
+            other, at=at, squares=other.squares[order], known=known, features=self.features
+        )
+
+    def discount(self, factor: float) -> Self:
+        """Return the summary with singular values times ``factor`` and row weights times its square."""
+        if not factor > 0:
+            raise InputError(f"a factor of {factor} discards all rows; use a factor above 0")
+        if factor == 1:
+            return self
+        at = self.at._replace(n=factor**2 * self.n)
+        squares, known = factor**2 * self.squares, self.known.discount(factor)
+        return replace(self, at=at, squares=squares, known=known)
+
+    def truncate(self, room: int) -> Self:
+        """Return the summary with at most ``room`` directions, now and after further rows."""
+        if room < 1:
+            raise InputError(f"room={room} leaves no direction; use at least 1")
+        return self.resize(min(self.n_components, int(room)), int(room))
+
+    def resize(self, n_components: int, room: int) -> Self:
+        """Return the summary with ``n_components`` directions wanted and at most ``room`` carried."""
+        known = self.known.truncate(room)
+        return replace(self, known=known, n_components=n_components, room=room)
+
+    def to_arrays(self) -> Arrays:
+        """Return all numbers of the summary as named arrays, with the shapes in `SHAPES`."""
+        return {
+            "n": np.array(self.n),
+            "mean": self.at.high,
+            "mean_rest": self.at.low,
+            "squares": self.squares,
+            "directions": np.ascontiguousarray(self.directions),
+            "singular_values": self.singular_values,
+            "tail": np.array(self.known.tail),
+            "missing": np.array(self.known.missing),
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: Arrays, **others: Any) -> Self:
+        """Return the summary whose arrays `to_arrays` returned; ``others`` are its remaining fields."""
+        at = Mean(float(arrays["n"]), arrays["mean"], arrays["mean_rest"])
+        tail, missing = float(arrays["tail"]), float(arrays["missing"])
+        known = LowRank(arrays["directions"], arrays["singular_values"], tail, missing)
+        return cls(at=at, squares=arrays["squares"], known=known, **others)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the summary to a file that `Summary.load` reads."""
+        from fedpca.summary.file import write_summary
+
+        write_summary(path, self)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Summary:
+        """Return the summary in a file, after every check."""
+        from fedpca.summary.file import read_summary
+
+        return read_summary(path)
+
+
+def merge_in_tree(summaries: Sequence[Summary], fan_in: int | None = None) -> Summary:
+    """Return the summary of all, merged ``fan_in`` at a time, level by level, or else all at once."""
+    if not summaries:
+        raise InputError("there are no summaries to merge; give at least 1")
+    if fan_in is not None and fan_in < 2:
+        raise InputError(f"fan_in={fan_in} merges nothing; use at least 2")
+    level = list(summaries)
+    while len(level) > 1:
+        step = fan_in or len(level)
+        groups = [level[i : i + step] for i in range(0, len(level), step)]
+        level = [first.merge(*others) for first, *others in groups]
+    return level[0]
+
+
+def _finite(squares: Array) -> Array:
+    if not np.isfinite(squares.sum()):
+        raise NotFinite
+    return squares
+
+
+def _squares(row: Array) -> Array:
+    return np.asarray((row**2).sum(axis=0))

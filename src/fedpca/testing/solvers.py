@@ -1,0 +1,193 @@
+"""The promises that every solver of `FederatedPCA` keeps."""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sklearn.base import clone
+from sklearn.decomposition import PCA
+from sklearn.exceptions import ConvergenceWarning
+
+from fedpca.arrays import Array
+from fedpca.coordinator.federation import Federation
+from fedpca.errors import FedpcaError
+from fedpca.estimators import FederatedPCA
+from fedpca.linalg.dense import sine_of_angle
+from fedpca.solvers.catalogue import find_solver, from_plain, to_plain
+from fedpca.solvers.contract import Solver
+from fedpca.testing.scripted import ScriptedEngine
+
+N_COMPONENTS = 3
+MAX_ROUNDS = 5000
+SUBSPACE_TOL = 1e-7  # sine of the largest angle to the pooled components
+USUAL_SEEN = {"column_names", "explained_energy"}  # what the program around a solver gathers
+
+
+def check_solver(solver: Solver) -> None:
+    """Raise an AssertionError that names the first promise of a solver that is not kept.
+
+    The solver is fitted on small generated rows, so a check takes seconds.
+    """
+    _check_value(solver)
+    for name, sites in _partitions():
+        _check_equals_pooled(solver, name, sites)
+    sites = dict(_partitions())["unlike sites"]
+    _check_order_of_sites(solver, sites)
+    _check_bits(solver, sites)
+    _check_disclosure(solver, sites)
+    _check_resumes(solver, sites)
+    _check_no_false_convergence(solver, sites)
+
+
+def _check_value(solver: Solver) -> None:
+    """Check that a solver is a value: it compares, copies, pickles, and describes itself."""
+    _require(isinstance(solver, Solver), f"{solver!r} lacks something of fedpca.solvers.Solver")
+    _require(find_solver(solver) is solver, f"{solver!r} is not taken by FederatedPCA")
+    _require(solver.guarantee in ("exact", "bounded"), f"guarantee={solver.guarantee!r}")
+    size = solver.bytes_per_site(1000, 50, 3)
+    _require(isinstance(size, int) and size > 0, f"bytes_per_site gives {size!r}")
+    _require(pickle.loads(pickle.dumps(solver)) == solver, "a pickled solver differs")
+    plain = to_plain(solver)
+    _require(from_plain(plain, {solver.name: solver}) == solver, f"{plain} gives another solver")
+    estimator = FederatedPCA(2, solver=solver)
+    _require(clone(estimator).get_params()["solver"] == solver, "a cloned solver differs")
+    try:
+        solver.name = solver.name  # type: ignore[misc]
+    except AttributeError:
+        return
+    raise AssertionError("a solver must be a frozen dataclass: its options cannot change")
+
+
+def _partitions() -> Iterator[tuple[str, dict[str, Array]]]:
+    rng = np.random.default_rng(0)
+    deviations = np.r_[4.0, 3.0, 2.0, np.linspace(0.6, 0.3, 7)]
+    basis = np.linalg.qr(rng.standard_normal((10, 10)))[0]
+    X = rng.standard_normal((120, 10)) * deviations @ basis
+    yield "alike sites", _named(np.array_split(X, 3))
+    yield "one site", _named([X])
+    yield "unlike sites", _named(np.split(X[np.argsort(X[:, 0])], [15, 60]))
+    yield "an empty site and a single row", _named(np.split(X, [0, 1, 70]))
+    yield "an offset of 1e6", _named(np.array_split(X + 1e6, 3))
+    wide = rng.standard_normal((12, 40)) * np.r_[9.0, 7.0, 5.0, np.full(37, 0.2)]
+    yield "more features than rows", _named(np.array_split(wide, 3))
+
+
+def _named(parts: list[Array]) -> dict[str, Array]:
+    return {f"site-{i}": part for i, part in enumerate(parts, start=1)}
+
+
+def _fit(solver: Solver, sites: Any, **parameters: Any) -> FederatedPCA:
+    usual = {"random_state": 0, "max_rounds": MAX_ROUNDS}
+    return FederatedPCA(N_COMPONENTS, solver=solver, **{**usual, **parameters}).fit(sites)
+
+
+def _angle(model: FederatedPCA, sites: dict[str, Array]) -> float:
+    pooled = PCA(N_COMPONENTS, svd_solver="full").fit(np.vstack(list(sites.values())))
+    return sine_of_angle(pooled.components_.T, model.components_.T)
+
+
+def _check_equals_pooled(solver: Solver, name: str, sites: dict[str, Array]) -> None:
+    model = _fit(solver, sites)
+    angle, bound = _angle(model, sites), 0.0
+    if solver.guarantee == "bounded":
+        bound = model.run_.angle_bound
+    _require(
+        angle <= max(SUBSPACE_TOL, bound),
+        f"{name}: the sine of the angle to the pooled components is {angle:.1e}, above "
+        f"{max(SUBSPACE_TOL, bound):.1e}",
+    )
+    basis = model.components_
+    _require(
+        bool(np.allclose(basis @ basis.T, np.eye(len(basis)), atol=1e-10)),
+        f"{name}: the components are not orthonormal",
+    )
+
+
+def _check_order_of_sites(solver: Solver, sites: dict[str, Array]) -> None:
+    there, back = _fit(solver, sites), _fit(solver, dict(reversed(sites.items())))
+    angle = sine_of_angle(there.components_.T, back.components_.T)
+    bound = there.run_.angle_bound + back.run_.angle_bound
+    _require(
+        angle <= max(SUBSPACE_TOL, bound),
+        f"the order of sites turns the components by {angle:.1e}",
+    )
+
+
+def _check_bits(solver: Solver, sites: dict[str, Array]) -> None:
+    engine = ScriptedEngine(sites)
+    first, second = _fit(solver, sites), _fit(solver, Federation(engine))
+    _require(
+        first.components_.tobytes() == second.components_.tobytes(),
+        "the same seed gives other bits over an engine that encodes its messages",
+    )
+    counted = (second.run_.ledger.bytes_down, second.run_.ledger.bytes_up)
+    _require(
+        counted == (engine.bytes_down, engine.bytes_up),
+        f"the ledger counts {counted} bytes down and up instead of "
+        f"{(engine.bytes_down, engine.bytes_up)}",
+    )
+
+
+def _check_disclosure(solver: Solver, sites: dict[str, Array]) -> None:
+    run = _fit(solver, sites).run_
+    seen = {entry.question for entry in run.ledger if entry.how == "seen"} - USUAL_SEEN
+    _require(
+        seen <= {*solver.seen},
+        f"the coordinator sees answers to {sorted(seen - {*solver.seen})} site by site; list them "
+        "in `seen`, or sum them",
+    )
+
+
+class _Crash(BaseException):
+    """An exception that no handler catches, as a kill would be."""
+
+
+def _check_resumes(solver: Solver, sites: dict[str, Array]) -> None:
+    whole = _fit(solver, sites)
+    for at in {2, whole.run_.rounds // 2 + 1, whole.run_.rounds}:
+
+        def crash(reply: Any, at: int = at) -> Any:
+            if reply.round == at and reply.site == "site-2":
+                raise _Crash
+            return reply.answer
+
+        with tempfile.TemporaryDirectory() as folder:
+            journal = Path(folder) / "journal"
+            try:
+                engine = ScriptedEngine(sites, crash, journal=journal)
+                _fit(solver, Federation(engine, journal=journal))
+            except _Crash:
+                pass
+            resumed = _fit(solver, Federation.local(sites, journal=journal))
+        _require(
+            resumed.components_.tobytes() == whole.components_.tobytes(),
+            f"a run that crashed in round {at} and was resumed has other bits",
+        )
+
+
+def _check_no_false_convergence(solver: Solver, sites: dict[str, Array]) -> None:
+    for max_rounds in (1, 2, 4):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            try:
+                model = _fit(solver, sites, max_rounds=max_rounds)
+            except FedpcaError:
+                continue  # which says that it did not succeed
+        if model.run_.stop_reason in ("exact", "converged"):
+            angle = _angle(model, sites)
+            _require(
+                angle <= SUBSPACE_TOL,
+                f"with max_rounds={max_rounds} the solver calls itself {model.run_.stop_reason} at a "
+                f"subspace that is {angle:.1e} off",
+            )
+
+
+def _require(condition: bool, text: str) -> None:
+    if not condition:
+        raise AssertionError(text)

@@ -1,0 +1,544 @@
+"""Quorum, time limits, lost sites, refused answers and policies."""
+
+from __future__ import annotations
+
+import re
+import threading
+
+import numpy as np
+import pytest
+
+from fedpca import FederatedPCA, Federation, Policy, Site
+from fedpca.engines import local
+from fedpca.engines.local import LocalEngine
+from fedpca.errors import (
+    InputError,
+    MessageError,
+    PolicyRefused,
+    QuorumLost,
+    SiteFailed,
+    SiteTimeout,
+)
+from fedpca.linalg.dense import sine_of_angle
+from fedpca.protocol.message import compose, decode, encode
+from fedpca.protocol.question import find_question, question
+from fedpca.solvers import SOLVERS
+from fedpca.testing import ScriptedEngine
+from processes import HANG_S
+from support import gapped_rows
+
+RNG = np.random.default_rng(0)
+ROWS = np.array_split(gapped_rows(RNG, 200, 8, 3), 4)
+SITES = dict(zip(("north", "east", "south", "west"), ROWS, strict=True))
+
+
+@question(asks={"x": "float64 k"}, answers={"y": "float64 k", "n": "int64"})
+def double(site, x):
+    return {"y": 2 * x, "n": np.int64(site.rows.n_rows)}
+
+
+@question(answers={"count": "int64"}, remembers=True)
+def count_calls(site):
+    site.memory["count"] = site.memory.get("count", np.int64(0)) + 1
+    return {"count": np.int64(site.memory["count"])}
+
+
+@question(answers={"y": "float64"})
+def fail_with_a_row(site):
+    raise RuntimeError(f"the row is {next(site.rows.blocks())[0]}")
+
+
+@question(answers={"count": "int64"}, remembers=True)
+def forget_and_fail(site):
+    site.memory.clear()
+    raise RuntimeError
+
+
+@question(answers={"y": "float64"})
+def write_without_saying_so(site):
+    site.memory["y"] = np.zeros(3)
+    return {"y": np.float64(0)}
+
+
+@question(answers={"y": "float64 k"})
+def answer_nan(site):
+    return {"y": np.array([1.0, np.nan])}
+
+
+@question(answers={"y": "float64 2"})
+def answer_wrongly(site):
+    return {"y": np.zeros(3)}
+
+
+@question(answers={"y": "float64 m"})
+def answer_own_length(site):
+    return {"y": np.ones(site.rows.n_rows)}
+
+
+def meddling(sites, changes, first_round=1, question=None):
+    """An engine that spoils the answers of some sites from some round on, or to one question."""
+
+    def script(reply):
+        due = reply.round >= first_round and question in (None, reply.question)
+        return changes.get(reply.site, lambda data: data)(reply.answer) if due else reply.answer
+
+    return ScriptedEngine(sites, script)
+
+
+def altered(data):
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+def remade(change):
+    def spoil(data):
+        message = decode(data)
+        header, arrays = dict(message.header), dict(message.arrays)
+        change(header, arrays)
+        return encode(compose(header, arrays))
+
+    return spoil
+
+
+def test_sum_and_gather():
+    fed = Federation.local(SITES)
+    assert fed.sum(double, x=np.ones(2))["y"].tolist() == [8.0, 8.0]
+    gathered = fed.gather(double, x=np.ones(2))
+    assert list(gathered) == list(SITES)
+    assert gathered["north"]["n"] == 50
+    assert [entry.how for entry in fed.record.ledger if entry.field == "y"] == ["summed"] * 4 + [
+        "seen"
+    ] * 4
+
+
+@pytest.mark.parametrize(
+    ("spoil", "text"),
+    [
+        (altered, "altered"),
+        (lambda d: d[:-8], "truncated"),
+        (lambda d: b"junk", "not a fedpca message"),
+        (lambda d: None, "no answer"),
+        (lambda d: SiteFailed("connection lost"), "connection lost"),
+        (remade(lambda h, a: a.update(y=np.ones(3))), r"'y'.*shape \(3,\).*k=2"),
+        (remade(lambda h, a: a.update(y=np.ones((2, 1)))), r"'y'.*shape \(2, 1\)"),
+        (remade(lambda h, a: a.update(y=np.ones(2, np.float32))), "'y'.*float32"),
+        (remade(lambda h, a: a.update(y=np.array([1.0, np.inf]))), "'y'.*1 values.*not finite"),
+        (remade(lambda h, a: a.pop("y")), r"fields \['n'\]"),
+        (remade(lambda h, a: h.update(site="west")), "site is 'west'"),
+        (remade(lambda h, a: h.update(round=7)), "round is 7"),
+        (remade(lambda h, a: h.update(question="other")), "question is 'other'"),
+        (remade(lambda h, a: h.update(run="old")), "run is 'old'"),
+        (remade(lambda h, a: h.update(error="Strange", text="x")), "x"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["sum", "gather"])
+def test_a_wrong_answer_is_asked_again_then_reported_by_site_round_and_question(spoil, text, verb):
+    engine = meddling(SITES, {"east": spoil})
+    fed = Federation(engine)
+    with pytest.raises(QuorumLost, match=text) as error:
+        fed.run(lambda f, _: getattr(f, verb)(double, x=np.ones(2)), identity={})
+    assert "'east'" in str(error.value)
+    if "no answer" not in text:
+        assert "round 1" in str(error.value)
+        assert "'double'" in str(error.value)
+    assert engine.asked == [("double", 1, tuple(SITES)), ("double", 1, ("east",))]
+    (loss,) = fed.record.lost
+    assert (loss["site"], loss["round"], loss["question"]) == ("east", 1, "double")
+    assert re.search(text, loss["reason"])
+
+
+def test_a_site_that_recovers_at_the_second_try_is_kept():
+    tries = []
+
+    def once(data):
+        tries.append(1)
+        return altered(data) if len(tries) == 1 else data
+
+    fed = Federation(meddling(SITES, {"east": once}))
+    assert fed.sum(double, x=np.ones(1))["y"] == 8.0
+    sent = [e.site for e in fed.record.ledger if e.field == "x"]
+    assert sent == [*SITES, "east"]
+    assert fed.record.bytes_down == fed.record.ledger.bytes_down
+
+
+def test_a_second_answer_adds_nothing():
+    def twice(reply):
+        return [*2 * [(reply.site, reply.answer)], ("stranger", reply.answer)]
+
+    assert Federation(ScriptedEngine(SITES, twice)).sum(double, x=np.ones(1))["y"] == 8.0
+
+
+@pytest.mark.parametrize("solver", sorted(SOLVERS))
+@pytest.mark.parametrize("first_round", [1, 2, 3, 4, 6])
+def test_the_result_is_exactly_that_of_the_sites_that_remain(solver, first_round):
+    spoil = {"east": altered, "west": altered}
+    fed = Federation(meddling(SITES, spoil, first_round), quorum=2)
+    model = FederatedPCA(3, solver=solver, random_state=0, max_rounds=3000).fit(fed)
+    left = {name: SITES[name] for name in ("north", "south")}
+    reference = FederatedPCA(3, solver=solver, random_state=1, max_rounds=3000).fit(left)
+    run = model.run_
+    if len(run.lost) == 0:
+        assert first_round > run.rounds
+        return
+    assert run.sites == ("north", "south")
+    assert {loss["site"] for loss in run.lost} == {"east", "west"}
+    assert run.lost[0]["round"] == first_round
+    assert model.n_samples_ == 100
+    assert set(model.site_variance_ratio_) == {"north", "south"}
+    np.testing.assert_array_equal(model.mean_, reference.mean_)
+    assert sine_of_angle(reference.components_.T, model.components_.T) < 1e-8
+    np.testing.assert_allclose(model.explained_variance_, reference.explained_variance_, rtol=1e-11)
+    assert run.bytes_up == run.ledger.bytes_up
+
+
+def test_a_fit_that_lost_sites_starts_again_warm():
+    rng = np.random.default_rng(1)
+    X = rng.standard_normal((2000, 60)) * np.geomspace(2, 1, 60)
+    sites = dict(zip("abcd", np.split(X, [600, 1200, 1995]), strict=True))
+    cold = FederatedPCA(3, solver="power", random_state=0, tol=1e-6).fit(
+        {name: sites[name] for name in "abc"}
+    )
+    late = cold.run_.rounds - 3
+    fed = Federation(meddling(sites, {"d": altered}, first_round=late), quorum=3)
+    warm = FederatedPCA(3, solver="power", random_state=0, tol=1e-6).fit(fed)
+    assert warm.run_.sites == ("a", "b", "c")
+    assert warm.run_.rounds - late < 0.5 * cold.run_.rounds
+
+
+@pytest.mark.parametrize("solver", ["lanczos", "power"])
+def test_a_warm_start_does_not_stay_in_eigenvectors_that_lead_no_more(solver):
+    def along_axes(*variances):
+        deviations = np.diag(np.sqrt(variances))
+        return np.vstack([deviations, -deviations])
+
+    sites = {"a": along_axes(1, 2, 9, 8, 0.5, 0.1), "b": along_axes(100, 90, 1, 1, 0.5, 0.1)}
+    engine = meddling(sites, {"b": altered}, question="explained_energy")
+    model = FederatedPCA(2, solver=solver, random_state=0).fit(Federation(engine, quorum=1))
+    assert model.run_.sites == ("a",)
+    np.testing.assert_allclose(model.explained_variance_, np.array([18, 16]) / 11, rtol=1e-10)
+
+
+def test_too_few_sites_stop_the_fit_with_their_names():
+    fed = Federation(meddling(SITES, {"east": altered, "west": altered}), quorum=3)
+    with pytest.raises(QuorumLost, match=r"2 of 4 sites.*quorum is 3.*'east'.*'west'"):
+        FederatedPCA(2).fit(fed)
+
+
+def test_a_failure_at_a_site_never_quotes_a_row(caplog):
+    fed = Federation.local(SITES)
+    with pytest.raises(QuorumLost, match="RuntimeError; the site's own log") as error:
+        fed.run(lambda f, _: f.sum(fail_with_a_row), identity={})
+    assert str(ROWS[0][0, 0])[:6] not in str(error.value)
+    assert "could not answer" in caplog.text
+
+
+def test_a_question_that_says_it_does_not_remember_cannot_write():
+    with pytest.raises(QuorumLost, match="TypeError"):
+        Federation.local(SITES).run(lambda f, _: f.sum(write_without_saying_so), identity={})
+
+
+def test_an_answer_that_breaks_its_own_declaration_never_leaves_the_site():
+    fed = Federation.local(SITES)
+    with pytest.raises(QuorumLost, match=r"'y'.*1 values that are not finite"):
+        fed.run(lambda f, _: f.sum(answer_nan), identity={})
+    with pytest.raises(QuorumLost, match=r"shape \(3,\) instead of \(2\)"):
+        fed.run(lambda f, _: f.sum(answer_wrongly), identity={})
+
+
+def test_answers_of_different_lengths_can_be_gathered_and_not_summed():
+    fed = Federation.local([np.ones((2, 1)), np.ones((3, 1))])
+    assert [len(a["y"]) for a in fed.gather(answer_own_length).values()] == [2, 3]
+    with pytest.raises(QuorumLost, match=r"'site-2'.*shape \(3,\).*m=2"):
+        fed.run(lambda f, _: f.sum(answer_own_length), identity={})
+
+
+def test_a_wrong_question_is_refused_before_anything_is_sent():
+    engine = meddling(SITES, {})
+    fed = Federation(engine)
+    for arrays in ({}, {"x": np.ones((2, 2))}, {"x": np.array([np.nan])}, {"x": np.arange(2)}):
+        with pytest.raises(MessageError, match="'double'"):
+            fed.sum(double, **arrays)
+    assert engine.asked == []
+
+
+def test_a_site_checks_what_reaches_it():
+    site = Site(ROWS[0], name="north")
+    for data in (b"junk", encode(compose({"run": "r", "round": 1}, {}))[:-1]):
+        assert decode(site.answer_bytes(data)).header["error"] == "MessageError"
+    header = {"run": "r", "round": 1, "verb": "sum", "n_sites": 1, "memory": 0}
+    unknown = decode(site.answer_bytes(encode(compose({**header, "question": "rm"}, {}))))
+    assert "no question 'rm' is installed" in unknown.header["text"]
+    wrong = compose({**header, "question": "squares"}, {"mean": np.zeros(3)})
+    text = site.answer(wrong).header["text"]
+    assert "(3,) instead of (d) with d=8" in text
+    early = compose({**header, "question": "covariance_product"}, {"Z": np.zeros((8, 1))})
+    assert "needs the Frame" in site.answer(early).header["text"]
+    lacking = compose({"round": 1}, {})
+    assert site.answer(lacking).header["error"] == "SiteFailed"
+
+
+def test_a_round_asked_again_gets_the_same_answer_and_changes_memory_once():
+    site = Site(ROWS[0], name="north")
+    header = {
+        "run": "r",
+        "round": 1,
+        "verb": "sum",
+        "n_sites": 1,
+        "memory": 0,
+        "question": "count_calls",
+    }
+    request = encode(compose(header, {}))
+    assert site.answer_bytes(request) == site.answer_bytes(request)
+    assert int(site.memory["count"]) == 1
+    second = decode(site.answer_bytes(encode(compose({**header, "round": 2}, {}))))
+    assert int(second.arrays["count"]) == 2
+    other_run = decode(site.answer_bytes(encode(compose({**header, "run": "s"}, {}))))
+    assert int(other_run.arrays["count"]) == 1
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_round_asked_again_counts_once_whether_its_answer_was_kept_or_not(keep):
+    site = Site(ROWS[0], name="north")
+
+    def ask(number):
+        header = {"run": "r", "round": number, "verb": "sum", "n_sites": 1, "memory": 0}
+        request = compose({**header, "question": "count_calls"}, {})
+        return int(site.answer(request, keep=keep).arrays["count"])
+
+    assert [ask(number) for number in (1, 1, 2, 2, 2, 3)] == [1, 1, 2, 2, 2, 3]
+
+
+def test_a_question_that_fails_leaves_memory_as_it_was():
+    site = Site(ROWS[0], name="north")
+    header = {"run": "r", "verb": "sum", "n_sites": 1, "memory": 0}
+    site.answer(compose({**header, "round": 1, "question": "count_calls"}, {}))
+    failed = site.answer(compose({**header, "round": 2, "question": "forget_and_fail"}, {}))
+    assert failed.header["error"] == "SiteFailed"
+    again = site.answer(compose({**header, "round": 2, "question": "count_calls"}, {}))
+    assert int(again.arrays["count"]) == 2
+
+
+class SlowRows:
+    """Rows that are read only once a gate is open."""
+
+    features = None
+    n_features = 8
+    n_rows = 50
+    pass_cost = 1.0
+
+    def __init__(self, array, gate):
+        self._array, self._gate = array, gate
+
+    def blocks(self):
+        self._gate.wait(HANG_S)
+        yield self._array
+
+
+@pytest.fixture
+def gate():
+    """A gate that is open at the end, so that no thread stays behind."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def slow_site(gate):
+    site = Site(ROWS[1], name="slow")
+    site.rows = SlowRows(ROWS[1], gate)
+    return site
+
+
+def timers(monkeypatch, is_late):
+    """Let time limits pass when a condition says so, and not by the clock of a busy machine."""
+
+    class Timer:
+        def __init__(self, seconds, function, arguments):
+            self._fire = threading.Thread(target=function, args=arguments, daemon=True)
+            self._is_late = is_late(arguments[0])
+
+        def start(self):
+            if self._is_late:
+                self._fire.start()
+
+        def cancel(self):
+            pass
+
+    monkeypatch.setattr(local.threading, "Timer", Timer)
+
+
+@pytest.mark.parametrize("n_jobs", [1, 4])
+def test_a_site_that_is_too_slow_is_given_up_and_nobody_waits_for_it(n_jobs, gate, monkeypatch):
+    sites = [Site(ROWS[0], name="north"), slow_site(gate), Site(ROWS[2], name="south")]
+    # the names of columns are told without a look at the rows
+    late_from = iter([False])
+    timers(monkeypatch, lambda name: name == "slow" and next(late_from, True))
+    fed = Federation.local(sites, timeout=0.4, quorum=2, n_jobs=n_jobs)
+    model = FederatedPCA(2, random_state=0).fit(fed)
+    assert not gate.is_set()
+    assert model.run_.sites == ("north", "south")
+    (loss,) = model.run_.lost
+    assert (loss["site"], loss["round"], loss["question"]) == ("slow", 2, "count_and_sum")
+    assert "no answer within 0.4 s" in loss["reason"]
+
+
+def test_the_time_limit_is_one_of_the_clock(gate):
+    with pytest.raises(QuorumLost, match=r"'slow'.*no answer within 0.4 s"):
+        FederatedPCA(2).fit(Federation.local([slow_site(gate)], timeout=0.4))
+
+
+def test_a_slow_answer_that_is_ready_at_the_second_try_counts(gate, monkeypatch):
+    asked = []
+
+    def late_once(name):
+        asked.append(name)
+        if asked.count("slow") > 2:
+            gate.set()
+        return name == "slow" and asked.count("slow") == 2
+
+    timers(monkeypatch, late_once)
+    fed = Federation.local([slow_site(gate), Site(ROWS[2], name="south")], timeout=0.8)
+    model = FederatedPCA(2).fit(fed)
+    assert model.run_.sites == ("slow", "south")
+    assert [
+        e.site for e in model.run_.ledger if e.question == "count_and_sum" and e.direction == "down"
+    ].count("slow") > 2
+
+
+def test_hung_threads_do_not_hold_the_process_up(gate):
+    before = set(threading.enumerate())
+    fed = Federation.local([slow_site(gate)], timeout=0.1)
+    with pytest.raises(QuorumLost):
+        FederatedPCA(1).fit(fed)
+    left = set(threading.enumerate()) - before
+    assert left
+    assert all(thread.daemon for thread in left)
+
+
+def test_bad_rows_stop_the_fit_at_once_whatever_the_quorum():
+    bad = ROWS[1].copy()
+    bad[0, 0] = np.nan
+    engine = meddling({**SITES, "east": bad}, {})
+    with pytest.raises(InputError, match=r"site 'east', round 2, question 'count_and_sum'.*1 NaN"):
+        FederatedPCA(2).fit(Federation(engine, quorum=1))
+    assert [asked.question for asked in engine.asked] == ["column_names", "count_and_sum"]
+    worse = {**SITES, "east": bad, "west": bad}
+    with pytest.raises(InputError, match=r"site 'east'.*1 NaN.*; site 'west'.*1 NaN"):
+        FederatedPCA(2).fit(worse)
+
+
+@pytest.mark.parametrize(
+    ("policy", "text"),
+    [
+        (Policy(min_rows=51), "fewer rows than its policy's min_rows=51"),
+        (Policy(min_sites=5), "a sum over 4 sites is below the policy's min_sites=5"),
+    ],
+)
+def test_a_policy_refuses_and_the_fit_says_so(policy, text):
+    sites = {**SITES, "east": Site(ROWS[1], name="east", policy=policy)}
+    with pytest.raises(PolicyRefused, match=f"site 'east'.*{text}"):
+        FederatedPCA(2).fit(sites)
+
+
+def test_a_site_may_keep_its_share_of_variance_to_itself():
+    sites = {**SITES, "east": Site(ROWS[1], name="east", policy=Policy(gather=False))}
+    model = FederatedPCA(2).fit(sites)
+    assert model.site_variance_ratio_ == {}
+    np.testing.assert_array_equal(model.components_, FederatedPCA(2).fit(SITES).components_)
+    run = model.run_
+    assert run.history[-1]["question"] == "explained_energy"
+    crossed = {(e.site, e.how) for e in run.ledger if e.question == "explained_energy"}
+    others = {(name, "discarded") for name in SITES if name != "east"}
+    assert crossed == others | {(name, "sent") for name in SITES}
+    assert (run.bytes_up, run.bytes_down) == (run.ledger.bytes_up, run.ledger.bytes_down)
+
+
+def test_a_policy_allows_no_other_verb_than_it_knows():
+    site = Site(ROWS[0], name="north", policy=Policy(gather=False, min_sites=99))
+    header = {
+        "run": "r",
+        "round": 1,
+        "verb": "peek",
+        "n_sites": 1,
+        "memory": 0,
+        "question": "count_and_sum",
+    }
+    answer = site.answer(compose(header, {"features": np.empty(0, np.uint8)}))
+    assert answer.header["error"] == "PolicyRefused"
+
+
+def test_a_late_question_of_an_old_run_or_round_changes_nothing():
+    site = Site(ROWS[0], name="north")
+
+    def ask(run, number):
+        header = {"run": run, "round": number, "verb": "sum", "n_sites": 1, "memory": 0}
+        return site.answer(compose({**header, "question": "count_calls"}, {}))
+
+    ask("old", 1)
+    ask("new", 1)
+    ask("new", 2)
+    assert "the run is over" in ask("old", 2).header["text"]
+    assert "round 1 was asked after round 2" in ask("new", 1).header["text"]
+    assert int(ask("new", 3).arrays["count"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: Federation.local({}), "at least one site"),
+        (
+            lambda: Federation.local(SITES, quorum=5),
+            "quorum=5 is not a whole number between 1 and the 4",
+        ),
+        (lambda: Federation.local(SITES, quorum=0), "quorum=0"),
+        (lambda: Federation.local(SITES, quorum=1.5), "quorum=1.5"),
+        (lambda: Federation.local(SITES, timeout=0), "timeout=0"),
+        (lambda: Federation.local(SITES, timeout="5"), "timeout='5'"),
+        (lambda: Federation.local(SITES, n_jobs=0), "n_jobs=0"),
+        (lambda: Federation.local(SITES, n_jobs=1.5), "n_jobs=1.5"),
+        (lambda: Federation.local(ROWS[0]), "dict or list with the rows of each, not ndarray"),
+        (lambda: Federation.local([Site(ROWS[0], name="a")] * 2), "two sites have the same name"),
+        (lambda: Federation.local({"a": Site(ROWS[0], name="b")}), "'a'.*'b'"),
+    ],
+)
+def test_a_federation_that_cannot_be_says_why(make, text):
+    with pytest.raises(InputError, match=text):
+        make()
+
+
+def test_every_round_is_told_with_its_residual():
+    told = []
+    fed = Federation.local(SITES, on_round=told.append)
+    model = FederatedPCA(2, solver="lanczos", random_state=0).fit(fed)
+    assert told == model.run_.history
+    residuals = [entry["residual"] for entry in told if entry["residual"] is not None]
+    assert len(residuals) == model.run_.solver_rounds
+    assert residuals[-1] <= 1e-10 < residuals[0]
+
+
+def test_two_questions_cannot_have_one_name():
+    def double(site):
+        return {}
+
+    double.__module__ = "elsewhere"
+    with pytest.raises(ValueError, match="'double' exists already"):
+        question(answers={})(double)
+    with pytest.raises(ValueError, match="must start with one of"):
+        question(answers={"x": "complex64 d"})(lambda site: {})
+    assert find_question("double")(Site(ROWS[0], name="a"), x=1.0)["y"] == 2.0
+
+
+def test_timeout_errors_are_site_errors(gate):
+    engine = LocalEngine([slow_site(gate)])
+    request = compose(
+        {
+            "run": "r",
+            "round": 1,
+            "verb": "sum",
+            "n_sites": 1,
+            "memory": 0,
+            "question": "count_and_sum",
+        },
+        {"features": np.empty(0, np.uint8)},
+    )
+    ((name, answer),) = engine.ask(["slow"], request, 0.1)
+    assert name == "slow"
+    assert isinstance(answer, SiteTimeout)

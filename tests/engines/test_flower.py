@@ -1,0 +1,517 @@
+"""A federation of real processes over TLS equals one process, and stands what goes wrong."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import signal
+import ssl
+import subprocess
+import sys
+import threading
+import warnings
+from contextlib import contextmanager
+from functools import partial
+
+import httpx
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, RecordDict
+from flwr.common.constant import SubStatus
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedResponse,
+    ObjectTree,
+    PullObjectResponse,
+)
+from flwr.proto.node_pb2 import Node
+from flwr.server.superlink.linkstate import LinkStateFactory
+from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, TaskType
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_id,
+    get_object_tree,
+)
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
+from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
+from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
+from sklearn.exceptions import ConvergenceWarning
+
+from fedpca import FederatedPCA, Federation, PersonalizedPCA, RobustPCA, load
+from fedpca.engines.flower import engine
+from fedpca.engines.flower import envelope as wire
+from fedpca.engines.flower import server as link
+from fedpca.errors import (
+    InputError,
+    JournalError,
+    LinkError,
+    LinkRefused,
+    MessageError,
+    PolicyRefused,
+    QuorumLost,
+)
+from fedpca.linalg.dense import sine_of_angle
+from fedpca.solvers import SOLVERS
+from processes import HANG_S, Processes, until
+from support import gapped_rows
+
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("flower")]
+HONEST = ("north", "south")
+SITES = (*HONEST, "third", "strict", "other")
+LANCZOS = partial(FederatedPCA, 3, solver="lanczos", random_state=0)  # of several rounds
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory):
+    """A server that knows five sites, two of which are there and stay."""
+    folder = tmp_path_factory.mktemp("federation")
+    rng = np.random.default_rng(5)
+    for i, site in enumerate(SITES):
+        np.save(
+            folder / f"{site}.npy", gapped_rows(rng, 60 + 20 * i, 8 if i < 4 else 7, 3, offset=i)
+        )
+    (folder / "policy.toml").write_text("gather = false\nmin_sites = 2\n")
+    for i, part in enumerate(np.array_split(np.load(folder / "south.npy"), 2)):
+        np.save(folder / f"south-{i}.npy", part)
+    processes = Processes(folder, SITES)
+    processes.join("north", "north.npy")
+    processes.join("south", "south-0.npy", "south-1.npy")  # as a shell reads south-*.npy
+    yield processes
+    processes.stop_all()
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """Nobody is given up because the machine is busy."""
+    monkeypatch.setattr(engine, "ABSENCE_LIMIT_S", HANG_S)
+
+
+def expire(monkeypatch, is_over):
+    """Let the time limit of a round pass at the moment at which a condition holds, and not before."""
+    give_up = engine._Asked.give_up
+
+    def at_that_moment(asked, now, is_late, limit):
+        give_up(asked, now, is_over(asked), limit)
+
+    monkeypatch.setattr(engine._Asked, "give_up", at_that_moment)
+
+
+def near(there, model, *sites):
+    """The model fitted to the same files within this process."""
+    files = {site: there.folder / f"{site}.npy" for site in sites}
+    files["south"] = [there.folder / "south-0.npy", there.folder / "south-1.npy"]
+    return model.fit(Federation.local(files))
+
+
+@contextmanager
+def fitting(there):
+    """A fit of three sites that goes on while the block runs; its model is fitted when it ends."""
+    model, errors = LANCZOS(), []
+
+    def fit():
+        try:
+            with there.federation(sites=[*HONEST, "third"]) as fed:
+                model.fit(fed)
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=fit)
+    thread.start()
+    yield model
+    thread.join(HANG_S)
+    assert not errors
+    assert not thread.is_alive()
+
+
+def ledger(there, site):
+    path = there.folder / "home" / "sites" / site / "ledger.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *[
+            pytest.param(lambda s=s: FederatedPCA(2, solver=s, max_rounds=2, random_state=0), id=s)
+            for s in SOLVERS
+        ],
+        pytest.param(
+            lambda: PersonalizedPCA(2, 1, max_rounds=2, random_state=0), id="personalized"
+        ),
+        pytest.param(lambda: RobustPCA(2, max_rounds=2, random_state=0), id="robust"),
+    ],
+)
+def test_a_federation_gives_the_bits_and_the_ledger_of_one_process(there, make):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        warnings.simplefilter("ignore", UserWarning)
+        with there.federation(sites=HONEST) as fed:
+            far = make().fit(fed)
+        within = near(there, make(), *HONEST)
+    assert far.components_.tobytes() == within.components_.tobytes()
+    assert far.explained_variance_.tobytes() == within.explained_variance_.tobytes()
+    assert list(far.run_.ledger) == list(within.run_.ledger)
+    assert far.run_.sites == within.run_.sites
+
+
+def test_the_shell_fits_a_federation_and_a_site_tells_what_left(there):
+    before = len(ledger(there, "south"))
+    there.run(
+        *("fit", "--federation", there.address, "--credentials", "tls", "--sites", "north,south"),
+        *("-k", "3", "--seed", "0", "--timeout", str(HANG_S), "-o", "shell.fedpca"),
+    )
+    model = load(there.folder / "shell.fedpca")
+    within = near(there, FederatedPCA(3, random_state=0), *HONEST)
+    assert model.components_.tobytes() == within.components_.tobytes()
+    told = ledger(there, "south")[before:]
+    entries = [e for e in model.run_.ledger if e.site == "south" and e.direction == "up"]
+    assert sum(line["bytes_out"] for line in told) == sum(entry.bytes for entry in entries)
+    assert [line["question"] for line in told] == [e["question"] for e in within.run_.history]
+    assert told[-2]["verb"] == "sum"
+    assert told[-2]["sites"] == 2
+
+
+def test_a_site_follows_its_file_without_being_started_again(there):
+    rows = np.load(there.folder / "third.npy")
+    np.save(there.folder / "nightly.npy", rows[:30])
+    site = there.join("third", "nightly.npy")
+    sizes = []
+    for _ in range(2):
+        with there.federation(sites=[*HONEST, "third"]) as fed:
+            sizes.append(FederatedPCA(3).fit(fed).n_samples_)
+        np.save(there.folder / "tonight.npy", rows[:50])
+        (there.folder / "tonight.npy").rename(there.folder / "nightly.npy")
+    there.stop(site)
+    assert sizes == [60 + 80 + 30, 60 + 80 + 50]
+    assert (
+        there.log(site).count("the files changed and were opened again: 50 rows of 8 features") == 1
+    )
+
+
+def test_a_policy_is_kept_by_the_site(there):
+    site = there.join("strict", "strict.npy", "--policy", "policy.toml")
+    with (
+        there.federation(sites=[*HONEST, "strict"]) as fed,
+        pytest.raises(PolicyRefused) as refused,
+    ):
+        FederatedPCA(2, solver="merge").fit(fed)
+    assert "site 'strict'" in str(refused.value)
+    there.stop(site)
+    assert "not answered: the policy hides this site's own answer" in there.log(site)
+
+
+@pytest.mark.parametrize("kind", ["garbage", "nan", "shape"])
+def test_a_site_that_answers_wrongly_is_given_up_by_name(there, kind):
+    site = there.rogue("third", "third.npy", kind)
+    with there.federation(sites=[*HONEST, "third"]) as fed:
+        with pytest.raises(
+            QuorumLost, match="2 of 3 sites are left and the quorum is 3; site 'third'"
+        ):
+            FederatedPCA(3).fit(fed)
+        fed.quorum = 2
+        far = FederatedPCA(3).fit(fed)
+    there.stop(site, signal.SIGINT)
+    assert [lost["site"] for lost in far.run_.lost] == ["third"]
+    assert "site 'third', round 3" in far.run_.lost[0]["reason"]
+    within = near(there, FederatedPCA(3), *HONEST)
+    assert sine_of_angle(within.components_.T, far.components_.T) < 1e-8
+
+
+def test_an_answer_that_comes_twice_counts_once(there):
+    site = there.rogue("third", "third.npy", "twice")
+    with there.federation(sites=[*HONEST, "third"]) as fed:
+        far = FederatedPCA(3, random_state=0).fit(fed)
+    there.stop(site, signal.SIGINT)
+    within = near(there, FederatedPCA(3, random_state=0), *HONEST, "third")
+    assert far.components_.tobytes() == within.components_.tobytes()
+
+
+@pytest.mark.parametrize("kind", [f"slow:{HANG_S}", "half"], ids=["slow", "half"])
+def test_a_site_that_does_not_answer_is_given_up_after_the_time_limit(there, kind, monkeypatch):
+    site = there.rogue("third", "third.npy", kind)
+    expire(
+        monkeypatch, lambda asked: set(asked.pending) == {"third"} and "asked 3" in there.log(site)
+    )
+    with there.federation(sites=[*HONEST, "third"], quorum=2, timeout=2.0) as fed:
+        far = FederatedPCA(3).fit(fed)
+    there.stop(site, signal.SIGINT)
+    assert far.run_.sites == HONEST
+    assert "no answer within 2 s" in far.run_.lost[0]["reason"]
+
+
+def test_a_site_with_other_features_stops_the_fit_and_is_named(there):
+    site = there.join("other", "other.npy")
+    with (
+        there.federation(sites=[*HONEST, "other"]) as fed,
+        pytest.raises(InputError, match="other"),
+    ):
+        FederatedPCA(2).fit(fed)
+    there.stop(site)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_site_that_ends_within_a_round_and_starts_again_is_asked_again(there, how):
+    site = there.rogue("third", "third.npy", f"slow:{HANG_S}")
+    with fitting(there) as far:
+        until(lambda: "asked 3" in there.log(site))
+        there.stop(site, how)
+        again = there.join("third", "third.npy")
+    there.stop(again)
+    within = near(there, LANCZOS(), *HONEST, "third")
+    assert far.components_.tobytes() == within.components_.tobytes()
+    assert far.run_.lost == []
+    assert list(far.run_.ledger) == list(within.run_.ledger)
+
+
+def test_a_killed_fit_goes_on_where_it_was(there):
+    site = there.rogue("third", "third.npy", "slow:0.7")
+    words = [
+        *(
+            sys.executable,
+            "-m",
+            "fedpca",
+            "fit",
+            "--federation",
+            there.address,
+            "--credentials",
+            "tls",
+        ),
+        *("--sites", "north,south,third", "-k", "3", "--solver", "lanczos", "--seed", "0"),
+        *("--journal", "run.journal", "-o", "killed.fedpca"),
+    ]
+    fitting = subprocess.Popen(words, cwd=there.folder, env=there.environment)
+    until(lambda: "asked 5" in there.log(site))
+    fitting.send_signal(signal.SIGKILL)
+    fitting.wait(HANG_S)
+    assert not (there.folder / "killed.fedpca").exists()
+    there.run(*words[3:])
+    there.stop(site, signal.SIGINT)
+    far = load(there.folder / "killed.fedpca")
+    within = near(there, LANCZOS(), *HONEST, "third")
+    assert far.components_.tobytes() == within.components_.tobytes()
+    assert list(far.run_.ledger) == list(within.run_.ledger)
+    asked = [line for line in there.log(site).splitlines() if line.startswith("asked")]
+    assert [line for line in asked if line.startswith("asked 4")] == ["asked 4 covariance_product"]
+    assert asked.count(asked[0]) == 1
+
+
+def test_the_server_lets_go_of_what_a_killed_fit_was_sent():
+    """And not of what another run was sent, the same content included."""
+    stores = ObjectStoreFactory()
+    state = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), stores).state()
+    tasks, messages = {}, []
+    for _ in range(2):
+        run = state.create_run(None, None, None, {}, "", None, "", TaskType.SERVER_APP)
+        tasks[run] = state.get_run_info(run_ids=[run])[0].primary_task_id
+        assert state.claim_task(tasks[run])
+        assert state.activate_task(tasks[run])
+        message = wire.message_to(1, run, wire.wrap(b"answer"))
+        state.object_store.preregister(run, get_object_tree(message))
+        objects = get_all_nested_objects(message)
+        for number, part in objects.items():
+            state.object_store.put(number, part.deflate())
+        messages.append(objects)
+    killed, other = tasks
+    assert link._sweep(state, set()) == set()
+    heartbeat = state.task_token_store[tasks[killed]]
+    heartbeat.active_until -= datetime.timedelta(minutes=2)
+    assert link._sweep(state, set()) == {killed}
+    assert len(state.object_store) == len(messages[1])
+    assert all(state.object_store.get(number) for number in messages[1])
+    state.finish_task(tasks[other], SubStatus.COMPLETED, "")
+    assert link._sweep(state, {killed}) == {killed, other}
+    assert len(state.object_store) == 0
+
+
+def test_a_fit_outlives_the_server(there):
+    site = there.rogue("third", "third.npy", "slow:1")
+    with fitting(there) as far:
+        until(lambda: "asked 4" in there.log(site))
+        there.stop(there.server, signal.SIGKILL)
+        there.server = there.serve(SITES)
+    there.stop(site, signal.SIGINT)
+    within = near(there, LANCZOS(), *HONEST, "third")
+    assert far.components_.tobytes() == within.components_.tobytes()
+
+
+def test_a_site_that_goes_for_good_is_given_up_without_a_time_limit(there, monkeypatch):
+    give_up, site = engine._Asked.give_up, there.rogue("third", "third.npy", f"slow:{HANG_S}")
+
+    def once_third_is_gone(asked, now, is_late, limit):
+        """Let a long absence of one site pass in a moment."""
+        if set(asked.pending) == {"third"} and site.poll() is not None:
+            now = asked.seen["third"] + 1.5 * HANG_S
+        give_up(asked, now, is_late, limit)
+
+    monkeypatch.setattr(engine._Asked, "give_up", once_third_is_gone)
+    with there.federation(sites=[*HONEST, "third"], quorum=2, timeout=None) as fed:
+        stopping = threading.Thread(
+            target=lambda: (
+                until(lambda: "asked 3" in there.log(site)),
+                there.stop(site, signal.SIGINT),
+            )
+        )
+        stopping.start()
+        far = FederatedPCA(3).fit(fed)
+        stopping.join()
+    assert far.run_.sites == HONEST
+    assert "site 'third', round 3" in far.run_.lost[0]["reason"]
+    assert "no answer; it has been offline for" in far.run_.lost[0]["reason"]
+
+
+def test_a_fit_ends_where_the_server_does_not_come_back(there, monkeypatch):
+    monkeypatch.setattr(engine, "ABSENCE_LIMIT_S", 2.0)
+    with there.federation(sites=HONEST) as fed:
+        there.stop(there.server)
+        with pytest.raises(LinkError, match="no connection to localhost"):
+            FederatedPCA(3).fit(fed)
+        monkeypatch.setattr(engine, "ABSENCE_LIMIT_S", HANG_S)
+        there.server = there.serve(SITES)
+        assert FederatedPCA(3).fit(fed).run_.sites == HONEST
+
+
+def test_large_messages_travel_in_pieces_and_strange_ones_are_refused():
+    for data in (b"small", bytes(6 << 20)):
+        assert wire.unwrap(wire.message_to(1, 2, wire.wrap(data))) == data
+    pieces = wire.wrap(bytes(12 << 20))["fedpca"]["message"].children
+    assert len(pieces) == 2  # as all are zeros, two of the three are the same
+    for content in (RecordDict(), RecordDict({"fedpca": ConfigRecord({"message": "text"})})):
+        with pytest.raises(MessageError, match="not a fedpca message"):
+            wire.unwrap(wire.message_to(1, 2, content))
+
+
+class Shelf:
+    """Objects of a message, as a server hands them out."""
+
+    def __init__(self, *objects):
+        self.contents = {get_object_id(content): content for content in objects}
+
+    def PullObject(self, request):
+        content = self.contents.get(request.object_id, b"")
+        return PullObjectResponse(
+            object_found=True, object_available=bool(content), object_content=content
+        )
+
+    def ConfirmMessageReceived(self, request):
+        return ConfirmMessageReceivedResponse()
+
+
+def incoming(shelf, tree):
+    return wire.Incoming(shelf, Node(node_id=1), 2, tree)
+
+
+def test_a_message_is_had_once_it_is_whole():
+    message = wire.message_to(1, 2, wire.wrap(b"data"))
+    parts = [part.deflate() for part in get_all_nested_objects(message).values()]
+    shelf = Shelf(*parts[:-1])
+    waiting = incoming(shelf, get_object_tree(message))
+    assert waiting.fetch() is None
+    shelf.contents |= Shelf(parts[-1]).contents
+    assert wire.unwrap(waiting.fetch()) == b"data"
+
+
+def test_objects_that_are_no_message_are_refused():
+    content = wire.wrap(b"data")
+    parts = [part.deflate() for part in get_all_nested_objects(content).values()]
+    with pytest.raises(MessageError, match="not a fedpca message: RecordDict"):
+        incoming(Shelf(*parts), get_object_tree(content)).fetch()
+    for kind in (b"Message", b"CustomDataClass"):
+        garbage = kind + b"  3\0\xff\xff\xff"
+        with pytest.raises(MessageError, match="not a fedpca message"):
+            incoming(Shelf(garbage), ObjectTree(object_id=get_object_id(garbage))).fetch()
+
+
+def test_a_run_that_is_resumed_keeps_its_sites(there):
+    site = there.join("third", "third.npy")
+    journal = there.folder / "finished.journal"
+    options = {"quorum": 2, "journal": journal}
+    with there.federation(sites=3, **options) as fed:
+        first = FederatedPCA(3, random_state=0).fit(fed)
+    there.stop(site)
+    with there.federation(sites=3, wait=1, **options) as fed:  # the journal has all its answers
+        second = FederatedPCA(3, random_state=0).fit(fed)
+    assert second.run_.sites == first.run_.sites == (*HONEST, "third")
+    assert second.components_.tobytes() == first.components_.tobytes()
+    with pytest.raises(QuorumLost, match=r"2 of 3 sites are online.*not online: third"):
+        there.federation(wait=1, journal=journal)
+    with pytest.raises(JournalError, match="belongs to a run of north, south, third, not of"):
+        there.federation(sites=HONEST, journal=journal)
+
+
+def test_fewer_sites_than_the_quorum_end_the_fit_before_it_begins(there):
+    with pytest.raises(QuorumLost, match=r"2 of 3 sites are online after 1 s.*not online: other"):
+        there.federation(sites=[*HONEST, "other"], wait=1)
+    with there.federation(sites=[*HONEST, "other"], wait=1, quorum=2) as fed:
+        assert FederatedPCA(2).fit(fed).run_.sites == HONEST
+    with pytest.raises(InputError, match="no key of elsewhere"):
+        there.federation(sites=["elsewhere"])
+    with pytest.raises(InputError, match="quorum=3 is not between 1 and the 2 sites"):
+        there.federation(sites=HONEST, quorum=3)
+    with pytest.raises(InputError, match=r"sites=1, but 2 are online at .*name the sites to ask"):
+        there.federation(sites=1)
+    with pytest.raises(InputError, match="sites=9 is not between 1 and the 5"):
+        there.federation(sites=9)
+    with pytest.raises(InputError, match="sites='north' is neither a number of sites nor a list"):
+        there.federation(sites="north")
+    with pytest.raises(InputError, match="names a site twice"):
+        there.federation(sites=["north", "north"])
+    with pytest.raises(InputError, match="wait=nan must be a number of seconds"):
+        there.federation(wait=float("nan"))
+    with pytest.raises(InputError, match="timeout=-1 must be a number of seconds above 0"):
+        there.federation(timeout=-1, sites=["other"])
+
+
+def test_strangers_do_not_get_in(there):
+    there.run("site-key", "stranger")
+    own = ("--data", "north.npy", "--ca", "tls/ca.pem")
+    done = there.run("join", there.address, *own, "--key", "stranger.key", check=False)
+    assert done.returncode == 1
+    assert "does not let this site in: the server was not given its NAME.pub" in done.stderr
+
+
+def test_plain_http_and_false_certificates_are_refused(there, tmp_path):
+    own = ("--data", "north.npy", "--key", "north.key")
+    plain = there.run("join", there.address, *own, "--insecure", check=False)
+    assert plain.returncode == 1
+    assert "does not speak plain HTTP; use --ca ca.pem instead of --insecure" in plain.stderr
+    with pytest.raises(LinkRefused, match="does not speak plain HTTP"):
+        there.federation(sites=HONEST, insecure=True)
+    from fedpca.engines.credentials import make_certificates
+
+    make_certificates(tmp_path)
+    other = there.run("join", there.address, *own, "--ca", str(tmp_path / "ca.pem"), check=False)
+    assert other.returncode == 1
+    assert "the given authority does not vouch for the certificate of" in other.stderr
+
+
+def test_only_the_holder_of_the_secret_may_ask(there, tmp_path):
+    from fedpca.engines.credentials import make_secret
+
+    make_secret(tmp_path)
+    (tmp_path / "ca.pem").write_bytes((there.credentials / "ca.pem").read_bytes())
+    with pytest.raises(LinkRefused, match="another coordinator"):
+        Federation.flower(there.address, credentials=tmp_path, sites=HONEST)
+
+
+def test_every_door_asks_who_is_there(there):
+    open_doors = []
+    ca = ssl.create_default_context(cafile=there.credentials / "ca.pem")
+    with httpx.Client(base_url=f"https://{there.address}", verify=ca) as client:
+        for method, path in PROTOBUF_REQUEST_TYPES:
+            headers = {"content-type": PROTOBUF_MEDIA_TYPE}
+            answer = client.request(method, path, headers=headers)
+            if answer.status_code not in (401, 403, 501):
+                open_doors.append(path)
+        huge = client.post("/v1/fleet/push-object", content=bytes(17 << 20))
+    assert open_doors == ["/v1/control/get-login-details"]  # which says that there is no login
+    assert huge.status_code == 413
+
+
+def test_the_demo_runs_a_federation_and_stops_it():
+    words = [sys.executable, "-m", "fedpca", "demo", "--federation"]
+    behind_a_proxy = {**os.environ, "HTTPS_PROXY": "http://localhost:9"}  # which is dead
+    done = subprocess.run(words, capture_output=True, text=True, timeout=HANG_S, env=behind_a_proxy)
+    assert done.returncode == 0, done.stderr
+    assert "bit for bit" in done.stdout
+    assert "round 1, column_names" in done.stderr

@@ -1,0 +1,71 @@
+"""Matrix routines that every solver shares."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedpca.linalg import blas_threads, dense
+
+RNG = np.random.default_rng(0)
+
+
+@given(st.integers(1, 30))
+def test_packing_a_triangle_and_back(d):
+    A = np.random.default_rng(d).standard_normal((d, d))
+    A = A + A.T
+    packed = dense.pack_triangle(A)
+    assert packed.shape == (d * (d + 1) // 2,)
+    np.testing.assert_array_equal(dense.unpack_triangle(packed), A)
+
+
+@pytest.mark.parametrize("condition", [1e1, 1e4, 1e8, 1e12])
+def test_independent_columns_reproduce_a_block_of_any_condition(condition):
+    U, V = (
+        np.linalg.qr(RNG.standard_normal((50, 6)))[0],
+        np.linalg.qr(RNG.standard_normal((6, 6)))[0],
+    )
+    Y = (U * np.geomspace(1, 1 / condition, 6)) @ V
+    Q, B = dense.independent_columns(Y, 0.0)
+    np.testing.assert_allclose(Q.T @ Q, np.eye(6), atol=1e-13)
+    np.testing.assert_allclose(Q @ B, Y, atol=1e-14)
+
+
+def test_dependent_columns_are_dropped():
+    Y = RNG.standard_normal((20, 2)) @ RNG.standard_normal((2, 5))
+    Q, B = dense.independent_columns(Y, 1e-10)
+    assert Q.shape == (20, 2)
+    np.testing.assert_allclose(Q @ B, Y, atol=1e-12)
+    assert dense.independent_columns(np.zeros((20, 3)), 1e-10)[0].shape == (20, 0)
+    assert dense.independent_columns(np.zeros((20, 0)), 1e-10)[0].shape == (20, 0)
+
+
+@given(st.integers(0, 8), st.integers(1, 4), st.floats(-14, 0))
+def test_what_a_block_adds_is_orthogonal_to_the_basis(k, b, exponent):
+    rng = np.random.default_rng(k)
+    K = np.linalg.qr(rng.standard_normal((40, k)))[0]
+    Y = K @ rng.standard_normal((k, b)) + 10.0**exponent * rng.standard_normal((40, b))
+    Q, B, H = dense.orth_against(K, Y, 0.0)
+    np.testing.assert_allclose(K.T @ Q, 0, atol=1e-14)
+    np.testing.assert_allclose(Q.T @ Q, np.eye(b), atol=1e-13)
+    np.testing.assert_allclose(K @ H + Q @ B, Y, atol=1e-13)
+
+
+def test_small_angles_are_not_lost():
+    U = np.eye(5, 2)
+    V = np.linalg.qr(U + 1e-11 * RNG.standard_normal((5, 2)))[0]
+    assert 1e-12 < dense.sine_of_angle(U, V) < 1e-10
+    assert dense.sine_of_angle(U, np.empty((5, 0))) == 0
+
+
+def test_the_largest_entry_of_a_component_is_positive():
+    V = np.array([[0.1, -2.0], [-3.0, 1.0]])
+    np.testing.assert_array_equal(dense.fix_signs(V), [[-0.1, 2.0], [3.0, -1.0]])
+
+
+def test_large_arrays_keep_their_threads(monkeypatch):
+    monkeypatch.setattr(blas_threads, "_blas", None)  # would fail if it were called
+    with blas_threads.threads_for(np.empty(blas_threads.ONE_THREAD_ENTRIES + 1)):
+        pass

@@ -1,0 +1,96 @@
+"""Every example in README, docs and examples runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+pytestmark = pytest.mark.process
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"```(python|sh)\n(.*?)```", re.DOTALL)
+RUN_ELSEWHERE = ["across-organizations.md"]  # by test_tutorial_across.py, with processes of its own
+WITH_CODE = [
+    page for page in PAGES if "```python" in page.read_text() and page.name not in RUN_ELSEWHERE
+]
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.stem)
+def test_the_blocks_of_a_page_run_one_after_another(page, tmp_path, monkeypatch, capsys):
+    lacking = tmp_path / "lacking"  # what no installation that a page names brings
+    lacking.mkdir()
+    (lacking / "pandas.py").write_text("raise ImportError('not installed')")
+    monkeypatch.syspath_prepend(lacking)
+    monkeypatch.delitem(sys.modules, "pandas", raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
+    module = ModuleType("page")  # a real one, so that what it defines can be pickled
+    monkeypatch.setitem(sys.modules, "page", module)
+    for kind, code in BLOCK.findall(page.read_text()):
+        if kind == "python":
+            exec(compile(code, str(page), "exec"), module.__dict__)
+        elif page.name != "README.md":
+            for line in code.splitlines():
+                done = subprocess.run(shlex.split(line), capture_output=True, text=True)
+                assert done.returncode == 0, (line, done.stderr)
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
+def test_examples_run(example):
+    command = [sys.executable, "-W", "error", str(example)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "ratios", "sizes"),
+    [("exact", 5, 4), ("streaming", 2, 1), ("personalized", 4, 4), ("robust", 1, 8)],
+)
+def test_benchmarks_run(name, ratios, sizes):
+    command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), "--quick"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("fedpca / this") >= ratios
+    assert done.stdout.count("MB") >= sizes
+
+
+@pytest.mark.xdist_group("flower")
+def test_the_benchmark_of_a_federation_runs():
+    command = [sys.executable, str(ROOT / "benchmarks" / "flower.py"), "--quick"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("bit for bit") == 2
+    assert "(bound 0.10)" in done.stdout
+
+
+def test_the_commands_of_the_readme_exist():
+    text = (ROOT / "README.md").read_text()
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"^make (\w+)", text, re.MULTILINE):
+        assert f"\n{target}:" in makefile
+    shown = subprocess.run(
+        [sys.executable, "-m", "fedpca", "--help"], capture_output=True, text=True
+    )
+    for command in re.findall(r"^fedpca (\w+)", text, re.MULTILINE):
+        assert command in shown.stdout
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), target
+
+
+def test_the_reference_is_what_the_docstrings_say():
+    command = [sys.executable, str(ROOT / "docs" / "make_reference.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

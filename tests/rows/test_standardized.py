@@ -1,0 +1,82 @@
+"""Products with rows about a mean, in a scale and in an order."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from fedpca.rows.open import open_rows
+from fedpca.rows.standardized import Frame, RawMoments, StandardizedRows, column_sums
+
+RNG = np.random.default_rng(0)
+
+
+MAKERS = {
+    "dense": np.asarray,
+    "float32": lambda A: A.astype(np.float32),
+    "integer": lambda A: np.round(A).astype(np.int32),
+    "sparse": lambda A: sp.csr_array(np.where(abs(A) < 0.7, 0, A)),
+    "sparse with full columns": lambda A: sp.csr_array(np.where(abs(A - A.mean(0)) < 0.1, 0, A)),
+}
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("offset", [0.0, 3.0, 1e6])
+@pytest.mark.parametrize("n_products", [1, 10_000])
+@pytest.mark.parametrize("blocks", [1, 4])
+def test_products_are_those_of_the_centered_scaled_ordered_rows(
+    make, offset, n_products, blocks, monkeypatch
+):
+    monkeypatch.setattr("fedpca.rows.in_memory.BLOCK_BYTES", 8 * 5 * 40 // blocks)
+    rng = np.random.default_rng(1)
+    X = MAKERS[make](rng.standard_normal((40, 5)) + offset)
+    dense = X.toarray() if sp.issparse(X) else X.astype(float)
+    order = np.array([3, 0, 4, 1, 2])
+    mean = dense[:, order].mean(axis=0) + 0.25  # the global mean is not the site's own
+    scale = np.linspace(0.5, 2, 5)
+    A = (dense[:, order] - mean) / scale
+    rows = open_rows(X)
+    count, sums = column_sums(rows)
+    assert count == 40
+    np.testing.assert_allclose(sums, dense.sum(axis=0), rtol=1e-14)
+    view = StandardizedRows(rows, Frame(mean, scale, order, sums, n_products))
+    Z = rng.standard_normal((5, 2))
+    tolerance = {"rtol": 1e-11, "atol": 1e-11 * max(1.0, offset) * 40}
+    if offset == 0 or "sparse" not in make:
+        tolerance = {"rtol": 1e-12, "atol": 1e-11}
+    np.testing.assert_allclose(view.gram_times(Z), A.T @ (A @ Z), **tolerance)
+    np.testing.assert_allclose(view.gram(), A.T @ A, **tolerance)
+    np.testing.assert_allclose(view.squares(), (A**2).sum(axis=0), **tolerance)
+    energy = float((A**2).sum())
+    along = view.energy_along(Z, energy)
+    assert along == pytest.approx(np.sum((A @ Z) ** 2), rel=1e-8)
+
+
+def test_raw_moments_serve_near_the_origin_and_nowhere_else():
+    near = RawMoments(np.zeros(3))
+    assert near.add(RNG.standard_normal((50, 3)), None)
+    assert not near.add(RNG.standard_normal((50, 3)).astype(np.float32), None)
+    far = RawMoments(np.full(3, 1e3))
+    assert not far.add(RNG.standard_normal((50, 3)) + 1e3, None)
+
+
+def test_the_gram_matrix_is_cached_only_where_it_pays_and_fits():
+    rows = open_rows(RNG.standard_normal((1000, 20)))
+    Z = np.ones((20, 2))
+    for n_products, max_cache_bytes, kept in (
+        (1, 1 << 20, False),
+        (500, 1 << 20, True),
+        (500, 8 * 400 - 1, False),
+    ):
+        frame = Frame(np.zeros(20), np.ones(20), n_products=n_products)
+        view = StandardizedRows(rows, frame, max_cache_bytes=max_cache_bytes)
+        view.gram_times(Z)
+        assert (view._gram is not None) == kept
+
+
+def test_an_empty_site_adds_nothing():
+    view = StandardizedRows(open_rows(np.empty((0, 4))), Frame(np.ones(4), np.ones(4)))
+    assert not view.gram_times(np.ones((4, 2))).any()
+    assert not view.gram().any()
+    assert view.energy_along(np.ones((4, 1)), 0.0) == 0

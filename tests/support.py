@@ -1,0 +1,55 @@
+"""Rows and solvers that tests share."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from fedpca.solvers import SOLVERS
+
+NAMES = ["a", "b", "c", "d"]
+
+
+def solver_with(name, **options):
+    """A solver of the catalogue with options of its own."""
+    return type(SOLVERS[name])(**options)
+
+
+def pooled(sites):
+    """All rows in one float64 array."""
+    return np.vstack([s.toarray() if hasattr(s, "toarray") else s for s in sites]).astype(float)
+
+
+def gapped_rows(rng, n, d, k, offset=0.0, scale=1.0):
+    """Rows whose spectrum falls gently to a gap below component k."""
+    k = min(k, n - 1, d)
+    deviations = np.concatenate([np.linspace(4, 2, k), np.linspace(0.7, 0.3, d - k)])
+    basis = np.linalg.qr(rng.standard_normal((d, d)))[0]
+    rows = rng.standard_normal((n, d)) * deviations @ basis.T
+    return rows * scale + offset * scale
+
+
+def low_rank_rows(n=200, d=None, r=10, share=0.05, size=None, noise=0.0, seed=0):
+    """Rows, their low-rank part, and where the outliers are."""
+    rng = np.random.default_rng(seed)
+    d = d or n
+    L = rng.standard_normal((n, r)) @ rng.standard_normal((r, d))
+    bad = rng.random((n, d)) < share
+    S = np.where(bad, (size or np.sqrt(n * d)) * rng.choice([-1, 1], (n, d)), 0.0)
+    return L + S + noise * rng.standard_normal((n, d)), L, bad
+
+
+def write_rows(folder, kind, values, names=NAMES):
+    """Write rows as a file of a kind, such as ".csv", and return its path."""
+    path = folder / f"rows{kind}"
+    if kind == ".npy":
+        np.save(path, values)
+    elif kind == ".npz":
+        np.savez(path, X=values, y=np.zeros(3))
+    elif kind == ".parquet":
+        pq.write_table(pa.table(dict(zip(names, values.T, strict=True))), path)
+    else:
+        pd.DataFrame(values, columns=names).to_csv(path, index=False, float_format="%.17g")
+    return path
