@@ -8,10 +8,11 @@ STAMP := $(VENV)/.installed
 demo: $(STAMP)
 	$(BIN)/fedpca demo
 
-# Two workers on two cores: threads of BLAS would only be in each other's way.
+# Three workers on two cores, since tests of federations mostly wait; threads of BLAS would only be in
+# each other's way.
 test: export OPENBLAS_NUM_THREADS := 1
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --cov --cov-report=term-missing:skip-covered
+	$(BIN)/python -m pytest -n 3 --dist loadgroup --durations=25 --cov --cov-report=term-missing:skip-covered
 
 test-fast: export OPENBLAS_NUM_THREADS := 1
 test-fast: $(STAMP)

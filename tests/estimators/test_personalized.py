@@ -236,7 +236,7 @@ def test_ranks_may_differ_between_sites():
     assert pca.transform(sites["s02"], "s02").shape[1] == 5
     with pytest.raises(InputError, match=r"numbers for .*'s00'.* but the sites are"):
         PersonalizedPCA(2, {"s00": 3}).fit(sites)
-    with pytest.raises(InputError, match=r"n_local\['s00'\]=0 is not"):
+    with pytest.raises(InputError, match=r"n_local\['s00'\]=0 must be a whole"):
         PersonalizedPCA(2, ranks | {"s00": 0}).fit(sites)
     with pytest.raises(InputError, match="n_local=12 of site 's00' exceed n_features=12"):
         PersonalizedPCA(2, ranks | {"s00": 12}).fit(sites)
@@ -556,7 +556,7 @@ def test_a_search_needs_rows_that_can_be_held_out():
         search_ranks(sites, [], [1])
     with pytest.raises(InputError, match="stay there; search where the rows are"):
         search_ranks(Federation.local(sites), [1], [1])
-    with pytest.raises(InputError, match="no site has the 4 rows"):
+    with pytest.raises(InputError, match="every site has fewer than 4 rows"):
         search_ranks({name: X[:3] for name, X in sites.items()}, [1], [1])
     whole = search_ranks({name: X[:, :3] for name, X in sites.items()}, [2], [1], n_repeats=1)
     assert whole.table[0]["criterion"] == np.inf

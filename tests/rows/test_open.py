@@ -16,9 +16,9 @@ from sklearn.decomposition import PCA
 from fedpca import FederatedPCA, Federation, Site
 from fedpca.errors import InputError, QuorumLost
 from fedpca.linalg.dense import sine_of_angle
-from fedpca.rows import files, in_memory
+from fedpca.rows import in_memory
 from fedpca.rows.in_memory import checksum
-from fedpca.rows.open import open_rows
+from fedpca.rows.open import file_states, open_rows
 from support import NAMES, gapped_rows, write_rows
 
 RNG = np.random.default_rng(0)
@@ -68,7 +68,7 @@ def test_every_kind_of_file_gives_the_same_rows(kind, tmp_path, block_size):
     np.testing.assert_array_equal(everything(path), X)
     opened = open_rows(str(path))
     assert (opened.n_rows, opened.n_features) == X.shape
-    assert files.file_states(str(path)) == files.file_states(path)
+    assert file_states(str(path)) == file_states(path)
 
 
 def test_a_folder_is_all_its_files_with_columns_matched_by_name(tmp_path):
@@ -78,7 +78,7 @@ def test_a_folder_is_all_its_files_with_columns_matched_by_name(tmp_path):
     (tmp_path / "readme.txt").write_text("not rows")
     opened = open_rows(tmp_path)
     assert opened.n_rows == 37
-    assert len(files.file_states(tmp_path)) == 2
+    assert len(file_states(tmp_path)) == 2
     assert opened.features == ("d", "c", "b", "a")  # deep/rows.csv comes first
     np.testing.assert_array_equal(everything(tmp_path), np.vstack([X[20:], X[:20]])[:, ::-1])
 

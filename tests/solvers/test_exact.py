@@ -36,7 +36,7 @@ def rows_with(singular_values, seed):
 def test_lanczos_takes_few_rounds_on_the_spectra_of_the_faps_paper(name):
     singular_values, most = SPECTRA[name]
     rounds = []
-    for seed in range(5):
+    for seed in range(3):
         sites = np.array_split(rows_with(singular_values, seed), 4)
         model = FederatedPCA(10, solver="lanczos", center=False, tol=2e-6, random_state=seed)
         rounds.append(model.fit(sites).run_.solver_rounds)

@@ -8,9 +8,10 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from fedpca import FederatedPCA, Federation, question
+from fedpca import FederatedPCA, Federation
 from fedpca.engines.local import LocalEngine
 from fedpca.errors import SiteTimeout
+from fedpca.protocol import question
 from fedpca.solvers import SOLVERS, Covariance, SubspaceIteration
 from fedpca.testing import ScriptedEngine, check_engine, check_solver, spoil
 

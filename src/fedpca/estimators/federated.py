@@ -12,10 +12,11 @@ from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted
 
 from fedpca.arrays import Array
-from fedpca.estimators.files import file_header, from_header, plain_params, record_in, usable_header
+from fedpca.estimators.files import file_header, from_header, record_in, usable_header
 from fedpca.estimators.fitting import (
     as_federation,
     new_features,
+    plain_params,
     refuse_many_sites,
     run_program,
     set_features,

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-import numpy as np
 from sklearn.base import BaseEstimator
 
 from fedpca.coordinator.record import RunRecord
 from fedpca.errors import FileError
+from fedpca.estimators.fitting import plain_params
 from fedpca.solvers.catalogue import PERSONALIZED, ROBUST, SOLVERS, from_plain, to_plain
 
 T = TypeVar("T", bound=BaseEstimator)
@@ -20,12 +20,6 @@ SOLVER_PARAMETERS: dict[str, Mapping[str, Any]] = {
     "solver": SOLVERS,
     "method": {**PERSONALIZED, **ROBUST},
 }
-
-
-def plain_params(estimator: BaseEstimator) -> dict[str, Any]:
-    """Return an estimator's parameters, with NumPy scalars turned into Python numbers."""
-    given = estimator.get_params(deep=False)
-    return {k: v.item() if isinstance(v, np.generic) else v for k, v in given.items()}
 
 
 def file_header(estimator: BaseEstimator, n_samples: int, **more: Any) -> dict[str, Any]:

@@ -53,6 +53,12 @@ def run_program(
     return result, fed.record.with_outcome(result.outcome)
 
 
+def plain_params(estimator: BaseEstimator) -> dict[str, Any]:
+    """Return an estimator's parameters, with NumPy scalars turned into Python numbers."""
+    given = estimator.get_params(deep=False)
+    return {k: v.item() if isinstance(v, np.generic) else v for k, v in given.items()}
+
+
 def warn_unconverged(estimator: BaseEstimator, run: RunRecord, what: str, hint: str = "") -> None:
     """Warn if a solver used up its rounds; call it from ``fit``, so that it points at fit's caller."""
     if run.stop_reason == "max_rounds":

@@ -14,10 +14,11 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from fedpca.arrays import Array
 from fedpca.errors import InputError
-from fedpca.estimators.files import file_header, from_header, plain_params, record_in, usable_header
+from fedpca.estimators.files import file_header, from_header, record_in, usable_header
 from fedpca.estimators.fitting import (
     as_federation,
     new_features,
+    plain_params,
     refuse_many_sites,
     run_program,
     set_features,

@@ -1,15 +1,12 @@
-"""Rows in ``.npy``, ``.npz``, Parquet and CSV files, and in folders of them."""
+"""Rows in ``.npy``, ``.npz``, Parquet and CSV files."""
 
 from __future__ import annotations
 
-import glob
-import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import scipy.sparse as sp
@@ -19,94 +16,12 @@ from fedpca.rows.columns import distinct_names
 from fedpca.rows.in_memory import (
     Block,
     DenseRows,
-    JoinedRows,
     Rows,
     SparseRows,
     check_numeric,
     rows_per_block,
 )
 from fedpca.rows.tables import dense_batch, numeric_schema
-
-_GONE = "gone"
-
-
-def open_path(path: Path) -> Rows:
-    """Return the rows of a file, or of all such files below a folder in the order of their paths."""
-    if path.is_dir():
-        files = _files_below(path)
-        if not files:
-            raise InputError(f"{path} holds no {', '.join(OPENERS)} file; give another folder")
-        return JoinedRows([(str(file), open_path(file)) for file in files])
-    if not path.exists():
-        raise InputError(f"{path} does not exist; check the name")
-    try:
-        opener = OPENERS[path.suffix]
-    except KeyError:
-        raise InputError(f"{path}: cannot read {path.suffix!r}; use {', '.join(OPENERS)}") from None
-    try:
-        return opener(path)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile):  # raised by numpy and Arrow
-        raise InputError(f"{path} is not a readable {path.suffix} file") from None
-
-
-def open_paths(texts: Sequence[str]) -> Rows:
-    """Return the rows of several files or folders as one; ``*`` in a name matches any text."""
-    paths = _expand_patterns(texts)
-    if len(paths) == 1:
-        return open_path(paths[0])
-    return JoinedRows([(str(path), open_path(path)) for path in paths])
-
-
-def paths_of(source: Any) -> list[str]:
-    """Return the file names, patterns and folders in a source, or an empty list for rows in memory."""
-    paths = source if isinstance(source, list | tuple) and source else [source]
-    is_named = all(isinstance(path, str | os.PathLike) for path in paths)
-    return [os.fspath(path) for path in paths] if is_named else []
-
-
-def file_states(source: Any) -> dict[Path, str]:
-    """Return the state of each file that `open_rows` would read now; empty for rows in memory."""
-    files: list[Path] = []
-    for path in _expand_patterns(paths_of(source)):
-        files += _files_below(path) if path.is_dir() else [path]
-    return {file: state_of(file) for file in files}
-
-
-def state_of(file: Path) -> str:
-    """Return the size and the modification time of a file, to notice a change without reading it."""
-    try:
-        stat = file.stat()
-    except OSError:
-        return _GONE
-    return f"{stat.st_size} bytes {stat.st_mtime_ns}"
-
-
-def refuse_gone(states: Mapping[Path, str]) -> None:
-    """Refuse files that are gone, with an error after which the site may be asked again.
-
-    A disk that is away may come back.
-    """
-    for file, state in states.items():
-        if state == _GONE:
-            raise SiteFailed(f"{file} can no longer be read")
-
-
-def _expand_patterns(texts: Sequence[str]) -> list[Path]:
-    paths = []
-    for text in texts:
-        if not text:
-            raise InputError("the name of a file or folder is empty; give one")
-        matches = sorted(glob.glob(text)) if glob.has_magic(text) else [text]  # noqa: PTH207
-        if not matches:
-            raise InputError(f"no file matches {text}; check the name")
-        paths += [Path(path) for path in matches]
-    return paths
-
-
-def _files_below(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.rglob("*") if p.suffix in OPENERS and p.is_file())
 
 
 class NpyRows:

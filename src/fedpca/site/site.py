@@ -32,9 +32,8 @@ from fedpca.errors import (
 )
 from fedpca.protocol.message import Header, Message, compose, decode, encode
 from fedpca.protocol.question import find_question
-from fedpca.rows.files import file_states, refuse_gone, state_of
 from fedpca.rows.in_memory import checksum
-from fedpca.rows.open import open_rows
+from fedpca.rows.open import file_states, open_rows, refuse_gone, state_of
 from fedpca.rows.standardized import MAX_CACHE_BYTES, Frame, StandardizedRows
 from fedpca.site.memory import (
     MEMORY_GONE,
