@@ -12,11 +12,11 @@ demo: $(STAMP)
 # each other's way.
 test: export OPENBLAS_NUM_THREADS := 1
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 3 --dist loadgroup --durations=25 --cov --cov-report=term-missing:skip-covered
+	$(BIN)/python -m pytest -n 3 --dist loadfile --durations=25 --cov --cov-report=term-missing:skip-covered
 
 test-fast: export OPENBLAS_NUM_THREADS := 1
 test-fast: $(STAMP)
-	$(BIN)/python -m pytest -n 2 -m "not process and not slow" -q
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not process and not slow" -q
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""Separate gene expression from batch effects: batches are sites, each with its own disturbance.
+"""Separate gene expression from batch effects, with batches as sites that have their own disturbances.
 
 python examples/batch_effects.py
 python examples/batch_effects.py --data DIR --figure batches.png      with DIR/bladderbatch.npz
@@ -23,7 +23,7 @@ options = parser.parse_args()
 if options.data:
     with np.load(options.data / "bladderbatch.npz") as file:
         X, batch, kind = file["X"].astype(float), file["batch"], file["cancer"]
-else:  # 60 samples: disease and age act alike in all batches, a disturbance in one of them
+else:  # 60 samples: disease and age act the same in all batches; each batch has its own disturbance
     rng = np.random.default_rng(0)
     batch, kind = np.repeat([1, 2, 3, 4], 15), rng.choice(["healthy", "ill"], 60)
     disease, age, *disturbances = rng.normal(size=(6, 2000))
@@ -33,29 +33,29 @@ else:  # 60 samples: disease and age act alike in all batches, a disturbance in 
 
 
 def told(scores: np.ndarray, labels: np.ndarray) -> float:
-    """Return how often three neighbors tell a sample's label, every label counting alike."""
+    """Return how often three neighbors predict a sample's label, with equal weight for each label."""
     found = cross_val_predict(KNeighborsClassifier(3), scores, labels, cv=LeaveOneOut())
     return float(balanced_accuracy_score(labels, found))
 
 
-# about the common mean: where kinds differ between batches, a batch's own mean holds both
+# Use the common mean: if batches contain different kinds, a batch's own mean mixes batch and kind.
 pca = PersonalizedPCA(n_shared=2, n_local=1, center="common", tol=1e-7).fit(X, sites=batch)
 shared = pca.transform(X, batch)[:, :2]
 raw = PCA(2, random_state=0).fit_transform(X)
 print(f"{len(X)} samples, {X.shape[1]} genes, {len(np.unique(batch))} batches")
-print("how well two scores tell  the batch  the kind")
-print(f"  PCA of all rows         {told(raw, batch):9.2f} {told(raw, kind):9.2f}")
+print("accuracy from two scores     batch      kind")
+print(f"  PCA on all rows         {told(raw, batch):9.2f} {told(raw, kind):9.2f}")
 print(f"  shared components       {told(shared, batch):9.2f} {told(shared, kind):9.2f}")
 print(f"  chance                  {1 / len(set(batch)):9.2f} {1 / len(set(kind)):9.2f}")
 for name, share in pca.site_variance_.items():
-    print(f"  batch {name}: {share['shared']:.0%} shared, {share['local']:.0%} its own")
+    print(f"  batch {name}: {share['shared']:.0%} shared, {share['local']:.0%} local")
 
 if options.figure:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, 2, figsize=(8, 3.6))
     markers = dict(zip(np.unique(kind), "osv", strict=False))
-    for axis, scores, title in zip(axes, (raw, shared), ("PCA of all rows", "shared"), strict=True):
+    for axis, scores, title in zip(axes, (raw, shared), ("PCA on all rows", "shared"), strict=True):
         for name, marker in markers.items():
             of = kind == name
             axis.scatter(*scores[of].T, c=batch[of], marker=marker, cmap="tab10", vmin=1, vmax=10)

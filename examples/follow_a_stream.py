@@ -1,4 +1,4 @@
-"""Follow a stream whose rank changes: the number of components follows it, and no row is kept.
+"""Track a stream as its rank changes, adapting the number of components and storing no rows.
 
 python examples/follow_a_stream.py
 """

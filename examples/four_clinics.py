@@ -1,4 +1,4 @@
-"""Find the components of the patients of four clinics; no patient's row leaves its clinic.
+"""Find the components of patient data at four clinics; no patient's row leaves its clinic.
 
 python examples/four_clinics.py
 """
@@ -9,7 +9,7 @@ from sklearn.datasets import load_breast_cancer
 
 from fedpca import FederatedPCA
 
-# patients go to clinics by the size of the tumor, and each clinic has its own order of columns
+# Assign patients to clinics by tumor size, and give each clinic a different column order.
 data = load_breast_cancer()
 by_size = np.argsort(data.data[:, 0], kind="stable")
 clinics = zip(("north", "east", "south", "west"), np.split(by_size, [60, 200, 420]), strict=True)
@@ -21,9 +21,9 @@ for i, (clinic, patients) in enumerate(clinics):
 model = FederatedPCA(n_components=3, scale=True).fit(tables)
 
 print(f"{model.n_samples_} patients at {len(model.run_.sites)} clinics")
-print("share of variance:", model.explained_variance_ratio_.round(3))
+print("explained variance ratio:", model.explained_variance_ratio_.round(3))
 for clinic, share in model.site_variance_ratio_.items():
-    print(f"  {clinic}: {share:.0%} of its own variance")
+    print(f"  {clinic}: {share:.0%} of its own variance explained")
 print(f"{model.run_.rounds} rounds, {model.run_.bytes_up} bytes left the clinics:")
 for entry in model.run_.ledger.totals():
     if entry.direction == "up":

@@ -1,4 +1,4 @@
-"""Split the handwriting of many people into strokes that all share, and what is a writer's own.
+"""Split many people's handwriting into strokes that all writers share and each writer's own strokes.
 
 python examples/images_by_writer.py
 python examples/images_by_writer.py --data DIR --figure writers.png    with DIR/omniglot28.npz
@@ -23,7 +23,7 @@ if options.data:
     with np.load(options.data / "omniglot28.npz") as file:
         images, drawer = file["X"].reshape(-1, 784) / 255, file["site"]
     writers = {str(name): images[drawer == name] for name in np.unique(drawer)}
-else:  # digits that 40 people wrote, each with a pen of its own
+else:  # digits written by 40 people, each with a different pen
     rng = np.random.default_rng(0)
     dealt = np.array_split(rng.permutation(load_digits().data / 16), 40)
     pens = rng.normal(size=(40, 64)) / 4
@@ -37,26 +37,26 @@ train, test = {}, {}
 for name, rows in writers.items():
     train[name], test[name] = train_test_split(rows, test_size=0.2, random_state=0)
 
-# about the common mean: that of a writer's 14 to 42 images would fit these and no others
+# Use the common mean: a mean of one writer's 14 to 42 images would fit only those images.
 pca = PersonalizedPCA(20, 1, center="common", tol=1e-6).fit({name: train[name] for name in known})
-pca.add_site(newcomer, train[newcomer])  # came after the fit: what is shared stays as it is
+pca.add_site(newcomer, train[newcomer])  # joins after the fit; shared components do not change
 errors = pca.reconstruction_errors(test)
 
 
 def error(model: PCA, rows: np.ndarray) -> float:
-    """Return the mean squared length of what is left of a row."""
+    """Return the mean squared length of the rows' remainders."""
     left = rows - model.inverse_transform(model.transform(rows))
     return float(np.mean(np.sum(left**2, axis=1)))
 
 
 pooled = PCA(21, random_state=0).fit(np.vstack([train[name] for name in known]))
 alone = {name: PCA(min(21, len(rows) - 1)).fit(rows) for name, rows in train.items()}
-print("what 21 components leave of an image that was not seen, mean over writers:")
+print("error of 21 components on unseen images, mean over writers:")
 print(f"  each writer alone    {np.mean([error(alone[w], test[w]) for w in known]):.3f}")
 print(f"  all in one place     {np.mean([error(pooled, test[w]) for w in known]):.3f}")
 print(f"  20 shared, 1 local   {np.mean([errors[w] for w in known]):.3f}")
-later = f"{errors[newcomer]:.3f}, with pooled components {error(pooled, test[newcomer]):.3f}"
-print(f"of {newcomer}, who came later: {later}")
+later = f"{errors[newcomer]:.3f}; with pooled components, {error(pooled, test[newcomer]):.3f}"
+print(f"error for {newcomer}, who joined later: {later}")
 
 if options.figure:
     import matplotlib.pyplot as plt
@@ -73,7 +73,7 @@ if options.figure:
         ):
             axis.imshow(image.reshape(side, side), cmap="gray_r" if image is not own else "RdBu")
             axis.set(xticks=[], yticks=[])
-    for axis, what in zip(axes[:, 0], ("image", "shared", "and local", "own"), strict=True):
+    for axis, what in zip(axes[:, 0], ("image", "shared", "plus local", "own"), strict=True):
         axis.set_ylabel(what, fontsize=9)
     figure.tight_layout()
     figure.savefig(options.figure, dpi=80)

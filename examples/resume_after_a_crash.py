@@ -1,4 +1,4 @@
-"""Kill a fit over files in the middle, and resume it from its journal.
+"""Kill a fit partway through, and resume it from its journal.
 
 python examples/resume_after_a_crash.py
 """
@@ -18,7 +18,7 @@ files = {name: folder / f"{name}.npy" for name in ("north", "south")}
 
 
 class PowerCut(BaseException):
-    """Whatever ends a process."""
+    """Simulate any event that kills a process."""
 
 
 def cut_the_power(entry: dict) -> None:
@@ -34,7 +34,7 @@ def fit(**options: object) -> FederatedPCA:
 try:
     fit(on_round=cut_the_power)
 except PowerCut:
-    print("the power went after round 7")
+    print("the power went out after round 7")
 
 asked = []
 model = fit(on_round=lambda entry: asked.append(entry["seconds"]))

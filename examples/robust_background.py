@@ -1,4 +1,6 @@
-"""Separate a fixed camera's video: frames are rows, what stands still is low-rank, what moves sparse.
+"""Split video from a fixed camera into a low-rank background and a sparse foreground.
+
+Each frame is a row.
 
 python examples/robust_background.py
 python examples/robust_background.py --data DIR --figure video.png     with DIR/highway_video.npz
@@ -18,18 +20,18 @@ options = parser.parse_args()
 
 if options.data:
     with np.load(options.data / "highway_video.npz") as file:
-        frames = file["frames"][::4] / 255  # every fourth of 200
-else:  # a still scene under a light that changes, and a bright square that crosses it
+        frames = file["frames"][::4] / 255  # every fourth frame of 200
+else:  # a still scene in changing light, and a bright square that crosses it
     rng = np.random.default_rng(0)
     frames = np.linspace(0.95, 1, 40)[:, None, None] * rng.uniform(0.2, 0.6, size=(30, 40))
     for i, frame in enumerate(frames):
         frame[10:18, i % 32 : i % 32 + 8] = 1
     frames += 0.01 * rng.normal(size=frames.shape)
 
-# recorders at five places hold the frames of one camera, each those of an hour
+# Five recorders hold one camera's frames, one hour each.
 rows = frames.reshape(len(frames), -1)
 sites = {f"recorder {i}": part for i, part in enumerate(np.array_split(rows, 5))}
-# one component: the scene, as bright as it is in a frame; so there is nothing to center
+# The only component is the scene, and its score is the frame's brightness, so do not center.
 pca = RobustPCA(1, center="none", random_state=0).fit(sites)
 background, foreground = (part.reshape(frames.shape) for part in pca.split(rows))
 
@@ -39,11 +41,11 @@ motion = (frames - still)[moved]
 print(
     f"{len(frames)} frames at {len(sites)} sites, {pca.run_.rounds} rounds, {pca.run_.stop_reason}"
 )
-print(f"beyond {pca.threshold_:.3f} a pixel is foreground: {np.mean(foreground != 0):.0%} of them")
+print(f"{np.mean(foreground != 0):.0%} of pixels are foreground (threshold {pca.threshold_:.3f})")
 in_sparse = foreground[moved] @ motion / (motion @ motion)
 in_low_rank = (background - still)[moved] @ motion / (motion @ motion)
-print(f"of what moved {in_sparse:.1%} is in the sparse part, {in_low_rank:.1%} in the low-rank one")
-print(f"of pixels where nothing did, {np.mean(foreground[~moved] != 0):.1%} are in the sparse part")
+print(f"motion: {in_sparse:.1%} in the sparse part, {in_low_rank:.1%} in the low-rank part")
+print(f"pixels without motion: {np.mean(foreground[~moved] != 0):.1%} in the sparse part")
 
 if options.figure:
     import matplotlib.pyplot as plt
@@ -55,7 +57,7 @@ if options.figure:
         for axis, image in zip(column, (frames, background, np.abs(foreground)), strict=True):
             axis.imshow(image[i], cmap="gray")
             axis.set(xticks=[], yticks=[])
-    for axis, what in zip(axes[:, 0], ("frame", "low rank", "sparse, size"), strict=True):
+    for axis, what in zip(axes[:, 0], ("frame", "low rank", "|sparse|"), strict=True):
         axis.set_ylabel(what)
     figure.tight_layout()
     figure.savefig(options.figure, dpi=62)

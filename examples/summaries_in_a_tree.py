@@ -1,4 +1,4 @@
-"""Merge summaries of eight devices in two regions to one model, and compare with the pooled rows.
+"""Merge summaries from eight devices in two regions, and compare the model with pooled PCA.
 
 python examples/summaries_in_a_tree.py
 """
@@ -25,9 +25,9 @@ model = StreamingPCA.from_summary(regions[0].merge(regions[1]))
 
 pooled = PCA(6, svd_solver="full").fit(np.vstack(devices))
 angle = sine_of_angle(pooled.components_.T, model.components_.T)
-print(f"{model.n_samples_seen_} rows; sine of the angle to pooled PCA {angle:.1e}")
-print(f"stated bound {model.angle_bound_:.1e}")
+print(f"{model.n_samples_seen_} rows; sine of the angle to pooled PCA: {angle:.1e}")
+print(f"stated bound: {model.angle_bound_:.1e}")
 
-# the same over a federation, with a ledger of what crossed
+# Do the same over a federation, with a ledger of all data sent.
 federated = FederatedPCA(6, solver=Merge(fan_in=4)).fit(devices)
 print(f"{federated.run_.bytes_up} bytes up in {federated.run_.rounds} rounds")

@@ -1,4 +1,6 @@
-"""Find what each election was about: years are sites, a row has the counts of words in a dialogue.
+"""Find the topics of each election year.
+
+Each year is a site, and each row holds the word counts of one dialogue.
 
 python examples/topics_by_year.py
 python examples/topics_by_year.py --data DIR --figure topics.png      with DIR/debates.parquet
@@ -24,7 +26,7 @@ if options.data:
     table = pq.read_table(options.data / "debates.parquet", filters=filters)
     texts = table["text"].to_pylist()
     years = table["election_year"].to_numpy().astype(int)
-else:  # speeches that all draw on the same words, and on a few of their year
+else:  # speeches that share common words and add a few words specific to their year
     rng = np.random.default_rng(0)
     common = ["tax", "people", "country", "world", "money"]
     topics = {1960: "peace africa", 1980: "oil coal", 2004: "war troops", 2020: "virus masks"}
@@ -36,7 +38,7 @@ else:  # speeches that all draw on the same words, and on a few of their year
     ]
 
 counter = CountVectorizer(stop_words="english", min_df=4)
-counts = counter.fit_transform(texts).astype(float)  # sparse, and stays so
+counts = counter.fit_transform(texts).astype(float)  # sparse, and stays sparse
 words = counter.get_feature_names_out()
 n_local = 2 if options.data else 1
 pca = PersonalizedPCA(2, n_local, center="none", tol=1e-7).fit(counts, sites=years)
@@ -51,7 +53,7 @@ print(f"{counts.shape[0]} dialogues, {len(words)} words, {len(pca.local_componen
 print("in all years:", ", ".join(words[leading(pca.components_)]))
 for year, components in pca.local_components_.items():
     share = pca.site_variance_[year]["local"]
-    print(f"{year} ({share:4.0%} its own):", ", ".join(words[leading(components)]))
+    print(f"{year} ({share:4.0%} local):", ", ".join(words[leading(components)]))
 
 if options.figure:
     import matplotlib.pyplot as plt

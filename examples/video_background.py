@@ -1,4 +1,6 @@
-"""Separate a fixed camera's video: frames are sites, what stands still is shared, what moves local.
+"""Split video from a fixed camera into a shared background and local motion.
+
+Each frame is a site.
 
 python examples/video_background.py
 python examples/video_background.py --data DIR --figure video.png     with DIR/highway_video.npz
@@ -18,7 +20,7 @@ options = parser.parse_args()
 
 if options.data:
     with np.load(options.data / "highway_video.npz") as file:
-        frames = file["frames"][::4] / 255  # every fourth of 200
+        frames = file["frames"][::4] / 255  # every fourth frame of 200
     n_shared, n_local = 5, 3
 else:  # a still scene, and a bright square that crosses it
     rng = np.random.default_rng(0)
@@ -28,7 +30,7 @@ else:  # a still scene, and a bright square that crosses it
     frames += 0.01 * rng.normal(size=frames.shape)
     n_shared, n_local = 3, 1
 
-# the columns of a frame are its observations; brightness is no offset to remove, so do not center
+# A frame's columns are its observations. Brightness is not an offset to remove, so do not center.
 sites = {f"frame {i}": frame.T for i, frame in enumerate(frames)}
 pca = PersonalizedPCA(n_shared, n_local, center="none", tol=1e-6).fit(sites)
 parts = {name: pca.split(frame, name) for name, frame in sites.items()}
@@ -41,9 +43,9 @@ print(f"{len(frames)} frames, {n_shared} shared and {n_local} local components e
 print(f"misalignment {pca.misalignment_:.2f}, {pca.run_.rounds} rounds, {pca.run_.stop_reason}")
 in_local = local[moved] @ motion / (motion @ motion)
 in_shared = (shared - still)[moved] @ motion / (motion @ motion)
-print(f"of what moved {in_local:.0%} is in the local part, and {in_shared:.0%} in the shared one")
+print(f"motion: {in_local:.0%} in the local part, {in_shared:.0%} in the shared part")
 ratio = np.mean(local[moved] ** 2) / np.mean(local[~moved] ** 2)
-print(f"the local part is {ratio:.0f} times as strong where something moved")
+print(f"the local part is {ratio:.0f} times as strong in moving areas")
 
 if options.figure:
     import matplotlib.pyplot as plt
@@ -56,7 +58,7 @@ if options.figure:
         for axis, image in zip(column, images, strict=True):
             axis.imshow(image, cmap="gray")
             axis.set(xticks=[], yticks=[])
-    for axis, what in zip(axes[:, 0], ("frame", "shared", "local, size"), strict=True):
+    for axis, what in zip(axes[:, 0], ("frame", "shared", "|local|"), strict=True):
         axis.set_ylabel(what)
     figure.tight_layout()
     figure.savefig(options.figure, dpi=62)

@@ -1,4 +1,4 @@
-"""Show what each solver would reveal about four clinics: record every message, and attack them.
+"""Show what each solver reveals about four clinics by recording every message and attacking them all.
 
 python examples/what_is_revealed.py
 """
@@ -12,7 +12,7 @@ from fedpca import Policy, Site
 from fedpca.audit.leakage import audit
 from fedpca.report.tables import print_leakage
 
-# patients go to clinics by the size of the tumor, and each clinic has its own order of columns
+# Assign patients to clinics by tumor size, and give each clinic a different column order.
 data = load_breast_cancer()
 by_size = np.argsort(data.data[:, 0], kind="stable")
 clinics = zip(("north", "east", "south", "west"), np.split(by_size, [60, 200, 420]), strict=True)
@@ -27,18 +27,18 @@ console = Console(width=100, highlight=False)
 for heard, sites, options in (
     ("one fit", tables, {}),
     ("one fit and five refits", tables, {"refits": 5, "solvers": ["power", "faps"]}),
-    ("one fit in which no site lets anything be gathered", silent, {"solvers": sums_only}),
+    ("one fit in which no site allows gathering", silent, {"solvers": sums_only}),
     (
-        "the same, and from east and south their own parts",
+        "the same fit, plus the individual answers of east and south",
         silent,
         {"solvers": sums_only, "colluding": ["east", "south"]},
     ),
     (
-        "the same, and from all but west their own parts",
+        "the same fit, plus the individual answers of every site except west",
         silent,
         {"solvers": ["lanczos", "faps"], "colluding": ["north", "east", "south"]},
     ),
 ):
-    console.print(f"\nThe coordinator hears {heard}.")
+    console.print(f"\nThe coordinator observes {heard}.")
     found = audit(sites, 5, scale=True, **{"refits": 0, **options})
     print_leakage(console, found, by_site=False)

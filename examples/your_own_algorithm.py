@@ -1,4 +1,4 @@
-"""Write an algorithm of your own: a question that runs at the sites, and a loop that asks it.
+"""Write your own algorithm: a question that runs at the sites, and a loop that asks it.
 
 python examples/your_own_algorithm.py
 """
@@ -10,7 +10,7 @@ from fedpca import Federation, question
 
 @question(asks={"v": "float64 d"}, answers={"w": "float64 d", "n": "int64"})
 def absolute_pull(site, v):
-    """Sum how a site's rows pull at the direction v, each with the same force."""
+    """Sum the pull of a site's rows on the direction v, with signs as weights."""
     total = np.zeros(len(v))
     for rows in site.rows.blocks():
         total += np.sign(rows @ v) @ rows
@@ -18,7 +18,7 @@ def absolute_pull(site, v):
 
 
 def l1_component(fed: Federation, rounds: int) -> np.ndarray:
-    """Find the direction with the largest sum of absolute scores, which outliers move less."""
+    """Find the direction with the largest sum of absolute scores, which is less prone to outliers."""
     v = np.ones(3) / np.sqrt(3)
     for _ in range(rounds):
         w = fed.sum(absolute_pull, v=v)["w"]
@@ -28,7 +28,7 @@ def l1_component(fed: Federation, rounds: int) -> np.ndarray:
 
 rng = np.random.default_rng(0)
 rows = rng.standard_normal((300, 3)) * [3, 1, 1]
-rows[:3] = [0, 60, 0]  # three rows gone astray
+rows[:3] = [0, 60, 0]  # three outlier rows
 fed = Federation.local(np.array_split(rows, 3))
 print("component:", l1_component(fed, rounds=20).round(2))
 print(f"{fed.record.rounds} rounds, {fed.record.bytes_up} bytes up, all of them summed")

@@ -1,8 +1,8 @@
-"""The Array type, and the one notation for declaring and checking arrays.
+"""Define the Array type and the notation for declaring and checking arrays.
 
-A declaration is a dtype followed by the dimensions, as in ``"float64 d k"``. A number means exactly
-that length. A name means any length, but the same length wherever the name appears in one table.
-``triangle`` means ``d (d + 1) / 2``. Messages and files are checked against such tables before use.
+A declaration is a dtype followed by dimensions, as in ``"float64 d k"``. A number requires exactly that
+length. A name allows any length, but it must stand for the same length throughout a table. ``triangle``
+stands for ``d (d + 1) / 2``. Messages and files are checked against these tables before use.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DTYPES = {
 
 
 class Declared(NamedTuple):
-    """The dtype and the dimensions that one array must have."""
+    """The dtype and dimensions required of an array."""
 
     dtype: str
     dimensions: tuple[str, ...]
@@ -50,9 +50,9 @@ def check_arrays(
     where: str,
     error: type[FedpcaError],
 ) -> Arrays:
-    """Return the declared arrays; raise ``error`` for a wrong dtype or shape, NaN or an absent array.
+    """Return the declared arrays, or raise ``error`` if one is missing, malformed, or not finite.
 
-    ``dimensions`` holds the lengths that are already fixed; new names are added to it.
+    ``dimensions`` maps names to the lengths that are already fixed; new names are added to it.
     """
     checked: Arrays = {}
     for name, (dtype, names) in declared.items():
@@ -60,22 +60,22 @@ def check_arrays(
             raise error(f"{where} has no field {name!r}")
         array = np.asarray(arrays[name])
         if DTYPES.get(array.dtype) != dtype:
-            raise error(f"field {name!r} of {where} is {array.dtype} instead of {dtype}")
+            raise error(f"field {name!r} in {where} is {array.dtype} instead of {dtype}")
         if not _match(names, array.shape, dimensions):
             lengths = ", ".join(f"{n}={dimensions[n]}" for n in names if n in dimensions)
             raise error(
-                f"field {name!r} of {where} has shape {array.shape} instead of "
+                f"field {name!r} in {where} has shape {array.shape} instead of "
                 f"({', '.join(names)}){' with ' + lengths if lengths else ''}"
             )
         n_bad = _count_non_finite(array)
         if n_bad:
-            raise error(f"field {name!r} of {where} has {n_bad} values that are not finite")
+            raise error(f"field {name!r} in {where} has {n_bad} values that are not finite")
         checked[name] = array
     return checked
 
 
 def _match(names: tuple[str, ...], shape: tuple[int, ...], dimensions: Dimensions) -> bool:
-    """Return whether a shape fits its declaration; record the lengths of new names."""
+    """Return whether a shape matches its declaration; record the lengths of new names."""
     fits = len(names) == len(shape)
     for name, length in zip(names, shape, strict=False):
         if name == "triangle" and "d" in dimensions:

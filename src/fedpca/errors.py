@@ -1,4 +1,4 @@
-"""The exceptions that fedpca raises, as a tree.
+"""Define the tree of exceptions that fedpca raises.
 
 ::
 
@@ -9,22 +9,22 @@
      |    +-- SiteFailed               the site's work raised an exception
      |    +-- SiteTimeout              the site was too slow
      +-- PolicyRefused                 a site's policy forbids the question
-     +-- SitesLost                     sites failed twice; the fit starts again without them
+     +-- SitesLost                     sites failed twice; the fit restarts without them
      +-- QuorumLost                    too few sites remain
      +-- LinkError                     the coordinator's server cannot be reached or used
-     |    +-- LinkRefused              the connection was refused; trying again will not help
-     +-- JournalError                  a journal that is damaged or belongs to another run
-     +-- FileError                     a file that cannot be read, used or overwritten
+     |    +-- LinkRefused              the connection was refused; retrying will not help
+     +-- JournalError                  a journal that is damaged or belongs to a different run
+     +-- FileError                     a file that cannot be read, used, or overwritten
 
-A message says which value was wrong, which bound it broke and what to do instead. A message about a
-site names the site, the round and the question, and never a value from a row.
+Each error message identifies the invalid value, the bound that it violated, and the way to fix it. A
+message about a site names the site, the round, and the question, but never a value from a row.
 """
 
 from __future__ import annotations
 
 
 class FedpcaError(Exception):
-    """The base class of every error that this package raises on purpose."""
+    """The base class of all errors that this package raises deliberately."""
 
 
 class InputError(FedpcaError, ValueError):
@@ -44,7 +44,7 @@ class SiteFailed(SiteError):
 
 
 class SiteTimeout(SiteError):
-    """A site did not answer within the time limit of a round."""
+    """A site did not answer within the round's time limit."""
 
 
 class PolicyRefused(FedpcaError):
@@ -52,7 +52,7 @@ class PolicyRefused(FedpcaError):
 
 
 class SitesLost(FedpcaError):
-    """Sites that failed a round twice; `Federation.run` starts again without them."""
+    """Sites that failed a round twice; `Federation.run` restarts without them."""
 
     def __init__(self, reasons: dict[str, str]) -> None:
         super().__init__("; ".join(reasons.values()))
@@ -69,15 +69,15 @@ class LinkError(FedpcaError):
 
 
 class LinkRefused(LinkError):
-    """The server or this side's credentials were refused; trying again will not help."""
+    """The server or this side's credentials were refused; retrying will not help."""
 
 
 class JournalError(FedpcaError):
-    """A journal that is damaged, in use, or belongs to another run."""
+    """A journal that is damaged, is in use, or belongs to a different run."""
 
 
 class FileError(FedpcaError):
-    """A file other than rows that cannot be read or used, or must not be overwritten."""
+    """A file, other than a data file, that cannot be read or used or must not be overwritten."""
 
 
 # The errors that a site may report by name. Any other error at a site becomes a SiteFailed.

@@ -24,7 +24,7 @@ def test_fit_transform_and_info(sites, tmp_path):
     model = tmp_path / "m.fedpca"
     done = run("fit", *sites, "-k", 2, "-o", model)
     assert done.exit_code == 0, done.output
-    assert "2 components of 5 features from 80 rows at 2 sites" in done.output
+    assert "2 components from 5 features and 80 rows at 2 sites" in done.output
     reference = PCA(2).fit(ROWS)
     assert sine_of_angle(reference.components_.T, load(model).components_.T) < 1e-9
 
@@ -38,18 +38,18 @@ def test_fit_transform_and_info(sites, tmp_path):
 
     done = run("info", model)
     assert "solver covariance (exact)" in done.output
-    assert "of each site's own variance: north" in done.output
+    assert "of each site's variance explained: north" in done.output
 
 
 def test_info_lists_what_left_a_site(sites, tmp_path):
     run("fit", *sites, "-k", "95%", "-q", "-o", tmp_path / "m")
     done = run("info", tmp_path / "m", "--ledger")
-    assert "What crossed" in done.output
+    assert "Data exchanged" in done.output
     assert "covariance" in done.output
-    assert "to and from north" in run("info", tmp_path / "m", "--site", "north").output
+    assert "Data exchanged with north" in run("info", tmp_path / "m", "--site", "north").output
     done = run("info", tmp_path / "m", "--site", "nowhere")
     assert done.exit_code == 2
-    assert "there are north, south" in done.output
+    assert "the sites are north, south" in done.output
     assert load(tmp_path / "m").n_components == 0.95
 
 
@@ -234,7 +234,7 @@ def test_a_robust_model_is_shown_and_used(tmp_path):
     pca = RobustPCA(2, center="none", random_state=0).fit({"a": rows[:30], "b": rows[30:]})
     pca.save(tmp_path / "m.fedpca")
     shown = run("info", tmp_path / "m.fedpca").stdout
-    assert "2 components of 5 features from 60 rows at 2 sites, outliers set apart" in shown
+    assert "2 components from 5 features and 60 rows at 2 sites, with outliers separated" in shown
     assert "outliers among each site's entries" in " ".join(shown.split())
     scores = tmp_path / "scores.parquet"
     assert (
@@ -252,12 +252,12 @@ def test_a_personalized_model_is_shown_and_used_for_one_site(tmp_path):
     model, scores = tmp_path / "m.fedpca", tmp_path / "scores.parquet"
     pca.save(model)
     shown = run("info", model, "--ledger")
-    assert "1 shared components of 5 features from 60 rows" in shown.stdout
+    assert "1 shared components from 5 features and 60 rows" in shown.stdout
     assert "misalignment" in shown.stdout
     assert "power_step" in shown.stdout
     which = run("transform", model, tmp_path / "north.npy", "-o", scores)
     assert which.exit_code == 2
-    assert "give --site one of these" in " ".join(which.stderr.split())
+    assert "set --site to one of" in " ".join(which.stderr.split())
     assert (
         run("transform", model, tmp_path / "north.npy", "-o", scores, "--site", "north").exit_code
         == 0

@@ -37,7 +37,7 @@ def test_summaries_of_sites_merge_into_the_pooled_model(sites, tmp_path):
     model = tmp_path / "both.fedpca"
     done = run("merge", *paths, "-o", model)
     assert done.exit_code == 0, done.output
-    assert "2 components of 5 features from 80 rows" in done.output
+    assert "2 components from 5 features and 80 rows" in done.output
     reference = PCA(2, svd_solver="full").fit(ROWS)
     merged = load(model)
     assert isinstance(merged, StreamingPCA)
@@ -54,12 +54,12 @@ def test_summaries_of_sites_merge_into_the_pooled_model(sites, tmp_path):
 def test_info_says_what_a_summary_tells_and_how_far_it_can_be_off(sites, tmp_path):
     paths = summarized(sites, tmp_path)
     done = run("info", paths[0])
-    assert "summary of 30 rows of 5 features" in done.output
-    assert "2 components wanted, 5 directions carried" in done.output
+    assert "summary of 30 rows with 5 features" in done.output
+    assert "2 components requested, 5 directions kept" in done.output
     assert "directions" in done.output
     assert "5 x 5" in done.output
-    assert "keep it to yourself" not in done.output
-    assert "the components are exactly those of all rows at once" in done.output
+    assert "do not share it" not in done.output
+    assert "the components are exactly those of the pooled rows" in done.output
 
     few = [tmp_path / "few0.summary", tmp_path / "few1.summary"]
     for site, path in zip(sites, few, strict=True):
@@ -69,7 +69,7 @@ def test_info_says_what_a_summary_tells_and_how_far_it_can_be_off(sites, tmp_pat
     bound = load(tmp_path / "few.fedpca").angle_bound_
     assert 0 < bound < 1
     assert f"at most {bound:.1e}" in done.output
-    assert "more of the variance" in done.output
+    assert "would explain at most an additional" in done.output
     done = run("info", tmp_path / "few.fedpca", "--ledger")
     assert done.exit_code == 2
     assert "has no ledger" in done.output
@@ -78,7 +78,7 @@ def test_info_says_what_a_summary_tells_and_how_far_it_can_be_off(sites, tmp_pat
 def test_a_summary_of_few_rows_is_said_to_give_them_away(tmp_path):
     np.save(tmp_path / "few.npy", np.random.default_rng(0).standard_normal((3, 6)))
     done = run("summarize", tmp_path / "few.npy", "-k", 2, "-o", tmp_path / "few.summary")
-    assert "keep it to yourself" in done.output
+    assert "do not share it" in done.output
 
 
 def test_a_tree_of_aggregators_is_merging_summaries_into_summaries(sites, tmp_path):
@@ -105,7 +105,9 @@ def test_nothing_is_overwritten_without_force(sites, tmp_path):
     for command in (("summarize", sites[1], "-k", 2), ("merge", *paths)):
         done = run(*command, "-o", paths[0])
         assert done.exit_code == 2
-        assert "exists; choose another name, or overwrite it with --force" in done.output
+        assert (
+            "already exists; choose a different name, or use --force to overwrite it" in done.output
+        )
         assert paths[0].read_bytes() == before
     assert run("summarize", sites[1], "-k", 2, "-o", paths[0], "--force").exit_code == 0
     assert paths[0].read_bytes() != before
@@ -129,12 +131,12 @@ def test_what_cannot_be_merged_is_refused(sites, tmp_path):
     save_file(broken, tmp_path / "nan.summary", metadata={"fedpca": json.dumps(header)})
     for name, text in {
         "odd.summary": "the columns differ: 1 missing (e), 1 extra (z)",
-        "bare.summary": "one has column names and the other has none",
-        "model.fedpca": "is not a summary but a model",
-        "newer.summary": "has format 3; this fedpca reads 2",
+        "bare.summary": "one has column names and the other does not",
+        "model.fedpca": "is a model, not a summary",
+        "newer.summary": "has format 3; this version of fedpca reads format 2",
         "nan.summary": "has 5 values that are not finite",
-        "0.summary": "rows would count twice",
-        "copy.summary": "rows would count twice",
+        "0.summary": "use each only once",
+        "copy.summary": "use each only once",
         "gone.summary": "does not exist",
     }.items():
         done = run("merge", north, tmp_path / name, "-o", tmp_path / "m.fedpca")
@@ -156,7 +158,7 @@ def test_merging_takes_k_and_refuses_what_holds_no_rows(sites, tmp_path):
     run("summarize", tmp_path / "none.npy", "-k", 2, "-o", tmp_path / "none.summary")
     done = run("merge", tmp_path / "none.summary", "-o", tmp_path / "m.fedpca")
     assert done.exit_code == 2
-    assert "of no rows" in done.output
+    assert "contain no rows" in done.output
     done = run("info", tmp_path)
     assert done.exit_code == 2
     assert "is a folder" in done.output

@@ -116,7 +116,7 @@ def test_sum_and_gather():
         (altered, "altered"),
         (lambda d: d[:-8], "truncated"),
         (lambda d: b"junk", "not a fedpca message"),
-        (lambda d: None, "no answer"),
+        (lambda d: None, "did not answer"),
         (lambda d: SiteFailed("connection lost"), "connection lost"),
         (remade(lambda h, a: a.update(y=np.ones(3))), r"'y'.*shape \(3,\).*k=2"),
         (remade(lambda h, a: a.update(y=np.ones((2, 1)))), r"'y'.*shape \(2, 1\)"),
@@ -137,7 +137,7 @@ def test_a_wrong_answer_is_asked_again_then_reported_by_site_round_and_question(
     with pytest.raises(QuorumLost, match=text) as error:
         fed.run(lambda f, _: getattr(f, verb)(double, x=np.ones(2)), identity={})
     assert "'east'" in str(error.value)
-    if "no answer" not in text:
+    if "did not answer" not in text:
         assert "round 1" in str(error.value)
         assert "'double'" in str(error.value)
     assert engine.asked == [("double", 1, tuple(SITES)), ("double", 1, ("east",))]
@@ -225,7 +225,7 @@ def test_too_few_sites_stop_the_fit_with_their_names():
 
 def test_a_failure_at_a_site_never_quotes_a_row(caplog):
     fed = Federation.local(SITES)
-    with pytest.raises(QuorumLost, match="RuntimeError; the site's own log") as error:
+    with pytest.raises(QuorumLost, match="RuntimeError; see the site's log") as error:
         fed.run(lambda f, _: f.sum(fail_with_a_row), identity={})
     assert str(ROWS[0][0, 0])[:6] not in str(error.value)
     assert "could not answer" in caplog.text
@@ -266,7 +266,7 @@ def test_a_site_checks_what_reaches_it():
         assert decode(site.answer_bytes(data)).header["error"] == "MessageError"
     header = {"run": "r", "round": 1, "verb": "sum", "n_sites": 1, "memory": 0}
     unknown = decode(site.answer_bytes(encode(compose({**header, "question": "rm"}, {}))))
-    assert "no question 'rm' is installed" in unknown.header["text"]
+    assert "question 'rm' is not installed" in unknown.header["text"]
     wrong = compose({**header, "question": "squares"}, {"mean": np.zeros(3)})
     text = site.answer(wrong).header["text"]
     assert "(3,) instead of (d) with d=8" in text
@@ -429,7 +429,7 @@ def test_bad_rows_stop_the_fit_at_once_whatever_the_quorum():
     ("policy", "text"),
     [
         (Policy(min_rows=51), "fewer rows than its policy's min_rows=51"),
-        (Policy(min_sites=5), "a sum over 4 sites is below the policy's min_sites=5"),
+        (Policy(min_sites=5), "the sum covers 4 sites, fewer than the policy's min_sites=5"),
     ],
 )
 def test_a_policy_refuses_and_the_fit_says_so(policy, text):
@@ -475,8 +475,8 @@ def test_a_late_question_of_an_old_run_or_round_changes_nothing():
     ask("old", 1)
     ask("new", 1)
     ask("new", 2)
-    assert "the run is over" in ask("old", 2).header["text"]
-    assert "round 1 was asked after round 2" in ask("new", 1).header["text"]
+    assert "this run is over" in ask("old", 2).header["text"]
+    assert "round 1 was requested after round 2" in ask("new", 1).header["text"]
     assert int(ask("new", 3).arrays["count"]) == 3
 
 
@@ -486,7 +486,7 @@ def test_a_late_question_of_an_old_run_or_round_changes_nothing():
         (lambda: Federation.local({}), "at least one site"),
         (
             lambda: Federation.local(SITES, quorum=5),
-            "quorum=5 is not a whole number between 1 and the 4",
+            "quorum=5 must be a whole number from 1 to 4",
         ),
         (lambda: Federation.local(SITES, quorum=0), "quorum=0"),
         (lambda: Federation.local(SITES, quorum=1.5), "quorum=1.5"),
@@ -494,8 +494,8 @@ def test_a_late_question_of_an_old_run_or_round_changes_nothing():
         (lambda: Federation.local(SITES, timeout="5"), "timeout='5'"),
         (lambda: Federation.local(SITES, n_jobs=0), "n_jobs=0"),
         (lambda: Federation.local(SITES, n_jobs=1.5), "n_jobs=1.5"),
-        (lambda: Federation.local(ROWS[0]), "dict or list with the rows of each, not ndarray"),
-        (lambda: Federation.local([Site(ROWS[0], name="a")] * 2), "two sites have the same name"),
+        (lambda: Federation.local(ROWS[0]), "dict or list with each site's rows, not ndarray"),
+        (lambda: Federation.local([Site(ROWS[0], name="a")] * 2), "site names must be unique"),
         (lambda: Federation.local({"a": Site(ROWS[0], name="b")}), "'a'.*'b'"),
     ],
 )
@@ -519,7 +519,7 @@ def test_two_questions_cannot_have_one_name():
         return {}
 
     double.__module__ = "elsewhere"
-    with pytest.raises(ValueError, match="'double' exists already"):
+    with pytest.raises(ValueError, match="'double' already exists"):
         question(answers={})(double)
     with pytest.raises(ValueError, match="must start with one of"):
         question(answers={"x": "complex64 d"})(lambda site: {})

@@ -33,24 +33,24 @@ def failing(link):
             "HTTPS_PROXY",
             "http://proxy:3128",
             False,
-            r" \(through the proxy that HTTPS_PROXY names\)",
+            r" \(through the proxy in HTTPS_PROXY\)",
         ),
-        ("HTTP_PROXY", "http://proxy:3128", True, r" \(through the proxy that HTTP_PROXY names\)"),
-        ("all_proxy", "http://proxy:3128", False, r" \(through the proxy that ALL_PROXY names\)"),
+        ("HTTP_PROXY", "http://proxy:3128", True, r" \(through the proxy in HTTP_PROXY\)"),
+        ("all_proxy", "http://proxy:3128", False, r" \(through the proxy in ALL_PROXY\)"),
         ("HTTP_PROXY", "http://proxy:3128", False, ""),
         ("NO_PROXY", "localhost", False, ""),
     ],
 )
 def test_a_proxy_on_the_way_is_named(environment, variable, value, plain, words):
     environment.setenv(variable, value)
-    with pytest.raises(LinkError, match=f"^no connection to host:9092{words}: Connection refused"):
+    with pytest.raises(LinkError, match=f"^cannot connect to host:9092{words}: Connection refused"):
         failing(Link("host:9092", plain=plain))
 
 
 def test_a_proxy_that_is_not_used_is_not_named(environment):
     environment.setenv("HTTPS_PROXY", "http://proxy:3128")
     environment.setenv("NO_PROXY", "localhost")
-    with pytest.raises(LinkError, match=r"^no connection to localhost:9092: "):
+    with pytest.raises(LinkError, match=r"^cannot connect to localhost:9092: "):
         failing(Link("localhost:9092"))
 
 
@@ -60,10 +60,10 @@ def test_a_proxy_that_is_not_used_is_not_named(environment):
         (
             "ALL_PROXY",
             "socks5://proxy:1080",
-            "^ALL_PROXY names a SOCKS proxy; .*pip install socksio",
+            "^ALL_PROXY specifies a SOCKS proxy; .*pip install socksio",
         ),
-        ("HTTPS_PROXY", "http://localhost:port", "^HTTPS_PROXY is not the address of a proxy; "),
-        ("HTTPS_PROXY", "ftp://localhost:21", "^HTTPS_PROXY is not the address of a proxy; "),
+        ("HTTPS_PROXY", "http://localhost:port", "^HTTPS_PROXY is not a valid proxy address; "),
+        ("HTTPS_PROXY", "ftp://localhost:21", "^HTTPS_PROXY is not a valid proxy address; "),
     ],
 )
 def test_a_proxy_that_cannot_be_used_is_named_by_its_variable(environment, variable, value, words):
@@ -76,7 +76,9 @@ def test_a_host_that_has_no_name_is_refused(environment):
     environment.setenv("HTTPS_PROXY", "http://localhost..:3128")
     link = Link("localhost:9092")
     with (
-        pytest.raises(InputError, match=r"'localhost:9092' \(through the proxy .* not an address"),
+        pytest.raises(
+            InputError, match=r"'localhost:9092' \(through the proxy .* not a valid address"
+        ),
         mapped_errors(link),
         link.client(ControlHttpClient) as client,
     ):
@@ -85,7 +87,5 @@ def test_a_host_that_has_no_name_is_refused(environment):
 
 def test_a_file_of_authorities_that_is_not_there_is_named(environment, tmp_path):
     environment.setenv("SSL_CERT_FILE", str(tmp_path / "nowhere.pem"))
-    with pytest.raises(
-        FileError, match=r"SSL_CERT_FILE=.*nowhere\.pem cannot be read: No such file"
-    ):
+    with pytest.raises(FileError, match=r"cannot read SSL_CERT_FILE=.*nowhere\.pem: No such file"):
         Link("localhost:9092").client(ControlHttpClient)

@@ -53,10 +53,11 @@ from fedpca.errors import (
 )
 from fedpca.linalg.dense import sine_of_angle
 from fedpca.solvers import SOLVERS
+from fedpca.testing import check_engine
 from processes import HANG_S, Processes, until
 from support import gapped_rows
 
-pytestmark = [pytest.mark.process, pytest.mark.xdist_group("flower")]
+pytestmark = pytest.mark.process
 HONEST = ("north", "south")
 SITES = (*HONEST, "third", "strict", "other")
 LANCZOS = partial(FederatedPCA, 3, solver="lanczos", random_state=0)  # of several rounds
@@ -77,6 +78,7 @@ def there(tmp_path_factory):
     processes = Processes(folder, SITES)
     processes.join("north", "north.npy")
     processes.join("south", "south-0.npy", "south-1.npy")  # as a shell reads south-*.npy
+    processes.federation(sites=HONEST).close()  # which waits until both are online
     yield processes
     processes.stop_all()
 
@@ -185,7 +187,7 @@ def test_a_site_follows_its_file_without_being_started_again(there):
     there.stop(site)
     assert sizes == [60 + 80 + 30, 60 + 80 + 50]
     assert (
-        there.log(site).count("the files changed and were opened again: 50 rows of 8 features") == 1
+        there.log(site).count("the files changed and were reopened: 50 rows with 8 features") == 1
     )
 
 
@@ -198,7 +200,10 @@ def test_a_policy_is_kept_by_the_site(there):
         FederatedPCA(2, solver="merge").fit(fed)
     assert "site 'strict'" in str(refused.value)
     there.stop(site)
-    assert "not answered: the policy hides this site's own answer" in there.log(site)
+    assert (
+        "not answered: the policy does not let the coordinator see this site's answer"
+        in there.log(site)
+    )
 
 
 @pytest.mark.parametrize("kind", ["garbage", "nan", "shape"])
@@ -206,7 +211,7 @@ def test_a_site_that_answers_wrongly_is_given_up_by_name(there, kind):
     site = there.rogue("third", "third.npy", kind)
     with there.federation(sites=[*HONEST, "third"]) as fed:
         with pytest.raises(
-            QuorumLost, match="2 of 3 sites are left and the quorum is 3; site 'third'"
+            QuorumLost, match="2 of 3 sites are left, but the quorum is 3; site 'third'"
         ):
             FederatedPCA(3).fit(fed)
         fed.quorum = 2
@@ -216,6 +221,13 @@ def test_a_site_that_answers_wrongly_is_given_up_by_name(there, kind):
     assert "site 'third', round 3" in far.run_.lost[0]["reason"]
     within = near(there, FederatedPCA(3), *HONEST)
     assert sine_of_angle(within.components_.T, far.components_.T) < 1e-8
+
+
+def test_the_engine_keeps_the_promises_of_every_engine(there):
+    rows = {"north": there.folder / "north.npy"}
+    rows["south"] = [there.folder / "south-0.npy", there.folder / "south-1.npy"]
+    with there.federation(sites=HONEST) as fed:
+        check_engine(fed.engine, rows)
 
 
 def test_an_answer_that_comes_twice_counts_once(there):
@@ -364,7 +376,7 @@ def test_a_fit_ends_where_the_server_does_not_come_back(there, monkeypatch):
     monkeypatch.setattr(engine, "ABSENCE_LIMIT_S", 2.0)
     with there.federation(sites=HONEST) as fed:
         there.stop(there.server)
-        with pytest.raises(LinkError, match="no connection to localhost"):
+        with pytest.raises(LinkError, match="cannot connect to localhost"):
             FederatedPCA(3).fit(fed)
         monkeypatch.setattr(engine, "ABSENCE_LIMIT_S", HANG_S)
         there.server = there.serve(SITES)
@@ -435,7 +447,7 @@ def test_a_run_that_is_resumed_keeps_its_sites(there):
     assert second.components_.tobytes() == first.components_.tobytes()
     with pytest.raises(QuorumLost, match=r"2 of 3 sites are online.*not online: third"):
         there.federation(wait=1, journal=journal)
-    with pytest.raises(JournalError, match="belongs to a run of north, south, third, not of"):
+    with pytest.raises(JournalError, match="belongs to a run with sites north, south, third, but"):
         there.federation(sites=HONEST, journal=journal)
 
 
@@ -444,21 +456,21 @@ def test_fewer_sites_than_the_quorum_end_the_fit_before_it_begins(there):
         there.federation(sites=[*HONEST, "other"], wait=1)
     with there.federation(sites=[*HONEST, "other"], wait=1, quorum=2) as fed:
         assert FederatedPCA(2).fit(fed).run_.sites == HONEST
-    with pytest.raises(InputError, match="no key of elsewhere"):
+    with pytest.raises(InputError, match="no key for elsewhere"):
         there.federation(sites=["elsewhere"])
-    with pytest.raises(InputError, match="quorum=3 is not between 1 and the 2 sites"):
+    with pytest.raises(InputError, match="quorum=3 must be between 1 and 2, the number of sites"):
         there.federation(sites=HONEST, quorum=3)
     with pytest.raises(InputError, match=r"sites=1, but 2 are online at .*name the sites to ask"):
         there.federation(sites=1)
-    with pytest.raises(InputError, match="sites=9 is not between 1 and the 5"):
+    with pytest.raises(InputError, match="sites=9 must be between 1 and 5"):
         there.federation(sites=9)
-    with pytest.raises(InputError, match="sites='north' is neither a number of sites nor a list"):
+    with pytest.raises(InputError, match="sites='north' must be a number of sites or a list"):
         there.federation(sites="north")
-    with pytest.raises(InputError, match="names a site twice"):
+    with pytest.raises(InputError, match="contains a duplicate"):
         there.federation(sites=["north", "north"])
-    with pytest.raises(InputError, match="wait=nan must be a number of seconds"):
+    with pytest.raises(InputError, match="wait=nan must be a nonnegative number of seconds"):
         there.federation(wait=float("nan"))
-    with pytest.raises(InputError, match="timeout=-1 must be a number of seconds above 0"):
+    with pytest.raises(InputError, match="timeout=-1 must be a positive number of seconds"):
         there.federation(timeout=-1, sites=["other"])
 
 
@@ -467,22 +479,22 @@ def test_strangers_do_not_get_in(there):
     own = ("--data", "north.npy", "--ca", "tls/ca.pem")
     done = there.run("join", there.address, *own, "--key", "stranger.key", check=False)
     assert done.returncode == 1
-    assert "does not let this site in: the server was not given its NAME.pub" in done.stderr
+    assert "did not admit this site: the server was not given its NAME.pub" in done.stderr
 
 
 def test_plain_http_and_false_certificates_are_refused(there, tmp_path):
     own = ("--data", "north.npy", "--key", "north.key")
     plain = there.run("join", there.address, *own, "--insecure", check=False)
     assert plain.returncode == 1
-    assert "does not speak plain HTTP; use --ca ca.pem instead of --insecure" in plain.stderr
-    with pytest.raises(LinkRefused, match="does not speak plain HTTP"):
+    assert "does not use plain HTTP; use --ca ca.pem instead of --insecure" in plain.stderr
+    with pytest.raises(LinkRefused, match="does not use plain HTTP"):
         there.federation(sites=HONEST, insecure=True)
     from fedpca.engines.credentials import make_certificates
 
     make_certificates(tmp_path)
     other = there.run("join", there.address, *own, "--ca", str(tmp_path / "ca.pem"), check=False)
     assert other.returncode == 1
-    assert "the given authority does not vouch for the certificate of" in other.stderr
+    assert "cannot be verified" in other.stderr
 
 
 def test_only_the_holder_of_the_secret_may_ask(there, tmp_path):
@@ -490,7 +502,7 @@ def test_only_the_holder_of_the_secret_may_ask(there, tmp_path):
 
     make_secret(tmp_path)
     (tmp_path / "ca.pem").write_bytes((there.credentials / "ca.pem").read_bytes())
-    with pytest.raises(LinkRefused, match="another coordinator"):
+    with pytest.raises(LinkRefused, match="a different coordinator"):
         Federation.flower(there.address, credentials=tmp_path, sites=HONEST)
 
 

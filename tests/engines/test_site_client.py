@@ -63,7 +63,7 @@ def test_a_process_that_stood_still_asks_to_be_let_in_again(monkeypatch):
     join(server)
     # no sign of life, no further look, and no farewell: another process may be that node by now
     assert server.calls == ["ActivateNode", "PullMessages"]
-    assert server.told[1].startswith("this process stood still or was cut off for 30 s")
+    assert server.told[1].startswith("this process was paused or disconnected for 30 s")
 
 
 def test_a_process_that_is_heard_of_goes_on(monkeypatch):

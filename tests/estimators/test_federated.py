@@ -166,11 +166,14 @@ def test_labels_split_one_table_into_sites():
         (lambda: FederatedPCA(tol=-1).fit(X), "tol"),
         (lambda: FederatedPCA(max_rounds=0).fit(X), "max_rounds"),
         (lambda: FederatedPCA().fit(X, sites=[1, 2]), "one label for each of the 90 rows"),
-        (lambda: FederatedPCA().fit(SITES, sites=[1] * 90), "split already"),
-        (lambda: FederatedPCA().fit(X, sites=[np.nan] * 2 + [1] * 88), "no label for 2 rows"),
-        (lambda: FederatedPCA().fit(X, sites=[None] + ["a"] * 89), "no label for 1 rows"),
-        (lambda: FederatedPCA().fit([X, X[0]]), "site-2 of the list is not a 2-D table"),
-        (lambda: FederatedPCA().fit([X, None]), "site-2 of the list.*NoneType"),
+        (lambda: FederatedPCA().fit(SITES, sites=[1] * 90), "already split by site"),
+        (
+            lambda: FederatedPCA().fit(X, sites=[np.nan] * 2 + [1] * 88),
+            "no label for 2 of the 90 rows",
+        ),
+        (lambda: FederatedPCA().fit(X, sites=[None] + ["a"] * 89), "no label for 1 of the 90 rows"),
+        (lambda: FederatedPCA().fit([X, X[0]]), "site-2 in the list is not a 2-D table"),
+        (lambda: FederatedPCA().fit([X, None]), "site-2 in the list.*NoneType"),
         (lambda: FederatedPCA().fit_transform(SITES), "transform each site's rows"),
         (lambda: FederatedPCA(2).fit(X).transform(X[:, :3]), "3 features"),
     ],
@@ -278,27 +281,27 @@ def _arrays(**changes):
 @pytest.mark.parametrize(
     ("arrays", "header", "text"),
     [
-        (_arrays(), None, "not a model"),
-        (_arrays(), [], "not a model"),
+        (_arrays(), None, "not a fedpca model"),
+        (_arrays(), [], "not a fedpca model"),
         (_arrays(mean=None), {}, "has no field 'mean'"),
         (_arrays(), {"format": 99}, "format 99"),
-        (_arrays(mean=np.zeros(4)), {}, r"'mean' of .* has shape \(4,\) instead of \(d\) with d=3"),
+        (_arrays(mean=np.zeros(4)), {}, r"'mean' in .* has shape \(4,\) instead of \(d\) with d=3"),
         (_arrays(components=np.zeros(3)), {}, "components"),
-        (_arrays(scale=np.ones(3, np.float32)), {}, "'scale' of .* is float32 instead of float64"),
+        (_arrays(scale=np.ones(3, np.float32)), {}, "'scale' in .* is float32 instead of float64"),
         (
             _arrays(mean=np.array([0, np.nan, 0])),
             {},
-            "'mean' of .* has 1 values that are not finite",
+            "'mean' in .* has 1 values that are not finite",
         ),
         (_arrays(), {"estimator": "Other"}, "holds a Other"),
         (_arrays(), {"n_samples": "x"}, "n_samples is 'x'"),
-        (_arrays(), {"n_samples": 0}, "n_samples is 0, not a number of rows"),
+        (_arrays(), {"n_samples": 0}, "n_samples is 0; it must be a positive integer"),
         (_arrays(), {"n_samples": -5}, "n_samples is -5"),
         (_arrays(), {"features": ["a"]}, "not a list of 3 strings"),
-        (_arrays(), {"parameters": None}, "without parameters"),
-        (_arrays(), {}, "cannot be used: 'site_variance_ratio'"),
-        (_arrays(), {"parameters": {"exec": 1}}, "cannot be used"),
-        (_arrays(), {"parameters": {"whiten": "no"}}, "cannot be used.*whiten"),
+        (_arrays(), {"parameters": None}, "the header has no parameters"),
+        (_arrays(), {}, "invalid header: 'site_variance_ratio'"),
+        (_arrays(), {"parameters": {"exec": 1}}, "invalid header"),
+        (_arrays(), {"parameters": {"whiten": "no"}}, "invalid header.*whiten"),
     ],
 )
 def test_a_wrong_model_file_is_refused_with_the_reason(arrays, header, text, tmp_path):
@@ -313,7 +316,7 @@ def test_a_wrong_model_file_is_refused_with_the_reason(arrays, header, text, tmp
 
 def test_a_file_that_is_no_model_at_all(tmp_path):
     (tmp_path / "m").write_bytes(b"junk")
-    with pytest.raises(FileError, match="not a readable model"):
+    with pytest.raises(FileError, match="not a readable fedpca model"):
         load(tmp_path / "m")
     with pytest.raises(FileError, match="does not exist"):
         load(tmp_path / "none")

@@ -234,11 +234,11 @@ def test_ranks_may_differ_between_sites():
     pca = PersonalizedPCA(2, ranks).fit(sites)
     assert {name: len(V) for name, V in pca.local_components_.items()} == ranks
     assert pca.transform(sites["s02"], "s02").shape[1] == 5
-    with pytest.raises(InputError, match=r"numbers for .*'s00'.* but the sites are"):
+    with pytest.raises(InputError, match=r"entries for .*'s00'.* but the sites are"):
         PersonalizedPCA(2, {"s00": 3}).fit(sites)
-    with pytest.raises(InputError, match=r"n_local\['s00'\]=0 must be a whole"):
+    with pytest.raises(InputError, match=r"n_local\['s00'\]=0 must be a positive"):
         PersonalizedPCA(2, ranks | {"s00": 0}).fit(sites)
-    with pytest.raises(InputError, match="n_local=12 of site 's00' exceed n_features=12"):
+    with pytest.raises(InputError, match="n_local=12 for site 's00' exceeds n_features=12"):
         PersonalizedPCA(2, ranks | {"s00": 12}).fit(sites)
 
 
@@ -283,7 +283,7 @@ def test_only_sums_are_asked_of_a_federation_and_local_components_stay():
     assert pca.local_components_ == {} == pca.site_variance_
     assert {entry.question for entry in pca.run_.ledger if entry.how == "seen"} == {"column_names"}
     assert pca.misalignment_ == pytest.approx(PersonalizedPCA(2, 2).fit(sites).misalignment_)
-    with pytest.raises(InputError, match="stayed there; load the file that the site keeps"):
+    with pytest.raises(InputError, match="stayed at the site; load the file that the site keeps"):
         pca.transform(sites["s00"], "s00")
     with pytest.raises(InputError, match="gather=True"):
         pca.site_affinity()
@@ -383,11 +383,11 @@ def test_labels_of_rows_stand_for_sites():
     assert by_label.reconstruction_errors(X, labels) == pytest.approx(
         by_label.reconstruction_errors(sites)
     )
-    with pytest.raises(InputError, match="give one label for each of the 240 rows"):
+    with pytest.raises(InputError, match="pass one label for each of the 240 rows"):
         by_label.transform(X, labels[:-1])
-    with pytest.raises(InputError, match="site 'west' are not known here, only those of"):
+    with pytest.raises(InputError, match="no local components for site 'west', only for"):
         by_label.transform(X, "west")
-    with pytest.raises(InputError, match="say which site"):
+    with pytest.raises(InputError, match="site=None does not identify"):
         by_label.transform(X)
 
 
@@ -432,7 +432,7 @@ def test_frames_keep_their_names_and_their_order_is_checked():
     assert sine_of_angle(ours.local_components_["new"].T, ours.local_components_["s02"].T) < 1e-7
     with pytest.raises(InputError, match="site 'other'"):
         ours.add_site("other", frames["s02"].drop(columns="f3"))
-    with pytest.raises(InputError, match="'s01' is in the model already"):
+    with pytest.raises(InputError, match="'s01' is already in the model"):
         ours.add_site("s01", frames["s01"])
     assert (
         search_ranks(mixed, [2], [2], n_repeats=1).table
@@ -521,14 +521,15 @@ def test_like_sites_fall_into_one_cluster():
     assert sorted(pca.cluster_sites(15).values()) == list(range(15))
     assert (pca.site_map(20)[:, 15:] == 0).all()
     for bad in (0, 16, "3"):
-        with pytest.raises(InputError, match="is not a whole number from 1 to the 15 sites"):
+        with pytest.raises(InputError, match="integer from 1 to the number of sites, which is 15"):
             pca.cluster_sites(bad)
     with pytest.raises(InputError, match="n_dimensions=0 must be at least 1"):
         pca.site_map(0)
 
 
+@pytest.mark.slow
 def test_held_out_rows_tell_how_many_components_there_are():
-    for seed in range(3):
+    for seed in range(2):
         sites, _, _ = draw_sites(seed, n_sites=10, d=15, local=3, n=60, ratio=1.5, noise=0.3)
         found = search_ranks(sites, [1, 2, 3], [2, 3, 4], n_repeats=2)
         assert found.best == (2, 3)
@@ -550,11 +551,11 @@ def test_held_out_rows_tell_how_many_components_there_are():
 
 def test_a_search_needs_rows_that_can_be_held_out():
     sites, _, _ = draw_sites(n_sites=3)
-    with pytest.raises(InputError, match=r"held_out=1\.5 must be a share"):
+    with pytest.raises(InputError, match=r"held_out=1\.5 must be greater than 0"):
         search_ranks(sites, [1], [1], held_out=1.5)
-    with pytest.raises(InputError, match="needs numbers to try"):
+    with pytest.raises(InputError, match="must each list numbers to try"):
         search_ranks(sites, [], [1])
-    with pytest.raises(InputError, match="stay there; search where the rows are"):
+    with pytest.raises(InputError, match="cannot read the rows of a Federation or a Site"):
         search_ranks(Federation.local(sites), [1], [1])
     with pytest.raises(InputError, match="every site has fewer than 4 rows"):
         search_ranks({name: X[:3] for name, X in sites.items()}, [1], [1])
@@ -564,18 +565,18 @@ def test_a_search_needs_rows_that_can_be_held_out():
 
 def test_bad_input_is_refused_before_anything_about_rows_is_asked():
     sites, _, _ = draw_sites(n_sites=3)
-    with pytest.raises(InputError, match="n_shared=6 and n_local=7 exceed n_features=12"):
+    with pytest.raises(InputError, match="n_shared=6 plus n_local=7 exceeds n_features=12"):
         PersonalizedPCA(6, 7).fit(sites)
     for bad in ({"method": "newton"}, {"center": True}, {"weights": "n"}):
         with pytest.raises(ValueError, match=next(iter(bad))):
             PersonalizedPCA(1, 1, **bad).fit(sites)
-    with pytest.raises(InputError, match=r"step=0\.0 must be a number above 0"):
+    with pytest.raises(InputError, match=r"step=0\.0 must be a positive number"):
         Stiefel(step=0.0)
     with pytest.raises(InputError, match="retraction='svd' must be one of 'polar', 'qr'"):
         Polar(retraction="svd")
     with pytest.raises(ValueError, match="n_shared"):
         PersonalizedPCA(0, 1).fit(sites)
-    with pytest.raises(InputError, match="fit_transform takes one table"):
+    with pytest.raises(InputError, match="fit_transform takes a single table"):
         PersonalizedPCA(1, 1).fit_transform(sites)
     with pytest.raises(InputError, match=r"NaN|not finite"):
         PersonalizedPCA(1, 1).fit({"a": sites["s00"], "b": np.full((5, 12), np.nan)})
@@ -584,7 +585,7 @@ def test_bad_input_is_refused_before_anything_about_rows_is_asked():
     pca = PersonalizedPCA(2, 2).fit(sites)
     with pytest.raises(InputError, match="scores have 3 columns instead of 4"):
         pca.inverse_transform(np.ones((2, 3)), "s00")
-    with pytest.warns(ConvergenceWarning, match="max_rounds=1 before it met tol=1e-10"):
+    with pytest.warns(ConvergenceWarning, match="max_rounds=1 before reaching tol=1e-10"):
         PersonalizedPCA(2, 2, method="stiefel", max_rounds=1).fit(sites)
 
 
@@ -608,6 +609,7 @@ def test_values_without_squares_are_refused_clearly():
         PersonalizedPCA(2, 2).fit(sites).add_site("new", sites["s00"] * 1e-160)
 
 
+@pytest.mark.slow
 def test_steps_that_are_too_long_or_too_short_do_not_end_the_search():
     sites, U, _ = draw_sites(noise=0.05)
     for step in (1e4, 1e300, 1e-3):

@@ -432,7 +432,7 @@ def test_features_that_are_mostly_outliers_are_named():
 
 
 def test_where_no_rank_shows_the_bound_is_taken_and_told():
-    with pytest.warns(UserWarning, match="max_components=7 fall nowhere clearly.* 7 components"):
+    with pytest.warns(UserWarning, match="max_components=7 show no clear drop.* 7 components"):
         pca = RobustPCA(max_components=7, scale=True, random_state=0).fit(load_wine().data)
     assert pca.n_components_ == 7
 
@@ -655,7 +655,7 @@ def test_a_run_is_not_resumed_without_the_sites_memory(at, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         RobustPCA(2, random_state=0).fit(Federation.local(sites, journal=journal, on_round=crash))
     shutil.rmtree(tmp_path / "run.journal.sites")
-    with pytest.raises(QuorumLost, match="memory is gone: start it with a new journal"):
+    with pytest.raises(QuorumLost, match="memory is gone; start over with a new journal"):
         RobustPCA(2, random_state=0).fit(Federation.local(sites, journal=journal))
 
 
@@ -700,17 +700,17 @@ def test_scores_and_rows_go_back_and_forth():
 def test_bad_input_is_refused_with_the_way_out():
     X, _, _ = draw(40, 8, r=2)
     for ranks in ({}, {"n_components": 2, "max_components": 4}):
-        with pytest.raises(InputError, match="give the rank, or a bound on it, and not both"):
+        with pytest.raises(InputError, match="pass exactly one, either the rank or a bound"):
             RobustPCA(**ranks).fit(X)
-    with pytest.raises(InputError, match="'threshold' needs n_components"):
+    with pytest.raises(InputError, match="'threshold' requires n_components"):
         RobustPCA(max_components=3, method="threshold").fit(X)
     with pytest.raises(InputError, match="n_components=9 exceeds the 8 features; use at most 8"):
         RobustPCA(9).fit(X)
-    with pytest.raises(InputError, match="infinite values; write missing values as NaN"):
+    with pytest.raises(InputError, match="infinite values; use NaN for missing values"):
         RobustPCA(2).fit({"a": X, "b": np.where(X > 1, np.inf, X)})
     empty = X.copy()
     empty[:, 3] = np.nan
-    with pytest.raises(InputError, match="no site has a value of column 3"):
+    with pytest.raises(InputError, match="no site has a value for column 3"):
         RobustPCA(2).fit({"a": empty, "b": empty})
     for factor in (1e-160, 1e160):
         with pytest.raises(InputError, match="rescale the columns"):
@@ -720,12 +720,14 @@ def test_bad_input_is_refused_with_the_way_out():
             estimator(2).fit([np.random.default_rng(0).random((40, 8)) * factor] * 2)
     with pytest.raises(InputError, match="n_samples=1"):
         RobustPCA(2).fit({"a": X[:1], "b": X[:0]})
-    with pytest.raises(InputError, match="fit_transform takes one table"):
+    with pytest.raises(InputError, match="fit_transform takes a single table"):
         RobustPCA(2).fit_transform([X, X])
     for bad in ({"center": "mode"}, {"method": "alm"}):
         with pytest.raises(ValueError, match=next(iter(bad))):
             RobustPCA(2, **bad).fit(X)
-    with pytest.raises(InputError, match="n_components=8 exceeds the 5 rows of all sites; use at"):
+    with pytest.raises(
+        InputError, match="n_components=8 exceeds the 5 rows across all sites; use at"
+    ):
         RobustPCA(8).fit([X[:3], X[3:5]])
     with pytest.raises(InputError, match="max_components=9 exceeds the 8 features; use at most 8"):
         RobustPCA(max_components=9).fit(X)
@@ -737,7 +739,7 @@ def test_a_file_with_a_threshold_that_no_fit_gives_is_refused(threshold, tmp_pat
     pca = RobustPCA(2, random_state=0).fit(X)
     pca.model_ = replace(pca.model_, threshold=threshold)
     pca.save(tmp_path / "m.fedpca")
-    with pytest.raises(FileError, match=f"threshold={threshold} must be above zero and finite"):
+    with pytest.raises(FileError, match=f"threshold={threshold} must be positive and finite"):
         RobustPCA.load(tmp_path / "m.fedpca")
 
 
@@ -776,7 +778,7 @@ def test_rounds_that_do_not_suffice_are_told_with_what_ran(method):
     X, _, _ = draw(40, 8, r=2)
     ranks = {"max_components": 3} if method == "auto" else {"n_components": 2}
     ran = {"auto": "least-squares, threshold"}.get(method, method)
-    with pytest.warns(ConvergenceWarning, match=f"method '{ran}' stopped after max_rounds=1 "):
+    with pytest.warns(ConvergenceWarning, match=f"method '{ran}' stopped at max_rounds=1 "):
         pca = RobustPCA(**ranks, method=method, max_rounds=1, random_state=0).fit(X)
     assert pca.run_.solver == ran
     assert pca.run_.solver_rounds == (2 if method == "auto" else 1)

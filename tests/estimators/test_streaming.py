@@ -217,7 +217,7 @@ def test_the_interval_rule_and_what_beta_allows():
         ({"max_components": 9}, "max_components=9 exceeds the 6 features"),
         ({"n_components": 5, "max_components": 3}, "n_components=5 exceeds max_components=3"),
         ({"rank": "interval", "alpha": 0.5, "beta": 0.2}, "alpha=0.5 must be below beta=0.2"),
-        ({"rank": "mp", "exact": True}, "exact=True goes with a fixed rank"),
+        ({"rank": "mp", "exact": True}, "exact=True requires rank="),
         ({"rank": "guess"}, "'rank' parameter"),
         ({"forgetting": 0}, "'forgetting' parameter"),
         ({"forgetting": 1.5}, "'forgetting' parameter"),
@@ -287,11 +287,11 @@ def test_a_damaged_file_is_refused(tmp_path):
         arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     assert "scatter/lower" in arrays
     for change, text in (
-        ({"rank": {"odd": 1}}, "header that cannot be used"),
-        ({"carried": None}, "header that cannot be used"),
-        ({"parameters": {"odd": 1}}, "header that cannot be used"),
-        ({"parameters": {"n_spare": -1}}, "header that cannot be used"),
-        ({"estimator": "FederatedPCA"}, "header that cannot be used"),
+        ({"rank": {"odd": 1}}, "has an invalid header"),
+        ({"carried": None}, "has an invalid header"),
+        ({"parameters": {"odd": 1}}, "has an invalid header"),
+        ({"parameters": {"n_spare": -1}}, "has an invalid header"),
+        ({"estimator": "FederatedPCA"}, "has an invalid header"),
     ):
         save_file(arrays, path, metadata={"fedpca": json.dumps({**good, **change})})
         with pytest.raises(FileError, match=text):
@@ -600,7 +600,7 @@ def test_a_rank_that_moves_keeps_its_spare_directions_and_settles():
     assert model.n_components_ == 2
     assert model.summary_.room == 12
     assert noiseless.n_components_ == 3
-    with pytest.raises(InputError, match="n_spare=0 gives none, so use at least 1"):
+    with pytest.raises(InputError, match="n_spare=0; set n_spare to at least 1"):
         StreamingPCA(2, rank="mp", n_spare=0).fit(rng.standard_normal((9, 4)))
     gap = StreamingPCA(2, rank="interval", max_components=20)
     found = []

@@ -64,7 +64,6 @@ def test_benchmarks_run(name, ratios, sizes):
     assert done.stdout.count("MB") >= sizes
 
 
-@pytest.mark.xdist_group("flower")
 def test_the_benchmark_of_a_federation_runs():
     command = [sys.executable, str(ROOT / "benchmarks" / "flower.py"), "--quick"]
     done = subprocess.run(command, capture_output=True, text=True, env=unmeasured())

@@ -17,6 +17,7 @@ from fedpca import FederatedPCA, Federation, Site
 from fedpca.errors import InputError, QuorumLost
 from fedpca.linalg.dense import sine_of_angle
 from fedpca.rows import in_memory
+from fedpca.rows.files import OPENERS
 from fedpca.rows.in_memory import checksum
 from fedpca.rows.open import file_states, open_rows
 from support import NAMES, gapped_rows, write_rows
@@ -62,7 +63,7 @@ def test_every_kind_in_memory_gives_the_same_rows(kind, block_size):
     assert checksum(opened) == checksum(open_rows(source))
 
 
-@pytest.mark.parametrize("kind", files.OPENERS)
+@pytest.mark.parametrize("kind", OPENERS)
 def test_every_kind_of_file_gives_the_same_rows(kind, tmp_path, block_size):
     path = write_rows(tmp_path, kind, X)
     np.testing.assert_array_equal(everything(path), X)
@@ -206,7 +207,7 @@ def test_values_whose_sum_overflows_are_refused():
         (lambda p: _text(p / "x.npy", "junk"), "not a readable .npy"),
         (lambda p: _text(p / "x.npz", "junk"), "not a readable .npz"),
         (lambda p: _text(p / "x.csv", ""), "not a readable .csv"),
-        (lambda p: _text(p / "x.csv", "1.5,2.5\n3,4\n"), "must hold the column names"),
+        (lambda p: _text(p / "x.csv", "1.5,2.5\n3,4\n"), "must contain the column names"),
         (lambda p: _text(p / "x.csv", ",a\n0,1\n1,2\n"), "column 1 has no name"),
         (lambda p: _text(p / "x.csv", "a,a\n0,1\n1,2\n"), "duplicate columns: a"),
         (lambda p: _text(p / "x.csv", "a;b\n0;1\n1;2\n"), "separated by commas"),
@@ -215,8 +216,8 @@ def test_values_whose_sum_overflows_are_refused():
         (lambda p: _array(p / "x.npy", np.zeros((2, 2), complex)), "Complex"),
         (lambda p: _array(p / "x.npy", np.array([["a"]])), "not numeric"),
         (lambda p: _array(p / "x.npy", np.array([[object()]])), "not a readable"),
-        (lambda p: _two_arrays(p / "x.npz"), "call the rows 'X'"),
-        (lambda p: p, "holds no .npy"),
+        (lambda p: _two_arrays(p / "x.npz"), "name the rows 'X'"),
+        (lambda p: p, "contains no .npy"),
     ],
 )
 def test_a_file_that_cannot_be_rows_says_why_and_where(make, text, tmp_path):
@@ -227,14 +228,14 @@ def test_a_file_that_cannot_be_rows_says_why_and_where(make, text, tmp_path):
 def test_a_word_deep_in_a_csv_file_is_not_quoted(tmp_path):
     lines = ["a,b"] + ["1,2"] * 600_000 + ["3,secret"]
     path = _text(tmp_path / "x.csv", "\n".join(lines))
-    with pytest.raises(InputError, match="column b holds something that is not a number") as error:
+    with pytest.raises(InputError, match="column b contains a value that is not a number") as error:
         FederatedPCA(1).fit([str(path)])
     assert "secret" not in str(error.value)
 
 
 def test_a_csv_whose_line_is_too_short_is_refused(tmp_path):
     path = _text(tmp_path / "x.csv", "\n".join(["a,b"] + ["1,2"] * 600_000 + ["3"]))
-    with pytest.raises(InputError, match="a line holds something that is not a number"):
+    with pytest.raises(InputError, match="a line contains a value that is not a number"):
         FederatedPCA(1).fit([str(path)])
 
 

@@ -69,7 +69,7 @@ def test_rows_that_change_within_a_run_are_refused(kind, tmp_path):
     with pytest.raises(Stopped):
         fit(engine, journal=journal, on_round=stopping_after(2))
     replace(tmp_path, kind, NEW)
-    with pytest.raises(InputError, match=r"site 'a'.*the rows changed since the run began"):
+    with pytest.raises(InputError, match=r"site 'a'.*the rows have changed since the run began"):
         fit(engine, journal=journal)
 
 
@@ -131,7 +131,7 @@ def stumble_over_a_file_that_is_another(site):
 def test_rows_that_change_while_they_are_read_are_refused(asked, tmp_path):
     holder = Site(write_rows(tmp_path, ".npy", OLD), name="a")
     holder.folder = tmp_path
-    with pytest.raises(InputError, match="the rows changed since the run began"):
+    with pytest.raises(InputError, match="the rows have changed since the run began"):
         Federation(far([holder])).sum(asked)
 
 
@@ -181,10 +181,10 @@ def test_a_late_question_of_a_run_that_is_over_does_not_open_files(tmp_path):
     fed.gather(column_names)
     replace(tmp_path, ".npy", NEW)
     now, fed._run = fed._run, late
-    with pytest.raises(Exception, match="the run is over"):
+    with pytest.raises(Exception, match="this run is over"):
         fed.gather(column_names)
     fed._run = now
-    with pytest.raises(InputError, match="the rows changed since the run began"):
+    with pytest.raises(InputError, match="the rows have changed since the run began"):
         fed.gather(column_names)
 
 
@@ -205,4 +205,4 @@ def test_a_site_says_that_its_files_changed(tmp_path):
         if run == "first":
             replace(tmp_path, ".csv", LONGER)
     said = [line for line in told if "files" in line]
-    assert said == ["the files changed and were opened again: 90 rows of 4 features"]
+    assert said == ["the files changed and were reopened: 90 rows with 4 features"]

@@ -17,7 +17,7 @@ RNG = np.random.default_rng(3)
 NAMES = ("a", "b", "c", "d", "e")
 ROWS = {name: RNG.normal(size=(60, 5)) * [1, 2, 3, 4, 5] for name in ("north", "west")}
 QUESTIONS = [n for n, q in _REGISTRY.items() if q.function.__module__.startswith("fedpca.")]
-GONE = r"site 'west', round {}, .*needs the memory of round {}, which the site .*new journal"
+GONE = r"site 'west', round {}, .*needs the memory from round {}, which the site .*new journal"
 
 
 class Stopped(Exception):
@@ -80,7 +80,7 @@ def test_columns_that_changed_since_they_were_told_are_noticed(tmp_path):
         if entry["round"] == 1:
             here._sites["west"] = site(NAMES[::-1])
 
-    with pytest.raises(InputError, match="the rows changed since the run began"):
+    with pytest.raises(InputError, match="the rows have changed since the run began"):
         fit(here, on_round=on_round)
 
 
@@ -89,7 +89,7 @@ def test_no_question_is_answered_without_the_memory_of_the_run(name):
     site = Site(ROWS["north"], name="north")
     header = {"run": "r", "round": 3, "question": name, "verb": "sum", "n_sites": 2, "memory": 2}
     reply = site.answer(compose(header, {}))
-    assert "needs the memory of round 2, which the site does not have" in reply.header["text"]
+    assert "needs the memory from round 2, which the site does not have" in reply.header["text"]
 
 
 def test_a_damaged_memory_stops_its_run_and_no_other(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.decomposition import PCA
 
@@ -73,10 +73,20 @@ def partitions(draw):
     return [make(part) for part in np.split(X, cuts)], k
 
 
-@every_solver
+@pytest.mark.parametrize("solver", sorted(set(SOLVERS) - {"faps"}))
 @given(problem=partitions())
 def test_federated_equals_pooled_for_any_partition(solver, problem):
-    sites, k = problem
+    assert_equals_pooled(solver, *problem)
+
+
+@pytest.mark.slow
+@settings(max_examples=20)  # each takes hundreds of rounds where sites are unlike
+@given(problem=partitions())
+def test_faps_equals_pooled_for_any_partition(problem):
+    assert_equals_pooled("faps", *problem)
+
+
+def assert_equals_pooled(solver, sites, k):
     X = pooled(sites)
     reference = PCA(k, svd_solver="full").fit(X)
     ours = FederatedPCA(k, solver=solver, random_state=0, max_rounds=5000).fit(sites)

@@ -427,7 +427,7 @@ def test_bad_input_is_named():
         summary.merge(Summary.of(np.eye(3)))
     with pytest.raises(InputError, match="about zero and the other about the mean"):
         summary.merge(Summary.of(np.eye(4), center=False))
-    with pytest.raises(InputError, match="ndarray is not a Summary"):
+    with pytest.raises(InputError, match="expected a Summary, not ndarray"):
         summary.merge(np.eye(4))
     with pytest.raises(InputError, match="no summaries"):
         merge_in_tree([])
@@ -474,8 +474,8 @@ def damage(arrays, header, change):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda a, h: h.update(format=1), "has format 1; this fedpca reads 2"),
-        (lambda a, h: h.update(kind="model"), "not a summary but a model"),
+        (lambda a, h: h.update(format=1), "has format 1; this version of fedpca reads format 2"),
+        (lambda a, h: h.update(kind="model"), "is a model, not a summary"),
         (lambda a, h: h.update(features=["x"]), "not a list of 4 strings"),
         (
             lambda a, h: h.update(room=1, n_components=2),
@@ -485,19 +485,19 @@ def damage(arrays, header, change):
         (lambda a, h: a.pop("mean"), "has no field 'mean'"),
         (
             lambda a, h: a.update(mean=np.zeros(3)),
-            r"'mean_rest' of .*shape \(4,\) instead of \(d\) with d=3",
+            r"'mean_rest' in .*shape \(4,\) instead of \(d\) with d=3",
         ),
         (
             lambda a, h: a.update(squares=np.full(4, np.nan)),
-            "'squares' of .* has 4 values that are not finite",
+            "'squares' in .* has 4 values that are not finite",
         ),
-        (lambda a, h: a.update(squares=-np.ones(4)), "squares below 0"),
-        (lambda a, h: a.update(n=np.array(-1.0)), "rows below 0"),
-        (lambda a, h: a.update(tail=np.array(-1.0)), "bound below 0"),
-        (lambda a, h: a.update(singular_values=np.array([0.1, 0.2])), "not in falling order"),
+        (lambda a, h: a.update(squares=-np.ones(4)), "negative squares"),
+        (lambda a, h: a.update(n=np.array(-1.0)), "negative number of rows"),
+        (lambda a, h: a.update(tail=np.array(-1.0)), "negative error bound"),
+        (lambda a, h: a.update(singular_values=np.array([0.1, 0.2])), "not in decreasing order"),
         (lambda a, h: a.update(directions=np.ones((2, 4))), "not orthonormal"),
         (lambda a, h: a.update(singular_values=np.array([9e9, 1.0])), "more energy along"),
-        (lambda a, h: h.update(room=1, n_components=1), "more directions than room"),
+        (lambda a, h: h.update(room=1, n_components=1), "more directions than its room"),
     ],
 )
 def test_a_file_that_is_not_a_summary_is_refused(tmp_path, change, text):

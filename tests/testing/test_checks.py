@@ -8,10 +8,9 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from fedpca import FederatedPCA, Federation
+from fedpca import FederatedPCA, Federation, question
 from fedpca.engines.local import LocalEngine
 from fedpca.errors import SiteTimeout
-from fedpca.protocol import question
 from fedpca.solvers import SOLVERS, Covariance, SubspaceIteration
 from fedpca.testing import ScriptedEngine, check_engine, check_solver, spoil
 
@@ -82,11 +81,11 @@ class Boastful(Broken):
     ("solver", "text"),
     [
         (WrongSubspace(), "alike sites: the sine of the angle to the pooled components"),
-        (FreeOfCost(), "bytes_per_site gives 0"),
-        (Gathering(), "sees answers to .'rows_of_a_site'."),
-        (Random(), "the same seed gives other bits"),
-        (Boastful(), "max_rounds=1 the solver calls itself converged"),
-        ("covariance", "lacks something"),
+        (FreeOfCost(), "bytes_per_site returned 0"),
+        (Gathering(), "sees individual answers to .'rows_of_a_site'."),
+        (Random(), "the same seed gives a different result"),
+        (Boastful(), "max_rounds=1, the solver reports 'converged'"),
+        ("covariance", "does not implement all of"),
     ],
 )
 def test_a_broken_promise_of_a_solver_is_named(solver, text):
@@ -134,13 +133,13 @@ def counted(reply, n=[]):  # noqa: B006
 @pytest.mark.parametrize(
     ("script", "text"),
     [
-        (spoil(lambda answer: None, sites="b"), "every site answers once"),
+        (spoil(lambda answer: None, sites="b"), "every site must answer once"),
         (twice, "answered twice"),
-        (stranger, "got answers of"),
+        (stranger, "got answers from"),
         (spoil(lambda answer: SiteTimeout("late")), "did not answer: late"),
-        (counted, "asked again got another answer"),
+        (counted, "repeating a round gave a different answer"),
         (lambda reply: [(reply.site, "text")], "with a str"),
-        (spoil(lambda answer: None, question="no_such_question"), "must come back as its answer"),
+        (spoil(lambda answer: None, question="no_such_question"), "must be returned as its answer"),
     ],
 )
 def test_a_broken_promise_of_an_engine_is_named(script, text):
@@ -150,7 +149,7 @@ def test_a_broken_promise_of_an_engine_is_named(script, text):
 
 def test_an_engine_over_other_rows_is_noticed():
     others = {name: rows + np.eye(*rows.shape) for name, rows in ROWS.items()}
-    with pytest.raises(AssertionError, match="components of solver 'covariance' differ"):
+    with pytest.raises(AssertionError, match="components from solver 'covariance' differ"):
         check_engine(LocalEngine(ROWS), others)
 
 

@@ -1,1 +1,1 @@
-"""The leak lab: measure by attacks what a run reveals."""
+"""The leak lab: attack recorded runs to measure what they reveal."""

@@ -1,19 +1,20 @@
-"""Estimate a site's ``C = A'A``, ``(d, d)``, from the messages of its runs.
+"""Estimate a site's ``C = A'A``, ``(d, d)``, from the messages in its runs.
 
-An attack takes the messages of one run, and of refits from other starts. It returns its estimate of C,
-or None if it has nothing to work with. Let Z be a matrix sent to a site, and Y the answer. Then
+An attack takes the messages from a run and from refits with different starts. It returns an estimate of
+C, or None if it has nothing to work with. Let Z be a matrix sent to a site, and let Y be the answer.
+Then
 
     plain products      Y = C Z                               subspace iteration, Lanczos
     masked products     (I - Z Z') Y ~ (I - Z Z') C Z         FAPS; better near its end
     within              Z'C Z                                 the last round of FAPS
     powers              Y = U S W',  C ~ U S U'               several local power steps
 
-The trace of C comes before any of these. Attacks scale with the answers: a fraction of a summed answer
-gives the same fraction of the estimate.
+The attacker learns the trace of C before any of these. Attacks scale with the answers: a fraction of a
+summed answer yields the same fraction of the estimate.
 
-Sources: Wang, Liu and Zhang, "Seeking consensus on subspaces in federated principal component analysis"
-(2023), Propositions 2 and 5; for `low_rank` Williams and Seeger, "Using the Nystroem method to speed up
-kernel machines" (2001). The others are our own.
+Sources: Wang, Liu, and Zhang, "Seeking consensus on subspaces in federated principal component
+analysis" (2023), Propositions 2 and 5; for `low_rank`, Williams and Seeger, "Using the Nystroem method
+to speed up kernel machines" (2001). The other attacks are our own.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from fedpca.audit.transcript import View
 from fedpca.linalg.dense import outside, unpack_triangle
 from fedpca.summary.summary import Summary
 
-Runs = Sequence[View]  # the fit first, then its refits
+Runs = Sequence[View]  # the original fit, followed by its refits
 Attack = Callable[[Runs], Array | None]
 Pairs = list[tuple[Array, Array]]  # Z and Y
-MIN_RELATIVE_SIZE = 1e-13  # rounding hides a direction that is smaller, relative to the largest
+MIN_RELATIVE_SIZE = 1e-13  # smaller directions, relative to the largest, are rounding noise
 
 PRODUCTS, POWERS, MASKED = "covariance_product", "local_power_steps", "consensus_step"
 SUMMARIES = ("summarize_rows", "summarize_about")
@@ -41,23 +42,23 @@ BESIDE = ("column_names", "count_and_sum", "squares", "standardize", "energy_wit
 
 
 def up_to_round(view: View, n_rounds: int) -> View:
-    """Return the view after ``n_rounds`` of the solver; the last one includes the end of the run."""
+    """Return the view after ``n_rounds`` solver rounds; the last round includes the end of the run."""
     at = [i for i, heard in enumerate(view.messages) if heard.question in ROUNDS]
     return view if n_rounds >= len(at) else view._replace(messages=view.messages[: at[n_rounds]])
 
 
 def pairs_of(view: View, question: str) -> Pairs:
-    """Return Z and Y of every round that asked this question."""
+    """Return Z and Y for every round that asked this question."""
     return [(h.asked["Z"], h.answer["Y"]) for h in view.messages if h.question == question]
 
 
 def least_squares(runs: Runs) -> Array | None:
-    """Return the C of least norm with C Z = Y for all plain products of the run (Proposition 2)."""
+    """Return the minimum-norm C with C Z = Y for all plain products in the run (Proposition 2)."""
     return _least_norm(pairs_of(runs[0], PRODUCTS))
 
 
 def low_rank(runs: Runs) -> Array | None:
-    """Return the positive semidefinite C of lowest rank that agrees with all plain products."""
+    """Return the lowest-rank positive semidefinite C that agrees with all plain products."""
     return _lowest_rank(pairs_of(runs[0], PRODUCTS))
 
 
@@ -67,7 +68,7 @@ def constant_mask(runs: Runs) -> Array | None:
 
 
 def cross_block(runs: Runs) -> Array | None:
-    """Take the latest masked product for a plain one outside Z, and the last round for C within Z.
+    """Treat the latest masked product as plain outside Z, and use the last round for C within Z.
 
     The remainder of the trace is spread evenly over the other directions.
     """
@@ -85,7 +86,7 @@ def cross_block(runs: Runs) -> Array | None:
 
 
 def leading_part(runs: Runs) -> Array | None:
-    """Return the leading part of C that a site's local power steps have come near to."""
+    """Return the leading part of C, which the site's local power steps approximate."""
     sent = pairs_of(runs[0], POWERS)
     if not sent:
         return None
@@ -94,9 +95,9 @@ def leading_part(runs: Runs) -> Array | None:
 
 
 def refits(runs: Runs) -> Array | None:
-    """Combine the plain products of the run and of its refits, or else their first masked products.
+    """Combine the plain products from the run and its refits, or else the first masked products.
 
-    A mask builds up over the rounds, so the first one hides least.
+    A mask builds up over the rounds, so the first mask hides the least.
     """
     if len(runs) < 2:
         return None
@@ -108,7 +109,7 @@ def refits(runs: Runs) -> Array | None:
 
 
 def as_sent(runs: Runs) -> Array | None:
-    """Return the C that a message states outright, as a covariance or a summary."""
+    """Return the C that a message contains directly, as a covariance or a summary."""
     for heard in runs[0].messages:
         if heard.question == "covariance_triangle":
             return unpack_triangle(heard.answer["triangle"])
@@ -119,7 +120,7 @@ def as_sent(runs: Runs) -> Array | None:
 
 
 def shares(runs: Runs) -> Array | None:
-    """Scale the published model to the site's own variance, within and outside the components."""
+    """Scale the published model to the site's variance, within and outside the components."""
     model, variances = runs[0].model, _site_variances(runs[0])
     if variances is None or not model.eigenvalues.any():
         return None
@@ -128,7 +129,7 @@ def shares(runs: Runs) -> Array | None:
 
 
 def rescaled(runs: Runs) -> Array | None:
-    """Scale the estimate that another attack gets from the sums to the site's own variance."""
+    """Scale an estimate from the sums, made by a different attack, to the site's variance."""
     variances = _site_variances(runs[0])
     if variances is None:
         return None
@@ -140,7 +141,7 @@ def rescaled(runs: Runs) -> Array | None:
 
 
 def published(runs: Runs) -> Array:
-    """Return the site's share, by rows, of the covariance in the model; anybody can compute it."""
+    """Return the model's covariance times the site's share of the rows; anyone can compute it."""
     model, share = runs[0].model, runs[0].share
     noise = model.noise * outside(model.V, np.eye(len(model.V)))
     return np.asarray(share * (model.V * model.eigenvalues @ model.V.T + noise))
@@ -161,7 +162,7 @@ ATTACKS: dict[str, Attack] = {
 
 
 def _along(pairs: Pairs) -> tuple[Array, Array]:
-    """Return an orthonormal basis U of the span of all Z, up to rounding, and C U."""
+    """Return an orthonormal basis U for the span of all Z, up to rounding, and C U."""
     Z, Y = (np.hstack(blocks) for blocks in zip(*pairs, strict=True))
     U, s, Vt = np.linalg.svd(Z, full_matrices=False)
     r = int(np.sum(s > MIN_RELATIVE_SIZE * s[0]))
@@ -187,9 +188,9 @@ def _lowest_rank(pairs: Pairs) -> Array | None:
 
 
 def _from_cross_blocks(pairs: Pairs, trace: float) -> Array:
-    """Return the symmetric C that has the cross blocks of the pairs and is nearest to a multiple of I.
+    """Return the symmetric C with the pairs' cross blocks that is closest to a multiple of I.
 
-    The cross blocks do not determine the multiple; the trace does.
+    The trace determines the multiple, which the cross blocks leave open.
     """
     Z, Y = (np.stack(blocks) for blocks in zip(*pairs, strict=True))
     d = Z.shape[1]
@@ -219,7 +220,7 @@ def _with_rest(U: Array, within: Array, trace: float) -> Array:
 
 
 def _of_summary(answer: Arrays, mean: Array | None) -> Array:
-    """Return the scatter that a summary stands for, moved to ``mean`` if the summary has its own."""
+    """Return the scatter that a summary represents, shifted to ``mean`` unless it is None."""
     summary = Summary.from_arrays(answer, n_components=1, room=1)
     rows = summary.known.rows()
     scatter = rows.T @ rows
@@ -229,7 +230,7 @@ def _of_summary(answer: Arrays, mean: Array | None) -> Array:
 
 
 def _site_variances(view: View) -> tuple[float, float] | None:
-    """Return the site's variance along the components and its total, if a message holds them."""
+    """Return the site's variance along the components and in total, if a message contains them."""
     for heard in view.messages:
         if heard.question in SHARES:
             return float(heard.answer["explained"]), float(heard.answer["total"])
@@ -237,6 +238,6 @@ def _site_variances(view: View) -> tuple[float, float] | None:
 
 
 def trace_told(view: View) -> float:
-    """Return the trace of C, which precedes the solver's rounds, or 0 if no message holds it."""
+    """Return the trace of C, which is sent before the solver's rounds, or 0 if no message has it."""
     traces = (float(h.answer["energy"]) for h in view.messages if h.question == "standardize")
     return next(traces, 0.0)

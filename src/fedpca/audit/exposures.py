@@ -1,4 +1,4 @@
-"""Hold the results of attacks, and judge them."""
+"""Hold the results of attacks, and measure how good they are."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from fedpca.arrays import Array
 from fedpca.audit.transcript import LISTENERS
 from fedpca.errors import InputError
 
-MAX_PAIR_ERROR = 0.1  # an eigenpair counts as exposed up to this relative error
+MAX_PAIR_ERROR = 0.1  # an eigenpair counts as exposed at or below this relative error
 
 
 class Exposure(NamedTuple):
-    """The result of one attack on one site after a number of rounds."""
+    """The result of one attack on one site after a given number of rounds."""
 
     solver: str
     listener: str  # a key of LISTENERS
     site: str
     attack: str  # a key of ATTACKS
     round: int
-    error: float  # relative error in Frobenius norm
-    exposed: float  # fraction of the site's variance along eigenvectors that the attack reproduces
+    error: float  # relative error in the Frobenius norm
+    exposed: float  # fraction of the site's variance on eigenvectors that the attack recovers
 
 
 @dataclass(frozen=True)
 class Leakage:
     """The results of all attacks.
 
-    ``guesses`` holds, for each site, the smaller error of two guesses that need no message of the
-    solver. Both are the site's share, by rows, of a covariance: that of all sites that do not collude,
-    and that of the published model.
+    ``guesses`` maps each site to the smaller error of two guesses that need no messages from the
+    solver. Each guess multiplies a covariance by the site's share of the rows. One guess uses the
+    covariance of all sites that do not collude, and the other uses that of the published model.
     """
 
     exposures: tuple[Exposure, ...]
@@ -49,7 +49,7 @@ class Leakage:
         return tuple(self.guesses)
 
     def of(self, solver: str, listener: str, site: str) -> list[Exposure]:
-        """Return the exposures of one site by a solver to a listener."""
+        """Return one site's exposures to a listener, for one solver."""
         asked = (solver, listener, site)
         for name, audited in zip(asked, (self.solvers, LISTENERS, self.sites), strict=True):
             if name not in audited:
@@ -57,10 +57,10 @@ class Leakage:
         return [e for e in self.exposures if (e.solver, e.listener, e.site) == asked]
 
     def best(self, solver: str, listener: str, site: str, rounds: int | None = None) -> Exposure:
-        """Return the attack with the smallest error after all rounds, or after ``rounds``.
+        """Return the result with the smallest error after all rounds, or after ``rounds``.
 
-        An attack that came nearer by chance in an earlier round does not count, since the attacker
-        could not have known.
+        An attack that happened to be closer in an earlier round does not count, because the attacker
+        could not have known that.
         """
         exposures = self.of(solver, listener, site)
         last = max(e.round for e in exposures if rounds is None or e.round <= max(rounds, 1))
@@ -73,7 +73,7 @@ class Leakage:
 
 
 class Target(NamedTuple):
-    """The covariance that an attack estimates, with its eigenpairs."""
+    """The covariance that an attack estimates, and its eigenpairs."""
 
     C: Array
     values: Array
@@ -81,15 +81,15 @@ class Target(NamedTuple):
 
     @classmethod
     def of(cls, C: Array) -> Target:
-        """Return the target with this covariance."""
+        """Return a target with this covariance."""
         return cls(C, *np.linalg.eigh(C))
 
     def error(self, estimate: Array) -> float:
-        """Return the relative error of an estimate in Frobenius norm."""
+        """Return the relative error of an estimate in the Frobenius norm."""
         return float(np.linalg.norm(estimate - self.C) / np.linalg.norm(self.C))
 
     def exposed(self, estimate: Array) -> float:
-        """Return the fraction of the trace along eigenvectors that the estimate nearly shares."""
+        """Return the fraction of the trace on eigenpairs that the estimate nearly reproduces."""
         values = np.maximum(self.values, 0.0)
         off = np.linalg.norm(estimate @ self.vectors - self.vectors * values, axis=0)
         return float(values[off <= MAX_PAIR_ERROR * values].sum() / values.sum())

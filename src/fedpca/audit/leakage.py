@@ -1,11 +1,12 @@
-"""Measure how well each site's covariance can be estimated from what a solver sends.
+"""Measure how well an attacker can estimate each site's covariance from what a solver sends.
 
 ::
 
-    relative error = ||C^ - C||_F / ||C||_F,   C = A'A of one site's rows about the common mean
+    relative error = ||C^ - C||_F / ||C||_F,   C = A'A for one site's rows about the common mean
 
-The error is that of the best attack here, after each round, for every site, solver and listener. What
-the attacks find is certainly revealed. Nothing is proved about the remainder: a better attack may come.
+The audit reports the error of its best attack after each round, for every site, solver, and listener.
+Whatever the attacks recover is certainly revealed. Nothing is proved about the rest, because a better
+attack may exist.
 
 >>> import numpy as np
 >>> from fedpca.audit.leakage import audit
@@ -42,8 +43,8 @@ from fedpca.site.site import Site
 from fedpca.solvers.catalogue import SOLVERS, find_solver
 from fedpca.solvers.contract import Solver
 
-MAX_FEATURES = 1000  # estimates are d x d, one for each attack, round and site
-MIN_VARIANCE_SHARE = 1e-20  # a site with a smaller share of all variance counts as constant
+MAX_FEATURES = 1000  # estimates are d x d, one for each attack, round, and site
+MIN_VARIANCE_SHARE = 1e-20  # a site with a smaller share of the variance is constant
 
 
 def audit(
@@ -58,30 +59,30 @@ def audit(
     on_solver: Callable[[str], None] | None = None,
     **parameters: Any,
 ) -> Leakage:
-    """Fit small data on this machine, record all messages, and attack them.
+    """Fit a small data set on this machine, record all messages, and attack them.
 
     Parameters
     ----------
     sites : list or dict
-        Rows of each site, as for `FederatedPCA.fit`; at most 1000 features.
-    n_components : int, float or str
+        Each site's rows, as for `FederatedPCA.fit`; at most 1000 features.
+    n_components : int, float, or str
         As for `FederatedPCA`.
     solvers : iterable of str or Solver, optional
-        Names in the catalogue, or values with options, as in ``Faps(penalty=0.2)``; by default all
+        Names in the catalogue, or solvers with options, such as ``Faps(penalty=0.2)``; by default, all
         solvers that the sites' policies allow.
     refits : int
-        Number of further fits from other starts, for the attack that combines fits.
+        Number of additional fits from different starts, for the attack that combines fits.
     colluding : iterable of str
-        Sites that tell the coordinator their own parts of every sum; the other sites are attacked.
+        Sites that reveal their parts of every sum to the coordinator; the other sites are attacked.
     simulate : bool
-        Whether to attack "faps" by simulation, too (`fedpca.audit.simulation`). This takes at most 40
-        features, and about a minute for each site at 30 features.
+        Whether to also attack "faps" by simulation (`fedpca.audit.simulation`). This supports at most
+        40 features, and takes about a minute per site with 30 features.
     random_state : int
-        Seed of the first fit's start; the refits use the seeds that follow.
+        Seed for the first fit's start; the refits use the seeds that follow it.
     on_solver : callable, optional
         Called with the name of each solver before it is attacked.
     **parameters
-        Parameters of `FederatedPCA`: ``scale``, ``tol``, ``max_rounds``.
+        Parameters for `FederatedPCA`: ``scale``, ``tol``, and ``max_rounds``.
     """
     attacked = _solvers(solvers)
     most = MAX_SIMULATED_FEATURES if simulate else MAX_FEATURES
@@ -106,7 +107,7 @@ def audit(
             runs = runs_of(solver, 1 + refits)
         except PolicyRefused:
             if solvers is None:
-                continue  # by default, solvers that a policy forbids are left out
+                continue  # by default, skip solvers that a policy forbids
             raise
         for site, target in honest.items():
             for listener in LISTENERS:
@@ -120,7 +121,7 @@ def audit(
 
 
 def rounds_to_look_at(last: int) -> list[int]:
-    """Return the rounds to attack: all up to 5, then each about 1.5 times the former, and the last."""
+    """Return the rounds to attack: all up to 5, then steps of about 1.5 times, and the last."""
     rounds = [1]
     while rounds[-1] < last:
         rounds.append(rounds[-1] + max(1, rounds[-1] // 2 if rounds[-1] >= 5 else 1))
@@ -128,7 +129,7 @@ def rounds_to_look_at(last: int) -> list[int]:
 
 
 def _attacked(views: Sequence[View], target: Target) -> Iterator[tuple[str, int, float, float]]:
-    """Yield attack, round, error and exposed share for each attack that gives an estimate."""
+    """Yield the attack, round, error, and exposed share for each attack that yields an estimate."""
     last = sum(heard.question in ROUNDS for heard in views[0].messages)
     for n_rounds in rounds_to_look_at(max(last, 1)):
         runs = [up_to_round(view, n_rounds) for view in views]
@@ -140,7 +141,7 @@ def _attacked(views: Sequence[View], target: Target) -> Iterator[tuple[str, int,
 
 
 def _simulated(view: View, site: str, target: Target) -> list[Exposure]:
-    """Return the exposure of one site to the attack by simulation, if it gives an estimate."""
+    """Return one site's exposure to the simulation attack, if the attack yields an estimate."""
     estimate = simulated_covariance([view])
     if estimate is None:
         return []
@@ -151,13 +152,13 @@ def _simulated(view: View, site: str, target: Target) -> list[Exposure]:
 
 
 def _without_negative(estimate: Array) -> Array:
-    """Return the nearest positive semidefinite matrix, since everybody knows that C is one."""
+    """Return the nearest positive semidefinite matrix; any attacker knows that C is one."""
     values, vectors = np.linalg.eigh((estimate + estimate.T) / 2)
     return np.asarray(vectors * np.maximum(values, 0.0) @ vectors.T)
 
 
 def _covariances(run: Transcript) -> tuple[dict[str, Array], dict[str, int]]:
-    """Return each site's C and row count, which the covariance solver sends as they are."""
+    """Return each site's C and row count, which the covariance solver sends unchanged."""
     by_question = {exchange.question: exchange for exchange in run.rounds.values()}
     triangles = by_question["covariance_triangle"].answers
     totals = by_question["count_and_sum"].answers
@@ -168,7 +169,7 @@ def _covariances(run: Transcript) -> tuple[dict[str, Array], dict[str, int]]:
 
 
 def _honest(truth: dict[str, Array], colluding: list[str]) -> dict[str, Target]:
-    """Return the sites to attack: those that do not collude and whose rows vary."""
+    """Return the sites to attack, which do not collude and have rows that vary."""
     if unknown := set(colluding) - set(truth):
         raise InputError(
             f"colluding={sorted(unknown)} are not sites; the sites are {', '.join(truth)}"
@@ -181,13 +182,13 @@ def _honest(truth: dict[str, Array], colluding: list[str]) -> dict[str, Target]:
     }
     if not honest:
         raise InputError(
-            f"colluding={colluding} leaves no site with rows that vary to attack; name fewer sites"
+            f"colluding={colluding} leaves no site to attack whose rows vary; name fewer sites"
         )
     return honest
 
 
 def _guesses(run: Transcript, honest: dict[str, Target], rows: dict[str, int]) -> dict[str, float]:
-    """Return the error of the better guess for each site: by the model, or by all honest sites."""
+    """Return each site's smaller guess error: from the model or from all honest sites."""
     whole = np.sum([target.C for target in honest.values()], axis=0)
     n = sum(rows[site] for site in honest)
     guesses = {}
@@ -201,30 +202,32 @@ def _guesses(run: Transcript, honest: dict[str, Target], rows: dict[str, int]) -
 def _check(sites: Any, refits: int, random_state: Any, most_features: int) -> None:
     """Refuse bad input before anything is fitted."""
     if not isinstance(refits, Integral) or refits < 0:
-        raise InputError(f"refits={refits} must be a whole number, 0 or more")
+        raise InputError(f"refits={refits} must be a nonnegative integer")
     if not isinstance(random_state, Integral) or not 0 <= random_state < 2**31:
-        raise InputError(
-            f"random_state={random_state!r} must be a whole number from 0 to 2**31 - 1"
-        )
+        raise InputError(f"random_state={random_state!r} must be an integer from 0 to 2**31 - 1")
     if not isinstance(sites, Mapping | list | tuple):
-        raise InputError(f"give a dict or list of sites' rows, not {type(sites).__name__}")
+        raise InputError(
+            f"sites must be a dict or list with each site's rows, not {type(sites).__name__}"
+        )
     for rows in sites.values() if isinstance(sites, Mapping) else sites:
         d = (rows.rows if isinstance(rows, Site) else open_rows(rows)).n_features
         if d > most_features:
             raise InputError(
-                f"{d} features exceed the {most_features} that this audit can handle; audit the same "
-                "rows with fewer columns"
+                f"{d} features exceed the limit of {most_features} for this audit; audit the same rows "
+                "with fewer columns"
             )
 
 
 def _solvers(given: Any) -> list[Solver]:
-    """Return the solvers to attack; None stands for all in the catalogue."""
+    """Return the solvers to attack; None means all solvers in the catalogue."""
     if given is None:
         return list(SOLVERS.values())
     items = [given] if isinstance(given, str | Solver) else list(given)
     chosen = [solver for solver in map(find_solver, items) if solver is not None]
     if not chosen or len(chosen) < len(items):
-        raise InputError(f"solvers={given!r} must name solvers out of {', '.join(SOLVERS)}")
+        raise InputError(
+            f"solvers={given!r} must name solvers from this list: {', '.join(SOLVERS)}"
+        )
     return chosen
 
 
@@ -233,15 +236,15 @@ def _names(names: Iterable[str] | str) -> list[str]:
 
 
 def _recorded(model: FederatedPCA, sites: Any) -> Transcript:
-    """Return the messages of a fit; refuse a question that no attack knows."""
+    """Return the messages from a fit; refuse a question that no attack covers."""
     with warnings.catch_warnings():
-        # a run that stops early reveals no more than a whole one
+        # a run that stops early reveals no more than a complete run
         warnings.simplefilter("ignore", ConvergenceWarning)
         run = record(model, sites)
     for exchange in run.rounds.values():
         if exchange.question not in (*ROUNDS, *BESIDE):
             raise InputError(
-                f"no attack knows the question {exchange.question!r}; add one to "
+                f"no attack covers the question {exchange.question!r}; add one to "
                 "fedpca.audit.attacks"
             )
     return run

@@ -1,13 +1,14 @@
 """Find a C whose simulated FAPS answers agree with the answers that a site sent.
 
-In FAPS a site's answers follow from its C and the questions, by a program that everybody has. So a
-coordinator that sees answers can run the program on a C of its own, and change this C until the answers
-agree:
+In FAPS, a site's C and the questions determine its answers, and the program that computes them is
+public. A coordinator that sees the answers can therefore run the program on a trial C, and change the
+trial until the answers agree:
 
-    min over C of  sum over rounds ||Y(C) - Y||^2 / ||Y||^2  +  misfit to what else is known of C
+    min over C of  sum over rounds ||Y(C) - Y||^2 / ||Y||^2  +  misfit to what else is known about C
 
-The problem has d (d + 1) / 2 unknowns. The search starts at the estimate of `cross_block`, then near
-it. It may end in a local minimum, which the attacker notices. If it does not, the mask hides nothing.
+The problem has d (d + 1) / 2 unknowns. The search starts at the `cross_block` estimate, and then at
+points near it. The search may end in a local minimum, which the attacker notices. Otherwise, the mask
+hides nothing.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from fedpca.linalg.dense import outside, pack_triangle, unpack_triangle
 from fedpca.protocol.question import find_question
 from fedpca.site.memory import recall, remember, remembers
 
-MAX_FEATURES = 40  # the derivative by every entry of C is computed one by one
+MAX_FEATURES = 40  # derivatives are computed for one entry of C at a time
 MAX_SIMULATED_ROUNDS = 10
-MAX_STEPS = 30  # evaluations from one start
+MAX_STEPS = 30  # evaluations per start
 MAX_STARTS = 6
-START_NOISE = 0.1  # relative to the mean variance; each start is that much further away
-MAX_AGREED_COST = 1e-16  # answers agree at this cost, and no further start is tried
+START_NOISE = 0.1  # relative to the mean variance; each start adds this much more noise
+MAX_AGREED_COST = 1e-16  # below this cost, the answers agree and the search stops
 
 
 def simulated_covariance(runs: Runs) -> Array | None:
-    """Return the C whose simulated answers are nearest to the real ones, or None without FAPS."""
+    """Return the C whose simulated answers best match the real ones, or None if FAPS did not run."""
     view = runs[0]
     start = cross_block(runs)
     if start is None:
@@ -77,14 +78,14 @@ def simulated_covariance(runs: Runs) -> Array | None:
 
 
 def _answers(C: Array, rounds: list[Heard]) -> list[Array]:
-    """Return what a site with this C would have answered."""
+    """Return the answers that a site with this C would have sent."""
     site = _SimulatedSite(C)
     step = find_question(MASKED)
     return [np.asarray(step.function(site, **heard.asked)["Y"]) for heard in rounds]
 
 
 class _SimulatedSite:
-    """A site with a C instead of rows, which is enough for a masked product."""
+    """A stand-in for a site that has C instead of rows, which is enough for a masked product."""
 
     def __init__(self, C: Array) -> None:
         self.standardized = SimpleNamespace(gram_times=C.__matmul__)

@@ -1,4 +1,4 @@
-"""Record what a curious coordinator hears in a run: every message, or only the sums."""
+"""Record what a curious coordinator learns from a run: every message, or only the sums."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from fedpca.errors import InputError, SiteError
 from fedpca.protocol.message import Message, decode
 
 LISTENERS = {
-    "seen": "every answer of the site",
-    "summed": "sums over sites, and the site's answers to questions that are gathered",
-    "published": "the model alone",
+    "seen": "every answer from the site",
+    "summed": "sums over sites, and the site's answers to gathered questions",
+    "published": "only the model",
 }
 
 
 class Published(NamedTuple):
-    """The model that everybody gets in the end."""
+    """The model that everyone receives at the end."""
 
     V: Array  # (d, k)
-    eigenvalues: Array  # the largest of all sites' A'A, (k,)
-    noise: float  # the mean of its other eigenvalues
+    eigenvalues: Array  # the k largest of the pooled A'A, (k,)
+    noise: float  # the mean of the remaining eigenvalues
     mean: Array
 
 
 class Heard(NamedTuple):
-    """One question, and the answer that a listener attributes to the site."""
+    """A question and the answer that a listener attributes to the site."""
 
     question: str
     asked: Arrays
@@ -40,7 +40,7 @@ class Heard(NamedTuple):
 
 
 class View(NamedTuple):
-    """Everything that a listener knows about one site."""
+    """Everything that a listener knows about a site."""
 
     messages: Sequence[Heard]
     model: Published
@@ -48,7 +48,7 @@ class View(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """One question, and every site's answer to it."""
+    """A question and every site's answer to it."""
 
     question: str
     verb: str
@@ -58,7 +58,7 @@ class Exchange(NamedTuple):
 
 @dataclass
 class Transcript:
-    """All messages of one run, by round number, and the resulting model."""
+    """All messages from a run, by round number, and the resulting model."""
 
     rounds: dict[int, Exchange] = field(default_factory=dict)
     model: Published | None = None
@@ -77,20 +77,18 @@ class Transcript:
         site : str
             The site whose C is to be estimated.
         listener : {"seen", "summed", "published"}
-            "seen" hears every answer of the site. "summed" hears its answers to gathered questions, and
-            takes the site's share of each total, by rows, as the best guess at its part of a sum.
-            "published" knows the model only.
+            "seen" hears every answer from the site. "summed" hears its answers to gathered questions,
+            and estimates its part of each sum as the total times the site's share of the rows.
+            "published" knows only the model.
         rows : dict
-            Row count of each site.
+            Number of rows at each site.
         among : collection of str, optional
-            The sites that a sum hides the site among: all, unless some tell the listener their parts.
+            The sites in each sum whose parts the listener does not know; by default, all sites.
         """
         if listener not in LISTENERS:
-            raise InputError(f"listener={listener!r} is none of {', '.join(LISTENERS)}")
+            raise InputError(f"listener={listener!r} must be one of {', '.join(LISTENERS)}")
         if self.model is None:
-            raise InputError(
-                "the run has no model yet; set the transcript's model when the fit has ended"
-            )
+            raise InputError("the run has no model yet; set the transcript's model after the fit")
         among = rows if among is None else among
         weight = rows[site] / sum(rows[name] for name in among)
         messages = [
@@ -98,13 +96,13 @@ class Transcript:
             if listener == "summed" and e.verb == "sum"
             else Heard(e.question, e.asked, e.answers[site])
             for e in (self.rounds.values() if listener != "published" else ())
-            if site in e.answers  # it may have refused
+            if site in e.answers  # the site may have refused
         ]
         return View(messages, self.model, rows[site] / sum(rows.values()))
 
 
 class Listener:
-    """An engine that passes messages on to another engine, and records them."""
+    """An engine that forwards messages to an underlying engine and records them."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -123,7 +121,7 @@ class Listener:
         for name, reply in self._engine.ask(names, request, timeout):
             if not isinstance(reply, SiteError):
                 message = decode(reply) if isinstance(reply, bytes) else reply
-                if "error" not in message.header:  # a refusal holds no answer
+                if "error" not in message.header:  # a refusal contains no answer
                     exchange.answers[name] = message.arrays
             yield name, reply
 
@@ -132,7 +130,7 @@ class Listener:
 
 
 def record(estimator: Any, sites: Any) -> Transcript:
-    """Fit an estimator to sites within this process, and return all messages of the run."""
+    """Fit an estimator to sites in this process, and return all messages from the run."""
     listener = Listener(LocalEngine(sites))
     estimator.fit(Federation(listener))
     listener.transcript.model = Published(
@@ -145,7 +143,7 @@ def record(estimator: Any, sites: Any) -> Transcript:
 
 
 def _weighted_total(exchange: Exchange, weight: float, among: Collection[str]) -> Arrays:
-    """Return the sum of the answers of some sites, times a weight."""
+    """Return the sum of some sites' answers, times a weight."""
     answers = [answer for site, answer in exchange.answers.items() if site in among]
     return {
         name: np.asarray(weight * np.sum([answer[name] for answer in answers], axis=0))

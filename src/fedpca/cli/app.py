@@ -1,4 +1,4 @@
-"""Collect the commands of `fedpca COMMAND`."""
+"""Assemble the `fedpca` command line from its commands."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ app = typer.Typer(
     help="Find principal components of data that stays where it is.",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode="markdown",  # which fills lines of a paragraph
+    rich_markup_mode="markdown",  # rewraps the lines of each paragraph
     pretty_exceptions_enable=False,
 )
 for command in (fit, transform, summarize, merge, info, audit, demo, serve, join, site_key):

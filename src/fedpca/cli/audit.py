@@ -1,4 +1,4 @@
-"""Run `fedpca audit`: attack what each solver would send."""
+"""Run `fedpca audit`: attack the messages that each solver would send."""
 
 from __future__ import annotations
 
@@ -37,19 +37,24 @@ def audit(
     ] = ["all"],  # noqa: B006
     scale: Scale = False,
     refits: Annotated[
-        int, typer.Option(help="Number of fits from other starts that the attacker also sees.")
+        int,
+        typer.Option(
+            help="Number of additional fits, from different starts, that the attacker sees."
+        ),
     ] = 5,
     colluding: Annotated[
         list[str],
-        typer.Option(help="Site that tells the coordinator its part of each sum; may be repeated."),
+        typer.Option(
+            help="Site that reveals its part of each sum to the coordinator; may be repeated."
+        ),
     ] = [],  # noqa: B006
     simulate: Annotated[
-        bool, typer.Option("--simulate", help="Also attack faps by simulation, which is slow.")
+        bool, typer.Option("--simulate", help="Also attack faps by simulation (slow).")
     ] = False,
     max_rounds: MaxRounds = DEFAULTS.max_rounds,
-    seed: Annotated[int, typer.Option(help="Seed of the first random start.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for the first random start.")] = 0,
     by_site: Annotated[
-        bool, typer.Option("--by-site", help="Print every site, not only the most exposed one.")
+        bool, typer.Option("--by-site", help="Print every site, not just the most exposed site.")
     ] = False,
     table: Annotated[
         Path | None, typer.Option(help="Write the result of every attack to this file (.csv).")
@@ -58,12 +63,12 @@ def audit(
     force: Force = False,
     quiet: Quiet = False,
 ) -> None:
-    """Attack what each solver would send, and say what it reveals.
+    """Attack the messages that each solver would send, and report what they reveal.
 
-    Each of FILES is a file or folder with the rows of one site, or NAME=PATH. Use small data, with at
+    Each of FILES is a file or folder with one site's rows, or NAME=PATH. Use a small data set with at
     most 1000 features. Nothing leaves this machine.
 
-    Compare each error with the error of a guess without any message.
+    Compare each error with the error of a guess that uses no messages.
     """
     with exit_codes():
         for path, suffix in ((table, ".csv"), (plot, ".png")):
@@ -72,7 +77,7 @@ def audit(
                 if path.suffix != suffix:
                     raise InputError(f"{path} must end in {suffix}, as in {path.stem}{suffix}")
         if plot is not None:
-            pyplot()  # fail before the work if matplotlib is not installed
+            pyplot()  # fail early if matplotlib is not installed
         measured = leakage.audit(
             named_sites(files),
             components_of(n_components),

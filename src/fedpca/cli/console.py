@@ -1,6 +1,6 @@
-"""Print results, progress and errors of the commands, and set their exit codes.
+"""Print the commands' results, progress, and errors, and set their exit codes.
 
-Exit codes: 0 for success, 2 for bad usage or input, 1 for a run that failed, 130 for an interrupt.
+Exit codes: 0 for success, 1 for a failed run, 2 for bad usage or input, and 130 for an interrupt.
 """
 
 from __future__ import annotations
@@ -20,23 +20,25 @@ from sklearn.utils._param_validation import InvalidParameterError
 
 from fedpca.errors import FedpcaError, FileError, InputError, JournalError
 
-# without markup, since names of columns and sites may hold brackets
+# no markup, because column and site names may contain brackets
 out = Console(highlight=False, markup=False)
 err = Console(stderr=True, highlight=False, markup=False)
 
 
 def refuse_overwriting(output: Path, force: bool) -> None:
-    """Refuse an output that cannot be written or would replace a file, before any work."""
+    """Refuse an output path that is unwritable or would overwrite a file, before doing any work."""
     if output.is_dir():
-        raise FileError(f"{output} is a folder; give the name of a file")
+        raise FileError(f"{output} is a folder; use a file name")
     if output.exists() and not force:
-        raise FileError(f"{output} exists; choose another name, or overwrite it with --force")
+        raise FileError(
+            f"{output} already exists; choose a different name, or use --force to overwrite it"
+        )
     if not output.parent.is_dir():
         raise FileError(f"{output}: the folder {output.parent} does not exist; create it first")
 
 
 def progress(quiet: bool) -> Callable[[dict[str, Any]], None] | None:
-    """Return a function that prints a line for each round, or None if quiet or not on a terminal."""
+    """Return a function that prints a line per round, or None if quiet or not on a terminal."""
     if quiet or not err.is_terminal:
         return None
 
@@ -59,7 +61,7 @@ def rows_read(quiet: bool) -> Callable[[int], None] | None:
 
 
 def attacking(quiet: bool) -> Callable[[str], None] | None:
-    """Return a function that prints each solver attacked, or None if quiet or not on a terminal."""
+    """Return a function that prints each attacked solver, or None if quiet or not on a terminal."""
     if quiet or not err.is_terminal:
         return None
     return lambda solver: err.print(f"attacking {solver}")
@@ -67,9 +69,9 @@ def attacking(quiet: bool) -> Callable[[str], None] | None:
 
 @contextmanager
 def exit_codes(hint: str = "") -> Iterator[None]:
-    """Print an error as one line on standard error, and exit with its code.
+    """Print an error as one line on standard error, and exit with the matching code.
 
-    SIGTERM, the signal of a service manager, counts as an interrupt from the keyboard: both clean up.
+    SIGTERM, which service managers send, is treated like a keyboard interrupt, so both clean up.
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -93,20 +95,20 @@ def exit_codes(hint: str = "") -> Iterator[None]:
 
 @contextmanager
 def until_stopped() -> Iterator[None]:
-    """Handle errors of a command that runs until an interrupt, which is then no error."""
+    """Handle errors in a command that runs until interrupted; the interrupt is not an error."""
     with exit_codes(), suppress(KeyboardInterrupt):
         yield
 
 
 def say(text: str) -> None:
-    """Print a line without wrapping, so that a path in it stays whole."""
+    """Print a line without wrapping, so that paths are not broken."""
     out.print(text, soft_wrap=True)
 
 
 def teller(name: str, quiet: bool) -> Callable[[str], None]:
-    """Return a function that prints a line with the time and the name.
+    """Return a function that prints a line prefixed with the time and the name.
 
-    A line that repeats is printed once a minute.
+    A repeated line is printed at most once a minute.
     """
     last = "", 0.0
 

@@ -1,4 +1,4 @@
-"""Run `fedpca demo`: fit four clinics without pooling them, on data from scikit-learn."""
+"""Run `fedpca demo`: fit four clinics without pooling their rows, using scikit-learn data."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def demo(
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Fit four clinics without pooling their rows, and compare with pooled PCA."""
+    """Fit four clinics without pooling their rows, and compare the result with pooled PCA."""
     with until_stopped():
         if federation:
             from fedpca.cli.demo_federation import run_federation_demo
@@ -39,10 +39,10 @@ def demo(
 
 
 def clinics() -> tuple[dict[str, Any], Array]:
-    """Return the breast cancer data as tables of four clinics, and the pooled rows.
+    """Return the breast cancer data as one table for each of four clinics, and the pooled rows.
 
-    Each clinic gets patients with tumors of similar size, so that no clinic looks like the whole, and
-    each has its columns in a different order.
+    Each clinic gets patients with tumors of similar size, so that no clinic resembles the pooled data.
+    Each clinic's columns are in a different order.
     """
     import pyarrow as pa
     from sklearn.datasets import load_breast_cancer
@@ -59,7 +59,7 @@ def clinics() -> tuple[dict[str, Any], Array]:
 
 
 def run_demo(console: Console, on_round: Callable[[dict[str, Any]], None] | None) -> None:
-    """Fit the clinics, compare with pooled PCA, and print what crossed."""
+    """Fit the clinics, compare the result with pooled PCA, and print the data exchanged."""
     from sklearn.decomposition import PCA
     from sklearn.preprocessing import StandardScaler
 
@@ -68,7 +68,7 @@ def run_demo(console: Console, on_round: Callable[[dict[str, Any]], None] | None
     model = FederatedPCA(5, scale=True).fit(fed)
     reference = PCA(5, svd_solver="full").fit(StandardScaler().fit_transform(pooled))
 
-    sites = Table(title="Four clinics, columns in different orders", title_justify="left")
+    sites = Table(title="Four clinics, with columns in different orders", title_justify="left")
     for name in ("clinic", "patients", "variance explained"):
         sites.add_column(name, justify="left" if name == "clinic" else "right")
     for clinic, table in tables.items():
@@ -86,5 +86,5 @@ def run_demo(console: Console, on_round: Callable[[dict[str, Any]], None] | None
     angle = sine_of_angle(reference.components_.T, model.components_.T)
     gap = np.abs(model.explained_variance_ / reference.explained_variance_ - 1).max()
     console.print(f"sine of the largest angle between the two subspaces: {angle:.1e}")
-    console.print(f"largest relative difference of a variance: {gap:.1e}\n")
+    console.print(f"largest relative difference in variance: {gap:.1e}\n")
     print_crossed(console, model.run_)

@@ -1,7 +1,7 @@
-"""Run a federation of real processes on one machine: a server, three sites and a fit.
+"""Run a federation of real processes on one machine: a server, three sites, and a fit.
 
-The demo makes keys and certificates and starts the server and the sites by the same commands that
-organizations would type. Each command runs in its own process, and all are stopped at the end.
+The demo creates keys and certificates and starts the server and the sites with the same commands that
+organizations would type. Each command runs in its own process, and all processes stop at the end.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SITES = CLINICS[:3]
 
 
 def run_federation_demo(console: Console) -> None:
-    """Fit three clinics in processes of their own, and compare with a fit within this process."""
+    """Fit three clinics in separate processes, and compare with a fit in this process."""
     import pyarrow.parquet as pq
 
     clinic = clinics()[0]
@@ -64,16 +64,16 @@ def run_federation_demo(console: Console) -> None:
         )
         trial.run("fit", "--federation", here, "--wait", "600", *asked, "-o", "model.fedpca")
         model = load(trial.folder / "model.fedpca")
-        console.print("(all processes are stopped again)\n")
+        console.print("(all processes have stopped)\n")
     within = FederatedPCA(5, scale=True, random_state=0).fit(Federation.local(tables))
     print_crossed(console, model.run_)
     if not np.array_equal(within.components_, model.components_):
-        raise FedpcaError("the federation's model differs from the model of a single process")
-    console.print("A single process with the same tables gives the same model, bit for bit.")
+        raise FedpcaError("the federation's model differs from the single-process model")
+    console.print("Fitting the same tables in a single process gives the same model, bit for bit.")
 
 
 class Trial:
-    """A folder where fedpca commands run as processes."""
+    """A folder in which fedpca commands run as processes."""
 
     def __init__(self, console: Console, folder: Path) -> None:
         self._console, self.folder = console, folder
@@ -84,15 +84,15 @@ class Trial:
         }
 
     def run(self, *words: str) -> None:
-        """Run one command to its end."""
+        """Run a command to completion."""
         self._show(words)
         done = subprocess.run(self._command(words), cwd=self.folder, env=self._environment)
         if done.returncode:
-            raise FedpcaError(f"fedpca {words[0]} ended with code {done.returncode}")
+            raise FedpcaError(f"fedpca {words[0]} exited with code {done.returncode}")
 
     @contextmanager
     def running(self, *words: str) -> Iterator[None]:
-        """Run one command until the block ends."""
+        """Run a command until the block ends."""
         self._show((*words, "&"))
         process = subprocess.Popen(self._command(words), cwd=self.folder, env=self._environment)
         try:
@@ -109,21 +109,23 @@ class Trial:
 
 
 def free_port() -> int:
-    """Return a port that is free at the moment."""
+    """Return a port that is currently free."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def await_port(port: int, seconds: float = 600.0) -> None:
-    """Wait until somebody listens on a port."""
+    """Wait until a process is listening on a port."""
     until = time.monotonic() + seconds
     while True:
         try:
             socket.create_connection(("127.0.0.1", port)).close()
         except OSError:
             if time.monotonic() > until:
-                raise LinkError(f"nobody listens on port {port} after {seconds:g} s") from None
+                raise LinkError(
+                    f"no process is listening on port {port} after {seconds:g} s"
+                ) from None
             time.sleep(0.1)
         else:
             return

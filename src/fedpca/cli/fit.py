@@ -1,4 +1,4 @@
-"""Run `fedpca fit`: fit rows in files, or rows at the sites of a federation."""
+"""Run `fedpca fit`: fit rows in files or at the sites in a federation."""
 
 from __future__ import annotations
 
@@ -37,53 +37,55 @@ def fit(
     n_components: Components = "auto",
     solver: Annotated[
         str,
-        typer.Option(help=f"Solver: auto, {', '.join(SOLVERS)}, or one that another package adds."),
+        typer.Option(help=f"Solver: auto, {', '.join(SOLVERS)}, or one from a different package."),
     ] = "auto",
     option: Annotated[
-        list[str], typer.Option(help="Option of the solver as NAME=VALUE; may be repeated.")
+        list[str], typer.Option(help="Solver option as NAME=VALUE; may be repeated.")
     ] = [],  # noqa: B006
     scale: Scale = False,
     tol: Annotated[
-        float, typer.Option(help="Stop once the residual is this small.")
+        float, typer.Option(help="Stop when the residual is this small.")
     ] = DEFAULTS.tol,
     max_rounds: MaxRounds = DEFAULTS.max_rounds,
-    seed: Annotated[int | None, typer.Option(help="Seed of the random start.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed for the random start.")] = None,
     journal: Annotated[
         Path | None,
         typer.Option(help="Record the run in this file, so that the same command can resume it."),
     ] = None,
     quorum: Annotated[
         int | None,
-        typer.Option(help="Number of sites that must answer each round; by default all."),
+        typer.Option(help="Number of sites that must answer each round; by default, all."),
     ] = None,
     timeout: Annotated[
         float | None,
         typer.Option(
-            help="Seconds to wait for an answer; by default 600 with --federation, else no limit."
+            help="Seconds to wait for an answer; by default, 600 with --federation, else no limit."
         ),
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(help="Number of sites that work at the same time; for files only.")
+        int | None,
+        typer.Option(help="Number of sites that work at the same time; only with FILES."),
     ] = None,
     federation: Annotated[
-        str | None, typer.Option(help="Ask the sites at this server instead: HOST or HOST:PORT.")
+        str | None,
+        typer.Option(help="Use the sites at this server instead of FILES: HOST or HOST:PORT."),
     ] = None,
     sites: Annotated[
         str | None,
-        typer.Option(help="Number of sites to ask at that server, or names: north,south."),
+        typer.Option(help="Number of sites to use at that server, or their names: north,south."),
     ] = None,
     wait: Annotated[
-        float, typer.Option(help="Seconds to wait until these sites are online.")
+        float, typer.Option(help="Seconds to wait for these sites to come online.")
     ] = 60.0,
     credentials: Credentials = None,
     insecure: Insecure = False,
     force: Force = False,
     quiet: Quiet = False,
 ) -> None:
-    """Fit components to the rows of several sites.
+    """Fit components to the rows at several sites.
 
-    Each of FILES is a file or folder with the rows of one site, or NAME=PATH. With --federation, the
-    rows are those of the sites that joined a server, and there are no FILES.
+    Each of FILES is a file or folder with one site's rows, or NAME=PATH. With --federation, omit FILES:
+    the rows are at the sites that have joined a server.
     """
     with exit_codes("; with --journal, the same command continues from here"):
         refuse_overwriting(output, force)
@@ -103,15 +105,15 @@ def fit(
         if timeout is not None:
             options["timeout"] = timeout
         if (federation is None) == (not files):
-            raise InputError("give either the files of the sites or --federation HOST, not both")
+            raise InputError("specify either the sites' files or --federation HOST, but not both")
         if federation is None:
             if sites is not None or credentials is not None or insecure:
-                raise InputError("--sites, --credentials and --insecure need --federation HOST")
+                raise InputError("--sites, --credentials, and --insecure require --federation HOST")
             fed = Federation.local(named_sites(files or []), n_jobs=jobs, **options)
         else:
             if jobs is not None:
                 raise InputError(
-                    "--jobs is for files only; the sites of a federation all work at once"
+                    "--jobs only applies to files; the sites in a federation all work at the same time"
                 )
             if not quiet and err.is_terminal:
                 err.print(f"waiting for the sites at {federation}")

@@ -1,4 +1,4 @@
-"""Run `fedpca info`: show what is in a model or summary file."""
+"""Run `fedpca info`: show the contents of a model or summary file."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from fedpca.summary.summary import Summary
 
 
 def info(
-    file: Annotated[Path, typer.Argument(help="A model or a summary.")],
-    ledger: Annotated[bool, typer.Option("--ledger", help="Also list what crossed.")] = False,
+    file: Annotated[Path, typer.Argument(help="Model or summary file.")],
+    ledger: Annotated[bool, typer.Option("--ledger", help="Also list the data exchanged.")] = False,
     site: Annotated[
-        str | None, typer.Option(help="List what crossed to and from this site.")
+        str | None, typer.Option(help="List the data exchanged with this site.")
     ] = None,
 ) -> None:
-    """Show what is in a model or summary file."""
+    """Show the contents of a model or summary file."""
     with exit_codes():
         fitted = print_file(file)
         if ledger or site:
             if not getattr(fitted, "run_", RunRecord()).history:
-                raise InputError(f"{file} has no ledger; leave --ledger and --site out")
+                raise InputError(f"{file} has no ledger; omit --ledger and --site")
             print_crossed(out, fitted.run_, site)
 
 
 def print_file(path: Path) -> Any:
-    """Print what is in a model or summary file, and return it."""
+    """Print the contents of a model or summary file, and return the model or summary."""
     if is_summary(path):
         summary = Summary.load(path)
         print_summary(out, summary)

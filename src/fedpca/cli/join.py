@@ -1,4 +1,4 @@
-"""Run `fedpca join`: take part in a federation as a site, until stopped."""
+"""Run `fedpca join`: participate in a federation as a site until stopped."""
 
 from __future__ import annotations
 
@@ -18,33 +18,34 @@ from fedpca.solvers.catalogue import load_added_solvers
 
 
 def join(
-    address: Annotated[str, typer.Argument(metavar="HOST", help="Server: HOST or HOST:PORT.")],
-    data: Annotated[
-        list[str], typer.Option(help="File or folder with this site's rows; more files may follow.")
+    address: Annotated[
+        str, typer.Argument(metavar="HOST", help="Server address: HOST or HOST:PORT.")
     ],
-    key: Annotated[Path, typer.Option(help="The site's private key, NAME.key.")],
-    # a shell turns --data *.parquet into one option and further arguments
+    data: Annotated[
+        list[str],
+        typer.Option(help="File or folder with this site's rows; may be followed by more files."),
+    ],
+    key: Annotated[Path, typer.Option(help="The site's private key file, NAME.key.")],
+    # a shell expands --data *.parquet to one option value and more arguments
     more: Annotated[list[str] | None, typer.Argument(metavar="[DATA]...", hidden=True)] = None,
     name: Annotated[
-        str | None, typer.Option(help="The site's name; by default the name of the key file.")
+        str | None, typer.Option(help="The site's name; by default, the name of the key file.")
     ] = None,
     ca: Annotated[
         Path | None,
-        typer.Option(help="The coordinator's ca.pem; by default the system's authorities."),
+        typer.Option(help="The coordinator's ca.pem; by default, the system's authorities."),
     ] = None,
-    policy: Annotated[
-        Path | None, typer.Option(help="TOML file with the site's rules for questions.")
-    ] = None,
+    policy: Annotated[Path | None, typer.Option(help="TOML file with the site's policy.")] = None,
     folder: Annotated[
-        Path | None, typer.Option(help="Folder for the site's memory and its ledger.")
+        Path | None, typer.Option(help="Folder for the site's memory and ledger.")
     ] = None,
     insecure: Insecure = False,
     quiet: Quiet = False,
 ) -> None:
-    """Take part in a federation with the rows on this machine, until stopped.
+    """Participate in a federation with the rows on this machine until stopped.
 
-    HOST is the address of the coordinator's server. The rows stay here. The command prints every
-    question and what leaves in answer, and records both in the site's own ledger.
+    HOST is the address of the coordinator's server. The rows stay on this machine. The command prints
+    each question and what is sent in reply, and records both in the site's ledger.
     """
     with until_stopped():
         from fedpca.engines.credentials import read_authority, read_site_key
@@ -52,7 +53,7 @@ def join(
         from fedpca.engines.flower.site_client import join as answer_questions
 
         if insecure and ca is not None:
-            raise InputError("--insecure and --ca exclude each other; leave one of them out")
+            raise InputError("--insecure and --ca are mutually exclusive; use only one")
         site_name = name or key.stem
         store = folder or home() / "sites" / site_name
         link = Link(
@@ -73,8 +74,8 @@ def join(
         tell(size(site.rows))
         for added, solver in load_added_solvers().items():
             if isinstance(solver, InputError):
-                tell(f"an installed solver is not used: {solver}")
+                tell(f"ignoring an installed solver: {solver}")
             else:
-                tell(f"the solver {added!r} is installed; the policy decides on its questions")
-        tell(f"policy: {site.policy.in_words()}; what leaves is recorded in {ledger}")
+                tell(f"the solver {added!r} is installed; its questions are subject to the policy")
+        tell(f"policy: {site.policy.in_words()}; answers are recorded in {ledger}")
         answer_questions(link, private_key, AnswerLog(site, ledger, tell).answer, tell)

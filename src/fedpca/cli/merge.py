@@ -1,4 +1,4 @@
-"""Run `fedpca merge`: merge summaries of several sites into a model or another summary."""
+"""Run `fedpca merge`: merge several sites' summaries into a model or a new summary."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedpca.summary.summary import Summary, merge_in_tree
 
 
 def merge(
-    files: Annotated[list[Path], typer.Argument(help="Summaries that `fedpca summarize` wrote.")],
+    files: Annotated[list[Path], typer.Argument(help="Summaries written by `fedpca summarize`.")],
     output: Annotated[
         Path,
         typer.Option(
@@ -26,21 +26,21 @@ def merge(
     ],
     n_components: Annotated[
         int | None,
-        typer.Option("-k", "--components", help="Number of components; by default as summarized."),
+        typer.Option("-k", "--components", help="Number of components; by default, as summarized."),
     ] = None,
     fan_in: FanIn = None,
     force: Force = False,
     quiet: Quiet = False,
 ) -> None:
-    """Merge the summaries of several sites into a model or another summary.
+    """Merge several sites' summaries into a model or a new summary.
 
-    FILES are summaries that `fedpca summarize` wrote.
+    FILES are summaries written by `fedpca summarize`.
     """
     with exit_codes():
         refuse_overwriting(output, force)
         merged = merge_in_tree(_checked_summaries(files), fan_in)
         if not merged.n:
-            raise InputError("the summaries are of no rows; there is nothing to merge")
+            raise InputError("the summaries contain no rows; there is nothing to merge")
         model = StreamingPCA.from_summary(merged, n_components)
         if output.suffix == ".summary":
             model.summary_.save(output)
@@ -64,6 +64,6 @@ def _checked_summaries(files: list[Path]) -> list[Summary]:
     ]
     if duplicates:
         raise InputError(
-            f"these files hold the same summary, whose rows would count twice: {some_of(duplicates)}"
+            f"these files contain the same summary; use each only once: {some_of(duplicates)}"
         )
     return summaries

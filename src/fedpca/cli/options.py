@@ -1,4 +1,4 @@
-"""Define the options that several commands share, and translate what users type."""
+"""Define the options shared by several commands, and parse what users type."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from fedpca.errors import InputError
 from fedpca.solvers.catalogue import AUTO, find_solver
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite an output file that exists.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing output file.")]
 Components = Annotated[
     str,
     typer.Option(
         "-k",
         "--components",
-        help="Number of components, share of the variance (0.95 or 95%), auto, mp, gap, or all.",
+        help="Number of components, share of variance (0.95 or 95%), auto, mp, gap, or all.",
     ),
 ]
-FILES = "File or folder with the rows of each site, or NAME=PATH."
+FILES = "One file or folder of rows per site, or NAME=PATH."
 Files = Annotated[list[str], typer.Argument(help=FILES)]
 Scale = Annotated[
     bool, typer.Option("--scale", help="Divide each feature by its standard deviation.")
@@ -31,17 +31,17 @@ Credentials = Annotated[
     typer.Option(help="Folder with the coordinator's secret and certificates."),
 ]
 Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Use plain HTTP, in a network that you trust.")
+    bool, typer.Option("--insecure", help="Use plain HTTP; only for a network that you trust.")
 ]
 MaxRounds = Annotated[int, typer.Option(help="Stop the solver after this many rounds.")]
 FanIn = Annotated[
     int | None,
-    typer.Option(help="Merge this many summaries at a time, in a tree; by default all at once."),
+    typer.Option(help="Merge this many summaries at a time, in a tree; by default, all at once."),
 ]
 
 
 def components_of(text: str) -> Any:
-    """Return what -k stands for: a number, a share, the name of a rule, or None for all."""
+    """Parse the value of -k: a number, a share, the name of a rule, or None for all."""
     if text.endswith("%"):
         text = f"{text[:-1]}e-2"
     for kind in (int, float):
@@ -53,20 +53,22 @@ def components_of(text: str) -> Any:
 
 
 def named_sites(files: list[str]) -> dict[str, str]:
-    """Return the path of each site by name: the text before "=", or the name of the file."""
+    """Map each site's name, which is the text before "=" or the file name, to its path."""
     sites: dict[str, str] = {}
     for text in files:
         name, equals, path = text.partition("=")
         if not equals or Path(text).exists():
             name, path = Path(text).stem, text
         if name in sites:
-            raise InputError(f"two sites are called {name!r}; name them, as in north={path}")
+            raise InputError(
+                f"two sites are named {name!r}; use different names, as in north={path}"
+            )
         sites[name] = path
     return sites
 
 
 def sites_of(text: str | None) -> int | list[str] | None:
-    """Return what --sites stands for: a number of sites, or their names."""
+    """Parse the value of --sites: a number of sites, or their names."""
     if text is None:
         return None
     try:
@@ -76,17 +78,17 @@ def sites_of(text: str | None) -> int | list[str] | None:
 
 
 def solver_of(name: str, options: list[str]) -> Any:
-    """Return what --solver and --option stand for: a solver's name, or a solver with options."""
+    """Parse --solver and --option, and return a solver's name or a solver with options."""
     if not options:
         return name
     solver = find_solver(name)
     if solver is None:
-        raise InputError(f"--option needs a --solver; {AUTO!r} has no options")
+        raise InputError(f"--option requires a --solver other than {AUTO!r}, which has no options")
     given: dict[str, Any] = {}
     for text in options:
         key, equals, value = text.partition("=")
         if not equals:
-            raise InputError(f"--option {text} is not NAME=VALUE, as in penalty=0.2")
+            raise InputError(f"--option {text} must be NAME=VALUE, as in penalty=0.2")
         try:
             given[key] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
@@ -96,7 +98,7 @@ def solver_of(name: str, options: list[str]) -> Any:
     unknown = [key for key in given if key not in names]
     if unknown:
         raise InputError(
-            f"solver {name!r} has no option {', '.join(unknown)}; it has "
+            f"solver {name!r} has no option {', '.join(unknown)}; its options are: "
             f"{', '.join(names) or 'none'}"
         )
     return type(solver)(**given)

@@ -1,4 +1,4 @@
-"""Run `fedpca serve`: the coordinator's server, where sites and fits meet."""
+"""Run `fedpca serve`: the coordinator's server, which connects sites and fits."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fedpca.engines.whereabouts import PORT, coordinator_folder
 
 
 def serve(
-    keys: Annotated[list[Path], typer.Argument(help="Public keys of the sites, NAME.pub.")],
+    keys: Annotated[list[Path], typer.Argument(help="The sites' public key files, NAME.pub.")],
     credentials: Credentials = None,
     make_certificates: Annotated[
-        bool, typer.Option("--make-certificates", help="Make certificates if there are none.")
+        bool, typer.Option("--make-certificates", help="Create certificates if there are none.")
     ] = False,
     known_as: Annotated[
         list[str],
-        typer.Option(help="Name or address of this server in these certificates; may be repeated."),
+        typer.Option(help="Server name or address for these certificates; may be repeated."),
     ] = [],  # noqa: B006
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
     port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = PORT,
@@ -29,7 +29,7 @@ def serve(
 ) -> None:
     """Run the coordinator's server until stopped.
 
-    KEYS are the public keys of the sites, which `fedpca site-key` writes to NAME.pub. Only sites with
+    KEYS are the sites' public key files, which `fedpca site-key` writes to NAME.pub. Only sites with
     one of these keys can join.
     """
     with until_stopped():
@@ -40,13 +40,13 @@ def serve(
         sites = files.read_public_keys(keys)
         if make_certificates and not (folder / files.KEY).exists():
             files.make_certificates(folder, known_as)
-            say(f"Wrote {folder / files.CA}: give it to the sites")
+            say(f"Wrote {folder / files.CA}; give it to the sites")
         certificate, key = (None, None) if insecure else files.server_files(folder)
         secret = files.make_secret(folder)
         tell = teller("server", quiet)
         manner = "plain HTTP, not encrypted" if insecure else "TLS"
         tell(f"{len(sites)} sites may join on port {port} ({manner}): {', '.join(sites)}")
-        tell(f"whoever has {folder / files.SECRET} may ask the sites questions")
+        tell(f"anyone with {folder / files.SECRET} can ask the sites questions")
         serve_sites(
             host,
             port,

@@ -1,4 +1,4 @@
-"""Run `fedpca summarize`: summarize one site's rows in a file that can be merged."""
+"""Run `fedpca summarize`: summarize one site's rows in a mergeable file."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from fedpca.summary.summary import N_SPARE, Summary
 
 
 def summarize(
-    file: Annotated[Path, typer.Argument(help="File or folder with rows.")],
+    file: Annotated[Path, typer.Argument(help="File or folder of rows.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Write the summary to this file.")],
     n_components: Components = "auto",
     spare: Annotated[
-        int, typer.Option(help="Number of directions to carry beyond the components.")
+        int, typer.Option(help="Number of directions to keep beyond the components.")
     ] = N_SPARE,
     force: Force = False,
     quiet: Quiet = False,
 ) -> None:
-    """Summarize one site's rows in a file that can be merged with those of other sites.
+    """Summarize one site's rows in a file that can be merged with other sites' summaries.
 
-    FILE is a file or folder with rows, which is read once.
+    FILE is a file or folder of rows, which is read once.
     """
     with exit_codes():
         refuse_overwriting(output, force)

@@ -1,4 +1,4 @@
-"""Run `fedpca transform`: write the scores of the rows in a file, a block at a time."""
+"""Run `fedpca transform`: write scores for the rows in a file, one block at a time."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ from fedpca.storage import atomic
 
 
 def transform(
-    model: Annotated[Path, typer.Argument(help="Model that `fedpca fit` or `fedpca merge` wrote.")],
-    file: Annotated[Path, typer.Argument(help="File or folder with rows.")],
+    model: Annotated[Path, typer.Argument(help="Model written by `fedpca fit` or `fedpca merge`.")],
+    file: Annotated[Path, typer.Argument(help="File or folder of rows.")],
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Write the scores to this file (.parquet).")
     ],
     site: Annotated[
-        str | None, typer.Option(help="Site that the rows belong to, for a personalized model.")
+        str | None,
+        typer.Option(help="Site that the rows belong to; only for a personalized model."),
     ] = None,
     force: Force = False,
     quiet: Quiet = False,
 ) -> None:
     """Write the scores of rows on a model's components.
 
-    MODEL is a file that `fedpca fit` or `fedpca merge` wrote. FILE is a file or folder with rows.
+    MODEL is a file written by `fedpca fit` or `fedpca merge`. FILE is a file or folder of rows.
     """
     with exit_codes():
         refuse_overwriting(output, force)
@@ -47,14 +48,14 @@ def transform(
 def write_scores(model_path: Path, source: Path, output: Path, site: str | None = None) -> int:
     """Write scores as Parquet, and return the number of rows.
 
-    Columns are matched by name if the model and the rows both have names. ``site`` says whose rows
-    these are, if the model has components of single sites.
+    Columns are matched by name if both the model and the rows have column names. If the model has
+    site-specific components, ``site`` names the site that the rows belong to.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     if output.suffix != ".parquet":
-        raise InputError(f"{output} must end in .parquet")
+        raise InputError(f"{output} must end in .parquet, as in {output.stem}.parquet")
     model, header = _model(model_path, site)
     score = partial(model.transform, whiten=bool(header["parameters"].get("whiten")))
     if header.get("estimator") == RobustPCA.__name__:  # its scores ignore outliers
@@ -83,16 +84,16 @@ def write_scores(model_path: Path, source: Path, output: Path, site: str | None 
 
 
 def _model(path: Path, site: str | None) -> tuple[Model, dict[str, Any]]:
-    """Return the model in a file, or its part for one site, and the header."""
+    """Return the model in a file, or its part for one site, and the file's header."""
     if not is_personalized(path):
         if site is not None:
-            raise InputError(f"{path} has no components of single sites; leave --site out")
+            raise InputError(f"{path} has no site-specific components; omit --site")
         return load_model(path)
     model, header = load_personalized(path)
     sites = list(model.parts)
     if site is None and len(sites) == 1:
         site = sites[0]
     if site not in model.parts:
-        whose = f"site {site!r}" if site else "which site"
-        raise InputError(f"{path}: {whose}? It has the sites {sites}; give --site one of these")
+        problem = f"no site {site!r} in the model" if site else "the rows' site is not given"
+        raise InputError(f"{path}: {problem}; set --site to one of {sites}")
     return model.of_site(site), {**header, "n_shared": len(model.components)}

@@ -1,8 +1,8 @@
-"""Ask all sites questions, and combine their answers.
+"""Ask every site a question and combine the answers.
 
-`Federation.sum` returns the total of the sites' answers, and `Federation.gather` returns every answer.
-The verb is the disclosure. Sums run in float64 and in the order of the sites, so that the same run
-gives the same bits on every engine.
+`Federation.sum` returns the total of the sites' answers. `Federation.gather` returns each site's
+answer. So the choice of method determines what is disclosed. Sums are computed in float64 and in site
+order, so the same run gives the same bits on every engine.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ T = TypeVar("T")
 
 
 class Federation:
-    """The coordinator's handle on all sites.
+    """The coordinator's handle to all sites.
 
     Parameters
     ----------
     engine : Engine
-        Carries the messages; see `Federation.local`.
+        The engine that carries the messages; see `Federation.local`.
     quorum : int, optional
-        Fewest sites that must answer every round; by default all of them.
+        The smallest number of sites that must answer in every round; by default, all sites.
     timeout : float, optional
-        Seconds that a site has to answer a round.
+        How many seconds a site has to answer in each round.
     journal : path, optional
-        File from which the run can be resumed.
+        The file from which the run can be resumed.
     on_round : callable, optional
-        Called with the entry of `RunRecord.history` after each round.
+        A function that is called after each round with that round's entry in `RunRecord.history`.
     """
 
     # state of the current run, set by _begin
@@ -72,7 +72,7 @@ class Federation:
         if not names:
             raise InputError("a federation needs at least one site")
         if len(set(names)) < len(names):
-            raise InputError(f"two sites have the same name in {names}; give each its own")
+            raise InputError(f"site names must be unique, but they are {names}")
         _check_limits(quorum, timeout, len(names))
         self.engine = engine
         self.quorum = len(names) if quorum is None else quorum
@@ -88,13 +88,14 @@ class Federation:
         Parameters
         ----------
         sites : dict, list
-            The rows of each site, or a `Site`, by name. Sites in a list are called site-1, site-2, ...
+            The rows of each site, or a `Site`, keyed by name. Sites in a list are named site-1,
+            site-2, and so on.
         n_jobs : int, optional
-            Number of sites that work at the same time, on threads; by default one after another.
+            The number of sites that work at the same time, each in a thread; by default, one at a time.
         **options
-            ``quorum``, ``timeout``, ``journal`` and ``on_round``, as above. The time limit counts from
-            the moment when a site begins to work. With a journal ``F``, the sites keep their memory in
-            the folder ``F.sites``.
+            ``quorum``, ``timeout``, ``journal``, and ``on_round``, as for `Federation`. A site's time
+            limit starts when the site begins to work. With a journal ``F``, the sites keep their memory
+            in the folder ``F.sites``.
         """
         from fedpca.engines.local import LocalEngine
 
@@ -114,25 +115,25 @@ class Federation:
         timeout: float | None = 600.0,
         **options: Any,
     ) -> Federation:
-        """Return a federation of the sites that joined a server; needs the extra ``flower``.
+        """Return a federation of the sites that joined a server; this requires the extra ``flower``.
 
         Parameters
         ----------
         address : str
-            HOST or HOST:PORT of the coordinator's server, started by `fedpca serve`.
+            The address of the coordinator's server, which `fedpca serve` starts, as HOST or HOST:PORT.
         sites : int or list of str, optional
-            The number of sites, or their names; by default all sites whose keys the server has. A run
-            that is resumed keeps the sites that it began with.
+            The number of sites, or their names; by default, all sites whose keys the server has. A
+            resumed run keeps the sites that it started with.
         credentials : path, optional
-            The folder that holds ``coordinator.secret`` and ``ca.pem``; by default the folder that
+            The folder that holds ``coordinator.secret`` and ``ca.pem``; by default, the folder that
             `fedpca serve` uses. Without a ``ca.pem``, the server's certificate must come from an
             authority that this machine trusts.
         insecure : bool
             Whether to use plain HTTP, without TLS.
         wait : float
-            Seconds to wait until the sites are online. After that, a quorum of them is enough.
+            How many seconds to wait for all sites to come online. After that, a quorum is enough.
         quorum, timeout, **options
-            As above; the time limit holds for a whole round.
+            As for `Federation`; the time limit applies to a whole round.
         """
         from fedpca.engines.flower.engine import connect
 
@@ -153,7 +154,7 @@ class Federation:
             raise
 
     def close(self) -> None:
-        """Close connections and threads; the federation may be used again afterwards."""
+        """Close connections and threads; the federation can be used again afterward."""
         self.engine.close()
 
     def __enter__(self) -> Federation:
@@ -163,19 +164,19 @@ class Federation:
         self.close()
 
     def sum(self, question: Question, **arrays: Any) -> Arrays:
-        """Ask all sites and return the total of their answers, the only thing that the program sees."""
+        """Ask all sites and return the total of their answers; the program sees nothing else."""
         return self._ask("sum", question, arrays).total
 
     def gather(self, question: Question, **arrays: Any) -> dict[str, Arrays]:
-        """Ask all sites and return each answer by the site's name; the coordinator sees them all."""
+        """Ask all sites and return their answers, keyed by site name; the coordinator sees each one."""
         return self._ask("gather", question, arrays).answers
 
     def bind(self, **lengths: int) -> None:
-        """Hold every later message of the run to these dimensions, as in ``bind(d=30)``."""
+        """Require these dimensions in all later messages of the run, as in ``bind(d=30)``."""
         self._dimensions |= lengths
 
     def report(self, residual: float, subspace: Callable[[], Array]) -> None:
-        """Record the residual after a round, and a function that returns the best subspace so far."""
+        """Record the residual after a round and a function that returns the current best subspace."""
         self.record.history[-1]["residual"] = residual
         self._best = subspace
 
@@ -190,11 +191,12 @@ class Federation:
         identity: Mapping[str, Any],
         seed: int | None = None,
     ) -> T:
-        """Return the result of ``program(federation, start)`` for exactly the sites in `record.sites`.
+        """Run ``program(federation, start)`` and return its result for exactly `record.sites`.
 
-        When sites are lost and the quorum holds, the program starts again with the other sites. Then
-        ``start`` is the best subspace that it had reported; otherwise it is None. ``identity`` says in
-        plain values what the run is, so that a journal of another run is refused.
+        If sites are lost but enough remain for a quorum, the program starts over with the remaining
+        sites. In that case, ``start`` is the best subspace that the program reported; otherwise, it is
+        None. ``identity`` describes the run in plain values, so that a journal from a different run is
+        refused.
         """
         self._begin(secrets.randbits(63) if seed is None else seed)
         if self._journal_path is not None:
@@ -210,7 +212,7 @@ class Federation:
                 journal.close()
                 raise JournalError(
                     f"{journal.path} belongs to a run with seed {journal.seed}, not {seed}; use that "
-                    "seed, or give the name of a new file"
+                    "seed or specify a new file"
                 )
             self._journal, self._run, self.record.seed = journal, journal.run, journal.seed
         try:
@@ -232,13 +234,13 @@ class Federation:
         self._dimensions: Dimensions = {}
         self._run = secrets.token_hex(8)
         self._attempt = 0
-        self._memory = 0  # the last round of this attempt that changed the memory of sites
+        self._memory = 0  # the last round of this attempt that changed the sites' memory
         self._journal = None
         self._best = None
         self._unannounced = None
 
     def _ask(self, verb: str, question: Question, arrays: Mapping[str, Any]) -> Round:
-        """Ask all sites one question, or take the answers from the journal, and record the round."""
+        """Ask all sites a question, or read the answers from the journal, and record the round."""
         self._announce()
         began = time.perf_counter()
         dimensions = dict(self._dimensions)
@@ -273,17 +275,17 @@ class Federation:
         return asked
 
     def _send(self, asked: Round) -> FedpcaError | None:
-        """Ask all sites, ask failed ones once more, and return an error if any refuse.
+        """Ask all sites, retry those that failed, and return an error if any site refuses.
 
-        A site that refuses, because of its rows or its policy, has not failed. People must decide
-        whether to ask again or to go on without it.
+        A site that refuses because of its rows or its policy has not failed. A person must decide
+        whether to ask again or continue without it.
         """
         failed: dict[str, str] = {}
         refused: dict[str, FedpcaError] = {}
         for attempt in (1, 2):
             pending = asked.sites if attempt == 1 else tuple(failed)
             asked.retried = list(failed)
-            failed = {name: f"site {name!r} gave no answer" for name in pending}
+            failed = {name: f"site {name!r} did not answer" for name in pending}
             for name, reply in self.engine.ask(pending, asked.request, self.timeout):
                 try:
                     asked.accept(name, reply)
@@ -303,13 +305,13 @@ class Federation:
         return kind("; ".join(str(error) for error in refused.values() if isinstance(error, kind)))
 
     def _announce(self) -> None:
-        """Announce the last round once the solver has had its chance to report on it."""
+        """Announce the last round once the solver has had a chance to report on it."""
         entry, self._unannounced = self._unannounced, None
         if entry is not None and self.on_round is not None:
             self.on_round(entry)
 
     def _go_on_without(self, lost: SitesLost) -> None:
-        """Record the lost sites and prepare another attempt without them, if the quorum holds."""
+        """Record the lost sites and prepare a new attempt without them, if a quorum remains."""
         remaining = tuple(name for name in self.record.sites if name not in lost.sites)
         last = self.record.history[-1]
         self.record.lost += [
@@ -323,7 +325,7 @@ class Federation:
         ]
         if len(remaining) < self.quorum:
             raise QuorumLost(
-                f"{len(remaining)} of {len(self.record.sites)} sites are left and the quorum is "
+                f"{len(remaining)} of {len(self.record.sites)} sites are left, but the quorum is "
                 f"{self.quorum}; {lost}"
             ) from lost
         self.record.sites = remaining
@@ -332,10 +334,10 @@ class Federation:
 
 
 def _check_limits(quorum: Any, timeout: Any, n_sites: int | None = None) -> None:
-    """Refuse a quorum or a time limit that makes no sense for this number of sites, if given."""
+    """Refuse a quorum that is out of range or a time limit that is not positive."""
     is_number = quorum is None or isinstance(quorum, Integral)
     if not is_number or (quorum is not None and not 1 <= quorum <= (n_sites or quorum)):
-        of = "the sites" if n_sites is None else f"the {n_sites} sites"
-        raise InputError(f"quorum={quorum} is not a whole number between 1 and {of}")
+        most = "the number of sites" if n_sites is None else f"{n_sites}, the number of sites"
+        raise InputError(f"quorum={quorum} must be a whole number from 1 to {most}")
     if timeout is not None and not (isinstance(timeout, Real) and float(timeout) > 0):
-        raise InputError(f"timeout={timeout!r} must be a number of seconds above 0, or None")
+        raise InputError(f"timeout={timeout!r} must be a positive number of seconds or None")

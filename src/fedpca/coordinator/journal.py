@@ -1,9 +1,9 @@
-"""Record the answers of a run in a file, and replay them when the run is resumed.
+"""Record a run's answers in a file and replay them when the run is resumed.
 
-A run is deterministic, given its seed and its answers. To resume a program that crashed, run it again:
-questions whose answers are in the journal get them from there, and the first question without one goes
-to the sites. A journal is a sequence of encoded messages, and the first one identifies the run. Each
-message is on the disk before the program goes on.
+A run is determined by its seed and the answers that it receives. To resume a program that crashed, run
+it again: the journal answers the questions that it recorded, and the first question that it did not
+record goes to the sites. A journal is a sequence of encoded messages; the first message identifies the
+run. Each message is on disk before the program continues.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from fedpca.protocol.message import (
 
 try:
     import fcntl
-except ImportError:  # pragma: no cover - Windows has no flock; two runs there must be kept apart
+except ImportError:  # pragma: no cover - Windows has no flock; users must keep runs apart
     fcntl = None  # type: ignore[assignment]
 
 
 class Journal:
-    """A file of recorded answers that a run reads first and then writes.
+    """A file of recorded answers that a run first replays and then extends.
 
     Parameters
     ----------
     path : path
-        A new file begins a run; the file of an earlier run resumes it.
+        A new file starts a new run; an existing journal resumes its run.
     identity : dict
-        The run's program, parameters and sites. A journal of another run is refused.
+        The run's program, parameters, and sites. A journal from a different run is refused.
     seed : int
-        The seed of a new run.
+        The seed for a new run.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, identity: Mapping[str, Any], seed: int):
@@ -57,7 +57,7 @@ class Journal:
                 self._file.seek(0)
             first = self._read()
             if first is None or "identity" not in first.header:
-                raise JournalError(f"{self.path} is not a journal; give the name of a new file")
+                raise JournalError(f"{self.path} is not a journal; specify a new file")
             _refuse_other(self.path, first.header["identity"], identity)
         except BaseException:
             self.close()
@@ -66,7 +66,7 @@ class Journal:
         self.seed: int = first.header["seed"]
 
     def next(self) -> Message | None:
-        """Return the next recorded round, or None at the end; drop a last record that is torn."""
+        """Return the next recorded round, or None at the end; drop an incomplete last record."""
         start = self._file.tell()
         record = self._read()
         if record is None:
@@ -75,7 +75,7 @@ class Journal:
         return record
 
     def append(self, header: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-        """Write one round and wait until it is on the disk."""
+        """Write one round and wait until it is on disk."""
         self._file.write(encode(compose(header, arrays, limit=None)))
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -85,20 +85,20 @@ class Journal:
         self._file.close()
 
     def _read(self) -> Message | None:
-        """Return the message at the file's position, or None if the file ends within it."""
+        """Return the message at the current position, or None if the file ends before the message."""
         start = self._file.tell()
         length = os.fstat(self._file.fileno()).st_size - start
         prefix = self._file.read(PREFIX_BYTES)
         size = encoded_size(prefix)
         if size is None and not prefix.strip(b"\0") and not self._file.read().strip(b"\0"):
-            return None  # the end, or zeros that a file system put in place of the last bytes
+            return None  # the end, or zeros that a file system wrote in place of the last bytes
         if len(prefix) < PREFIX_BYTES:
             return None
         if size is not None and size > length:
             if MARK in self._file.read():
                 raise JournalError(
-                    f"{self.path} is damaged at byte {start:,}: more records follow; give the name of "
-                    "a new file"
+                    f"{self.path} is damaged at byte {start:,}: an incomplete record is followed by "
+                    "more records; specify a new file"
                 )
             return None
         try:
@@ -109,7 +109,7 @@ class Journal:
             if size == length:
                 return None
             raise JournalError(
-                f"{self.path} is damaged at byte {start:,}: {error}; give the name of a new file"
+                f"{self.path} is damaged at byte {start:,}: {error}; specify a new file"
             ) from None
 
     def _lock(self) -> None:
@@ -119,12 +119,12 @@ class Journal:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise JournalError(
-                f"{self.path} is in use by another run; wait for it, or give the name of a new file"
+                f"{self.path} is in use by another run; wait for it to finish or specify a new file"
             ) from None
 
 
 def recorded_sites(path: str | os.PathLike[str] | None) -> list[str] | None:
-    """Return the sites of the run in a journal, or None if there is no run or no journal yet."""
+    """Return the sites recorded in a journal, or None if there is no usable journal."""
     if path is None:
         return None
     try:
@@ -134,22 +134,23 @@ def recorded_sites(path: str | os.PathLike[str] | None) -> list[str] | None:
             first = decode(prefix + file.read(size - PREFIX_BYTES), limit=None)
         return [str(name) for name in first.header["identity"]["sites"]]
     except (OSError, MessageError, LookupError, TypeError):
-        return None  # opening the journal reports what is wrong with it
+        return None  # opening the journal for the run reports what is wrong with it
 
 
 def _open_or_create(path: Path) -> BinaryIO:
-    """Open the file for reading and writing; create it empty, to be filled once it is locked.
+    """Open a file for reading and writing, creating an empty one if necessary.
 
-    Only its owner may read it, since it holds answers of single sites.
+    Nothing is written until the file is locked. Only the file's owner can read it, since it holds
+    individual sites' answers.
     """
     try:
         return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "rb+")
     except OSError as error:
-        raise JournalError(f"{path} cannot be a journal: {error.strerror}") from None
+        raise JournalError(f"cannot open journal {path}: {error.strerror}") from None
 
 
 def _refuse_other(path: Path, recorded: Any, identity: Any, where: str = "") -> None:
-    """Refuse a journal whose run differs from this one, and name the first difference."""
+    """Refuse a journal from a different run and name the first difference."""
     if recorded == identity:
         return
     if isinstance(recorded, dict) and isinstance(identity, dict):
@@ -157,6 +158,6 @@ def _refuse_other(path: Path, recorded: Any, identity: Any, where: str = "") -> 
             inner = f"{where}, {key}" if where else key
             _refuse_other(path, recorded.get(key), identity.get(key), inner)
     raise JournalError(
-        f"{path} belongs to another run ({where}: {recorded!r} there, {identity!r} here); give the "
-        "name of a new file"
+        f"{path} belongs to a different run ({where}: {recorded!r} in the journal, {identity!r} now); "
+        "specify a new file"
     )

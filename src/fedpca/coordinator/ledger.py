@@ -1,10 +1,10 @@
-"""Count what crossed between the coordinator and the sites: each field of each message, in bytes.
+"""Count the bytes of each message field that passes between the coordinator and the sites.
 
-The bytes are those of the encoded message, so they do not depend on the engine that carried it. A field
-that goes down to the sites is ``sent``. A field of an answer is ``summed`` if the coordinator uses only
-the total over sites, and ``seen`` if it reads each site's own answer. When a site fails or refuses, the
-round is void and the answers of the other sites are ``discarded``. Bytes that are not an expected
-message are not counted.
+Sizes are those of encoded messages, so they do not depend on the engine. A field that the coordinator
+sends to the sites is ``sent``. A field in an answer is ``summed`` if the coordinator uses only the
+total over sites, and ``seen`` if it reads each site's answer. If a site fails or refuses, the round is
+void, and the other sites' answers are ``discarded``. Bytes that do not belong to an expected message
+are not counted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from fedpca.arrays import Array
 
-ENVELOPE = "(envelope)"  # a message's prefix, header and padding
+ENVELOPE = "(envelope)"  # a message's prefix, header, and padding
 
 
 class Entry(NamedTuple):
@@ -32,7 +32,7 @@ class Entry(NamedTuple):
 
 
 class Total(NamedTuple):
-    """All fields of one name and shape in the messages of one question."""
+    """All message fields for one question that have the same name and shape."""
 
     question: str
     direction: str
@@ -44,7 +44,7 @@ class Total(NamedTuple):
 
 
 class _Crossing(NamedTuple):
-    """The messages of one round and direction that have the same fields."""
+    """The messages in one round and direction that have the same fields."""
 
     round: int
     question: str
@@ -56,7 +56,7 @@ class _Crossing(NamedTuple):
 
 @dataclass
 class Ledger:
-    """The messages of one run; iterating gives an `Entry` for each field of each message."""
+    """The messages of one run; iterating yields an `Entry` for each field of each message."""
 
     _crossings: list[_Crossing] = field(default_factory=list)
 
@@ -68,7 +68,7 @@ class Ledger:
         arrays: Mapping[str, Array],
         sizes: Mapping[str, int],
     ) -> None:
-        """Add one message to or from each site, with these fields; ``sizes`` are the encoded bytes."""
+        """Add a message with these fields to or from each site; ``sizes`` are encoded bytes."""
         fields = tuple((name, array.shape, array.nbytes) for name, array in arrays.items())
         direction = "down" if how == "sent" else "up"
         self._crossings.append(
@@ -77,12 +77,12 @@ class Ledger:
 
     @property
     def bytes_up(self) -> int:
-        """Return the bytes from the sites to the coordinator."""
+        """Return the number of bytes sent from the sites to the coordinator."""
         return self._bytes("up")
 
     @property
     def bytes_down(self) -> int:
-        """Return the bytes from the coordinator to the sites."""
+        """Return the number of bytes sent from the coordinator to the sites."""
         return self._bytes("down")
 
     def __iter__(self) -> Iterator[Entry]:
@@ -95,7 +95,7 @@ class Ledger:
                 yield Entry(*head, ENVELOPE, (), total - payload, crossing.how)
 
     def totals(self, site: str | None = None) -> list[Total]:
-        """Count messages and bytes by question, field and shape, for all sites or for one."""
+        """Count messages and bytes by question, field, and shape, for all sites or for one site."""
         totals: dict[tuple[str, str, str, tuple[int, ...], str], Total] = {}
         for entry in self:
             if site not in (None, entry.site):
@@ -113,7 +113,7 @@ class Ledger:
 
     @classmethod
     def from_header(cls, crossings: list[list[Any]]) -> Ledger:
-        """Restore the ledger from the values that `to_header` returned."""
+        """Restore a ledger from the values that `to_header` returned."""
         restored = []
         for number, question, direction, how, fields, sites in crossings:
             shapes = tuple((name, tuple(shape), size) for name, shape, size in fields)

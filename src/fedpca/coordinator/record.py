@@ -1,4 +1,4 @@
-"""Record a run: its rounds, its residuals, what crossed, and which sites were lost."""
+"""Record a run: its rounds, its residuals, the data exchanged, and the sites lost."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from fedpca.coordinator.ledger import Ledger
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a solver's run, as its program reports it.
+    """How a solver's run ended, as its program reports it.
 
-    ``stop_reason`` is "exact", "approximate", "converged", "max_rounds" or "stalled". Solvers of one
-    round leave something out. Each variance is too small by at most ``left_out``, a fraction of the
-    total, and each angle to the pooled components has a sine of at most ``angle_bound``. ``advice`` is
-    empty, or names a solver that would have taken fewer rounds.
+    ``stop_reason`` is "exact", "approximate", "converged", "max_rounds", or "stalled". One-round
+    solvers leave something out: each variance is too small by at most ``left_out``, as a fraction of
+    the total, and the sine of each angle to the pooled components is at most ``angle_bound``.
+    ``advice`` is empty or names a solver that would have taken fewer rounds.
     """
 
     solver: str
@@ -30,9 +30,9 @@ class RunRecord:
     """The record of one run.
 
     ``history`` has an entry for each round: its number, question, number of sites, bytes up and down,
-    seconds, and the residual if the solver reported one. ``lost`` says which site was given up in which
-    round, and why. ``sites`` are the sites whose rows the result is made from. The other fields are
-    those of `Outcome`. A model's file keeps everything but the seconds.
+    seconds, and the residual if the solver reported one. ``lost`` lists each site that was dropped,
+    with the round and the reason. ``sites`` are the sites whose rows contributed to the result. The
+    other fields are those of `Outcome`. A model file keeps everything except the seconds.
     """
 
     seed: int = 0
@@ -51,33 +51,33 @@ class RunRecord:
         return replace(self, **asdict(outcome))
 
     def to_header(self) -> dict[str, Any]:
-        """Return the record as plain values, without the seconds, which differ between equal runs."""
+        """Return the record as plain values, without the seconds, which vary between equal runs."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         history = [{**entry, "seconds": None} for entry in self.history]
         return {**values, "history": history, "ledger": self.ledger.to_header()}
 
     @classmethod
     def from_header(cls, header: dict[str, Any]) -> RunRecord:
-        """Restore the record from the values that `to_header` returned."""
+        """Restore a record from the values that `to_header` returned."""
         ledger = Ledger.from_header(header["ledger"])
         return cls(**{**header, "sites": tuple(header["sites"]), "ledger": ledger})
 
     @property
     def rounds(self) -> int:
-        """Count all questions asked, including those for the mean and for the final check."""
+        """Return the number of questions asked, including those for the mean and the final check."""
         return len(self.history)
 
     @property
     def solver_rounds(self) -> int:
-        """Count the rounds after which the solver reported a residual."""
+        """Return the number of rounds after which the solver reported a residual."""
         return sum(entry["residual"] is not None for entry in self.history)
 
     @property
     def bytes_up(self) -> int:
-        """Sum the bytes from the sites to the coordinator."""
+        """Return the number of bytes sent from the sites to the coordinator."""
         return sum(entry["bytes_up"] for entry in self.history)
 
     @property
     def bytes_down(self) -> int:
-        """Sum the bytes from the coordinator to the sites."""
+        """Return the number of bytes sent from the coordinator to the sites."""
         return sum(entry["bytes_down"] for entry in self.history)

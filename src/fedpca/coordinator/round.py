@@ -1,4 +1,4 @@
-"""Put one question to all sites: compose the request, check the answers, and combine them."""
+"""Ask all sites one question: compose the request, check the answers, and combine them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Round:
     arrays: Arrays
     sites: Sequence[str]
     dimensions: Dimensions
-    memory: int = 0  # the last round of the run that changed the memory of sites
+    memory: int = 0  # the last round of the run that changed the sites' memory
     total: Arrays = field(default_factory=dict)  # the result of a sum
     answers: dict[str, Arrays] = field(default_factory=dict)  # gathered, or not summed yet
     sizes: dict[str, int] = field(default_factory=dict)  # bytes of each accepted answer
@@ -53,9 +53,9 @@ class Round:
         self.request = compose(header, self.arrays)  # the same for every site
 
     def accept(self, name: str, reply: Message | bytes | SiteError) -> None:
-        """Check a site's answer and add it; errors name the site, the round and the question."""
+        """Check a site's answer and add it; errors name the site, the round, and the question."""
         if name not in self.sites or name in self.sizes:
-            return  # nobody waits for this answer
+            return  # nobody is waiting for this answer
         where = f"site {name!r}, round {self.number}, question {self.question.name!r}"
         try:
             if isinstance(reply, SiteError):
@@ -73,9 +73,9 @@ class Round:
             self._sum_in_site_order()
 
     def close(self, *, lost: dict[str, str], is_void: bool) -> None:
-        """End the round, and put the answers in the order of the sites.
+        """End the round and put the answers in site order.
 
-        A void round keeps no answers, so that none enters a result.
+        A void round keeps no answers, so none can enter a result.
         """
         self.lost, self.is_void = lost, is_void
         if is_void:
@@ -84,7 +84,7 @@ class Round:
         self.answers = {name: self.answers[name] for name in self.sites if name in self.answers}
 
     def enter(self, ledger: Ledger) -> dict[str, Any]:
-        """Write the round into the ledger, and return its entry for the history."""
+        """Write the round to the ledger and return its entry for the history."""
         asked = [*self.sites, *self.retried]
         for group in (self.sites, self.retried):
             sent = dict.fromkeys(group, self.request.n_bytes)
@@ -128,8 +128,8 @@ class Round:
         recorded = tuple(record.header.get(key) for key in ("round", "verb", "question"))
         if expected != recorded:
             raise JournalError(
-                f"the journal has {recorded} where this run asks {expected}; start it with a new "
-                "journal"
+                f"the journal records {recorded}, but this run asks {expected}; start the run with a "
+                "new journal"
             )
         self.sizes = dict(record.header["sizes"])
         self.retried = record.header["retried"]
@@ -144,7 +144,7 @@ class Round:
             self.answers.setdefault(names[int(index)], {})[name] = array
 
     def _sum_in_site_order(self) -> None:
-        """Add the answers whose turn it is in the order of sites, and drop each one after that."""
+        """Add the answers that are next in site order, dropping each one once it is added."""
         while self._unsummed and self._unsummed[0] in self.answers:
             arrays = self.answers.pop(self._unsummed.pop(0))
             if not self.total:
@@ -154,7 +154,7 @@ class Round:
                     total += arrays[name]
 
     def _check_header(self, message: Message, name: str) -> None:
-        """Raise the error that a site reports, or one if the answer is to another question."""
+        """Raise the error that a site reports, or one if the site answered a different question."""
         header = message.header
         if "error" in header:
             kind = REPORTED_BY_SITES.get(str(header["error"]), MessageError)

@@ -1,1 +1,1 @@
-"""Engines carry questions to sites and bring the answers back; they know no mathematics."""
+"""Engines carry questions to sites and bring back the answers; they contain no mathematics."""

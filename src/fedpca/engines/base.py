@@ -1,4 +1,4 @@
-"""Define what an engine must do: carry a message to sites and bring their answers back."""
+"""Define the engine interface: carry a message to sites and bring back their answers."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from fedpca.protocol.message import Message
 
 
 class Engine(Protocol):
-    """The transport of questions to sites and of answers back.
+    """A transport that carries questions to sites and answers back.
 
-    `ask` takes the same message to every site in ``names``, and encodes it if it leaves the process. It
+    `ask` sends the same message to every site in ``names``, and encodes it if it leaves the process. It
     yields each site's answer as it arrives, in any order: a `Message`, bytes if the answer comes from
-    another process, or a `SiteError` in place of an answer. Errors of a transport become a `SiteError`.
+    a different process, or a `SiteError` in place of an answer. Transport errors become a `SiteError`.
 
     `fingerprints` identifies the rows that the engine itself can read, so that a resumed run can
-    recognize them. `close` frees connections and threads; a later `ask` opens them again.
+    recognize them. `close` releases connections and threads; a later `ask` reopens them.
 
-    `fedpca.testing.check_engine` checks whether an engine keeps these promises.
+    `fedpca.testing.check_engine` checks that an engine meets these requirements.
     """
 
     @property

@@ -1,17 +1,17 @@
-"""Make and read the files that prove who is who: keys, certificates and the coordinator's secret.
+"""Create and read the files that prove identity: keys, certificates, and the coordinator's secret.
 
-A site makes a key pair and sends the public half to the coordinator. The server lets in only the sites
-whose public keys it was given. It shows a certificate, and sites recognize it by that. Whoever holds
-the coordinator's secret may ask the sites questions.
+A site creates a key pair and sends the public key to the coordinator. The server admits only sites
+whose public keys it was given. It presents a certificate, which the sites use to verify it. Anyone who
+holds the coordinator's secret can ask the sites questions.
 
 ::
 
-    north.key           a site's private key, never leaves it      (mode 600)
-    north.pub           its public half, with the site's name
+    north.key           a site's private key; never leaves it      (mode 600)
+    north.pub           the matching public key, with the site's name
     ca.pem              the authority that vouches for the server
     server.pem          the server's certificate
     server.key          the server's private key                   (mode 600)
-    coordinator.secret  what a fit shows to the server             (mode 600)
+    coordinator.secret  lets a fit use the server                  (mode 600)
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ except ImportError as error:  # pragma: no cover - the tests have it
     from fedpca.errors import InputError as _InputError
 
     raise _InputError(
-        "keys and certificates need an extra; install it with: pip install 'fedpca[flower]'"
+        "keys and certificates require an extra; install it with: pip install 'fedpca[flower]'"
     ) from error
 
 from fedpca.errors import FileError, InputError
@@ -46,11 +46,11 @@ _VALIDITY = datetime.timedelta(days=825)  # the longest that common TLS clients 
 
 
 def make_site_key(folder: Path, name: str) -> tuple[Path, Path]:
-    """Write a new key pair for a site, and return the paths of the private and the public half."""
+    """Write a new key pair for a site, and return the private and public key paths."""
     if not re.fullmatch(r"\w[\w.-]{0,63}", name) or name.isdigit():
         raise InputError(
-            f"{name!r} cannot be a site's name; use at most 64 letters, digits and ._-, and not digits "
-            "alone"
+            f"{name!r} is not a valid site name; use at most 64 letters, digits, and ._-, and at least "
+            "one character that is not a digit"
         )
     private_path, public_path = folder / f"{name}.key", folder / f"{name}.pub"
     _refuse_overwriting(private_path, public_path)
@@ -76,14 +76,14 @@ def read_site_key(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = serialization.load_ssh_private_key(_read(path), None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise FileError(f"{path} is not a key that `fedpca site-key` wrote") from None
+        raise FileError(f"{path} is not a key written by `fedpca site-key`") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise FileError(f"{path} is a key of another kind; make one with `fedpca site-key`")
+        raise FileError(f"{path} is the wrong type of key; create one with `fedpca site-key`")
     return key
 
 
 def read_public_keys(paths: Iterable[Path]) -> dict[str, ec.EllipticCurvePublicKey]:
-    """Read the public keys of sites, by the site names in the files."""
+    """Read the sites' public keys, and return them by the site names in the files."""
     keys: dict[str, ec.EllipticCurvePublicKey] = {}
     for path in paths:
         text = _read(path)
@@ -93,23 +93,23 @@ def read_public_keys(paths: Iterable[Path]) -> dict[str, ec.EllipticCurvePublicK
             key = None
         words = text.split()
         if not isinstance(key, ec.EllipticCurvePublicKey) or len(words) != 3:
-            raise FileError(f"{path} is not a public key that `fedpca site-key` wrote")
+            raise FileError(f"{path} is not a public key written by `fedpca site-key`")
         name = words[2].decode(errors="replace")
         if name in keys:
-            raise InputError(f"{path}: a key of {name!r} was given already; leave one of them out")
+            raise InputError(f"{path} is a second key for {name!r}; give only one key per site")
         if key in keys.values():
-            raise InputError(f"{path} is also the key of another site; each site needs its own")
+            raise InputError(f"{path} has the same key as a different site; each needs its own")
         keys[name] = key
     if not keys:
-        raise InputError("a server needs the public keys of its sites, as in north.pub south.pub")
+        raise InputError("a server needs its sites' public keys, as in north.pub south.pub")
     return keys
 
 
 def make_certificates(folder: Path, hosts: Sequence[str] = ()) -> None:
-    """Write a certificate for a server with these names, and the authority that vouches for it.
+    """Write a server certificate for these host names, and the authority that vouches for it.
 
-    The authority's own key is not kept, so it can vouch for nothing else. Without names, the
-    certificate names localhost and this machine.
+    The authority's own key is discarded, so it cannot sign anything else. If no names are given, the
+    certificate covers localhost and this machine.
     """
     paths = [folder / name for name in (CA, CERTIFICATE, KEY)]
     _refuse_overwriting(*paths)
@@ -161,22 +161,22 @@ def make_certificates(folder: Path, hosts: Sequence[str] = ()) -> None:
 
 
 def read_authority(path: Path) -> bytes:
-    """Read the certificate authority in a file."""
+    """Read a certificate authority from a file."""
     text = _read(path)
     try:
         x509.load_pem_x509_certificates(text)
     except ValueError:
-        raise FileError(f"{path} holds no certificate in PEM form") from None
+        raise FileError(f"{path} does not contain a PEM certificate") from None
     return text
 
 
 def server_files(folder: Path) -> tuple[Path, Path]:
-    """Return the paths of the server's certificate and key; refuse if one is missing."""
+    """Return the paths of the server's certificate and key; raise an error if one is missing."""
     paths = folder / CERTIFICATE, folder / KEY
     if paths[1].is_file() and not paths[0].is_file():
         raise FileError(
-            f"{paths[1]} exists without its certificate; put that at {paths[0]}, or move the key away "
-            "and use --make-certificates"
+            f"{paths[1]} exists without its certificate; put the certificate at {paths[0]}, or move "
+            "the key away and use --make-certificates"
         )
     for path in paths:
         if not path.is_file():
@@ -188,7 +188,7 @@ def server_files(folder: Path) -> tuple[Path, Path]:
 
 
 def make_secret(folder: Path) -> bytes:
-    """Return the coordinator's secret in a folder; the first call makes it."""
+    """Return the coordinator's secret from a folder, creating it first if necessary."""
     path = folder / SECRET
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -197,10 +197,10 @@ def make_secret(folder: Path) -> bytes:
 
 
 def read_secret(folder: Path) -> bytes:
-    """Read the coordinator's secret in a folder."""
+    """Read the coordinator's secret from a folder."""
     secret = _read(folder / SECRET).strip()
     if len(secret) < 32:
-        raise FileError(f"{folder / SECRET} is not a secret that `fedpca serve` wrote")
+        raise FileError(f"{folder / SECRET} is not a secret written by `fedpca serve`")
     return secret
 
 
@@ -214,7 +214,7 @@ def _general(host: str) -> x509.GeneralName:
     except ValueError:
         pass
     if not host or not host.isascii():
-        raise InputError(f"{host!r} is not a host name in ASCII; write it as DNS does, xn--...")
+        raise InputError(f"{host!r} is not an ASCII host name; use its DNS form, xn--...")
     return x509.DNSName(host)
 
 
@@ -235,7 +235,7 @@ def _usage(*, sign_certificates: bool) -> x509.KeyUsage:
 def _refuse_overwriting(*paths: Path) -> None:
     for path in paths:
         if path.exists():
-            raise FileError(f"{path} exists, and others may rely on it; move it away first")
+            raise FileError(f"{path} already exists and may be in use; move it away first")
 
 
 def _write(path: Path, text: bytes, *, private: bool = False) -> None:

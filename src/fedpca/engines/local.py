@@ -1,4 +1,4 @@
-"""Ask sites within this process, one after another or on threads, with the same bits either way."""
+"""Ask sites in this process, either sequentially or on threads, with identical results."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from fedpca.site.site import Site, cache_share
 
 
 class LocalEngine:
-    """An engine for sites that live in this process.
+    """An engine for sites in this process.
 
     Parameters
     ----------
-    sites : dict, list
-        The rows of each site, or a `Site`, by name or in order.
+    sites : dict or list
+        Each site's rows, or a `Site`, by name or in order.
     n_jobs : int, optional
-        Number of sites that work at the same time; one by default.
+        Number of sites that work at the same time; by default, one.
     journal : path, optional
-        The run's journal; the sites keep their memory in a folder next to it.
+        The run's journal; the sites save their memory in a folder next to it.
     """
 
     def __init__(
@@ -38,10 +38,10 @@ class LocalEngine:
         journal: str | os.PathLike[str] | None = None,
     ) -> None:
         if n_jobs is not None and (not isinstance(n_jobs, Integral) or n_jobs < 1):
-            raise InputError(f"n_jobs={n_jobs} must be a whole number of at least 1, or None")
+            raise InputError(f"n_jobs={n_jobs} must be a positive integer or None")
         if not isinstance(sites, Mapping | list | tuple):
             raise InputError(
-                f"sites must be a dict or list with the rows of each, not {type(sites).__name__}"
+                f"sites must be a dict or list with each site's rows, not {type(sites).__name__}"
             )
         self._store = None if journal is None else Path(f"{os.fspath(journal)}.sites")
         self._memory_limit = cache_share(len(sites))
@@ -71,11 +71,11 @@ class LocalEngine:
             yield from zip(names, self._pool.map(work, names), strict=True)
 
     def fingerprints(self) -> dict[str, str]:
-        """Return what identifies the rows of each site, for a journal."""
+        """Return a fingerprint of each site's rows, for the journal."""
         return {name: site.fingerprint for name, site in self._sites.items()}
 
     def close(self) -> None:
-        """End the threads."""
+        """Stop the threads."""
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown()
@@ -86,10 +86,10 @@ class LocalEngine:
     def _within(
         self, timeout: float, names: Sequence[str], request: Message
     ) -> Iterator[tuple[str, Message | SiteError]]:
-        """Keep ``n_jobs`` sites at work, and wait for none longer than the time limit.
+        """Keep ``n_jobs`` sites busy, and wait for each at most as long as the time limit.
 
-        A thread cannot be stopped, so a slow one runs on and its late answer is ignored. It is a daemon
-        thread, which does not keep the process alive.
+        A thread cannot be stopped, so a slow thread keeps running and its late answer is ignored. The
+        threads are daemons, so they do not keep the process alive.
         """
         answers: queue.Queue[tuple[str, Message | SiteError]] = queue.Queue()
         turns = threading.Semaphore(self._n_jobs)
@@ -124,11 +124,11 @@ class LocalEngine:
             yield answers.get()
 
     def _site(self, name: str, rows: Any) -> Site:
-        """Return the site given, or one with these rows."""
+        """Return ``rows`` if it is a site; otherwise, return a new site with these rows."""
         if isinstance(rows, Site):
             if rows.name != name:
                 raise InputError(
-                    f"the site given as {name!r} is called {rows.name!r}; use that name"
+                    f"the site passed as {name!r} is named {rows.name!r}; use that name"
                 )
             if not rows.has_own_store:
                 rows.store = self._store

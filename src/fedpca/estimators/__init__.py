@@ -1,4 +1,4 @@
-"""Estimators in the style of scikit-learn, and `load`, which reads the file of any of them."""
+"""Provide estimators with scikit-learn's interface, and `load`, which reads any estimator's file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["FederatedPCA", "PersonalizedPCA", "RobustPCA", "StreamingPCA", "load
 
 
 def load(path: str | os.PathLike[str]) -> FederatedPCA | PersonalizedPCA | RobustPCA | StreamingPCA:
-    """Read the fitted estimator in a model file, whichever kind it is."""
+    """Read a fitted estimator of any kind from a model file."""
     _, header = read_arrays(path, "model")
     if header.get("kind") == "summary":
         raise FileError(f"{path} is a summary, not a model; read it with Summary.load")

@@ -1,4 +1,4 @@
-"""`FederatedPCA`: the principal components that the pooled rows would give."""
+"""Define `FederatedPCA`, which finds the principal components of the pooled rows."""
 
 from __future__ import annotations
 
@@ -34,52 +34,54 @@ from fedpca.solvers.pca import principal_components
 class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
     """Find the principal components of rows that stay at their sites.
 
-    The result is that of `sklearn.decomposition.PCA` on the pooled rows.
+    The result matches `sklearn.decomposition.PCA` on the pooled rows.
 
     Parameters
     ----------
     n_components : int, float in (0, 1), {"auto", "mp", "gap"} or None
-        How many components. An integer is their number. A float is a share of the variance: the fewest
-        components that explain more are kept. "mp" keeps those above the Marchenko-Pastur edge of the
-        noise, and "auto" means "mp". "gap" keeps those before the largest gap. None keeps as many as
-        rows and features allow.
+        The number of components to keep. A float is a share of the variance: the fit keeps the fewest
+        components that explain more than this share. "mp" keeps the components above the
+        Marchenko-Pastur noise edge, and "auto" means "mp". "gap" keeps the components before the
+        largest gap. None keeps as many as the rows and features allow.
     solver : str or Solver
-        A name, or a value with options from `fedpca.solvers`, as in ``Faps(penalty=0.2)``. "auto" takes
-        the exact solver that moves fewer bytes, "covariance" or "lanczos". "power", "local-power" and
-        "faps", which masks its messages, take more rounds. "merge" and "average" take one round, in
-        which the coordinator sees the leading directions of each site. `run_.angle_bound` says how far
-        from exact they can be. Installed packages may add solvers.
+        A solver's name, or a solver from `fedpca.solvers` with options, such as
+        ``Faps(penalty=0.2)``. "auto" chooses between the exact solvers "covariance" and "lanczos",
+        whichever moves fewer bytes. "power", "local-power", and "faps", which masks its messages, take
+        more rounds. "merge" and "average" take one round, in which the coordinator sees each site's
+        leading directions. For these two, `run_.angle_bound` bounds the error. Installed packages may
+        add solvers.
     center : bool
-        Whether rows are centered on the mean of all sites' rows; otherwise components are about zero.
+        Whether to center rows on the mean of all sites' rows. Otherwise, components are about zero.
     scale : bool
-        Whether each feature is divided by its standard deviation over all sites. A constant feature is
+        Whether to divide each feature by its standard deviation over all sites. A constant feature is
         divided by 1.
     whiten : bool
-        Whether scores are divided by their standard deviations.
+        Whether to divide scores by their standard deviations.
     tol : float
         The solver stops when ``||A'A V - V theta||_F`` is at most this share of the trace of A'A,
-        unless `Faps` is told to stop by the objective.
+        unless `Faps` is set to stop based on the objective.
     max_rounds : int
-        The most rounds that the solver may take. A warning says if they were not enough.
+        The maximum number of rounds. If the solver needs more, the fit warns.
     random_state : int, RandomState or None
-        Seed of the solver's random start.
+        The seed for the solver's random start.
 
     Attributes
     ----------
     components_ : ndarray of shape (n_components_, n_features_in_)
     explained_variance_, explained_variance_ratio_, singular_values_ : ndarray of (n_components_,)
-        The ratio is to the total variance of all features, not only of the kept components.
+        The ratio is relative to the total variance of all features, not just the kept components.
     mean_, scale_ : ndarray of shape (n_features_in_,)
-        The mean and scale of all sites' rows; zeros without ``center``, and ones without ``scale``.
+        The mean and scale of all sites' rows. The mean is zero if ``center`` is False, and the scale is
+        one if ``scale`` is False.
     noise_variance_ : float
-        Mean variance along the directions that were left out.
+        The mean variance along the discarded directions.
     model_ : Model
         The fitted model, which transforms rows.
     site_variance_ratio_ : dict
-        The share of each site's variance, about its own mean, that the components explain; empty if a
-        site's policy refuses to tell.
+        The share of each site's variance, about its own mean, that the components explain. The dict is
+        empty if a site's policy withholds this share.
     run_ : RunRecord
-        Rounds, bytes, history, ledger, lost sites, and why the solver stopped.
+        Rounds, bytes, history, ledger, lost sites, and the reason the solver stopped.
 
     Examples
     --------
@@ -135,12 +137,12 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         Parameters
         ----------
         X : rows, list or dict of rows, or Federation
-            One table of rows; or the rows of each site, each an array, a sparse matrix, a data
-            frame, or the path of a file or folder; or a `Federation`.
+            One table of rows; a list or dict with the rows of each site; or a `Federation`. A site's
+            rows can be an array, a sparse matrix, a data frame, or the path to a file or folder.
         y : None
-            Not used.
+            Ignored.
         sites : array of shape (n_samples,), optional
-            The site label of each row, if X is one table.
+            The site label for each row, if X is one table.
         """
         self._validate_params()
         solver = find_solver(self.solver)
@@ -165,13 +167,13 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         return self
 
     def fit_transform(self, X: Any, y: Any = None, *, sites: Any = None) -> Array:
-        """Fit to one table of rows and return their scores."""
+        """Fit the model to one table of rows, and return their scores."""
         refuse_many_sites(X)
         return np.asarray(self.fit(X, sites=sites).transform(X))
 
     @property
     def scale_(self) -> Array:
-        """Return the scale of each feature; ones without ``scale``."""
+        """Return the scale of each feature, or ones if ``scale`` is False."""
         return self._model().scale
 
     @property
@@ -180,7 +182,7 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         return float(self._model().total_variance)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the fitted model to a file that `fedpca.load` reads."""
+        """Write the fitted model to a file that `fedpca.load` can read."""
         header = {
             "site_variance_ratio": self.site_variance_ratio_,
             "run": self.run_.to_header(),
@@ -205,6 +207,6 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         set_features(self, model.components.shape[1], features)
 
     def _model(self) -> Model:
-        """Return the fitted model; refuse an estimator that is not fitted."""
+        """Return the fitted model, or raise an error if the estimator is not fitted."""
         check_is_fitted(self)
         return self.model_

@@ -1,4 +1,4 @@
-"""What all estimators need to save and load: the header of a model file."""
+"""Write and read model file headers, which all estimators use to save and load."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SOLVER_PARAMETERS: dict[str, Mapping[str, Any]] = {
 
 
 def file_header(estimator: BaseEstimator, n_samples: int, **more: Any) -> dict[str, Any]:
-    """Return the header of an estimator's file, without the state of a random generator."""
+    """Return the header for an estimator's file, without any random generator's state."""
     parameters = plain_params(estimator)
     if not isinstance(parameters.get("random_state"), int | None):
         parameters["random_state"] = None
@@ -40,7 +40,7 @@ def file_header(estimator: BaseEstimator, n_samples: int, **more: Any) -> dict[s
 
 
 def from_header(kind: type[T], path: str | os.PathLike[str], header: dict[str, Any]) -> T:
-    """Make the estimator that a file's header describes, not yet fitted."""
+    """Create the unfitted estimator that a file's header describes."""
     if header.get("estimator") != kind.__name__:
         raise FileError(
             f"{path} holds a {header.get('estimator')}, not a {kind.__name__}; use fedpca.load"
@@ -60,8 +60,8 @@ def record_in(header: dict[str, Any]) -> RunRecord:
 
 @contextmanager
 def usable_header(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn errors inside the block into a `FileError` about the header of a file."""
+    """Turn errors inside the block into a `FileError` about the file's header."""
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise FileError(f"{path} has a header that cannot be used: {error}") from None
+        raise FileError(f"{path} has an invalid header: {error}") from None

@@ -1,4 +1,7 @@
-"""The steps of every `fit`: accept rows in any form, run a program, and warn about its end."""
+"""Carry out the steps common to every `fit`.
+
+These steps accept rows in any form, run a program, and warn if it did not converge.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ from fedpca.rows.open import open_rows
 from fedpca.site.site import Site
 from fedpca.solvers.catalogue import to_plain
 
-FEATURES = {"n_features_in_", "feature_names_in_"}  # attributes that a fit sets
+FEATURES = {"n_features_in_", "feature_names_in_"}  # attributes that fit sets
 
 
 def run_program(
@@ -37,9 +40,10 @@ def run_program(
     parameters: dict[str, Any],
     **more: Any,
 ) -> tuple[Any, RunRecord]:
-    """Run a program over a federation; return its result and the record of the run.
+    """Run a program over a federation, and return its result and the run record.
 
-    The program gets ``parameters`` and ``more``. A journal recognizes the run by ``parameters`` alone.
+    The program receives ``parameters`` and ``more``. A journal identifies the run by ``parameters``
+    alone.
     """
     plain = None if solver is None else to_plain(solver)
     result = fed.run(
@@ -54,24 +58,27 @@ def run_program(
 
 
 def plain_params(estimator: BaseEstimator) -> dict[str, Any]:
-    """Return an estimator's parameters, with NumPy scalars turned into Python numbers."""
+    """Return an estimator's parameters, with NumPy scalars converted to Python numbers."""
     given = estimator.get_params(deep=False)
     return {k: v.item() if isinstance(v, np.generic) else v for k, v in given.items()}
 
 
 def warn_unconverged(estimator: BaseEstimator, run: RunRecord, what: str, hint: str = "") -> None:
-    """Warn if a solver used up its rounds; call it from ``fit``, so that it points at fit's caller."""
+    """Warn if a solver ran out of rounds.
+
+    Call this directly from ``fit``, so that the warning points to the line that called ``fit``.
+    """
     if run.stop_reason == "max_rounds":
         warnings.warn(
-            f"{what} {run.solver!r} stopped after max_rounds={estimator.max_rounds} before it met "
-            f"tol={estimator.tol}; allow more rounds or a larger tol{hint}",
+            f"{what} {run.solver!r} stopped at max_rounds={estimator.max_rounds} before reaching "
+            f"tol={estimator.tol}; increase max_rounds or tol{hint}",
             ConvergenceWarning,
             stacklevel=3,
         )
 
 
 def seed_of(random_state: Any) -> int | None:
-    """Return the seed of a run from scikit-learn's ``random_state``."""
+    """Return a seed for a run, based on scikit-learn's ``random_state``."""
     if random_state is None:
         return None
     if isinstance(random_state, Integral):
@@ -80,9 +87,11 @@ def seed_of(random_state: Any) -> int | None:
 
 
 def refuse_many_sites(X: Any) -> None:
-    """Refuse the rows of several sites, since `fit_transform` needs one table."""
+    """Refuse rows from several sites, because `fit_transform` needs a single table."""
     if is_many_sites(X):
-        raise InputError("fit_transform takes one table; call fit, then transform each site's rows")
+        raise InputError(
+            "fit_transform takes a single table; call fit and then transform each site's rows"
+        )
 
 
 def set_features(estimator: BaseEstimator, n_features: int, names: Any) -> None:
@@ -93,14 +102,14 @@ def set_features(estimator: BaseEstimator, n_features: int, names: Any) -> None:
 
 
 def forget_features(estimator: BaseEstimator) -> None:
-    """Delete the attributes for features, so that a fit starts without those of the last one."""
+    """Delete the feature attributes, so that a fit does not start with the previous fit's features."""
     for name in FEATURES:
         estimator.__dict__.pop(name, None)
 
 
 @contextmanager
 def new_features(estimator: BaseEstimator) -> Iterator[None]:
-    """Start a fit without the features of the last one; restore them if it fails."""
+    """Start a fit without the previous fit's features, and restore them if the new fit fails."""
     before = dict(estimator.__dict__)
     forget_features(estimator)
     try:
@@ -113,21 +122,21 @@ def new_features(estimator: BaseEstimator) -> Iterator[None]:
 
 
 def is_many_sites(X: Any) -> bool:
-    """Return whether X is a federation, or a list or dict of sites' rows, and not one table."""
+    """Return whether X is a federation or a list or dict of sites' rows, rather than one table."""
     if isinstance(X, Federation | Mapping):
-        return not sp.issparse(X)  # one of scipy's formats is a dict
+        return not sp.issparse(X)  # scipy's DOK format is a dict
     if not isinstance(X, list | tuple) or not X or not _is_rows(X[0]):
         return False
     for i, item in enumerate(X, start=1):
         if not _is_rows(item):
             raise InputError(
-                f"site-{i} of the list is not a 2-D table ({type(item).__name__}); give one"
+                f"site-{i} in the list is not a 2-D table but {type(item).__name__}; pass a 2-D table"
             )
     return True
 
 
 def validated(estimator: Any, X: Any, **checks: Any) -> Any:
-    """Return one table after scikit-learn's checks, or the rows of several sites unchanged."""
+    """Check one table as scikit-learn does and return it; return several sites' rows unchanged."""
     if is_many_sites(X):
         return X
     return validate_data(
@@ -141,7 +150,7 @@ def validated(estimator: Any, X: Any, **checks: Any) -> Any:
 
 
 def holds_rows(X: Any) -> bool:
-    """Return whether X holds the rows themselves, and not sites or a federation that keep them."""
+    """Return whether X holds the rows themselves, rather than sites or a federation."""
     if isinstance(X, Federation):
         return False
     items = X.values() if isinstance(X, Mapping) and not sp.issparse(X) else X
@@ -149,39 +158,41 @@ def holds_rows(X: Any) -> bool:
 
 
 def as_federation(X: Any, sites: Any = None) -> Federation:
-    """Return X if it is a federation, or a federation in this process over the rows in X."""
+    """Return X if it is a federation; otherwise return an in-process federation over the rows in X."""
     if is_many_sites(X):
         if sites is not None:
             raise InputError(
-                "sites= labels the rows of one table; these rows are split already, so leave sites= out"
+                "sites= labels the rows of a single table; X is already split by site, so omit sites="
             )
         return X if isinstance(X, Federation) else Federation.local(X)
     return Federation.local([X] if sites is None else rows_by_label(X, sites))
 
 
 def rows_by_label(X: Any, sites: Any) -> dict[str, Any]:
-    """Return the rows of one table, grouped by their site labels."""
+    """Group the rows of one table by their site labels."""
     labels = labels_of_rows(sites, X.shape[0])
     return {str(name): X[labels == name] for name in np.unique(labels)}
 
 
 def labels_of_rows(sites: Any, n_rows: int) -> Array:
-    """Return the site labels as strings, after checking that each row has one."""
+    """Check that each row has a site label, and return the labels as strings."""
     labels = np.asarray(sites)
     if labels.shape != (n_rows,):
         raise InputError(
-            f"sites has shape {labels.shape}; give one label for each of the {n_rows} rows"
+            f"sites has shape {labels.shape}; pass one label for each of the {n_rows} rows"
         )
     n_unlabeled = sum(label is None or label != label for label in labels.tolist())
     if n_unlabeled:
-        raise InputError(f"sites has no label for {n_unlabeled} rows; give each row one")
+        raise InputError(
+            f"sites has no label for {n_unlabeled} of the {n_rows} rows; label every row"
+        )
     return labels.astype(str)
 
 
 def as_stream(X: Any) -> Rows | Iterator[Any] | None:
-    """Return the rows of files, or an iterator of batches; None if X is one table."""
+    """Return the rows in files or an iterator over batches; return None if X is one table."""
     if isinstance(X, Federation):
-        raise InputError("the rows of a Federation stay at their sites; use FederatedPCA")
+        raise InputError("a Federation's rows stay at their sites; use FederatedPCA instead")
     if isinstance(X, Iterator):
         return X
     if _is_path(X):
@@ -190,7 +201,7 @@ def as_stream(X: Any) -> Rows | Iterator[Any] | None:
         return None
     items = list(X.values() if isinstance(X, Mapping) else X)
     if any(isinstance(item, Site) for item in items):
-        raise InputError("the rows of a Site stay there; use FederatedPCA")
+        raise InputError("a Site's rows stay at the site; use FederatedPCA instead")
     if items and all(_is_path(item) for item in items):
         return JoinedRows([(str(item), open_rows(item)) for item in items])
     return iter(items)
@@ -201,7 +212,7 @@ def _is_path(item: Any) -> bool:
 
 
 def _is_rows(item: Any) -> bool:
-    """Return whether an item of a list is a site's rows: a path, a data frame, or anything 2-D."""
+    """Return whether a list item is a site's rows: a path, a data frame, or anything 2-D."""
     if _is_path(item) or isinstance(item, Site):
         return True
     shape = getattr(item, "shape", None)

@@ -1,4 +1,4 @@
-"""Mixins for estimators with a linear model: the attributes and methods of scikit-learn's PCA."""
+"""Give estimators with a linear model the attributes and methods of scikit-learn's PCA."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FITTED = (
 
 
 class LinearAttributes:
-    """Fitted attributes that an estimator with ``_model()`` reads from its model."""
+    """Add the fitted attributes that an estimator reads from the model that ``_model()`` returns."""
 
     if TYPE_CHECKING:
 
@@ -46,12 +46,12 @@ class LinearAttributes:
 
     @property
     def mean_(self) -> Array:
-        """Return the mean of the rows; zeros without ``center``."""
+        """Return the mean of the rows, or zeros if ``center`` is False."""
         return self._model().mean
 
     @property
     def noise_variance_(self) -> float:
-        """Return the mean variance along the directions that were left out."""
+        """Return the mean variance along the discarded directions."""
         return float(self._model().noise_variance)
 
     @property
@@ -65,7 +65,7 @@ class LinearAttributes:
 
 
 class LinearMethods(LinearAttributes, ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # type: ignore[misc]
-    """Attributes and methods of a PCA, for an estimator with ``_model()`` and ``whiten``."""
+    """Add the attributes and methods of a PCA to an estimator with ``_model()`` and ``whiten``."""
 
     whiten: bool
 
@@ -77,22 +77,22 @@ class LinearMethods(LinearAttributes, ClassNamePrefixFeaturesOutMixin, Transform
 
     @property
     def singular_values_(self) -> Array:
-        """Return the singular value of the centered rows for each component."""
+        """Return the centered rows' singular value for each component."""
         return self._model().singular_values
 
     def transform(self, X: Any) -> Array:
-        """Return the scores of rows on the components, ``(n, n_components_)``."""
+        """Return the rows' scores on the components, ``(n, n_components_)``."""
         model = self._model()
         rows = self._rows(X)
         scores = model.transform(rows, whiten=self.whiten)
         return scores.astype(rows.dtype, copy=False)
 
     def inverse_transform(self, X: Any) -> Array:
-        """Return the rows with these scores and nothing outside the components."""
+        """Return the rows within the span of the components that have these scores."""
         return rows_from_scores(self._model(), X, whiten=self.whiten)
 
     def get_covariance(self) -> Array:
-        """Return the covariance of rows under the probabilistic model, ``(d, d)``."""
+        """Return the covariance of the rows under the probabilistic model, ``(d, d)``."""
         return self._model().covariance()
 
     def get_precision(self) -> Array:
@@ -105,11 +105,11 @@ class LinearMethods(LinearAttributes, ClassNamePrefixFeaturesOutMixin, Transform
         return model.log_likelihood(self._rows(X, accept_sparse=False))
 
     def score(self, X: Any, y: Any = None) -> float:
-        """Return the mean log-likelihood of rows."""
+        """Return the mean log-likelihood of the rows."""
         return float(self.score_samples(X).mean())
 
     def to_sklearn(self) -> Any:
-        """Return the model as scikit-learn's PCA, after a StandardScaler if features are scaled."""
+        """Return a scikit-learn PCA, preceded by a StandardScaler if features are scaled."""
         check_is_fitted(self)
         return _scikit_learn_twin(self)
 
@@ -117,33 +117,33 @@ class LinearMethods(LinearAttributes, ClassNamePrefixFeaturesOutMixin, Transform
         return tags_for_rows(super().__sklearn_tags__())
 
     def _rows(self, X: Any, accept_sparse: Any = ("csr", "csc")) -> Any:
-        """Return new rows after scikit-learn's checks."""
+        """Check new rows as scikit-learn does, and return them."""
         return validate_data(
             self, X, accept_sparse=accept_sparse, dtype=[np.float64, np.float32], reset=False
         )
 
 
 def rows_from_scores(model: Model, X: Any, *, whiten: bool = False) -> Array:
-    """Return the rows with these scores, in the dtype of the scores."""
+    """Return the rows that have these scores, in the scores' dtype."""
     scores = check_array(X, dtype=[np.float64, np.float32])
     if scores.shape[1] != len(model.components):
         raise InputError(
             f"scores have {scores.shape[1]} columns, but the model has {len(model.components)} "
-            "components; give one column for each"
+            "components; pass one column per component"
         )
     return model.inverse_transform(scores, whiten=whiten).astype(scores.dtype, copy=False)
 
 
 def tags_for_rows(tags: Any) -> Any:
-    """Set scikit-learn's tags for an estimator that takes sparse rows and keeps float32."""
+    """Set scikit-learn's tags for an estimator that accepts sparse rows and preserves float32."""
     tags.transformer_tags.preserves_dtype = ["float64", "float32"]
     tags.input_tags.sparse = True
     return tags
 
 
 def _scikit_learn_twin(model: Any) -> Any:
-    """Make a PCA with the same scores, after a StandardScaler if the model scales features."""
-    # slow to import, and no fit needs them
+    """Make a PCA with the same scores, preceded by a StandardScaler if the model scales features."""
+    # These imports are slow, and fit does not need them.
     from sklearn.decomposition import PCA
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler

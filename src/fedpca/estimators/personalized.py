@@ -1,4 +1,4 @@
-"""`PersonalizedPCA`: components that all sites share, and local components of each site."""
+"""Define `PersonalizedPCA`, which finds shared components and each site's local components."""
 
 from __future__ import annotations
 
@@ -41,81 +41,86 @@ from fedpca.solvers.catalogue import PERSONALIZED, find_personalized
 from fedpca.solvers.personalized.contract import PersonalizedSolver
 from fedpca.solvers.personalized.program import STARTS, check_ranks, shared_and_local
 
-STALL_TIMES_TOL = 100  # a stall with a residual of at most this times tol needs no warning
-STALL_ROUNDING = 1e-10  # stands for a smaller tol, which rounding may keep out of reach
-MIN_MISALIGNMENT = 0.05  # below this, shared and local components cannot be told apart
+STALL_TIMES_TOL = 100  # no warning for a stall if the residual is at most this many times tol
+STALL_ROUNDING = 1e-10  # replaces a smaller tol, which rounding may make unreachable
+MIN_MISALIGNMENT = 0.05  # below this, shared and local components cannot be distinguished
 
 
 class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """Find components that all sites share, and local components of each site, orthogonal to these.
+    """Find components that all sites share, and local components for each site.
 
-    The coordinator asks for sums: products of rows with the shared components, and projections on the
+    Each site's local components are orthogonal to the shared components.
+
+    The coordinator asks for sums: products of rows with the shared components, and projections onto the
     sites' leading and local directions. It also asks each site for its column names and three numbers.
-    No site sends its local components, unless ``gather`` allows it. If a site has a folder, it keeps
-    them there, in a model file of its own.
+    No site sends its local components unless ``gather`` allows it. If a site has a folder, the site
+    keeps its local components there, in its own model file.
 
-    Shared components can be told from local ones only if the local ones differ between sites, which
-    `misalignment_` measures. If ``n_local`` is too small, shared components follow the local directions
-    of some site. If it is too large, local components may take in shared directions. `search_ranks`
-    helps to choose.
+    Shared and local components can be distinguished only if the local ones differ between sites, which
+    `misalignment_` measures. If ``n_local`` is too small, shared components follow some site's local
+    directions. If it is too large, local components may absorb shared directions. Use `search_ranks` to
+    choose the numbers.
 
     Parameters
     ----------
     n_shared : int
         The number of components that all sites share.
     n_local : int or dict
-        The number of local components: one number for all sites, or a dict of one for each site's name.
-    method : {"power", "stiefel", "polar"}, or a value of `fedpca.solvers`
-        "power" needs no step length, and its objective never falls. "stiefel" and "polar" are the
+        The number of local components: one number for all sites, or a dict that maps each site's name
+        to a number.
+    method : {"power", "stiefel", "polar"}, or a solver from `fedpca.solvers`
+        "power" needs no step length, and its objective never decreases. "stiefel" and "polar" are the
         published gradient methods. `Stiefel` and `Polar` take a step length and a retraction.
     start : {"stack", "average", "random"}
-        "stack" takes the directions that the leading directions of most sites have in common. "average"
-        takes those of the averaged covariance, as published, which fails if local variances are much
-        larger than shared ones. "random" starts anywhere.
+        "stack" starts from the directions that the leading directions of most sites have in common.
+        "average" starts from the leading directions of the averaged covariance, as published, which
+        fails if local variances are much larger than shared ones. "random" starts from random
+        directions.
     weights : {"site", "rows"}
-        Whether every site counts the same, or by its row count.
+        Whether to weight all sites equally or by their row counts.
     center : {"site", "common", "none"}
-        Whether a site's rows are centered on its own mean, on the mean of all sites' rows, or not at
-        all. A site's own mean stays there, unless ``scale`` is set.
+        Whether to center a site's rows on the site's own mean, on the mean of all sites' rows, or not
+        at all. A site's own mean stays at the site unless ``scale`` is set.
     scale : bool
-        Whether each feature is divided by its standard deviation over all sites. A constant feature is
-        divided by 1. Sites are then asked for the sums of their columns.
+        Whether to divide each feature by its standard deviation over all sites. A constant feature is
+        divided by 1. If True, the coordinator asks sites for their column sums.
     tol : float
-        A share of the variance along the shared components. "power" stops when the next step promises
-        to add at most this share, "stiefel" and "polar" when the last step added at most this share.
-        Their steps are short if a site's variance is large, so they may stop too early.
+        A share of the variance along the shared components. "power" stops when the next step is
+        predicted to add at most this share. "stiefel" and "polar" stop when the last step added at most
+        this share. Their steps are short if a site's variance is large, so they may stop too early.
     max_rounds : int
-        The most rounds that the solver may take. A warning says if they were not enough.
+        The maximum number of rounds. If the solver needs more, the fit warns.
     gather : bool or None
-        Whether the coordinator may see the local components of each site. By default it may if ``fit``
-        is given the rows themselves, and not if it is given a `Federation` or sites.
+        Whether the coordinator may see each site's local components. By default, it may if ``fit`` is
+        given the rows themselves, but not if ``fit`` is given a `Federation` or sites.
     random_state : int, RandomState or None
-        Seed of a random start.
+        The seed for a random start.
 
     Attributes
     ----------
     components_ : ndarray of shape (n_shared, n_features_in_)
         The shared components.
     explained_variance_ : ndarray of shape (n_shared,)
-        Variance along the shared components, averaged over sites, or over rows with ``weights="rows"``.
-        Variances are mean squares here, sums of squares over n, as in the paper.
+        The variance along the shared components, averaged over sites, or over rows with
+        ``weights="rows"``. Here, as in the paper, a variance is a mean square: a sum of squares divided
+        by n.
     local_components_, local_variance_ : dict
-        The local components of each site that the model holds, ``(r, n_features_in_)``, and the
-        variance along them. A site whose rows have fewer directions than asked for has fewer.
+        The local components of each site in the model, ``(r, n_features_in_)``, and the variance along
+        them. A site has fewer local components than requested if its rows span fewer directions.
     site_means_ : dict
         The mean that is subtracted from each site's rows.
     site_variance_ : dict
-        The shares of each site's variance that are "shared", "local" and "left", which is neither;
-        empty if a site's policy refuses to tell.
+        The shares of each site's variance that are "shared", "local", and "left" (neither). The dict is
+        empty if a site's policy withholds these shares.
     misalignment_ : float
         How much local components differ between sites: 1 minus the largest eigenvalue of the mean
-        projection on them. Near 0 the separation means nothing, and a warning says so.
+        projection onto them. Near 0, the separation is meaningless, and the fit warns.
     objective_ : float
-        Variance along shared and local components, averaged over sites.
+        The variance along shared and local components, averaged over sites.
     scale_ : ndarray of shape (n_features_in_,)
-        The scale of each feature; ones without ``scale``.
+        The scale of each feature, or ones if ``scale`` is False.
     run_ : RunRecord
-        Rounds, bytes, history, ledger, lost sites, and why the solver stopped.
+        Rounds, bytes, history, ledger, lost sites, and the reason the solver stopped.
 
     Examples
     --------
@@ -176,17 +181,17 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any = None, *, sites: Any = None) -> Self:
-        """Find the shared components of all sites, and the local components of each.
+        """Find the components that all sites share, and the local components of each site.
 
         Parameters
         ----------
         X : dict or list of rows, Federation, or rows
-            The rows of each site, each an array, a sparse matrix, a data frame, or the path of a file
-            or folder; or a `Federation`; or one table with ``sites``.
+            A dict or list with the rows of each site; a `Federation`; or one table with ``sites``. A
+            site's rows can be an array, a sparse matrix, a data frame, or the path to a file or folder.
         y : None
-            Not used.
+            Ignored.
         sites : array of shape (n_samples,), optional
-            The site label of each row, if X is one table.
+            The site label for each row, if X is one table.
         """
         self._validate_params()
         solver = find_personalized(self.method)
@@ -210,15 +215,15 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         return self
 
     def fit_transform(self, X: Any, y: Any = None, *, sites: Any = None) -> Array:
-        """Fit to one table of rows and return their scores."""
+        """Fit the model to one table of rows, and return their scores."""
         refuse_many_sites(X)
         return self.fit(X, sites=sites).transform(X, sites)
 
     def transform(self, X: Any, site: Any = None) -> Array:
-        """Return the scores of rows, shared then local, ``(n, n_shared + n_local)``.
+        """Return the rows' scores, shared and then local, ``(n, n_shared + n_local)``.
 
-        ``site`` is the name of the rows' site, or one label for each row. It may be left out if the
-        model holds a single site. Columns for components that a site lacks are zero.
+        ``site`` is the name of the rows' site, or one label for each row. You can omit it if the model
+        holds a single site. Columns for components that a site lacks are zero.
         """
         rows = self._rows(X)
         model = self.model_
@@ -229,13 +234,13 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         return scores.astype(rows.dtype, copy=False)
 
     def inverse_transform(self, X: Any, site: Any = None) -> Array:
-        """Return the rows with these scores and nothing outside the site's components."""
+        """Return the rows within the span of the site's components that have these scores."""
         check_is_fitted(self)
         scores = check_array(X, dtype=[np.float64, np.float32])
         width = len(self.components_) + self.model_.n_local
         if scores.shape[1] != width:
             raise InputError(
-                f"scores have {scores.shape[1]} columns instead of {width}; give one for each component"
+                f"scores have {scores.shape[1]} columns instead of {width}; pass one per component"
             )
         rows = np.empty((len(scores), self.n_features_in_))
         for name, chosen in self._by_site(scores, site):
@@ -245,7 +250,7 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
     def split(self, X: Any, site: Any = None) -> Split:
         """Split centered rows into a shared part, a local part, and the remainder, ``left``.
 
-        The parts are in the units of the rows. They are orthogonal once divided by `scale_`.
+        The parts are in the rows' original units. They are orthogonal once divided by `scale_`.
         """
         rows = self._rows(X)
         split = Split(*(np.empty(rows.shape) for _ in Split._fields))
@@ -257,10 +262,11 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
     def reconstruction_errors(self, X: Any, sites: Any = None) -> dict[str, float]:
         """Return the mean squared length of the remainder of each site's rows.
 
-        The remainder is the part outside the site's components, divided by `scale_`. ``X`` is a dict of
-        rows by site, or one table with ``sites``, one label for each row. The rows may be new.
+        The remainder is the part outside the site's components, divided by `scale_`. ``X`` is a dict
+        that maps each site to its rows, or one table with ``sites``, which has one label for each row.
+        The rows need not be those of the fit.
         """
-        if not isinstance(X, Mapping) or sp.issparse(X):  # one of scipy's formats is a dict
+        if not isinstance(X, Mapping) or sp.issparse(X):  # scipy's DOK format is a dict
             rows = self._rows(X)
             X = {name: rows[chosen] for name, chosen in self._by_site(rows, sites)}
         return {
@@ -269,23 +275,21 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         }
 
     def add_site(self, name: str, X: Any, n_local: int | None = None) -> Self:
-        """Add a site that was not in the fit; its local components come from its own rows.
+        """Add a site that was not in the fit, and find its local components in its own rows.
 
-        ``X`` are the site's rows, or their path. ``n_local`` is the number of its local components; the
-        default is that of the fit. The shared components, `objective_`, `misalignment_` and
-        `n_samples_` stay as they are.
+        ``X`` holds the site's rows or their path. ``n_local`` is the number of local components for the
+        site, and defaults to the number used in the fit. The shared components, `objective_`,
+        `misalignment_`, and `n_samples_` do not change.
         """
         check_is_fitted(self)
         name = str(name)
         given = self.n_local if n_local is None else n_local
         rank = given.get(name) if isinstance(given, Mapping) else given
         if not isinstance(rank, Integral) or rank < 1:
-            raise InputError(
-                f"n_local={rank!r} for site {name!r} must be a whole number of at least 1"
-            )
+            raise InputError(f"n_local={rank!r} for site {name!r} must be a positive integer")
         if name in self.local_components_:
             raise InputError(
-                f"site {name!r} is in the model already; give the new site another name"
+                f"site {name!r} is already in the model; use a different name for the new site"
             )
         rows = open_rows(X)
         d, order = self.n_features_in_, None
@@ -294,7 +298,7 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
             order = column_order(tuple(features), rows.features, f"site {name!r}")
         elif rows.n_features != d:
             raise InputError(
-                f"site {name!r} has {rows.n_features} columns instead of {d}; give all features"
+                f"site {name!r} has {rows.n_features} columns instead of {d}; pass all features"
             )
         check_ranks(len(self.components_), int(rank), d)
         model = self.model_.with_site(name, rows, int(rank), order)
@@ -303,28 +307,29 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         return self
 
     def site_affinity(self) -> Array:
-        """Return the affinity of each pair of sites, ``(n_sites, n_sites)``, from 0 to 1.
+        """Return the affinity of each pair of sites, from 0 to 1, ``(n_sites, n_sites)``.
 
-        It is 1 if the local components of two sites span the same space. Sites are in the order of
-        `local_components_`. Sites without local components are left out, here and below.
+        The affinity is 1 if the local components of two sites span the same space. Sites are in the
+        order of `local_components_`. This method, `cluster_sites`, and `site_map` omit sites without
+        local components.
         """
         return site_similarity.site_affinity(self._sites_with_components())
 
     def cluster_sites(self, n_clusters: int, random_state: Any = 0) -> dict[str, int]:
-        """Group sites with similar local components by spectral clustering of their affinities."""
+        """Group sites with similar local components, using spectral clustering of their affinities."""
         return site_similarity.cluster_sites(
             self._sites_with_components(), n_clusters, random_state
         )
 
     def site_map(self, n_dimensions: int = 2) -> Array:
-        """Place each site as a point, ``(n_sites, n_dimensions)``, by multidimensional scaling.
+        """Map each site to a point with multidimensional scaling, ``(n_sites, n_dimensions)``.
 
         Distances between points approximate the distances between the sites' subspaces.
         """
         return site_similarity.map_sites(self._sites_with_components(), n_dimensions)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the fitted model to a file that `fedpca.load` reads."""
+        """Write the fitted model to a file that `fedpca.load` can read."""
         check_is_fitted(self)
         header = {
             "objective": self.objective_,
@@ -336,12 +341,12 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read the fitted estimator that `save` or a site wrote."""
+        """Read a fitted estimator that `save` or a site wrote."""
         model, header = load_personalized(path)
         with usable_header(path):
             estimator = from_header(cls, path, header)
             estimator._set_model(model, header["n_samples"], header["features"])
-            # a file that a site wrote has nothing about other sites
+            # A file that a site wrote has no information about other sites.
             estimator.objective_ = float(header.get("objective", "nan"))
             estimator.misalignment_ = float(header.get("misalignment", "nan"))
             shares = {name: part.shares for name, part in model.parts.items()}
@@ -350,23 +355,23 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         return estimator
 
     def _header(self, n_samples: int, **more: Any) -> dict[str, Any]:
-        """Return the header of a file, with ``n_local`` as plain values."""
+        """Return a file header, with ``n_local`` as plain values."""
         header = file_header(self, n_samples, **more)
         header["parameters"]["n_local"] = self._plain_n_local()
         return header
 
     def _plain_n_local(self, fed: Federation | None = None) -> Any:
-        """Return ``n_local`` as plain values, checked against the sites of ``fed``."""
+        """Check ``n_local`` against the sites in ``fed``, and return it as plain values."""
         if not isinstance(self.n_local, Mapping):
             return int(self.n_local)
         given = {str(name): rank for name, rank in self.n_local.items()}
         for name, rank in given.items():
             if not isinstance(rank, Integral) or rank < 1:
-                raise InputError(f"n_local[{name!r}]={rank!r} must be a whole number of at least 1")
+                raise InputError(f"n_local[{name!r}]={rank!r} must be a positive integer")
         if fed is not None and set(given) != set(fed.engine.names):
             raise InputError(
-                f"n_local has numbers for {sorted(given)}, but the sites are "
-                f"{sorted(fed.engine.names)}; give one number for each site"
+                f"n_local has entries for {sorted(given)}, but the sites are "
+                f"{sorted(fed.engine.names)}; include one entry per site"
             )
         return {name: int(rank) for name, rank in given.items()}
 
@@ -390,12 +395,13 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         return tags_for_rows(super().__sklearn_tags__())
 
     def _by_site(self, rows: Any, site: Any) -> list[tuple[str, Any]]:
-        """Return each site's name, and which of the rows are its own."""
+        """Return each site's name and a selection of its rows."""
         if site is None:
             names = list(self.local_components_)
             if len(names) != 1:
                 raise InputError(
-                    f"site=None; say which site the rows are from: one of {names}, or one label per row"
+                    f"site=None does not identify the rows' site; pass one of {names}, "
+                    "or one label per row"
                 )
             site = names[0]
         if np.ndim(site) == 0:
@@ -404,17 +410,17 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         return [(self._check_site(str(name)), labels == name) for name in np.unique(labels)]
 
     def _check_site(self, name: str) -> str:
-        """Return the name of a site; refuse one whose local components the model does not hold."""
+        """Return a site's name, or raise an error if the model lacks its local components."""
         if name in self.local_components_:
             return name
         if not self.local_components_:
             raise InputError(
-                f"the local components of site {name!r} stayed there; load the file that the site "
-                "keeps, or fit with gather=True, or call add_site with its rows"
+                f"the local components of site {name!r} stayed at the site; load the file that the "
+                "site keeps, fit with gather=True, or call add_site with its rows"
             )
         raise InputError(
-            f"the local components of site {name!r} are not known here, only those of "
-            f"{list(self.local_components_)}; add_site adds a site"
+            f"the model has no local components for site {name!r}, only for "
+            f"{list(self.local_components_)}; use add_site to add a site"
         )
 
     def _sites_with_components(self) -> dict[str, Array]:
@@ -422,33 +428,33 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         check_is_fitted(self)
         sites = {name: V for name, V in self.local_components_.items() if len(V)}
         if not sites:
-            raise InputError("no site's local components are known here; fit with gather=True")
+            raise InputError("the model has no local components; fit with gather=True")
         return sites
 
     def _rows(self, X: Any) -> Any:
-        """Return new rows after scikit-learn's checks."""
+        """Check new rows as scikit-learn does, and return them."""
         check_is_fitted(self)
         return validate_data(
             self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False
         )
 
     def _warn(self) -> None:
-        """Warn about a solver that stalled early, and about sites that are too similar."""
+        """Warn if the solver stalled early or if the sites are too similar."""
         residuals = [h["residual"] for h in self.run_.history if h["residual"] is not None]
         if self.run_.stop_reason == "stalled" and residuals[-1] > STALL_TIMES_TOL * max(
             self.tol, STALL_ROUNDING
         ):
             warnings.warn(
-                f"method {self.run_.solver!r} stopped because no step raises the objective, but its "
-                f"last residual is {residuals[-1]:.1e} of the shared variance; try another start",
+                f"method {self.run_.solver!r} stopped because no step increased the objective, but its "
+                f"last residual is {residuals[-1]:.1e} of the shared variance; try a different start",
                 ConvergenceWarning,
                 stacklevel=3,
             )
         if self.misalignment_ < MIN_MISALIGNMENT:
             warnings.warn(
                 f"misalignment_={self.misalignment_:.2g} is below {MIN_MISALIGNMENT}: the sites' local "
-                "components have a direction in common, so shared and local components cannot be told "
-                "apart. Use a smaller n_local, a larger n_shared, or more sites",
+                "components have a direction in common, so shared and local components cannot be "
+                "distinguished. Use a smaller n_local, a larger n_shared, or more sites",
                 UserWarning,
                 stacklevel=3,
             )

@@ -1,11 +1,12 @@
-"""Search for the numbers of shared and local components, by the error on held-out rows.
+"""Search for the best numbers of shared and local components, based on the error on held-out rows.
 
     criterion = error / (d - k)^2
 
-The error of a held-out row falls with each of the k components, shared and local, of d. A component of
-pure noise takes ``1 / (d - k)`` of the remaining noise. Then ``error / (d - k)`` stays the same and the
-criterion grows, as in generalized cross-validation. With a component of the rows' own the criterion
-falls. It does not tell whether shared and local components can be told apart; the misalignment does.
+Here, d is the number of features, and k counts both shared and local components. Each additional
+component reduces the error of a held-out row. A component of pure noise removes ``1 / (d - k)`` of the
+remaining noise. In that case, ``error / (d - k)`` stays the same and the criterion grows, as in
+generalized cross-validation. A component that carries signal makes the criterion fall. The criterion
+does not show whether shared and local components can be distinguished; the misalignment does.
 
 Source: compare Josse and Husson, "Selecting the number of components in PCA using cross-validation
 approximations" (2012).
@@ -34,17 +35,17 @@ from fedpca.rows.open import open_rows
 from fedpca.rows.standardized import column_sums
 from fedpca.solvers.personalized.program import check_ranks
 
-MIN_ROWS_TO_SPLIT = 4  # a site with fewer rows holds none out
+MIN_ROWS_TO_SPLIT = 4  # sites with fewer rows hold out no rows
 
 
 @dataclass(frozen=True)
 class RankSearch:
-    """The results for each pair of ranks, and the best pair.
+    """Results for each pair of ranks, and the best pair.
 
-    ``table`` has an entry for each pair: ``n_shared``, ``n_local``, the mean squared ``error`` of a
-    held-out row, averaged over sites, the ``criterion``, and the ``misalignment``. ``best`` is the pair
-    with the lowest criterion among those with a misalignment of at least 0.05, or among all pairs if
-    there are none.
+    ``table`` has an entry for each pair, with ``n_shared``, ``n_local``, ``error``, ``criterion``, and
+    ``misalignment``. The error is the mean squared error of a held-out row, averaged over sites.
+    ``best`` is the pair with the lowest criterion among the pairs with a misalignment of at least 0.05.
+    If no pair reaches 0.05, ``best`` is chosen from all pairs.
     """
 
     table: list[dict[str, Any]]
@@ -67,27 +68,30 @@ def search_ranks(
     Parameters
     ----------
     X : dict or list of rows, or rows
-        As for `PersonalizedPCA.fit`, but not a `Federation`. Files are read into memory.
+        The same as for `PersonalizedPCA.fit`, except that a `Federation` is not allowed. Files are read
+        into memory.
     n_shared, n_local : sequences of int
         The numbers to try.
     sites : array of shape (n_samples,), optional
-        The site label of each row, if X is one table.
+        The site label for each row, if X is one table.
     held_out : float
-        The share of each site's rows that is held out.
+        The share of each site's rows to hold out.
     n_repeats : int
-        How often rows are held out, with other rows each time.
+        The number of times to repeat the split, with different rows held out each time.
     random_state : int, RandomState or None
-        Seed of the choice of rows.
+        The seed for choosing the held-out rows.
     **parameters
-        Further parameters of `PersonalizedPCA`.
+        Additional parameters for `PersonalizedPCA`.
     """
     if not 0 < held_out < 1:
-        raise InputError(f"held_out={held_out} must be a share above 0 and below 1")
+        raise InputError(f"held_out={held_out} must be greater than 0 and less than 1")
     if not isinstance(n_repeats, Integral) or n_repeats < 1:
-        raise InputError(f"n_repeats={n_repeats!r} must be a whole number of at least 1")
+        raise InputError(f"n_repeats={n_repeats!r} must be a positive integer")
     tried = [(int(k), int(r)) for k in np.atleast_1d(n_shared) for r in np.atleast_1d(n_local)]
     if not tried:
-        raise InputError("search_ranks needs numbers to try, as in n_shared=[1, 2, 3]")
+        raise InputError(
+            "n_shared and n_local must each list numbers to try, such as n_shared=[1, 2, 3]"
+        )
     rows = _rows(X, sites)
     d = next(iter(rows.values())).shape[1]
     for k, r in tried:
@@ -116,9 +120,11 @@ def search_ranks(
 
 
 def _rows(X: Any, sites: Any) -> dict[str, Any]:
-    """Read the rows of each site into memory, with columns in the order of the first site."""
+    """Read each site's rows into memory, with columns in the first site's order."""
     if not holds_rows(X):
-        raise InputError("the rows of a Federation or a Site stay there; search where the rows are")
+        raise InputError(
+            "search_ranks cannot read the rows of a Federation or a Site; pass the rows themselves"
+        )
     if not is_many_sites(X):
         table = _in_memory("the rows", open_rows(X), None)
         labels = ["all"] * table.shape[0] if sites is None else sites
@@ -130,7 +136,7 @@ def _rows(X: Any, sites: Any) -> dict[str, Any]:
 
 
 def _in_memory(where: str, rows: Rows, features: Sequence[str] | None) -> Any:
-    """Read rows into memory, with columns in the order of ``features`` if there are names."""
+    """Read rows into memory; if columns have names, put them in the order of ``features``."""
     _, sums = column_sums(rows)
     if not np.isfinite(sums).all():
         refuse_non_finite(rows)
@@ -145,7 +151,7 @@ def _in_memory(where: str, rows: Rows, features: Sequence[str] | None) -> Any:
 def _hold_out(
     rows: Mapping[str, Any], share: float, rng: Any
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split each site's rows into those to fit and those held out: none where there are few rows."""
+    """Split each site's rows into fitted and held-out rows; small sites hold out no rows."""
     fitted, tried = {}, {}
     for name, own in rows.items():
         n = own.shape[0]
@@ -156,7 +162,7 @@ def _hold_out(
             tried[name] = own[np.sort(order[:n_out])]
     if not tried:
         raise InputError(
-            f"every site has fewer than {MIN_ROWS_TO_SPLIT} rows; none can be held out"
+            f"every site has fewer than {MIN_ROWS_TO_SPLIT} rows, so none can be held out"
         )
     return fitted, tried
 
@@ -164,7 +170,7 @@ def _hold_out(
 def _figures(
     estimator: PersonalizedPCA, fitted: dict[str, Any], tried: dict[str, Any]
 ) -> tuple[float, float]:
-    """Return the error of a held-out row, averaged over sites, and the misalignment."""
+    """Return the mean error of held-out rows, averaged over sites, and the misalignment."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "misalignment_=", UserWarning)
         warnings.simplefilter("ignore", ConvergenceWarning)

@@ -1,4 +1,4 @@
-"""`RobustPCA`: components that survive outliers, and the outliers themselves."""
+"""Define `RobustPCA`, which finds components despite outliers, and the outliers themselves."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from fedpca.solvers.catalogue import ROBUST, find_robust
 from fedpca.solvers.robust.contract import RobustSolver
 from fedpca.solvers.robust.program import RobustResult, low_rank_and_sparse
 
-CORRUPTED_SHARE = 0.4  # a site with a larger share of outliers is named
+CORRUPTED_SHARE = 0.4  # a site with a larger share of outliers counts as corrupted
 
 
 class RobustPCA(
@@ -42,65 +42,67 @@ class RobustPCA(
     TransformerMixin,  # type: ignore[misc]
     BaseEstimator,  # type: ignore[misc]
 ):
-    """Find the principal components of rows that hold outliers and missing values.
+    """Find the principal components of rows with outliers and missing values.
 
-    Each site's rows are the sum of a low-rank part, with components common to all sites, and a sparse
-    part with entries of any size. Both parts stay at the site. Only sums that update the components
-    leave it.
+    Each site's rows are modeled as the sum of a low-rank part, with components common to all sites, and
+    a sparse part with entries of any size. Both parts stay at the site. The site sends only sums that
+    update the components.
 
     Parameters
     ----------
     n_components : int or None
-        The rank of the low-rank part, if it is known. For a real table, the number of components that
-        you want.
+        The rank of the low-rank part, if it is known. For real data, this is the number of components
+        to keep.
     max_components : int or None
-        A bound on the rank, if it is not known. The rank is then where singular values fall most. If
-        they fall nowhere clearly, a warning says so, and this many components are kept.
-    method : {"auto", "threshold", "least-squares", "dcf"}, or a value of `fedpca.solvers`
-        "threshold" needs the rank. It is exact if there is no noise and components are of similar size.
-        "auto" uses "threshold". It starts with "least-squares" if the first rounds do not lead to an
-        exact end, or if only a bound on the rank is given. "dcf" is the published method, for
-        comparison. Its components are cut to the rank, and a hard threshold then finds the outliers, as
-        with the other methods.
+        A bound on the rank, if the rank is not known. The rank is then set at the largest drop in the
+        singular values. If there is no clear drop, the fit warns and keeps this many components.
+    method : {"auto", "threshold", "least-squares", "dcf"}, or a solver from `fedpca.solvers`
+        "threshold" requires the rank. It is exact if there is no noise and the components are of
+        similar size. "auto" uses "threshold", but starts with "least-squares" if the first rounds do
+        not lead to an exact solution, or if only a bound on the rank is given. "dcf" is the published
+        method, included for comparison. Its components are truncated to the rank, and a hard threshold
+        then finds the outliers, as with the other methods.
     center : {"median", "mean", "none"}
-        The first center of the rows. A mean does not survive outliers. All methods but "dcf" then move
-        the center to the mean of the rows without outliers. "none" stays at zero.
+        The initial center of the rows. A mean is not robust to outliers. All methods except "dcf" then
+        move the center to the mean of the rows without outliers. "none" keeps the center at zero.
     scale : bool
-        Whether each feature is divided by its median distance from its median, so that outliers are
-        judged the same in all features. If most values of a feature are equal, it is divided by the
-        median distance of the others.
+        Whether to divide each feature by its median absolute deviation from its median, so that the
+        same outlier threshold suits all features. If most values of a feature are equal, the median
+        deviation of its other values is used instead.
     tol : float
-        The solver stops when a round turns the components by at most this, as the sine of an angle.
-        "threshold" also stops when a round turns them by a fiftieth of what noise does.
+        The solver stops when a round rotates the components by at most this much, as the sine of an
+        angle. "threshold" also stops when a round rotates them by at most a fiftieth of the rotation
+        that noise causes.
     max_rounds : int
-        The most rounds that the solver may take. A warning says if they were not enough. "auto" may
-        take further rounds for its start, up to the same number, but at most 25 to find the rank, or
-        about 20 if the rank is given.
+        The maximum number of rounds. If the solver needs more, the fit warns. "auto" may use additional
+        rounds for its start, up to the same number, but at most 25 to find the rank, or about 20 if the
+        rank is given.
     random_state : int, RandomState or None
-        Seed of the random start.
+        The seed for the random start.
 
     Attributes
     ----------
     components_ : ndarray of shape (n_components_, n_features_in_)
     explained_variance_ : ndarray of shape (n_components_,)
-        Variance of the low-rank part along the components, without rows that are mostly outliers. With
-        "dcf" it is about the first center.
+        The variance of the low-rank part along the components, excluding rows that are mostly outliers.
+        With "dcf", it is about the initial center.
     mean_, scale_ : ndarray of shape (n_features_in_,)
         The center and scale of each feature over all sites' rows.
     threshold_ : float
-        An entry with a larger residual, in the scale of the model, is an outlier.
+        The largest residual, in the model's scale, of an entry that is not an outlier.
     noise_variance_ : float
-        Variance of an entry's noise, by the median size of residuals; 0 with "dcf", which does not ask.
+        The variance of an entry's noise, estimated from the median size of the residuals; 0 with "dcf",
+        which does not estimate it.
     n_samples_ : int
-        The number of rows that have a value.
+        The number of rows with at least one value.
     sparse_share_ : dict
-        The share of outliers among each site's entries, for features that vary; empty if a site's
-        policy refuses to tell.
+        The share of outliers among each site's entries, for features that vary. The dict is empty if a
+        site's policy withholds this share.
     corrupted_sites_ : list
         Sites with so many outliers that their own scores mean little.
     run_ : RunRecord
-        Rounds, bytes, history, ledger, lost sites, and why the solver stopped. Its `solver` names the
-        methods that ran.
+        Rounds, bytes, history, ledger, lost sites, and the reason the solver stopped. Its `solver`
+        names the methods that ran.
 
     Examples
     --------
@@ -152,11 +154,11 @@ class RobustPCA(
         Parameters
         ----------
         X : rows, list or dict of rows, or Federation
-            As for `FederatedPCA.fit`. Missing values are NaN.
+            The same as for `FederatedPCA.fit`, but NaN marks missing values.
         y : None
-            Not used.
+            Ignored.
         sites : array of shape (n_samples,), optional
-            The site label of each row, if X is one table.
+            The site label for each row, if X is one table.
         """
         self._validate_params()
         solver = find_robust(self.method)
@@ -168,56 +170,56 @@ class RobustPCA(
             result, run = run_program(self, fed, low_rank_and_sparse, solver, parameters)
         self._set_model(result.model, result.n, result.features, result.shares)
         self.run_ = run
-        warn_unconverged(self, run, "method", ", or ask for fewer components")
+        warn_unconverged(self, run, "method", ", or request fewer components")
         self._warn(result)
         return self
 
     def fit_transform(self, X: Any, y: Any = None, *, sites: Any = None) -> Array:
-        """Fit to one table of rows and return their scores."""
+        """Fit the model to one table of rows, and return their scores."""
         refuse_many_sites(X)
         return self.fit(X, sites=sites).transform(X)
 
     def transform(self, X: Any) -> Array:
-        """Return the scores of rows on the components; outliers and missing values do not count."""
+        """Return the rows' scores on the components, ignoring outliers and missing values."""
         rows = self._rows(X)
         return self.model_.transform(rows).astype(rows.dtype, copy=False)
 
     def inverse_transform(self, X: Any) -> Array:
-        """Return the rows with these scores, without noise or outliers."""
+        """Return the rows that have these scores, without noise or outliers."""
         return rows_from_scores(self._model(), X)
 
     def split(self, X: Any) -> Parts:
-        """Split rows into a low-rank part and a sparse part, with fixed components.
+        """Split rows into a low-rank part and a sparse part, keeping the components fixed.
 
-        Missing values are zero in the sparse part. The low-rank part fills them in.
+        The low-rank part fills in missing values, which are zero in the sparse part.
         """
         rows = self._rows(X)
         return self.model_.split(rows)
 
     def outlier_scores(self, X: Any) -> OutlierScores:
-        """Return each entry's residual over the threshold, and each row's share of outliers."""
+        """Return each entry's residual divided by the threshold, and each row's share of outliers."""
         rows = self._rows(X)
         return self.model_.outlier_scores(rows)
 
     @property
     def scale_(self) -> Array:
-        """Return the scale of each feature; ones without ``scale``."""
+        """Return the scale of each feature, or ones if ``scale`` is False."""
         return self._model().scale
 
     @property
     def threshold_(self) -> float:
-        """Return the largest residual, in the scale of the model, that is no outlier."""
+        """Return the largest residual, in the model's scale, of an entry that is not an outlier."""
         check_is_fitted(self)
         return self.model_.threshold
 
     @property
     def corrupted_sites_(self) -> list[str]:
-        """Return the names of sites with so many outliers that their own scores mean little."""
+        """Return the names of the sites with so many outliers that their own scores mean little."""
         check_is_fitted(self)
         return [name for name, share in self.sparse_share_.items() if share > CORRUPTED_SHARE]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the fitted model to a file that `fedpca.load` reads."""
+        """Write the fitted model to a file that `fedpca.load` can read."""
         header = {
             "threshold": self.threshold_,
             "sparse_share": self.sparse_share_,
@@ -233,22 +235,23 @@ class RobustPCA(
             estimator = from_header(cls, path, header)
             threshold = float(header["threshold"])
             if not 0 < threshold < np.inf:
-                raise ValueError(f"threshold={threshold} must be above zero and finite")
+                raise ValueError(f"threshold={threshold} must be positive and finite")
             model, shares = RobustModel(linear, threshold), dict(header["sparse_share"])
             estimator._set_model(model, header["n_samples"], header["features"], shares)
             estimator.run_ = record_in(header)
         return estimator
 
     def _check_ranks(self, solver: RobustSolver) -> None:
-        """Refuse both a rank and a bound, neither of them, and a bound if the solver needs the rank."""
+        """Require either a rank or a bound, and require the rank if the solver needs it."""
         if (self.n_components is None) == (self.max_components is None):
             raise InputError(
-                f"n_components={self.n_components} and max_components={self.max_components}: give the "
-                "rank, or a bound on it, and not both"
+                f"n_components={self.n_components} and max_components={self.max_components}: pass "
+                "exactly one, either the rank or a bound on it"
             )
         if solver.needs_rank and self.n_components is None:
             raise InputError(
-                f"method={solver.name!r} needs n_components; use 'auto' to find it from a bound"
+                f"method={solver.name!r} requires n_components; use method='auto' to find the rank "
+                "from max_components"
             )
 
     def _set_model(
@@ -261,12 +264,12 @@ class RobustPCA(
         set_features(self, model.linear.components.shape[1], features)
 
     def _model(self) -> Model:
-        """Return the fitted linear model; refuse an estimator that is not fitted."""
+        """Return the fitted linear model, or raise an error if the estimator is not fitted."""
         check_is_fitted(self)
         return self.model_.linear
 
     def _rows(self, X: Any) -> Any:
-        """Return new rows after scikit-learn's checks; NaN is allowed."""
+        """Check new rows as scikit-learn does, but allow NaN, and return them."""
         check_is_fitted(self)
         return validate_data(
             self,
@@ -283,12 +286,12 @@ class RobustPCA(
         return tags
 
     def _warn(self, result: RobustResult) -> None:
-        """Warn about an unclear rank, and about features and sites with too many outliers."""
+        """Warn about an unclear rank and about features and sites with too many outliers."""
         if not result.rank_is_clear:
             message = (
-                f"singular values up to max_components={self.max_components} fall nowhere clearly, so "
-                f"the rank is unknown and {self.n_components_} components are kept; give n_components "
-                "if you want fewer"
+                f"the singular values up to max_components={self.max_components} show no clear drop, "
+                f"so the rank is unknown and {self.n_components_} components are kept; set "
+                "n_components to keep fewer"
             )
             warnings.warn(message, UserWarning, stacklevel=3)
         if result.mostly_outliers.any():
@@ -296,14 +299,14 @@ class RobustPCA(
             names = getattr(self, "feature_names_in_", unnamed)
             bad = [str(names[j]) for j in np.flatnonzero(result.mostly_outliers)]
             message = (
-                f"most entries of {some_of(bad)} are outliers; look at them, ask for more components,"
-                f" or {'leave them out' if self.scale else 'use scale=True if sizes differ'}"
+                f"most entries of {some_of(bad)} are outliers; inspect them, request more components, "
+                f"or {'exclude them' if self.scale else 'use scale=True if features differ in size'}"
             )
             warnings.warn(message, UserWarning, stacklevel=3)
         if self.corrupted_sites_:
             shares = {name: f"{self.sparse_share_[name]:.0%}" for name in self.corrupted_sites_}
             message = (
-                f"more than {CORRUPTED_SHARE:.0%} of the entries are outliers at sites {shares}; look "
-                "at their rows, or leave these sites out"
+                f"more than {CORRUPTED_SHARE:.0%} of the entries are outliers at sites {shares}; "
+                "inspect their rows or exclude these sites"
             )
             warnings.warn(message, UserWarning, stacklevel=3)

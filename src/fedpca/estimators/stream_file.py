@@ -1,4 +1,4 @@
-"""The file of a `StreamingPCA`: a model that anyone can use, and the state of the stream."""
+"""Write and read `StreamingPCA` files, which hold a usable model and the stream's state."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from fedpca.summary.file import header_of, summary_in
 from fedpca.summary.scatter import Scatter
 from fedpca.summary.stream import Stream
 
-CARRIED = "carried/"  # prefix of the summary's arrays
-SCATTER = "scatter/"  # prefix of the scatter's arrays, if there is a scatter
+CARRIED = "carried/"  # prefix for the summary's arrays
+SCATTER = "scatter/"  # prefix for the scatter's arrays, if there is a scatter
 
 
 def write_stream(
     path: str | os.PathLike[str], model: Model, stream: Stream, header: dict[str, Any]
 ) -> None:
-    """Write the model and the state of its stream to a file, whole or not at all."""
+    """Write the model and its stream's state to a file atomically."""
     arrays = model.arrays()
     arrays |= {CARRIED + name: array for name, array in stream.carried.to_arrays().items()}
     if stream.scatter is not None:
@@ -45,7 +45,7 @@ def write_stream(
 
 
 def read_stream(path: str | os.PathLike[str]) -> tuple[Stream, dict[str, Any]]:
-    """Read the stream in a file, and the header about its estimator, after every check."""
+    """Read and check a stream file, and return the stream and its estimator's header."""
     arrays, header = read_arrays(path, "model")
     model_in(path, arrays, header)
     try:
@@ -53,20 +53,20 @@ def read_stream(path: str | os.PathLike[str]) -> tuple[Stream, dict[str, Any]]:
         rank = None if header["rank"] is None else _rank_in(header["rank"])
         n_spare = int(header["n_spare"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise FileError(f"{path} has a header that cannot be used: {error}") from None
+        raise FileError(f"{path} has an invalid header: {error}") from None
     scatter = _scatter_in(path, _below(SCATTER, arrays), carried.n_features)
     return Stream(carried, scatter, rank, header["n_samples"], n_spare), header
 
 
 def _rank_in(header: dict[str, Any]) -> AdaptiveRank:
-    """Return the adaptive rank in a header, with each value in its type."""
+    """Return the adaptive rank in a header, with each value converted to its type."""
     kinds = {"rule": str, "share": float, "alpha": float, "beta": float}
     values: dict[str, Any] = {k: kinds.get(k, int)(value) for k, value in header.items()}
     return AdaptiveRank(**values)
 
 
 def _scatter_in(path: Any, arrays: Arrays, d: int) -> Scatter | None:
-    """Return the scatter among a file's arrays, or None."""
+    """Return the scatter from a file's arrays, or None if there is none."""
     if not arrays:
         return None
     table = {"n": "float64", "high": "float64 d", "low": "float64 d", "lower": "float64 d d"}
@@ -80,6 +80,6 @@ def _scatter_in(path: Any, arrays: Arrays, d: int) -> Scatter | None:
 
 
 def _below(prefix: str, arrays: Arrays) -> Arrays:
-    """Return the arrays whose names have a prefix, without the prefix."""
+    """Return the arrays whose names start with a prefix, and strip the prefix."""
     chosen = {name: array for name, array in arrays.items() if name.startswith(prefix)}
     return {name.removeprefix(prefix): array for name, array in chosen.items()}

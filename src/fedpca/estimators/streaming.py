@@ -1,4 +1,4 @@
-"""`StreamingPCA`: principal components of rows that come in batches and are not kept."""
+"""Define `StreamingPCA`, which finds the principal components of rows that arrive in batches."""
 
 from __future__ import annotations
 
@@ -33,55 +33,57 @@ from fedpca.summary.summary import N_SPARE, Summary
 
 
 class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
-    """Find the principal components of rows that come in batches of any size and are not kept.
+    """Find the principal components of rows that arrive in batches of any size and are not stored.
 
     Parameters
     ----------
     n_components : int or None
-        The number of components; by default as many as rows and features allow. If ``rank`` adapts it,
-        the number to start with.
+        The number of components. By default, the estimator keeps as many as the rows and features
+        allow. If ``rank`` adapts the number, this is the initial number.
     n_spare : int
-        Directions carried beyond the components. A stream that drops its rows makes its errors at the
-        last directions carried. Ten spare directions keep these errors out of the result.
+        The number of directions carried in addition to the components. Because a stream discards its
+        rows, errors build up in the last directions that it carries. Ten spare directions keep these
+        errors out of the result.
     rank : {"fixed", "mp", "energy", "interval"}
-        How the number of components follows the stream, by at most one per batch. "fixed" keeps it.
-        "mp" counts those above the Marchenko-Pastur edge of noise. "energy" takes the fewest that
-        explain more than ``share``. "interval" keeps the last one's share in the sum of singular values
-        within ``[alpha, beta]``.
+        How to adapt the number of components to the stream, by at most one per batch. "fixed" does not
+        adapt it. "mp" counts the components above the Marchenko-Pastur noise edge. "energy" keeps the
+        fewest components that explain more than ``share`` of the variance. "interval" keeps the last
+        component's share of the sum of singular values within ``[alpha, beta]``.
     max_components : int or None
         The largest number of components that ``rank`` may reach; 100 by default.
     forgetting : float in (0, 1]
-        Each batch multiplies the singular values of all earlier batches by this, and the weights of
-        their rows by its square.
+        With each batch, the singular values of all earlier batches are multiplied by this factor, and
+        the weights of their rows by its square.
     center : bool
-        Whether rows are centered on their mean; otherwise components are about zero.
+        Whether to center rows on their mean. Otherwise, components are about zero.
     whiten : bool
-        Whether scores are divided by their standard deviations.
+        Whether to divide scores by their standard deviations.
     share : float in (0, 1)
         The share of the variance for ``rank="energy"``.
     alpha, beta : float or None
-        The bounds for ``rank="interval"``. By default beta is 1 / max_components and alpha is a tenth
+        The bounds for ``rank="interval"``. By default, beta is 1 / max_components and alpha is a tenth
         of beta.
     cooldown : int
-        Batches after a change of the number of components before it may change again.
+        The number of batches to wait after the number of components changes before it may change again.
     batch_size : int or None
-        Rows per batch when `fit` reads a table, a file or a folder.
+        The number of rows per batch when `fit` reads a table, a file, or a folder.
     exact : {"auto"} or bool
-        Whether to keep the whole d x d matrix of second moments, which gives exactly the components of
+        Whether to keep the full d x d matrix of second moments, which gives exactly the components of
         all rows. "auto" keeps it if that is cheaper and takes at most 16 MiB, but never if ``rank``
         adapts the number of components.
 
     Attributes
     ----------
     components_, explained_variance_, explained_variance_ratio_, singular_values_, mean_, var_
-        As in scikit-learn's IncrementalPCA. The ratio is to the total variance of all features.
+        The same as in scikit-learn's IncrementalPCA. The ratio is relative to the total variance of all
+        features.
     noise_variance_ : float
-        Mean variance along the directions that were left out.
+        The mean variance along the discarded directions.
     n_components_, n_samples_seen_, batch_size_ : int
     summary_ : Summary
-        The summary of the rows so far, to be merged or saved.
+        A summary of the rows seen, which can be merged or saved.
     angle_bound_ : float
-        Bound on the sine of the largest angle to the components of all rows at once.
+        A bound on the sine of the largest angle to the components of all rows at once.
 
     Examples
     --------
@@ -143,17 +145,17 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         self.exact = exact
 
     def fit(self, X: Any, y: Any = None, *, on_batch: Callable[[int], None] | None = None) -> Self:
-        """Start over and take in all rows, reading them once.
+        """Discard the current state, and fit all rows in one pass.
 
         Parameters
         ----------
         X : rows, path, list of paths, or iterator of batches
-            One table; the path of a Parquet, CSV, npy or npz file, or of a folder of them; or an
-            iterator or list of batches. Columns of several files are matched by name.
+            One table; the path to a Parquet, CSV, npy, or npz file, or to a folder of such files; or an
+            iterator or list of batches. If there are several files, columns are matched by name.
         y : None
-            Not used.
+            Ignored.
         on_batch : callable, optional
-            A function that is called after each batch with the row count so far.
+            A function to call after each batch with the number of rows seen.
         """
         self._validate_params()
         self._forget_all()
@@ -161,11 +163,11 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
             if on_batch is not None:
                 on_batch(n_seen)
         if not self.__sklearn_is_fitted__():
-            raise InputError("0 sample(s): there are no rows while a minimum of 1 is required")
+            raise InputError("0 sample(s): X has no rows, but at least 1 is required")
         return self
 
     def partial_fit(self, X: Any, y: Any = None) -> Self:
-        """Take in a batch of any number of rows, even none."""
+        """Update the components with a batch of rows, which may be empty."""
         is_first = not hasattr(self, "_stream")
         if is_first:
             self._validate_params()
@@ -179,9 +181,10 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         return self
 
     def _checked(self, X: Any, *, reset: bool) -> Any:
-        """Return a batch as an array or CSR matrix, after scikit-learn's checks.
+        """Check a batch as scikit-learn does, and return it as an array or CSR matrix.
 
-        A plain float64 array of the right width passes all of them, so it skips them to save time.
+        A plain float64 array with the right number of columns would pass every check, so it skips them
+        to save time.
         """
         is_plain = type(X) is np.ndarray and X.ndim == 2 and X.dtype == np.float64
         has_no_names = not reset and not hasattr(self, "feature_names_in_")
@@ -194,15 +197,15 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
             accept_sparse="csr",
             dtype=[np.float64, np.float32],
             ensure_min_samples=0,
-            ensure_all_finite=False,  # the mean shows it, and is needed anyway
+            ensure_all_finite=False,  # the mean, needed anyway, reveals it
         )
         return canonical(rows) if is_sparse(rows) else rows
 
     def _take(self, rows: Any) -> None:
-        """Take in checked rows; start the stream with the first of them."""
+        """Add checked rows to the stream, and start the stream if there is none."""
         if not hasattr(self, "_stream"):
             if not rows.shape[0]:
-                self._first_rank(rows.shape[1])  # refuse bad parameters at once
+                self._first_rank(rows.shape[1])  # reject bad parameters immediately
                 return
             self._stream = self._begin(rows.shape[1], rows.shape[0])
         try:
@@ -214,10 +217,10 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
             raise
 
     def merge(self, other: StreamingPCA | Summary) -> Self:
-        """Take in all rows that another estimator has seen, or the rows of a summary.
+        """Add all rows that another estimator or a summary has seen.
 
-        If the other one has no whole scatter, this estimator gives up its own and goes on with
-        directions.
+        If ``other`` has no full scatter matrix, this estimator drops its own and continues with
+        directions only.
         """
         if isinstance(other, Summary):
             stream = Stream.of(other)
@@ -232,7 +235,7 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
 
     @classmethod
     def from_summary(cls, summary: Summary, n_components: int | None = None) -> Self:
-        """Make an estimator that has seen the rows of a summary and can go on."""
+        """Create an estimator that has seen a summary's rows and can take more."""
         wanted = summary.n_components if n_components is None else n_components
         if not isinstance(wanted, Integral) or not 1 <= wanted <= summary.n_features:
             raise InputError(
@@ -242,7 +245,7 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         if wanted > n_carried and summary.known.dropped > 0:
             raise InputError(
                 f"n_components={wanted} exceeds the {n_carried} directions that the summary carries; "
-                "summarize the rows with more"
+                "summarize the rows with more components"
             )
         n_directions = max(summary.room, int(wanted))
         n_spare = n_directions - int(wanted)
@@ -253,27 +256,27 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
 
     @property
     def summary_(self) -> Summary:
-        """Return the summary of the rows so far."""
+        """Return the summary of the rows seen."""
         return self._fitted_stream().summary
 
     @property
     def mean_(self) -> Array:
-        """Return the mean of the rows so far; zeros without ``center``."""
+        """Return the mean of the rows seen, or zeros if ``center`` is False."""
         return self.summary_.mean.copy()
 
     @property
     def var_(self) -> Array:
-        """Return the variance of each feature, with the divisor n."""
+        """Return the variance of each feature, using n as the divisor."""
         return np.asarray(self.summary_.squares / self.summary_.n)
 
     @property
     def n_samples_seen_(self) -> int:
-        """Return the row count so far; each row counts once, whatever its weight."""
+        """Return the number of rows seen; each row counts once, regardless of its weight."""
         return self._fitted_stream().n_seen
 
     @property
     def batch_size_(self) -> int:
-        """Return the rows per batch with which `fit` reads a table or a file, if batches matter."""
+        """Return the number of rows per batch that `fit` uses if batch size affects the result."""
         return self.batch_size or rows_at_once(self._fitted_stream().carried.room)
 
     @property
@@ -282,13 +285,13 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         return self.summary_.angle_bound(self.n_components_)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model and the state of the stream to a file; `fedpca.load` reads it and goes on."""
+        """Write the model and the stream's state to a file, so that `fedpca.load` can resume it."""
         stream = self._fitted_stream()
         write_stream(path, self._model(), stream, file_header(self, stream.n_seen))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read the estimator that `save` wrote; it goes on as if it had never stopped."""
+        """Read an estimator that `save` wrote; it continues as if it had never stopped."""
         stream, header = read_stream(path)
         with usable_header(path):
             estimator = from_header(cls, path, header)
@@ -299,7 +302,7 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         return hasattr(self, "_stream") and self._stream.n_seen > 0
 
     def _fitted_stream(self) -> Stream:
-        """Return the stream; refuse an estimator that has seen no rows."""
+        """Return the stream, or raise an error if the estimator has seen no rows."""
         if not self.__sklearn_is_fitted__():
             raise NotFittedError(
                 f"This {type(self).__name__} instance is not fitted yet: it has seen no rows. Call "
@@ -308,7 +311,7 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         return self._stream
 
     def _set_stream(self, stream: Stream) -> None:
-        """Set the stream, and the features that it has."""
+        """Set the stream and its features."""
         self._stream = stream
         set_features(self, stream.carried.n_features, stream.carried.features)
 
@@ -318,7 +321,7 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         forget_features(self)
 
     def _batches_of(self, X: Any) -> Iterator[int]:
-        """Take in X batch by batch, and yield the row count so far after each."""
+        """Process X in batches, and yield the number of rows seen after each batch."""
         source = as_stream(X)
         if isinstance(source, Iterator):
             for batch in source:
@@ -339,9 +342,9 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         return self._stream.n_seen if hasattr(self, "_stream") else 0
 
     def _cut(self, rows: Rows) -> Iterator[Block]:
-        """Cut rows into batches; return the blocks as read if batch size makes no difference."""
+        """Cut rows into batches, or return the blocks as read if batch size makes no difference."""
         if rows.n_features < 1:
-            raise InputError("0 feature(s): the rows have no columns; a minimum of 1 is required")
+            raise InputError("0 feature(s): X has no columns, but at least 1 is required")
         at_once = self.batch_size or rows_per_block(rows.n_features)
         self._stream = self._begin(rows.n_features, at_once)
         if self.batch_size is None and self._stream.scatter is not None and self.forgetting == 1:
@@ -349,7 +352,7 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         return batches(rows.blocks(), self.batch_size or rows_at_once(self._stream.carried.room))
 
     def _begin(self, d: int, rows_at_a_time: int) -> Stream:
-        """Start a stream of d features; ``rows_at_a_time`` is the expected size of a batch."""
+        """Start a stream with d features; ``rows_at_a_time`` is the expected batch size."""
         names = getattr(self, "feature_names_in_", None)
         wanted, rank = self._first_rank(d)
         carried = Summary.empty(d, wanted, n_spare=self.n_spare, center=self.center, features=names)
@@ -358,13 +361,13 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
             keeps_whole = rank is None and scatter_pays(d, carried.room, rows_at_a_time)
         elif keeps_whole and rank is not None:
             raise InputError(
-                f"exact=True goes with a fixed rank, not with rank={self.rank!r}; use exact='auto'"
+                f"exact=True requires rank='fixed', not rank={self.rank!r}; use exact='auto'"
             )
         scatter = Scatter(d) if keeps_whole else None
         return Stream(carried, scatter, rank, n_spare=int(self.n_spare))
 
     def _first_rank(self, d: int) -> tuple[int, AdaptiveRank | None]:
-        """Return the number of components to start with, and how it follows the stream."""
+        """Return the initial number of components, and the rule that adapts it, if any."""
         is_fixed = self.rank == "fixed"
         most = min(d, self.max_components or (d if is_fixed else MAX_COMPONENTS))
         check_most(self.n_components, self.max_components, most, d)
@@ -372,7 +375,7 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
             return int(self.n_components or most), None
         if not self.n_spare:
             raise InputError(
-                f"rank={self.rank!r} needs spare directions; n_spare=0 gives none, so use at least 1"
+                f"rank={self.rank!r} needs spare directions, but n_spare=0; set n_spare to at least 1"
             )
         rank = AdaptiveRank.begin(
             self.rank,
@@ -386,7 +389,7 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         return rank.rank, rank
 
     def _model(self) -> Model:
-        """Return the linear model of the rows so far."""
+        """Return the linear model of the rows seen."""
         summary = self._fitted_stream().summary
         wanted = summary.n_components
         if self.n_components is None and self.rank == "fixed":

@@ -1,1 +1,1 @@
-"""Matrix routines that know nothing about sites or messages."""
+"""Matrix routines that are independent of sites and messages."""

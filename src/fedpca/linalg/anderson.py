@@ -2,8 +2,10 @@
 
     x_next = sum_j a_j f(x_j),   where a minimizes ||sum_j a_j (f(x_j) - x_j)|| subject to sum_j a_j = 1
 
-Near a fixed point f is almost linear. The error after m steps is then that of a Krylov method, not that
-of m plain iterations. Source: Walker and Ni, "Anderson acceleration for fixed-point iterations" (2011).
+Near a fixed point, f is almost linear. The error after m steps then matches that of a Krylov method,
+not that of m plain iterations.
+
+Source: Walker and Ni, "Anderson acceleration for fixed-point iterations" (2011).
 """
 
 from __future__ import annotations
@@ -13,18 +15,18 @@ import numpy as np
 from fedpca.arrays import Array
 
 REMEMBERED_STEPS = 5
-RCOND = 1e-10  # ignores directions in which the remembered steps hardly differ
+RCOND = 1e-10  # ignore directions along which the remembered steps hardly differ
 
 
 class Anderson:
-    """The last few steps of an iteration, and the next point that they predict."""
+    """A record of an iteration's last few steps, used to predict the next point."""
 
     def __init__(self) -> None:
         self._points: list[Array] = []
         self._images: list[Array] = []
 
     def next(self, x: Array, f: Array) -> Array:
-        """Return the next point, given x, its image f and the steps before."""
+        """Return the next point, given x, its image f, and the remembered steps."""
         self._points = [*self._points[-REMEMBERED_STEPS:], x.ravel()]
         self._images = [*self._images[-REMEMBERED_STEPS:], f.ravel()]
         images = np.array(self._images)
@@ -36,5 +38,5 @@ class Anderson:
         return np.asarray((images[-1] - weights @ np.diff(images, axis=0)).reshape(x.shape))
 
     def clear(self) -> None:
-        """Forget all steps, after one that made things worse."""
+        """Forget all steps, for use after a step that made things worse."""
         self._points, self._images = [], []

@@ -1,4 +1,4 @@
-"""Limit BLAS to one thread where its idle threads would only get in the way."""
+"""Limit BLAS to one thread when its idle threads would only get in the way."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from threadpoolctl import ThreadpoolController
 
 from fedpca.arrays import Array
 
-ONE_THREAD_ENTRIES = 2_000_000  # matrix entries up to which one thread is as fast as several
+ONE_THREAD_ENTRIES = 2_000_000  # one thread is as fast as several up to this matrix size
 
 
 @contextmanager
 def threads_for(*arrays: Array) -> Iterator[None]:
     """Limit BLAS to one thread while it works on small arrays.
 
-    Idle BLAS threads keep spinning for a while on cores that the sites of this process need next.
+    Idle BLAS threads briefly keep spinning on cores that this process's sites need next.
     """
     if max(array.size for array in arrays) > ONE_THREAD_ENTRIES:
         yield
@@ -32,7 +32,7 @@ def threads_for(*arrays: Array) -> Iterator[None]:
 
 
 class _OneThread:
-    """A counter of the callers that want one thread, since the limit is set for the whole process."""
+    """A count of the callers that want one thread; the limit applies to the whole process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""The dense matrix routines that all solvers share."""
+"""Dense matrix routines shared by all solvers."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from fedpca.linalg.blas_threads import threads_for
 
 
 def orth(Y: Array) -> Array:
-    """Return an orthonormal basis of the span of Y, ``(d, k)``, with one vector for each column."""
+    """Return an orthonormal basis for the span of Y, ``(d, k)``, with one vector per column."""
     return np.asarray(np.linalg.qr(Y)[0])
 
 
 def independent_columns(Y: Array, smallest: float) -> tuple[Array, Array]:
-    """Return an orthonormal Q and B with ``Y = Q B``, dropping columns that add less than ``smallest``.
+    """Return an orthonormal Q, and B with ``Y = Q B``; drop columns that add less than ``smallest``.
 
-    Cholesky QR done twice is ten times as fast as Householder QR, and as accurate if Y is well
-    conditioned. Otherwise QR with column pivoting sorts the columns by how much each one adds.
+    Running Cholesky QR twice is ten times as fast as Householder QR, and just as accurate if Y is well
+    conditioned. Otherwise, QR with column pivoting sorts the columns by how much each one adds.
     """
     if not Y.size:
         return Y, np.empty((0, Y.shape[1]))
@@ -44,12 +44,13 @@ def independent_columns(Y: Array, smallest: float) -> tuple[Array, Array]:
 def orth_against(
     K: Array, Y: Array, smallest: float, *, reach: int = 0
 ) -> tuple[Array, Array, Array]:
-    """Return Q, B and H with ``Y = K H + Q B``, where Q is orthonormal and orthogonal to K.
+    """Return Q, B, and H with ``Y = K H + Q B``, where Q is orthonormal and orthogonal to K.
 
-    K is orthonormal. One projection is not enough, because the error in orthogonality would grow from
-    block to block; two are. If Y has almost nothing along the columns of K before ``reach``, the first
-    projection may skip them and leave them to the second. If Y lies almost inside K, normalizing the
-    small remainder magnifies its rounding errors along K, so K is projected out once more.
+    K must be orthonormal. Two projections are needed; after only one, the loss of orthogonality would
+    grow from block to block. If Y has almost no component along the columns of K before ``reach``, the
+    first projection may skip those columns and leave them to the second. If Y lies almost entirely in
+    the span of K, normalizing the small remainder magnifies its rounding errors along K, so K is
+    projected out once more.
     """
     H = np.zeros((K.shape[1], Y.shape[1]))
     near = K[:, reach:]
@@ -65,7 +66,7 @@ def orth_against(
 
 
 def complete_basis(V: Array, k: int) -> Array:
-    """Return the orthonormal V, ``(d, r)``, with orthonormal columns added until there are k."""
+    """Return the orthonormal V, ``(d, r)``, extended to k orthonormal columns."""
     n_needed = k - V.shape[1]
     if n_needed <= 0:
         return V
@@ -74,10 +75,10 @@ def complete_basis(V: Array, k: int) -> Array:
 
 
 def top_eigen(symmetric: Array, k: int) -> tuple[Array, Array]:
-    """Return the k largest eigenvalues, in falling order, and their eigenvectors, ``(d, k)``.
+    """Return the k largest eigenvalues, in decreasing order, and their eigenvectors, ``(d, k)``.
 
-    Only the lower triangle is read. LAPACK loses half its digits for entries of 1e-146 and less, so a
-    matrix with very large or very small entries is first scaled near one by a power of two.
+    Only the lower triangle is read. LAPACK loses half its digits if entries are 1e-146 or smaller, so a
+    matrix with very large or very small entries is first scaled by a power of two to bring it near one.
     """
     d = symmetric.shape[0]
     largest = float(np.abs(symmetric.diagonal()).max(initial=0.0))
@@ -108,26 +109,26 @@ def outside(U: Array, V: Array) -> Array:
 
 
 def polar(Y: Array) -> Array:
-    """Return the matrix with orthonormal columns that is nearest to Y, ``(d, k)``."""
+    """Return the matrix with orthonormal columns that is closest to Y, ``(d, k)``."""
     left, _, right = np.linalg.svd(Y, full_matrices=False)
     return np.asarray(left @ right)
 
 
 def qr_factor(Y: Array) -> Array:
-    """Return the Q of Y, ``(d, k)``, from the QR factorization whose R has no negative diagonal."""
+    """Return Q, ``(d, k)``, from the QR factorization of Y in which R has a nonnegative diagonal."""
     Q, R = np.linalg.qr(Y)
     return np.asarray(Q * np.where(R.diagonal() < 0, -1.0, 1.0))
 
 
 def procrustes(X: Array, Z: Array) -> Array:
-    """Return the rotation D, ``(k, k)``, that brings X D nearest to Z."""
+    """Return the rotation D, ``(k, k)``, that brings X D closest to Z."""
     return polar(X.T @ Z)
 
 
 def sine_of_angle(U: Array, V: Array) -> float:
     """Return the sine of the largest principal angle between the spans of orthonormal U and V.
 
-    It is the norm of the part of V outside U, which resolves small angles that arccos would lose.
+    The sine is the norm of the part of V outside U, which resolves small angles that arccos would lose.
     """
     return float(np.linalg.norm(outside(U, V), ord=2)) if V.size else 0.0
 

@@ -1,14 +1,15 @@
-"""Block Lanczos: find the leading eigenvectors of a symmetric matrix M from products with it alone.
+"""Block Lanczos: find the leading eigenvectors of a symmetric matrix M using only products with it.
 
     K = [Q_1 Q_2 ...],   T = K'(M K),   V = K C,   where C holds the leading eigenvectors of T
 
-Each block Q is the new part of the product with the block before. The new part of M Q is
-``M Q - K(K' M Q) = Q_next B``, so the residual costs no further product:
+Each block Q is the new part of the product of M with the previous block. The new part of M Q is
+``M Q - K(K' M Q) = Q_next B``, so the residual requires no additional product:
 
     M V - V theta = Q_next B C_last,   where C_last holds the rows of C for the last block
 
-Source: Golub and Underwood, "The block Lanczos method for computing eigenvalues" (1977); thick restart
-after Wu and Simon, "Thick-restart Lanczos method for large symmetric eigenvalue problems" (2000).
+Source: Golub and Underwood, "The block Lanczos method for computing eigenvalues" (1977). The
+thick restart follows Wu and Simon, "Thick-restart Lanczos method for large symmetric eigenvalue
+problems" (2000).
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from fedpca.arrays import Array
 from fedpca.linalg.blas_threads import threads_for
 from fedpca.linalg.dense import orth_against, top_eigen
 
-MAX_KRYLOV_BYTES = 32 << 20  # size of K at which to restart; a K beyond the cache slows every round
-NEGLIGIBLE = 1e-13  # a new direction below this fraction of the largest eigenvalue is rounding
+MAX_KRYLOV_BYTES = 32 << 20  # restart at this size; a K that exceeds the cache slows every round
+NEGLIGIBLE = 1e-13  # a direction below this fraction of the largest eigenvalue is rounding error
 
 
 def leading_eigen(
@@ -31,8 +32,8 @@ def leading_eigen(
     """Return the k largest eigenvalues of a matrix and their eigenvectors, ``(d, k)``.
 
     ``times`` multiplies the matrix by a block. The search stops once the residual is at most ``tol``
-    times the largest eigenvalue, or after ``most`` products. Blocks are as wide as the orthonormal
-    ``start``, ``(d, b)``, where b is at least k.
+    times the largest eigenvalue, or after ``most`` products. The orthonormal ``start``, ``(d, b)``,
+    sets the block width b, which must be at least k.
     """
     d, width = start.shape
     space = KrylovSpace(start, MAX_KRYLOV_BYTES // (8 * d))
@@ -47,16 +48,16 @@ def leading_eigen(
 
 
 class KrylovSpace:
-    """An orthonormal basis K of all blocks so far, and ``T = K' M K``."""
+    """An orthonormal basis K of all added blocks, and ``T = K' M K``."""
 
     def __init__(self, Q: Array, max_columns: int) -> None:
-        # unused columns cost nothing: the system provides memory at the first write
+        # unused columns cost nothing: the system allocates memory on the first write
         self._max_columns = max_columns
         self._columns = np.empty((Q.shape[0], min(max_columns, Q.shape[0])), order="F")
         self.K = self._columns[:, :0]
         self.T = np.empty((0, 0))
         self.Q = Q  # the block to multiply next
-        self._reach = 0  # that product has no part along the columns of K before this one
+        self._reach = 0  # that product has no component along columns of K before this one
 
     @property
     def is_invariant(self) -> bool:
@@ -64,7 +65,7 @@ class KrylovSpace:
         return bool(self.Q.shape[1] == 0)
 
     def is_full(self, width: int) -> bool:
-        """Return whether to restart before another block of this width."""
+        """Return whether to restart before adding a block of this width."""
         return bool(
             self.K.shape[1] + width > max(self._max_columns, 4 * (self._C.shape[1] + width))
         )
@@ -76,7 +77,7 @@ class KrylovSpace:
         with threads_for(Y):
             largest = max(float(np.linalg.norm(Y)), float(self.T.diagonal().max(initial=0.0)))
             self.Q, self._B, H = orth_against(self.K, Y, NEGLIGIBLE * largest, reach=self._reach)
-        self._reach = old  # the next product lies in this block, its own block and the one after it
+        self._reach = old  # the next product lies in this block, its own, and the one after it
         T = np.empty((old + self._last, old + self._last))
         T[:old, :old] = self.T
         T[:, old:] = H

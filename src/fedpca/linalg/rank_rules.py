@@ -1,12 +1,14 @@
 """Rules that choose the number of components from the leading eigenvalues.
 
-A rule takes the eigenvalues ``l_1 >= l_2 >= ...`` of the covariance that have been computed so far. It
-returns a rank, or None if it needs to see more of them.
+A rule takes the covariance eigenvalues ``l_1 >= l_2 >= ...`` that have already been computed. It
+returns a rank, or None if it needs more eigenvalues.
 
-- `fixed` returns the number that the user asked for.
-- `share` returns the smallest number of components that carry more than a share of the total variance.
-- `marchenko_pastur` counts the eigenvalues above ``1.1 s^2 (1 + sqrt(d/n))^2``. Noise of variance
-  ``s^2`` alone would show no larger one; ``s^2`` is the mean of the eigenvalues that are not counted.
+- `fixed` returns the number that the user requested.
+- `share` returns the smallest number of components that together explain more than a given share of
+  the total variance.
+- `marchenko_pastur` counts the eigenvalues above ``1.1 s^2 (1 + sqrt(d/n))^2``. Pure noise with
+  variance ``s^2`` would produce no larger eigenvalue; ``s^2`` is the mean of the eigenvalues that are
+  not counted.
 - `largest_gap` returns the k > 1 with the largest ``l_k - l_(k+1)``. Source: Bhaskara and Wijewardena,
   "On distributed averaging for stochastic k-PCA", section 4.
 """
@@ -23,13 +25,13 @@ import numpy as np
 from fedpca.arrays import Array
 from fedpca.errors import InputError
 
-EDGE_MARGIN = 1.1  # factor on the Marchenko-Pastur edge: the largest noise eigenvalue fluctuates
-FIRST_LOOK = 10  # eigenvalues to compute before the first call of a rule
+EDGE_MARGIN = 1.1  # factor on the Marchenko-Pastur edge; the largest noise eigenvalue fluctuates
+FIRST_LOOK = 10  # eigenvalues to compute before the first call to a rule
 
 
 @dataclass(frozen=True)
 class Spectrum:
-    """The leading eigenvalues of a covariance, in any scale, and the total of all of them."""
+    """The leading eigenvalues of a covariance, on any scale, and the sum of all its eigenvalues."""
 
     values: Array
     total: float
@@ -48,7 +50,7 @@ Rule = Callable[[Spectrum], int | None]
 
 @dataclass(frozen=True)
 class RankRule:
-    """A rule, and how many eigenvalues to compute before its first call."""
+    """A rule and the number of eigenvalues to compute before its first call."""
 
     rule: Rule
     first_look: int
@@ -57,25 +59,25 @@ class RankRule:
         return self.rule(spectrum)
 
     def settle(self, spectrum: Spectrum) -> int:
-        """Return the rank for a spectrum of which no more can be computed."""
+        """Return the rank for a spectrum that cannot be extended."""
         return self.rule(replace(spectrum, is_all=True)) or 1
 
 
 def check_n_components(n_components: Any) -> None:
-    """Refuse a value that is not a number of components, a share or the name of a rule."""
+    """Refuse a value that is not a component count, a share of variance, a rule name, or None."""
     is_number = isinstance(n_components, Real) and not isinstance(n_components, bool)
     if n_components is None or (isinstance(n_components, str) and n_components in RULES):
         return
     if is_number and (0 < n_components < 1 or (n_components >= 1 and n_components % 1 == 0)):
         return
     raise InputError(
-        f"n_components={n_components!r} is not valid; use a whole number of at least 1, a share "
-        f"between 0 and 1, None, or one of the rules {', '.join(RULES)}"
+        f"n_components={n_components!r} is not valid; use a positive integer, a share between 0 "
+        f"and 1, None, or one of the rules {', '.join(RULES)}"
     )
 
 
 def first_look(n_components: Any, limit: int) -> int:
-    """Return how many eigenvalues, at most ``limit``, to compute before ``n_components`` is decided."""
+    """Return how many eigenvalues, at most ``limit``, to compute before choosing the rank."""
     if n_components is None:
         return limit
     is_rule = isinstance(n_components, str) or 0 < n_components < 1
@@ -93,7 +95,7 @@ def rank_rule(n_components: Any, n: int, d: int) -> RankRule:
     if 0 < n_components < 1:
         return RankRule(share(float(n_components)), look)
     if n_components > limit:
-        bound = f"{d} features" if d <= n else f"{n} rows of all sites"
+        bound = f"{d} features" if d <= n else f"{n} rows across all sites"
         raise InputError(f"n_components={n_components} exceeds the {bound}; use at most {limit}")
     return RankRule(fixed(int(n_components)), look)
 
@@ -104,7 +106,7 @@ def fixed(k: int) -> Rule:
 
 
 def share(wanted: float) -> Rule:
-    """Return the rule for the fewest components with more than ``wanted`` of the total variance."""
+    """Return the rule that picks the fewest components with more than ``wanted`` of the variance."""
 
     def rule(spectrum: Spectrum) -> int | None:
         reached = np.cumsum(spectrum.values) > wanted * spectrum.total
@@ -116,7 +118,7 @@ def share(wanted: float) -> Rule:
 
 
 def marchenko_pastur(spectrum: Spectrum) -> int | None:
-    """Return the number of eigenvalues larger than noise alone would show, at least 1."""
+    """Return the number of eigenvalues larger than noise alone would produce, but at least 1."""
     values, d = spectrum.values, spectrum.d
     if not values.size or values[0] <= 0:
         return 1
@@ -134,8 +136,8 @@ def marchenko_pastur(spectrum: Spectrum) -> int | None:
 
 
 def largest_gap(spectrum: Spectrum) -> int | None:
-    """Return the k > 1 with the largest gap after it, or 1 for fewer than three values."""
-    # centered rows have at most n - 1 nonzero eigenvalues; the drop after them is no gap in the data
+    """Return the k > 1 followed by the largest gap, or 1 if there are fewer than three values."""
+    # centered rows have at most n - 1 nonzero eigenvalues; the drop after them is not a gap in the data
     values = spectrum.values[: max(1, int(spectrum.n) - 1)]
     if not values.size:
         return 1

@@ -1,1 +1,1 @@
-"""Fitted models: how they treat new rows, and how they are saved and loaded."""
+"""Fitted models, which transform new rows and can be saved and loaded."""

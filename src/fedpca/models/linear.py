@@ -1,14 +1,15 @@
-"""A fitted linear model: it scores and reconstructs rows, gives their density, and has a file.
+"""Define a fitted linear model, which scores rows, reconstructs them, and computes their density.
 
 A model has components ``C`` (k x d, orthonormal rows), variances ``l``, a noise variance ``v``, a mean
-``m`` and a scale ``s``:
+``m``, and a scale ``s``:
 
     t = C ((x - m) / s)                                   the scores of a row x
     S = D (C' diag(l - v) C + v I) D,   D = diag(s)       the covariance of rows
 
-Rows are normally distributed with covariance S. Only the methods that return S form it.
+Rows are normally distributed with covariance S. S is formed only by the methods that return it.
 
-A file is in safetensors format with a JSON header. Loading it checks everything and runs no code.
+A model is saved in a safetensors file with a JSON header. Loading a file validates all of it and
+executes no code.
 
 Source: Tipping and Bishop, "Mixtures of probabilistic principal component analysers" (1999).
 """
@@ -27,7 +28,7 @@ from fedpca.linalg.dense import fix_signs
 from fedpca.rows.in_memory import is_sparse
 from fedpca.storage.tensor_file import check_features, check_file_arrays, read_arrays, write_arrays
 
-MAX_OUTSIDE_SHARE = 1e-12  # of a row's squares, outside a subspace, that may be rounding
+MAX_OUTSIDE_SHARE = 1e-12  # share of a row's squares outside a subspace that may be rounding
 SHAPES = {
     "components": "k d",
     "explained_variance": "k",
@@ -41,7 +42,7 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Model:
-    """Components, and all that is needed to use them."""
+    """Components and everything needed to use them."""
 
     components: Array  # (k, d)
     explained_variance: Array  # (k,)
@@ -64,9 +65,9 @@ class Model:
     ) -> Model:
         """Make a model from the leading eigenvectors, ``(d, k)``, of the scatter of n rows.
 
-        ``energy`` is the trace of the scatter. The variances are its eigenvalues over ``n - 1``. Where
-        rows weigh less than one each, n is their total weight and ``n_seen`` is their count. Where n is
-        below 2, half of n replaces ``n - 1``, so that one row has a finite variance.
+        ``energy`` is the trace of the scatter. The variances are its eigenvalues divided by
+        ``n - 1``. If rows have weights below one, n is their total weight, and ``n_seen`` is their
+        count. If n is below 2, ``n / 2`` replaces ``n - 1`` so that one row has a finite variance.
         """
         d, k = vectors.shape
         freedom = n - 1 if n >= 2 else max(n, 1e-300) / 2
@@ -85,7 +86,7 @@ class Model:
         )
 
     def transform(self, X: Any, *, whiten: bool = False) -> Array:
-        """Return the scores of rows, ``(n, k)``; with ``whiten`` their variance is 1."""
+        """Return the scores of rows, ``(n, k)``, scaled to unit variance if ``whiten`` is true."""
         directions = (self.components / self.scale).T
         if whiten:
             directions = directions / self._deviations()
@@ -105,7 +106,7 @@ class Model:
         return np.asarray(inner * np.outer(self.scale, self.scale))
 
     def precision(self) -> Array:
-        """Return the inverse of the covariance, or its pseudo-inverse where there is no noise."""
+        """Return the inverse of the covariance, or its pseudo-inverse if there is no noise."""
         inner = self._inflate(*self._inverse_variances())
         return np.asarray(inner / np.outer(self.scale, self.scale))
 
@@ -132,14 +133,14 @@ class Model:
         return np.where(outside > MAX_OUTSIDE_SHARE * squares, -np.inf, density)
 
     def _has_variance(self) -> Array:
-        """Return which components have more variance than rounding alone would leave."""
+        """Return a mask of the components with more variance than rounding alone would leave."""
         rounding = self.components.shape[1] * np.finfo(np.float64).eps
         return np.asarray(
             self.explained_variance > rounding * self.explained_variance.max(initial=0)
         )
 
     def _deviations(self) -> Array:
-        """Return the standard deviations of scores, kept away from zero as scikit-learn does."""
+        """Return the standard deviations of scores, kept away from zero as in scikit-learn."""
         return np.maximum(np.sqrt(self.explained_variance), np.finfo(np.float64).eps)
 
     def _inflate(self, along: Array, outside: float) -> Array:
@@ -148,7 +149,7 @@ class Model:
         return np.asarray((C.T * (along - outside)) @ C + outside * np.eye(C.shape[1]))
 
     def _inverse_variances(self) -> tuple[Array, float]:
-        """Return one over each variance, along the components and outside; zero for no variance."""
+        """Return inverse variances along and outside the components, with zero for no variance."""
         v = float(self.noise_variance)
         along = self.explained_variance
         positive = self._has_variance()
@@ -157,30 +158,30 @@ class Model:
         return inverse, 1 / v if v > 0 else 0.0
 
     def arrays(self) -> Arrays:
-        """Return the arrays by name, as a file holds them."""
+        """Return the arrays by name, as stored in a file."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def save(self, path: str | os.PathLike[str], header: dict[str, Any]) -> None:
-        """Write the model and its header to a file, whole or not at all."""
+        """Write the model and its header to a file atomically."""
         write_arrays(path, self.arrays(), header)
 
 
 def load_model(path: str | os.PathLike[str]) -> tuple[Model, dict[str, Any]]:
-    """Read a model and its header from a file, after every check."""
+    """Read a model and its header from a file, and validate both."""
     arrays, header = read_arrays(path, "model")
     if header.get("kind") == "summary":
-        raise FileError(f"{path} is a summary, not a model; `fedpca merge` makes it one")
+        raise FileError(f"{path} is a summary, not a model; use `fedpca merge` to convert it")
     return model_in(path, arrays, header), header
 
 
 def model_in(path: str | os.PathLike[str], arrays: Arrays, header: dict[str, Any]) -> Model:
-    """Return the model among a file's arrays, after every check."""
+    """Return the model from a file's arrays after validating them."""
     table = {name: f"float64 {shape}" for name, shape in SHAPES.items()}
     arrays, lengths = check_file_arrays(path, arrays, table)
     check_features(path, header.get("features"), lengths["d"])
     n = header.get("n_samples")
     if not isinstance(n, int) or n < 1:
-        raise FileError(f"{path}: n_samples is {n!r}, not a number of rows")
+        raise FileError(f"{path}: n_samples is {n!r}; it must be a positive integer")
     if not isinstance(header.get("parameters"), dict):
-        raise FileError(f"{path} has a header without parameters")
+        raise FileError(f"{path}: the header has no parameters")
     return Model(**arrays)

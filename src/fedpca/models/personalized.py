@@ -1,12 +1,12 @@
-"""A fitted personalized model: shared components, local components of each site, and its file.
+"""Define a fitted personalized model, which has shared components and each site's local components.
 
-A row x of site i is standardized as ``a = (x - m_i) / s``. It is the sum of three orthogonal parts: one
-along the shared components U, one along the site's own V_i, and a remainder.
+A row x at site i is standardized as ``a = (x - m_i) / s``, which is the sum of three orthogonal parts:
+one along the shared components U, one along the site's local components V_i, and a remainder.
 
     a = U U'a + V_i V_i'a + left
 
-The file that a site writes holds its own part alone. The coordinator's file holds the parts that it was
-allowed to gather, which may be none.
+A site's model file contains only that site's part. The coordinator's file contains the parts that it
+was allowed to gather, if any.
 
 Source: Shi and Kontar, "Personalized PCA: decoupling shared and unique features" (2024).
 """
@@ -40,7 +40,7 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True)
 class SitePart:
-    """One site's own components, mean and variances."""
+    """A site's local components, mean, and variances."""
 
     n: int  # rows
     mean: Array  # (d,), subtracted from the site's rows
@@ -55,8 +55,8 @@ class SitePart:
     ) -> SitePart:
         """Make a site's part from sums of squares of its n rows.
 
-        ``values`` are the sums along V, ``along`` those along the shared components, and ``energy`` is
-        the total.
+        ``values`` holds the sums along V, ``along`` holds those along the shared components, and
+        ``energy`` is the total.
         """
         divisor = max(1, n)
         return cls(
@@ -70,14 +70,14 @@ class SitePart:
 
     @property
     def shares(self) -> dict[str, float]:
-        """Return the shares of the site's variance that are shared, local, and neither."""
+        """Return the shared, local, and remaining shares of the site's variance."""
         return variance_shares(
             float(self.shared.sum()), float(self.variance.sum()), float(self.total)
         )
 
 
 def variance_shares(shared: float, local: float, total: float) -> dict[str, float]:
-    """Return the shared, local and remaining shares of a total variance; NaN where it is zero."""
+    """Return the shared, local, and remaining shares of a total variance, or NaN if it is zero."""
     if total <= 0:
         return dict.fromkeys(("shared", "local", "left"), float("nan"))
     left = max(0.0, total - shared - local)
@@ -86,17 +86,17 @@ def variance_shares(shared: float, local: float, total: float) -> dict[str, floa
 
 @dataclass(frozen=True)
 class PersonalizedModel:
-    """The shared components, and the parts of the sites that this model holds."""
+    """The shared components, and the parts for the sites that this model covers."""
 
     components: Array  # (k, d)
     variance: Array  # (k,), along the components, averaged over sites
     scale: Array  # (d,)
-    mean: Array | None  # (d,), common to all sites; None where each has its own
+    mean: Array | None  # (d,), common to all sites; None if each site has its own
     parts: dict[str, SitePart]
 
     @cached_property
     def n_local(self) -> int:
-        """Return the largest number of local components of any site."""
+        """Return the largest number of local components at any site."""
         return max((len(part.components) for part in self.parts.values()), default=0)
 
     def of_site(self, name: str) -> Model:
@@ -117,7 +117,7 @@ class PersonalizedModel:
         )
 
     def transform(self, X: Any, name: str) -> Array:
-        """Return a site's scores, shared then local, with zeros for components that it lacks."""
+        """Return a site's scores, shared and then local, with zeros for components that it lacks."""
         scores = self.of_site(name).transform(X)
         n_zeros = len(self.components) + self.n_local - scores.shape[1]
         return np.pad(scores, ((0, 0), (0, n_zeros)))
@@ -128,7 +128,7 @@ class PersonalizedModel:
         return model.inverse_transform(scores[:, : len(model.components)])
 
     def split(self, X: Any, name: str) -> Split:
-        """Split a site's centered rows into a shared part, a local part and a remainder."""
+        """Split a site's centered rows into a shared part, a local part, and a remainder."""
         model, k = self.of_site(name), len(self.components)
         scores = model.transform(X)
         directions = model.components * self.scale
@@ -137,7 +137,7 @@ class PersonalizedModel:
         return Split(shared, local, centered - shared - local)
 
     def error(self, X: Any, name: str) -> float:
-        """Return the mean squared length of the rows' remainders, in the units of the model."""
+        """Return the mean squared length of the rows' remainders, in the model's units."""
         remainders = self.split(X, name).left / self.scale
         squares = np.einsum("ij,ij->", remainders, remainders)
         return float(squares / max(1, len(remainders)))
@@ -147,14 +147,14 @@ class PersonalizedModel:
     ) -> PersonalizedModel:
         """Return the model with one more site, whose local components come from its own rows.
 
-        ``order`` says which of the site's columns is each feature of the model; None means the same
-        order.
+        ``order`` gives the position of each model feature among the site's columns; None means that the
+        order is the same.
         """
         n, sums = column_sums(rows)
         if not np.isfinite(sums).all():
             refuse_non_finite(rows)
         if n < 1:
-            raise InputError(f"site {name!r} has no rows; its local components need at least 1")
+            raise InputError(f"site {name!r} has no rows; local components require at least 1 row")
         own_mean = sums / n if order is None else sums[order] / n
         mean = own_mean if self.mean is None else self.mean
         columns = None if order is None else np.array(order)
@@ -167,7 +167,7 @@ class PersonalizedModel:
         return replace(self, parts={**self.parts, name: part})
 
     def save(self, path: str | os.PathLike[str], header: dict[str, Any]) -> None:
-        """Write the model and its header to a file, whole or not at all."""
+        """Write the model and its header to a file atomically."""
         arrays = {"components": self.components, "variance": self.variance, "scale": self.scale}
         if self.mean is not None:
             arrays["mean"] = self.mean
@@ -185,16 +185,16 @@ PART = {"mean": "d", "components": "r d", "variance": "r", "shared": "k", "total
 
 
 def is_personalized(path: str | os.PathLike[str]) -> bool:
-    """Return whether a file holds a personalized model."""
+    """Return whether a file contains a personalized model."""
     return read_arrays(path, "model")[1].get("kind") == KIND
 
 
 def load_personalized(path: str | os.PathLike[str]) -> tuple[PersonalizedModel, dict[str, Any]]:
-    """Read a personalized model and its header from a file, after every check."""
+    """Read a personalized model and its header from a file, and validate both."""
     arrays, header = read_arrays(path, "model")
     if header.get("kind") != KIND:
         raise FileError(
-            f"{path} holds a {header.get('kind') or 'linear model'}, not a personalized model"
+            f"{path} contains a {header.get('kind') or 'linear model'}, not a personalized model"
         )
     table = {"components": "float64 k d", "variance": "float64 k", "scale": "float64 d"}
     if "mean" in arrays:
@@ -207,9 +207,7 @@ def load_personalized(path: str | os.PathLike[str]) -> tuple[PersonalizedModel, 
         and site["n"] >= 0
         for site in sites
     ):
-        raise FileError(
-            f"{path} has a header that does not list the names and row counts of its sites"
-        )
+        raise FileError(f"{path}: the header does not list the sites' names and row counts")
     if len({site["name"] for site in sites}) < len(sites):
         raise FileError(f"{path} has two sites with the same name")
     for i in range(len(sites)):
@@ -220,7 +218,7 @@ def load_personalized(path: str | os.PathLike[str]) -> tuple[PersonalizedModel, 
     arrays, lengths = check_file_arrays(path, arrays, table)
     check_features(path, header.get("features"), lengths["d"])
     if not (arrays["scale"] > 0).all():
-        raise FileError(f"{path}: scale has values of 0 or below; all must be above 0")
+        raise FileError(f"{path}: the scale has values of 0 or below; all values must be above 0")
     parts = {
         site["name"]: SitePart(n=site["n"], **{field: arrays[f"{i}/{field}"] for field in PART})
         for i, site in enumerate(sites)

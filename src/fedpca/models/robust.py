@@ -1,9 +1,9 @@
-"""A fitted robust model: it splits rows into a low-rank part and a sparse part of outliers.
+"""Define a fitted robust model, which splits rows into a low-rank part and sparse outliers.
 
     A = V U' + S + noise,   S = A - V U' where |A - V U'| exceeds the threshold, else 0
 
-The components U are given, and the scores V are found here. `judge` decides which entries count,
-`fitted_scores` improves the scores of rows once, and `separate` repeats both until the scores stay.
+The components U are given; this module computes the scores V. `judge` decides which entries count,
+`fitted_scores` improves the scores once, and `separate` repeats both steps until the scores converge.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from fedpca.arrays import Array
 from fedpca.models.linear import Model
 from fedpca.rows.in_memory import is_sparse
 
-TIMES_MEDIAN = 4.0  # a threshold over the median size: 2.7 standard deviations of normal noise
-THRESHOLD_DECAY = 0.8  # a round multiplies the threshold by this
-MAX_PASSES = 200  # until thresholds fall in any case; then at most as many again
-SCORE_TOL = 1e-12  # relative change of scores at which they stay
-CG_STEPS = 3  # conjugate gradient steps in a pass
-DAMPING = 1e-3  # of the equations of a row in which no entry counts; less with each one that does
+TIMES_MEDIAN = 4.0  # ratio of threshold to median size; 2.7 standard deviations for normal noise
+THRESHOLD_DECAY = 0.8  # each round multiplies the threshold by this
+MAX_PASSES = 200  # after this many, all thresholds fall; at most as many passes follow
+SCORE_TOL = 1e-12  # relative change at which scores have converged
+CG_STEPS = 3  # conjugate gradient steps per pass
+DAMPING = 1e-3  # for a row in which no entry counts; each entry that counts reduces it
 
 
 class Parts(NamedTuple):
-    """Rows as the sum of two parts and noise, each ``(n, d)``."""
+    """Rows split into two parts, each ``(n, d)``, apart from noise."""
 
     low_rank: Array  # missing values are filled in here
     sparse: Array
 
 
 class OutlierScores(NamedTuple):
-    """How far each entry lies from the low-rank part, and how much of each row is an outlier."""
+    """Each entry's distance from the low-rank part, and each row's share of outliers."""
 
     rows: Array  # (n,), the share of each row's entries that are outliers, from 0 to 1
-    cells: Array  # (n, d), residuals over the threshold: above 1 an entry is an outlier
+    cells: Array  # (n, d), residuals divided by the threshold; an entry above 1 is an outlier
 
 
 @dataclass(frozen=True)
 class RobustModel:
-    """Robust components, and the residual beyond which an entry is an outlier."""
+    """Robust components, and the residual above which an entry is an outlier."""
 
     linear: Model
     threshold: float
@@ -58,7 +58,7 @@ class RobustModel:
         n: int,
         threshold: float,
     ) -> RobustModel:
-        """Make a model from the components of n rows' low-rank part and its variance along them."""
+        """Make a model from the components of the low-rank part of n rows and its variances."""
         linear = Model(
             components=components,
             explained_variance=variance,
@@ -71,16 +71,16 @@ class RobustModel:
         return cls(linear, threshold)
 
     def transform(self, X: Any) -> Array:
-        """Return the scores of rows, ``(n, k)``; missing entries and outliers do not count."""
+        """Return the scores of rows, ``(n, k)``, ignoring missing entries and outliers."""
         return self._separate(*self._standardized(X))[0]
 
     def split(self, X: Any) -> Parts:
-        """Split rows into a low-rank part and a sparse part, with fixed components."""
+        """Split rows into a low-rank part and a sparse part, using the fitted components."""
         scores, S = self._separate(*self._standardized(X))
         return Parts(self.linear.inverse_transform(scores), S * self.linear.scale)
 
     def outlier_scores(self, X: Any) -> OutlierScores:
-        """Return each entry's residual over the threshold, and each row's share of outliers."""
+        """Return each entry's residual divided by the threshold, and each row's share of outliers."""
         A, present = self._standardized(X)
         scores, _ = self._separate(A, present)
         cells = np.where(present, np.abs(A - scores @ self.linear.components), 0.0) / self.threshold
@@ -99,29 +99,29 @@ class RobustModel:
 
 
 def values_about(rows: Array, center: Array, scale: Array | float = 1.0) -> tuple[Array, Array]:
-    """Return rows about a center and in a scale, with zeros for NaN, and a mask of present values."""
+    """Return centered and scaled rows, with zeros for NaN, and a mask of the values present."""
     present = ~np.isnan(rows)
     return np.where(present, (rows - center) / scale, 0.0), present
 
 
 def typical_size(residuals: Array, present: Array) -> float:
-    """Return the median absolute value of the present entries; zero where there are none."""
+    """Return the median absolute value of the present entries, or zero if there are none."""
     if not present.any():
         return 0.0
     return float(np.median(np.abs(residuals if present.all() else residuals[present])))
 
 
 def without_large(A: Array, threshold: Array | float) -> Array:
-    """Return A with zeros for entries beyond the threshold."""
+    """Return A with entries beyond the threshold replaced by zeros."""
     return np.where(np.abs(A) > threshold, 0.0, A)
 
 
 class Residuals(NamedTuple):
-    """Residuals of rows, ``(n, d)``, and which entries count in a fit."""
+    """Residuals of rows, ``(n, d)``, and masks of the entries that count in a fit."""
 
     R: Array
     inliers: Array  # whether an entry is present and within the threshold
-    counted: Array  # whether it counts: all inliers, and clipped outliers where they must count
+    counted: Array  # whether an entry counts: all inliers, plus outliers that count when clipped
     pull: Array  # the residuals of counted entries, clipped, and zero elsewhere
     mostly_outliers: Array  # (n,), whether most entries of a row are beyond the threshold
 
@@ -131,10 +131,11 @@ def judge(
 ) -> Residuals:
     """Decide which entries of A count in a fit to L.
 
-    An entry that is missing or beyond the threshold does not count: it is treated as L. A row or
-    column that is mostly beyond the threshold would then keep too few entries to move it, and a large
-    one would stay at zero forever. So the outliers of such a row count, clipped to the threshold. Those
-    of such a column count, clipped to its ``reach``, ``(d,)``, which is 0 for all other columns.
+    An entry that is missing or beyond the threshold does not count; it is treated as if it equaled L. A
+    row or column that is mostly beyond the threshold would then have too few entries to change its fit,
+    and a large one would stay at zero forever. Therefore, the outliers in such a row count, clipped to
+    the threshold. The outliers in such a column count, clipped to the column's ``reach``, ``(d,)``,
+    which is 0 for all other columns.
     """
     R = A - L
     inliers = counted = present & (np.abs(R) <= threshold)
@@ -148,15 +149,15 @@ def judge(
 
 
 def fitted_scores(V: Array, U: Array, rows: Residuals) -> Array:
-    """Improve the scores V towards the best fit to the counted entries of each row."""
+    """Improve the scores V toward the best fit to the counted entries in each row."""
     return np.asarray(V + _solve_rows(rows.counted, U, rows.pull @ U))
 
 
 def _solve_rows(counted: Array, U: Array, gradients: Array) -> Array:
     """Solve (U'KU + damping) x = g for each row by conjugate gradients; K selects counted entries.
 
-    Where all entries count, one step is exact, since U is orthonormal. Damping keeps the equations of a
-    row solvable where too few entries count. The next pass makes up for what it takes off a step.
+    If all entries count, one step is exact because U is orthonormal. Damping keeps a row's equations
+    solvable if too few entries count. It shortens the step, but the next pass makes up for that.
     """
     K = counted.astype(float)
     damping = DAMPING * (1 - K.mean(axis=1, keepdims=True))
@@ -191,12 +192,13 @@ def separate(
 ) -> tuple[Array, Array]:
     """Return the scores of rows on orthonormal U, ``(d, r)``, and their sparse part.
 
-    The search starts from the scores V if they are given, else from the entries within ``first``.
+    The search starts from the scores V if they are given; otherwise, it starts from the entries within
+    ``first``.
 
-    Outliers must go before the entries that they hide. So each row has a threshold of its own at first,
-    which falls with the row's median residual. Where scores stay, or passes run out, it falls in any
-    case, since the median may be an outlier itself. No row depends on other rows, or on features that
-    are in no component.
+    Outliers must be removed before the entries that they hide. Therefore, each row starts with its own
+    threshold, which falls with the row's median residual. If the scores converge or the passes run out,
+    the threshold falls anyway, because the median may itself be an outlier. A row's result does not
+    depend on other rows or on features that are in no component.
     """
     scores = _scores(A, present & U.any(axis=1), U, threshold, first, V)
     R = A - scores @ U.T
@@ -206,7 +208,7 @@ def separate(
 def _scores(
     A: Array, present: Array, U: Array, threshold: float, first: float, V: Array | None
 ) -> Array:
-    """Find the scores of `separate` from the present entries."""
+    """Compute the scores for `separate` from the present entries."""
     thresholds = _row_thresholds(A, present, max(first, threshold))
     V = without_large(A, thresholds) @ U if V is None else V.copy()
     falls = np.zeros((len(A), 1), bool)
@@ -229,7 +231,7 @@ def _scores(
 
 
 def _row_thresholds(R: Array, present: Array, threshold: float) -> Array:
-    """Return each row's threshold, ``(n, 1)``: a multiple of its median residual, or the common one."""
+    """Return each row's threshold, ``(n, 1)``: a multiple of its median residual, or ``threshold``."""
     sizes = np.sort(np.where(present, np.abs(R), np.inf), axis=1)
     middle = np.minimum(present.sum(axis=1, keepdims=True) // 2, R.shape[1] - 1)
     medians = np.where(present.any(axis=1, keepdims=True), np.take_along_axis(sizes, middle, 1), 0)

@@ -1,9 +1,9 @@
-"""How similar sites are, by their local components.
+"""Measure how similar sites are by comparing their local components.
 
     affinity(i, j) = (tr P_i P_j / sqrt(r_i r_j))^2,   distance(i, j) = ||P_i - P_j||_F,
 
-with P_i the projection on the r_i components of site i. The affinity of two sites is 1 where their
-subspaces are equal and 0 where they are orthogonal.
+where P_i is the projection onto the r_i components of site i. The affinity of two sites is 1 if their
+subspaces are equal and 0 if they are orthogonal.
 
 Source: Shi and Kontar, "Personalized PCA: decoupling shared and unique features" (2024), section 7.1.7.
 """
@@ -36,7 +36,8 @@ def cluster_sites(sites: Components, n_clusters: int, random_state: Any = 0) -> 
     affinity = site_affinity(sites)
     if not isinstance(n_clusters, Integral) or not 1 <= n_clusters <= len(affinity):
         raise InputError(
-            f"n_clusters={n_clusters!r} is not a whole number from 1 to the {len(affinity)} sites"
+            f"n_clusters={n_clusters!r} must be an integer from 1 to the number of sites, "
+            f"which is {len(affinity)}"
         )
     if n_clusters in (1, len(affinity)):
         labels = np.arange(len(affinity)) if n_clusters > 1 else np.zeros(len(affinity))
@@ -50,7 +51,7 @@ def cluster_sites(sites: Components, n_clusters: int, random_state: Any = 0) -> 
 
 
 def map_sites(sites: Components, n_dimensions: int = 2) -> Array:
-    """Place each site as a point, ``(n_sites, n_dimensions)``, by classical multidimensional scaling.
+    """Map each site to a point, ``(n_sites, n_dimensions)``, by classical multidimensional scaling.
 
     Distances between points approximate the distances between the sites' subspaces.
     """

@@ -1,12 +1,13 @@
 """Encode a header and named arrays as bytes, and decode them again.
 
 A message is ``prefix | header | arrays``. The prefix (24 bytes) holds a mark, the format version, the
-CRC-32 of all bytes after the prefix, the length of the header and the length of the whole message. The
-header is JSON with sorted keys, and lists every array's name, dtype and shape. The arrays follow in
-that order as little-endian C-order bytes, each starting at a multiple of 8. The same values always give
-the same bytes. Decoding never runs code and copies nothing; arrays are read-only views of the bytes.
+CRC-32 of all bytes after the prefix, the header length, and the total message length. The header is
+JSON with sorted keys and lists each array's name, dtype, and shape. The arrays follow in that order as
+little-endian C-order bytes, each starting at a multiple of 8. The same values always produce the same
+bytes. Decoding never executes code or copies data; the arrays are read-only views of the bytes.
 
-The checksum detects accidents. The channel (TLS) that carries the bytes protects against tampering.
+The checksum detects accidental corruption. The TLS channel that carries the bytes protects them against
+tampering.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ _ALIGN_BYTES = 8
 _JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 PREFIX_BYTES = _PREFIX.size
 
-# the exceptions that a header with arbitrary contents can cause in Python and numpy
+# the exceptions that Python and numpy can raise for a header with arbitrary contents
 _UNREADABLE = (ArithmeticError, LookupError, ValueError, TypeError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True)
 class Message:
-    """A header, named read-only arrays, and the size of the message when encoded."""
+    """A header, named read-only arrays, and the encoded size of the message."""
 
     header: Header
     arrays: dict[str, Array]
@@ -52,7 +53,7 @@ class Message:
 def compose(
     header: Mapping[str, Any], arrays: Mapping[str, Any], *, limit: int | None = MAX_BYTES
 ) -> Message:
-    """Return a message of these arrays, copying only those whose order or byte order must change."""
+    """Return a message with these arrays; copy only those that need a new layout or byte order."""
     ready = {name: _plain(name, array) for name, array in arrays.items()}
     total = (
         PREFIX_BYTES
@@ -60,12 +61,12 @@ def compose(
         + sum(array.nbytes + _padding(array.nbytes) for array in ready.values())
     )
     if limit is not None and total > limit:
-        raise MessageError(f"a message of {total:,} bytes exceeds the limit of {limit:,} bytes")
+        raise MessageError(f"the message has {total:,} bytes, which exceeds the limit of {limit:,}")
     return Message(dict(header), ready, total)
 
 
 def encode(message: Message) -> bytes:
-    """Return the message's bytes, which are the same for the same values on every machine."""
+    """Return the message's bytes, which depend only on its values, not on the machine."""
     text = _header_text(message.header, message.arrays)
     chunks: list[bytes | memoryview] = [text]
     for array in message.arrays.values():
@@ -78,15 +79,18 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes, *, limit: int | None = MAX_BYTES) -> Message:
-    """Return the message in ``data``, after every check that does not depend on the question."""
+    """Return the message in ``data`` after all checks that do not depend on the question."""
     if limit is not None and len(data) > limit:
-        raise MessageError(f"a message of {len(data):,} bytes exceeds the limit of {limit:,} bytes")
+        raise MessageError(
+            f"the message has {len(data):,} bytes, which exceeds the limit of {limit:,}"
+        )
     if len(data) < _PREFIX.size or data[:4] != MARK:
-        raise MessageError("not a fedpca message")
+        raise MessageError("this is not a fedpca message")
     _, version, crc, n_header, total = _PREFIX.unpack_from(data)
     if version != VERSION:
         raise MessageError(
-            f"message format {version} is not {VERSION}; install the same fedpca everywhere"
+            f"the message has format {version} instead of {VERSION}; "
+            "install the same version of fedpca everywhere"
         )
     if len(data) != total:
         raise MessageError(
@@ -105,7 +109,7 @@ def decode(data: bytes, *, limit: int | None = MAX_BYTES) -> Message:
 
 
 def encoded_size(prefix: bytes) -> int | None:
-    """Return the size of the message that starts with ``prefix``, or None if none starts there."""
+    """Return the size of the message that starts with ``prefix``, or None for an invalid prefix."""
     if len(prefix) < PREFIX_BYTES or prefix[:4] != MARK:
         return None
     return int(_PREFIX.unpack(prefix)[-1])

@@ -1,4 +1,4 @@
-"""Questions are functions that run at a site, next to its rows; a site looks them up by name.
+"""Define questions, which are functions that a site looks up by name and runs on its rows.
 
 ::
 
@@ -6,13 +6,13 @@
     def covariance_product(site: Site, Z: Array) -> Arrays:
         return {"Y": site.standardized.gram_times(Z)}
 
-A question declares its arrays in the notation of `fedpca.arrays`; ``d`` is the number of features.
-Both ends check every message against these declarations, so neither the function nor the solver ever
-receives an array of another shape or dtype, or one that holds NaN.
+A question declares its arrays in the notation defined in `fedpca.arrays`; ``d`` is the number of
+features. Both sides check every message against these declarations, so neither the function nor the
+solver ever receives an array that contains NaN or has the wrong shape or dtype.
 
-A question that writes to ``site.memory`` declares ``remembers=True``; for all others memory is
-read-only. A question whose answer says nothing about the rows, such as the column names, declares
-``reads_rows=False``, and no policy refuses it.
+A question that writes to ``site.memory`` must declare ``remembers=True``; for all other questions,
+memory is read-only. A question whose answer reveals nothing about the rows, such as the column names,
+should declare ``reads_rows=False``; no policy refuses such a question.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Question:
-    """A function that runs at a site, with declarations of the arrays that go in and out."""
+    """A function that runs at a site, with declarations of its input and output arrays."""
 
     name: str
     function: Callable[..., Mapping[str, Any]]
@@ -53,7 +53,7 @@ class Question:
 
     def check_answer(self, arrays: Mapping[str, Any], dimensions: Dimensions) -> Arrays:
         """Return the answer's arrays, or raise an error that names the field."""
-        return _check(self.answers, arrays, dimensions, f"answer to {self.name!r}")
+        return _check(self.answers, arrays, dimensions, f"the answer to {self.name!r}")
 
 
 _REGISTRY: dict[str, Question] = {}
@@ -73,7 +73,7 @@ def question(
         other = _REGISTRY.get(name)
         if other is not None and other.function.__module__ != function.__module__:
             raise ValueError(
-                f"question {name!r} exists already in {other.function.__module__}; rename it"
+                f"question {name!r} already exists in {other.function.__module__}; rename it"
             )
         tables = declare(asks or {}), declare(answers)
         _REGISTRY[name] = Question(name, function, *tables, remembers, reads_rows)
@@ -83,13 +83,13 @@ def question(
 
 
 def find_question(name: str) -> Question:
-    """Return the question of that name in this installation."""
+    """Return the installed question with this name."""
     try:
         return _REGISTRY[name]
     except KeyError:
         raise MessageError(
-            f"no question {name!r} is installed here; install the same fedpca, and the same packages "
-            "that add solvers, everywhere"
+            f"question {name!r} is not installed here; install the same version of fedpca and the "
+            "same solver packages everywhere"
         ) from None
 
 

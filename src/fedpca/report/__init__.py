@@ -1,1 +1,1 @@
-"""Show results as people read them: tables and plots."""
+"""Present results as tables and plots."""

@@ -9,15 +9,15 @@ from fedpca.audit.exposures import Leakage
 from fedpca.errors import InputError
 from fedpca.storage import atomic
 
-MARKERS = "osv^DPX*"  # tell apart curves that lie on top of each other
+MARKERS = "osv^DPX*"  # distinguish curves that overlap
 LINE_STYLE = {"markersize": 6, "markerfacecolor": "none", "linewidth": 1.2}
-TITLES = {"seen": "each site's answers seen", "summed": "sums over sites seen"}
+TITLES = {"seen": "listener sees each answer", "summed": "listener sees sums over sites"}
 
 
 def draw_leakage(leakage: Leakage, path: str | os.PathLike[str]) -> None:
-    """Draw the error of the best attack after each round, for the most exposed site of each solver.
+    """Plot the best attack's error after each round, for each solver's most exposed site.
 
-    The dashed line is the error of the best guess that needs no message of a solver.
+    The dashed line shows the error of the best guess that uses no messages from a solver.
     """
     plt = pyplot()
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.8), sharey=True)
@@ -34,7 +34,7 @@ def draw_leakage(leakage: Leakage, path: str | os.PathLike[str]) -> None:
         )
         axis.set(xscale="log", yscale="log", title=title, xlabel="rounds")
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylabel("relative error of a site's covariance")
+    axes[0].set_ylabel("relative error in a site's covariance")
     axes[1].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.tight_layout()
     with atomic.writing(path) as temporary:
@@ -43,11 +43,13 @@ def draw_leakage(leakage: Leakage, path: str | os.PathLike[str]) -> None:
 
 
 def pyplot() -> Any:
-    """Return matplotlib's pyplot for files, or raise an error that says what to install."""
+    """Return matplotlib's pyplot, set up to draw to files; raise an error if it is not installed."""
     try:
         import matplotlib
     except ImportError:
-        raise InputError("plots need matplotlib; run pip install 'fedpca[plot]'") from None
+        raise InputError(
+            "plots require matplotlib; install it with: pip install 'fedpca[plot]'"
+        ) from None
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 

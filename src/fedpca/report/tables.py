@@ -22,10 +22,10 @@ from fedpca.summary.summary import Summary
 
 
 def print_crossed(console: Console, run: RunRecord, site: str | None = None) -> None:
-    """Print a table of what crossed, by question and field, for all sites or for one."""
+    """Print a table of the data exchanged, by question and field, for all sites or one site."""
     if site not in (None, *run.sites, *(loss["site"] for loss in run.lost)):
-        raise InputError(f"no site {site!r} in this run; there are {', '.join(run.sites)}")
-    title = "What crossed" if site is None else f"What crossed to and from {site}"
+        raise InputError(f"no site {site!r} in this run; the sites are {', '.join(run.sites)}")
+    title = "Data exchanged" if site is None else f"Data exchanged with {site}"
     table = Table(title=title, title_justify="left")
     for name in ("question", "direction", "field", "shape", "how"):
         table.add_column(name)
@@ -49,8 +49,8 @@ def print_crossed(console: Console, run: RunRecord, site: str | None = None) -> 
 
 
 def print_leakage(out: Console, leakage: Leakage, by_site: bool) -> None:
-    """Print the result of the attacks: the most exposed site for each listener, or every site."""
-    title = "Relative error of the best estimate of a site's covariance, after rounds"
+    """Print the attack results for the most exposed site per listener, or for every site."""
+    title = "Relative error of the best estimate of a site's covariance, by rounds"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
     table.padding = (0, 1, 0, 0)
     for name in ("solver", "listener", "site", "best attack"):
@@ -66,16 +66,18 @@ def print_leakage(out: Console, leakage: Leakage, by_site: bool) -> None:
                 figures = (*errors, str(end.round), f"{end.exposed:.0%}")
                 table.add_row(solver, listener, end.site, end.attack, *figures)
     out.print(table)
-    out.print("At 0 the covariance is known; at 1 the estimate is no better than zero.")
+    out.print(
+        "An error of 0 means that the covariance is known; 1 is no better than guessing zero."
+    )
     guesses = ", ".join(f"{guess:.2g} ({site})" for site, guess in leakage.guesses.items())
-    out.print(f"Errors of guesses without any message: {guesses}.")
-    out.print("'exposed' is the share of the site's variance along eigenvectors known to 10%.")
+    out.print(f"Errors of guesses that use no messages: {guesses}.")
+    out.print("'exposed' is the share of the site's variance on eigenvectors known to within 10%.")
     for listener in ("seen", "summed"):
         out.print(f"'{listener}' hears {LISTENERS[listener]}.")
 
 
 def write_exposures(path: Path, leakage: Leakage) -> None:
-    """Write the result of every attack on every site after every round, as CSV."""
+    """Write the result of every attack on every site after each round, as CSV."""
     with atomic.writing(path) as temporary, temporary.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(Exposure._fields)
@@ -85,7 +87,7 @@ def write_exposures(path: Path, leakage: Leakage) -> None:
 def print_model(
     out: Console, model: FederatedPCA | PersonalizedPCA | RobustPCA | StreamingPCA
 ) -> None:
-    """Print what a model holds, and how it was fitted."""
+    """Print a model's contents and how it was fitted."""
     if isinstance(model, StreamingPCA):
         _print_stream(out, model)
     elif isinstance(model, PersonalizedPCA):
@@ -97,11 +99,11 @@ def print_model(
 
 
 def print_summary(out: Console, summary: Summary) -> None:
-    """Print what a summary says about its rows, its error bounds, and what its file reveals."""
+    """Print a summary's components, its error bounds, and what its file reveals."""
     k = min(summary.n_components, len(summary.singular_values))
     out.print(
-        f"summary of {summary.n:,.10g} rows of {summary.n_features:,} features: "
-        f"{summary.n_components} components wanted, {len(summary.singular_values)} directions carried"
+        f"summary of {summary.n:,.10g} rows with {summary.n_features:,} features: "
+        f"{summary.n_components} components requested, {len(summary.singular_values)} directions kept"
     )
     model = Model.from_eigen(
         summary.directions[:k].T,
@@ -115,7 +117,7 @@ def print_summary(out: Console, summary: Summary) -> None:
     _print_components(out, model.explained_variance, model.explained_variance / total)
     _print_bounds(out, summary, summary.n_components)
     if summary.n <= summary.room:
-        out.print("the rows are so few that this file gives them away: keep it to yourself")
+        out.print("there are so few rows that this file reveals them; do not share it")
     table = Table(title="What this file reveals", title_justify="left")
     for name in ("field", "shape"):
         table.add_column(name)
@@ -128,7 +130,7 @@ def print_summary(out: Console, summary: Summary) -> None:
 def _print_federated(out: Console, model: FederatedPCA) -> None:
     run = model.run_
     out.print(
-        f"{model.n_components_} components of {model.n_features_in_:,} features from "
+        f"{model.n_components_} components from {model.n_features_in_:,} features and "
         f"{model.n_samples_:,} rows at {len(run.sites)} sites"
     )
     _print_run(out, run)
@@ -137,18 +139,18 @@ def _print_federated(out: Console, model: FederatedPCA) -> None:
         out.print(_angle(run.angle_bound))
     if model.site_variance_ratio_:
         shares = ", ".join(f"{k} {v:.1%}" for k, v in model.site_variance_ratio_.items())
-        out.print(f"explained share of each site's own variance: {shares}")
+        out.print(f"share of each site's variance explained: {shares}")
 
 
 def _print_personalized(out: Console, model: PersonalizedPCA) -> None:
     at_hand = list(model.local_components_)
     out.print(
-        f"{len(model.components_)} shared components of {model.n_features_in_:,} features from "
+        f"{len(model.components_)} shared components from {model.n_features_in_:,} features and "
         f"{model.n_samples_:,} rows"
     )
-    if model.run_.history:  # a site's own file has no record of the run
+    if model.run_.history:  # a site's local file has no record of the run
         _print_run(out, model.run_)
-        out.print(f"misalignment of the sites' own components {model.misalignment_:.3g}")
+        out.print(f"misalignment of the sites' local components: {model.misalignment_:.3g}")
     table = Table(title="Share of each site's variance", title_justify="left")
     table.add_column("site")
     for name in ("local components", "shared", "local", "remainder"):
@@ -162,17 +164,17 @@ def _print_personalized(out: Console, model: PersonalizedPCA) -> None:
 
 def _print_robust(out: Console, model: RobustPCA) -> None:
     out.print(
-        f"{model.n_components_} components of {model.n_features_in_:,} features from "
-        f"{model.n_samples_:,} rows at {len(model.run_.sites)} sites, outliers set apart"
+        f"{model.n_components_} components from {model.n_features_in_:,} features and "
+        f"{model.n_samples_:,} rows at {len(model.run_.sites)} sites, with outliers separated"
     )
     _print_run(out, model.run_)
     variances = model.explained_variance_
     total = variances.sum() + model.n_features_in_ * model.noise_variance_ or 1.0
     _print_components(out, variances, variances / total)
-    out.print(f"an entry more than {model.threshold_:.3g} off the components is an outlier")
+    out.print(f"an entry is an outlier if its residual exceeds {model.threshold_:.3g}")
     if model.sparse_share_:
         shares = ", ".join(f"{k} {v:.1%}" for k, v in model.sparse_share_.items())
-        out.print(f"outliers among each site's entries: {shares}")
+        out.print(f"share of outliers among each site's entries: {shares}")
 
 
 def _print_run(out: Console, run: RunRecord) -> None:
@@ -189,8 +191,8 @@ def _print_run(out: Console, run: RunRecord) -> None:
 def _print_stream(out: Console, model: StreamingPCA) -> None:
     summary = model.summary_
     out.print(
-        f"{model.n_components_} components of {model.n_features_in_:,} features from "
-        f"{model.n_samples_seen_:,} rows, {len(summary.singular_values)} directions carried"
+        f"{model.n_components_} components from {model.n_features_in_:,} features and "
+        f"{model.n_samples_seen_:,} rows, {len(summary.singular_values)} directions kept"
     )
     _print_components(out, model.explained_variance_, model.explained_variance_ratio_)
     _print_bounds(out, summary, model.n_components_)
@@ -198,7 +200,7 @@ def _print_stream(out: Console, model: StreamingPCA) -> None:
 
 def _print_components(out: Console, variances: Array, shares: Array) -> None:
     table = Table()
-    for name in ("component", "variance", "share", "together"):
+    for name in ("component", "variance", "share", "cumulative"):
         table.add_column(name, justify="right")
     together = np.cumsum(shares)
     for i, variance in enumerate(variances[:20]):
@@ -210,17 +212,19 @@ def _print_components(out: Console, variances: Array, shares: Array) -> None:
 
 def _print_bounds(out: Console, summary: Summary, k: int) -> None:
     outside = summary.lost / summary.energy if summary.energy else 0.0
-    out.print(f"{outside:.2%} of the variance lies outside the directions carried")
+    out.print(f"{outside:.2%} of the variance lies outside the directions kept")
     if not summary.known.missing and summary.angle_bound(k) < 1:
-        out.print("the components are exactly those of all rows at once")
+        out.print("the components are exactly those of the pooled rows")
         return
     out.print(_angle(summary.angle_bound(k)))
     if summary.known.missing > 0:
         more = summary.variance_bound(k)
-        out.print(f"the best {k} components would explain at most {more:.2g} more of the variance")
+        out.print(
+            f"the best {k} components would explain at most an additional {more:.2g} of the variance"
+        )
 
 
 def _angle(bound: float) -> str:
     if bound >= 1:
-        return "the gap is too small to bound the angle to the components of all rows at once"
-    return f"sine of the largest angle to the components of all rows at once: at most {bound:.1e}"
+        return "the eigengap is too small to bound the angle to the components of the pooled rows"
+    return f"sine of the largest angle to the components of the pooled rows: at most {bound:.1e}"

@@ -1,18 +1,19 @@
-"""Center a block of rows, multiply with it, and join the means of two groups of rows.
+"""Center blocks of rows, multiply by them, and join the means of two groups of rows.
 
-Centering comes before multiplying, so an offset of 1e8 costs no digits. A sparse block stays sparse.
-Columns without a zero are shifted, value by value. The other columns have a variance of at least
-``m^2 / n``, so their mean can be subtracted from the products instead. The same is done for a dense
-block that is so near the origin that at most eight bits are lost, which saves a copy.
+Rows are centered before they are multiplied, so an offset of 1e8 costs no digits. A sparse block stays
+sparse. Its columns without zeros are shifted value by value. All other columns have a variance of at
+least ``m^2 / n``, so their mean can be subtracted from the products instead. The mean is also
+subtracted from the products if a dense block is near enough to the origin to lose at most eight bits,
+which saves a copy.
 
-The scatter of a group of rows is the sum of ``(x - m)(x - m)'`` about its mean m. Two groups together
-have the scatter
+The scatter of a group of rows is the sum of ``(x - m)(x - m)'`` about its mean m. The combined scatter
+of two groups is
 
     S = S_1 + S_2 + n_1 n_2 / (n_1 + n_2) (m_2 - m_1)(m_2 - m_1)',
 
-so joining two means takes just one more row, which `Mean.join` returns. A mean is stored as a sum of
-two float64 vectors. At an offset of 1e8, one float64 would keep only eight digits of the distance
-between two means; two keep all digits.
+so joining two means adds just one row, which `Mean.join` returns. A mean is stored as the sum of two
+float64 vectors. At an offset of 1e8, a single vector would preserve only eight digits of the distance
+between two means; two vectors preserve all digits.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from fedpca.arrays import Array
 from fedpca.errors import InputError
 from fedpca.rows.in_memory import Block, Rows, is_sparse, refuse_non_finite
 
-MAX_CANCELLATION = 256.0  # largest ratio of a raw to a central second moment: eight bits are lost
-MAX_SAFE_VALUE = 1e145  # the squares of smaller values have a finite sum, however many there are
+MAX_CANCELLATION = 256.0  # maximum ratio of raw to central second moments; loses eight bits
+MAX_SAFE_VALUE = 1e145  # any number of smaller values has a finite sum of squares
 
 
 class Centered(NamedTuple):
@@ -59,7 +60,7 @@ class Centered(NamedTuple):
         return np.asarray(raw - self.shift * (2 * self.sums() + self.n_rows * self.shift))
 
     def overflows(self, others: float) -> bool:
-        """Return whether the squares of the stored values, plus ``others``, have no finite sum."""
+        """Return whether the sum of ``others`` and the squares of the stored values overflows."""
         values = np.ravel(self.rows.data if is_sparse(self.rows) else self.rows)
         if max(others, values.max(initial=0.0), -values.min(initial=0.0)) < MAX_SAFE_VALUE:
             return False
@@ -87,11 +88,11 @@ class Centered(NamedTuple):
         return scores if self.shift is None else scores - self.shift @ V
 
     def add_combined(self, W: Array, total: Array) -> Array:
-        """Return ``total + W Y``, ``(k, d)``, for W of ``(k, b)``; ``total`` is overwritten."""
+        """Return ``total + W Y``, ``(k, d)``, where W is ``(k, b)``; overwrite ``total``."""
         if is_sparse(self.rows):
             total += (self.rows.T @ W.T).T
         else:
-            # BLAS adds in place; new memory of this size costs as much as the product
+            # BLAS adds in place; allocating this much memory costs as much as the product
             rows = np.asarray(self.rows, np.float64, order="C")
             total = dgemm(1.0, rows.T, W.T, beta=1.0, c=total.T, overwrite_c=True).T
         if self.shift is not None:
@@ -104,7 +105,7 @@ class Centered(NamedTuple):
 
 
 def center_block(block: Block, mean: Array, full: Array | None = None) -> Centered:
-    """Return the block about ``mean``; ``full`` marks columns that have no zero, if already found."""
+    """Return the block about ``mean``; ``full``, if given, marks the columns without zeros."""
     if not is_sparse(block):
         if block.dtype == np.float64 and not mean.any():
             return Centered(block)  # a copy costs as much as a product with few columns
@@ -120,16 +121,16 @@ def center_block(block: Block, mean: Array, full: Array | None = None) -> Center
 
 
 def full_columns(block: Block) -> Array:
-    """Return a mask of the columns of a sparse block that store a value in every row."""
+    """Return a mask of the columns in a sparse block that store a value in every row."""
     return np.asarray(np.bincount(block.indices, minlength=block.shape[1]) == block.shape[0])
 
 
 class Mean(NamedTuple):
-    """The mean ``high + low`` of ``n`` rows, to twice the digits; n may be a fraction."""
+    """The mean ``high + low`` of ``n`` rows, with twice the usual digits; n may be fractional."""
 
     n: float
     high: Array  # (d,)
-    low: Array  # (d,), the part that rounding left out of ``high``
+    low: Array  # (d,), the part of the mean that ``high`` cannot represent
 
     @classmethod
     def none(cls, d: int) -> Self:
@@ -137,9 +138,9 @@ class Mean(NamedTuple):
         return cls(0.0, np.zeros(d), np.zeros(d))
 
     def join(self, other: Mean) -> tuple[Mean, Array]:
-        """Return the mean of both groups of rows, and the row that their distance adds, ``(1, d)``.
+        """Return the mean of two groups of rows and the row, ``(1, d)``, that their distance adds.
 
-        There is no such row, ``(0, d)``, if the means are equal or one group is empty.
+        No row, ``(0, d)``, is added if the means are equal or if one group is empty.
         """
         no_row = np.empty((0, len(self.high)))
         if not self.n or not other.n:
@@ -156,17 +157,17 @@ class Mean(NamedTuple):
 
 
 class NotFinite(InputError):
-    """Rows hold a value that is not finite, or whose square overflows."""
+    """The rows contain a value that is not finite or a value whose square overflows."""
 
     def __init__(self) -> None:
         super().__init__(
-            "values are not finite, or so large that their squares overflow; drop or rescale them"
+            "some values are not finite, or their squares overflow; drop or rescale these values"
         )
 
 
 @contextmanager
 def naming_bad_values(rows: Rows) -> Iterator[None]:
-    """Turn a `NotFinite` error into one that names the columns with such values."""
+    """Replace a `NotFinite` error with one that names the affected columns."""
     try:
         yield
     except NotFinite:
@@ -174,7 +175,7 @@ def naming_bad_values(rows: Rows) -> Iterator[None]:
 
 
 def finite_mean(block: Block) -> Array:
-    """Return the mean of a block's rows, ``(d,)``; refuse values that are not finite."""
+    """Return the mean of a block's rows, ``(d,)``, or refuse values that are not finite."""
     with np.errstate(over="ignore", invalid="ignore"):
         mean = np.ones(block.shape[0]) @ block / block.shape[0]
     if not np.isfinite(mean).all():
@@ -185,11 +186,11 @@ def finite_mean(block: Block) -> Array:
 def about_own_mean(
     block: Block, *, center: bool = True, squares_before: Array | None = None
 ) -> tuple[Mean, Centered]:
-    """Return the mean of a block's rows and the rows about it, or about zero unless ``center``.
+    """Return a block's mean and its rows about that mean, or about zero if ``center`` is false.
 
-    ``squares_before`` is the sum of squares of each column, ``(d,)``, to which the caller will add the
-    block's own. If n times the squared mean is at most 256 times as large, the mean is left to be
-    subtracted from the products, and the block is not copied.
+    ``squares_before``, ``(d,)``, holds the column sums of squares to which the caller will add those of
+    the block. If n times the squared mean is at most 256 times these sums, the block is not copied, and
+    the mean is subtracted from the products later.
     """
     n, d = block.shape
     zero = np.zeros(d)

@@ -1,4 +1,4 @@
-"""Column names, and how to match the columns of two tables."""
+"""Check column names, and match the columns of two tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedpca.errors import InputError
 
 
 class HasColumns(Protocol):
-    """Anything whose columns may have names."""
+    """An object with columns that may have names."""
 
     @property
     def features(self) -> tuple[str, ...] | None: ...
@@ -20,18 +20,20 @@ class HasColumns(Protocol):
 
 
 def matching_order(reference: HasColumns, other: HasColumns, where: str) -> list[int] | None:
-    """Return the position in ``other`` of each column of ``reference``, or None for the same order."""
+    """Return the position in ``other`` of each ``reference`` column, or None if the order matches."""
     if other.features is not None and reference.features is not None:
         return column_order(reference.features, other.features, where)
     if other.n_features != reference.n_features:
         raise InputError(f"{where}: {other.n_features} columns instead of {reference.n_features}")
     if (other.features is None) != (reference.features is None):
-        raise InputError(f"{where}: one has column names and the other has none; name both")
+        raise InputError(
+            f"{where}: one has column names and the other does not; name the columns in both"
+        )
     return None
 
 
 def column_order(wanted: Sequence[str], present: Sequence[str], where: str) -> list[int] | None:
-    """Return the position of each wanted column among those present, or None for the same order."""
+    """Return the position of each wanted column in ``present``, or None if the order matches."""
     if tuple(wanted) == tuple(present):
         return None
     missing = [name for name in wanted if name not in set(present)]
@@ -43,23 +45,23 @@ def column_order(wanted: Sequence[str], present: Sequence[str], where: str) -> l
             if group
         ]
         raise InputError(
-            f"{where}: the columns differ: {', '.join(differences)}; give both the same columns"
+            f"{where}: the columns differ: {', '.join(differences)}; use the same columns in both"
         )
     position = {name: index for index, name in enumerate(present)}
     return [position[name] for name in wanted]
 
 
 def distinct_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the column names, or refuse them if a name occurs twice."""
+    """Return the column names, or refuse them if any are duplicated."""
     duplicates = [name for name, times in Counter(names).items() if times > 1]
     if duplicates:
         raise InputError(
-            f"duplicate columns: {some_of(duplicates)}; give each column a name of its own"
+            f"duplicate columns: {some_of(duplicates)}; give each column a unique name"
         )
     return tuple(names)
 
 
 def some_of(names: Sequence[str], most: int = 5) -> str:
-    """Return the first few names and the number of the others, for an error message."""
+    """Return the first few names and a count of the rest, for an error message."""
     shown = ", ".join(str(name) for name in names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

@@ -1,4 +1,4 @@
-"""Rows in ``.npy``, ``.npz``, Parquet and CSV files."""
+"""Read rows from ``.npy``, ``.npz``, Parquet, and CSV files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fedpca.rows.tables import dense_batch, numeric_schema
 
 
 class NpyRows:
-    """Rows of a ``.npy`` file, mapped a block at a time so that memory is freed after each block."""
+    """Rows in a ``.npy`` file, mapped one block at a time so that memory is freed after each block."""
 
     pass_cost = 40.0
     features = None
@@ -36,7 +36,7 @@ class NpyRows:
             raise InputError(f"the array has {whole.ndim} dimension(s); save a 2-D array")
         check_numeric(whole.dtype)
         self._path, self._dtype, self._offset = path, whole.dtype, whole.offset
-        # rows of a Fortran-order file are not contiguous, so map it whole and let the system page it
+        # rows in a Fortran-order file are not contiguous, so map it whole; the system pages it
         self._whole = None if whole.flags.c_contiguous else whole
         self.n_rows, self.n_features = whole.shape
 
@@ -55,7 +55,7 @@ class NpyRows:
 
 
 class ParquetRows:
-    """Rows of a Parquet file, decoded a block at a time."""
+    """Rows in a Parquet file, decoded one block at a time."""
 
     pass_cost = 200.0
 
@@ -86,12 +86,12 @@ class ParquetRows:
     def _open(self) -> Any:
         import pyarrow.parquet as pq
 
-        # pre_buffer would keep a row group's raw bytes next to the decoded columns
+        # pre_buffer would keep a row group's raw bytes in addition to the decoded columns
         return pq.ParquetFile(self._path, pre_buffer=False)
 
 
 class CsvRows:
-    """Rows of a CSV file with a header line, parsed a block at a time."""
+    """Rows in a CSV file with a header line, parsed one block at a time."""
 
     pass_cost = 1000.0
 
@@ -104,7 +104,7 @@ class CsvRows:
         self.features = distinct_names(_header(schema.names))
         self.n_features = len(self.features)
         self._schema = numeric_schema(schema)
-        # a column may start with integers and go on with fractions, so read all columns as float64;
+        # a column may start with integers and continue with fractions, so read all columns as float64;
         # only booleans keep their type, because Arrow cannot parse "true" as a float
         booleans = [field for field in schema if pa.types.is_boolean(field.type)]
         self._types = {field.name: field.type for field in self._schema}
@@ -129,13 +129,13 @@ class CsvRows:
             column = re.search(r"CSV column #(\d+)", str(error))
             where = "a line" if column is None else f"column {self.features[int(column[1])]}"
             raise InputError(
-                f"{self._path}: {where} holds something that is not a number; correct or drop it"
+                f"{self._path}: {where} contains a value that is not a number; correct or drop it"
             ) from None
 
     def _open(self, types: dict[str, Any] | None) -> Any:
         import pyarrow.csv as csv
 
-        # Arrow's default of 1 MB of text stays well below BLOCK_BYTES once parsed
+        # Arrow's default block of 1 MB of text stays well below BLOCK_BYTES once parsed
         convert = csv.ConvertOptions(column_types=types)
         return csv.open_csv(self._path, convert_options=convert)
 
@@ -149,21 +149,21 @@ def _open_npz(path: Path) -> Rows:
             return SparseRows(matrix)
         chosen = "X" if "X" in names else names[0] if len(names) == 1 else None
         if chosen is None:
-            raise InputError(f"the file holds the arrays {', '.join(names)}; call the rows 'X'")
+            raise InputError(f"the file contains the arrays {', '.join(names)}; name the rows 'X'")
         return DenseRows(archive[chosen])
 
 
 def _header(names: list[str]) -> list[str]:
-    """Return the column names; refuse a first line without names or with numbers."""
+    """Return the column names, or refuse a first line that lacks names or contains numbers."""
     if len(names) == 1 and any(mark in names[0] for mark in ";\t|"):
-        raise InputError("the columns are not separated by commas; write the file with commas")
+        raise InputError("the columns are not separated by commas; save the file with commas")
     if "" in names:
         raise InputError(
-            f"column {names.index('') + 1} has no name; write the file without its row index"
+            f"column {names.index('') + 1} has no name; save the file without its row index"
         )
     looks_like_data = all(_is_number(name) for name in names)
     if looks_like_data and names != [str(i) for i in range(len(names))]:
-        raise InputError("the first line holds numbers; it must hold the column names")
+        raise InputError("the first line contains numbers; it must contain the column names")
     return names
 
 

@@ -1,8 +1,8 @@
-"""Rows in memory, read in blocks of bounded size.
+"""Read rows from memory in blocks of bounded size.
 
-Every kind of rows, in memory or in files, offers the same few things: the number of rows, the names of
-the columns, and an iterator over blocks. A block is a dense ``(m, d)`` array or a sparse CSR matrix.
-Nothing here centers, scales or reorders; `fedpca.rows.standardized` does that on the fly.
+Every source of rows, whether in memory or in files, has the same interface: the number of rows, the
+column names, and an iterator over blocks. A block is a dense ``(m, d)`` array or a sparse CSR matrix.
+This module does not center, scale, or reorder rows; `fedpca.rows.standardized` does so on the fly.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from fedpca.arrays import Array
 from fedpca.errors import InputError
 from fedpca.rows.columns import HasColumns, matching_order, some_of
 
-BLOCK_BYTES = 16 << 20  # size of one dense block; reading a file holds no more than this at a time
-MAX_SPARSE_BLOCK_RATIO = 32  # a sparse block has at most this many times the rows of a dense one
+BLOCK_BYTES = 16 << 20  # size of a dense block; reading a file keeps at most this much in memory
+MAX_SPARSE_BLOCK_RATIO = 32  # a sparse block has at most this many times as many rows
 
 Block = Any  # a dense (m, d) array, or a CSR matrix of that shape
 
 
 class Rows(HasColumns, Protocol):
-    """The interface of every kind of rows."""
+    """The interface that every source of rows implements."""
 
     @property
     def n_rows(self) -> int: ...
@@ -37,10 +37,10 @@ class Rows(HasColumns, Protocol):
 
 
 def canonical(matrix: Any) -> Any:
-    """Return a sparse matrix of any kind as a CSR array without duplicate entries."""
+    """Return a sparse matrix in any format as a CSR array without duplicate entries."""
     rows = sp.csr_array(matrix)
     if not rows.has_canonical_format:
-        rows = rows.copy()  # the caller's matrix must stay as it is
+        rows = rows.copy()  # the caller's matrix must not change
         rows.sum_duplicates()
     return rows
 
@@ -51,7 +51,7 @@ def is_sparse(block: Any) -> bool:
 
 
 def rows_per_block(n_features: int) -> int:
-    """Return how many rows of float64 fill one block."""
+    """Return the number of float64 rows that fill one block."""
     return max(1, BLOCK_BYTES // (8 * max(1, n_features)))
 
 
@@ -81,21 +81,23 @@ def _stacked(blocks: Sequence[Block]) -> Block:
 
 
 class DenseRows:
-    """Rows of a numpy array, or of anything that numpy can convert to one."""
+    """Rows in a numpy array, or in anything that numpy can convert to one."""
 
     pass_cost = 4.0
     features = None
 
     def __init__(self, array: Any) -> None:
         if np.ma.is_masked(array):
-            raise InputError("rows have masked values; drop those rows or fill them in")
+            raise InputError(
+                "the rows contain masked values; drop these rows or fill in the values"
+            )
         try:
             self._array = _numeric(np.asarray(array))
         except InputError:
             raise
         except (ValueError, TypeError):  # a ragged list; numpy's message may quote private values
             raise InputError(
-                f"a {type(array).__name__} is not a table of numbers; give a 2-D array"
+                f"cannot convert {type(array).__name__} to a table of numbers; pass a 2-D array"
             ) from None
         self.n_rows, self.n_features = self._array.shape
 
@@ -106,14 +108,14 @@ class DenseRows:
 
 
 class SparseRows:
-    """Rows of a scipy sparse matrix or array, which stay sparse."""
+    """Rows in a scipy sparse matrix or array, which stay sparse."""
 
     pass_cost = 4.0
     features = None
 
     def __init__(self, matrix: Any) -> None:
         if matrix.ndim != 2:
-            raise InputError(f"sparse rows have {matrix.ndim} dimension; give a 2-D matrix")
+            raise InputError(f"the sparse array has {matrix.ndim} dimension(s); pass a 2-D array")
         check_numeric(matrix.dtype)
         self._matrix = canonical(matrix)
         self.n_rows, self.n_features = self._matrix.shape
@@ -130,7 +132,7 @@ class SparseRows:
 
 
 class JoinedRows:
-    """Rows of several named sources, one after another, such as the files of a folder."""
+    """Rows from several named sources in sequence, such as the files in a folder."""
 
     def __init__(self, sources: Sequence[tuple[str, Rows]]) -> None:
         first_name, first = sources[0]
@@ -154,7 +156,7 @@ class JoinedRows:
 def refuse_non_finite(rows: Rows) -> None:
     """Raise an error that counts the NaN and infinite values and names their columns.
 
-    Call this once a sum was not finite. If every value is finite, the sum itself overflowed.
+    Call this after a sum turns out not to be finite. If every value is finite, the sum overflowed.
     """
     n_nan = n_inf = 0
     columns: set[int] = set()
@@ -168,18 +170,18 @@ def refuse_non_finite(rows: Rows) -> None:
             columns.update(int(column) for column in bad_columns)
     if not columns:
         raise InputError(
-            "values are so large that their sums of squares overflow; rescale the columns"
+            "the values are so large that their sums of squares overflow; rescale the columns"
         )
     names = [str(c) if rows.features is None else rows.features[c] for c in sorted(columns)]
     counts = [f"{n:,} {kind}" for n, kind in ((n_nan, "NaN"), (n_inf, "infinity")) if n]
     raise InputError(
         f"Input contains {' and '.join(counts)} in columns {some_of(names)}; "
-        "drop those rows or fill them in"
+        "drop these rows or fill in the values"
     )
 
 
 def checksum(rows: Rows) -> str:
-    """Return the shape and a checksum of all values, to notice changed rows that are not in a file."""
+    """Return the shape and a checksum of all values, to detect changes to rows in memory."""
     crc = 0
     for block in rows.blocks():
         arrays = (block.data, block.indices, block.indptr) if is_sparse(block) else (block,)
@@ -191,15 +193,15 @@ def checksum(rows: Rows) -> str:
 def _numeric(array: Array) -> Array:
     if array.ndim != 2:
         raise InputError(
-            f"rows have {array.ndim} dimension(s); give a 2-D array. Reshape your data with "
-            ".reshape(-1, 1) if it has one feature or .reshape(1, -1) if it is one row"
+            f"the array has {array.ndim} dimension(s); pass a 2-D array. Reshape your data with "
+            ".reshape(-1, 1) if it has one feature or .reshape(1, -1) if it has one row"
         )
     if array.dtype.kind in "OUS":
         try:
             array = array.astype(np.float64)
         except (ValueError, TypeError):
             raise InputError(
-                f"rows of dtype {array.dtype} are not numeric; drop or encode the columns of text"
+                f"rows with dtype {array.dtype} are not numeric; drop or encode the text columns"
             ) from None
     check_numeric(array.dtype)
     return array
@@ -208,6 +210,6 @@ def _numeric(array: Array) -> Array:
 def check_numeric(dtype: np.dtype[Any]) -> None:
     """Refuse a dtype that does not hold real numbers."""
     if dtype.kind == "c":
-        raise InputError(f"Complex data not supported: rows of dtype {dtype}; give real numbers")
+        raise InputError(f"Complex data not supported: the rows are {dtype}; pass real numbers")
     if dtype.kind not in "fiub":
-        raise InputError(f"rows of dtype {dtype} are not numeric; give real numbers")
+        raise InputError(f"rows with dtype {dtype} are not numeric; pass real numbers")

@@ -2,10 +2,10 @@
 
     V = leading eigenvectors of (I - UU') A'A (I - UU'),   U'V = 0
 
-With few features, A'A is decomposed. With few rows, AA' is. In all other cases a Krylov space of
-products with A finds V, so large sparse rows stay sparse and rows in files are read in blocks. The
-search never starts from an earlier V: a small residual there would show that V is invariant, not that
-it leads.
+If there are few features, A'A is decomposed. If there are few rows, AA' is decomposed. Otherwise, V is
+computed in a Krylov space from products with A, so large sparse rows stay sparse, and rows in files are
+read in blocks. The search never starts from an earlier V, because a small residual would then show only
+that V spans an invariant subspace, not that it spans the leading one.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from fedpca.linalg.dense import orth, outside, top_eigen
 from fedpca.linalg.krylov import NEGLIGIBLE, leading_eigen
 from fedpca.rows.standardized import StandardizedRows
 
-MAX_DENSE_SIDE = 256  # features or rows up to which LAPACK is faster than a Krylov space
-MAX_DENSE_BYTES = 64 << 20  # size up to which few rows are made dense
+MAX_DENSE_SIDE = 256  # LAPACK is faster than a Krylov space up to this many features or rows
+MAX_DENSE_BYTES = 64 << 20  # rows up to this size are made dense if there are few of them
 TOL = 1e-11  # residual, as a fraction of the largest eigenvalue
 MAX_PRODUCTS = 300
 
@@ -36,8 +36,8 @@ def leading_directions(
 ) -> tuple[Array, Array]:
     """Return the k largest eigenvalues and eigenvectors, ``(d, k)``, outside ``taken``, ``(d, r)``.
 
-    ``energy`` is the sum of all squares of A. If the rows have fewer than k directions beyond rounding,
-    fewer columns are returned. ``tol`` bounds the residual of the Krylov search, as a fraction of the
+    ``energy`` is the sum of the squared entries of A. If fewer than k directions exceed rounding error,
+    fewer columns are returned. ``tol`` bounds the residual of the Krylov search as a fraction of the
     largest eigenvalue.
     """
     d = rows.n_features
@@ -85,7 +85,7 @@ def _by_products(rows: StandardizedRows, U: Array, k: int, tol: float) -> tuple[
 def _outside_product(rows: StandardizedRows, U: Array, Z: Array) -> Array:
     """Return ``(I - UU') A'A (I - UU') Z``, ``(d, k)``.
 
-    Z is outside U up to rounding, but normalizing a small block magnifies rounding. Projecting on one
-    side alone would then no longer multiply by a symmetric matrix.
+    Z is orthogonal to U up to rounding, but normalizing a small block magnifies rounding errors. If
+    only one side were projected, the effective matrix would then no longer be symmetric.
     """
     return outside(U, rows.gram_times(outside(U, Z)))

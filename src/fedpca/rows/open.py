@@ -1,4 +1,4 @@
-"""Open a site's rows, whatever they come in, and notice files that change or go."""
+"""Open a site's rows from any supported source, and detect files that change or disappear."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GONE = "gone"
 
 
 def open_rows(source: Any) -> Rows:
-    """Return the rows of an array, a sparse matrix, a data frame, a table, files or folders."""
+    """Return the rows in an array, sparse matrix, data frame, or table, or in files or folders."""
     paths = paths_of(source)
     if paths:
         return open_paths(paths)
@@ -32,18 +32,22 @@ def open_rows(source: Any) -> Rows:
 
 
 def open_path(path: Path) -> Rows:
-    """Return the rows of a file, or of all such files below a folder in the order of their paths."""
+    """Return the rows in a file, or in all data files under a folder, sorted by path."""
     if path.is_dir():
         files = _files_below(path)
         if not files:
-            raise InputError(f"{path} holds no {', '.join(OPENERS)} file; give another folder")
+            raise InputError(
+                f"{path} contains no {', '.join(OPENERS)} files; use a different folder"
+            )
         return JoinedRows([(str(file), open_path(file)) for file in files])
     if not path.exists():
         raise InputError(f"{path} does not exist; check the name")
     try:
         opener = OPENERS[path.suffix]
     except KeyError:
-        raise InputError(f"{path}: cannot read {path.suffix!r}; use {', '.join(OPENERS)}") from None
+        raise InputError(
+            f"{path}: cannot read {path.suffix!r} files; use {', '.join(OPENERS)}"
+        ) from None
     try:
         return opener(path)
     except InputError as error:
@@ -53,7 +57,7 @@ def open_path(path: Path) -> Rows:
 
 
 def open_paths(texts: Sequence[str]) -> Rows:
-    """Return the rows of several files or folders as one; ``*`` in a name matches any text."""
+    """Return the combined rows of several files or folders; ``*`` in a name matches any text."""
     paths = _expand_patterns(texts)
     if len(paths) == 1:
         return open_path(paths[0])
@@ -61,14 +65,14 @@ def open_paths(texts: Sequence[str]) -> Rows:
 
 
 def paths_of(source: Any) -> list[str]:
-    """Return the file names, patterns and folders in a source, or an empty list for rows in memory."""
+    """Return the file names, patterns, and folders in a source, or an empty list for rows in memory."""
     paths = source if isinstance(source, list | tuple) and source else [source]
     is_named = all(isinstance(path, str | os.PathLike) for path in paths)
     return [os.fspath(path) for path in paths] if is_named else []
 
 
 def file_states(source: Any) -> dict[Path, str]:
-    """Return the state of each file that `open_rows` would read now; empty for rows in memory."""
+    """Return the state of each file that `open_rows` would read now, or nothing for rows in memory."""
     files: list[Path] = []
     for path in _expand_patterns(paths_of(source)):
         files += _files_below(path) if path.is_dir() else [path]
@@ -76,7 +80,7 @@ def file_states(source: Any) -> dict[Path, str]:
 
 
 def state_of(file: Path) -> str:
-    """Return the size and the modification time of a file, to notice a change without reading it."""
+    """Return a file's size and modification time, to detect a change without reading the file."""
     try:
         stat = file.stat()
     except OSError:
@@ -85,9 +89,9 @@ def state_of(file: Path) -> str:
 
 
 def refuse_gone(states: Mapping[Path, str]) -> None:
-    """Refuse files that are gone, with an error after which the site may be asked again.
+    """Refuse files that have disappeared, with an error that allows the question to be retried.
 
-    A disk that is away may come back.
+    A disconnected disk may come back.
     """
     for file, state in states.items():
         if state == _GONE:
@@ -98,7 +102,7 @@ def _expand_patterns(texts: Sequence[str]) -> list[Path]:
     paths = []
     for text in texts:
         if not text:
-            raise InputError("the name of a file or folder is empty; give one")
+            raise InputError("the name of a file or folder is empty; provide a name")
         matches = sorted(glob.glob(text)) if glob.has_magic(text) else [text]  # noqa: PTH207
         if not matches:
             raise InputError(f"no file matches {text}; check the name")

@@ -1,14 +1,14 @@
-"""A site's rows as a run sees them: centered, scaled, and in the common order of features.
+"""Present a site's rows to a run: centered, scaled, and in the common feature order.
 
     A = (X - 1 m') / s,   with the products A'A and A'(A Z)
 
-X holds the site's rows, m is the mean of all sites or the site's own, and s is the common scale. A is
-never stored. Blocks are centered on the fly; the scale and the order of columns are applied to Z and to
-the result.
+X holds the site's rows, m is the mean over all sites or the site's own mean, and s is the common scale.
+A is never stored. Blocks are centered on the fly; the scale and the column order are applied to Z and
+to the result.
 
-Centering comes before multiplying (`fedpca.rows.centering`). Raw second moments minus ``n m m'`` lose
-every digit at an offset of 1e8. They are used only for blocks whose diagonal shows that at most eight
-bits are lost.
+Rows are centered before they are multiplied (see `fedpca.rows.centering`). Subtracting ``n m m'`` from
+raw second moments loses every digit at an offset of 1e8. Raw moments are therefore used only for a
+block whose diagonal shows that at most eight bits are lost.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from fedpca.errors import InputError
 from fedpca.rows.centering import MAX_CANCELLATION, Centered, Mean, center_block, full_columns
 from fedpca.rows.in_memory import Block, Rows, is_sparse
 
-MAX_CACHE_BYTES = 256 << 20  # memory that a site may use to keep A'A
+MAX_CACHE_BYTES = 256 << 20  # memory that a site may use to cache A'A
 MIN_ENERGY = 1e-140  # above this, the square of a sum of squares does not underflow
 
 
 def column_sums(rows: Rows) -> tuple[int, Array]:
-    """Return the number of rows and the sum of each column, in the rows' own order of columns."""
+    """Return the number of rows and the sum of each column, in the rows' own column order."""
     count = 0
     total = np.zeros(rows.n_features)
     with np.errstate(over="ignore", invalid="ignore"):  # the caller checks that the sums are finite
@@ -43,19 +43,19 @@ def column_sums(rows: Rows) -> tuple[int, Array]:
 
 
 def usable_energy(energy: float) -> float:
-    """Return the total sum of squares; refuse one whose products would lose digits."""
+    """Return the total sum of squares, or refuse a value that would make products lose digits."""
     if energy and not MIN_ENERGY < energy < 1 / MIN_ENERGY:
         raise InputError(
             f"the sum of squares about the mean is {energy:.1e}; products lose digits "
-            f"outside {MIN_ENERGY:.0e} to {1 / MIN_ENERGY:.0e}, so rescale the columns"
+            f"unless it is between {MIN_ENERGY:.0e} and {1 / MIN_ENERGY:.0e}; rescale the columns"
         )
     return energy
 
 
 def energy_beyond_rounding(rows: StandardizedRows, n: int, mean: Array) -> float:
-    """Return the sum of squares of n rows about a mean, or zero if rounding of the mean explains it.
+    """Return the sum of squares of n rows about a mean, or zero if rounding in the mean explains it.
 
-    The bound is the one by which scikit-learn's StandardScaler detects a constant column.
+    scikit-learn's StandardScaler uses the same bound to detect a constant column.
     """
     energy = usable_energy(rows.energy())
     rounding = n * float(np.sum((n * mean * np.finfo(np.float64).eps) ** 2))
@@ -64,18 +64,18 @@ def energy_beyond_rounding(rows: StandardizedRows, n: int, mean: Array) -> float
 
 @dataclass(frozen=True)
 class Frame:
-    """The order of features, the mean and the scale that a run applies to a site's rows.
+    """The feature order, mean, and scale that a run applies to a site's rows.
 
     Parameters
     ----------
     mean, scale : ndarray of shape (d,)
-        The mean and the scale, in the common order of features.
+        The mean and the scale, in the common feature order.
     order : ndarray of shape (d,), optional
-        The position of each common feature among the site's own columns; None for the same order.
+        The position of each common feature among the site's own columns; None if the order is the same.
     sums : ndarray of shape (d,), optional
         The sums of the site's own columns, if already computed.
     n_products : int
-        The number of columns that the rows will likely be multiplied by.
+        The expected number of columns by which the rows will be multiplied.
     energy : float, optional
         The sum of squares of the rows in this frame, once computed.
     """
@@ -96,16 +96,16 @@ class Frame:
 
 
 class StandardizedRows:
-    """A site's rows in a frame, with the products that solvers ask for.
+    """A site's rows in a frame, with the products that solvers need.
 
     Parameters
     ----------
     rows : Rows
         The site's own rows.
     frame : Frame
-        The order of features, the mean and the scale.
+        The feature order, mean, and scale.
     max_cache_bytes : int
-        The memory that may be used to keep A'A.
+        The maximum memory for caching A'A.
     """
 
     def __init__(self, rows: Rows, frame: Frame, *, max_cache_bytes: int = MAX_CACHE_BYTES) -> None:
@@ -141,12 +141,12 @@ class StandardizedRows:
         return np.asarray(total[self._order] / self._scale**2)
 
     def energy(self) -> float:
-        """Return the sum of all squares of A, through A'A if that is computed anyway."""
+        """Return the sum of the squared entries of A, using A'A if it is computed anyway."""
         total = self.gram().diagonal() if self._gram_pays(1) else self.squares()
         return float(total.sum())
 
     def gram(self) -> Array:
-        """Return A'A, ``(d, d)``, and keep it for later products if that pays and memory allows."""
+        """Return A'A, ``(d, d)``, and cache it for later products if that pays and memory allows."""
         if self._gram is not None:
             return self._gram
         with np.errstate(over="ignore", invalid="ignore"):
@@ -161,7 +161,7 @@ class StandardizedRows:
         return gram
 
     def gram_times(self, Z: Array) -> Array:
-        """Return A'(A Z), ``(d, k)``, through A'A if that is cheaper over the whole run."""
+        """Return A'(A Z), ``(d, k)``, using A'A if that is cheaper over the whole run."""
         if self._gram_pays(Z.shape[1]):
             return np.asarray(self.gram() @ Z)
         own = self._directions(Z)
@@ -182,7 +182,7 @@ class StandardizedRows:
         return np.asarray(ordered if self._is_unscaled else ordered / self._scale[:, None])
 
     def energy_along(self, V: Array, energy: float) -> float:
-        """Return ``||A V||^2`` for V, ``(d, k)``; ``energy`` is the sum of all squares of A."""
+        """Return ``||A V||^2`` for V, ``(d, k)``; ``energy`` is the sum of the squared entries of A."""
         if self._gram_pays(V.shape[1]):
             return float(np.vdot(V, self.gram() @ V))
         own = self._directions(V)
@@ -198,7 +198,7 @@ class StandardizedRows:
         return total
 
     def parts(self) -> Iterator[tuple[Mean, Centered]]:
-        """Yield the blocks of A in the common order and scale, each about a mean of zero."""
+        """Yield the blocks of A in the common feature order and scale, each about a mean of zero."""
         zero = np.zeros(len(self._mean))
         for block in self._blocks():
             rows = block.rows[:, self._order]
@@ -212,7 +212,7 @@ class StandardizedRows:
         moments = RawMoments(self._mean)
         centered = None
         for index, block in enumerate(self._rows.blocks()):
-            # if one block is too far from the origin, the blocks after it likely are too
+            # if one block is too far from the origin, later blocks probably are too
             is_whole = block.shape[0] == self._rows.n_rows
             if centered is None and moments.add(block, self._sums if is_whole else None):
                 continue
@@ -224,7 +224,7 @@ class StandardizedRows:
         return map(self._center, count(), self._rows.blocks())
 
     def _raw_blocks(self) -> Iterator[Centered]:
-        """Return the blocks as stored, each with the mean as a shift that the products subtract."""
+        """Return the blocks as stored, each with the mean as a shift to subtract from products."""
         return (Centered(block, self._mean) for block in self._rows.blocks())
 
     def _center(self, index: int, block: Block) -> Centered:
@@ -238,10 +238,10 @@ class StandardizedRows:
         return 8 * len(self._mean) ** 2 <= self._max_cache_bytes
 
     def _gram_pays(self, width: int) -> bool:
-        """Return whether A'A and products with it cost less than passes over the rows.
+        """Return whether computing and using A'A costs less than passes over the rows.
 
-        The answer depends on the frame alone and not on earlier questions, because a restarted site
-        must give the same bits.
+        The answer depends only on the frame, not on earlier questions, because a restarted site must
+        produce the same bits.
         """
         if not self._gram_fits():
             return False
@@ -253,7 +253,7 @@ class StandardizedRows:
         return cached < streamed
 
     def _directions(self, Z: Array) -> Array:
-        """Return Z with the scale and the order moved onto it, so that centered rows need neither."""
+        """Return Z with the scale and the order applied to it, so that centered rows need neither."""
         return self._to_own_order(Z if self._is_unscaled else Z / self._scale[:, None])
 
     def _to_own_order(self, array: Array) -> Array:
@@ -269,15 +269,15 @@ def _scaled(block: Block, scale: Array) -> Block:
 
 
 def refuse_overflow(squares: Array) -> None:
-    """Refuse rows whose sums of squares are not finite."""
+    """Refuse rows if a sum of their squares is not finite."""
     with np.errstate(over="ignore", invalid="ignore"):
         total = squares.sum()
     if not np.isfinite(total):
-        raise InputError("values are so large that their squares overflow; rescale the columns")
+        raise InputError("the values are so large that their squares overflow; rescale the columns")
 
 
 class RawMoments:
-    """A sum of A'A over blocks near the origin, which need no centered copy."""
+    """The sum of A'A over blocks near the origin, which need no centered copies."""
 
     def __init__(self, mean: Array) -> None:
         self._mean = mean
@@ -304,7 +304,7 @@ class RawMoments:
         return True
 
     def central(self) -> Array:
-        """Return ``X'X - s m' - m s' + n m m'`` of the added blocks, where s is their column sums."""
+        """Return ``X'X - s m' - m s' + n m m'`` for the added blocks; s holds their column sums."""
         if self._gram is None:
             return np.zeros((len(self._mean), len(self._mean)))
         half = self._sums - self._n / 2 * self._mean

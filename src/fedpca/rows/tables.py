@@ -1,4 +1,4 @@
-"""Rows of data frames and Arrow tables, and the conversion of Arrow columns to blocks."""
+"""Read rows from data frames and Arrow tables, and convert Arrow columns to blocks."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fedpca.rows.in_memory import Block, rows_per_block
 
 
 class TableRows:
-    """Rows of a pandas or polars data frame or of a pyarrow table, read through Arrow."""
+    """Rows in a pandas or polars data frame or a pyarrow table, read through Arrow."""
 
     pass_cost = 20.0
 
     def __init__(self, table: Any) -> None:
         self._table = _arrow_table(table)
         names = distinct_names(self._table.schema.names)
-        # as in scikit-learn, columns with numbers for names are matched by position
+        # as in scikit-learn, columns with numeric names are matched by position
         self.features = names if _has_names(table) else None
         self._schema = numeric_schema(self._table.schema)
         self.n_rows, self.n_features = self._table.num_rows, len(names)
@@ -69,7 +69,7 @@ def _is_pandas(table: Any) -> bool:
 
 
 def _arrow_table(table: Any) -> Any:
-    """Return a frame's columns as an Arrow table, without the row index of pandas."""
+    """Return a data frame's columns as an Arrow table, without the pandas row index."""
     import pyarrow as pa
 
     if not _is_pandas(table):
@@ -77,14 +77,14 @@ def _arrow_table(table: Any) -> Any:
             return pa.table(table)
         except (pa.ArrowException, TypeError):
             raise InputError(
-                f"a {type(table).__name__} is not a table; give a data frame"
+                f"cannot convert {type(table).__name__} to a table; pass a data frame"
             ) from None
     names = distinct_names([str(name) for name in table.columns])
     columns = []
     for i, name in enumerate(names):
         try:
             columns.append(pa.Array.from_pandas(table.iloc[:, i]))
-        except (pa.ArrowException, TypeError, ValueError):  # their messages quote a value
+        except (pa.ArrowException, TypeError, ValueError):  # these messages quote a private value
             raise InputError(
                 f"these columns are not numeric: {name}; drop or encode them"
             ) from None

@@ -1,1 +1,1 @@
-"""Everything that happens at a site: its rows, its memory, its policy and its own log of answers."""
+"""Code that runs at a site: its answers, memory, policy, and log."""

@@ -1,7 +1,7 @@
-"""Record at the site what it was asked and what left it.
+"""Keep the site's own record of what it was asked and what it sent.
 
-The coordinator's ledger is the coordinator's word. The site writes this one itself, on its own disk and
-before an answer leaves. Each question gets one line of JSON::
+The coordinator also keeps a ledger, but the site cannot check it. The site writes this one itself, on
+its own disk, before each answer leaves. Each question gets one line of JSON::
 
     {"time": "2026-11-15T12:00:00+00:00", "run": "1f..0", "round": 3, "question": "covariance_product",
      "verb": "sum", "sites": 3, "came": {"Z": [30, 5]}, "bytes_in": 1408,
@@ -25,16 +25,16 @@ from fedpca.site.site import Site
 
 
 class AnswerLog:
-    """A log that passes questions on to a site, and records each before its answer leaves.
+    """A log that forwards questions to a site and records each one before its answer leaves.
 
     Parameters
     ----------
     site : Site
         The site that answers.
     path : path
-        The site's ledger; new lines go to its end.
+        The site's ledger file; new lines are appended to it.
     tell : callable
-        Called with one line of plain words for each question.
+        Called with a one-line description of each question.
     """
 
     def __init__(self, site: Site, path: Path, tell: Callable[[str], None]) -> None:
@@ -50,17 +50,20 @@ class AnswerLog:
             asked = Message({}, {}, len(request))
             answered = self._site.refusal({}, error)
         if self._site.rows is not rows:
-            with suppress(InputError):  # the question that reads the rows reports it
-                self._tell(f"the files changed and were opened again: {size(self._site.rows)}")
+            with suppress(
+                InputError
+            ):  # the next question that reads the rows will report this error
+                self._tell(f"the files changed and were reopened: {size(self._site.rows)}")
         entry = _entry(asked, answered)
         try:
             _append(self._path, json.dumps(entry))
-        except OSError as error:  # no answer leaves unrecorded
+        except OSError as error:  # no answer may leave unrecorded
             self._tell(
-                f"{self._path} cannot be written: {error.strerror}; no answers leave until it can"
+                f"cannot write to {self._path}: {error.strerror}; no answers will leave until this is "
+                "fixed"
             )
             answered = self._site.refusal(
-                asked.header, SiteFailed("the site's ledger cannot be written")
+                asked.header, SiteFailed("the site cannot write to its ledger")
             )
         else:
             self._tell(in_words(entry))
@@ -68,14 +71,14 @@ class AnswerLog:
 
 
 def _append(path: Path, line: str) -> None:
-    """Append a line to a file and flush it to the disk, whole or not at all."""
+    """Append a line to a file and flush it to disk, either completely or not at all."""
     with path.open("ab+", buffering=0) as file:
         end = file.seek(0, os.SEEK_END)
         file.seek(max(0, end - 1))
-        is_torn = file.read() not in (b"", b"\n")  # a power cut leaves a last line without an end
+        is_torn = file.read() not in (b"", b"\n")  # a power failure can leave an unterminated line
         data = b"\n" * is_torn + line.encode() + b"\n"
         try:
-            while data:  # a disk that is nearly full takes only some of the bytes
+            while data:  # a nearly full disk may accept only some of the bytes
                 data = data[file.write(data) :]
             os.fsync(file.fileno())
         except OSError:
@@ -84,24 +87,24 @@ def _append(path: Path, line: str) -> None:
 
 
 def size(rows: Rows) -> str:
-    """Return the number of rows and of features, in words."""
-    return f"{rows.n_rows:,} rows of {rows.n_features} features"
+    """Return the number of rows and features in words."""
+    return f"{rows.n_rows:,} rows with {rows.n_features} features"
 
 
 def in_words(entry: dict[str, Any]) -> str:
-    """Return a line of the ledger as a sentence."""
+    """Return a ledger entry as a sentence."""
     head = f"round {entry['round']}, {entry['question']}: "
     received = f"received {entry['bytes_in']:,} bytes{_fields(entry['came'])}; "
     if entry["refused"] is not None:
         return f"{head}{received}not answered: {entry['refused']}"
-    fate = "to be seen by the coordinator"
+    fate = "which the coordinator will see"
     if entry["verb"] == "sum":
         fate = f"to be summed over {entry['sites']} sites"
     return f"{head}{received}sends {entry['bytes_out']:,} bytes{_fields(entry['left'])}, {fate}"
 
 
 def _entry(asked: Message, answered: Message) -> dict[str, Any]:
-    """Return the ledger's line for one question and its answer."""
+    """Return the ledger entry for one question and its answer."""
     header = asked.header
     return {
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -119,7 +122,7 @@ def _entry(asked: Message, answered: Message) -> dict[str, Any]:
 
 
 def _fields(shapes: dict[str, list[int]]) -> str:
-    """List the fields of a message with their shapes."""
+    """List a message's fields with their shapes."""
     if not shapes:
         return ""
     described = [f"{name} {' x '.join(map(str, shape))}".strip() for name, shape in shapes.items()]

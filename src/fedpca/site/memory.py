@@ -1,7 +1,7 @@
-"""Keep what a site must remember between the questions of a run, and save it to a file.
+"""Store what a site must remember between questions in a run, and save it to a file.
 
-Memory is a dict of named arrays, so that it can be saved and outlive the process. Questions keep
-dataclasses in it: `remember` writes each field as an array, and `recall` returns the dataclass.
+Memory is a dict of named arrays, so it can be saved and can outlive the process. Questions store
+dataclasses in it: `remember` writes each field as an array, and `recall` rebuilds the dataclass.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from fedpca.storage import atomic
 
 T = TypeVar("T")
 
-MEMORY_GONE = "if this resumes a run, the site's memory is gone: start it with a new journal"
-ROWS_CHANGED = "the rows changed since the run began; start it with a new journal"
+MEMORY_GONE = "if this run was resumed, the site's memory is gone; start over with a new journal"
+ROWS_CHANGED = "the rows have changed since the run began; start over with a new journal"
 _SCALAR_TYPES = {"float": float, "int": int, "bool": bool}
 
 
 def remember(memory: MutableMapping[str, Array], value: Any) -> None:
-    """Keep a dataclass of arrays and numbers; fields that are None are left out."""
+    """Store a dataclass of arrays and numbers, omitting fields that are None."""
     for field in fields(value):
         content, key = getattr(value, field.name), _key(type(value), field.name)
         memory.pop(key, None)
@@ -36,12 +36,12 @@ def remember(memory: MutableMapping[str, Array], value: Any) -> None:
 
 
 def remembers(memory: Mapping[str, Array], kind: type) -> bool:
-    """Return whether memory holds a dataclass of this kind."""
+    """Return whether memory holds a dataclass of this type."""
     return any(_key(kind, field.name) in memory for field in fields(kind))
 
 
 def recall(memory: Mapping[str, Array], kind: type[T]) -> T:
-    """Return the dataclass of this kind that an earlier question kept; raise an error if none did."""
+    """Return the dataclass of this type that an earlier question stored; raise an error if none did."""
     values: dict[str, Any] = {}
     for field in fields(kind):  # type: ignore[arg-type]
         array = memory.get(_key(kind, field.name))
@@ -50,8 +50,8 @@ def recall(memory: Mapping[str, Array], kind: type[T]) -> T:
             values[field.name] = array if scalar is None else scalar(array)
         elif field.default is MISSING:
             raise MessageError(
-                f"this question needs the {kind.__name__} of an earlier one, which the site does not "
-                f"have; {MEMORY_GONE}"
+                f"this question needs the {kind.__name__} from an earlier question, which the site "
+                f"does not have; {MEMORY_GONE}"
             )
     return kind(**values)
 
@@ -76,7 +76,7 @@ class MemoryFile:
     path: Path
 
     def save(self, run: str, rows: str, saved: Saved) -> None:
-        """Write the memory of a run, whole or not at all; ``rows`` is the fingerprint of the rows."""
+        """Write a run's memory atomically; ``rows`` is the fingerprint of the rows."""
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         header = {"run": run, "round": saved.round, "rows": rows}
         arrays = {"reply": np.frombuffer(encode(saved.reply), np.uint8)}
@@ -85,14 +85,14 @@ class MemoryFile:
             path.write_bytes(encode(compose(header, arrays, limit=None)))
 
     def load(self, run: str, rows: str) -> Saved | None:
-        """Read the memory of a run; return None if the file has none of that run."""
+        """Return a run's memory, or None if the file holds no memory from that run."""
         if not self.path.exists():
             return None
         try:
             message = decode(self.path.read_bytes(), limit=None)
         except MessageError as error:
             raise InputError(
-                f"the memory in {self.path.name} is damaged ({error}); start with a new journal"
+                f"the memory in {self.path.name} is damaged ({error}); start over with a new journal"
             ) from None
         if message.header["run"] != run:
             return None

@@ -1,4 +1,4 @@
-"""Decide which questions a site answers."""
+"""Define which questions a site answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedpca.errors import FileError, InputError, PolicyRefused
 from fedpca.protocol.message import Header
 from fedpca.protocol.question import Question
 
-ANY = "any"  # stands for every question that is installed
+ANY = "any"  # stands for every installed question
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class Policy:
     min_sites : int
         A sum must run over at least this many sites.
     gather : bool
-        Whether the coordinator may see this site's own answer to a question about its rows.
+        Whether the coordinator may see this site's individual answers about its rows.
     questions : sequence of str
-        The questions that the site answers. An entry names one question, or a package and with it all
-        its questions; "any" allows every question that is installed. The default allows the questions
-        of fedpca itself. Questions that other packages add must be listed.
+        The questions that the site answers. Each entry is the name of a question, or the name of a
+        package to allow all of its questions; "any" allows every installed question. The default
+        allows only fedpca's own questions. Questions added by other packages must be listed.
     """
 
     min_rows: int = 0
@@ -50,7 +50,7 @@ class Policy:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Policy:
-        """Read a policy from a TOML file; a rule that the file leaves out keeps its default."""
+        """Read a policy from a TOML file; rules that are not in the file keep their defaults."""
         try:
             given = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
@@ -61,7 +61,7 @@ class Policy:
         kinds["questions"] = list
         for name, value in given.items():
             if name not in kinds:
-                raise InputError(f"{path}: no rule {name!r}; a policy has {', '.join(kinds)}")
+                raise InputError(f"{path}: unknown rule {name!r}; the rules are {', '.join(kinds)}")
             if type(value) is not kinds[name]:
                 raise InputError(
                     f"{path}: {name} = {value!r} must be of type {kinds[name].__name__}"
@@ -72,28 +72,28 @@ class Policy:
             raise InputError(f"{path}: {error}") from None
 
     def in_words(self) -> str:
-        """Return the policy's rules as a phrase."""
+        """Return the policy as a short phrase."""
         rules = []
         if self.min_rows:
             rules.append(f"at least {self.min_rows} rows here")
         if self.min_sites > 1:
             rules.append(f"sums over at least {self.min_sites} sites")
         if not self.gather:
-            rules.append("no answer of this site alone")
+            rules.append("no individual answers from this site")
         if ANY in self.questions:
             rules.append("any installed question")
         elif self.questions != ("fedpca",):
-            rules.append(f"questions of {', '.join(self.questions)} only")
-        return ", ".join(rules) or "any question of fedpca"
+            rules.append(f"only questions from {', '.join(self.questions)}")
+        return ", ".join(rules) or "any fedpca question"
 
     def check(self, question: Question, header: Header, n_rows: int | None) -> None:
-        """Refuse a question that the policy forbids, and name the rule."""
+        """Refuse a question that the policy forbids, naming the rule."""
         if header["verb"] not in ("sum", "gather"):
             raise PolicyRefused(f"verb={header['verb']!r} is neither 'sum' nor 'gather'")
         if not {ANY, question.package, question.name} & {*self.questions}:
             raise PolicyRefused(
-                f"the policy does not list the question {question.name!r} of {question.package}; the "
-                "site may add it to its questions"
+                f"the policy does not allow the question {question.name!r} from {question.package}; to "
+                "allow it, the site must add it to its policy's questions"
             )
         if not question.reads_rows:
             return
@@ -103,11 +103,12 @@ class Policy:
             )
         if header["verb"] == "gather" and not self.gather:
             raise PolicyRefused(
-                f"the policy hides this site's own answer to {question.name!r} from the coordinator"
+                f"the policy does not let the coordinator see this site's answer to {question.name!r}"
             )
         if header["verb"] == "sum" and header["n_sites"] < self.min_sites:
             raise PolicyRefused(
-                f"a sum over {header['n_sites']} sites is below the policy's min_sites={self.min_sites}"
+                f"the sum covers {header['n_sites']} sites, fewer than the policy's "
+                f"min_sites={self.min_sites}"
             )
 
 

@@ -1,8 +1,8 @@
-"""Answer questions at a site, next to its rows.
+"""Answer questions at a site, where its rows are.
 
-A site decodes a request, checks it against its policy and the question's declaration, answers it next
-to the rows, checks the answer and encodes it. A failure becomes an encoded error that names the problem
-and never a value of a row.
+A site decodes a request, checks it against its policy and the question's declaration, and computes the
+answer where the rows are. It then checks and encodes the answer. A failure becomes an encoded error
+that describes the problem but never contains a value from a row.
 """
 
 from __future__ import annotations
@@ -48,33 +48,33 @@ from fedpca.site.policy import TRUSTING, Policy
 
 log = logging.getLogger("fedpca.site")
 
-MAX_PROCESS_CACHE_BYTES = 512 << 20  # what all sites of one process may spend on cached A'A
-MAX_ENDED_RUNS = 1000  # ended runs whose late questions a site still recognizes
+MAX_PROCESS_CACHE_BYTES = 512 << 20  # shared by all sites in a process, for cached A'A
+MAX_ENDED_RUNS = 1000  # ended runs whose late questions a site recognizes
 
 T = TypeVar("T")
 
 
 def cache_share(n_sites: int) -> int:
-    """Return the bytes that each of several sites in one process may spend on a cached A'A."""
+    """Return the number of bytes that each site in one process may use to cache A'A."""
     return min(MAX_CACHE_BYTES, MAX_PROCESS_CACHE_BYTES // max(1, n_sites))
 
 
 class Site:
-    """One holder of rows, with a stable name of its own.
+    """A party that holds rows, with a stable name.
 
     Parameters
     ----------
     rows : array, sparse matrix, data frame, table, path, or list of paths
-        The private rows, see `fedpca.rows.open.open_rows`.
+        The private rows; see `fedpca.rows.open.open_rows`.
     name : str
-        The name by which the coordinator knows the site.
+        The name that the coordinator uses for the site.
     policy : Policy, optional
-        The questions that the site answers; by default every question that is installed.
+        The questions that the site answers; by default, every installed question.
     store : path, optional
-        A folder of the site's own that keeps its memory when the process ends.
+        A folder where the site saves its memory, so that it outlives the process.
     memory_limit : int
-        Bytes that the site may spend on a cached A'A. The site also holds one block of rows (16 MiB),
-        the scores of its rows, and a few more matrices of the size of A'A while it forms A'A.
+        Bytes that the site may use to cache A'A. The site also holds one block of rows (16 MiB), the
+        scores of its rows, and, while it computes A'A, a few more matrices of that size.
     """
 
     def __init__(
@@ -88,17 +88,17 @@ class Site:
     ) -> None:
         self._source = rows
         with _naming_site(name):
-            self._files = file_states(rows)  # first, so that a change during opening is noticed
+            self._files = file_states(rows)  # first, so that a change while opening is noticed
             self.rows = open_rows(rows)
         self.name = name
         self.policy = policy or TRUSTING
         self.store = None if store is None else Path(store)
-        self.has_own_store = store is not None  # an engine may lend a store to a site without one
+        self.has_own_store = store is not None  # an engine may set the store if not
         self.memory_limit = memory_limit
         self.memory: dict[str, Array] = _read_only({})
         self._run: str | None = None
-        self._round = 0  # the last round answered
-        self._memory_before = self.memory  # as it was before that round
+        self._round = 0  # the last round that was answered
+        self._memory_before = self.memory  # its state before that round
         self._ended: deque[str] = deque(maxlen=MAX_ENDED_RUNS)
         self._answered: tuple[int, Message] | None = None  # the last round and its reply
         self._standardized: StandardizedRows | None = None
@@ -106,7 +106,7 @@ class Site:
 
     @property
     def fingerprint(self) -> str:
-        """Identify the rows as they are now, so that a resumed run can recognize them."""
+        """Return a string that identifies the current rows, so a resumed run can recognize them."""
         return self._fingerprint_of(file_states(self._source))
 
     def _fingerprint_of(self, files: Mapping[Path, str]) -> str:
@@ -117,7 +117,7 @@ class Site:
         return checksum(self.rows)
 
     def answer_bytes(self, request: bytes) -> bytes:
-        """Return the encoded answer to an encoded question; engines between processes call this."""
+        """Return the encoded answer to an encoded question; engines that cross processes call this."""
         try:
             message = decode(request)
         except MessageError as error:
@@ -125,30 +125,30 @@ class Site:
         return encode(self.answer(message))
 
     def answer(self, request: Message, *, keep: bool = True) -> Message:
-        """Return the answer, or an error in its place; a round asked twice gets the same answer twice.
+        """Return the answer or an error message; repeating a round returns the same answer.
 
-        Where answers hardly ever get lost on their way, an engine passes ``keep=False``. The site then
-        does not store the answer, and computes it once more if it is asked again.
+        An engine that rarely loses answers in transit passes ``keep=False``. The site then does not
+        store the answer, and recomputes it if asked again.
         """
         with self._lock:
             try:
                 return self._answer(request, keep)
             except FedpcaError as error:
                 return self.refusal(request.header, error)
-            except Exception as error:  # the text of a foreign exception may quote a value
+            except Exception as error:  # other exceptions may quote a value from a row
                 log.exception("site %s could not answer", self.name)
-                text = f"{type(error).__name__}; the site's own log has the details"
+                text = f"{type(error).__name__}; see the site's log for details"
                 return self.refusal(request.header, SiteFailed(text))
 
     def refusal(self, asked: Header, error: FedpcaError) -> Message:
-        """Compose an answer that only says what went wrong."""
-        # a site reports an error by the nearest class that the coordinator knows
+        """Compose a reply that contains only an error."""
+        # report the nearest base class that the coordinator recognizes
         kind = next(k for k in type(error).__mro__ if k.__name__ in REPORTED_BY_SITES)
         return self._reply(asked, {"error": kind.__name__, "text": str(error)}, {})
 
     @property
     def standardized(self) -> StandardizedRows:
-        """Return the rows, centered and scaled as the run asks and with features in its order."""
+        """Return the rows, centered, scaled, and with features ordered as the run requires."""
         frame = self.recall(Frame)
         if self._standardized is None or not frame.is_same_as(self._standardized.frame):
             self._standardized = StandardizedRows(
@@ -157,15 +157,15 @@ class Site:
         return self._standardized
 
     def remembers(self, kind: type) -> bool:
-        """Return whether an earlier question of the run remembered a dataclass of this kind."""
+        """Return whether an earlier question in this run stored a dataclass of this type."""
         return remembers(self.memory, kind)
 
     def recall(self, kind: type[T]) -> T:
-        """Return the dataclass that an earlier question of the run remembered."""
+        """Return the dataclass of this type that an earlier question in this run stored."""
         return recall(self.memory, kind)
 
     def remember(self, value: Any) -> None:
-        """Keep a dataclass of arrays and numbers until the run ends."""
+        """Store a dataclass of arrays and numbers until the run ends."""
         remember(self.memory, value)
 
     def _answer(self, message: Message, keep: bool) -> Message:
@@ -175,25 +175,25 @@ class Site:
         if self._answered is not None and self._answered[0] == header["round"]:
             return self._answered[1]
         if header["round"] < self._round:
-            raise MessageError(f"round {header['round']} was asked after round {self._round}")
+            raise MessageError(f"round {header['round']} was requested after round {self._round}")
         question = find_question(header["question"])
         self._refuse_changed_rows()
         self.policy.check(question, header, self.rows.n_rows if self.policy.min_rows else None)
         dimensions = {"d": self.rows.n_features}
         arrays = question.check_request(message.arrays, dimensions)
         memory = self.memory
-        # a round that is asked again starts from the same memory as the first time
+        # a repeated round starts from the same memory as the first time
         before = self._memory_before if header["round"] == self._round else memory
         try:
             self.memory = before
             if question.remembers:
                 self.memory = dict(before)
-                # memory must not hold a view, which would keep the whole request alive
+                # copy, because a view in memory would keep the whole request alive
                 arrays = {key: array.copy() for key, array in arrays.items()}
             try:
                 raw = question(self, **arrays)
             except Exception:
-                self._refuse_changed_rows()  # a changed file explains the failure better
+                self._refuse_changed_rows()  # if a file changed, that explains the failure better
                 raise
             self._refuse_changed_rows()
             answer = question.check_answer({k: np.asarray(v) for k, v in raw.items()}, dimensions)
@@ -203,34 +203,34 @@ class Site:
         except BaseException:
             self.memory = memory
             raise
-        # C order, as in a memory file: BLAS gives other bits for another order
+        # C order, as in a memory file: BLAS results differ in the last bits with the order
         self.memory = _read_only({k: np.asarray(v, order="C") for k, v in self.memory.items()})
         self._answered = (header["round"], reply) if keep else None
         self._round, self._memory_before = header["round"], before
         return reply
 
     def _reply(self, asked: Header, more: Header, arrays: Mapping[str, Array]) -> Message:
-        """Compose an answer whose header repeats the run, the round and the question."""
+        """Compose a reply whose header repeats the run, round, and question."""
         echo = {key: asked.get(key) for key in ("run", "round", "question")}
         return compose({**echo, "site": self.name, **more}, arrays)
 
     def _enter(self, run: str, last: int) -> None:
-        """Begin a run with an empty memory, or with the memory that an earlier process saved.
+        """Begin a run with empty memory, or with the memory that an earlier process saved.
 
-        ``last`` is the run's last round that changed the memory of sites. Without that memory any
+        ``last`` is the run's most recent round that changed the sites' memory. Without that memory, any
         answer could be wrong.
 
-        Files that changed since the site opened them are opened again. A site may run for months while
-        its files change every night; within a run they must stay the same.
+        Files that have changed since the site opened them are reopened. A site may run for months while
+        its files change every night, but they must not change during a run.
         """
         if run in self._ended:
-            raise MessageError("the run is over: another one has begun at this site since")
+            raise MessageError("this run is over because a newer run has started at this site")
         files = file_states(self._source)
         refuse_gone(files)
         saved = self._load(run, files) if last else None
         if (0 if saved is None else saved.round) < last:
             raise MessageError(
-                f"this question needs the memory of round {last}, which the site does not have; "
+                f"this question needs the memory from round {last}, which the site does not have; "
                 f"{MEMORY_GONE}"
             )
         if files != self._files:
@@ -243,42 +243,42 @@ class Site:
         self._run = run
 
     def _refuse_changed_rows(self) -> None:
-        """Refuse to answer if a file changed since the run began."""
+        """Refuse to answer if a file has changed since the run began."""
         now = {file: state_of(file) for file in self._files}
         refuse_gone(now)
         if now != self._files:
-            self._standardized = None  # it may hold products of old and of new rows
+            self._standardized = None  # it may mix products of old and new rows
             raise InputError(ROWS_CHANGED)
 
     def file(self, suffix: str) -> Path | None:
-        """Return the path of a file in the site's own folder, or None if it has no folder."""
+        """Return the path of a file in the site's folder, or None if it has no folder."""
         if self.store is None:
             return None
-        # two names may look the same once made safe for a file system; the checksum keeps them apart
+        # different names may become the same file name; the checksum tells them apart
         safe = re.sub(r"[^A-Za-z0-9._-]", "_", self.name)
         return self.store / f"{safe}-{zlib.crc32(self.name.encode()):08x}{suffix}"
 
     def _save(self, round_number: int, reply: Message) -> None:
-        """Save the memory and the answer that belongs to it, before the answer leaves."""
+        """Save the memory and its answer before the answer leaves."""
         path = self.file(".memory")
         if path is not None:
             saved = Saved(round_number, reply, self.memory)
             MemoryFile(path).save(str(self._run), self._fingerprint_of(self._files), saved)
 
     def _load(self, run: str, files: Mapping[Path, str]) -> Saved | None:
-        """Return what an earlier process saved of this run, if anything."""
+        """Return what an earlier process saved for this run, if anything."""
         path = self.file(".memory")
         return None if path is None else MemoryFile(path).load(run, self._fingerprint_of(files))
 
 
 def _read_only(memory: dict[str, Array]) -> dict[str, Array]:
-    """Return memory that a question can only read; a question that remembers gets a copy."""
+    """Return a read-only view of memory; a question that remembers gets a writable copy."""
     return cast(dict[str, Array], MappingProxyType(memory))
 
 
 @contextmanager
 def _naming_site(name: str) -> Iterator[None]:
-    """Put the site's name in front of an error about its rows."""
+    """Prefix errors about the rows with the site's name."""
     try:
         yield
     except InputError as error:

@@ -1,8 +1,8 @@
-"""Solvers: the coordinator's whole program for each method, with the questions that it asks sites.
+"""Solvers: the coordinator's complete program for each method, with the questions that it asks sites.
 
-Start with `contract`, which says what a solver takes and returns, and `catalogue`, which lists all of
-them. `standardize` holds the rounds before every solver. `pca` is the program around the solvers of
-`exact` and `one_round`. `personalized` and `robust` are families of their own.
+Start with `contract`, which defines what a solver takes and returns, and `catalogue`, which lists all
+solvers. `standardize` contains the rounds that come before every solver. `pca` is the program that runs
+the solvers in `exact` and `one_round`. `personalized` and `robust` are separate families.
 """
 
 from fedpca.solvers.catalogue import SOLVERS

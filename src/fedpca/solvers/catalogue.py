@@ -1,10 +1,12 @@
-"""The catalogue of solvers: the one table that everything else reads.
+"""The catalogue of solvers: the single table that all other code reads.
 
-The estimators take a solver by its name here, or as a value. `auto` chooses among the exact ones. The
-leak lab attacks them, the command line lists them, and the common tests hold each to its promises.
+Estimators accept a solver as a value or by its name in this table. `auto` chooses one of the exact
+solvers. The leak lab attacks the solvers, the command line lists them, and the common tests check that
+each solver keeps its promises.
 
-An installed package adds a solver to `FederatedPCA` through the entry point ``fedpca.solvers``, which
-names the solver's class. Importing its module registers the questions that the solver asks.
+An installed package can add a solver to `FederatedPCA` through the entry point ``fedpca.solvers``,
+which names the solver's class. Importing the class's module registers the questions that the solver
+asks.
 """
 
 from __future__ import annotations
@@ -57,35 +59,35 @@ ROBUST: dict[str, RobustSolver] = {
 
 
 def find_solver(given: Any) -> Solver | None:
-    """Return the solver that a name or a value stands for; None for "auto"."""
+    """Return the solver for a name or a solver value; return None for "auto"."""
     if isinstance(given, str):
         if given == AUTO:
             return None
         return SOLVERS.get(given) or _added_solver(given)
     if isinstance(given, Solver) and not isinstance(given, type):
         return given
-    raise InputError(f"solver={given!r} must be the name of a solver, or a solver such as Faps()")
+    raise InputError(f"solver={given!r} must be a solver name or a solver such as Faps()")
 
 
 def find_personalized(given: Any) -> PersonalizedSolver:
-    """Return the solver of `PersonalizedPCA` that a name or a value stands for."""
+    """Return the `PersonalizedPCA` solver for a name or a solver value."""
     return cast(PersonalizedSolver, _find_method(PERSONALIZED, given))
 
 
 def find_robust(given: Any) -> RobustSolver:
-    """Return the solver of `RobustPCA` that a name or a value stands for."""
+    """Return the `RobustPCA` solver for a name or a solver value."""
     return cast(RobustSolver, _find_method(ROBUST, given))
 
 
 def cheapest_exact(n: int, d: int, k: int) -> Solver:
-    """Choose the exact solver of this package that should move the fewest bytes."""
+    """Return the built-in exact solver that should move the fewest bytes."""
     exact = [solver for solver in SOLVERS.values() if solver.guarantee == "exact"]
     # reversed, so that a tie goes to Lanczos, which sends less at a time
     return min(reversed(exact), key=lambda solver: solver.bytes_per_site(n, d, k))
 
 
 def to_plain(given: Any) -> Any:
-    """Return a solver as plain values for a file or a journal; a name stays a name."""
+    """Convert a solver to plain values for a file or a journal; a name stays unchanged."""
     if isinstance(given, str):
         return given
     options = {k: v.item() if isinstance(v, np.generic) else v for k, v in asdict(given).items()}
@@ -93,7 +95,7 @@ def to_plain(given: Any) -> Any:
 
 
 def from_plain(plain: Any, names: Mapping[str, Any]) -> Any:
-    """Restore the solver that `to_plain` wrote, looking it up by its name."""
+    """Restore a solver from the output of `to_plain`, looking it up by name."""
     if isinstance(plain, str):
         return plain
     options = dict(plain)
@@ -103,9 +105,9 @@ def from_plain(plain: Any, names: Mapping[str, Any]) -> Any:
 
 
 def load_added_solvers() -> dict[str, Solver | InputError]:
-    """Load every solver that an installed package adds, together with its questions.
+    """Load all solvers that installed packages add, along with their questions.
 
-    A package that cannot be loaded has the error in its solver's place: it stops nobody else.
+    If a solver cannot be loaded, the error takes its place, so the other solvers still load.
     """
     loaded: dict[str, Solver | InputError] = {}
     for point in entry_points(group=ENTRY_POINTS):
@@ -117,21 +119,21 @@ def load_added_solvers() -> dict[str, Solver | InputError]:
 
 
 def _added_solver(name: str) -> Solver:
-    """Return the solver of this name that an installed package adds."""
+    """Return the solver that an installed package adds under this name."""
     points = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if name not in points:
-        raise InputError(f"no solver {name!r}; use one of {', '.join([AUTO, *SOLVERS, *points])}")
+        raise InputError(
+            f"unknown solver {name!r}; use one of {', '.join([AUTO, *SOLVERS, *points])}"
+        )
     return _load(points[name])
 
 
 @cache
 def _load(point: EntryPoint) -> Solver:
-    """Import the solver of another package, and check that it is one."""
-    where = f"the solver {point.name!r} of {point.value}"
+    """Import a solver from another package and check that it is a `Solver`."""
+    where = f"solver {point.name!r} from {point.value}"
     if point.name in (AUTO, *SOLVERS):
-        raise InputError(
-            f"{where} has the name of one of fedpca's own solvers; give it another name"
-        )
+        raise InputError(f"{where} has the same name as a built-in solver; rename it")
     try:
         loaded = point.load()
         solver = loaded() if isinstance(loaded, type) else loaded
@@ -143,11 +145,11 @@ def _load(point: EntryPoint) -> Solver:
 
 
 def _find_method(methods: Mapping[str, Any], given: Any) -> Any:
-    """Return the solver of one family that a name or a value stands for."""
+    """Return the solver in one family for a name or a solver value."""
     if isinstance(given, str) and given in methods:
         return methods[given]
     kinds = tuple(type(method) for method in methods.values())
     if isinstance(given, kinds):
         return given
     values = ", ".join(f"{kind.__name__}()" for kind in kinds)
-    raise InputError(f"method={given!r} must be one of {', '.join(methods)}, or of {values}")
+    raise InputError(f"method={given!r} must be one of {', '.join(methods)}, or one of {values}")

@@ -1,10 +1,10 @@
-"""The contract of `FederatedPCA`'s solvers: what each takes and what it returns.
+"""The contract for `FederatedPCA` solvers: what each solver takes and returns.
 
     C = A'A,   C V = V diag(theta),   A = (X - 1 m') / s over the rows X of all sites
 
-A solver is a value: a frozen dataclass whose fields are its options, with ``solve(federation,
-problem)``. It says what it guarantees, which questions it gathers, and what it costs. So the estimator,
-the planner, the leak lab, the command line and the common tests need no other table.
+A solver is a value: a frozen dataclass with its options as fields and a method ``solve(federation,
+problem)``. It declares what it guarantees, which questions it gathers, and what it costs. So the
+estimator, the planner, the leak lab, the command line, and the common tests need no other table.
 """
 
 from __future__ import annotations
@@ -33,24 +33,25 @@ START_DISTANCE = 1e-2  # size of the random part that is added to a warm start
 
 @dataclass(frozen=True)
 class Problem:
-    """The problem that a solver is given.
+    """A problem for a solver to solve.
 
     Parameters
     ----------
     common : CommonFeatures
         The features that all sites have.
     n_components : int, float, str or None
-        The number of components, or a rule, as in `FederatedPCA`.
+        The number of components, or a rule for choosing it, as in `FederatedPCA`.
     center, scale : bool
-        Whether rows are centered on the mean of all sites, and divided by the scale of all sites.
+        Whether to center rows on the mean over all sites, and to divide them by the scale over all
+        sites.
     tol : float
-        Bound on ``||A'A V - V theta||_F``, as a share of the trace of A'A.
+        The bound on ``||A'A V - V theta||_F``, as a fraction of the trace of A'A.
     max_rounds : int
-        The most rounds that the solver may take.
+        The maximum number of rounds that the solver may take.
     start : ndarray of shape (d, k), optional
         A subspace to start from.
     moments : Moments, optional
-        The mean and the scale, if they were asked for already.
+        The mean and the scale, if the sites have already been asked for them.
     """
 
     common: CommonFeatures
@@ -63,7 +64,7 @@ class Problem:
     moments: Moments | None = None
 
     def with_moments(self, fed: Federation) -> Problem:
-        """Return the problem with its moments; ask the sites for them if they are not there yet."""
+        """Return the problem with its moments, asking the sites for them if necessary."""
         if self.moments is not None:
             return self
         moments = ask_moments(fed, self.common, center=self.center, scale=self.scale)
@@ -72,20 +73,20 @@ class Problem:
 
 @dataclass(frozen=True)
 class Solution:
-    """The leading eigenvectors of A'A, A being the standardized rows of all sites."""
+    """The leading eigenvectors of A'A, where A holds the standardized rows of all sites."""
 
     moments: Moments
     vectors: Array  # (d, k), orthonormal
-    eigenvalues: Array  # (k,), falling
+    eigenvalues: Array  # (k,), in descending order
     energy: float  # the trace of A'A
     stop_reason: str  # "exact", "approximate", "converged" or "max_rounds"
-    left_out: float = 0.0  # bound on what any eigenvalue lacks, as a share of the energy
+    left_out: float = 0.0  # bound on how much any eigenvalue falls short, as a fraction of energy
     angle_bound: float = 0.0  # bound on the sine of the angle to the exact components
-    advice: str = ""  # a solver that would have done better, if this one can tell
-    share_question: Question | None = None  # asks for each site's share; None for the usual one
+    advice: str = ""  # names a better solver, if this one can identify it
+    share_question: Question | None = None  # asks for each site's share; None means the default
 
     def outcome(self, solver: str) -> Outcome:
-        """Return the end of the solver as the record of the run states it."""
+        """Return the outcome to store in the run's record."""
         return Outcome(solver, self.stop_reason, self.left_out, self.angle_bound, self.advice)
 
 
@@ -93,7 +94,7 @@ class Solution:
 class Solver(Protocol):
     """The coordinator's program for one method, with its options as fields.
 
-    ``guarantee`` is "exact" if components equal those of the pooled rows. It is "bounded" if the
+    ``guarantee`` is "exact" if the components equal those of the pooled rows. It is "bounded" if the
     solution states how far off they can be. ``seen`` names the questions whose answers the coordinator
     sees site by site; all other answers are summed. `fedpca.testing.check_solver` checks whether a
     solver keeps these promises.
@@ -104,7 +105,7 @@ class Solver(Protocol):
     seen: ClassVar[tuple[str, ...]]
 
     def bytes_per_site(self, n: int, d: int, k: int) -> int:
-        """Estimate the bytes to and from one site, for n rows, d features and k components."""
+        """Estimate the bytes to and from one site, for n rows, d features, and k components."""
         ...
 
     def solve(self, fed: Federation, problem: Problem) -> Solution:
@@ -113,7 +114,7 @@ class Solver(Protocol):
 
 
 def moments_and_rank(fed: Federation, problem: Problem) -> tuple[Moments, RankRule]:
-    """Return the moments of all sites' rows, asking for them if need be, and the rank rule."""
+    """Return the moments of all sites' rows, asking for them if necessary, and the rank rule."""
     moments = problem.with_moments(fed).moments
     assert moments is not None
     return moments, rank_rule(problem.n_components, moments.n, moments.d)
@@ -121,20 +122,21 @@ def moments_and_rank(fed: Federation, problem: Problem) -> tuple[Moments, RankRu
 
 @question(asks={"Z": "float64 d k"}, answers={"Y": "float64 d k"})
 def covariance_product(site: Site, Z: Array) -> Arrays:
-    """Return A_i'(A_i Z), A_i being a site's standardized rows."""
+    """Return A_i'(A_i Z), where A_i holds a site's standardized rows."""
     return {"Y": site.standardized.gram_times(Z)}
 
 
 def scaled(residual: float, energy: float) -> float:
-    """Return a residual as a share of the energy; zero over zero is zero."""
+    """Return a residual as a fraction of the energy; treat zero over zero as zero."""
     return residual / max(energy, float(np.finfo(np.float64).tiny))
 
 
 def starting_block(fed: Federation, d: int, width: int, start: Array | None) -> Array:
     """Return an orthonormal ``(d, width)`` block: directions near ``start``, then random ones.
 
-    The block is not exactly at the start. The eigenvectors of other rows may also be eigenvectors of
-    these rows, but not the leading ones. An iteration that starts exactly there would never leave them.
+    The block deliberately differs a little from ``start``. Eigenvectors computed from different rows
+    may also be eigenvectors of these rows, but not the leading ones. An iteration that starts exactly
+    at them would never leave them.
     """
     block = fed.rng().standard_normal((d, width)) / np.sqrt(d)
     if start is not None:
@@ -153,11 +155,11 @@ def check_whole(name: str, value: Any, least: int, most: int | None = None) -> N
 
 
 def check_positive(name: str, value: Any, most: float | None = None) -> None:
-    """Refuse an option that is not a number above zero and at most ``most``."""
+    """Refuse an option that is not a positive number or exceeds ``most``."""
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     if not is_number or not 0 < value < np.inf or (most is not None and value > most):
-        bound = "" if most is None else f" and at most {most:g}"
-        raise InputError(f"{name}={value!r} must be a number above 0{bound}")
+        bound = "" if most is None else f" no greater than {most:g}"
+        raise InputError(f"{name}={value!r} must be a positive number{bound}")
 
 
 def check_choice(name: str, value: Any, choices: Collection[Any]) -> None:

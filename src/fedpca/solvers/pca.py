@@ -27,7 +27,9 @@ class PcaResult:
     """The result of a fit."""
 
     solution: Solution
-    site_shares: dict[str, float]  # explained, of each site's variance; empty if a policy refuses
+    site_shares: dict[
+        str, float
+    ]  # explained share of each site's variance; empty if a policy refuses
     outcome: Outcome
 
 
@@ -56,11 +58,11 @@ def principal_components(
 
 @question(asks={"V": "float64 d k"}, answers={"explained": "float64", "total": "float64"})
 def explained_energy(site: Site, V: Array) -> dict[str, Any]:
-    """Sum a site's squares about its own mean: those along the components, and all of them.
+    """Send a site's sums of squares about its own mean, along the components and in total.
 
-    The sum about the common mean exceeds the sum about the site's own mean by n times their squared
-    distance. Where a site is so far from the others that the difference would cancel, its rows are read
-    once more.
+    A sum about the common mean exceeds the sum about the site's own mean by n times the squared
+    distance between the two means. If a site is so far from the others that the difference would
+    cancel, its rows are read again.
     """
     frame, n = site.recall(Frame), site.rows.n_rows
     assert frame.energy is not None
@@ -81,10 +83,10 @@ def explained_energy(site: Site, V: Array) -> dict[str, Any]:
 
 
 def _shares(fed: Federation, asked: Question, V: Array) -> dict[str, float]:
-    """Return the explained share of each site's variance, or nothing where a policy refuses."""
+    """Return the explained share of each site's variance, or nothing if a policy refuses."""
     try:
         answers = fed.gather(asked, V=np.ascontiguousarray(V))
-    except PolicyRefused:  # the shares then stay at the sites
+    except PolicyRefused:  # in that case, the shares stay at the sites
         return {}
     return {
         name: float(answer["explained"] / answer["total"]) if answer["total"] > 0 else float("nan")

@@ -1,10 +1,10 @@
-"""The rounds before every solver: they find the common features, n, the mean and the scale.
+"""Find the common features, n, the mean, and the scale, in the rounds before every solver.
 
     m = sum x / n,   s_j^2 = sum (x_j - m_j)^2 / n,   over the rows x of all sites
 
-The mean is that of all sites. Centering each site on its own mean would lose the variance between
-sites. Raw second moments would lose the digits that an offset takes up. So the mean is asked for first,
-and everything else is summed about it.
+The mean is taken over all sites. Centering each site on its own mean would lose the variance between
+sites. Raw second moments would lose the digits that an offset takes up. So the coordinator asks for the
+mean first, and everything else is summed about it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CommonFeatures:
-    """The features that all sites have."""
+    """The features that all sites have in common."""
 
     n_features: int
     names: tuple[str, ...] | None
@@ -38,13 +38,13 @@ class CommonFeatures:
 
     @property
     def to_ask(self) -> Array:
-        """Return the names as a field of a message, empty if no site must reorder its columns."""
+        """Return the names as a message field, which is empty if no site must reorder its columns."""
         return names_to_bytes(None if self.in_order else self.names)
 
 
 @dataclass(frozen=True)
 class Moments:
-    """What is known about all sites' rows before a solver starts."""
+    """The row count, mean, and scale over all sites, found before a solver starts."""
 
     n: int
     mean: Array  # (d,)
@@ -59,13 +59,13 @@ class Moments:
 
 @dataclass(frozen=True)
 class ColumnSums:
-    """The sums and the order of a site's columns, which it remembers."""
+    """The sums and the order of a site's columns, which the site remembers."""
 
     sums: Array  # (d,), in the site's own order
-    order: Array | None = None  # (d,), the column of each common feature; None for the same order
+    order: Array | None = None  # (d,), each common feature's column; None if the order is the same
 
     def frame(self, mean: Array, scale: Array, n_products: int = 1) -> Frame:
-        """Return the frame in which this site standardizes its rows."""
+        """Return the frame that this site uses to standardize its rows."""
         return Frame(mean, scale, self.order, self.sums, n_products)
 
 
@@ -73,9 +73,9 @@ class ColumnSums:
     answers={"features": "uint8 bytes", "n_features": "int64"}, remembers=True, reads_rows=False
 )
 def column_names(site: Site) -> dict[str, Any]:
-    """Send the names of a site's columns, as JSON, and their number.
+    """Send the number of a site's columns, and their names as JSON.
 
-    The site remembers that it answered. If it is restarted, it must have the same rows.
+    The site remembers that it answered. If it is restarted, it must still have the same rows.
     """
     names = names_to_bytes(site.rows.features)
     return {"features": names, "n_features": np.int64(site.rows.n_features)}
@@ -87,7 +87,7 @@ def column_names(site: Site) -> dict[str, Any]:
     remembers=True,
 )
 def count_and_sum(site: Site, features: Array) -> dict[str, Any]:
-    """Count the rows, and sum each column in the order of ``features``."""
+    """Count the rows and sum each column, in the order of ``features``."""
     n, total = column_sums(site.rows)
     if not np.isfinite(total).all():
         refuse_non_finite(site.rows)
@@ -97,7 +97,7 @@ def count_and_sum(site: Site, features: Array) -> dict[str, Any]:
 
 
 def own_order(site: Site, features: Array) -> Array | None:
-    """Return the site's column of each common feature; None if the order is the same."""
+    """Return the site's column for each common feature, or None if the order is the same."""
     wanted, own = names_from_bytes(features), site.rows.features
     if wanted is None or own is None:
         return None
@@ -118,7 +118,7 @@ def squares(site: Site, mean: Array) -> dict[str, Any]:
     remembers=True,
 )
 def standardize(site: Site, mean: Array, scale: Array, n_products: Array) -> dict[str, Any]:
-    """Keep the mean and the scale, and sum the squares of the standardized rows."""
+    """Store the mean and the scale, and send the sum of squares of the standardized rows."""
     frame = site.recall(ColumnSums).frame(mean, scale, int(n_products))
     site.remember(frame)
     energy = site.standardized.squares().sum()
@@ -127,9 +127,9 @@ def standardize(site: Site, mean: Array, scale: Array, n_products: Array) -> dic
 
 
 def common_features(fed: Federation) -> CommonFeatures:
-    """Compare the columns of all sites, and return the features that they have in common.
+    """Compare the columns of all sites and return the features that they have in common.
 
-    The order is that of the first site. Nothing is asked about rows.
+    The features are in the first site's order. No question is asked about rows.
     """
     answers = fed.gather(column_names)
     first, *others = answers
@@ -141,7 +141,9 @@ def common_features(fed: Federation) -> CommonFeatures:
         d = int(answers[name]["n_features"])
         where = f"site {name!r}, compared with site {first!r}"
         if (features is None) != (reference is None):
-            raise InputError(f"{where}: one has column names and the other has none; name both")
+            raise InputError(
+                f"{where}: one has column names and the other has none; name the columns of both"
+            )
         if features is not None and reference is not None:
             in_order &= column_order(reference, features, where) is None
         elif d != n_features:
@@ -153,7 +155,7 @@ def common_features(fed: Federation) -> CommonFeatures:
 
 
 def ask_moments(fed: Federation, common: CommonFeatures, *, center: bool, scale: bool) -> Moments:
-    """Ask for n, the mean and the scale of all sites' rows; they equal those of the pooled rows."""
+    """Ask for n, the mean, and the scale over all sites; they equal those of the pooled rows."""
     sums = fed.sum(count_and_sum, features=common.to_ask)
     n, d = int(sums["n"]), len(sums["total"])
     mean = sums["total"] / at_least_two(n)
@@ -164,14 +166,14 @@ def ask_moments(fed: Federation, common: CommonFeatures, *, center: bool, scale:
 
 
 def at_least_two(n: int) -> int:
-    """Return the row count of all sites; refuse fewer than two rows."""
+    """Return the total row count; refuse fewer than two rows."""
     if n < 2:
-        raise InputError(f"all sites together have n_samples={n}; components need at least 2 rows")
+        raise InputError(f"all sites together have n_samples={n}; at least 2 rows are required")
     return n
 
 
 def standardize_sites(fed: Federation, moments: Moments, n_products: int) -> float:
-    """Give every site the mean and the scale, and return the sum of squares of all standardized rows.
+    """Send the mean and scale to every site; return the sum of squares of all standardized rows.
 
     ``n_products`` is an estimate of how many columns the rows will be multiplied by.
     """
@@ -182,7 +184,7 @@ def standardize_sites(fed: Federation, moments: Moments, n_products: int) -> flo
 
 
 def names_to_bytes(names: Sequence[str] | None) -> Array:
-    """Encode feature names as a field of a message."""
+    """Encode feature names as a message field."""
     return np.frombuffer(b"" if names is None else json.dumps(list(names)).encode(), np.uint8)
 
 
@@ -194,7 +196,7 @@ def names_from_bytes(array: Array) -> tuple[str, ...] | None:
 def _deviations(variance: Array, mean: Array, n: int) -> Array:
     """Return the standard deviations, with 1 for columns that are constant up to rounding.
 
-    The bound is the variance that rounding alone can leave, as in scikit-learn's StandardScaler.
+    The bound is the variance that rounding alone can cause, as in scikit-learn's StandardScaler.
     """
     eps = np.finfo(np.float64).eps
     constant = variance <= n * eps * variance + (n * mean * eps) ** 2

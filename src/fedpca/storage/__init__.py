@@ -1,1 +1,1 @@
-"""Files that are written completely or not at all, and checked when read."""
+"""Files that are written atomically and checked when read."""

@@ -15,8 +15,8 @@ from fedpca.errors import FileError
 def writing(path: str | os.PathLike[str], *, private: bool = False) -> Iterator[Path]:
     """Yield a temporary path that replaces ``path`` when the ``with`` block ends without an error.
 
-    The bytes reach the disk before the new name does, so a crash leaves either the old file or the new
-    one. Only the owner can read a private file, from its first byte on.
+    The file is flushed to disk before it is renamed, so a crash leaves either the old file or the new
+    one. A private file is readable only by its owner from the moment it is created.
     """
     target = Path(path)
     if not target.parent.is_dir():

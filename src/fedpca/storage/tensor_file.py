@@ -1,6 +1,6 @@
-"""Write and read named float64 arrays with a JSON header, in a safetensors file.
+"""Write and read named float64 arrays with a JSON header in a safetensors file.
 
-A file is written completely or not at all. Reading checks everything and never runs code.
+A file is written completely or not at all. Reading validates the whole file and never executes code.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from fedpca.errors import FileError
 from fedpca.storage import atomic
 
 FORMAT_VERSION = 2
-HEADER_KEY = "fedpca"  # the only key of the file's metadata
+HEADER_KEY = "fedpca"  # the only key in the file's metadata
 
 
 def write_arrays(
     path: str | os.PathLike[str], arrays: Mapping[str, Any], header: Mapping[str, Any]
 ) -> None:
-    """Write the arrays, and a header that describes them."""
+    """Write the arrays and a header that describes them."""
     full_header = {"format": FORMAT_VERSION, "version": __version__, **header}
     # ascontiguousarray would turn a scalar into a vector
     ready = {name: np.asarray(array, np.float64, order="C") for name, array in arrays.items()}
@@ -36,10 +36,10 @@ def write_arrays(
 
 
 def read_arrays(path: str | os.PathLike[str], kind: str) -> tuple[Arrays, dict[str, Any]]:
-    """Return the arrays and the header of a file; ``kind`` names the expected content in errors."""
+    """Return a file's arrays and header; ``kind`` names the expected content in error messages."""
     path = Path(path)
     if not path.is_file():
-        problem = "is a folder; give the name of a file" if path.is_dir() else "does not exist"
+        problem = "is a folder; provide a file name" if path.is_dir() else "does not exist"
         raise FileError(f"{path} {problem}")
     try:
         with safe_open(path, framework="numpy") as file:
@@ -47,14 +47,14 @@ def read_arrays(path: str | os.PathLike[str], kind: str) -> tuple[Arrays, dict[s
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, ValueError, TypeError):
         raise FileError(
-            f"{path} is not a readable {kind} file of fedpca; to read rows, use fit or summarize"
+            f"{path} is not a readable fedpca {kind} file; to read rows, use fit or summarize"
         ) from None
     if not isinstance(header, dict):
-        raise FileError(f"{path} is not a {kind} of fedpca; give a file that fedpca wrote")
+        raise FileError(f"{path} is not a fedpca {kind} file; use a file that fedpca wrote")
     if header.get("format") != FORMAT_VERSION:
         raise FileError(
-            f"{path} has format {header.get('format')}; this fedpca reads {FORMAT_VERSION}. Install "
-            "the same fedpca everywhere and write the file again"
+            f"{path} has format {header.get('format')}; this version of fedpca reads format "
+            f"{FORMAT_VERSION}. Install the same version everywhere and write the file again"
         )
     return arrays, header
 
@@ -62,7 +62,7 @@ def read_arrays(path: str | os.PathLike[str], kind: str) -> tuple[Arrays, dict[s
 def check_file_arrays(
     path: str | os.PathLike[str], arrays: Arrays, table: Mapping[str, str]
 ) -> tuple[Arrays, Dimensions]:
-    """Return the arrays of a file that ``table`` declares, and the lengths of its dimensions."""
+    """Return the arrays in a file that ``table`` declares, and the lengths of their dimensions."""
     lengths: Dimensions = {}
     return check_arrays(declare(table), arrays, lengths, str(path), FileError), lengths
 
@@ -71,4 +71,6 @@ def check_features(path: str | os.PathLike[str], features: Any, d: int) -> None:
     """Refuse feature names that are not a list of ``d`` strings."""
     are_names = isinstance(features, list) and all(isinstance(name, str) for name in features)
     if features is not None and not (are_names and len(features) == d):
-        raise FileError(f"{path}: the feature names are not a list of {d} strings; write it again")
+        raise FileError(
+            f"{path}: the feature names are not a list of {d} strings; rewrite the file"
+        )

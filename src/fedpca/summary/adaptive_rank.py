@@ -1,4 +1,4 @@
-"""Adapt the rank of a stream, by at most one after each block."""
+"""Adapt the rank of a stream by at most one after each block."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ def check_most(n_components: int | None, max_components: int | None, most: int, 
             raise InputError(f"{name}={value} exceeds the {d} features; use at most {d}")
     if n_components is not None and n_components > most:
         raise InputError(
-            f"n_components={n_components} exceeds max_components={most}; raise max_components"
+            f"n_components={n_components} exceeds max_components={most}; increase max_components"
         )
 
 
 @dataclass(frozen=True)
 class AdaptiveRank:
-    """The number of directions that a stream reports; it moves by at most one after each block.
+    """The number of directions that a stream reports; it changes by at most one after each block.
 
-    The rule "mp" is `marchenko_pastur` and "energy" is `share`. The rule "interval" looks at
-    ``c = s_r / (s_1 + ... + s_r)`` of the singular values. The rank grows if ``c > beta`` and shrinks
+    The rule "mp" is `marchenko_pastur`, and "energy" is `share`. The rule "interval" is based on the
+    ratio of singular values ``c = s_r / (s_1 + ... + s_r)``. The rank grows if ``c > beta`` and shrinks
     if ``c < alpha`` (Grammenos et al., "Federated PCA with adaptive rank estimation", equation 6).
-    Because c is at most 1/r, beta limits the rank to 1/beta. No new direction is invented when the rank
-    grows: a spare direction, with its own singular value, becomes one of those reported.
+    Because c is at most 1/r, beta limits the rank to 1/beta. When the rank grows, no new direction is
+    made up; the stream starts to report a spare direction that already has a singular value.
 
     Parameters
     ----------
@@ -39,15 +39,15 @@ class AdaptiveRank:
     most : int
         The largest allowed rank.
     rule : str
-        "mp", "energy" or "interval".
+        "mp", "energy", or "interval".
     share : float
         The share of the variance to exceed, for "energy".
     alpha, beta : float
-        The lower and upper bound, for "interval".
+        The lower and upper bounds, for "interval".
     cooldown : int
         The number of blocks to wait after a change.
     waiting : int
-        The number of those blocks still to come.
+        The number of blocks left to wait.
     """
 
     rank: int
@@ -75,12 +75,14 @@ class AdaptiveRank:
         beta = float(1 / most if beta is None else beta)
         alpha = float(beta / 10 if alpha is None else alpha)
         if rule == "interval" and alpha >= beta:
-            raise InputError(f"alpha={alpha} must be below beta={beta}; change one of them")
+            raise InputError(
+                f"alpha={alpha} must be below beta={beta}; decrease alpha or increase beta"
+            )
         rank = int(first or min(FIRST_LOOK, most))
         return cls(rank, int(most), rule, float(share), alpha, beta, int(cooldown))
 
     def after(self, spectrum: Spectrum) -> Self:
-        """Return the rank after a block, given the spectrum so far."""
+        """Return the rank after a block, given the current spectrum."""
         if self.waiting or not len(spectrum.values):
             return replace(self, waiting=max(0, self.waiting - 1))
         step = int(np.sign(self._wanted(spectrum) - self.rank))
@@ -92,7 +94,7 @@ class AdaptiveRank:
             s = np.sqrt(spectrum.values[: self.rank])
             if len(s) < self.rank or not s.any():
                 return self.rank - 1
-            # do not take a direction that the next block would drop again
+            # do not add a direction that would be dropped after the next block
             following = np.sqrt(spectrum.values[: self.rank + 1])
             would_stay = (
                 len(following) > self.rank and following[-1] >= self.alpha * following.sum()

@@ -1,10 +1,10 @@
-"""Bound the distance between truncated leading directions and the exact ones of all rows.
+"""Bound the error of truncated leading directions compared with the exact ones for all rows.
 
 Let ``S = C' diag(l) C + T + E`` (`fedpca.summary.lowrank.LowRank`) with T orthogonal to C. Let t be the
-norm of T, and e the norm of E plus rounding. No eigenvalue of S after the k-th exceeds ``l_(k+1) + e``,
-and the residual of the k leading directions is at most e. Therefore
+norm of T, and let e be the norm of E plus rounding. No eigenvalue of S after the k-th exceeds
+``l_(k+1) + e``, and the residual of the k leading directions is at most e. Therefore,
 
-    sin(angle) <= e / (l_k - l_(k+1) - e),   where l_(r+1) = t after the r directions that are carried
+    sin(angle) <= e / (l_k - l_(k+1) - e),   where l_(r+1) = t if r directions are carried
 
 Source: Davis and Kahan, "The rotation of eigenvectors by a perturbation III" (1970).
 """
@@ -28,7 +28,7 @@ def lost_energy(kept: LowRank, energy: float) -> float:
 
 
 def missing_norm(kept: LowRank, energy: float) -> float:
-    """Return a bound on the norm of E, which cannot exceed the trace of T + E up to rounding."""
+    """Return a bound on the norm of E, which, up to rounding, cannot exceed the trace of T + E."""
     slack = float(kept.directions.shape[1] * EPS * energy)
     return min(kept.missing, lost_energy(kept, energy) + slack)
 
@@ -36,7 +36,7 @@ def missing_norm(kept: LowRank, energy: float) -> float:
 def angle_bound(kept: LowRank, energy: float, k: int) -> float:
     """Return a bound on the sine of the largest angle to the k leading directions of S.
 
-    The bound is 1, which says nothing, if the gap is too small.
+    If the eigenvalue gap is too small, the bound is 1 and carries no information.
     """
     if k == kept.directions.shape[1] or not energy:
         return 0.0
@@ -48,14 +48,14 @@ def angle_bound(kept: LowRank, energy: float, k: int) -> float:
 
 
 def eigenvalue_bound(kept: LowRank, energy: float, k: int) -> float:
-    """Return how much too small one of the k leading eigenvalues can be, as a share of the energy."""
+    """Return how far the k leading eigenvalues may be underestimated, as a share of the energy."""
     tail = kept.tail if k > len(kept.values) else 0.0
     left_out = min(kept.missing + tail, lost_energy(kept, energy))
     return left_out / energy if energy else 0.0
 
 
 def variance_bound(kept: LowRank, energy: float, k: int) -> float:
-    """Return a bound on the energy that the k best directions carry beyond these, as a share."""
+    """Return a bound on the share of energy that the k best directions carry beyond these."""
     n_unknown = max(0, k - len(kept.values))
     left_out = k * missing_norm(kept, energy) + n_unknown * kept.tail
     return min(left_out, lost_energy(kept, energy)) / energy if energy else 0.0

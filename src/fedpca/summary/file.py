@@ -1,4 +1,4 @@
-"""Write a summary to a file and read it back, so that sites can send one without a server."""
+"""Write summaries to files and read them back, so that sites can share them without a server."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ KIND = "summary"
 
 
 def write_summary(path: str | os.PathLike[str], summary: Summary) -> None:
-    """Write a summary, completely or not at all."""
+    """Write a summary to a file atomically."""
     write_arrays(path, summary.to_arrays(), header_of(summary))
 
 
 def read_summary(path: str | os.PathLike[str]) -> Summary:
-    """Return the summary in a file, after every check."""
+    """Return the summary in a file after validating it."""
     arrays, header = read_arrays(path, KIND)
     if header.get("kind") != KIND:
-        raise FileError(f"{path} is not a summary but a model; give a summary file")
+        raise FileError(f"{path} is a model, not a summary; use a summary file")
     return summary_in(path, arrays, header)
 
 
 def is_summary(path: str | os.PathLike[str]) -> bool:
-    """Return whether a file of fedpca holds a summary and not a model."""
+    """Return whether a fedpca file contains a summary instead of a model."""
     return read_arrays(path, "model or summary")[1].get("kind") == KIND
 
 
 def header_of(summary: Summary) -> dict[str, Any]:
-    """Return the header of a summary's file: all fields except the arrays."""
+    """Return the header for a summary file, which contains all fields except the arrays."""
     return {
         "kind": KIND,
         "n_components": summary.n_components,
@@ -45,7 +45,7 @@ def header_of(summary: Summary) -> dict[str, Any]:
 
 
 def summary_in(path: str | os.PathLike[str], arrays: Arrays, header: dict[str, Any]) -> Summary:
-    """Return the summary from the arrays and the header of a file, after every check."""
+    """Return the summary from a file's arrays and header after validating it."""
     table = {name: f"float64 {shape}" for name, shape in SHAPES.items()}
     arrays, lengths = check_file_arrays(path, arrays, table)
     features = header.get("features")
@@ -53,7 +53,7 @@ def summary_in(path: str | os.PathLike[str], arrays: Arrays, header: dict[str, A
     wanted, room = header.get("n_components"), header.get("room")
     if not (isinstance(wanted, int) and isinstance(room, int) and 1 <= wanted <= room):
         raise FileError(
-            f"{path}: n_components={wanted} is not between 1 and room={room}; write it again"
+            f"{path}: n_components={wanted} is not between 1 and room={room}; rewrite the file"
         )
     summary = Summary.from_arrays(
         arrays,
@@ -64,22 +64,22 @@ def summary_in(path: str | os.PathLike[str], arrays: Arrays, header: dict[str, A
     )
     for problem, is_present in _problems(summary).items():
         if is_present:
-            raise FileError(f"{path} has {problem}; write it again")
+            raise FileError(f"{path} has {problem}; rewrite the file")
     return summary
 
 
 def _problems(summary: Summary) -> dict[str, bool]:
-    """Return every problem that a summary could have, and whether this one has it."""
+    """Return each possible problem and whether this summary has it."""
     C, s = summary.directions, summary.singular_values
     defect = np.abs(C @ C.T - np.eye(len(C))).max(initial=0.0)
     return {
-        "a number of rows below 0": summary.n < 0,
-        "squares below 0": bool((summary.squares < 0).any()),
-        "a bound below 0": min(summary.known.tail, summary.known.missing) < 0,
-        "singular values below 0 or not in falling order": bool(
+        "a negative number of rows": summary.n < 0,
+        "negative squares": bool((summary.squares < 0).any()),
+        "a negative error bound": min(summary.known.tail, summary.known.missing) < 0,
+        "singular values that are negative or not in decreasing order": bool(
             (s < 0).any() or (np.diff(s) > 0).any()
         ),
-        "more directions than room": len(s) > summary.room,
+        "more directions than its room allows": len(s) > summary.room,
         "directions that are not orthonormal": bool(defect > 1e-8),
         "more energy along its directions than in total": bool(
             summary.eigenvalues.sum() > (1 + 1e-8) * summary.energy

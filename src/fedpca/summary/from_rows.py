@@ -13,7 +13,7 @@ from fedpca.summary.lowrank import rows_at_once
 from fedpca.summary.scatter import Scatter, scatter_pays
 from fedpca.summary.summary import N_SPARE, Summary
 
-MAX_COMPONENTS = 100  # the most that a rule may choose in one pass over the rows
+MAX_COMPONENTS = 100  # the most components that a rule may choose in one pass
 
 
 def summarize(
@@ -24,7 +24,7 @@ def summarize(
     center: bool = True,
     on_block: Callable[[int], None] | None = None,
 ) -> Summary:
-    """Return the summary of rows, as `Summary.of` describes."""
+    """Return the summary of rows, as described in `Summary.of`."""
     check_n_components(n_components)
     rows = open_rows(source)
 
@@ -55,10 +55,10 @@ def summarize_parts(
     n_spare: int = N_SPARE,
     **others: Any,
 ) -> Summary:
-    """Return the summary of blocks of rows, each about a mean, through the full scatter if that pays.
+    """Return the summary of blocks, each about a mean, using the full scatter if that is cheaper.
 
-    A rule for ``n_components`` chooses after all rows were read. ``others`` are options of
-    `Summary.empty`.
+    If ``n_components`` is a rule, it is applied after all rows have been read. ``others`` are options
+    for `Summary.empty`.
     """
     is_rule = not isinstance(n_components, Integral | None)
     most = min(n_features, MAX_COMPONENTS) if is_rule else n_components
@@ -75,7 +75,7 @@ def summarize_parts(
 
 
 def _cut_by_rule(summary: Summary, n_components: Any, n_spare: int) -> Summary:
-    """Return the summary cut to the number of directions that a rule chooses, and some to spare."""
+    """Return the summary cut to the number of directions that a rule chooses, plus spares."""
     rule = rank_rule(n_components, max(2, int(summary.n)), summary.n_features)
     wanted = min(rule.settle(summary.spectrum), summary.n_components)
     return summary.resize(wanted, min(summary.room, wanted + n_spare))

@@ -1,22 +1,22 @@
-"""Append rows to a matrix of which only the leading directions are kept.
+"""Append rows to a matrix, keeping only its leading directions.
 
-A matrix of d columns is stored as ``diag(s) C``, where C, ``(r, d)``, has orthonormal rows. Appending
+A matrix with d columns is stored as ``diag(s) C``, where C, ``(r, d)``, has orthonormal rows. Appending
 the rows Y, ``(b, d)``, gives
 
     M = [diag(s) C; Y],    M'M = C' diag(s^2) C + Y'Y,
 
-and the leading right singular vectors and singular values of M are stored in turn. This is one step of
-SPCA (Algorithm 3 of the source). With the rows ``diag(s_2) C_2`` of another such matrix as Y, it merges
-two subspaces (Algorithm 2).
+and the leading right singular vectors and singular values of M replace C and s. This is one step of
+SPCA (Algorithm 3 in the source). If Y holds the rows ``diag(s_2) C_2`` of a second such matrix, the
+same step merges two subspaces (Algorithm 2).
 
-The fast way decomposes the small Gram matrix
+The fast method decomposes the small Gram matrix
 
     M M' = [diag(s^2)      diag(s) C Y']
            [Y C' diag(s)   Y Y'        ]
 
-of ``r + b`` rows. It needs at most four products with the long side. Squaring halves the digits. If a
-singular value to be kept is below a millionth of the largest, the safe way is used instead: project C
-out of Y twice and decompose the remainder.
+with ``r + b`` rows. It needs at most four products along the long side, but squaring halves the number
+of accurate digits. If a singular value to be kept is below a millionth of the largest, the safe method
+is used instead: it projects C out of Y twice and decomposes the remainder.
 
 Source: Grammenos et al., "Federated PCA with adaptive rank estimation".
 """
@@ -33,33 +33,33 @@ from fedpca.linalg.dense import complete_basis, orth_against
 from fedpca.rows.centering import Centered
 from fedpca.rows.in_memory import is_sparse
 
-MAX_CONDITION_NUMBER = 1e6  # ratio of singular values up to which the Gram matrix is accurate
-MIN_ROWS_AT_ONCE = 128  # rows that are worth one decomposition
-MIN_SAFE_ROWS = 32  # sparse rows that the safe way takes at once, at the least
+MAX_CONDITION_NUMBER = 1e6  # the Gram matrix is accurate up to this ratio of singular values
+MIN_ROWS_AT_ONCE = 128  # the fewest rows worth a decomposition
+MIN_SAFE_ROWS = 32  # the fewest sparse rows that the safe method takes at once
 EPS = float(np.finfo(np.float64).eps)
 
 
 def rows_at_once(room: int) -> int:
-    """Return how many rows are worth one decomposition if ``room`` directions are kept."""
+    """Return how many rows to take per decomposition if ``room`` directions are kept."""
     return max(MIN_ROWS_AT_ONCE, 2 * room)
 
 
 class LowRank(NamedTuple):
-    """The leading directions of a matrix ``M`` of d columns.
+    """The leading directions of a matrix ``M`` with d columns.
 
     ``M'M = C' diag(s^2) C + T + E``, where T and E are positive semidefinite with norms of at most
     ``tail`` and ``missing``. T was cut off by the latest truncation; it is orthogonal to C and has no
-    eigenvalue above the smallest one kept. E was cut off by the truncations before.
+    eigenvalue above the smallest one kept. E was cut off by earlier truncations.
     """
 
     directions: Array  # C, (r, d), orthonormal rows
-    values: Array  # s, (r,), falling
+    values: Array  # s, (r,), decreasing
     tail: float = 0.0
     missing: float = 0.0
 
     @classmethod
     def none(cls, d: int) -> Self:
-        """Return the matrix without rows."""
+        """Return a matrix with no rows."""
         return cls(np.empty((0, d)), np.empty(0))
 
     @property
@@ -68,10 +68,10 @@ class LowRank(NamedTuple):
         return self.tail + self.missing
 
     def append_block(self, Y: Centered, row: Array, room: int) -> LowRank:
-        """Return the matrix with the rows of Y and ``row`` appended, as many at a time as pays."""
+        """Return the matrix with the rows of Y and ``row`` appended, in batches of efficient size."""
         step = rows_at_once(room)
         if is_sparse(Y.rows):
-            step *= 2  # sparse rows cost little next to rewriting the directions each time
+            step *= 2  # sparse rows cost little compared with rewriting the directions each time
         elif self.directions.shape[1] <= step:
             step = max(1, Y.n_rows)  # `append` first reduces them to a triangle
         matrix = self
@@ -89,7 +89,7 @@ class LowRank(NamedTuple):
         if not Y.n_rows + len(more):
             return self.truncate(room)
         if not is_sparse(Y.rows) and Y.n_rows + len(more) > 2 * d:
-            # the d x d triangle of a QR factorization has the same products as these many rows
+            # the d x d triangle from a QR factorization has the same Gram matrix as all these rows
             Y, more = Centered(np.linalg.qr(_stacked(Y, more), mode="r")), more[:0]
         with threads_for(C, Y.rows):
             appended = append_by_gram(C, s, Y, more, room)
@@ -98,7 +98,7 @@ class LowRank(NamedTuple):
             return self._append_safely(Y, more, room)
 
     def _append_safely(self, Y: Centered, more: Array, room: int) -> LowRank:
-        """Append the safe way, making about ``room`` sparse rows dense at a time."""
+        """Append rows by the safe method, making about ``room`` sparse rows dense at a time."""
         matrix = self
         step = max(room, MIN_SAFE_ROWS) if is_sparse(Y.rows) else max(1, Y.n_rows)
         for start in range(0, max(1, Y.n_rows), step):
@@ -111,7 +111,7 @@ class LowRank(NamedTuple):
     def truncate(self, room: int) -> LowRank:
         """Return the matrix with at most ``room`` directions."""
         largest_cut = self.values[room : room + 1]
-        # two cuts in a row are orthogonal to each other, so take the larger norm and not the sum
+        # consecutive cuts are orthogonal to each other, so take the larger norm, not the sum
         tail = max(self.tail, float(largest_cut[0]) ** 2) if largest_cut.size else self.tail
         return LowRank(self.directions[:room], self.values[:room], tail, self.missing)
 
@@ -123,7 +123,7 @@ class LowRank(NamedTuple):
     def leading(self, k: int) -> tuple[Array, Array]:
         """Return the k leading directions in columns, ``(d, k)``, and the eigenvalues along them.
 
-        If fewer than k are stored, others of eigenvalue zero follow, orthogonal to all before.
+        If fewer than k are stored, orthogonal directions with eigenvalue zero are added.
         """
         eigenvalues = np.zeros(k)
         stored = self.values[:k] ** 2
@@ -131,12 +131,12 @@ class LowRank(NamedTuple):
         return complete_basis(self.directions[:k].T, k), eigenvalues
 
     def rows(self) -> Array:
-        """Return ``diag(s) C``, ``(r, d)``: rows with the same products."""
+        """Return ``diag(s) C``, ``(r, d)``, the rows that represent the matrix."""
         return np.asarray(self.values[:, None] * self.directions)
 
 
 def append_by_gram(C: Array, s: Array, Y: Centered, more: Array, room: int) -> LowRank | None:
-    """Append rows the fast way, or return None if the values to keep span too many digits."""
+    """Append rows by the fast method, or return None if the values to keep span too many digits."""
     r, b, m = len(s), Y.n_rows, len(more)
     G = np.empty((r + b + m, r + b + m))
     G[:r, :r] = np.diag(s**2)
@@ -161,7 +161,7 @@ def append_by_gram(C: Array, s: Array, Y: Centered, more: Array, room: int) -> L
 
 
 def append_safely(C: Array, s: Array, Y: Array, room: int) -> LowRank:
-    """Append rows the safe way, which keeps all directions above rounding."""
+    """Append rows by the safe method, which keeps all directions above rounding error."""
     r = len(s)
     rounding = 10 * EPS * max(float(s.max(initial=0.0)), float(np.linalg.norm(Y)))
     Q, B, H = orth_against(C.T, Y.T, rounding)  # Y' = C'H + Q B
@@ -181,7 +181,7 @@ def _stacked(Y: Centered, more: Array) -> Array:
 
 
 def _orthonormal(C: Array) -> Array:
-    """Return almost orthonormal rows made orthonormal, or rounding would grow from block to block."""
+    """Orthonormalize almost orthonormal rows, so that rounding does not grow from block to block."""
     if not C.size:
         return C
     return np.asarray(np.linalg.inv(np.linalg.cholesky(C @ C.T)) @ C)

@@ -1,9 +1,9 @@
-"""Keep the full scatter matrix of a stream, which is exact, and cheapest with few features.
+"""Maintain the full scatter matrix of a stream, which is exact, and cheapest for few features.
 
     S <- S + Y'Y,   where Y holds the rows of a block about their mean and the row that joins the means
 
-A low-rank update decomposes a small matrix for every block. The full matrix only needs products, and a
-decomposition when somebody asks. It takes ``d^2`` numbers, whatever the length of the stream.
+A low-rank update decomposes a small matrix for every block. The full matrix needs only products, plus a
+decomposition on request. It stores ``d^2`` numbers, regardless of the length of the stream.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ MAX_SCATTER_BYTES = BLOCK_BYTES  # the matrix may be as large as one block of ro
 
 
 def scatter_pays(d: int, room: int, rows_at_once: int) -> bool:
-    """Return whether the full matrix fits, and costs less for each row than ``room`` directions do.
+    """Return whether the full matrix fits and costs less per row than ``room`` directions.
 
-    Costs are in multiplications of a matrix product. Reading and writing the matrix once for each block
-    costs as much as 16 rows. A decomposition of size m costs 100 multiplications for each of its m^3
-    steps. `benchmarks/streaming.py` measured both on a machine with 2 cores.
+    Costs are measured in multiplications in a matrix product. Reading and writing the matrix once per
+    block costs as much as 16 rows. A decomposition of size m costs 100 multiplications for each of its
+    m^3 steps. Both figures were measured with `benchmarks/streaming.py` on a machine with 2 cores.
     """
     b = max(1, rows_at_once)
     whole = d**2 * (1 + 16 / b)
@@ -34,20 +34,20 @@ def scatter_pays(d: int, room: int, rows_at_once: int) -> bool:
 
 
 class Scatter:
-    """The scatter matrix and the mean of all rows so far."""
+    """The scatter matrix and the mean of all rows added."""
 
     def __init__(self, d: int) -> None:
         self.mean = Mean.none(d)
         self.lower = np.zeros((d, d), order="F")  # the upper triangle is never used
 
     def update(self, block: Block, *, center: bool, weight_before: float = 1.0) -> None:
-        """Add uncentered rows, about zero unless ``center``, and discount the rows before them."""
+        """Discount earlier rows and add uncentered ones, about zero if ``center`` is false."""
         squares = weight_before * self.squares()
         mean, rows = about_own_mean(block, center=center, squares_before=squares)
         self.add(mean, rows, weight_before=weight_before)
 
     def add(self, mean: Mean, rows: Centered, *, weight_before: float = 1.0) -> None:
-        """Add rows about their mean; add none if their squares overflow."""
+        """Add rows about their mean, or refuse them all if their squares overflow."""
         joined, row = self.mean._replace(n=weight_before * self.mean.n).join(mean)
         with np.errstate(over="ignore"):
             others = float(np.trace(self.lower)) + float(np.sum(row**2))
@@ -65,7 +65,7 @@ class Scatter:
         self.mean = joined
 
     def absorb(self, other: Scatter) -> None:
-        """Add all rows of another scatter."""
+        """Add all rows from another scatter."""
         self.lower += other.lower
         self.mean, row = self.mean.join(other.mean)
         self._add(row)

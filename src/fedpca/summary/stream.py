@@ -1,8 +1,8 @@
-"""Process a stream block by block: SPCA and SAPCA, with spare directions.
+"""Process a stream block by block with SPCA or SAPCA, plus spare directions.
 
-A stream keeps a `Summary`, or the full scatter matrix if that fits and is cheaper. After each block the
-rank may move by one (`fedpca.summary.adaptive_rank.AdaptiveRank`). Source: Grammenos et al., "Federated
-PCA with adaptive rank estimation", Algorithm 3.
+A stream keeps a `Summary`, or the full scatter matrix if that fits and is cheaper. After each block,
+the rank may change by one (see `fedpca.summary.adaptive_rank.AdaptiveRank`). Source: Grammenos et al.,
+"Federated PCA with adaptive rank estimation", Algorithm 3.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from fedpca.summary.summary import Summary
 
 @dataclass(eq=False)
 class Stream:
-    """The state of a stream after the blocks so far.
+    """The state of a stream after the blocks received.
 
     Parameters
     ----------
     carried : Summary
-        The summary of the blocks so far. With a scatter, it holds no rows; only its settings count.
+        The summary of the blocks received. If ``scatter`` is given, this summary contains no rows, and
+        only its settings matter.
     scatter : Scatter, optional
         The full scatter matrix, used instead of a low-rank summary.
     rank : AdaptiveRank, optional
-        The number of directions to report; by default the ``n_components`` of the summary.
+        The number of directions to report; by default, the summary's ``n_components``.
     n_seen : int
-        The number of rows so far, each counted once whatever its weight.
+        The number of rows received, each counted once regardless of its weight.
     n_spare : int
         The number of directions to carry beyond an adaptive rank.
     """
@@ -45,13 +46,13 @@ class Stream:
 
     @classmethod
     def of(cls, summary: Summary) -> Stream:
-        """Return a stream that has seen the rows of a summary; their number is rounded, not to zero."""
+        """Return a stream that starts from a summary; round its row count, but not down to zero."""
         n_seen = math.ceil(summary.n - 0.5) or int(summary.n > 0)
         return cls(summary, n_seen=n_seen, n_spare=summary.room - summary.n_components)
 
     @property
     def summary(self) -> Summary:
-        """Return the summary of the blocks so far, computed on demand."""
+        """Return the summary of the blocks received, computed on demand."""
         if self.scatter is None:
             return self.carried
         if self._summary is None:
@@ -59,7 +60,7 @@ class Stream:
         return self._summary
 
     def take(self, block: Block, *, forgetting: float = 1.0) -> None:
-        """Add a block, and discount those before it; a block without rows changes nothing."""
+        """Discount earlier blocks and add a new one; a block without rows changes nothing."""
         if not 0 < forgetting <= 1:
             raise InputError(f"forgetting={forgetting} must be above 0 and at most 1")
         if not block.shape[0]:
@@ -78,7 +79,7 @@ class Stream:
         self.n_seen += block.shape[0]
 
     def merge(self, other: Stream) -> None:
-        """Add all rows that another stream has seen."""
+        """Add all rows that another stream has received."""
         are_alike = self.carried.features == other.carried.features and (
             self.carried.n_features == other.carried.n_features
             and self.carried.centered == other.carried.centered

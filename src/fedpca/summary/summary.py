@@ -1,18 +1,18 @@
-"""A mergeable summary of rows: their number, their mean, leading directions and a bound on the error.
+"""Define a mergeable summary of rows: their count, mean, leading directions, and an error bound.
 
-Let m be the mean of n rows and S their scatter about it. A summary holds directions C, ``(r, d)`` and
-orthonormal, and singular values s with
+Let m be the mean of n rows, and let S be their scatter about m. A summary holds orthonormal directions
+C, ``(r, d)``, and singular values s with
 
     S = C' diag(s^2) C + T + E,   where T and E are positive semidefinite and bounded in norm
 
-T was cut off by the latest truncation and E by those before (`fedpca.summary.lowrank`). `update` and
-`merge` preserve this equation: scatters add up, the distance between two means is one more row, and
-directions beyond the allowed number go into T. If E is zero, the directions are those of the pooled
-rows, whatever the order, the tree or the number of sites. Otherwise they are within a bound that the
-summary states (`fedpca.summary.bounds`).
+T was cut off by the latest truncation, and E by earlier ones (see `fedpca.summary.lowrank`). `update`
+and `merge` preserve this equation: scatters add up, the distance between two means contributes one more
+row, and directions beyond the allowed number go into T. If E is zero, the directions are those of the
+pooled rows, regardless of the merge order, the merge tree, or the number of sites. Otherwise, they are
+within a bound that the summary reports (see `fedpca.summary.bounds`).
 
 Source: Grammenos et al., "Federated PCA with adaptive rank estimation", Algorithms 2 and 3. We add a
-factor that Algorithm 2 leaves out, and the mean, which the paper takes to be zero.
+factor that Algorithm 2 omits and the mean, which the paper assumes to be zero.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from fedpca.summary import bounds
 from fedpca.summary.lowrank import LowRank
 from fedpca.summary.scatter import Scatter
 
-N_SPARE = 10  # directions carried beyond those wanted, which keep truncation harmless
+N_SPARE = 10  # extra directions to carry, which keep truncation harmless
 
-SHAPES = {  # the arrays of a summary, in messages and files
+SHAPES = {  # the arrays of a summary in messages and files
     "n": "",
     "mean": "d",
     "mean_rest": "d",
@@ -60,15 +60,15 @@ class Summary:
     squares : ndarray of shape (d,)
         The sum of squares of each feature about its mean.
     known : LowRank
-        The directions, the singular values and a bound on their error.
+        The directions, the singular values, and a bound on their error.
     n_components : int
-        The number of directions wanted at the end.
+        The number of directions wanted in the final result.
     room : int
         The largest number of directions carried.
     centered : bool
-        Whether the directions are about the mean, or about zero.
+        Whether the directions are about the mean; if False, they are about zero.
     features : tuple of str, optional
-        The names of the columns.
+        The column names.
 
     Examples
     --------
@@ -91,7 +91,7 @@ class Summary:
 
     def __repr__(self) -> str:
         return (
-            f"Summary of {self.n:,.10g} rows of {self.n_features} features: {self.n_components} "
+            f"Summary of {self.n:,.10g} rows with {self.n_features} features: {self.n_components} "
             f"components wanted, {len(self.known.values)} directions carried"
         )
 
@@ -105,13 +105,13 @@ class Summary:
         center: bool = True,
         features: Sequence[str] | None = None,
     ) -> Self:
-        """Return a summary of no rows, with room for ``n_components`` directions and some to spare."""
+        """Return an empty summary with room for ``n_components`` directions and some spare ones."""
         d = n_features
         wanted = d if n_components is None else int(n_components)
         if not 1 <= wanted <= d:
             raise InputError(f"n_components={wanted} is not between 1 and the {d} features")
         if not isinstance(n_spare, Integral) or n_spare < 0:
-            raise InputError(f"n_spare={n_spare!r} must be a whole number of 0 or more")
+            raise InputError(f"n_spare={n_spare!r} must be a nonnegative integer")
         names = None if features is None else tuple(features)
         room = min(d, wanted + int(n_spare))
         return cls(Mean.none(d), np.zeros(d), LowRank.none(d), wanted, room, bool(center), names)
@@ -126,34 +126,34 @@ class Summary:
         center: bool = True,
         on_block: Callable[[int], None] | None = None,
     ) -> Summary:
-        """Return the summary of rows, which are read once.
+        """Return the summary of rows, which are read in a single pass.
 
         Parameters
         ----------
-        X : array, sparse matrix, data frame, table, or path of a file or folder
+        X : array, sparse matrix, data frame, table, or path to a file or folder
             The rows.
         n_components : int, float in (0, 1), {"auto", "mp", "gap"} or None
-            The number of directions wanted, or the rule that chooses it, as in `FederatedPCA`. A rule
-            chooses at most 100.
+            The number of directions wanted, or a rule that chooses it, as in `FederatedPCA`. A rule
+            chooses at most 100 directions.
         n_spare : int
-            The number of directions to carry beyond those.
+            The number of extra directions to carry.
         center : bool
-            Whether the directions are about the mean, or about zero.
+            Whether the directions are about the mean; if False, they are about zero.
         on_block : callable, optional
-            A function that is called after each block with the number of rows read so far.
+            A function that is called after each block with the total number of rows read.
         """
         from fedpca.summary.from_rows import summarize
 
         return summarize(X, n_components, n_spare=n_spare, center=center, on_block=on_block)
 
     def of_scatter(self, scatter: Scatter) -> Self:
-        """Return the summary of all rows in a scatter, with the settings of this summary."""
+        """Return the summary of all rows in a scatter, with this summary's settings."""
         squares = _finite(scatter.squares())
         return replace(self, at=scatter.mean, squares=squares, known=scatter.leading(self.room))
 
     @property
     def n(self) -> float:
-        """Return the number of rows; a discounted row counts less than one."""
+        """Return the number of rows; a discounted row counts as less than one."""
         return self.at.n
 
     @property
@@ -193,9 +193,9 @@ class Summary:
 
     @property
     def spectrum(self) -> Spectrum:
-        """Return the leading eigenvalues and the total of all of them, for a rank rule.
+        """Return the leading eigenvalues and the sum of all eigenvalues, for a rank rule.
 
-        If only rounding remains of the energy, the next eigenvalue must be zero and is included.
+        If only rounding error lies outside the directions, the next eigenvalue is zero and is included.
         """
         is_all = self.lost <= 10 * bounds.rounding(self.known)
         values = np.append(self.eigenvalues, 0.0) if is_all else self.eigenvalues
@@ -204,13 +204,13 @@ class Summary:
     def angle_bound(self, k: int | None = None) -> float:
         """Return a bound on the sine of the largest angle to the pooled rows' k leading directions.
 
-        The bound includes rounding. It is 1, which says nothing, if the gap after the k-th eigenvalue
-        is too small.
+        The bound includes rounding. If the gap after the k-th eigenvalue is too small, the bound is 1
+        and carries no information.
         """
         return bounds.angle_bound(self.known, self.energy, self._checked(k))
 
     def variance_bound(self, k: int | None = None) -> float:
-        """Return a bound on the variance that the k best directions carry beyond these, as a share."""
+        """Return a bound on the share of variance that the k best directions carry beyond these."""
         return bounds.variance_bound(self.known, self.energy, self._checked(k))
 
     def _checked(self, k: int | None) -> int:
@@ -220,7 +220,7 @@ class Summary:
         return k
 
     def update(self, block: Any, *, forgetting: float = 1.0) -> Self:
-        """Return the summary with more rows, after discounting the earlier ones by ``forgetting``.
+        """Return the summary with rows added, after discounting earlier rows by ``forgetting``.
 
         A block may be anything that `Summary.of` accepts. A block without rows changes nothing.
         """
@@ -237,7 +237,7 @@ class Summary:
         return summary
 
     def append(self, mean: Mean, rows: Centered) -> Self:
-        """Return the summary with more rows, which are given about a mean."""
+        """Return the summary with rows added, which are given about a mean."""
         at, row = self.at.join(mean)
         with np.errstate(over="ignore", invalid="ignore"):
             squares = _finite(self.squares + rows.squares() + _squares(row))
@@ -245,10 +245,11 @@ class Summary:
         return replace(self, at=at, squares=squares, known=known)
 
     def merge(self, *others: Self, forgetting: float = 1.0, enhancing: float = 1.0) -> Self:
-        """Return the summary of all rows of this summary and of the others.
+        """Return the summary of all rows in this summary and the others.
 
         The singular values of this summary are multiplied by ``forgetting`` and those of the others by
-        ``enhancing``, so the weight of a row is multiplied by the square. Columns are matched by name.
+        ``enhancing``, so row weights are multiplied by the squares of these factors. Columns are
+        matched by name.
         """
         ours = self.discount(forgetting)
         theirs = [
@@ -281,9 +282,9 @@ class Summary:
         )
 
     def check_alike(self, other: Self, where: str) -> Self:
-        """Return the other summary with its columns in this one's order, or refuse one that differs."""
+        """Return the other summary with its columns in this one's order, or refuse a mismatch."""
         if not isinstance(other, Summary):
-            raise InputError(f"{where}: a {type(other).__name__} is not a Summary")
+            raise InputError(f"{where}: expected a Summary, not {type(other).__name__}")
         if self.centered != other.centered:
             ways = ("about zero", "about the mean")
             raise InputError(
@@ -300,7 +301,7 @@ class Summary:
         )
 
     def discount(self, factor: float) -> Self:
-        """Return the summary with singular values times ``factor`` and row weights times its square."""
+        """Return the summary with singular values scaled by ``factor``, row weights by its square."""
         if not factor > 0:
             raise InputError(f"a factor of {factor} discards all rows; use a factor above 0")
         if factor == 1:
@@ -310,9 +311,9 @@ class Summary:
         return replace(self, at=at, squares=squares, known=known)
 
     def truncate(self, room: int) -> Self:
-        """Return the summary with at most ``room`` directions, now and after further rows."""
+        """Return the summary with at most ``room`` directions, now and after later updates."""
         if room < 1:
-            raise InputError(f"room={room} leaves no direction; use at least 1")
+            raise InputError(f"room={room} leaves no directions; use at least 1")
         return self.resize(min(self.n_components, int(room)), int(room))
 
     def resize(self, n_components: int, room: int) -> Self:
@@ -321,7 +322,7 @@ class Summary:
         return replace(self, known=known, n_components=n_components, room=room)
 
     def to_arrays(self) -> Arrays:
-        """Return all numbers of the summary as named arrays, with the shapes in `SHAPES`."""
+        """Return the summary's numbers as named arrays with the shapes in `SHAPES`."""
         return {
             "n": np.array(self.n),
             "mean": self.at.high,
@@ -335,30 +336,30 @@ class Summary:
 
     @classmethod
     def from_arrays(cls, arrays: Arrays, **others: Any) -> Self:
-        """Return the summary whose arrays `to_arrays` returned; ``others`` are its remaining fields."""
+        """Return a summary from its arrays (see `to_arrays`); ``others`` are its remaining fields."""
         at = Mean(float(arrays["n"]), arrays["mean"], arrays["mean_rest"])
         tail, missing = float(arrays["tail"]), float(arrays["missing"])
         known = LowRank(arrays["directions"], arrays["singular_values"], tail, missing)
         return cls(at=at, squares=arrays["squares"], known=known, **others)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the summary to a file that `Summary.load` reads."""
+        """Write the summary to a file that `Summary.load` can read."""
         from fedpca.summary.file import write_summary
 
         write_summary(path, self)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Summary:
-        """Return the summary in a file, after every check."""
+        """Return the summary in a file after validating it."""
         from fedpca.summary.file import read_summary
 
         return read_summary(path)
 
 
 def merge_in_tree(summaries: Sequence[Summary], fan_in: int | None = None) -> Summary:
-    """Return the summary of all, merged ``fan_in`` at a time, level by level, or else all at once."""
+    """Merge all summaries, either ``fan_in`` at a time, level by level, or all at once by default."""
     if not summaries:
-        raise InputError("there are no summaries to merge; give at least 1")
+        raise InputError("there are no summaries to merge; pass at least 1")
     if fan_in is not None and fan_in < 2:
         raise InputError(f"fan_in={fan_in} merges nothing; use at least 2")
     level = list(summaries)

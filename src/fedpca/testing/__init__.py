@@ -1,7 +1,7 @@
-"""Checks that any engine or solver must pass, and an engine that follows a script.
+"""Provide checks that every engine and solver must pass, and an engine that follows a script.
 
-They are for this package's own tests, and for packages that add an engine or a solver, as
-scikit-learn's `check_estimator` is for estimators.
+This package's own tests use them, and so can packages that add an engine or a solver. They play the
+same role as scikit-learn's `check_estimator`.
 """
 
 from fedpca.testing.engines import check_engine

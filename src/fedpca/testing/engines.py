@@ -1,4 +1,4 @@
-"""The promises that every engine keeps."""
+"""Check the guarantees that every engine must provide."""
 
 from __future__ import annotations
 
@@ -14,52 +14,52 @@ from fedpca.estimators import FederatedPCA
 from fedpca.protocol.message import Message, compose, decode
 from fedpca.solvers.standardize import column_names
 
-WAIT_S = 600.0  # generous: a check must not depend on the speed of the machine
+WAIT_S = 600.0  # generous, because a check must not depend on machine speed
 
 
 def check_engine(engine: Engine, rows: Mapping[str, Any] | None = None) -> None:
-    """Raise an AssertionError that names the first promise of an engine that is not kept.
+    """Check an engine, and raise an AssertionError that describes the first guarantee it breaks.
 
     Parameters
     ----------
     engine : Engine
-        With at least two sites.
+        An engine with at least two sites.
     rows : dict, optional
-        The rows of its sites, by name. Where they are given, a fit over the engine must have the same
-        bits and the same ledger as one within this process.
+        The rows of each site, by site name. If given, a fit over the engine must match a fit within
+        this process bit for bit, and must have the same ledger.
     """
     names = list(engine.names)
-    _require(len(names) >= 2, f"give check_engine at least two sites, not {names}")
-    _require(len(set(names)) == len(names), f"names of sites must differ: {names}")
+    _require(len(names) >= 2, f"check_engine needs at least two sites, but got {names}")
+    _require(len(set(names)) == len(names), f"site names must be unique, but got {names}")
     unknown = set(engine.fingerprints()) - set(names)
-    _require(not unknown, f"fingerprints of sites that are not its own: {sorted(unknown)}")
+    _require(not unknown, f"fingerprints() includes unknown sites: {sorted(unknown)}")
     whole = _ask(engine, names, "check.0", 1)
     _require(
         sorted(whole) == sorted(names),
-        f"asked {names}, and got answers of {list(whole)}: every site answers once",
+        f"asked {names}, but got answers from {list(whole)}; every site must answer once",
     )
     for name, answer in whole.items():
         _check_answer(name, answer, "check.0", 1)
     again = _ask(engine, names, "check.0", 1)
     _require(
         all(_contents(again[name]) == _contents(whole[name]) for name in names),
-        "a round that was asked again got another answer",
+        "repeating a round gave a different answer",
     )
     part = _ask(engine, names[1:], "check.0", 2)
     _require(
-        sorted(part) == sorted(names[1:]), f"asked {names[1:]}, and got answers of {list(part)}"
+        sorted(part) == sorted(names[1:]), f"asked {names[1:]}, but got answers from {list(part)}"
     )
     strange = _ask(engine, names[:1], "check.0", 3, question="no_such_question")
     refusal = strange.get(names[0])
     text = str(refusal.header.get("text")) if isinstance(refusal, Message) else ""
     _require(
         "no_such_question" in text,
-        "an error at a site must come back as its answer, and not as an exception or as nothing",
+        "a site's error must be returned as its answer, not raised or dropped",
     )
     engine.close()
     engine.close()
     reopened = _ask(engine, names, "check.1", 1)
-    _require(sorted(reopened) == sorted(names), "after close, asking must take up the work again")
+    _require(sorted(reopened) == sorted(names), "the engine must work again if asked after close()")
     if rows is not None:
         _check_fit(engine, rows)
 
@@ -93,7 +93,7 @@ def _check_answer(name: str, answer: Message | SiteError, run: str, number: int)
         raise AssertionError(f"site {name!r} did not answer: {answer}")
     found = {key: answer.header.get(key) for key in ("site", "run", "round", "question")}
     due = {"site": name, "run": run, "round": number, "question": column_names.name}
-    _require(found == due, f"the answer of site {name!r} says {found} instead of {due}")
+    _require(found == due, f"the answer from site {name!r} has {found} instead of {due}")
 
 
 def _contents(answer: Message | SiteError) -> Any:
@@ -113,11 +113,11 @@ def _check_fit(engine: Engine, rows: Mapping[str, Any]) -> None:
         )
         _require(
             np.array_equal(over_engine.components_, within.components_),
-            f"components of solver {solver!r} differ from those within one process",
+            f"the components from solver {solver!r} differ from those computed within one process",
         )
         _require(
             list(over_engine.run_.ledger) == list(within.run_.ledger),
-            f"the ledger of solver {solver!r} differs from that within one process",
+            f"the ledger for solver {solver!r} differs from the ledger within one process",
         )
 
 

@@ -1,6 +1,6 @@
-"""An engine within this process whose answers a script may change, lose, repeat or replace.
+"""Provide an in-process engine with a script that can change, drop, repeat, or replace answers.
 
-Tests of faults need sites that fail in a certain way at a certain moment. A script sees every reply
+Fault tests need sites that fail in a specific way at a specific moment. A script sees every reply
 before the coordinator does::
 
     def lose_north(reply):
@@ -24,7 +24,7 @@ Answer = Message | bytes | SiteError
 
 
 class Asked(NamedTuple):
-    """One call of `ScriptedEngine.ask`."""
+    """One call to `ScriptedEngine.ask`."""
 
     question: str
     round: int
@@ -41,7 +41,7 @@ class Reply(NamedTuple):
     answer: Answer
 
 
-# What reaches the coordinator in a reply's place: an answer, nothing, or answers by site.
+# A script returns what the coordinator receives instead: an answer, None, or (site, answer) pairs.
 Script = Callable[[Reply], Answer | Sequence[tuple[str, Answer]] | None]
 
 
@@ -51,23 +51,25 @@ class ScriptedEngine:
     Parameters
     ----------
     sites : dict, list or Engine
-        Rows or a `Site` of each site, or an engine that carries the messages.
+        The rows or the `Site` for each site, or an engine that carries the messages.
     script : callable, optional
-        Given each `Reply`; returns the answer to deliver, None to lose it, or a list of (site, answer)
-        to deliver in its place. What it raises stops the run, as a crash would.
+        A function that takes each `Reply`. It returns the answer to deliver, None to drop the answer,
+        or a list of (site, answer) pairs to deliver instead. If it raises an exception, the run stops
+        as it would in a crash.
     as_bytes : bool
-        Whether messages travel encoded, as between processes.
+        Whether to encode messages, as between processes.
     hides_rows : bool
-        Whether the engine cannot look at rows, as between machines: it has no fingerprints of them.
+        Whether to hide the rows from the engine, as between machines. If True, the engine has no
+        fingerprints of the rows.
     journal : path, optional
-        The run's journal; the sites keep their memory beside it.
+        The run's journal. The sites keep their memory next to it.
 
     Attributes
     ----------
     asked : list of Asked
-        What was asked of whom, in the order in which it was asked.
+        The questions asked and the sites asked, in order.
     bytes_down, bytes_up : int
-        The encoded bytes to the sites and from them.
+        The number of encoded bytes sent to the sites and received from them.
     """
 
     def __init__(
@@ -96,7 +98,7 @@ class ScriptedEngine:
     def ask(
         self, names: Sequence[str], request: Message, timeout: float | None
     ) -> Iterator[tuple[str, Answer]]:
-        """Yield what the script makes of each site's answer."""
+        """Ask the sites, and yield each answer after the script has processed it."""
         question, number = request.header["question"], request.header["round"]
         self.asked.append(Asked(question, number, tuple(names)))
         self.bytes_down += len(names) * request.n_bytes
@@ -130,9 +132,11 @@ def spoil(
     question: str | None = None,
     from_round: int = 1,
 ) -> Script:
-    """Return a script that changes the answers of some sites, to one question, from some round on.
+    """Return a script that changes some answers.
 
-    ``change`` takes the answer and returns another one, or None to lose it.
+    The script changes answers from ``sites`` to ``question``, starting at round ``from_round``. None
+    means all sites or all questions. ``change`` takes an answer and returns a new one, or None to drop
+    the answer.
     """
 
     def script(reply: Reply) -> Answer | None:

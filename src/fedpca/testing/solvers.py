@@ -1,4 +1,4 @@
-"""The promises that every solver of `FederatedPCA` keeps."""
+"""Check the guarantees that every `FederatedPCA` solver must provide."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from fedpca.testing.scripted import ScriptedEngine
 N_COMPONENTS = 3
 MAX_ROUNDS = 5000
 SUBSPACE_TOL = 1e-7  # sine of the largest angle to the pooled components
-USUAL_SEEN = {"column_names", "explained_energy"}  # what the program around a solver gathers
+USUAL_SEEN = {"column_names", "explained_energy"}  # gathered by the program that calls the solver
 
 
 def check_solver(solver: Solver) -> None:
-    """Raise an AssertionError that names the first promise of a solver that is not kept.
+    """Check a solver, and raise an AssertionError that describes the first guarantee it breaks.
 
-    The solver is fitted on small generated rows, so a check takes seconds.
+    The check runs the solver on small generated data, so it takes only seconds.
     """
     _check_value(solver)
     for name, sites in _partitions():
@@ -46,22 +46,37 @@ def check_solver(solver: Solver) -> None:
 
 
 def _check_value(solver: Solver) -> None:
-    """Check that a solver is a value: it compares, copies, pickles, and describes itself."""
-    _require(isinstance(solver, Solver), f"{solver!r} lacks something of fedpca.solvers.Solver")
-    _require(find_solver(solver) is solver, f"{solver!r} is not taken by FederatedPCA")
-    _require(solver.guarantee in ("exact", "bounded"), f"guarantee={solver.guarantee!r}")
+    """Check that a solver is a value: it can be compared, copied, pickled, and described."""
+    _require(
+        isinstance(solver, Solver), f"{solver!r} does not implement all of fedpca.solvers.Solver"
+    )
+    _require(find_solver(solver) is solver, f"FederatedPCA does not accept {solver!r}")
+    _require(
+        solver.guarantee in ("exact", "bounded"),
+        f"guarantee={solver.guarantee!r} must be 'exact' or 'bounded'",
+    )
     size = solver.bytes_per_site(1000, 50, 3)
-    _require(isinstance(size, int) and size > 0, f"bytes_per_site gives {size!r}")
-    _require(pickle.loads(pickle.dumps(solver)) == solver, "a pickled solver differs")
+    _require(
+        isinstance(size, int) and size > 0,
+        f"bytes_per_site returned {size!r} instead of a positive int",
+    )
+    _require(
+        pickle.loads(pickle.dumps(solver)) == solver, "a pickled solver differs from the original"
+    )
     plain = to_plain(solver)
-    _require(from_plain(plain, {solver.name: solver}) == solver, f"{plain} gives another solver")
+    _require(
+        from_plain(plain, {solver.name: solver}) == solver, f"{plain} restores a different solver"
+    )
     estimator = FederatedPCA(2, solver=solver)
-    _require(clone(estimator).get_params()["solver"] == solver, "a cloned solver differs")
+    _require(
+        clone(estimator).get_params()["solver"] == solver,
+        "a cloned solver differs from the original",
+    )
     try:
         solver.name = solver.name  # type: ignore[misc]
     except AttributeError:
         return
-    raise AssertionError("a solver must be a frozen dataclass: its options cannot change")
+    raise AssertionError("a solver must be a frozen dataclass, so that its options cannot change")
 
 
 def _partitions() -> Iterator[tuple[str, dict[str, Array]]]:
@@ -115,7 +130,7 @@ def _check_order_of_sites(solver: Solver, sites: dict[str, Array]) -> None:
     bound = there.run_.angle_bound + back.run_.angle_bound
     _require(
         angle <= max(SUBSPACE_TOL, bound),
-        f"the order of sites turns the components by {angle:.1e}",
+        f"changing the order of the sites rotates the components by {angle:.1e}",
     )
 
 
@@ -124,7 +139,7 @@ def _check_bits(solver: Solver, sites: dict[str, Array]) -> None:
     first, second = _fit(solver, sites), _fit(solver, Federation(engine))
     _require(
         first.components_.tobytes() == second.components_.tobytes(),
-        "the same seed gives other bits over an engine that encodes its messages",
+        "the same seed gives a different result over an engine that encodes its messages",
     )
     counted = (second.run_.ledger.bytes_down, second.run_.ledger.bytes_up)
     _require(
@@ -139,13 +154,13 @@ def _check_disclosure(solver: Solver, sites: dict[str, Array]) -> None:
     seen = {entry.question for entry in run.ledger if entry.how == "seen"} - USUAL_SEEN
     _require(
         seen <= {*solver.seen},
-        f"the coordinator sees answers to {sorted(seen - {*solver.seen})} site by site; list them "
-        "in `seen`, or sum them",
+        f"the coordinator sees individual answers to {sorted(seen - {*solver.seen})}; list these "
+        "questions in `seen`, or sum the answers",
     )
 
 
 class _Crash(BaseException):
-    """An exception that no handler catches, as a kill would be."""
+    """An exception that no handler catches, which simulates a killed process."""
 
 
 def _check_resumes(solver: Solver, sites: dict[str, Array]) -> None:
@@ -167,7 +182,7 @@ def _check_resumes(solver: Solver, sites: dict[str, Array]) -> None:
             resumed = _fit(solver, Federation.local(sites, journal=journal))
         _require(
             resumed.components_.tobytes() == whole.components_.tobytes(),
-            f"a run that crashed in round {at} and was resumed has other bits",
+            f"a run that crashed in round {at} and was resumed gives a different result",
         )
 
 
@@ -178,13 +193,13 @@ def _check_no_false_convergence(solver: Solver, sites: dict[str, Array]) -> None
             try:
                 model = _fit(solver, sites, max_rounds=max_rounds)
             except FedpcaError:
-                continue  # which says that it did not succeed
+                continue  # an error does not claim convergence
         if model.run_.stop_reason in ("exact", "converged"):
             angle = _angle(model, sites)
             _require(
                 angle <= SUBSPACE_TOL,
-                f"with max_rounds={max_rounds} the solver calls itself {model.run_.stop_reason} at a "
-                f"subspace that is {angle:.1e} off",
+                f"with max_rounds={max_rounds}, the solver reports {model.run_.stop_reason!r}, but its "
+                f"subspace is off by {angle:.1e}",
             )
 
 

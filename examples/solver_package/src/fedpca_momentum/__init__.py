@@ -1,10 +1,10 @@
-"""Subspace iteration with momentum, a solver for fedpca.
+"""Add a fedpca solver that uses subspace iteration with momentum.
 
     X <- A'A X - beta X_before,   beta = (f lambda_k / 2)^2
 
-With f lambda_k near the eigenvalue behind the wanted ones, momentum takes about the square root of the
-rounds that plain iteration takes. Source: Xu, He, De Sa, Mitliagkas and Re, "Accelerated stochastic
-power iteration" (2018).
+If f lambda_k is close to the first eigenvalue after the wanted ones, momentum takes about the square
+root of the number of rounds that plain iteration takes. Source: Xu, He, De Sa, Mitliagkas and Re,
+"Accelerated stochastic power iteration" (2018).
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from fedpca.solvers.standardize import standardize_sites
 
 @dataclass(frozen=True)
 class Momentum:
-    """Iterate with momentum.
+    """Use subspace iteration with momentum.
 
     Parameters
     ----------
     following : float
-        A guess at the eigenvalue behind the wanted ones, as a share of the last of them.
+        A guess at the first eigenvalue after the wanted ones, as a share of the last wanted one.
     """
 
     name: ClassVar[str] = "momentum"
@@ -54,7 +54,7 @@ class Momentum:
         return block_bytes(d, k, 4 * expected_rounds(n, d, k))
 
     def solve(self, fed: Federation, problem: Problem) -> Solution:
-        """Return the leading eigenvectors, to a residual of ``tol`` as a part of the trace."""
+        """Return the leading eigenvectors, with a residual of at most ``tol`` times the trace."""
         moments, rank = moments_and_rank(fed, problem)
         n, d, p = moments.n, moments.d, rank.first_look
         energy = standardize_sites(fed, moments, p * min(problem.max_rounds, 100))
@@ -76,7 +76,7 @@ class Momentum:
                 continue
             beta = (self.following * max(theta[-1], 0.0) / 2) ** 2
             Q, R = np.linalg.qr(Y - beta * before)
-            # what the new basis is to the last product, the last basis is to the one before
+            # Q is the new product times R^-1, so the last basis must also be multiplied by R^-1.
             before = np.linalg.lstsq(R.T, X.T, rcond=1e-12)[0].T
             X = Q
         k = k or p
@@ -85,5 +85,5 @@ class Momentum:
 
 @question(asks={"X": "float64 d k"}, answers={"Y": "float64 d k"})
 def momentum_product(site: Site, X: Array) -> Arrays:
-    """Multiply: A_i'(A_i X), of a site's rows about the mean."""
+    """Return A_i'(A_i X), where A_i holds a site's standardized rows."""
     return {"Y": site.standardized.gram_times(X)}

@@ -1,9 +1,9 @@
-"""Carry questions between organizations by Flower (flwr, the extra ``flower``).
+"""Carry questions between organizations with Flower (the ``flwr`` package, in the extra ``flower``).
 
-The coordinator runs Flower's server (`server`). Every site is one of its nodes (`site_client`), and a
-fit asks the sites through the server (`engine`, `run`). Each of our messages travels inside one of
-Flower's (`envelope`). Flower can also send apps, which are code that sites run; this package does not
-use that. Flower is imported in this folder only.
+The coordinator runs Flower's server (`server`). Each site is a Flower node (`site_client`), and a fit
+asks the sites through the server (`engine`, `run`). Each fedpca message travels inside a Flower message
+(`envelope`). Flower can also send apps, which are code for sites to run; fedpca does not use this
+feature. Only this folder imports Flower.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 
 from fedpca.errors import InputError
 
-# must come before the first import of Flower, which otherwise calls home
+# must be set before Flower is first imported; otherwise, Flower sends telemetry
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 
@@ -20,5 +20,5 @@ try:
     import flwr  # noqa: F401
 except ImportError:
     raise InputError(
-        "a federation across machines needs Flower; install it with: pip install 'fedpca[flower]'"
+        "a federation across machines requires Flower; install it with: pip install 'fedpca[flower]'"
     ) from None

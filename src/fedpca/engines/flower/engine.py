@@ -1,9 +1,9 @@
 """Ask sites through Flower's server.
 
-The engine sends a question to each site's node, and sends it again if the node went offline and came
-back. So a site that was killed and started again is asked again, and a site that has answered already
-gives the same answer. A run survives sites that come and go, and a server that is started again, as
-long as the time limit allows.
+The engine sends a question to each site's node, and resends it if the node goes offline and comes
+back. A site that was killed and restarted is therefore asked again, and a site that has already
+answered returns the same answer. A run survives sites that disconnect and servers that restart, as long
+as they return within the time limit.
 """
 
 from __future__ import annotations
@@ -36,30 +36,30 @@ from fedpca.errors import (
 )
 from fedpca.protocol.message import Message, encode
 
-POLL_S = 0.05  # pause between two looks for answers
-NODE_POLL_S = 0.5  # pause between two looks at which sites are online
-ABSENCE_LIMIT_S = 60.0  # how long to wait for a site that went offline, or for the server
+POLL_S = 0.05  # pause between polls for answers
+NODE_POLL_S = 0.5  # pause between polls for which sites are online
+ABSENCE_LIMIT_S = 60.0  # how long to wait for an offline site or server
 
 
 class FlowerEngine:
-    """An engine for sites that joined the server at ``link``.
+    """An engine for sites that have joined the server at ``link``.
 
     Parameters
     ----------
     link : Link
         The coordinator's server.
     secret : bytes
-        The coordinator's secret, which allows it to start a run.
+        The coordinator's secret, which authorizes it to start a run.
     sites : int or list of str, optional
-        The number of sites to wait for, or their names; by default all whose keys the server has. Sums
-        follow the order of a list, and the order of the names otherwise.
+        The number of sites to wait for, or their names; by default, all sites whose keys the server
+        has. Sums are computed in list order, or in alphabetical order if no list is given.
     quorum : int, optional
-        The number of sites that is enough if not all come online.
+        The minimum number of sites to continue with if some do not come online.
     wait : float
-        Seconds to wait until the sites are online.
+        Seconds to wait for the sites to come online.
     resumed : list of str, optional
-        The sites of a run that is resumed. They stay its sites even if some do not come online: the
-        recorded answers hold for all of them, and the next round finds out which are lost.
+        The sites in a resumed run. The run keeps them even if some do not come online, because the
+        recorded answers cover all of them. The next round determines which sites are lost.
     """
 
     def __init__(
@@ -83,13 +83,13 @@ class FlowerEngine:
             raise
 
     def fingerprints(self) -> Mapping[str, str]:
-        """Return nothing, since only the sites can read their rows."""
+        """Return an empty mapping, because only the sites can read their rows."""
         return {}
 
     def ask(
         self, names: Sequence[str], request: Message, timeout: float | None
     ) -> Iterator[tuple[str, bytes | SiteError]]:
-        """Yield each site's answer as it arrives; the time limit holds for all together."""
+        """Yield each site's answer as it arrives; one time limit covers all sites."""
         limit = math.inf if timeout is None else timeout
         began = reached = time.monotonic()  # when the server was last reached
         asked = _Asked(encode(request), dict.fromkeys(names, ""), dict.fromkeys(names, began))
@@ -102,7 +102,7 @@ class FlowerEngine:
                 now = time.monotonic()
                 if now - reached > min(limit, ABSENCE_LIMIT_S):
                     raise
-                self._drop()  # a server that was started again knows nothing of this run
+                self._drop()  # a restarted server has no record of this run
                 asked.begin_again(now)
                 time.sleep(NODE_POLL_S)
             else:
@@ -113,7 +113,7 @@ class FlowerEngine:
                 time.sleep(POLL_S)
 
     def close(self) -> None:
-        """End the run on the server and the connection; a later question begins another run."""
+        """End the run on the server and disconnect; a later question starts a new run."""
         run, self._run = self._run, None
         control, self._client = self._client, None
         if run is not None:
@@ -135,7 +135,7 @@ class FlowerEngine:
     def _await_sites(
         self, sites: int | Sequence[str] | None, quorum: int | None, wait: float
     ) -> list[str]:
-        """Return the names of the sites once they are online, or enough of them for the quorum."""
+        """Return the names of the sites once all are online, or at least a quorum after the wait."""
         until = time.monotonic() + wait
         while True:
             is_last = time.monotonic() > until
@@ -145,7 +145,8 @@ class FlowerEngine:
             except LinkError as error:
                 if is_unauthorized(error):
                     raise LinkRefused(
-                        f"the server at {self._link.address} has another coordinator.secret; copy it"
+                        f"the server at {self._link.address} has a different coordinator.secret; copy "
+                        "that file from the server"
                     ) from None
                 if is_last or isinstance(error, LinkRefused):
                     raise
@@ -156,13 +157,15 @@ class FlowerEngine:
             here = [name for name in wanted if name in online]
             due = sites if isinstance(sites, int) else len(wanted)
             if quorum is not None and not 1 <= quorum <= due:
-                raise InputError(f"quorum={quorum} is not between 1 and the {due} sites")
+                raise InputError(
+                    f"quorum={quorum} must be between 1 and {due}, the number of sites"
+                )
             if len(here) == due:
                 return here
             if len(here) > due:
                 raise InputError(
                     f"sites={due}, but {len(here)} are online at {self._link.address}; name the sites "
-                    f"to ask, out of {', '.join(here)}"
+                    f"to ask from among {', '.join(here)}"
                 )
             if is_last:
                 break
@@ -170,31 +173,31 @@ class FlowerEngine:
         offline = [name for name in wanted if name not in online]
         if quorum is None or len(here) < quorum:
             raise QuorumLost(
-                f"{len(here)} of {due} sites are online "
-                f"after {wait:g} s, and the quorum is {'all' if quorum is None else quorum}; "
+                f"{len(here)} of {due} sites are online after {wait:g} s, but "
+                f"{'all' if quorum is None else quorum} are required; "
                 f"not online: {', '.join(offline)}"
             )
         return here
 
     def _wanted(self, sites: int | Sequence[str] | None, registered: list[str]) -> list[str]:
-        """Return the sites that may be asked, out of those whose keys the server has."""
+        """Return the sites to ask, chosen from those whose keys the server has."""
         if sites is None or isinstance(sites, int):
             if sites is not None and not 1 <= sites <= len(registered):
                 raise InputError(
-                    f"sites={sites} is not between 1 and the {len(registered)} sites whose keys "
-                    f"{self._link.address} has: {', '.join(registered)}"
+                    f"sites={sites} must be between 1 and {len(registered)}, the number of sites whose "
+                    f"keys {self._link.address} has: {', '.join(registered)}"
                 )
             return registered
         strangers = [name for name in sites if name not in registered]
         if strangers:
             raise InputError(
-                f"{self._link.address} has no key of {', '.join(strangers)}; it has the keys of "
+                f"{self._link.address} has no key for {', '.join(strangers)}; it has keys for "
                 f"{', '.join(registered)}"
             )
         return list(sites)
 
     def _exchange(self, asked: _Asked, now: float) -> None:
-        """Ask the sites that are online and not asked yet, and collect the answers that arrived."""
+        """Ask online sites that have not been asked yet, and collect answers that have arrived."""
         if now >= asked.look_at:
             asked.look_at = now + NODE_POLL_S
             nodes = self._control.ListNodes(ListNodesRequest()).nodes_info
@@ -206,10 +209,10 @@ class FlowerEngine:
             if reply is not None:
                 asked.finish(name, reply)
             elif name in asked.pending:
-                asked.pending[name] = ""  # ask it again
+                asked.pending[name] = ""  # ask this site again
 
     def _push(self, asked: _Asked, online: Mapping[str, NodeInfo]) -> None:
-        """Send the question to each site that came online after it was last asked."""
+        """Send the question to each site that has come online since it was last asked."""
         due = [
             name
             for name, since in asked.pending.items()
@@ -235,15 +238,15 @@ def connect(
 ) -> FlowerEngine:
     """Return the engine once the sites are online; see `Federation.flower`.
 
-    ``resumed`` are the sites of a run that is resumed; it keeps the sites that it began with.
+    ``resumed`` lists the sites in a resumed run, which keeps the sites that it started with.
     """
     wanted = _sites(sites)
     if not (isinstance(wait, int | float) and 0 <= wait < math.inf):
-        raise InputError(f"wait={wait!r} must be a number of seconds of at least 0")
+        raise InputError(f"wait={wait!r} must be a nonnegative number of seconds")
     if resumed is not None and not _are_those_of(resumed, wanted):
         raise JournalError(
-            f"the journal belongs to a run of {', '.join(resumed)}, not of sites={sites}; leave sites "
-            "out, or give the name of a new journal"
+            f"the journal belongs to a run with sites {', '.join(resumed)}, but sites={sites}; omit "
+            "sites, or use a new journal"
         )
     folder = coordinator_folder(credentials)
     has_ca = not insecure and (folder / CA).exists()
@@ -259,21 +262,21 @@ def connect(
 
 
 def _sites(sites: Any) -> int | list[str] | None:
-    """Return the wanted number or names of sites; refuse anything else."""
+    """Return the number or names of the requested sites; refuse anything else."""
     if sites is None:
         return None
     if isinstance(sites, Integral) and not isinstance(sites, bool):
         return int(sites)
     is_list = isinstance(sites, Sequence) and not isinstance(sites, str | bytes)
     if not is_list or not sites or not all(isinstance(name, str) and name for name in sites):
-        raise InputError(f"sites={sites!r} is neither a number of sites nor a list of their names")
+        raise InputError(f"sites={sites!r} must be a number of sites or a list of site names")
     if len(set(sites)) < len(sites):
-        raise InputError(f"sites={list(sites)} names a site twice; name each once")
+        raise InputError(f"sites={list(sites)} contains a duplicate; name each site once")
     return list(sites)
 
 
 def _are_those_of(resumed: Sequence[str], wanted: int | list[str] | None) -> bool:
-    """Return whether the wanted sites fit those of a resumed run, which may be fewer than a number."""
+    """Return whether the requested sites match a resumed run, which may have fewer than a number."""
     if isinstance(wanted, int):
         return wanted >= len(resumed)
     return wanted is None or wanted == list(resumed)
@@ -281,22 +284,22 @@ def _are_those_of(resumed: Sequence[str], wanted: int | list[str] | None) -> boo
 
 @dataclass
 class _Asked:
-    """The state of one question: which sites were asked, and which have answered."""
+    """The state of one question: which sites have been asked and which have answered."""
 
     data: bytes
-    pending: dict[str, str]  # sites that owe an answer, and since when the node asked is online
-    seen: dict[str, float]  # when each site was last online
-    numbers: dict[str, str] = field(default_factory=dict)  # Flower's message numbers, and the sites
-    look_at: float = 0.0  # when to look again which sites are online
+    pending: dict[str, str]  # sites yet to answer: when the asked node came online
+    seen: dict[str, float]  # when each site was last seen online
+    numbers: dict[str, str] = field(default_factory=dict)  # sites by Flower's message ID
+    look_at: float = 0.0  # when to check again which sites are online
     _finished: dict[str, bytes | SiteError] = field(default_factory=dict)
 
     def begin_again(self, now: float) -> None:
-        """Ask each pending site again; nobody knows which sites were online in the meantime."""
+        """Arrange to ask every pending site again, and restart the absence clocks."""
         self.pending, self.numbers, self.look_at = dict.fromkeys(self.pending, ""), {}, 0.0
         self.seen = dict.fromkeys(self.seen, now)
 
     def finish(self, name: str, answer: bytes | SiteError) -> None:
-        """Store a site's first answer, or the error in its place."""
+        """Store a site's first answer, or an error in its place."""
         if self.pending.pop(name, None) is not None:
             self._finished[name] = answer
 
@@ -306,7 +309,7 @@ class _Asked:
         yield from finished.items()
 
     def give_up(self, now: float, is_late: bool, limit: float) -> None:
-        """Store an error for each site that took too long or was offline too long."""
+        """Store an error for each site that has taken too long or been offline too long."""
         for name in list(self.pending):
             absence = now - self.seen[name]
             where = (

@@ -1,7 +1,7 @@
-"""Put our encoded messages inside Flower's, and take them out again.
+"""Wrap encoded fedpca messages in Flower messages, and unwrap them.
 
-Flower splits a message into objects, identifies each by its hash and carries each on its own. So a
-question to many sites is uploaded once, and a large message travels in pieces.
+Flower splits a message into objects, identifies each object by its hash, and carries each one
+separately. A question for many sites is therefore uploaded once, and a large message travels in pieces.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from flwr.supercore.inflatable.inflatable_utils import (
 from fedpca.errors import MessageError
 
 _RECORD, _FIELD = "fedpca", "message"
-_MAX_OBJECT_BYTES = FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE  # more bytes travel in pieces
+_MAX_OBJECT_BYTES = FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE  # larger messages are split
 
 
 def wrap(data: bytes) -> RecordDict:
-    """Return the content of a Flower message that carries ``data``, in as few objects as possible."""
+    """Return Flower message content that carries ``data`` in as few objects as possible."""
     if len(data) <= _MAX_OBJECT_BYTES:
         return RecordDict({_RECORD: ConfigRecord({_FIELD: data})})
     array = Array("uint8", (len(data),), _RECORD, data)
@@ -58,9 +58,9 @@ def wrap(data: bytes) -> RecordDict:
 
 
 def message_to(node_id: int, run_id: int, content: RecordDict) -> FlowerMessage:
-    """Return a message from the server's side to a node.
+    """Return a message from the server to a node.
 
-    Flower's constructor would take the run from a global variable, but one process may have two runs.
+    Flower's constructor takes the run from a global variable, but a process may have two runs.
     """
     metadata = Metadata(
         run_id=run_id,
@@ -77,7 +77,7 @@ def message_to(node_id: int, run_id: int, content: RecordDict) -> FlowerMessage:
 
 
 def unwrap(message: FlowerMessage) -> bytes:
-    """Return the bytes that were given to `wrap`."""
+    """Return the bytes that were passed to `wrap`."""
     record = message.content.get(_RECORD) if message.has_content() else None
     value = record.get(_FIELD) if isinstance(record, ConfigRecord | ArrayRecord) else None
     data = value.data if isinstance(value, Array) else value
@@ -87,7 +87,7 @@ def unwrap(message: FlowerMessage) -> bytes:
 
 
 class Carrier(Protocol):
-    """The calls that Flower's clients at both ends have in common."""
+    """The methods that Flower's clients have in common at the server and at the sites."""
 
     def PushObject(self, request: PushObjectRequest) -> PushObjectResponse: ...
     def PullObject(self, request: PullObjectRequest) -> PullObjectResponse: ...
@@ -97,7 +97,7 @@ class Carrier(Protocol):
 
 
 class Incoming:
-    """An announced message, and its objects that have arrived so far."""
+    """An announced message and the objects of it that have arrived."""
 
     def __init__(self, client: Carrier, node: Node, run_id: int, tree: ObjectTree) -> None:
         self._pull = make_pull_object_fn_protobuf(client.PullObject, node, run_id)
@@ -107,7 +107,7 @@ class Incoming:
         self._tree, self._contents = tree, dict[str, bytes]()
 
     def fetch(self) -> FlowerMessage | None:
-        """Return the message, or None until it is complete; it is announced before it is sent."""
+        """Return the message, or None if some of its objects have not arrived yet."""
         for branch in iterate_object_tree(self._tree):
             if branch.object_id not in self._contents:
                 try:
@@ -117,7 +117,7 @@ class Incoming:
         self._confirm(self._tree.object_id)
         try:
             message = inflate_object_from_contents(self._tree.object_id, self._contents)
-        except Exception as error:  # foreign bytes can make Flower raise anything
+        except Exception as error:  # Flower can raise anything on malformed bytes
             raise MessageError(f"this is not a fedpca message: {type(error).__name__}") from None
         if not isinstance(message, FlowerMessage):
             raise MessageError(f"this is not a fedpca message: {type(message).__name__}")
@@ -131,7 +131,7 @@ def send(
     messages: Sequence[FlowerMessage],
     announce: Callable[[list[ProtoMessage], list[ObjectTree]], Any],
 ) -> Any:
-    """Announce messages, and upload the objects that the other side does not have yet."""
+    """Announce messages, and upload the objects that the server does not have yet."""
     with no_object_id_recompute():
         for message in messages:
             _number(message, message.object_id)
@@ -151,5 +151,5 @@ def send(
 
 
 def _number(message: FlowerMessage, number: str) -> None:
-    """Set the number that Flower knows a message by; there is no public way to set it."""
+    """Set Flower's message ID, which has no public setter."""
     message.metadata.__dict__["_message_id"] = number

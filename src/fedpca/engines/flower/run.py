@@ -1,7 +1,7 @@
-"""Start a run on Flower's server, and make this process its program.
+"""Start a run on Flower's server, with this process as the run's program.
 
-Flower expects an app, and starts the run's program from it. Here the program is the process that fits:
-it starts a run with an app that holds no code, and claims the run from outside the server.
+Flower normally starts a run's program from an app. Here, the program is the process that performs the
+fit: it starts a run with an app that contains no code, and claims the run from outside the server.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from fedpca.engines.flower.connection import Link, access_token, beating
 from fedpca.engines.flower.envelope import Incoming, message_to, send, unwrap, wrap
 from fedpca.errors import LinkError, MessageError, SiteError, SiteFailed
 
-# Flower starts no run without an app.
+# Flower does not start a run without an app.
 _APP = """
 [project]
 name = "fedpca"
 version = "1.0.0"
-description = "Questions to the sites' own installations of fedpca; this app holds no code."
+description = "Questions for each site's own fedpca installation; this app contains no code."
 license = { text = "BSD-3-Clause" }
 [tool.flwr.app]
 publisher = "fedpca"
@@ -64,7 +64,7 @@ def control_client(link: Link, secret: bytes) -> ControlHttpClient:
 
 
 class ClaimedRun:
-    """A run on the server that carries bytes to nodes and back, until it is closed."""
+    """A run on the server that carries bytes to and from nodes until it is closed."""
 
     def __init__(self, link: Link, secret: bytes, control: ControlHttpClient) -> None:
         bundle = io.BytesIO()
@@ -78,15 +78,15 @@ class ClaimedRun:
         )
         self._node = Node(node_id=SUPERLINK_NODE_ID)
         self._run_id = self._client.PullTaskInput(PullTaskInputRequest()).run.run_id
-        self._asked: dict[str, int] = {}  # Flower's message numbers, and the nodes asked
-        self._incoming: dict[str, Incoming] = {}  # announced replies to these messages
+        self._asked: dict[str, int] = {}  # the nodes asked, by Flower's message ID
+        self._incoming: dict[str, Incoming] = {}  # announced replies, by the same ID
         self._stop = beating(
             lambda: self._client.SendTaskHeartbeat(SendTaskHeartbeatRequest()),
             HEARTBEAT_MIN_INTERVAL,
         )
 
     def push(self, data: bytes, node_ids: Sequence[int]) -> list[str]:
-        """Send the same bytes to nodes, and return Flower's numbers of the messages."""
+        """Send the same bytes to each node, and return Flower's message IDs."""
         content = wrap(data)
         messages = [message_to(node_id, self._run_id, content) for node_id in node_ids]
         numbers = list(send(self._client, self._node, messages, self._announce).message_ids)
@@ -96,7 +96,7 @@ class ClaimedRun:
         return numbers
 
     def pull(self, numbers: Sequence[str]) -> Iterator[tuple[str, bytes | SiteError | None]]:
-        """Yield the replies that have arrived; None stands for a reply that will never come."""
+        """Yield the replies that have arrived; None means that a reply will never arrive."""
         self._asked = {number: self._asked[number] for number in numbers}
         self._incoming = {n: reply for n, reply in self._incoming.items() if n in self._asked}
         awaited = [number for number in numbers if number not in self._incoming]
@@ -104,7 +104,7 @@ class ClaimedRun:
             pulled = self._client.PullMessages(PullAppMessagesRequest(message_ids=awaited))
             for proto, tree in zip(pulled.messages_list, pulled.message_object_trees, strict=True):
                 metadata = proto.metadata
-                # a reply counts only if it comes from the node that was asked
+                # accept a reply only from the node that was asked
                 if self._asked.get(metadata.reply_to_message_id) == metadata.src_node_id:
                     self._incoming[metadata.reply_to_message_id] = Incoming(
                         self._client, self._node, self._run_id, tree
@@ -113,7 +113,7 @@ class ClaimedRun:
             try:
                 message = incoming.fetch()
                 if message is not None:
-                    # Flower itself replies with an error if the node is gone
+                    # Flower replies with an error if the node is gone
                     yield number, None if message.has_error() else unwrap(message)
             except ObjectPullError:  # the sender died while sending
                 yield number, None
@@ -130,7 +130,7 @@ class ClaimedRun:
         self._client.close()
 
     def drop(self) -> None:
-        """Forget a run whose server does not answer."""
+        """Abandon the run without contacting the server."""
         self._stop.set()
         self._client.close()
 
@@ -154,7 +154,7 @@ class _Bearer:
 
 
 def _claim(link: Link, secret: bytes) -> str:
-    """Return the token of a run that waits for its program; if several wait, any will do."""
+    """Return the token of a run that is waiting for its program; any waiting run will do."""
     with link.client(
         RuntimeHttpClient,
         RuntimeVersionHttpInterceptor(component_name="SuperExec"),
@@ -164,5 +164,7 @@ def _claim(link: Link, secret: bytes) -> str:
     ) as client:
         claimed = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
     if not claimed.token:
-        raise LinkError(f"the server at {link.address} gave the run to another process; try again")
+        raise LinkError(
+            f"the server at {link.address} gave the run to a different process; try again"
+        )
     return claimed.token

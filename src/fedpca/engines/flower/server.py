@@ -1,7 +1,7 @@
-"""Run the coordinator's server: Flower's SuperLink, which lets in registered sites only.
+"""Run the coordinator's server: Flower's SuperLink, restricted to registered sites.
 
-The server runs no apps. A fit claims its run from outside and asks the sites itself. Sites identify
-themselves by their registered keys, and fits by the coordinator's secret.
+The server does not run apps. A fit claims its run from outside and asks the sites itself. Sites
+authenticate with their registered keys, and fits authenticate with the coordinator's secret.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MAX_BODY_BYTES = 16 << 20
 
 
 class _SmallBodies:
-    """A gate that refuses large requests, since Flower reads a body before it checks the key."""
+    """Middleware that rejects large requests, since Flower reads the body before checking the key."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -63,7 +63,7 @@ class _SmallBodies:
 
 
 class _SecretHolders(NoOpControlAuthnPlugin):
-    """A check that lets only holders of the secret start and steer runs, all as one account."""
+    """A plugin that lets only holders of the secret control runs; they all share one account."""
 
     def __init__(self, secret: bytes) -> None:
         self._token = access_token(secret)
@@ -89,16 +89,16 @@ def serve(
 ) -> None:
     """Serve until a signal stops the process.
 
-    ``sites`` holds the public key of each site by name. Without a certificate and its key, the server
-    speaks plain HTTP. It keeps nothing on disk, since journals and the sites' memories hold all that
-    must outlive it. ``tell`` is called with a line of words when a site comes or goes.
+    ``sites`` maps each site's name to its public key. If no certificate and key are given, the server
+    uses plain HTTP. It keeps nothing on disk, because journals and the sites' memory hold everything
+    that must outlive it. ``tell`` is called with a line of text when a site connects or disconnects.
     """
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         socket.create_server((host, port), family=family).close()
     except OSError as error:
         raise LinkError(
-            f"cannot listen on {host}, port {port}: {error.strerror}; use another --host or --port"
+            f"cannot listen on {host}, port {port}: {error.strerror}; use a different --host or --port"
         ) from None
     app = create_app(
         SuperLinkLifespanConfig(
@@ -144,30 +144,30 @@ def serve(
         port=port,
         log_level="warning",
         access_log=False,
-        timeout_graceful_shutdown=2,  # connected sites would delay the end for long
+        timeout_graceful_shutdown=2,  # otherwise, connected sites delay shutdown
         ssl_certfile=certificate,
         ssl_keyfile=key,
     )
 
 
 def _watch(state: LinkState, tell: Callable[[str], None]) -> None:
-    """Tell which sites come and go, and delete the messages of runs that are over."""
+    """Report sites that connect or disconnect, and delete messages from finished runs."""
     online: set[str] = set()
     over: set[int] = set()
     while True:
         nodes = state.get_node_info(owner_aids=[NOOP_FLWR_AID])
         now = {node.name for node in nodes if node.status == "online"}
         for name in sorted(now ^ online):
-            tell(f"{name} {'joined' if name in now else 'is gone'}")
+            tell(f"{name} {'joined' if name in now else 'went offline'}")
         online = now
         over = _sweep(state, over)
         time.sleep(1.0)
 
 
 def _sweep(state: LinkState, swept: set[int]) -> set[int]:
-    """Delete the messages of runs that ended, but for those in ``swept``; return all that ended.
+    """Delete messages from finished runs that are not in ``swept``; return all finished runs.
 
-    A fit that was killed fetches no more answers; about a minute later its run is over, too.
+    If a fit is killed, the server marks its run as finished about a minute later.
     """
     over = {run.run_id for run in state.get_run_info(statuses=[Status.FINISHED])}
     for run_id in over - swept:

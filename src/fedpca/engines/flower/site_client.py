@@ -1,7 +1,7 @@
-"""Let a site take part as one of Flower's nodes: fetch questions, and send the answers.
+"""Connect a site as a Flower node: fetch questions and send answers.
 
-The site runs its own installation of fedpca. It never fetches the app of a Flower run, so no code
-reaches it. Only the site opens connections, to the coordinator's server.
+The site runs its own installation of fedpca. It never fetches the app in a Flower run, so no code
+reaches it. All connections are outbound, from the site to the coordinator's server.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from fedpca.engines.flower.connection import Link, beating, is_unauthorized, map
 from fedpca.engines.flower.envelope import Incoming, send, unwrap, wrap
 from fedpca.errors import LinkError, LinkRefused, MessageError
 
-POLL_S, IDLE_POLL_S = 0.05, 1.0  # pause between two looks for a question, in a run and between runs
-IDLE_AFTER_S = 30.0  # how long after the last question a run counts as over
-# a pause lasts at least this many times as long as a look, which is slow at a server with many sites
+POLL_S, IDLE_POLL_S = 0.05, 1.0  # pause between polls for questions, during and between runs
+IDLE_AFTER_S = 30.0  # a run counts as over this long after its last question
+# a pause lasts at least this many times as long as a poll, since polls are slow if there are many sites
 MIN_PAUSE_RATIO = 10.0
-MESSAGE_TIMEOUT_S = 60.0  # how long to wait for a question that was announced
-# the server takes a node for gone after this much silence
+MESSAGE_TIMEOUT_S = 60.0  # how long to wait for an announced question
+# the server considers a node offline after this much silence
 SILENCE_LIMIT_S = HEARTBEAT_PATIENCE * HEARTBEAT_MIN_INTERVAL
-REJOIN_PATIENCE_S = SILENCE_LIMIT_S + 5.0  # by then the server has noticed that a node is gone
-RETRY_AFTER_S = 2.0  # how long to wait before connecting again
+REJOIN_PATIENCE_S = SILENCE_LIMIT_S + 5.0  # by then, the server knows that a node is offline
+RETRY_AFTER_S = 2.0  # how long to wait before reconnecting
 
 
 def join(
@@ -55,66 +55,66 @@ def join(
 ) -> NoReturn:
     """Answer questions until interrupted, and reconnect whenever the connection is lost.
 
-    ``tell`` is called with words about the connection. If the server does not know the site's key, or
-    the site refuses the server's certificate, `LinkRefused` is raised.
+    ``tell`` is called with messages about the connection. `LinkRefused` is raised if the server does
+    not recognize the site's key, or if the site rejects the server's certificate.
     """
     patience = REJOIN_PATIENCE_S
     while True:
         try:
             with mapped_errors(link), _connected(link, key) as (client, node, presence):
-                tell(f"connected to {link.address}, waiting for questions")
+                tell(f"connected to {link.address}; waiting for questions")
                 patience = REJOIN_PATIENCE_S
                 _answer_questions(client, node, presence, answer, tell)
         except _NotLetIn as error:
             patience -= RETRY_AFTER_S
             if patience < 0:
                 raise LinkRefused(str(error)) from None
-            tell(f"{error}; trying again for {patience:.0f} s")
+            tell(f"{error}; retrying for {patience:.0f} s")
         except LinkRefused:
             raise
         except LinkError as error:
-            tell(f"{error}; trying again in {RETRY_AFTER_S:g} s")
+            tell(f"{error}; retrying in {RETRY_AFTER_S:g} s")
         time.sleep(RETRY_AFTER_S)
 
 
 class _NotLetIn(LinkError):
-    """The server does not know the key, or takes a killed site for one that is still online."""
+    """The server does not recognize the key, or still considers a killed site online."""
 
 
 class _Presence:
-    """The time since the server last heard from this node.
+    """A tracker for the time since the server last heard from this node.
 
-    After a long silence the server may have let another process in with the same key. A machine that
-    was suspended, or a process that was stopped, wakes up without noticing. It must then neither answer
-    nor send a sign of life until the server has let it in again.
+    After a long silence, the server may have admitted a second process with the same key. A suspended
+    machine or a stopped process resumes without noticing. It must then not send answers or heartbeats
+    until the server has admitted it again.
     """
 
     def __init__(self) -> None:
         self._heard = _now()
 
     def beat(self, call: Callable[[], object]) -> None:
-        """Send a sign of life, unless another process may have taken this node's place."""
+        """Send a heartbeat, unless a second process may have taken this node's place."""
         began = _now()
         if self.silence <= SILENCE_LIMIT_S:
             call()
             self._heard = began
 
     def check(self) -> None:
-        """Raise an error if the server may have taken this node for gone."""
+        """Raise an error if the server may consider this node offline."""
         if self.silence > SILENCE_LIMIT_S:
             raise LinkError(
-                f"this process stood still or was cut off for {self.silence:.0f} s; the server may "
-                "have let in another process with the same key"
+                f"this process was paused or disconnected for {self.silence:.0f} s; the server may "
+                "have admitted a second process with the same key"
             )
 
     @property
     def silence(self) -> float:
-        """Return the seconds since the server last heard from the node."""
+        """Return the number of seconds since the server last heard from this node."""
         return _now() - self._heard
 
 
 def _now() -> float:
-    """Return a time in seconds that runs on while the machine sleeps, if the system has one."""
+    """Return a time in seconds from a clock that keeps running while the machine sleeps."""
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     return time.time()
@@ -124,7 +124,7 @@ def _now() -> float:
 def _connected(
     link: Link, key: EllipticCurvePrivateKey
 ) -> Iterator[tuple[FleetHttpClient, Node, _Presence]]:
-    """Yield a client, with a node that stays online at the server until the block ends."""
+    """Yield a client and a node that stays online until the block ends."""
     public_key = public_key_to_bytes(key.public_key())
     with link.client(
         FleetHttpClient,
@@ -141,13 +141,13 @@ def _connected(
         except httpx.HTTPStatusError as error:
             if is_unauthorized(error):
                 raise LinkRefused(
-                    f"{link.address} does not accept this site's signature; set the clock, which may "
-                    "be at most 5 s fast and 5 minutes slow"
+                    f"{link.address} does not accept this site's signature; set this machine's "
+                    "clock, which may be at most 5 s fast or 5 minutes slow"
                 ) from None
             if error.response.status_code < 500:
                 raise _NotLetIn(
-                    f"{link.address} does not let this site in: the server was not given its NAME.pub, "
-                    "or another process with the same key is online, or was until just now"
+                    f"{link.address} did not admit this site: the server was not given its NAME.pub, "
+                    "or a different process with the same key is, or recently was, online"
                 ) from None
             raise
         node = Node(node_id=activated.node_id)
@@ -160,7 +160,7 @@ def _connected(
             yield client, node, presence
         finally:
             stop.set()
-            # after a longer silence this would take another process offline
+            # after a longer silence, this could take a different process offline
             if presence.silence <= SILENCE_LIMIT_S:
                 with suppress(httpx.HTTPError):
                     client.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
@@ -173,7 +173,7 @@ def _answer_questions(
     answer: Callable[[bytes], bytes],
     tell: Callable[[str], None],
 ) -> NoReturn:
-    """Fetch each question, answer it and send the answer, until an error ends the connection."""
+    """Fetch and answer questions until an error ends the connection."""
     last = -IDLE_AFTER_S
     while True:
         presence.check()
@@ -188,7 +188,7 @@ def _answer_questions(
             question = _whole(Incoming(client, node, run_id, waiting.message_object_trees[0]))
             reply = FlowerMessage(wrap(answer(unwrap(question))), reply_to=question)
         except MessageError as error:
-            tell(f"a message was not answered: {error}")
+            tell(f"could not answer a message: {error}")
             continue
         presence.check()
         try:
@@ -196,19 +196,19 @@ def _answer_questions(
         except httpx.HTTPStatusError as error:
             if error.response.status_code >= 500:
                 raise
-            tell("the run is over, so this answer was not sent")
+            tell("this answer was not sent because the run is over")
         last = time.monotonic()
 
 
 def _whole(incoming: Incoming) -> FlowerMessage:
-    """Wait for the whole message, and return it."""
+    """Wait for the complete message, and return it."""
     until = time.monotonic() + MESSAGE_TIMEOUT_S
     while time.monotonic() < until:
         message = incoming.fetch()
         if message is not None:
             return message
         time.sleep(POLL_S / 5)
-    raise MessageError(f"only a part of it arrived within {MESSAGE_TIMEOUT_S:g} s")
+    raise MessageError(f"the message did not fully arrive within {MESSAGE_TIMEOUT_S:g} s")
 
 
 def _announce(

@@ -1,9 +1,9 @@
-"""The covariance in one round: every site sends the upper triangle of its A_i'A_i.
+"""Sum the covariance in one round: every site sends the upper triangle of its A_i'A_i.
 
     A'A = sum_i A_i'A_i,   A_i = (X_i - 1 m') / s
 
-It is exact. It takes one round after the mean, and ``4 d (d + 1)`` bytes from each site. It suits up to
-about a thousand features.
+The method is exact. After the mean is known, it takes one round and ``4 d (d + 1)`` bytes from each
+site. It is suitable for up to about a thousand features.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from fedpca.solvers.standardize import ColumnSums
 if TYPE_CHECKING:
     from fedpca.site.site import Site
 
-ROWS_PER_FEATURE_TO_KEEP = 4  # with more rows than this, A'A is much smaller than the rows
+ROWS_PER_FEATURE_TO_KEEP = 4  # with more rows per feature, A'A is much smaller than the rows
 
 
 @dataclass(frozen=True)
 class Covariance:
-    """Sum the sites' covariances in one round, and decompose the total."""
+    """Sum the sites' covariances in one round and decompose the total."""
 
     name: ClassVar[str] = "covariance"
     guarantee: ClassVar[str] = "exact"
@@ -46,7 +46,7 @@ class Covariance:
         moments, rank = moments_and_rank(fed, problem)
         if 4 * moments.d * (moments.d + 1) > MAX_BYTES:
             raise InputError(
-                f"the covariance of {moments.d} features does not fit into a message of "
+                f"the covariance of {moments.d} features does not fit in a message of "
                 f"{MAX_BYTES >> 30} GiB; use solver='lanczos'"
             )
         C = unpack_triangle(
@@ -69,9 +69,9 @@ class Covariance:
     remembers=True,
 )
 def covariance_triangle(site: Site, mean: Array, scale: Array) -> Arrays:
-    """Send the upper triangle of A_i'A_i, and keep the mean and the scale."""
+    """Send the upper triangle of A_i'A_i, and store the mean and the scale."""
     d = len(mean)
-    # A'A is at hand; if it is much smaller than the rows, later questions are answered from it
+    # A'A is already computed; if it is much smaller than the rows, it answers later questions
     n_products = d if site.rows.n_rows > ROWS_PER_FEATURE_TO_KEEP * d else 0
     frame = site.recall(ColumnSums).frame(mean, scale, n_products)
     site.remember(frame)

@@ -1,45 +1,48 @@
-"""FAPS: sites agree on a subspace by sending products behind masks of their own.
+"""FAPS: sites agree on a subspace by sending products behind site-specific masks.
 
-Each site has C_i = A_i'A_i, its own copy X_i of the subspace, and a penalty beta_i. In a round:
+Each site has C_i = A_i'A_i, its own copy X_i of the subspace, and a penalty beta_i. In each round:
 
     X_i <- a better solution of the local problem, which holds X_i near Z    stays at the site
     Y_i = Q_i Z,   Q_i the site's mask                                       leaves the site
-    Z <- orth(sum_i Y_i)                                                     needs the sum only
+    Z <- orth(sum_i Y_i)                                                     needs only the sum
 
 At a site, the copy X has the multiplier ``Lambda = X W' + W X'``, ``W = -(I - X X') C_i X``. The local
 problem is to find the leading eigenvectors of ``H = C_i + Lambda + beta_i Z Z'``. The site sends
 ``Q_i Z``, ``Q_i = beta_i X X' - Lambda``. None of these d x d matrices is formed.
 
-Near the end, if all sites are similar, each round shrinks the error of Z, and the distance between the
-copies, by about
+Near convergence, if all sites are similar, each round multiplies the error of Z and the distance
+between the copies, respectively, by about
 
     c^J + (1 - c^J) beta / (beta + g),   c = lambda_(k+1) / (lambda_k + beta),   and   l / (l + beta)
 
-with J local steps, beta the sum of the penalties, g = lambda_k - lambda_(k+1) and l = lambda_1 -
-lambda_d. So a penalty can be too large or too small. The best one is about sqrt(g lambda_1). Subspace
-iteration shrinks its error by 1 - g / lambda_k, and is slower if beta < lambda_(k+1).
+for J local steps, where beta is the sum of the penalties, g = lambda_k - lambda_(k+1), and
+l = lambda_1 - lambda_d. So a penalty can be too large or too small. The best penalty is about
+sqrt(g lambda_1). Subspace iteration multiplies its error by 1 - g / lambda_k in each round, and it is
+slower than FAPS if beta < lambda_(k+1).
 
-The method is fragile. If a site's own leading subspace is not the common one, its copy runs away from Z
-unless beta_i matches the pull of that subspace. So penalties grow until the copy stays. If sites
-differ, the sum of the penalties exceeds lambda_k, and subspace iteration is faster. It is also faster
-if eigenvalues fall fast after the k-th, since it then needs very few rounds. `Solution.advice` says so
-if it can tell. Block Lanczos beats both, and the split of rows does not matter to it.
+The method is fragile. If a site's leading subspace is not the common one, the site's copy drifts away
+from Z unless beta_i matches the pull of the site's subspace. So penalties grow until the copy stays
+near Z. If sites differ, the sum of the penalties exceeds lambda_k, and subspace iteration is faster.
+Subspace iteration is also faster if the eigenvalues drop quickly after the k-th, since it then needs
+very few rounds. `Solution.advice` reports such cases if the solver can detect them. Block Lanczos beats
+both methods, and it does not depend on how rows are split over sites.
 
-The mask is no secret: ``(I - Z Z') Y_i`` nears ``(I - Z Z') C_i Z``, and the last round asks for
-``Z'C_i Z``. See `fedpca.audit.leakage`.
+The mask does not provide secrecy: ``(I - Z Z') Y_i`` approaches ``(I - Z Z') C_i Z``, and the last
+round asks for ``Z'C_i Z``. See `fedpca.audit.leakage`.
 
 Source: Wang, Liu and Zhang, "Seeking consensus on subspaces in federated principal component
-analysis" (2023), Algorithm 1. Numbers in parentheses are its equations. This solver departs from it:
+analysis" (2023), Algorithm 1. Numbers in parentheses refer to its equations. This solver differs from
+the published algorithm:
 
 - X_i starts one local power step away from Z. The published start, X_i = Z, is a fixed point of the
-  first local problem, which would then only amplify rounding. The first message would also hold an
-  exact block of C_i.
-- In (25) the penalty grows by half, not by a tenth, and never beyond ``2 ||A_i||^2``. If sites differ,
+  first local problem, which would then only amplify rounding. The first message would also contain
+  an exact block of C_i.
+- In (25), the penalty grows by half, not by a tenth, and never beyond ``2 ||A_i||^2``. If sites differ,
   growth by a tenth takes hundreds of rounds. Without the bound, slow convergence would make the penalty
   grow forever.
 - The stop rule is a bound on the KKT violation ``||(I - Z Z') C Z||_F``. It costs one number per site,
-  ``||(I - Z Z')(Q_i - C_i) Z||_F``, and one more product at the site. The change of the objective, rule
-  (27), does not tell how far away the solution is. The last round is for the eigenvalues.
+  ``||(I - Z Z')(Q_i - C_i) Z||_F``, and one more product at the site. The change in the objective, rule
+  (27), does not show how far away the solution is. The last round computes the eigenvalues.
 """
 
 from __future__ import annotations
@@ -73,19 +76,19 @@ if TYPE_CHECKING:
     from fedpca.site.site import Site
 
 LOCAL_STEPS = 5  # steps of subspace iteration at each site in each round
-PENALTY = 0.15  # beta_i at the start, as a share of ||A_i||_2^2
-PENALTY_CHECK_ROUNDS = 5  # rounds between two checks of a penalty, (25)
+PENALTY = 0.15  # initial beta_i, as a share of ||A_i||_2^2
+PENALTY_CHECK_ROUNDS = 5  # rounds between penalty checks, (25)
 STOP_RULES = ("kkt", "objective")
 FEW_ROUNDS = 10  # a run this short needs no advice
-TIMES_LANCZOS = 5  # rounds of FAPS for each round of Lanczos, about
-PENALTY_GROWTH = 0.5  # theta of (25)
-MIN_APPROACH = 0.01  # mu of (25)
+TIMES_LANCZOS = 5  # approximate number of FAPS rounds per Lanczos round
+PENALTY_GROWTH = 0.5  # theta in (25)
+MIN_APPROACH = 0.01  # mu in (25)
 MAX_PENALTY = 2.0  # beta_i does not grow beyond this share of ||A_i||_2^2
-SUFFICIENT = 0.1  # c_1 of (13), with c_1' = 1
-DECREASE = 0.5  # delta_i of (14)
-MAX_CHANGE = 1e-2  # epsilon_x of (26)
-MAX_LOCAL_STEPS = 50  # under a condition
-BY_CONDITION = {"decrease": 0, "change": -1}  # codes that replace a number of local steps
+SUFFICIENT = 0.1  # c_1 in (13), with c_1' = 1
+DECREASE = 0.5  # delta_i in (14)
+MAX_CHANGE = 1e-2  # epsilon_x in (26)
+MAX_LOCAL_STEPS = 50  # if a condition ends the steps
+BY_CONDITION = {"decrease": 0, "change": -1}  # codes sent in place of a number of local steps
 
 Product = Callable[[Array], Array]  # C times a block
 
@@ -97,17 +100,19 @@ class Faps:
     Parameters
     ----------
     local_steps : int, "decrease" or "change"
-        Steps of subspace iteration that a site takes in each round, or the condition that ends them:
-        "decrease" is a sufficient decrease of the local problem, (13) and (14), and "change" is a small
-        change, (26).
+        The number of subspace iteration steps that a site takes in each round, or the condition that
+        ends them: "decrease" is a sufficient decrease in the local objective, (13) and (14), and
+        "change" is a small change, (26).
     penalty : float
-        How strongly a site's copy of the subspace is held to the common one at the start, as a share of
-        the site's largest eigenvalue. The best penalty is about the square root of the gap after the
-        components, as such a share. It grows by itself if sites differ.
+        How strongly a site's copy of the subspace is initially held to the common subspace, as a share
+        of the site's largest eigenvalue. The best penalty is about the square root of the eigenvalue
+        gap after the last component, expressed as the same kind of share. The penalty grows
+        automatically if sites differ.
     stop : "kkt" or "objective"
-        Whether ``tol`` bounds the residual, or the relative change of ``||A Z||^2`` in a round, (27).
+        Whether ``tol`` bounds the residual or the relative change in ``||A Z||^2`` per round, (27).
     start_apart : bool
-        Whether copies start one power step away from Z. The published start is Z, which reveals more.
+        Whether copies start one power step away from Z. The published method starts at Z, which reveals
+        more.
     """
 
     name: ClassVar[str] = "faps"
@@ -130,7 +135,7 @@ class Faps:
         return block_bytes(d, k, TIMES_LANCZOS * expected_rounds(n, d, k))
 
     def solve(self, fed: Federation, problem: Problem) -> Solution:
-        """Return the leading eigenvectors, to a residual of ``tol`` as a share of the trace."""
+        """Return the leading eigenvectors, with a residual of at most ``tol`` times the trace."""
         moments, rank = moments_and_rank(fed, problem)
         n, d, p = moments.n, moments.d, rank.first_look
         steps = BY_CONDITION.get(self.local_steps, self.local_steps)
@@ -156,7 +161,7 @@ class Faps:
             k = rank(Spectrum(theta, energy, n, d))
             if k is not None or not rounds_left:
                 break
-            p = min(2 * p, n, d)  # the rule must see more of the spectrum
+            p = min(2 * p, n, d)  # the rule needs to see more of the spectrum
             Z = starting_block(fed, d, p, V)
         has_converged = residuals[-1] <= problem.tol and k is not None
         reason = "converged" if has_converged else "max_rounds"
@@ -193,7 +198,7 @@ class Faps:
 
 @dataclass(frozen=True)
 class FapsState:
-    """A site's copy and penalty, which it remembers between rounds."""
+    """A site's copy and penalty, which the site remembers between rounds."""
 
     X: Array  # (d, k), orthonormal: the site's copy of the subspace
     W: Array  # (d, k), (16)
@@ -201,7 +206,7 @@ class FapsState:
     beta: float  # the penalty
     norm: float  # ||A_i||_2^2
     round: int
-    distance: float | None = None  # from the copy to Z at the last check of the penalty
+    distance: float | None = None  # from the copy to Z at the last penalty check
 
 
 @question(
@@ -218,7 +223,7 @@ class FapsState:
 def consensus_step(
     site: Site, Z: Array, penalty: Array, steps: Array, start_apart: Array, stop: Array
 ) -> dict[str, Any]:
-    """Improve the site's copy; send the masked product, and the number that the stop rule needs."""
+    """Improve the site's copy, and send the masked product and the number that the stop rule needs."""
     times_C = site.standardized.gram_times
     state = site.recall(FapsState) if site.remembers(FapsState) else None
     if state is None or state.X.shape != Z.shape:
@@ -236,7 +241,7 @@ def consensus_step(
 
 
 def _first_state(times_C: Product, X: Array, penalty: float) -> FapsState:
-    """Return the state of a site before its first round."""
+    """Return a site's state before its first round."""
     copy = Copy.at(X, times_C(X))
     norm = largest_eigenvalue(times_C, copy)
     return FapsState(*copy, penalty * norm, norm, 0)
@@ -249,7 +254,7 @@ def _first_state(times_C: Product, X: Array, penalty: float) -> FapsState:
 def energy_within(site: Site, Z: Array) -> dict[str, Any]:
     """Send ``Z'C_i Z``, the site's penalty, and ||A_i||_2^2.
 
-    The sum of ``Z'C_i Z`` has the eigenvalues of the solution.
+    The solution's eigenvalues are those of the summed ``Z'C_i Z``.
     """
     state = site.recall(FapsState)
     within = Z.T @ site.standardized.gram_times(Z)
@@ -257,7 +262,7 @@ def energy_within(site: Site, Z: Array) -> dict[str, Any]:
 
 
 class Copy(NamedTuple):
-    """A site's copy of the subspace, and the matrices that make up its multiplier."""
+    """A site's copy of the subspace and the matrices that make up its multiplier."""
 
     X: Array  # (d, k), orthonormal
     W: Array  # (d, k), (16)
@@ -271,7 +276,7 @@ class Copy(NamedTuple):
 
     @property
     def CX(self) -> Array:
-        """Return C times X, without another product."""
+        """Return C times X without computing another product with C."""
         return np.asarray(self.X @ self.within - self.W)
 
     def multiplier_times(self, V: Array) -> Array:
@@ -286,10 +291,10 @@ class Copy(NamedTuple):
 def solve_locally(
     times_C: Product, copy: Copy, Z: Array, beta: float, norm: float, steps: int
 ) -> Copy:
-    """Return a better solution of the local problem (11), after some steps or once a condition holds.
+    """Improve the solution of the local problem (11) for some steps or until a condition holds.
 
-    ``norm`` is ||A_i||_2^2. The condition is (13) with (14), or (26). For (26) subspaces are compared,
-    since a basis is free to turn.
+    ``norm`` is ||A_i||_2^2. The condition is (13) with (14), or (26). For (26), subspaces are compared,
+    since a basis is free to rotate.
     """
 
     def times_H(X: Array, CX: Array) -> Array:
@@ -321,9 +326,9 @@ def masked_product(copy: Copy, Z: Array, beta: float) -> Array:
 
 
 def grown(beta: float, before: float, distance: float, norm: float) -> float:
-    """Return the penalty after (25), which grows if the copy has not come nearer to Z.
+    """Return the penalty after (25), which grows if the copy has not moved closer to Z.
 
-    ``distance`` is from the copy to Z, and ``before`` is that at the last check.
+    ``distance`` is the distance from the copy to Z now, and ``before`` is that at the last check.
     """
     if before > (1 + MIN_APPROACH) * distance:
         return beta
@@ -331,7 +336,7 @@ def grown(beta: float, before: float, distance: float, norm: float) -> float:
 
 
 def largest_eigenvalue(times_C: Product, copy: Copy) -> float:
-    """Estimate ||A_i||_2^2 by power steps from a copy, until a step adds at most a hundredth."""
+    """Estimate ||A_i||_2^2 by power steps from a copy until a step adds at most one percent."""
     largest = 0.0
     for _ in range(MAX_LOCAL_STEPS):
         before, largest = largest, float(np.linalg.eigvalsh(copy.within)[-1])
@@ -351,7 +356,7 @@ def _violation(X: Array, HX: Array) -> float:
 
 
 class End(NamedTuple):
-    """The end of a run, which tells whether another solver would have done better."""
+    """The end of a run, which shows whether a different solver would have been faster."""
 
     residuals: list[float]
     stop: str
@@ -361,17 +366,17 @@ class End(NamedTuple):
     penalty: float  # the sum of the penalties at the end
 
     def advice(self, stopped: str) -> str:
-        """Name a better solver for these sites, if the run shows one.
+        """Name a faster solver for these sites if the run reveals one.
 
-        By the rates above, subspace iteration is faster if penalties exceed lambda_(k+1). Only lambda_k
-        is known, so it is used instead. A run of a few rounds needs no advice.
+        By the rates above, subspace iteration is faster if the penalties exceed lambda_(k+1). Only
+        lambda_k is known, so it is used instead. A run of only a few rounds needs no advice.
         """
         rounds, smallest = len(self.residuals), float(self.eigenvalues[-1])
         plain = self.plain_rounds
         if plain is not None and plain < rounds:
-            others = f"solver 'power' would take at most about {plain}, 'lanczos' fewer"
+            others = f"solver 'power' would take at most about {plain}, and 'lanczos' fewer"
         elif stopped == "max_rounds" or (self.penalty > smallest and rounds > FEW_ROUNDS):
-            others = "solver 'power' likely takes fewer, 'lanczos' far fewer"
+            others = "solver 'power' would probably take fewer, and 'lanczos' far fewer"
         else:
             return ""
         cause = ""
@@ -383,10 +388,10 @@ class End(NamedTuple):
 
     @property
     def plain_rounds(self) -> int | None:
-        """Return the most rounds that subspace iteration would have needed; None if not known.
+        """Return the most rounds that subspace iteration could need, or None if unknown.
 
-        Each of its rounds lowers the residual by ``lambda_(k+1) / lambda_k``. All that is known about
-        lambda_(k+1) is that it is at most the remainder of the trace.
+        Each of its rounds multiplies the residual by ``lambda_(k+1) / lambda_k``. All that is known
+        about lambda_(k+1) is that it is at most the remainder of the trace.
         """
         remainder = max(self.energy - float(self.eigenvalues.sum()), 0.0)
         decay = scaled(remainder, float(self.eigenvalues[-1]))

@@ -1,13 +1,13 @@
-"""Block Lanczos over sums: the default exact solver.
+"""Block Lanczos on sums over sites: the default exact solver.
 
-Each round sends one block Q, ``(d, b)``, and gets ``Y = A'A Q`` summed over the sites. The coordinator
-keeps every block, and looks for the eigenvectors in the whole space that the blocks span:
+Each round sends one block Q, ``(d, b)``, and receives ``Y = A'A Q`` summed over the sites. The
+coordinator keeps every block and searches for the eigenvectors in the whole space that the blocks span:
 
     K = [Q_1 Q_2 ...],   T = K'(A'A K),   V = K C with C the leading eigenvectors of T
 
-No other method that multiplies blocks by A'A, from the same start, finds better eigenvalues in as many
-rounds. The split of rows over sites makes no difference. Only sums are needed. The residual costs
-neither a round nor a product (`fedpca.linalg.krylov`).
+Among methods that multiply blocks by A'A and begin with the same block, none finds better eigenvalues
+in the same number of rounds. How rows are split over sites makes no difference. Only sums are needed.
+The residual costs neither a round nor a product (`fedpca.linalg.krylov`).
 
 Source: Golub and Underwood, "The block Lanczos method for computing eigenvalues" (1977).
 """
@@ -35,16 +35,17 @@ from fedpca.solvers.standardize import standardize_sites
 
 @dataclass(frozen=True)
 class Lanczos:
-    """Search the space of all blocks so far for the eigenvectors.
+    """Search for the eigenvectors in the space that all blocks span.
 
     Parameters
     ----------
     block : int, optional
-        Columns of a block: by default, and at least, the number of components. Twice as many take fewer
-        rounds and more bytes. Fewer would miss copies of a repeated eigenvalue.
+        The number of columns in a block. The default, which is also the minimum, is the number of
+        components. Twice as many columns take fewer rounds but more bytes. Fewer columns would miss
+        copies of a repeated eigenvalue.
     max_krylov_bytes : int
-        The coordinator's memory for blocks. When it is full, the coordinator keeps the leading
-        eigenvectors so far and goes on from them.
+        The coordinator's memory for blocks. When it is full, the coordinator keeps only the current
+        leading eigenvectors and continues from them.
     """
 
     name: ClassVar[str] = "lanczos"
@@ -63,7 +64,7 @@ class Lanczos:
         return block_bytes(d, k, expected_rounds(n, d, k))
 
     def solve(self, fed: Federation, problem: Problem) -> Solution:
-        """Return the leading eigenvectors, to a residual of ``tol`` as a share of the trace."""
+        """Return the leading eigenvectors, with a residual of at most ``tol`` times the trace."""
         moments, rank = moments_and_rank(fed, problem)
         n, d, p = moments.n, moments.d, rank.first_look
         width = min(max(self.block or p, p), d)
@@ -81,7 +82,7 @@ class Lanczos:
                 if k is not None:
                     reason = "exact" if space.is_invariant else "converged"
                     return Solution(moments, space.vectors()[:, :k], theta[:k], energy, reason)
-                p = width = min(2 * p, n, d)  # the rule must see more of the spectrum
+                p = width = min(2 * p, n, d)  # the rule needs to see more of the spectrum
                 space = KrylovSpace(starting_block(fed, d, width, space.vectors()), max_columns)
             elif space.is_full(width):
                 space.restart()

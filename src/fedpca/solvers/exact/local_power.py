@@ -1,16 +1,16 @@
-"""LocalPower: several power steps at each site between rounds.
+"""LocalPower: each site takes several power steps between rounds.
 
     X_i <- orth(C_i X_i), q - 1 times from X_i = Z;   Z <- orth(sum_i C_i X_i D_i),   C_i = A_i'A_i
 
-D_i is the rotation that brings X_i nearest to Z (orthogonal Procrustes). It is needed because each
-site's basis turns in its own way. If sites are similar, a round does the work of q rounds of subspace
-iteration. If they are not, it leads to a wrong subspace near the right one. So q is halved every few
-rounds. With q = 1 the method is subspace iteration, which ends at the right one.
+D_i is the rotation that brings X_i closest to Z (orthogonal Procrustes). It is needed because each
+site's basis rotates differently. If sites are similar, a round does the work of q rounds of subspace
+iteration. If they are not, the method leads to a wrong subspace near the right one. So q is halved
+every few rounds. With q = 1, the method is subspace iteration, which ends at the right subspace.
 
 Source: Li, Wang, Chen and Zhang, "Communication-efficient distributed SVD via local power iterations"
-(2021). There bases are rotated towards that of one site, which the others have to see; the Z that all
-sites know works as well. Halving in every round, as in Wang, Liu and Zhang (2023), saves next to
-nothing.
+(2021). In the paper, bases are rotated toward one site's basis, which the other sites have to see. Here
+they are rotated toward Z, which all sites already have, and this works as well. Halving in every round,
+as in Wang, Liu and Zhang (2023), saves almost nothing.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LocalPower:
-    """Let sites take several local power steps between rounds, and fewer as rounds go on.
+    """Let sites take several local power steps between rounds, with fewer steps in later rounds.
 
     Parameters
     ----------
     local_steps : int
-        Power steps that a site takes in each of the first rounds.
+        The number of power steps that a site takes in each of the first rounds.
     halve_every : int
-        Rounds after which the number of steps is halved.
+        The number of rounds after which the number of steps is halved.
     """
 
     name: ClassVar[str] = "local-power"
@@ -70,10 +70,11 @@ class LocalPower:
         return block_bytes(d, k, TIMES_LANCZOS * expected_rounds(n, d, k))
 
     def solve(self, fed: Federation, problem: Problem) -> Solution:
-        """Return the leading eigenvectors, to a residual of ``tol`` as a share of the trace.
+        """Return the leading eigenvectors, with a residual of at most ``tol`` times the trace.
 
-        The residual is known once a round has a single step. Before that, the part of ``Y`` outside Z
-        replaces it. Once that part is as small as ``tol``, further local steps gain nothing.
+        The residual is known only once rounds have a single step. Before that, the part of ``Y``
+        outside Z is used instead. Once that part is as small as ``tol``, further local steps gain
+        nothing.
         """
         moments, rank = moments_and_rank(fed, problem)
         p, max_rounds = rank.first_look, problem.max_rounds
@@ -94,7 +95,7 @@ class LocalPower:
 
 @question(asks={"Z": "float64 d k", "steps": "int64"}, answers={"Y": "float64 d k"})
 def local_power_steps(site: Site, Z: Array, steps: Array) -> Arrays:
-    """Take local power steps, and send the last product in the basis that is nearest to Z."""
+    """Take local power steps and send the last product in the basis that is closest to Z."""
     X = Z
     for _ in range(int(steps) - 1):
         X = orth(site.standardized.gram_times(X))
@@ -102,7 +103,7 @@ def local_power_steps(site: Site, Z: Array, steps: Array) -> Arrays:
 
 
 def local_steps_of_rounds(steps: int, halve_every: int) -> Iterator[int]:
-    """Yield the number of local steps of each round, until it would be one."""
+    """Yield the number of local steps for each round until the number would be one."""
     while steps > 1:
         yield from repeat(steps, halve_every)
         steps //= 2

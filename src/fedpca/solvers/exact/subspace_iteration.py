@@ -1,9 +1,9 @@
-"""Federated simultaneous subspace iteration: the baseline of every paper.
+"""Federated simultaneous subspace iteration: the baseline in every paper.
 
     Z <- orth(sum_i A_i'(A_i Z))
 
-It sends the same messages as block Lanczos, but it does not keep earlier blocks. So it takes many times
-as many rounds.
+This method sends the same messages as block Lanczos but does not keep earlier blocks. So it takes many
+times as many rounds.
 
 Source: SSI in Wang, Liu and Zhang, "Seeking consensus on subspaces in federated principal component
 analysis"; Rutishauser, "Simultaneous iteration method for symmetric matrices" (1970).
@@ -32,12 +32,12 @@ from fedpca.solvers.contract import (
 from fedpca.solvers.plan import LANCZOS_ROUNDS, block_bytes, expected_rounds
 from fedpca.solvers.standardize import Moments, standardize_sites
 
-TIMES_LANCZOS = 15  # rounds of subspace iteration for each round of Lanczos, about
+TIMES_LANCZOS = 15  # approximate number of rounds per Lanczos round
 
 
 @dataclass(frozen=True)
 class SubspaceIteration:
-    """Multiply a block by A'A and make it orthonormal, again and again."""
+    """Repeatedly multiply a block by A'A and make it orthonormal."""
 
     name: ClassVar[str] = "power"
     guarantee: ClassVar[str] = "exact"
@@ -47,7 +47,7 @@ class SubspaceIteration:
         return block_bytes(d, k, TIMES_LANCZOS * expected_rounds(n, d, k))
 
     def solve(self, fed: Federation, problem: Problem) -> Solution:
-        """Return the leading eigenvectors, to a residual of ``tol`` as a share of the trace."""
+        """Return the leading eigenvectors, with a residual of at most ``tol`` times the trace."""
         moments, rank = moments_and_rank(fed, problem)
         p = rank.first_look
         n_products = p * min(problem.max_rounds, TIMES_LANCZOS * LANCZOS_ROUNDS)
@@ -83,7 +83,7 @@ def iterate(
             if k is not None:
                 reason = "converged"
                 break
-            p = min(2 * p, n, d)  # the rule must see more of the spectrum
+            p = min(2 * p, n, d)  # the rule needs to see more of the spectrum
             Y = np.hstack([Y, fed.rng().standard_normal((d, p - Y.shape[1])) * theta[-1]])
         Z = orth(Y)
     k = k or p

@@ -1,1 +1,1 @@
-"""Solvers that take one round of summaries, and state how far off they can be."""
+"""Solvers that take one round of summaries and state how far off the result can be."""

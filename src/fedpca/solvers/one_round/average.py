@@ -1,18 +1,19 @@
-"""The average of the sites' leading eigenspaces, weighted by eigenvalues, in one round after the mean.
+"""Average the sites' leading eigenspaces, weighted by eigenvalues, in one round after the mean.
 
     A~_t = (1/n) sum_i n_i U_i L_i U_i',    U_i L_i U_i' the t leading eigenpairs of site i's covariance
 
-The columns ``U_i sqrt(L_i)`` serve every k <= t, and single eigenvectors and eigenvalues too. They also
-serve the search for the k after which the spectrum has its gap. Nobody needs to know that k beforehand:
-t columns that reach beyond the gap are nearly as good as the pooled rows. For m sites, the coordinator
-forms nothing larger than the m t columns and their Gram matrix.
+The columns ``U_i sqrt(L_i)`` work for every k <= t and for individual eigenvectors and eigenvalues.
+They also make it possible to find the k after which the spectrum has its gap. Nobody needs to know that
+k in advance: if the t columns reach beyond the gap, they are nearly as good as the pooled rows. For m
+sites, the coordinator forms nothing larger than the m t columns and their Gram matrix.
 
-``weights="unweighted"`` averages the projections on the k leading eigenvectors, which loses the order
+``weights="unweighted"`` averages the projections onto the k leading eigenvectors, which loses the order
 of the eigenvectors.
 
 Source: Bhaskara and Wijewardena, "On distributed averaging for stochastic k-PCA" (2019), Algorithm 1
-and section 4. There all sites have the same row count; here each site counts by its own. The unweighted
-method is that of Fan, Wang, Wang and Zhu, "Distributed estimation of principal eigenspaces" (2019).
+and section 4. In the paper, all sites have the same row count; here, each site is weighted by its row
+count. The unweighted method is from Fan, Wang, Wang and Zhu, "Distributed estimation of principal
+eigenspaces" (2019).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from fedpca.solvers.one_round.merge import (
 )
 from fedpca.summary.summary import Summary, merge_in_tree
 
-COLUMNS_PER_COMPONENT = 3  # directions that a site sends for each component
+COLUMNS_PER_COMPONENT = 3  # directions that a site sends per component
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,10 @@ class Average:
     Parameters
     ----------
     site_components : int, float in (0, 1), {"auto", "mp", "gap"} or None
-        The number of directions that each site sends, or a rule by which the site finds it. The default
-        is three for each component.
+        The number of directions that each site sends, or a rule that the site uses to choose it. The
+        default is three per component.
     weights : "eigenvalues" or "unweighted"
-        Whether directions count by their eigenvalues, or all the same.
+        Whether directions are weighted by their eigenvalues or equally.
     """
 
     name: ClassVar[str] = "average"
@@ -72,7 +73,7 @@ class Average:
         moments, rank = moments_and_rank(fed, problem)
 
         def averaged(t: int) -> tuple[list[Summary], Summary]:
-            # t spare directions while a site reads its rows; it does not send them
+            # while reading its rows, a site tracks t spare directions, which it does not send
             fields = directions_to_ask(self.site_components, t, moments.d, n_spare=t)
             fields |= {"mean": moments.mean, "scale": moments.scale, "sends_spare": np.int64(False)}
             sites = gather_summaries(fed, summarize_about, t, **fields)
@@ -90,7 +91,7 @@ class Average:
 
 
 def _trusted(sites: list[Summary], average: Summary) -> Spectrum:
-    """Return the averaged spectrum up to the fewest directions sent; beyond that it is too small."""
+    """Return the averaged spectrum up to the fewest directions sent; later values are too small."""
     sent = [len(site.singular_values) for site in sites if site.known.dropped > 0]
     if not sent:
         return average.spectrum
@@ -98,7 +99,7 @@ def _trusted(sites: list[Summary], average: Summary) -> Spectrum:
 
 
 def average_projections(sites: list[Summary], k: int) -> Summary:
-    """Sum the projections on each site's k leading directions."""
+    """Sum the projections onto each site's k leading directions."""
     cut = [site.truncate(k) for site in sites]
     equal = [site.known._replace(values=np.ones(len(site.directions))) for site in cut]
     return merge_in_tree([replace(s, known=same) for s, same in zip(cut, equal, strict=True)])
@@ -114,7 +115,7 @@ def _unweighted(
     order = np.argsort(-variances, kind="stable")
     V = V[:, order]
     fed.report(1.0, lambda: V)
-    # projections do not tell how much of the rows they carry, so there is no bound
+    # projections do not show how much variance they capture, so there is no bound
     return replace(
         weighted,
         vectors=V,

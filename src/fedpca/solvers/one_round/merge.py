@@ -1,13 +1,14 @@
-"""One pass and one round: every site sends a summary of its rows, and summaries are merged in a tree.
+"""Merge one summary from each site in a tree, in one pass over the rows and one round.
 
     S = sum_i S_i + M,    S_i = C_i' diag(s_i^2) C_i + E_i,    M the scatter between the sites' means
 
-A site streams its rows once, and sends its leading directions and a bound on what they leave out, E_i.
-The coordinator, or aggregators on the way to it, merge summaries ``fan_in`` at a time. So the result
-states how far it can be from that of the pooled rows. It is exact if nothing was left out.
+A site streams its rows once and sends its leading directions and a bound on what they leave out, E_i.
+Summaries are merged ``fan_in`` at a time, by the coordinator or by aggregators on the way to it. So the
+result states how far it can be from that of the pooled rows. It is exact if nothing was left out.
 
 Source: Grammenos, Mendoza-Smith, Mascolo and Crowcroft, "Federated PCA with adaptive rank estimation",
-Algorithm 1. There the mean is zero. Here each site has its own, and the means are merged too.
+Algorithm 1. In the paper, the mean is zero. Here, each site has its own mean, and the means are merged
+too.
 """
 
 from __future__ import annotations
@@ -43,19 +44,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Merge:
-    """Merge one summary from each site, in a tree.
+    """Merge one summary from each site in a tree.
 
     Parameters
     ----------
     fan_in : int, optional
-        How many summaries are merged at a time; all at once by default.
+        How many summaries are merged at a time; by default, all at once.
     site_components : int, float in (0, 1), {"auto", "mp", "gap"} or None
-        The number of directions that each site sends, or a rule by which the site finds it. The default
-        is the number of components. A site sends ten spare directions on top.
+        The number of directions that each site sends, or a rule that the site uses to choose it. The
+        default is the number of components. A site also sends ten spare directions.
     own_means : bool
         Whether sites center on their own means, which are then merged too, in one pass and one round.
-        Otherwise they center on the common mean, which takes a round before. With ``scale``, or without
-        ``center``, they always do the latter.
+        Otherwise, they use the common mean, which takes an extra round first. With ``scale`` or without
+        ``center``, sites never center on their own means.
     """
 
     name: ClassVar[str] = "merge"
@@ -77,7 +78,7 @@ class Merge:
 
     def solve(self, fed: Federation, problem: Problem) -> Solution:
         """Return the leading directions of the merged summaries, without iterating."""
-        # without center there is no mean to merge, and with scale the deviations must come first
+        # without center, there is no mean to merge; with scale, the deviations must come first
         if self.own_means and problem.center and not problem.scale and problem.moments is None:
             return self._about_own_means(fed, problem)
         moments, rank = moments_and_rank(fed, problem)
@@ -96,7 +97,7 @@ class Merge:
         return solution_of(fed, moments, summary, k)
 
     def _about_own_means(self, fed: Federation, problem: Problem) -> Solution:
-        """Merge summaries about each site's own mean, and the means with them, in one round."""
+        """Merge summaries about each site's own mean, along with the means, in one round."""
         d = problem.common.n_features
 
         def merged(wanted: int) -> Summary:
@@ -118,7 +119,7 @@ class Merge:
 
 @dataclass(frozen=True)
 class OwnSummary:
-    """What a site remembers about its summary: its directions as rows, and the sum of all squares."""
+    """What a site remembers about its summary: its directions as rows and its total sum of squares."""
 
     rows: Array  # (r, d), directions times singular values
     energy: float
@@ -128,7 +129,7 @@ class OwnSummary:
 def summarize_rows(
     site: Site, features: Array, n_components: Array, rule: Array, n_spare: Array
 ) -> dict[str, Any]:
-    """Summarize a site's rows about their own mean, and remember the directions."""
+    """Summarize a site's rows about their own mean and remember the directions."""
     order = own_order(site, features)
     columns = slice(None) if order is None else order
     centered = (about_own_mean(block[:, columns]) for block in site.rows.blocks())
@@ -171,9 +172,9 @@ def summarize_about(
 
 @question(asks={"V": "float64 d k"}, answers={"explained": "float64", "total": "float64"})
 def explained_in_summary(site: Site, V: Array) -> dict[str, Any]:
-    """Sum the squares along the components by a site's summary, and all squares of its rows.
+    """Send the sum of squares along the components, from a site's summary, and the site's total.
 
-    No row is read again, so the first sum is too small by what the summary left out.
+    No rows are read again, so the first sum is too small by the amount that the summary left out.
     """
     own = site.recall(OwnSummary)
     explained = np.float64(np.sum((own.rows @ V) ** 2))
@@ -181,7 +182,7 @@ def explained_in_summary(site: Site, V: Array) -> dict[str, Any]:
 
 
 def looks(first: int, d: int, site_components: Any) -> list[int]:
-    """Return the numbers of directions to ask for, one after the other, while the rank is undecided."""
+    """Return how many directions to ask for in each attempt while the rank is undecided."""
     counts = [min(first, d)]
     while not site_components and counts[-1] < d:
         counts.append(min(2 * counts[-1], d))
@@ -191,7 +192,7 @@ def looks(first: int, d: int, site_components: Any) -> list[int]:
 def look_further(
     ask: Callable[[int], T], rank: Callable[[T, bool], int | None], counts: list[int]
 ) -> tuple[T, int]:
-    """Ask for more and more directions until they decide the rank; return the answer and the rank."""
+    """Ask for more and more directions until they determine the rank; return answer and rank."""
     *others, last = counts
     for count in others:
         answer = ask(count)
@@ -203,7 +204,7 @@ def look_further(
 
 
 def decided_rank(rank: RankRule, spectrum: Spectrum, is_last: bool) -> int | None:
-    """Return the rank by a spectrum; None if the rule must see more and this is not the last look."""
+    """Return the rank for a spectrum, or None if the rule needs to see more and can look again."""
     k = rank(spectrum)
     return rank.settle(spectrum) if k is None and is_last else k
 
@@ -211,7 +212,7 @@ def decided_rank(rank: RankRule, spectrum: Spectrum, is_last: bool) -> int | Non
 def gather_summaries(
     fed: Federation, asked: Question, wanted: int, *, centered: bool = False, **fields: Any
 ) -> list[Summary]:
-    """Ask every site for a summary; return them in site order, with room for all wanted directions."""
+    """Gather every site's summary, in site order, with room for all wanted directions."""
     summaries = []
     for answer in fed.gather(asked, **fields).values():
         r, d = answer["directions"].shape
@@ -225,7 +226,7 @@ def gather_summaries(
 
 
 def solution_of(fed: Federation, moments: Moments, merged: Summary, k: int) -> Solution:
-    """Return the k leading directions of a merged summary, and bounds on how far off they are."""
+    """Return the k leading directions of a merged summary and bounds on how far off they are."""
     V, values = merged.known.leading(k)
     left_out = eigenvalue_bound(merged.known, merged.energy, k)
     fed.report(left_out, lambda: V)
@@ -236,7 +237,7 @@ def solution_of(fed: Federation, moments: Moments, merged: Summary, k: int) -> S
 def directions_to_ask(
     site_components: Any, wanted: int, d: int, n_spare: int = N_SPARE
 ) -> dict[str, Any]:
-    """Return the number of directions that a site is to find, or its rule, as fields of a question."""
+    """Return the number of directions that a site should find, or the rule, as question fields."""
     is_rule = isinstance(site_components, str | float)
     number = 0 if is_rule else min(d, site_components or wanted)
     rule = json.dumps(site_components).encode() if is_rule else b""
@@ -248,14 +249,14 @@ def directions_to_ask(
 
 
 def _wanted(n_components: Array, rule: Array) -> Any:
-    """Return the number or the rule that `directions_to_ask` wrote."""
+    """Return the number or the rule that `directions_to_ask` encoded."""
     wanted = json.loads(rule.tobytes()) if rule.size else int(n_components)
     check_n_components(wanted)
     return wanted
 
 
 def check_site_components(given: Any) -> None:
-    """Refuse a value that is not a number of directions, a share, or the name of a rule."""
+    """Refuse a value that is not a number of directions, a share, or a rule name."""
     try:
         check_n_components(given)
     except InputError as error:

@@ -1,4 +1,4 @@
-"""Personalized PCA: find directions that all sites share, and local directions of each site."""
+"""Personalized PCA: find the directions that all sites share and each site's local directions."""
 
 from fedpca.solvers.personalized.gradient import Polar, Stiefel
 from fedpca.solvers.personalized.power import Power

@@ -1,10 +1,11 @@
-"""The questions of personalized PCA: what a site keeps, and what it sends.
+"""Questions for personalized PCA: what a site keeps and what it sends.
 
     S_i = A_i'A_i / n_i,   A_i the site's rows about its own mean, the common mean, or zero
 
-A site has the weight ``w_i``, which is 1 or its row count. It adds ``w_i S_i`` to sums. It remembers
-the frame of A_i, a `PersonalSite`, and a `Basis`. The basis is its leading directions at first, and its
-own directions V_i outside U at the end. V_i stays at the site, unless the coordinator may gather it.
+A site's weight ``w_i`` is 1 or its row count. The site adds ``w_i S_i`` to sums. It remembers the
+frame of A_i, a `PersonalSite`, and a `Basis`. At first, the basis holds the site's leading directions.
+At the end, it holds the site's local directions V_i outside U. V_i stays at the site unless the
+coordinator is allowed to gather it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ NOTHING, DIRECTIONS, COVARIANCE = range(3)
 
 @dataclass(frozen=True)
 class PersonalSite:
-    """A site's weight and rank in a personalized fit, which it remembers."""
+    """A site's weight and rank in a personalized fit, which the site remembers."""
 
     weight: float  # w_i
     factor: float  # w_i / n_i
@@ -44,7 +45,7 @@ class PersonalSite:
 
 @dataclass(frozen=True)
 class LocalPart:
-    """Sums of squares of a site's rows, along the shared directions and along its own."""
+    """Sums of squares of a site's rows along the shared directions and along its local directions."""
 
     along: Array  # (k,)
     along_local: Array  # (r,)
@@ -83,7 +84,7 @@ def begin_personalized(
     n_products: Array,
     lays_out: Array,
 ) -> dict[str, Any]:
-    """Keep the frame and the weight, prepare the directions for the start, and send totals."""
+    """Store the frame and the weight, prepare the directions for the start, and send totals."""
     order = own_order(site, features)
     n, sums = column_sums(site.rows)
     if not np.isfinite(sums).all():
@@ -113,35 +114,35 @@ def begin_personalized(
 
 
 def to_bytes(plain: Any) -> Array:
-    """Encode plain values as a field of a message."""
+    """Encode plain values as a message field."""
     return np.frombuffer(json.dumps(plain).encode(), np.uint8)
 
 
 def own_rank(ranks: Array, name: str) -> int:
-    """Return the number of local directions of a site, from one number or from one for each site."""
+    """Return a site's number of local directions; ``ranks`` has one for all sites or one for each."""
     rank = json.loads(ranks.tobytes())
     if isinstance(rank, dict):
         if name not in rank:
-            raise InputError(f"n_local has no number for site {name!r}; add one")
+            raise InputError(f"n_local has no entry for site {name!r}; add one")
         rank = rank[name]
     return int(rank)
 
 
 def energy_of(site: Site) -> float:
-    """Return the sum of squares of A_i; zero if A_i holds nothing but rounding."""
+    """Return the sum of squares of A_i, or zero if A_i contains only rounding errors."""
     energy = site.recall(Frame).energy
     assert energy is not None
     return energy
 
 
 def gram_times(site: Site, Z: Array) -> Array:
-    """Return A_i'A_i Z; zero if A_i holds nothing but rounding."""
+    """Return A_i'A_i Z, or zero if A_i contains only rounding errors."""
     product = site.standardized.gram_times(Z)
     return np.asarray(product if energy_of(site) else 0 * product)
 
 
 def local_directions(site: Site, U: Array, tol: float = TOL) -> tuple[Array, Array]:
-    """Find the site's own directions outside U; return the squares along them, and the directions."""
+    """Find the site's local directions outside U; return the squares along them and the directions."""
     k = site.recall(PersonalSite).n_local
     return leading_directions(site.standardized, k, energy_of(site), U, tol=tol)
 
@@ -152,9 +153,9 @@ def local_directions(site: Site, U: Array, tol: float = TOL) -> tuple[Array, Arr
     remembers=True,
 )
 def finish_personalized(site: Site, U: Array, variance: Array, header: Array) -> dict[str, Any]:
-    """Keep the site's own directions outside the final U, and send the variance along them.
+    """Keep the site's local directions outside the final U and send the variance along them.
 
-    If the site has a folder, it writes its model there: the shared directions and its own part.
+    If the site has a folder, it writes its model there: the shared directions and its local part.
     """
     personal, frame = site.recall(PersonalSite), site.recall(Frame)
     values, V = local_directions(site, U)
@@ -180,7 +181,7 @@ def finish_personalized(site: Site, U: Array, variance: Array, header: Array) ->
 
 @question(answers={"shared": "float64", "local": "float64", "total": "float64"})
 def site_shares(site: Site) -> dict[str, Any]:
-    """Sum a site's squares along shared directions, along local ones, and all of them."""
+    """Send a site's sums of squares along shared directions, along local directions, and in total."""
     part = site.recall(LocalPart)
     return {
         "shared": part.along.sum(),
@@ -200,7 +201,7 @@ def site_shares(site: Site) -> dict[str, Any]:
     }
 )
 def whole_local_part(site: Site) -> dict[str, Any]:
-    """Send the site's own part: its mean, its directions, and the squares along directions."""
+    """Send the site's local part: its mean, its directions, and the squares along all directions."""
     part = site.recall(LocalPart)
     return {
         "n": np.int64(site.rows.n_rows),

@@ -1,4 +1,4 @@
-"""The contract of `PersonalizedPCA`'s solvers: what each takes and what it returns."""
+"""The contract for `PersonalizedPCA` solvers: what each solver takes and returns."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from fedpca.coordinator.federation import Federation
 
 @dataclass(frozen=True)
 class Start:
-    """The start of a solver, and its limits."""
+    """A solver's starting point and its limits."""
 
     U: Array  # (d, k), orthonormal
     weight: float  # the sum of the sites' weights w_i
     energy: float  # the sum of w_i times the trace of S_i
     tol: float
     max_rounds: int
-    seed: int | None  # of random V_i; None if they follow from the start
+    seed: int | None  # for random V_i; None if they are computed from the start
 
 
 @dataclass(frozen=True)
 class Shared:
-    """The shared directions, and why the solver stopped."""
+    """The shared directions and the reason why the solver stopped."""
 
     U: Array  # (d, k), orthonormal
-    along: Array  # (k, k): U'(sum w_i S_i)U over the sum of w_i
-    objective: float  # over the sum of w_i
+    along: Array  # (k, k): U'(sum w_i S_i)U divided by the sum of w_i
+    objective: float  # divided by the sum of w_i
     stop_reason: str  # "converged", "max_rounds", or "stalled" if no step raises the objective
 
 
@@ -43,5 +43,5 @@ class PersonalizedSolver(Protocol):
 
 
 def share_of(gain: float, shared: float) -> float:
-    """Return a gain as a share of the shared variance; zero if there is no variance."""
+    """Return a gain as a share of the shared variance, or zero if there is no variance."""
     return max(0.0, gain) / shared if shared > 0 else 0.0

@@ -2,9 +2,10 @@
 
     maximize  sum_i w_i tr(U'S_i U + V_i'S_i V_i),   [U V_i] orthonormal for every site i
 
-``stiefel`` and ``polar`` are the two choices of Algorithm 2. The default step is 1 / max_i ||S_i||, or
-a little less. If the objective falls, the step is taken back, and its length is halved, or lowered to
-the default. Near the end of ``polar`` no step is short enough, so it does not end at a stationary U.
+``stiefel`` and ``polar`` are the two choices in Algorithm 2. The default step length is
+1 / max_i ||S_i|| or slightly less. If the objective decreases, the step is undone, and its length is
+halved or lowered to the default. Near the end of a ``polar`` run, no step is short enough, so the run
+does not end at a stationary U.
 
 Source: Shi and Kontar, "Personalized PCA: decoupling shared and unique features" (2024), Algorithm 2.
 """
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from fedpca.site.site import Site
 
 RETRACTIONS: dict[str, Callable[[Array], Array]] = {"polar": polar, "qr": qr_factor}
-MAX_HALVINGS = 10  # in a row; after more, the objective does not grow along the direction
+MAX_HALVINGS = 10  # in a row; after more, no step along the direction raises the objective
 NORM_POWER = 32  # the root of N sites' summed powers is the largest norm, up to N^(1/32)
 
 
@@ -48,7 +49,7 @@ class Stiefel:
     Parameters
     ----------
     step : float, optional
-        The first step length; by default about 1 over the largest eigenvalue of any site's covariance.
+        The first step length; by default, about 1 over the largest eigenvalue of any site's covariance.
     retraction : "polar" or "qr"
         The factorization that makes a basis orthonormal.
     """
@@ -62,7 +63,7 @@ class Stiefel:
         _check_options(self.step, self.retraction)
 
     def solve(self, fed: Federation, start: Start) -> Shared:
-        """Iterate until a step adds at most ``tol`` of the shared variance."""
+        """Iterate until a step adds at most ``tol`` times the shared variance."""
         return gradient_ascent(fed, start, stiefel_step, self.step, self.retraction)
 
 
@@ -85,12 +86,12 @@ class Polar:
         _check_options(self.step, self.retraction)
 
     def solve(self, fed: Federation, start: Start) -> Shared:
-        """Iterate until a step adds at most ``tol`` of the shared variance."""
+        """Iterate until a step adds at most ``tol`` times the shared variance."""
         return gradient_ascent(fed, start, polar_step, self.step, self.retraction)
 
 
 def _check_options(step: Any, retraction: Any) -> None:
-    """Refuse a step length that is not positive, and an unknown retraction."""
+    """Refuse a step length that is not positive or an unknown retraction."""
     if step is not None:
         check_positive("step", step)
     check_choice("retraction", retraction, RETRACTIONS)
@@ -99,7 +100,7 @@ def _check_options(step: Any, retraction: Any) -> None:
 def gradient_ascent(
     fed: Federation, start: Start, asked: Question, first_step: float | None, retraction: str
 ) -> Shared:
-    """Iterate Algorithm 2; the question ``asked`` takes the step at each site."""
+    """Run Algorithm 2; each site takes its step when it answers the question ``asked``."""
     U, weight, tol = start.U, start.weight, start.tol
     reference = np.float64(start.energy / weight or 1.0)
     seed = np.int64(-1 if start.seed is None else start.seed)
@@ -132,7 +133,7 @@ def gradient_ascent(
             break
         n_halved, back = n_halved if back else 0, False
         U = retract(answer["U"] / weight)
-    assert best is not None  # the first round is never taken back
+    assert best is not None  # the first round is never undone
     return best
 
 
@@ -151,7 +152,7 @@ class LocalSteps:
     remembers=True,
 )
 def prepare_steps(site: Site, U: Array, reference: Array, seed: Array) -> dict[str, Any]:
-    """Choose the first V_i, at random if there is a seed; send a high power of ||S_i||."""
+    """Choose the initial V_i, at random if there is a seed, and send a high power of ||S_i||."""
     n, n_local = max(1, site.rows.n_rows), site.recall(PersonalSite).n_local
     if seed < 0:
         V = local_directions(site, U)[1]
@@ -201,7 +202,7 @@ def _moved(
 ) -> dict[str, Any]:
     """Make V_i orthogonal to U, take the step, and send the objective before the step.
 
-    ``back`` says that the coordinator took the last step back.
+    ``back`` is true if the coordinator undid the last step.
     """
     steps, k = site.recall(LocalSteps), U.shape[1]
     V = retract(outside(U, steps.back if back else steps.next))

@@ -61,9 +61,9 @@ def shared_and_local(
     max_rounds: int,
     for_files: dict[str, Any],
 ) -> PersonalizedResult:
-    """Find the directions that all sites share; each site keeps its own local ones.
+    """Find the directions that all sites share; each site keeps its local directions.
 
-    ``for_files`` are the estimator's parameters, for the files that sites write.
+    ``for_files`` holds the estimator's parameters, which sites include in the files that they write.
     """
     common = common_features(fed)
     d = common.n_features
@@ -114,7 +114,7 @@ def shared_and_local(
 
 
 def _start(fed: Federation, start: str, d: int, n_shared: int, columns: int, gather: bool) -> Array:
-    """Find a first U, ``(d, n_shared)``."""
+    """Find an initial U, ``(d, n_shared)``."""
     if start == "random":
         return orth(fed.rng().standard_normal((d, n_shared)))
     _, U = leading_of_bases(fed, d, n_shared, columns, gather=gather)
@@ -126,21 +126,21 @@ def check_ranks(n_shared: int, n_local: int | dict[str, int], d: int) -> None:
     ranks = {"": n_local} if isinstance(n_local, int) else n_local
     for name, rank in ranks.items():
         if n_shared + rank > d:
-            whose = f" of site {name!r}" if name else ""
+            where = f" for site {name!r}" if name else ""
             raise InputError(
-                f"n_shared={n_shared} and n_local={rank}{whose} exceed n_features={d}; use at most {d} "
-                "together"
+                f"n_shared={n_shared} plus n_local={rank}{where} exceeds n_features={d}; their "
+                f"sum must be at most {d}"
             )
 
 
 def principal_axes(shared: Shared) -> tuple[Array, Array]:
-    """Return the principal axes of the shared directions, and the variances along them, falling."""
+    """Return the shared directions' principal axes and their variances, in descending order."""
     values, C = top_eigen((shared.along + shared.along.T) / 2, len(shared.along))
     return np.ascontiguousarray(fix_signs(shared.U @ C)), np.maximum(values, 0.0)
 
 
 def misalignment_of(parts: dict[str, SitePart]) -> float:
-    """Return ``1 - lambda_max`` of the mean projection on the sites' own components."""
+    """Return ``1 - lambda_max`` of the mean projection onto the sites' local components."""
     occupied = [part for part in parts.values() if part.n]
     V = np.vstack([part.components for part in occupied])
     values, _ = leading_of_columns(V.T, 1)
@@ -159,7 +159,7 @@ def _frame(
 
 
 def _parts(fed: Federation) -> dict[str, SitePart]:
-    """Gather each site's own part, which the coordinator then sees."""
+    """Gather each site's local part, which the coordinator then sees."""
     return {
         name: SitePart.from_squares(
             int(part["n"]),
@@ -176,7 +176,7 @@ def _parts(fed: Federation) -> dict[str, SitePart]:
 def _misalignment(
     fed: Federation, d: int, n_sites: int, rank: int, parts: dict[str, SitePart]
 ) -> float:
-    """Return the misalignment, from the gathered parts or from sums over the sites."""
+    """Compute the misalignment from the gathered parts or from sums over the sites."""
     if parts:
         return misalignment_of(parts)
     values, _ = leading_of_bases(fed, d, 1, n_sites * rank)
@@ -184,7 +184,7 @@ def _misalignment(
 
 
 def _shares(fed: Federation) -> dict[str, dict[str, float]]:
-    """Return the shares of each site's variance, or nothing where a policy refuses."""
+    """Return the shares of each site's variance, or nothing if a policy refuses."""
     try:
         answers = fed.gather(site_shares)
     except PolicyRefused:

@@ -1,10 +1,10 @@
-"""Find the leading eigenvectors of a sum over sites of B_i L_i B_i', while each B_i stays at its site.
+"""Find the leading eigenvectors of a sum of B_i L_i B_i' over sites while each B_i stays at its site.
 
     M = sum_i B_i L_i B_i',   M V = V diag(theta),   B_i of d x r, L_i diagonal
 
 For d features and k eigenvectors, one round moves the triangle of M, or block Lanczos moves a d x k
-block in each of about fifteen rounds. The cheaper one is taken. Both need sums alone. If the
-coordinator may see a site's own columns, one round of d x r numbers is enough.
+block in each of about fifteen rounds. The cheaper method is used. Both methods need only sums. If the
+coordinator is allowed to see each site's columns, one round of d x r numbers is enough.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TOL = 1e-8  # residual of Lanczos, as a share of the largest eigenvalue
 
 @dataclass(frozen=True)
 class Basis:
-    """A site's B_i and the diagonal of its L_i, which it remembers."""
+    """A site's B_i and the diagonal of its L_i, which the site remembers."""
 
     B: Array  # (d, r)
     lengths: Array  # (r,)
@@ -54,7 +54,7 @@ def basis_product(site: Site, Z: Array) -> dict[str, Array]:
 
 @question(answers={"B": "float64 d r"})
 def whole_basis(site: Site) -> dict[str, Array]:
-    """Send B_i itself, with columns scaled by the roots of L_i."""
+    """Send B_i itself, with columns scaled by the square roots of L_i."""
     basis = site.recall(Basis)
     return {"B": basis.B * np.sqrt(basis.lengths)}
 
@@ -62,9 +62,9 @@ def whole_basis(site: Site) -> dict[str, Array]:
 def leading_of_bases(
     fed: Federation, d: int, k: int, columns: int, *, gather: bool = False
 ) -> tuple[Array, Array]:
-    """Return the k largest eigenvalues of the sum, falling, and their eigenvectors, ``(d, k)``.
+    """Return the sum's k largest eigenvalues, in descending order, and eigenvectors, ``(d, k)``.
 
-    ``columns`` is a bound on the number of columns of all B_i together.
+    ``columns`` is an upper bound on the total number of columns in all B_i.
     """
     if triangle_is_cheaper(columns, d, k):
         return top_eigen(unpack_triangle(fed.sum(basis_triangle)["triangle"]), k)
@@ -78,9 +78,9 @@ def leading_of_bases(
 
 
 def leading_of_columns(B: Array, k: int) -> tuple[Array, Array]:
-    """Return the k largest eigenvalues of B B', falling, and their vectors.
+    """Return the k largest eigenvalues of B B', in descending order, and their eigenvectors.
 
-    If B has fewer than k columns, the last eigenvalues are zero, and there are fewer vectors.
+    If B has fewer than k columns, the last eigenvalues are zero, and fewer eigenvectors are returned.
     """
     if min(B.shape) > MAX_SVD_COLUMNS:
         start = orth(np.random.default_rng(0).standard_normal((len(B), k)))

@@ -1,15 +1,15 @@
-"""The questions of robust PCA: what a site computes in each round, and what it keeps at the end.
+"""Questions for robust PCA: what a site computes in each round and what it keeps at the end.
 
     A_i = (X_i - 1 m') / s,   A_i = V_i U' + S_i + noise
 
 The components U, d x r, are common to all sites. The scores V_i, n_i x r, and the sparse part S_i stay
-at the site. Each method finds V_i and S_i for a given U in a few passes, starting from the V_i of the
-last round: by hard thresholds, by soft thresholds, or along the gradient steps of the published method.
-Missing entries, and outliers by a hard threshold, do not count: ``V_i U'`` replaces them
+at the site. For a given U, each method finds V_i and S_i in a few passes that start from the previous
+round's V_i. It uses hard thresholds, soft thresholds, or the gradient steps of the published method.
+Missing entries, and outliers under a hard threshold, do not count: ``V_i U'`` replaces them
 (`fedpca.models.robust`).
 
-A site reads all its rows into memory while it answers, one site at a time. Between questions it keeps
-the scores V_i, and at the end also the sparse part S_i.
+A site reads all its rows into memory while it answers, one site at a time. Between questions, it keeps
+the scores V_i. At the end, it also keeps the sparse part S_i.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ SUMS = {"AV": "float64 d r", "VV": "float64 r r", "sizes": f"int64 {N_BINS}"}
 
 @dataclass(frozen=True)
 class PresentRows:
-    """What a site remembers about its rows: how many have a value, and the order of its columns."""
+    """What a site remembers about its rows: how many have a value and the order of the columns."""
 
     n: int
-    order: Array | None = None  # (d,), the column of each common feature; None for the same order
+    order: Array | None = None  # (d,), each common feature's column; None if the order is the same
 
 
 @dataclass(frozen=True)
 class RobustFrame:
-    """The center and scale of the run, which a site remembers."""
+    """The run's center and scale, which a site remembers."""
 
     mean: Array  # (d,)
     scale: Array  # (d,)
@@ -63,14 +63,14 @@ class RobustFrame:
 
 @dataclass(frozen=True)
 class Scores:
-    """The scores of a site's rows after the last round, which it remembers."""
+    """The scores of a site's rows after the last round, which the site remembers."""
 
     V: Array  # (n, r)
 
 
 @dataclass(frozen=True)
 class SparsePart:
-    """A site's outliers as a CSR matrix, and counts of entries, which it keeps at the end."""
+    """A site's outliers, as a CSR matrix, and entry counts, which the site keeps at the end."""
 
     values: Array
     columns: Array
@@ -82,7 +82,8 @@ class SparsePart:
 def whole_rows(site: Site, order: Array | None) -> Array:
     """Read all rows of a site, ``(n, d)``, with columns in the common order.
 
-    Rows without any value are left out: they tell nothing about components, center or variances.
+    Rows without any values are left out, since they carry no information about components, center, or
+    variances.
     """
     blocks = [b.toarray() if is_sparse(b) else np.asarray(b) for b in site.rows.blocks()]
     rows = np.vstack(blocks) if blocks else np.empty((0, site.rows.n_features))
@@ -99,10 +100,10 @@ def rows_about(
 
 
 def standardized_rows(site: Site, center: Array | float = 0.0) -> tuple[Array, Array]:
-    """Return A, in the center and scale of the run, and a mask of the entries that count as present.
+    """Return A, standardized with the run's center and scale, and a mask of entries that are present.
 
-    ``center`` shifts the center further, in units of the scale. Features that do not vary are zero, and
-    none of their entries counts as present: otherwise they would pass for entries that fit.
+    ``center`` shifts the center further, in units of the scale. Features that do not vary are set to
+    zero, and none of their entries count as present. Otherwise, those entries would appear to fit.
     """
     frame, rows = site.recall(RobustFrame), whole_rows(site, site.recall(PresentRows).order)
     A, present = values_about(rows, frame.mean + center * frame.scale, frame.scale)
@@ -115,12 +116,12 @@ def standardized_rows(site: Site, center: Array | float = 0.0) -> tuple[Array, A
     remembers=True,
 )
 def count_present(site: Site, features: Array) -> dict[str, Any]:
-    """Count the rows with a value, and count and sum the values of each feature."""
+    """Count the rows that have a value, and count and sum each feature's values."""
     order = own_order(site, features)
     rows = whole_rows(site, order)
     site.remember(PresentRows(len(rows), order))
     if np.isinf(rows).any():
-        raise InputError("the rows hold infinite values; write missing values as NaN")
+        raise InputError("the rows contain infinite values; use NaN for missing values")
     with np.errstate(over="ignore", invalid="ignore"):
         total = np.nansum(rows, axis=0)
     refuse_overflow(total)
@@ -150,10 +151,10 @@ def squares_present(site: Site, about: Array) -> dict[str, Array]:
 def count_values(
     site: Site, features: Array, about: Array, guess: Array, shift: Array, of: Array
 ) -> dict[str, Array]:
-    """Count the values of some features below, in each part of, and above the bin of a guess.
+    """Count some features' values below the bin of a guess, in each part of it, and above it.
 
-    Also count those less than the guess, and those equal to it. ``of`` says what is counted: the values
-    about a point, their distances from it, or their distances above zero.
+    Also count the values less than the guess and the values equal to it. ``of`` selects what is
+    counted: the values about a point, their distances from it, or their nonzero distances from it.
     """
     values, present = rows_about(site, about, features)
     return count_in_bins(values, present, guess, int(shift), KINDS[int(of)])
@@ -172,9 +173,9 @@ def count_values(
 def begin_robust(
     site: Site, mean: Array, scale: Array, varies: Array, reference: Array
 ) -> dict[str, Any]:
-    """Keep the center and the scale, and send the typical size of the site's entries as its bin.
+    """Store the center and the scale, and send the bin of the typical size of the site's entries.
 
-    Where most entries are zero, as in tables of counts, the size is that of the others.
+    If most entries are zero, as in tables of counts, the typical size is that of the nonzero entries.
     """
     site.remember(RobustFrame(mean, scale, varies))
     A, present = standardized_rows(site)
@@ -187,7 +188,7 @@ def begin_robust(
     answers={"Y": "float64 d r"},
 )
 def clipped_product(site: Site, U: Array, threshold: Array) -> dict[str, Any]:
-    """Send C'(C U), C being the rows with zeros for entries missing or beyond the threshold."""
+    """Send C'(C U), where C is the rows with zeros for entries missing or beyond the threshold."""
     C = without_large(standardized_rows(site)[0], float(threshold))
     return {"Y": C.T @ (C @ U)}
 
@@ -215,9 +216,9 @@ def hard_round(
 ) -> dict[str, Any]:
     """Fit scores on orthonormal U by least squares, leaving out outliers, and send sums for the next U.
 
-    Rows are about ``center``. Since the last round it moved by the point that has ``mean_scores``. Rows
-    that are mostly outliers get scores from scratch: from their present scores, a threshold that falls
-    would leave them behind.
+    Rows are centered on ``center``, which has moved since the last round by the point that has
+    ``mean_scores``. Rows that are mostly outliers get new scores from scratch. If they started from
+    their current scores, a decreasing threshold would leave them behind.
     """
     A, present = standardized_rows(site, center)
     V = carried_scores(site, turn, mean_scores) if not is_first else without_large(A, threshold) @ U
@@ -232,7 +233,7 @@ def hard_round(
     D, V = L + rows.pull, V + rows.pull @ U
     site.remember(Scores(V))
     sizes = as_bins(typical_size(rows.R, present), float(threshold), len(A))
-    if rows.mostly_outliers.any():  # such rows have no say in U until their scores fit
+    if rows.mostly_outliers.any():  # such rows do not affect U until their scores fit
         D, V = D[~rows.mostly_outliers], V[~rows.mostly_outliers]
     return {
         "AV": D.T @ V,
@@ -280,12 +281,12 @@ def soft_round(
 
 
 def carried_scores(site: Site, turn: Array, mean_scores: Array) -> Array:
-    """Return the scores of the last round, about the new center and on the new U."""
+    """Return the last round's scores, converted to the new center and the new U."""
     return np.asarray((site.recall(Scores).V - mean_scores) @ turn)
 
 
 def _first_scores(A: Array, U: Array, threshold: float, ridge: float) -> Array:
-    """Fit first scores by ridge regression to the entries within the threshold."""
+    """Fit initial scores by ridge regression to the entries within the threshold."""
     return np.asarray(without_large(A, threshold) @ _regression(U, ridge))
 
 
@@ -299,7 +300,7 @@ def _soft_passes(
 ) -> tuple[Array, Array, Array]:
     """Return the scores V, the cleaned rows D, and the residuals after some passes.
 
-    D are the rows without the sparse part, and with missing entries filled in.
+    D holds the rows without the sparse part and with missing entries filled in.
     """
     to_scores = _regression(U, ridge)
     for _ in range(passes):
@@ -335,9 +336,9 @@ def gradient_round(
     n: Array,
     is_first: Array,
 ) -> dict[str, Any]:
-    """Take local gradient steps of U, and send U weighted by the site's rows.
+    """Take local gradient steps on U, and send U weighted by the site's share of rows.
 
-    A ``step`` of 0 stands for half of the longest stable step length.
+    A ``step`` of 0 means half the longest stable step length.
     """
     A, present = standardized_rows(site)
     V = None if is_first else site.recall(Scores).V
@@ -373,10 +374,10 @@ def finish_robust(
     threshold: Array,
     afresh: Array,
 ) -> dict[str, Any]:
-    """Keep the scores on the final, orthonormal U and the sparse part; send squares of scores.
+    """Keep the sparse part and the scores V on the final, orthonormal U, and send V'V.
 
-    Both cover the rows that have a value. Rows that are mostly outliers are not in the squares, since
-    they have no say in U either.
+    The sparse part and the scores cover the rows that have a value. V'V excludes rows that are mostly
+    outliers, since they do not affect U either.
     """
     A, present = standardized_rows(site, center)
     carried = None if afresh else carried_scores(site, turn, mean_scores)
@@ -393,6 +394,6 @@ def finish_robust(
 
 @question(answers={"outliers": "int64", "present": "int64"})
 def sparse_share(site: Site) -> dict[str, Any]:
-    """Count the site's outliers, and its present entries."""
+    """Count the site's outliers and its present entries."""
     part = site.recall(SparsePart)
     return {"outliers": np.int64(part.n_outliers), "present": np.int64(part.n_present)}

@@ -1,4 +1,4 @@
-"""The contract of `RobustPCA`'s solvers: what each takes and what it returns."""
+"""The contract for `RobustPCA` solvers: what each solver takes and returns."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from fedpca.arrays import Array, Arrays
 from fedpca.coordinator.federation import Federation
 from fedpca.models.robust import TIMES_MEDIAN
 
-NORMAL = 1.4826  # standard deviation of normal numbers over their median size
-NEGLIGIBLE = 1e-7  # a residual of this share of the typical entry is never an outlier
+NORMAL = 1.4826  # standard deviation of a normal variable over its median absolute value
+NEGLIGIBLE = 1e-7  # a residual up to this share of the typical entry is never an outlier
 
 
 @dataclass(frozen=True)
 class RobustMoments:
-    """What is known about all sites' rows before a solver starts."""
+    """Statistics of all sites' rows, found before a solver starts."""
 
     n: int
-    present: Array  # (d,), the number of values of each feature; 0 for features that do not vary
+    present: Array  # (d,), each feature's number of values; 0 for features that do not vary
     size: float  # the typical size of an entry
     moves: bool  # whether the center moves to the mean of the rows without outliers
 
@@ -32,7 +32,7 @@ class RobustMoments:
 
 @dataclass(frozen=True)
 class Limits:
-    """When a solver stops."""
+    """The limits at which a solver stops."""
 
     tol: float
     max_rounds: int
@@ -40,11 +40,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class Carry:
-    """How the scores of the last round carry over to the next one."""
+    """How the last round's scores carry over to the next round."""
 
-    turn: Array  # (q, r), from the q scores of the last round to r scores on the new U
+    turn: Array  # (q, r), maps the last round's q scores to r scores on the new U
     center: Array  # (d,), of the rows
-    mean_scores: Array  # (q,), subtracted from the scores since the center moved
+    mean_scores: Array  # (q,), subtracted from the scores because the center moved
 
     @classmethod
     def first(cls, r: int, center: Array) -> Carry:
@@ -53,7 +53,7 @@ class Carry:
 
     @property
     def asked(self) -> Arrays:
-        """Return it as the fields of a question."""
+        """Return the carry-over as question fields."""
         return {"turn": self.turn, "center": self.center, "mean_scores": self.mean_scores}
 
 
@@ -64,13 +64,13 @@ class RobustFit:
     U: Array  # (d, r), orthonormal
     threshold: float
     noise: float  # the median over sites of the median size of a site's residuals
-    stop_reason: str  # "converged", "max_rounds", or "inexact" where `while_exact` ended it
+    stop_reason: str  # "converged", "max_rounds", or "inexact" if `while_exact` ended the fit
     center: Array  # (d,)
     mostly_outliers: Array  # (d,), whether most entries of a feature are beyond the threshold
-    carry: Carry | None = None  # from the scores at the sites to U, where they can be used
+    carry: Carry | None = None  # from the sites' scores to U; None if they cannot be reused
 
     def cut(self, r: int) -> RobustFit:
-        """Return the same fit with its first r components."""
+        """Return the same fit with only its first r components."""
         carry = self.carry
         if carry is not None:
             carry = replace(carry, turn=np.ascontiguousarray(carry.turn[:, :r]))
@@ -87,13 +87,13 @@ class Rank:
 
 @dataclass(frozen=True)
 class RobustProblem:
-    """The problem that a solver is given."""
+    """A problem for a solver to solve."""
 
     U: Array  # (d, w), orthonormal: the start
     moments: RobustMoments
     limits: Limits
-    rank: int | None  # the number of components; None where only a bound is given
-    bound: int  # the most components: the rank, where it is given
+    rank: int | None  # the number of components; None if only a bound is given
+    bound: int  # the maximum number of components; equals the rank if that is given
 
 
 class Solved(NamedTuple):
@@ -109,7 +109,7 @@ class RobustSolver(Protocol):
     """The coordinator's program for one method, with its options as fields."""
 
     name: ClassVar[str]
-    needs_rank: ClassVar[bool]  # whether a bound on the rank is not enough
+    needs_rank: ClassVar[bool]  # whether the solver needs the rank itself, not just a bound
 
     def solve(self, fed: Federation, problem: RobustProblem) -> Solved:
         """Find the components by asking the sites."""

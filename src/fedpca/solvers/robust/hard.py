@@ -1,4 +1,4 @@
-"""Robust PCA by hard thresholds: entries beyond a threshold z, which falls, do not count.
+"""Robust PCA by hard thresholds: entries beyond a decreasing threshold z do not count.
 
     A_i = V_i U' + S_i + noise,   U of d x r common to all sites
 
@@ -7,12 +7,12 @@
     U <- orth(sum D_i'V_i (sum V_i'V_i)^-1)
 
 The method needs the rank r. Each round lowers z by a fifth, down to four times the median size of
-residuals at the median site. Without noise the result is exact. With noise it is about as good as a fit
-that knows which entries are bad. A site sends sums of d x r and r x r matrices, and one number as the
-bin that it falls into.
+residuals at the median site. Without noise, the result is exact. With noise, it is about as good as a
+fit for which the bad entries are known. A site sends sums of d x r and r x r matrices, and it sends one
+number as the bin that contains it.
 
-Source: hard thresholds follow Netrapalli et al., "Non-convex robust PCA" (2014). Soft thresholds, for
-which a bound on the rank is enough, are in `fedpca.solvers.robust.soft`.
+Source: hard thresholds follow Netrapalli et al., "Non-convex robust PCA" (2014). Soft thresholds, which
+need only a bound on the rank, are in `fedpca.solvers.robust.soft`.
 """
 
 from __future__ import annotations
@@ -42,26 +42,26 @@ from fedpca.solvers.robust.contract import (
 from fedpca.solvers.robust.medians import median_of_bins
 
 START_ROUNDS = 2  # rounds of power iteration on clipped rows
-FLOOR_MARGIN = 1.05  # a threshold within this of its floor has reached it: bins tell no more
-PATIENCE_ROUNDS = 5  # rounds at its floor after which a threshold stays
-MAX_NOISE_SHARE = 0.02  # a turn of at most this share of what noise causes is convergence
+FLOOR_MARGIN = 1.05  # a threshold within this factor of its floor has reached it: bins are no finer
+PATIENCE_ROUNDS = 5  # rounds at its floor after which a threshold stays fixed
+MAX_NOISE_SHARE = 0.02  # converged if the rotation is at most this share of what noise causes
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """Leave out entries beyond a threshold that falls; needs the rank."""
+    """Leave out entries beyond a decreasing threshold; this method needs the rank."""
 
     name: ClassVar[str] = "threshold"
     needs_rank: ClassVar[bool] = True
 
     def solve(self, fed: Federation, problem: RobustProblem) -> Solved:
-        """Return the components, once a round turns them by at most ``tol``."""
+        """Return the components once a round rotates them by at most ``tol``."""
         fit = by_hard_threshold(fed, problem.U, problem.moments, problem.limits)
         return Solved(fit, Rank(problem.bound), self.name)
 
 
 def start_clipped(fed: Federation, d: int, r: int, threshold: float) -> Array:
-    """Find a first U by power iteration on rows without entries beyond the threshold."""
+    """Find an initial U by power iteration on rows without entries beyond the threshold."""
     U = orth(fed.rng().standard_normal((d, r)))
     for _ in range(START_ROUNDS):
         U = orth(fed.sum(clipped_product, U=U, threshold=np.float64(threshold))["Y"])
@@ -78,27 +78,27 @@ def by_hard_threshold(
     first: float = np.inf,
     while_exact: bool = False,
 ) -> RobustFit:
-    """Fit U by hard thresholds until a round turns it by at most ``tol``, or by far less than noise.
+    """Fit U by hard thresholds until a round rotates it by at most ``tol`` or far less than noise does.
 
-    The turn is the sine of an angle. Residuals of at most ``tol`` times the typical entry count as
-    zero.
+    The rotation is measured as the sine of an angle. Residuals of at most ``tol`` times the typical
+    entry count as zero.
 
     If the center moves, it moves to the mean of the rows without outliers. A median is robust, but it
-    does not lie in the plane of low-rank rows. A threshold stays after a few rounds at its floor. It
-    would otherwise cut off more and more of residuals with long tails, and never end. In a column that
-    is mostly outliers, residuals count up to the first threshold for as many rounds, and then up to the
-    present one.
+    does not lie in the plane of low-rank rows. After a few rounds at its floor, the threshold stays
+    fixed. Otherwise, it would keep cutting off more and more of any long-tailed residuals and never
+    settle. In a column that is mostly outliers, residuals count up to the first threshold for the same
+    number of rounds, and then up to the current threshold.
 
-    The fit starts from the scores that ``carry`` takes over, if any. It starts from the threshold
-    ``first`` if that is lower than the usual one. With ``while_exact`` it goes on only as long as each
-    round at least halves the residuals, as it does on the way from a good start to an exact low-rank
-    part.
+    If ``carry`` is given, the fit starts from the scores that it carries over. The fit starts from the
+    threshold ``first`` if that is lower than the usual one. With ``while_exact``, the fit continues
+    only as long as each round at least halves the residuals, which happens on the way from a good start
+    to an exact low-rank part.
     """
     d, r = U.shape
     is_first, carry = carry is None, carry or Carry.first(r, np.zeros(d))
     first = min(moments.first_threshold, first)
     threshold, median, reason = first, np.inf, "max_rounds"
-    reach, rounds_drawn = np.zeros(d), np.zeros(d, int)  # of each column
+    reach, rounds_drawn = np.zeros(d), np.zeros(d, int)  # for each column
     least = max(10 * limits.tol, NEGLIGIBLE) * moments.size
     rounds_at_floor = 0
     for _ in range(limits.max_rounds):
@@ -120,7 +120,7 @@ def by_hard_threshold(
             rounds_at_floor = rounds_at_floor + 1 if threshold <= FLOOR_MARGIN * floor else 0
         mostly_outliers = 2 * answer["good"] < moments.present
         is_fitted = median <= limits.tol * moments.size
-        # outliers draw their column until the fit is done or patience ends; then it is given up
+        # outliers pull their column until the fit is done or patience runs out; then it is given up
         is_drawn = mostly_outliers & (rounds_at_floor < PATIENCE_ROUNDS and not is_fitted)
         rounds_drawn += is_drawn
         enough = limits.tol if is_fitted or rounds_at_floor else 0.0
@@ -158,9 +158,9 @@ def refitted(answer: Arrays, U: Array, center: Array, *, moves: bool) -> tuple[A
 
 
 def turn_by_noise(deviation: float, squares: Array, inlier_share: Array) -> float:
-    """Estimate the angle by which noise turns components with these squares of scores, as a sine.
+    """Estimate the sine of the angle by which noise rotates components with these squared scores.
 
-    A feature is the further off, the fewer of its entries are inliers, ``(d,)``.
+    A feature is further off if fewer of its entries are inliers; ``inlier_share`` has shape ``(d,)``.
     """
     least = float(np.linalg.eigvalsh(squares)[0])
     return deviation * float(np.sqrt((1 / inlier_share).sum() / least)) if least > 0 else 0.0

@@ -1,15 +1,15 @@
-"""Medians over all sites from sums alone: histograms whose bins close in on the middle.
+"""Find medians over all sites from sums alone, with histograms that close in on the middle.
 
 The sites count each feature's values in bins, and the counts are summed. The next round divides the bin
-that holds the middle value. A bin is a range of the first bits of a number: the sign and the exponent
-come before the digits. So bins are fine where values are small, and a value that is 1e15 times too
-large costs the others no digit. Six rounds bring the median to 2e-7 of itself, and eleven to the last
-bit. The later rounds are needed where an offset puts too many values into one bin, or where many values
-are equal. Missing values (NaN) are in no bin.
+that holds the middle value. A bin is a range of a number's leading bits: the sign and the exponent come
+before the digits. So bins are fine where values are small, and a value that is 1e15 times too large
+costs the other values no digits. Six rounds find the median to a relative error of 2e-7, and eleven
+rounds find it to the last bit. The later rounds are needed if an offset puts too many values into one
+bin or if many values are equal. Missing values (NaN) are not counted.
 
 For one number per site, such as the size of its residuals, one round is enough. From a millionth of a
-reference to 16 times it, bins grow by the sixteenth root of 2, which gives a median to 2 %. Below that
-they grow by 2. One such answer takes 3 kB.
+reference to 16 times the reference, each bin grows by a factor of the sixteenth root of 2, which gives
+a median to within 2 %. Below that range, the factor is 2. One such answer takes 3 kB.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import numpy as np
 
 from fedpca.arrays import Array, Arrays
 
-BITS = 6  # of a median, found in a round
-FIRST_SHIFT = 60  # low bits that the bins of the first round ignore
-LAST_SHIFT = 30  # low bits that may stay open at the end, unless the bin is too full
+BITS = 6  # bits of a median that are found in a round
+FIRST_SHIFT = 60  # low bits that the first round's bins ignore
+LAST_SHIFT = 30  # low bits that may remain unknown at the end, unless the bin is too full
 MAX_BIN_SHARE = 0.01  # share of a feature's values that the last bin may hold
 BINS = 1 << BITS
 KINDS = ("values", "sizes", "sizes above zero")
@@ -30,16 +30,16 @@ SIGN = np.uint64(1 << 63)
 PER_OCTAVE = 16  # fine bins between a number and its double
 EDGES = 2.0 ** np.concatenate(
     [np.arange(-64, -20), np.arange(-20 * PER_OCTAVE, 4 * PER_OCTAVE + 1) / PER_OCTAVE]
-)  # over the reference
-FINE = 2.0**-20  # above this, over the reference, bins are fine
+)  # relative to the reference
+FINE = 2.0**-20  # bins are fine above this multiple of the reference
 N_BINS = len(EDGES) + 1
 
 
 def count_in_bins(values: Array, present: Array, guess: Array, shift: int, kind: str) -> Arrays:
     """Count values, ``(n, m)``, below the bin of a guess, in each part of it, and above it.
 
-    Also count those less than the guess, and those equal to it. ``kind`` says what is counted: values,
-    their sizes, or sizes above zero.
+    Also count the values less than the guess and the values equal to it. ``kind`` selects what is
+    counted: values, their sizes, or sizes above zero.
     """
     if kind != "values":
         values = np.abs(values)
@@ -63,7 +63,8 @@ def feature_medians(
 ) -> Array:
     """Find the medians of some features' values about a point, or of their sizes, ``(m,)``.
 
-    ``ask`` returns the counts of `count_in_bins`, summed over sites. The median of no values is zero.
+    ``ask`` returns the counts from `count_in_bins`, summed over sites. If a feature has no values, its
+    median is zero.
     """
     medians = np.zeros(len(features))
     unfinished = np.arange(len(features))
@@ -98,7 +99,7 @@ def _ordered(values: Array) -> Array:
 
 
 def _narrowed(guess: Array, part: Array, shift: int) -> Array:
-    """Return the number with the fewest digits in a part of the guess's bin: its end next to zero."""
+    """Return the number with the fewest digits in a part of the guess's bin: the end near zero."""
     width, bits = np.uint64(shift), np.uint64(BITS)
     first = (((_ordered(guess) >> width) >> bits << bits) | part.astype(np.uint64)) << width
     rest = (np.uint64(1) << width) - np.uint64(1)
@@ -106,7 +107,7 @@ def _narrowed(guess: Array, part: Array, shift: int) -> Array:
 
 
 def as_bins(value: float, reference: float, weight: int) -> Array:
-    """Return bins around a reference, with ``weight`` as the count in the bin of a site's number."""
+    """Return bin counts around a reference: ``weight`` in the bin of a site's number, else zero."""
     counts = np.zeros(N_BINS, np.int64)
     if reference > 0:
         counts[np.searchsorted(EDGES, value / reference)] = weight
@@ -114,7 +115,7 @@ def as_bins(value: float, reference: float, weight: int) -> Array:
 
 
 def median_of_bins(counts: Array, reference: float) -> float:
-    """Return the median by the summed counts; zero where it lies below all bins."""
+    """Return the median from the summed counts, or zero if it lies below all bins."""
     cumulative = np.cumsum(counts)
     middle = int(np.argmax(2 * cumulative >= cumulative[-1]))
     if not middle:

@@ -2,7 +2,8 @@
 
     A_i = V_i U' + S_i + noise,   U of d x r common to all sites
 
-It finds center and scale, lets a solver find U, and then lets each site keep its V_i and S_i.
+The program finds the center and scale, has a solver find U, and then has each site keep its V_i and
+S_i.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from fedpca.solvers.robust.hard import start_clipped
 from fedpca.solvers.robust.medians import EDGES, FINE, feature_medians, median_of_bins
 from fedpca.solvers.standardize import CommonFeatures, at_least_two, common_features
 
-ROUNDING = 16 * np.finfo(float).eps  # a distance of at most this share of a value is zero
+ROUNDING = 16 * np.finfo(float).eps  # a distance of at most this share of a value counts as zero
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class RobustResult:
     model: RobustModel
     features: tuple[str, ...] | None
     n: int
-    shares: dict[str, float]  # of outliers among each site's entries
+    shares: dict[str, float]  # the share of outliers among each site's entries
     mostly_outliers: Array  # (d,), whether most entries of a feature are outliers
     rank_is_clear: bool
     outcome: Outcome
@@ -75,7 +76,7 @@ def low_rank_and_sparse(
     d = common.n_features
     _check_components(n_components, max_components, frame.n, d)
     moments = _begin(fed, frame, moves=center != "none")
-    # one component more than the bound shows whether singular values fall right after the bound
+    # one extra component shows whether singular values drop right after the bound
     bound = int(n_components or max_components or 0)
     width = bound if n_components else min(bound + 1, d)
     U = start_from
@@ -87,7 +88,7 @@ def low_rank_and_sparse(
 
 
 def _finish(fed: Federation, solved: Solved, frame: Frame, common: CommonFeatures) -> RobustResult:
-    """Let sites keep their parts, and return the model with the variances of the low-rank part."""
+    """Have sites keep their parts, and return the model with the variances of the low-rank part."""
     r = solved.rank.number
     fit = solved.fit.cut(r)
     carry = fit.carry or Carry.first(r, fit.center)
@@ -124,29 +125,29 @@ def _check_components(n_components: int | None, max_components: int | None, n: i
     name = "max_components" if n_components is None else "n_components"
     wanted, limit = n_components or max_components or 0, min(n, d)
     if wanted > limit:
-        what = f"{d} features" if d <= n else f"{n} rows of all sites"
+        what = f"{d} features" if d <= n else f"{n} rows across all sites"
         raise InputError(f"{name}={wanted} exceeds the {what}; use at most {limit}")
 
 
 @dataclass(frozen=True)
 class Frame:
-    """The number of rows, and the center and scale of each feature."""
+    """The number of rows, and each feature's center and scale."""
 
     n: int
-    present: Array  # (d,), the number of values of each feature; 0 where all are at the center
+    present: Array  # (d,), each feature's number of values; 0 if all are at the center
     center: Array  # (d,)
     scale: Array  # (d,)
     spread: float  # root mean square of all entries about the center, in the scale
 
 
 def _frame(fed: Federation, common: CommonFeatures, center: str, scale: bool) -> Frame:
-    """Ask for sums and histograms, and return the center and scale of each feature."""
+    """Ask for sums and histograms, and return each feature's center and scale."""
     counted = fed.sum(count_present, features=common.to_ask)
     n, present = at_least_two(int(counted["n"])), counted["present"]
     if not present.all():
         names = common.names or [f"column {j}" for j in range(len(present))]
         empty = [str(names[j]) for j in np.flatnonzero(present == 0)]
-        raise InputError(f"no site has a value of {some_of(empty)}; leave these features out")
+        raise InputError(f"no site has a value for {some_of(empty)}; remove these features")
     d = len(present)
     mean = counted["total"] / present
     squares = fed.sum(squares_present, about=mean)["squares"]
@@ -157,7 +158,7 @@ def _frame(fed: Federation, common: CommonFeatures, center: str, scale: bool) ->
         medians = _medians(fed, np.arange(d), np.zeros(d))
     centers = {"none": np.zeros(d), "mean": mean, "median": medians}[center]
     factors = np.ones(d)
-    if scale:  # distances are from the median, wherever the center is
+    if scale:  # distances are measured from the median, regardless of the center
         factors = _typical_distances(fed, medians)
     away = np.hypot(spread, mean - centers)
     present = np.where(away > ROUNDING * np.abs(mean), present, 0)
@@ -166,15 +167,15 @@ def _frame(fed: Federation, common: CommonFeatures, center: str, scale: bool) ->
 
 
 def _medians(fed: Federation, features: Array, about: Array, of: str = "values") -> Array:
-    """Find the medians of features over all sites from summed histograms."""
+    """Find features' medians over all sites from summed histograms."""
     return feature_medians(partial(fed.sum, count_values), features, about, of=of)
 
 
 def _typical_distances(fed: Federation, medians: Array) -> Array:
-    """Return a robust standard deviation of each feature, from its median distance to the median.
+    """Return each feature's robust standard deviation, from its median distance to the median.
 
-    It is 1 for a constant feature. Where most values are equal, as in tables of counts, it is the
-    median distance of the others.
+    The result is 1 for a constant feature. If most values are equal, as in tables of counts, it is the
+    median distance of the other values.
     """
     rounding = ROUNDING * np.abs(medians)
     sizes = NORMAL * _medians(fed, np.arange(len(medians)), medians, of="sizes")
@@ -187,10 +188,11 @@ def _typical_distances(fed: Federation, medians: Array) -> Array:
 
 
 def _begin(fed: Federation, frame: Frame, *, moves: bool) -> RobustMoments:
-    """Give every site the center and the scale, and find the typical size of an entry.
+    """Send the center and scale to every site, and find the typical size of an entry.
 
-    The first reference is the root mean square. A few wild entries make it too large, so that the size
-    falls below the fine bins. Then the question is asked again with a smaller reference.
+    The first reference is the root mean square. A few extreme entries can make it so large that the
+    typical size falls below the fine bins. In that case, the question is asked again with a smaller
+    reference.
     """
     reference = frame.spread or 1.0
     while True:
@@ -208,7 +210,7 @@ def _begin(fed: Federation, frame: Frame, *, moves: bool) -> RobustMoments:
 
 
 def _shares(fed: Federation) -> dict[str, float]:
-    """Return the share of outliers among each site's entries, or nothing where a policy refuses."""
+    """Return the share of outliers among each site's entries, or nothing if a policy refuses."""
     try:
         answers = fed.gather(sparse_share)
     except PolicyRefused:

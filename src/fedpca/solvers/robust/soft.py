@@ -1,12 +1,12 @@
-"""Robust PCA by soft thresholds, for which a bound on the rank is enough.
+"""Robust PCA by soft thresholds, which need only a bound on the rank.
 
     min  sum 1/2 ||A_i - V_i U' - S_i||^2 + lambda ||S_i||_1 + rho/2 (||V_i||^2 + ||U||^2)
 
 ``least-squares`` lowers lambda and rho in each round. It finds U from sums of d x r and r x r matrices.
-Components beyond the true rank end with small singular values, so that the rank can be read off.
+Components beyond the true rank end up with small singular values, so the rank can be read off.
 
-``dcf`` is the published method: lambda and rho stay, sites take gradient steps, and the results are
-averaged. Its error grows with lambda.
+``dcf`` is the published method: lambda and rho stay fixed, sites take gradient steps, and the results
+are averaged. Its error grows with lambda.
 
 Source: DCF-PCA, "Distributed robust principal component analysis" by consensus factorization, Algorithm
 1, for ``dcf``.
@@ -40,19 +40,19 @@ from fedpca.solvers.robust.hard import by_hard_threshold
 from fedpca.solvers.robust.medians import median_of_bins
 
 PASSES = 2  # passes over a site's rows in a round
-SOFT_DECAY = 0.7  # a round multiplies the threshold and the ridge by this
-MIN_RIDGE_SHARE = 1e-12  # of the first ridge; without any, a fit of lower rank is singular
+SOFT_DECAY = 0.7  # each round multiplies the threshold and the ridge by this factor
+MIN_RIDGE_SHARE = 1e-12  # of the first ridge; without a ridge, a fit of lower rank is singular
 RANK_ROUNDS = 25  # rounds after which the rank is read off
-SOFT_ROUNDS = 12  # rounds of the start where the sizes of components differ
-TIMES_SOFT_THRESHOLD = 10.0  # first hard threshold over the last soft one
-CLEAR_FALL = 5.0  # ratio of two singular values that shows a rank, whatever the others are
-MIN_VALUE_SHARE = 1e-4  # of the largest singular value; smaller ones are not told apart
-RANK_GIVEN_RIDGE = 1e-3  # ridge of the published method over the typical entry, with a given rank
+SOFT_ROUNDS = 12  # rounds of soft thresholds at the start if component sizes differ
+TIMES_SOFT_THRESHOLD = 10.0  # first hard threshold over the last soft threshold
+CLEAR_FALL = 5.0  # ratio of consecutive singular values that shows a rank by itself
+MIN_VALUE_SHARE = 1e-4  # of the largest singular value; smaller values are treated as equal
+RANK_GIVEN_RIDGE = 1e-3  # the published method's ridge over the typical entry, for a given rank
 
 
 @dataclass(frozen=True)
 class Auto:
-    """Use hard thresholds, after a start by soft ones unless the first rounds lead to an exact end."""
+    """Use hard thresholds, starting with soft ones unless the first rounds lead to an exact fit."""
 
     name: ClassVar[str] = "auto"
     needs_rank: ClassVar[bool] = False
@@ -74,13 +74,13 @@ class Auto:
 
 @dataclass(frozen=True)
 class LeastSquares:
-    """Lower soft thresholds and a ridge round by round; a bound on the rank is enough."""
+    """Lower soft thresholds and a ridge in each round; this needs only a bound on the rank."""
 
     name: ClassVar[str] = "least-squares"
     needs_rank: ClassVar[bool] = False
 
     def solve(self, fed: Federation, problem: RobustProblem) -> Solved:
-        """Return the components, and the rank that the singular values show."""
+        """Return the components and the rank that the singular values show."""
         fit, values = by_least_squares(fed, problem.U, problem.moments, problem.limits)
         return Solved(fit, _rank(problem, values), self.name)
 
@@ -92,9 +92,9 @@ class Dcf:
     Parameters
     ----------
     local_steps : int
-        Gradient steps that a site takes in each round.
+        The number of gradient steps that a site takes in each round.
     step : float, optional
-        The first step length, which decays; by default each site finds its own.
+        The first step length, which decays; by default, each site chooses its own.
     """
 
     name: ClassVar[str] = "dcf"
@@ -109,7 +109,7 @@ class Dcf:
             check_positive("step", self.step)
 
     def solve(self, fed: Federation, problem: RobustProblem) -> Solved:
-        """Return the components, and the rank that the singular values show."""
+        """Return the components and the rank that the singular values show."""
         moments, d = problem.moments, len(problem.U)
         threshold = moments.size / 2
         ridge = RANK_GIVEN_RIDGE * moments.size
@@ -129,14 +129,14 @@ class Dcf:
 
 
 def _rank(problem: RobustProblem, values: Array) -> Rank:
-    """Return the given rank, or the one that the singular values show."""
+    """Return the given rank or the rank that the singular values show."""
     return Rank(problem.rank) if problem.rank is not None else rank_of(values, problem.bound)
 
 
 def by_least_squares(
     fed: Federation, U: Array, moments: RobustMoments, limits: Limits
 ) -> tuple[RobustFit, Array]:
-    """Fit U by soft thresholds that fall; return it with the singular values that show the rank."""
+    """Fit U by decreasing soft thresholds; return the fit and singular values, which show the rank."""
     d, r = U.shape
     U = in_unit(U, moments)
     threshold = moments.first_threshold
@@ -161,7 +161,7 @@ def by_least_squares(
         products = answer["AV"] - moments.n * np.outer(mean, scores)
         last, U = U, np.linalg.solve(squares + ridge * np.eye(r), products.T).T
         carry = Carry(np.eye(r), carry.center + mean, scores)
-        if done < RANK_ROUNDS:  # later the ridge is too small to hold down surplus components
+        if done < RANK_ROUNDS:  # later, the ridge is too small to hold down surplus components
             values = singular_values(U, squares)
         change = relative_change(last, U)
         fed.report(change, partial(orth, U))
@@ -180,13 +180,13 @@ def by_least_squares(
 def by_both_thresholds(
     fed: Federation, U: Array, moments: RobustMoments, limits: Limits
 ) -> tuple[RobustFit, bool]:
-    """Fit U by hard thresholds; start with soft ones unless the first rounds lead to an exact end.
+    """Fit U by hard thresholds; start with soft ones unless the first rounds lead to an exact fit.
 
-    Return the fit, and whether soft thresholds ran.
+    Return the fit and whether soft thresholds ran.
 
-    A start from clipped rows misses components that are much smaller than the largest: the marks of
-    clipping take their place. Hard thresholds would then treat these components as noise. Soft ones
-    find them.
+    A start from clipped rows misses components that are much smaller than the largest one: artifacts of
+    clipping take their place. Hard thresholds would then treat the small components as noise. Soft
+    thresholds find them.
     """
     fit = by_hard_threshold(fed, U, moments, limits, while_exact=True)
     if fit.stop_reason != "inexact":
@@ -208,10 +208,10 @@ def by_gradients(
     step: float | None,
     local_steps: int,
 ) -> tuple[RobustFit, Array]:
-    """Run the published method, gradient steps averaged by rows; return U and the singular values."""
+    """Run the published method, which averages gradient steps; return the fit and singular values."""
     reason, VV, U = "max_rounds", np.eye(U.shape[1]), in_unit(U, moments)
     for done in range(limits.max_rounds):
-        # a given step decays with the root of the rounds; for 0 each site finds its own
+        # a given step decays with the square root of the rounds; for 0, each site chooses its own
         eta = 0.0 if step is None else step / np.sqrt(1 + done)
         answer = fed.sum(
             gradient_round,
@@ -236,17 +236,17 @@ def by_gradients(
 
 
 def in_unit(U: Array, moments: RobustMoments) -> Array:
-    """Scale U to the size of its scores, so that a change of the rows' unit changes nothing else."""
+    """Scale U to the size of its scores, so that a change in the rows' units changes nothing else."""
     return np.asarray(U * np.sqrt(moments.size))
 
 
 def relative_change(last: Array, U: Array) -> float:
-    """Return the norm of the change of U over the norm of U."""
+    """Return the norm of the change in U over the norm of U."""
     return float(np.linalg.norm(U - last) / max(np.linalg.norm(U), np.finfo(float).tiny))
 
 
 def singular_values(U: Array, VV: Array) -> Array:
-    """Return the singular values of V U', falling, from U and V'V."""
+    """Return the singular values of V U', in descending order, from U and V'V."""
     values, Q = np.linalg.eigh(VV)
     root = (Q * np.sqrt(np.maximum(values, 0.0))) @ Q.T
     return np.asarray(np.sqrt(np.maximum(np.linalg.eigvalsh(root @ (U.T @ U) @ root)[::-1], 0.0)))
@@ -260,10 +260,10 @@ def leading_axes(U: Array, VV: Array) -> Array:
 
 
 def rank_of(values: Array, bound: int) -> Rank:
-    """Return the rank where singular values fall most from one to the next, or the bound.
+    """Return the rank at the largest drop between consecutive singular values, or the bound.
 
-    The fall must be clear: at least the square of every other fall, or `CLEAR_FALL`. The falls of real
-    tables and of noise are not.
+    The drop, as a ratio, must be clear: at least the square of every other drop, or `CLEAR_FALL`. The
+    drops in real tables and in noise are not clear.
     """
     if len(values) < 2 or not values[0]:
         return Rank(1)

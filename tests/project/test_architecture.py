@@ -1,0 +1,85 @@
+"""The house is what the pages say: where modules lie, what a fit crosses, how code is described."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedpca
+from fedpca import FederatedPCA
+from fedpca.protocol.question import _REGISTRY
+from fedpca.site.site import Site
+
+SOURCE = Path(fedpca.__file__).parent
+MODULES = sorted(SOURCE.rglob("*.py"))
+
+
+def test_the_root_holds_what_everything_needs_and_no_more():
+    names = {path.stem for path in SOURCE.glob("*.py")}
+    assert names == {"__init__", "__main__", "_version", "arrays", "errors"}
+
+
+def test_every_folder_says_what_it_is_for():
+    for folder in {path.parent for path in MODULES}:
+        assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text())), folder
+
+
+def test_every_question_lives_with_its_solver_and_knows_the_type_of_its_site():
+    ours = [q for q in _REGISTRY.values() if q.package == "fedpca"]
+    assert len(ours) > 20
+    for question in ours:
+        assert question.function.__module__.startswith("fedpca.solvers.")
+        assert question.function.__annotations__["site"] == Site.__name__
+    families = {"personalized": "begin_personalized", "robust": "begin_robust"}
+    for family, name in families.items():
+        assert _REGISTRY[name].function.__module__ == f"fedpca.solvers.{family}.at_site"
+
+
+def functions():
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and ast.get_docstring(node):
+                yield path, node
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_the_first_line_of_a_function_is_imperative(module):
+    not_verbs = {"The", "A", "An", "What", "How", "Of", "By", "Which", "Where", "Whether", "This"}
+    for path, node in functions():
+        if path == module:
+            first = ast.get_docstring(node).split()[0]
+            assert first not in not_verbs, f"{node.name}: {first} ..."
+
+
+def test_only_the_federation_writes_its_fields():
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            for target in targets:
+                text = ast.unparse(target)
+                assert not text.startswith(("fed.", "federation.")), f"{path.name}: {text}"
+
+
+def test_a_fit_in_process_crosses_few_files():
+    """Counted are files with a function that runs, from `fit` to the site's rows and back."""
+    rng = np.random.default_rng(0)
+    sites = {"a": rng.normal(size=(50, 6)), "b": rng.normal(size=(30, 6))}
+    crossed = set()
+
+    def note(frame, event, _):
+        file = Path(frame.f_code.co_filename)
+        if event == "call" and SOURCE in file.parents:
+            crossed.add(str(file.relative_to(SOURCE)))
+
+    FederatedPCA(2, solver="covariance").fit(sites)  # imports what is imported when called
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        FederatedPCA(2, solver="covariance").fit(sites)
+    finally:
+        sys.setprofile(before)
+    assert len(crossed) <= 25, sorted(crossed)
