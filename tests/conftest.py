@@ -12,3 +12,8 @@ settings.register_profile(
     derandomize=True,
 )
 settings.load_profile("fedpca")
+
+
+def pytest_collection_modifyitems(items):
+    """Begin with tests that start processes: they take longest, and mostly wait."""
+    items.sort(key=lambda item: item.get_closest_marker("process") is None)
