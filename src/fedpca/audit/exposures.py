@@ -30,8 +30,8 @@ class Exposure(NamedTuple):
 class Leakage:
     """The results of all attacks.
 
-    ``guesses`` maps each site to the smaller error of two guesses that need no messages from the
-    solver. Each guess multiplies a covariance by the site's share of the rows. One guess uses the
+    ``guesses`` maps each site to the smaller of the errors of two guesses that need no messages from
+    the solver. Each guess multiplies a covariance by the site's share of the rows. One guess uses the
     covariance of all sites that do not collude, and the other uses that of the published model.
     """
 

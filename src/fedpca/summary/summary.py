@@ -173,7 +173,7 @@ class Summary:
 
     @property
     def eigenvalues(self) -> Array:
-        """Return the eigenvalues of the scatter about the mean, along the directions, ``(r,)``."""
+        """Return the eigenvalue of the scatter about the mean for each direction, ``(r,)``."""
         return np.asarray(self.known.values**2)
 
     @property

@@ -1,4 +1,4 @@
-"""Start a run on Flower's server, with this process as the run's program.
+"""Start a run on Flower's server, driven by this process.
 
 Flower normally starts a run's program from an app. Here, the program is the process that performs the
 fit: it starts a run with an app that contains no code, and claims the run from outside the server.

@@ -40,8 +40,8 @@ the published algorithm:
 - In (25), the penalty grows by half, not by a tenth, and never beyond ``2 ||A_i||^2``. If sites differ,
   growth by a tenth takes hundreds of rounds. Without the bound, slow convergence would make the penalty
   grow forever.
-- The stop rule is a bound on the KKT violation ``||(I - Z Z') C Z||_F``. It costs one number per site,
-  ``||(I - Z Z')(Q_i - C_i) Z||_F``, and one more product at the site. The change in the objective, rule
+- The stopping rule is a bound on the KKT violation ``||(I - Z Z') C Z||_F``. It costs one number per
+  site, ``||(I - Z Z')(Q_i - C_i) Z||_F``, and one more product there. The change in the objective, rule
   (27), does not show how far away the solution is. The last round computes the eigenvalues.
 """
 
@@ -179,7 +179,7 @@ class Faps:
         tol: float,
         max_rounds: int,
     ) -> tuple[Array, list[float]]:
-        """Run Algorithm 1 until the stop rule is met or rounds run out; return Z and the residuals."""
+        """Run Algorithm 1 until it may stop or rounds run out; return Z and the residuals."""
         residuals: list[float] = []
         objective = 0.0
         while True:
@@ -223,7 +223,7 @@ class FapsState:
 def consensus_step(
     site: Site, Z: Array, penalty: Array, steps: Array, start_apart: Array, stop: Array
 ) -> dict[str, Any]:
-    """Improve the site's copy, and send the masked product and the number that the stop rule needs."""
+    """Improve the site's copy; send the masked product and the number for the stopping rule."""
     times_C = site.standardized.gram_times
     state = site.recall(FapsState) if site.remembers(FapsState) else None
     if state is None or state.X.shape != Z.shape:
