@@ -177,6 +177,7 @@ def test_shares_of_variance_that_are_gathered_improve_the_guess():
     assert not GATHERED & {e.attack for e in found.of("lanczos", "published", "a")}
 
 
+@pytest.mark.slow
 def test_simulation_undoes_the_mask_of_faps():
     rng = np.random.default_rng(0)
     sites = {

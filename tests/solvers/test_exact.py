@@ -32,6 +32,7 @@ def rows_with(singular_values, seed):
     return (U * singular_values) @ V.T
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SPECTRA)
 def test_lanczos_takes_few_rounds_on_the_spectra_of_the_faps_paper(name):
     singular_values, most = SPECTRA[name]
@@ -43,6 +44,7 @@ def test_lanczos_takes_few_rounds_on_the_spectra_of_the_faps_paper(name):
     assert np.median(rounds) <= most
 
 
+@pytest.mark.slow
 def test_subspace_iteration_takes_over_ten_times_as_many():
     sites = np.array_split(rows_with(SPECTRA["xi=1.01"][0], 0), 4)
     model = FederatedPCA(10, solver="power", center=False, tol=2e-6, random_state=0).fit(sites)

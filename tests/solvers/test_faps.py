@@ -307,6 +307,7 @@ def test_penalty_grows_by_half_up_to_its_end_where_copies_come_no_nearer():
     assert grown(5.0, before=1.0, distance=1.0, norm=1.0) == 5.0
 
 
+@pytest.mark.slow
 def test_penalties_grow_where_copies_stay_away_and_never_beyond_their_end():
     engine = LocalEngine(unlike_sites())
     FederatedPCA(3, solver="faps", random_state=0, max_rounds=2000, tol=1e-6).fit(
