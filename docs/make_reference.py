@@ -179,7 +179,9 @@ def commands() -> Iterator[str]:
     ]
     yield from (_wrapped(_markdown(part)) for part in codes)
     group: Any = typer.main.get_command(app)
-    for name, command in group.commands.items():
+    context = typer.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
         usage = " ".join(["fedpca", name, *_arguments(command), "[OPTIONS]"])
         parts = [f"### `fedpca {name}`\n", f"```text\n{usage}\n```\n"]
         parts += _paragraphs(inspect.cleandoc(command.help or "").splitlines())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -15,5 +18,19 @@ settings.load_profile("fedpca")
 
 
 def pytest_collection_modifyitems(items):
-    """Begin with tests that start processes: they take longest, and mostly wait."""
+    """Begin with tests that start processes: they take longest, and mostly wait.
+
+    Coverage makes code that is mostly Python nearly twice as slow. What slow tests and the pages,
+    papers and benchmarks run is covered by other tests as well, so it is not measured.
+    """
     items.sort(key=lambda item: item.get_closest_marker("process") is None)
+    for item in items:
+        if item.get_closest_marker("slow") or item.path.parent.name == "project":
+            item.add_marker("no_cover")
+
+
+@pytest.fixture(autouse=True)
+def leave_child_processes_unmeasured(request, monkeypatch):
+    if request.node.get_closest_marker("no_cover"):
+        for name in [name for name in os.environ if name.startswith("COVERAGE")]:
+            monkeypatch.delenv(name)

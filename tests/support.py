@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -12,11 +10,6 @@ import pyarrow.parquet as pq
 from fedpca.solvers import SOLVERS
 
 NAMES = ["a", "b", "c", "d"]
-
-
-def unmeasured():
-    """The environment of a process whose coverage is not of interest, and would only cost time."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}
 
 
 def solver_with(name, **options):

@@ -142,7 +142,7 @@ def rounds_of(truth: Truth, best: float, method: str, start: str, most: int) -> 
 
 def starts(options: argparse.Namespace) -> list[str]:
     """Count the seeds that fail, by method and start, where local variances are 100 times larger."""
-    seeds, most = (5, 20) if options.quick else (50, 100)
+    seeds, most = (3, 20) if options.quick else (50, 100)
     n_sites, n = 10, 3000  # as many rows in all as 100 sites with 300
     errors: dict[tuple[str, str], list[float]] = {way: [] for way in WAYS}
     rounds: dict[tuple[str, str], list[int]] = {way: [] for way in WAYS}

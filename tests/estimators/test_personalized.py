@@ -129,6 +129,7 @@ def test_power_finds_the_same_from_every_start(start):
     assert sine_of_angle(first.components_.T, other.components_.T) < 1e-4
 
 
+@pytest.mark.slow
 def test_the_published_start_fails_where_local_variances_are_large_and_the_default_does_not():
     failed = {"stack": 0, "average": 0}
     for seed in range(5):

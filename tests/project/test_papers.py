@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-from support import unmeasured
 
 pytestmark = pytest.mark.process
 PAPERS = Path(__file__).parents[2] / "papers"
@@ -22,7 +21,7 @@ def test_a_paper_is_reproduced_quickly(paper, tmp_path):
     command = [sys.executable, "-W", "error", str(PAPERS / paper / "run.py"), "--quick", "--check"]
     command += ["--figures", str(tmp_path), *SEEDS.get(paper, [])]
     # workers of the tests share the cores
-    environment = {**unmeasured(), "OPENBLAS_NUM_THREADS": "1"}
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     environment.pop("FEDPCA_DATA", None)
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -15,7 +15,6 @@ import pytest
 from fedpca import load
 from fedpca.cli.demo_federation import free_port
 from processes import HANG_S
-from support import unmeasured
 
 pytestmark = pytest.mark.process
 PAGE = Path(__file__).parents[2] / "docs" / "tutorials" / "across-organizations.md"
@@ -54,7 +53,7 @@ def test_the_tutorial_runs_from_keys_to_models_and_leaves_no_process(tmp_path):
     lacking.mkdir()
     (lacking / "pandas.py").write_text("raise ImportError('not installed')")
     environment = {
-        **unmeasured(),
+        **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": f"{lacking}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
         "FEDPCA_HOME": str(work / "kept"),

@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.exceptions import ConvergenceWarning
+from typer.testing import CliRunner
 
 import fedpca
 from fedpca import FederatedPCA, Federation
+from fedpca.cli.app import app
 from fedpca.engines.local import LocalEngine
 from fedpca.errors import InputError
 from fedpca.linalg.dense import orth, outside, procrustes, sine_of_angle
@@ -173,6 +175,7 @@ def rounds_of(solver, sites, seed, **options):
     return model.fit(sites).run_
 
 
+@pytest.mark.slow
 def test_faps_takes_less_than_half_the_rounds_of_plain_iteration_on_like_sites():
     runs = {"faps": [], "power": [], "local-power": []}
     for seed in range(5):
@@ -235,6 +238,7 @@ def unlike_sites():
     return sites
 
 
+@pytest.mark.slow
 def test_run_says_where_sites_are_so_unlike_that_faps_loses(tmp_path):
     sites = unlike_sites()
     settings = {"random_state": 0, "max_rounds": 20000, "tol": 1e-6}
@@ -247,6 +251,8 @@ def test_run_says_where_sites_are_so_unlike_that_faps_loses(tmp_path):
     assert sine_of_angle(plain.components_.T, ours.components_.T) < 1e-3
     ours.save(tmp_path / "m.fedpca")
     assert fedpca.load(tmp_path / "m.fedpca").run_.advice == ours.run_.advice
+    shown = CliRunner().invoke(app, ["info", str(tmp_path / "m.fedpca")]).output
+    assert "the sites differ so much" in shown
 
 
 def test_run_says_where_the_spectrum_falls_so_fast_that_faps_loses():
@@ -273,17 +279,6 @@ def test_run_that_was_cut_short_says_what_else_to_use():
 def test_no_advice_is_given_after_a_handful_of_rounds():
     X = np.random.default_rng(7).standard_normal((50, 4))
     assert not FederatedPCA(4, solver="faps", random_state=0).fit(X).run_.advice
-
-
-def test_info_prints_the_advice(tmp_path):
-    from typer.testing import CliRunner
-
-    from fedpca.cli.app import app
-
-    model = FederatedPCA(3, solver="faps", random_state=0, max_rounds=20000, tol=1e-6)
-    model.fit(unlike_sites()).save(tmp_path / "m.fedpca")
-    shown = CliRunner().invoke(app, ["info", str(tmp_path / "m.fedpca")]).output
-    assert "the sites differ so much" in shown
 
 
 def test_a_wide_gap_wants_a_larger_penalty():

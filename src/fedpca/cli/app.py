@@ -1,34 +1,60 @@
-"""Assemble the `fedpca` command line from its commands."""
+"""Assemble the `fedpca` command line from its commands.
+
+A command's module is imported when the command is used, so that `fedpca join` at a site does not wait
+for what only `fedpca fit` needs.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Literal
 
+import click
 import typer
+from typer.core import TyperGroup
 
 from fedpca._version import __version__
-from fedpca.cli.audit import audit
 from fedpca.cli.console import out
-from fedpca.cli.demo import demo
-from fedpca.cli.fit import fit
-from fedpca.cli.info import info
-from fedpca.cli.join import join
-from fedpca.cli.merge import merge
-from fedpca.cli.serve import serve
-from fedpca.cli.site_key import site_key
-from fedpca.cli.summarize import summarize
-from fedpca.cli.transform import transform
+
+COMMANDS = (
+    "fit",
+    "transform",
+    "summarize",
+    "merge",
+    "info",
+    "audit",
+    "demo",
+    "serve",
+    "join",
+    "site-key",
+)
+MARKUP: Literal["markdown"] = "markdown"  # rewraps the lines of each paragraph
+
+
+class Commands(TyperGroup):
+    """The group of all commands; each lies in the module that has its name."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        name = cmd_name.replace("-", "_")
+        one = typer.Typer(add_completion=False, rich_markup_mode=MARKUP)
+        one.command(cmd_name)(getattr(import_module(f"fedpca.cli.{name}"), name))
+        return typer.main.get_command(one)
+
 
 app = typer.Typer(
+    cls=Commands,
     name="fedpca",
     help="Find principal components of data that stays where it is.",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode="markdown",  # rewraps the lines of each paragraph
+    rich_markup_mode=MARKUP,
     pretty_exceptions_enable=False,
 )
-for command in (fit, transform, summarize, merge, info, audit, demo, serve, join, site_key):
-    app.command()(command)
 
 
 @app.callback(invoke_without_command=True)

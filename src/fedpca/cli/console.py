@@ -16,7 +16,6 @@ from types import FrameType
 from typing import Any
 
 from rich.console import Console
-from sklearn.utils._param_validation import InvalidParameterError
 
 from fedpca.errors import FedpcaError, FileError, InputError, JournalError
 
@@ -83,14 +82,25 @@ def exit_codes(hint: str = "") -> Iterator[None]:
     except KeyboardInterrupt:
         err.print(f"interrupted{hint}")
         sys.exit(130)
-    except (InputError, InvalidParameterError, FileError, JournalError) as error:
-        err.print(f"error: {error}", style="red", soft_wrap=True)
-        sys.exit(2)
-    except (FedpcaError, OSError) as error:
-        err.print(f"failed: {error}", style="red", soft_wrap=True)
-        sys.exit(1)
+    except (FedpcaError, OSError, ValueError) as error:
+        if _is_bad_usage(error):
+            err.print(f"error: {error}", style="red", soft_wrap=True)
+            sys.exit(2)
+        if isinstance(error, FedpcaError | OSError):
+            err.print(f"failed: {error}", style="red", soft_wrap=True)
+            sys.exit(1)
+        raise
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _is_bad_usage(error: Exception) -> bool:
+    """Return whether the user can mend the error by changing the command or its files."""
+    if isinstance(error, InputError | FileError | JournalError):
+        return True
+    # scikit-learn checks parameters; if it has not been imported, the error is not from there
+    checks = sys.modules.get("sklearn.utils._param_validation")
+    return checks is not None and isinstance(error, checks.InvalidParameterError)
 
 
 @contextmanager
