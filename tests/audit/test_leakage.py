@@ -208,7 +208,7 @@ def test_simulation_needs_masked_products():
 
 def test_a_rank_that_is_searched_for_with_wider_blocks_is_attacked_too():
     X = np.random.default_rng(0).standard_normal((400, 20)) * ([5] * 14 + [1] * 6)
-    found = audit(np.array_split(X, 3), "auto", solvers="faps", refits=1)
+    found = audit(np.array_split(X, 3), "mp", solvers="faps", refits=1)
     end = found.best("faps", "seen", "site-1")
     assert end.attack == "cross block"
     assert end.exposed > 0.5

@@ -99,6 +99,20 @@ def test_sites_may_find_their_own_rank(sites, tmp_path, k):
     assert 1 <= Summary.load(tmp_path / "s.summary").n_components <= 5
 
 
+@pytest.mark.parametrize("k", ["auto", "mp", "0.5", "gap"])
+def test_a_rule_chooses_among_the_merged_directions(sites, tmp_path, k):
+    paths = summarized(sites, tmp_path)
+    done = run("merge", *paths, "-k", k, "-o", tmp_path / "m.fedpca")
+    assert done.exit_code == 0, done.output
+    found = load(tmp_path / "m.fedpca")
+    assert 1 <= found.n_components_ <= 5
+    if k == "0.5":
+        assert found.explained_variance_ratio_.sum() > 0.5
+    done = run("merge", *paths, "-k", "many", "-o", tmp_path / "n.fedpca")
+    assert done.exit_code == 2
+    assert "n_components='many' is not valid" in done.output
+
+
 def test_nothing_is_overwritten_without_force(sites, tmp_path):
     paths = summarized(sites, tmp_path)
     before = paths[0].read_bytes()

@@ -162,10 +162,11 @@ def planted(rng, basis, rank, n=50):
 
 @pytest.mark.parametrize("start", [2, 10, 30])
 @pytest.mark.parametrize("ranks", [(7,), (25,), (3, 11)])
-def test_planted_ranks_are_found_from_any_start(start, ranks):
+@pytest.mark.parametrize("rule", ["auto", "mp"])
+def test_planted_ranks_are_found_from_any_start(rule, start, ranks):
     rng = np.random.default_rng(5)
     basis = np.linalg.qr(rng.standard_normal((200, 200)))[0]
-    model = StreamingPCA(start, rank="mp")
+    model = StreamingPCA(start, rank=rule)
     for rank in ranks:
         before = None
         for _ in range(60):
@@ -175,6 +176,20 @@ def test_planted_ranks_are_found_from_any_start(start, ranks):
         assert model.n_components_ == rank
     assert model.components_.shape == (ranks[-1], 200)
     assert len(model.summary_.singular_values) <= ranks[-1] + 10
+
+
+def test_noise_that_is_not_white_is_noise():
+    """Where the Marchenko-Pastur edge sinks with every component, parallel analysis does not."""
+    rng = np.random.default_rng(6)
+    strong = rng.standard_normal((3, 40))
+    noise = np.geomspace(0.1, 3, 40)
+    models = {rule: StreamingPCA(rank=rule) for rule in ("auto", "mp")}
+    for _ in range(60):
+        rows = 4 * rng.standard_normal((50, 3)) @ strong + rng.standard_normal((50, 40)) * noise
+        for model in models.values():
+            model.partial_fit(rows)
+    assert models["auto"].n_components_ == 3
+    assert models["mp"].n_components_ > 6
 
 
 def test_the_energy_rule_follows_the_share_and_max_components_bounds_it():

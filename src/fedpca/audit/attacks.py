@@ -8,6 +8,7 @@ Then
     masked products     (I - Z Z') Y ~ (I - Z Z') C Z         FAPS; better near its end
     within              Z'C Z                                 the last round of FAPS
     powers              Y = U S W',  C ~ U S U'               several local power steps
+    flips               the diagonal of C                     the choice of the rank by sign flips
 
 The attacker learns the trace of C before any of these. Attacks scale with the answers: a fraction of a
 summed answer yields the same fraction of the estimate.
@@ -38,7 +39,10 @@ PRODUCTS, POWERS, MASKED = "covariance_product", "local_power_steps", "consensus
 SUMMARIES = ("summarize_rows", "summarize_about")
 ROUNDS = (PRODUCTS, POWERS, MASKED, "covariance_triangle", *SUMMARIES)  # the solvers' own questions
 SHARES = ("explained_energy", "explained_in_summary")
-BESIDE = ("column_names", "count_and_sum", "squares", "standardize", "energy_within", *SHARES)
+TRIANGLES, FLIPPED = "flipped_triangles", "flipped_product"
+FLIPS = ("draw_signs", TRIANGLES, FLIPPED)
+MOMENTS = ("column_names", "count_and_sum", "squares", "standardize")
+BESIDE = (*MOMENTS, *FLIPS, "energy_within", *SHARES)
 
 
 def up_to_round(view: View, n_rounds: int) -> View:
@@ -119,6 +123,20 @@ def as_sent(runs: Runs) -> Array | None:
     return None
 
 
+def flips(runs: Runs) -> Array | None:
+    """Return the diagonal of C, which no signs change; the signs hide the rest.
+
+    Triangles contain it. From products with random columns Z, it follows on average.
+    """
+    asked = [h for h in runs[0].messages if h.question in (TRIANGLES, FLIPPED)]
+    if not asked:
+        return None
+    if asked[0].question == TRIANGLES:
+        return np.diag(unpack_triangle(asked[0].answer["triangles"][0]).diagonal())
+    Z, Y = asked[0].asked["Z"], asked[0].answer["Y"]
+    return np.diag(np.maximum((Z * Y).sum(axis=1), 0.0) / (Z * Z).sum(axis=1))
+
+
 def shares(runs: Runs) -> Array | None:
     """Scale the published model to the site's variance, within and outside the components."""
     model, variances = runs[0].model, _site_variances(runs[0])
@@ -155,6 +173,7 @@ ATTACKS: dict[str, Attack] = {
     "leading part": leading_part,
     "refits": refits,
     "as sent": as_sent,
+    "flips": flips,
     "shares": shares,
     "rescaled": rescaled,
     "published": published,

@@ -9,7 +9,7 @@ import typer
 
 from fedpca.cli.console import exit_codes, out, refuse_overwriting
 from fedpca.cli.info import print_file
-from fedpca.cli.options import FanIn, Force, Quiet
+from fedpca.cli.options import FanIn, Force, Quiet, components_of
 from fedpca.errors import InputError
 from fedpca.estimators import StreamingPCA
 from fedpca.rows.columns import some_of
@@ -25,8 +25,13 @@ def merge(
         ),
     ],
     n_components: Annotated[
-        int | None,
-        typer.Option("-k", "--components", help="Number of components; by default, as summarized."),
+        str | None,
+        typer.Option(
+            "-k",
+            "--components",
+            help="Number of components, share of variance, auto, mp, or gap; by default, as "
+            "summarized.",
+        ),
     ] = None,
     fan_in: FanIn = None,
     force: Force = False,
@@ -41,7 +46,8 @@ def merge(
         merged = merge_in_tree(_checked_summaries(files), fan_in)
         if not merged.n:
             raise InputError("the summaries contain no rows; there is nothing to merge")
-        model = StreamingPCA.from_summary(merged, n_components)
+        wanted = None if n_components is None else components_of(n_components)
+        model = StreamingPCA.from_summary(merged, wanted)
         if output.suffix == ".summary":
             model.summary_.save(output)
         else:

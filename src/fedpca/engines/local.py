@@ -51,6 +51,8 @@ class LocalEngine:
             else [(_own_name(rows) or f"site-{i}", rows) for i, rows in enumerate(sites, start=1)]
         )
         opened = [self._site(str(name), rows) for name, rows in named]
+        for site in opened:
+            site.is_in_process = True
         self._sites = {site.name: site for site in opened}
         self.names = [site.name for site in opened]
         self._n_jobs = n_jobs or 1

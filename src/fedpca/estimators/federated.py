@@ -21,6 +21,7 @@ from fedpca.estimators.fitting import (
     run_program,
     set_features,
     validated,
+    warn_rank,
     warn_unconverged,
 )
 from fedpca.estimators.linear import LinearMethods
@@ -40,9 +41,10 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
     ----------
     n_components : int, float in (0, 1), {"auto", "mp", "gap"} or None
         The number of components to keep. A float is a share of the variance: the fit keeps the fewest
-        components that explain more than this share. "mp" keeps the components above the
-        Marchenko-Pastur noise edge, and "auto" means "mp". "gap" keeps the components before the
-        largest gap. None keeps as many as the rows and features allow.
+        components that explain more than this share. "auto" keeps the components that are larger than
+        those of the same entries with random signs (parallel analysis). "mp" keeps the components above
+        the Marchenko-Pastur edge, which assumes that all entries are equally noisy. "gap" keeps the
+        components before the largest gap. None keeps as many as the rows and features allow.
     solver : str or Solver
         A solver's name, or a solver from `fedpca.solvers` with options, such as
         ``Faps(penalty=0.2)``. "auto" chooses between the exact solvers "covariance" and "lanczos",
@@ -164,6 +166,9 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         self.site_variance_ratio_ = result.site_shares
         self.run_ = run
         warn_unconverged(self, run, "solver")
+        most = min(moments.n - 1, moments.d)
+        above = result.is_above_noise
+        warn_rank(self.n_components, self.n_components_, most, is_above_noise=above)
         return self
 
     def fit_transform(self, X: Any, y: Any = None, *, sites: Any = None) -> Array:

@@ -30,6 +30,7 @@ from fedpca.site.site import Site
 from fedpca.solvers.catalogue import to_plain
 
 FEATURES = {"n_features_in_", "feature_names_in_"}  # attributes that fit sets
+MIN_TO_JUDGE = 4  # components that must be possible before "more than half" means anything
 
 
 def run_program(
@@ -73,6 +74,29 @@ def warn_unconverged(estimator: BaseEstimator, run: RunRecord, what: str, hint: 
             f"{what} {run.solver!r} stopped at max_rounds={estimator.max_rounds} before reaching "
             f"tol={estimator.tol}; increase max_rounds or tol{hint}",
             ConvergenceWarning,
+            stacklevel=3,
+        )
+
+
+def warn_rank(rule: Any, k: int, most: int, *, is_above_noise: bool) -> None:
+    """Warn if a rule found no component, or kept so many that it cannot have found the noise.
+
+    Call this directly from ``fit``, so that the warning points to the line that called ``fit``.
+    """
+    if not isinstance(rule, str):
+        return
+    if not is_above_noise:
+        warnings.warn(
+            f"n_components={rule!r} found no component above the noise, and keeps 1; the columns may "
+            "have nothing in common, or too few rows to show it",
+            UserWarning,
+            stacklevel=3,
+        )
+    elif most >= MIN_TO_JUDGE and k > most / 2 and rule != "gap":
+        warnings.warn(
+            f"n_components={rule!r} found no noise floor, and keeps {k} of at most {most} components; "
+            + ("use 'auto', a share, or a number" if rule != "auto" else "use a share or a number"),
+            UserWarning,
             stacklevel=3,
         )
 

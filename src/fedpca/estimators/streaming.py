@@ -20,6 +20,7 @@ from fedpca.estimators.files import file_header, from_header, usable_header
 from fedpca.estimators.fitting import as_stream, forget_features, set_features
 from fedpca.estimators.linear import LinearMethods
 from fedpca.estimators.stream_file import read_stream, write_stream
+from fedpca.linalg.rank_rules import check_n_components, rank_rule
 from fedpca.models.linear import Model
 from fedpca.rows.centering import NotFinite, naming_bad_values
 from fedpca.rows.in_memory import Block, Rows, batches, canonical, is_sparse, rows_per_block
@@ -44,11 +45,14 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         The number of directions carried in addition to the components. Because a stream discards its
         rows, errors build up in the last directions that it carries. Ten spare directions keep these
         errors out of the result.
-    rank : {"fixed", "mp", "energy", "interval"}
+    rank : {"fixed", "auto", "mp", "energy", "interval"}
         How to adapt the number of components to the stream, by at most one per batch. "fixed" does not
-        adapt it. "mp" counts the components above the Marchenko-Pastur noise edge. "energy" keeps the
-        fewest components that explain more than ``share`` of the variance. "interval" keeps the last
-        component's share of the sum of singular values within ``[alpha, beta]``.
+        adapt it. "auto" counts the components that are larger than those of as many rows whose columns
+        have the same variances and nothing in common (parallel analysis). "mp" counts the components
+        above the Marchenko-Pastur edge, which assumes that all entries are equally noisy. "energy"
+        keeps the fewest components that explain more than ``share`` of the variance. "interval" keeps
+        the last component's share of the sum of singular values within ``[alpha, beta]``; it has no
+        notion of noise, and keeps directions of noise as well.
     max_components : int or None
         The largest number of components that ``rank`` may reach; 100 by default.
     forgetting : float in (0, 1]
@@ -100,7 +104,7 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
         "n_components": [Interval(Integral, 1, None, closed="left"), None],
         "n_spare": [Interval(Integral, 0, None, closed="left")],
-        "rank": [StrOptions({"fixed", "mp", "energy", "interval"})],
+        "rank": [StrOptions({"fixed", "auto", "mp", "energy", "interval"})],
         "max_components": [Interval(Integral, 1, None, closed="left"), None],
         "forgetting": [Interval(Real, 0, 1, closed="right")],
         "center": ["boolean"],
@@ -234,9 +238,17 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         return self
 
     @classmethod
-    def from_summary(cls, summary: Summary, n_components: int | None = None) -> Self:
-        """Create an estimator that has seen a summary's rows and can take more."""
-        wanted = summary.n_components if n_components is None else n_components
+    def from_summary(cls, summary: Summary, n_components: Any = None) -> Self:
+        """Create an estimator that has seen a summary's rows and can take more.
+
+        ``n_components`` is a number, a share of the variance, or a rule, as in `FederatedPCA`; by
+        default, it is the summary's own number.
+        """
+        wanted: Any = summary.n_components if n_components is None else n_components
+        if isinstance(wanted, str) or (isinstance(wanted, Real) and 0 < wanted < 1):
+            check_n_components(wanted)
+            rank = rank_rule(wanted, max(2, round(summary.n)), summary.n_features)
+            wanted = rank.settle(summary.spectrum)
         if not isinstance(wanted, Integral) or not 1 <= wanted <= summary.n_features:
             raise InputError(
                 f"n_components={wanted} is not between 1 and the {summary.n_features} features"

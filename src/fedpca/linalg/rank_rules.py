@@ -6,6 +6,8 @@ returns a rank, or None if it needs more eigenvalues.
 - `fixed` returns the number that the user requested.
 - `share` returns the smallest number of components that together explain more than a given share of
   the total variance.
+- `parallel_analysis` counts the leading eigenvalues that exceed the noise floor of rows whose columns
+  have nothing in common (`fedpca.linalg.parallel_analysis`).
 - `marchenko_pastur` counts the eigenvalues above ``1.1 s^2 (1 + sqrt(d/n))^2``. Pure noise with
   variance ``s^2`` would produce no larger eigenvalue; ``s^2`` is the mean of the eigenvalues that are
   not counted.
@@ -24,6 +26,7 @@ import numpy as np
 
 from fedpca.arrays import Array
 from fedpca.errors import InputError
+from fedpca.linalg.parallel_analysis import MAX_SIDE, count_above, noise_floor
 
 EDGE_MARGIN = 1.1  # factor on the Marchenko-Pastur edge; the largest noise eigenvalue fluctuates
 FIRST_LOOK = 10  # eigenvalues to compute before the first call to a rule
@@ -38,6 +41,7 @@ class Spectrum:
     n: float
     d: int
     is_all: bool = False  # no more values can be computed, even if more exist
+    squares: Array | None = None  # (d,), the sum of squares of each column, on the scale of values
 
     @property
     def is_whole(self) -> bool:
@@ -117,6 +121,23 @@ def share(wanted: float) -> Rule:
     return rule
 
 
+def parallel_analysis(spectrum: Spectrum, *, max_side: int = MAX_SIDE) -> int | None:
+    """Return the number of eigenvalues above the noise floor, but at least 1."""
+    values, d = spectrum.values, spectrum.d
+    if not values.size or values[0] <= 0:
+        return 1
+    squares = np.full(d, spectrum.total / d) if spectrum.squares is None else spectrum.squares
+    floor = noise_floor(spectrum.n, squares, len(values), max_side=max_side)
+    return settled(count_above(values, floor), spectrum)
+
+
+def settled(n_above: int | None, spectrum: Spectrum) -> int | None:
+    """Return at least 1, or None if all values are above the floor and there may be more of them."""
+    if n_above is not None:
+        return max(1, n_above)
+    return len(spectrum.values) if spectrum.is_whole else None
+
+
 def marchenko_pastur(spectrum: Spectrum) -> int | None:
     """Return the number of eigenvalues larger than noise alone would produce, but at least 1."""
     values, d = spectrum.values, spectrum.d
@@ -149,7 +170,7 @@ def largest_gap(spectrum: Spectrum) -> int | None:
 
 
 RULES: dict[str, Rule] = {
-    "auto": marchenko_pastur,
+    "auto": parallel_analysis,
     "mp": marchenko_pastur,
     "gap": largest_gap,
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import secrets
 import threading
 import zlib
 from collections import deque
@@ -95,6 +96,7 @@ class Site:
         self.store = None if store is None else Path(store)
         self.has_own_store = store is not None  # an engine may set the store if not
         self.memory_limit = memory_limit
+        self.is_in_process = False  # an engine sets this if the coordinator shares the process
         self.memory: dict[str, Array] = _read_only({})
         self._run: str | None = None
         self._round = 0  # the last round that was answered
@@ -167,6 +169,16 @@ class Site:
     def remember(self, value: Any) -> None:
         """Store a dataclass of arrays and numbers until the run ends."""
         remember(self.memory, value)
+
+    def secret(self, seed: int) -> Array:
+        """Return random words that the coordinator does not know, for a question to remember.
+
+        If the coordinator runs in the same process, it can read the rows anyway. Then the words follow
+        from its seed, so that a run can be repeated.
+        """
+        if self.is_in_process:
+            return np.array([seed, zlib.crc32(self.name.encode())])
+        return np.array([secrets.randbits(32) for _ in range(8)])
 
     def _answer(self, message: Message, keep: bool) -> Message:
         header = message.header

@@ -23,6 +23,7 @@ from fedpca.errors import InputError
 from fedpca.linalg.dense import orth
 from fedpca.linalg.rank_rules import RankRule, rank_rule
 from fedpca.protocol.question import Question, question
+from fedpca.solvers.sign_flips import SignFlips
 from fedpca.solvers.standardize import CommonFeatures, Moments, ask_moments
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ class Problem:
         A subspace to start from.
     moments : Moments, optional
         The mean and the scale, if the sites have already been asked for them.
+    flips : SignFlips, optional
+        The rule that chooses the number of components if ``n_components`` is "auto".
     """
 
     common: CommonFeatures
@@ -62,6 +65,7 @@ class Problem:
     max_rounds: int = 500
     start: Array | None = None
     moments: Moments | None = None
+    flips: SignFlips | None = None
 
     def with_moments(self, fed: Federation) -> Problem:
         """Return the problem with its moments, asking the sites for them if necessary."""
@@ -114,10 +118,14 @@ class Solver(Protocol):
 
 
 def moments_and_rank(fed: Federation, problem: Problem) -> tuple[Moments, RankRule]:
-    """Return the moments of all sites' rows, asking for them if necessary, and the rank rule."""
+    """Return the moments of all sites' rows, asking for them if necessary, and the rank rule.
+
+    The rule "auto" asks the sites for flipped products, so call it after they have their frame.
+    """
     moments = problem.with_moments(fed).moments
     assert moments is not None
-    return moments, rank_rule(problem.n_components, moments.n, moments.d)
+    rank = rank_rule(problem.n_components, moments.n, moments.d)
+    return moments, rank if problem.flips is None else replace(rank, rule=problem.flips)
 
 
 @question(asks={"Z": "float64 d k"}, answers={"Y": "float64 d k"})

@@ -16,6 +16,7 @@ from fedpca.rows.centering import MAX_CANCELLATION
 from fedpca.rows.standardized import Frame, StandardizedRows
 from fedpca.solvers.catalogue import cheapest_exact
 from fedpca.solvers.contract import Problem, Solution, Solver, moments_and_rank
+from fedpca.solvers.sign_flips import SignFlips
 from fedpca.solvers.standardize import common_features
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class PcaResult:
         str, float
     ]  # explained share of each site's variance; empty if a policy refuses
     outcome: Outcome
+    is_above_noise: bool = True  # false if the rule "auto" found no component to keep
 
 
 def principal_components(
@@ -46,6 +48,8 @@ def principal_components(
 ) -> PcaResult:
     """Find the components of all sites' rows, choosing a solver if none is given."""
     problem = Problem(common_features(fed), n_components, center, scale, tol, max_rounds, start)
+    if n_components == "auto":
+        problem = replace(problem, flips=SignFlips(fed))
     if solver is None:
         problem = problem.with_moments(fed)
         moments, rank = moments_and_rank(fed, problem)
@@ -53,7 +57,8 @@ def principal_components(
     solution = solver.solve(fed, problem)
     asked = solution.share_question or explained_energy
     shares = _shares(fed, asked, solution.vectors)
-    return PcaResult(solution, shares, solution.outcome(solver.name))
+    is_above = problem.flips is None or problem.flips.is_below(solution.eigenvalues)
+    return PcaResult(solution, shares, solution.outcome(solver.name), is_above)
 
 
 @question(asks={"V": "float64 d k"}, answers={"explained": "float64", "total": "float64"})

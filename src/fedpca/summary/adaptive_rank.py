@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Self
 
 import numpy as np
 
 from fedpca.errors import InputError
-from fedpca.linalg.rank_rules import FIRST_LOOK, Spectrum, marchenko_pastur, share
+from fedpca.linalg.rank_rules import (
+    FIRST_LOOK,
+    Rule,
+    Spectrum,
+    marchenko_pastur,
+    parallel_analysis,
+    share,
+)
+
+FLOOR_SIDE = 150  # a noise floor on this scale takes milliseconds after each block
 
 
 def check_most(n_components: int | None, max_components: int | None, most: int, d: int) -> None:
@@ -26,7 +36,8 @@ def check_most(n_components: int | None, max_components: int | None, most: int, 
 class AdaptiveRank:
     """The number of directions that a stream reports; it changes by at most one after each block.
 
-    The rule "mp" is `marchenko_pastur`, and "energy" is `share`. The rule "interval" is based on the
+    The rule "auto" is `parallel_analysis`, "mp" is `marchenko_pastur`, and "energy" is `share`. The
+    rule "interval" knows no noise, so it keeps directions of noise as well. It is based on the
     ratio of singular values ``c = s_r / (s_1 + ... + s_r)``. The rank grows if ``c > beta`` and shrinks
     if ``c < alpha`` (Grammenos et al., "Federated PCA with adaptive rank estimation", equation 6).
     Because c is at most 1/r, beta limits the rank to 1/beta. When the rank grows, no new direction is
@@ -39,7 +50,7 @@ class AdaptiveRank:
     most : int
         The largest allowed rank.
     rule : str
-        "mp", "energy", or "interval".
+        "auto", "mp", "energy", or "interval".
     share : float
         The share of the variance to exceed, for "energy".
     alpha, beta : float
@@ -52,7 +63,7 @@ class AdaptiveRank:
 
     rank: int
     most: int
-    rule: str = "mp"
+    rule: str = "auto"
     share: float = 0.95
     alpha: float = 0.0
     beta: float = 1.0
@@ -101,5 +112,10 @@ class AdaptiveRank:
             )
             c = float(s[-1] / s.sum())
             return self.rank + int(c > self.beta and would_stay) - int(c < self.alpha)
-        rule = marchenko_pastur if self.rule == "mp" else share(self.share)
-        return rule(spectrum) or self.most  # None asks for more eigenvalues, so the rank can grow
+        rules: dict[str, Rule] = {
+            "auto": partial(parallel_analysis, max_side=FLOOR_SIDE),
+            "mp": marchenko_pastur,
+            "energy": share(self.share),
+        }
+        # None asks for more eigenvalues, so the rank can grow
+        return rules[self.rule](spectrum) or self.most

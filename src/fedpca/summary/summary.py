@@ -199,7 +199,7 @@ class Summary:
         """
         is_all = self.lost <= 10 * bounds.rounding(self.known)
         values = np.append(self.eigenvalues, 0.0) if is_all else self.eigenvalues
-        return Spectrum(values, self.energy, self.n, self.n_features, is_all)
+        return Spectrum(values, self.energy, self.n, self.n_features, is_all, self.squares)
 
     def angle_bound(self, k: int | None = None) -> float:
         """Return a bound on the sine of the largest angle to the pooled rows' k leading directions.

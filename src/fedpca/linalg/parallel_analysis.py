@@ -1,0 +1,76 @@
+"""Parallel analysis: keep the components that are larger than those of rows without structure.
+
+    rank = the number of leading l_k, in order, with  l_k > f_k
+
+The noise floor ``f_k`` is the 95 % quantile of the k-th eigenvalue over several tables that have the
+same size and column variances, but whose columns have nothing in common. Here such tables are drawn at
+random, which needs no rows. `fedpca.solvers.sign_flips` makes them from the rows themselves, and so
+also copes with rows of unequal size.
+
+Sources: Horn, "A rationale and test for the number of factors in factor analysis" (1965); Buja and
+Eyuboglu, "Remarks on parallel analysis" (1992).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedpca.arrays import Array
+from fedpca.linalg.krylov import leading_eigen
+
+QUANTILE = 0.95
+MANY_DRAWS, FEW_DRAWS = 20, 5  # for small tables, and for large ones, which vary less
+SMALL_TABLE = 1_000_000  # entries
+MAX_SIDE = 1000
+CLOSE = 1e-2  # relative residual at which a leading eigenvalue is known well enough
+
+
+def draws_for(n: float, d: int) -> int:
+    """Return how many random tables to compare with n rows of d features."""
+    return MANY_DRAWS if n * d <= SMALL_TABLE else FEW_DRAWS
+
+
+def quantile_floor(eigenvalues: Array) -> Array:
+    """Return the floor, ``(p,)``, from the leading eigenvalues of each random table, ``(draws, p)``."""
+    return np.asarray(np.quantile(eigenvalues, QUANTILE, axis=0))
+
+
+def count_above(values: Array, floor: Array) -> int | None:
+    """Return how many leading values exceed their floor, or None if all that can be compared do."""
+    n_compared = min(len(values), len(floor))
+    above = values[:n_compared] > floor[:n_compared]
+    return None if above.all() else int(above.argmin())
+
+
+def noise_floor(n: float, squares: Array, p: int, *, max_side: int = MAX_SIDE) -> Array:
+    """Return the floor for p eigenvalues of the scatter of n centered rows, ``(p,)``.
+
+    ``squares``, ``(d,)``, holds the sum of squares of each column. The result is the same every time.
+    A table whose sides both exceed ``max_side`` is drawn on a smaller scale, with the same shape.
+    """
+    rng = np.random.default_rng(0)
+    d, m = len(squares), max(1, round(n) - 1)
+    shrink = max(1.0, min(m, d) / max_side)
+    columns = np.sort(squares)[((np.arange(round(d / shrink)) + 0.5) * shrink).astype(int)]
+    rows = max(1, round(m / shrink))
+    deviations = np.sqrt(columns / rows)  # so that fewer rows have the sums of squares of all
+    n_needed = min(len(columns), rows, int(np.ceil(p / shrink)))
+    draws = [_leading(rng, rows, deviations, n_needed) for _ in range(draws_for(n, d))]
+    floor = quantile_floor(np.array(draws))
+    at = np.minimum((np.arange(p) / shrink).astype(int), n_needed - 1)
+    return np.where(np.arange(p) < min(m, d), floor[at], 0.0)
+
+
+def _leading(rng: np.random.Generator, m: int, deviations: Array, p: int) -> Array:
+    """Return the p largest eigenvalues of the scatter of m random rows."""
+    d = len(deviations)
+    if d <= m:  # Bartlett's triangle has the scatter of m rows and only d rows of its own
+        G = np.tril(rng.standard_normal((d, d)), -1)
+        G[np.diag_indices(d)] = np.sqrt(rng.chisquare(m - np.arange(d)))
+        G = G * deviations[:, None]
+    else:
+        G = (rng.standard_normal((m, d)) * deviations).T
+    if min(G.shape) <= MAX_SIDE // 4:
+        return np.asarray(np.linalg.svd(G, compute_uv=False)[:p] ** 2)
+    start = np.linalg.qr(rng.standard_normal((G.shape[1], p)))[0]
+    return leading_eigen(lambda Z: G.T @ (G @ Z), start, p, tol=CLOSE, most=MAX_SIDE)[0]
