@@ -28,6 +28,7 @@ from scipy.sparse.linalg import LinearOperator, lsqr
 from fedpca.arrays import Array, Arrays
 from fedpca.audit.transcript import View
 from fedpca.linalg.dense import outside, unpack_triangle
+from fedpca.solvers.exact.tsqr import unpack_factor
 from fedpca.summary.summary import Summary
 
 Runs = Sequence[View]  # the original fit, followed by its refits
@@ -37,7 +38,15 @@ MIN_RELATIVE_SIZE = 1e-13  # smaller directions, relative to the largest, are ro
 
 PRODUCTS, POWERS, MASKED = "covariance_product", "local_power_steps", "consensus_step"
 SUMMARIES = ("summarize_rows", "summarize_about")
-ROUNDS = (PRODUCTS, POWERS, MASKED, "covariance_triangle", *SUMMARIES)  # the solvers' own questions
+FACTOR = "triangular_factor"
+ROUNDS = (
+    PRODUCTS,
+    POWERS,
+    MASKED,
+    "covariance_triangle",
+    FACTOR,
+    *SUMMARIES,
+)  # the solvers' own questions
 SHARES = ("explained_energy", "explained_in_summary")
 TRIANGLES, FLIPPED = "flipped_triangles", "flipped_product"
 FLIPS = ("draw_signs", TRIANGLES, FLIPPED)
@@ -113,10 +122,14 @@ def refits(runs: Runs) -> Array | None:
 
 
 def as_sent(runs: Runs) -> Array | None:
-    """Return the C that a message contains directly, as a covariance or a summary."""
+    """Return the C that a message contains directly, as a covariance, a factor, or a summary."""
     for heard in runs[0].messages:
         if heard.question == "covariance_triangle":
             return unpack_triangle(heard.answer["triangle"])
+        if heard.question == FACTOR:
+            d = len(heard.asked["mean"])
+            R = unpack_factor(heard.answer["entries"], int(heard.answer["rank"]), d)
+            return np.asarray(R.T @ R)
         if heard.question in SUMMARIES:
             is_own = heard.question == "summarize_rows"
             return _of_summary(heard.answer, runs[0].model.mean if is_own else None)

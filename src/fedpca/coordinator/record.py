@@ -12,9 +12,11 @@ from fedpca.coordinator.ledger import Ledger
 class Outcome:
     """How a solver's run ended, as its program reports it.
 
-    ``stop_reason`` is "exact", "approximate", "converged", "max_rounds", or "stalled". One-round
+    ``stop_reason`` is "exact", "approximate", "converged", "uncertain", "max_rounds", or "stalled".
+    The sine of the angle between the components and those of the pooled rows is at most
+    ``angle_bound``. For the first ``n_certain`` components, it is small enough to trust them. One-round
     solvers leave something out: each variance is too small by at most ``left_out``, as a fraction of
-    the total, and the sine of each angle to the pooled components is at most ``angle_bound``.
+    the total.
     ``advice`` is empty or names a solver that would have taken fewer rounds.
     """
 
@@ -23,6 +25,7 @@ class Outcome:
     left_out: float = 0.0
     angle_bound: float = 0.0
     advice: str = ""
+    n_certain: int = 0
 
 
 @dataclass
@@ -45,6 +48,7 @@ class RunRecord:
     left_out: float = 0.0
     angle_bound: float = 0.0
     advice: str = ""
+    n_certain: int = 0
 
     def with_outcome(self, outcome: Outcome) -> RunRecord:
         """Return the record with the outcome filled in."""

@@ -22,6 +22,7 @@ from fedpca.estimators.fitting import (
     set_features,
     validated,
     warn_rank,
+    warn_uncertain,
     warn_unconverged,
 )
 from fedpca.estimators.linear import LinearMethods
@@ -49,9 +50,10 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         A solver's name, or a solver from `fedpca.solvers` with options, such as
         ``Faps(penalty=0.2)``. "auto" chooses between the exact solvers "covariance" and "lanczos",
         whichever moves fewer bytes. "power", "local-power", and "faps", which masks its messages, take
-        more rounds. "merge" and "average" take one round, in which the coordinator sees each site's
-        leading directions. For these two, `run_.angle_bound` bounds the error. Installed packages may
-        add solvers.
+        more rounds. "tsqr" takes one round and does not square the rows, so it also finds components
+        with tiny variances, but the coordinator sees each site's triangular factor. "merge" and
+        "average" take one round, in which the coordinator sees each site's leading directions.
+        `run_.angle_bound` bounds the error of every solver. Installed packages may add solvers.
     center : bool
         Whether to center rows on the mean of all sites' rows. Otherwise, components are about zero.
     scale : bool
@@ -60,8 +62,9 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
     whiten : bool
         Whether to divide scores by their standard deviations.
     tol : float
-        The solver stops when ``||A'A V - V theta||_F`` is at most this share of the trace of A'A,
-        unless `Faps` is set to stop based on the objective.
+        The solver stops when ``||A'A V - V theta||_F`` is at most this share of the trace of A'A, and
+        the sine of the angle to the exact components is at most a hundred times this number, unless
+        `Faps` is set to stop based on the objective. Where rounding prevents that, the fit warns.
     max_rounds : int
         The maximum number of rounds. If the solver needs more, the fit warns.
     random_state : int, RandomState or None
@@ -166,9 +169,10 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         self.site_variance_ratio_ = result.site_shares
         self.run_ = run
         warn_unconverged(self, run, "solver")
-        most = min(moments.n - 1, moments.d)
-        above = result.is_above_noise
-        warn_rank(self.n_components, self.n_components_, most, is_above_noise=above)
+        if self.n_components is not None:  # all components include those without any variance
+            warn_uncertain(run, len(solution.eigenvalues))
+        k, most = len(solution.eigenvalues), min(moments.n - 1, moments.d)
+        warn_rank(self.n_components, k, most, is_above_noise=result.is_above_noise)
         return self
 
     def fit_transform(self, X: Any, y: Any = None, *, sites: Any = None) -> Array:

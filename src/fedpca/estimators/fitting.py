@@ -78,6 +78,23 @@ def warn_unconverged(estimator: BaseEstimator, run: RunRecord, what: str, hint: 
         )
 
 
+def warn_uncertain(run: RunRecord, k: int) -> None:
+    """Warn if sums of squares cannot tell all components apart from others.
+
+    Call this directly from ``fit``, so that the warning points to the line that called ``fit``.
+    """
+    if run.stop_reason == "uncertain":
+        other = "" if run.solver == "tsqr" else "solver='tsqr', which does not square the rows, "
+        warnings.warn(
+            f"only {run.n_certain} of the {k} components are certain: variances or their differences "
+            f"are so small, compared with the largest, that rounding hides them; the sine of the "
+            f"angle to the exact components may be {run.angle_bound:.0e}; use {other}scale=True, or "
+            "fewer components",
+            ConvergenceWarning,
+            stacklevel=3,
+        )
+
+
 def warn_rank(rule: Any, k: int, most: int, *, is_above_noise: bool) -> None:
     """Warn if a rule found no component, or kept so many that it cannot have found the noise.
 

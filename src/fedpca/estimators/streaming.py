@@ -245,11 +245,12 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         default, it is the summary's own number.
         """
         wanted: Any = summary.n_components if n_components is None else n_components
-        if isinstance(wanted, str) or (isinstance(wanted, Real) and 0 < wanted < 1):
+        is_whole = isinstance(wanted, Integral)
+        if not is_whole:
             check_n_components(wanted)
             rank = rank_rule(wanted, max(2, round(summary.n)), summary.n_features)
             wanted = rank.settle(summary.spectrum)
-        if not isinstance(wanted, Integral) or not 1 <= wanted <= summary.n_features:
+        if not 1 <= wanted <= summary.n_features:
             raise InputError(
                 f"n_components={wanted} is not between 1 and the {summary.n_features} features"
             )

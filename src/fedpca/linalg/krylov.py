@@ -15,12 +15,13 @@ problems" (2000).
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
 from fedpca.arrays import Array
 from fedpca.linalg.blas_threads import threads_for
-from fedpca.linalg.dense import orth_against, top_eigen
+from fedpca.linalg.dense import angle_bounds, orth_against, top_eigen
 
 MAX_KRYLOV_BYTES = 32 << 20  # restart at this size; a K that exceeds the cache slows every round
 NEGLIGIBLE = 1e-13  # a direction below this fraction of the largest eigenvalue is rounding error
@@ -39,12 +40,35 @@ def leading_eigen(
     space = KrylovSpace(start, MAX_KRYLOV_BYTES // (8 * d))
     for _ in range(most):
         space.extend(times(space.Q))
-        theta, residual = space.rayleigh_ritz(k)
-        if residual <= tol * theta[0] or space.is_invariant:
+        ritz = space.rayleigh_ritz(k)
+        if ritz.residual <= tol * ritz.values[0] or space.is_invariant:
             break
         if space.is_full(width):
             space.restart()
-    return theta, space.vectors()
+    return ritz.wanted, space.vectors()
+
+
+class Ritz(NamedTuple):
+    """Approximate eigenvalues, in descending order: those wanted, and the next one if there is one."""
+
+    values: Array  # (p + 1,) or (p,)
+    residuals: Array  # ||M v - v theta|| for each
+    n_wanted: int
+    is_all: bool  # whether all other eigenvalues are zero
+
+    @property
+    def wanted(self) -> Array:
+        """Return the eigenvalues without the one that follows them."""
+        return self.values[: self.n_wanted]
+
+    @property
+    def residual(self) -> float:
+        """Return ``||M V - V theta||_F`` for the wanted eigenvectors."""
+        return float(np.linalg.norm(self.residuals[: self.n_wanted]))
+
+    def angle_bounds(self, k: int) -> Array:
+        """Return bounds on the angle of the first 1, 2, ..., k directions; see `angle_bounds`."""
+        return angle_bounds(self.values, self.residuals, k, others=0.0 if self.is_all else None)
 
 
 class KrylovSpace:
@@ -84,12 +108,13 @@ class KrylovSpace:
         T[old:, :old] = H[:old].T
         self.T = T
 
-    def rayleigh_ritz(self, p: int) -> tuple[Array, float]:
-        """Return the p leading eigenvalues of M within the space, and ``||M V - V theta||_F``."""
+    def rayleigh_ritz(self, p: int) -> Ritz:
+        """Return the p leading eigenvalues of M within the space and one more, if there is one."""
         with threads_for(self.T):
-            theta, self._C = top_eigen((self.T + self.T.T) / 2, min(p, len(self.T)))
-            residual = np.linalg.norm(self._B @ self._C[-self._last :])
-        return np.maximum(theta, 0.0), float(residual)
+            theta, C = top_eigen((self.T + self.T.T) / 2, min(p + 1, len(self.T)))
+            residuals = np.linalg.norm(self._B @ C[-self._last :], axis=0)
+        self._C = C[:, :p]
+        return Ritz(np.maximum(theta, 0.0), residuals, min(p, len(theta)), self.is_invariant)
 
     def vectors(self) -> Array:
         """Return the eigenvectors, ``(d, p)``, for the eigenvalues that `rayleigh_ritz` last found."""

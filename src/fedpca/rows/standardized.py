@@ -24,7 +24,7 @@ from scipy.linalg.blas import dgemm
 from fedpca.arrays import Array
 from fedpca.errors import InputError
 from fedpca.rows.centering import MAX_CANCELLATION, Centered, Mean, center_block, full_columns
-from fedpca.rows.in_memory import Block, Rows, is_sparse
+from fedpca.rows.in_memory import Block, Rows, is_sparse, rows_per_block
 
 MAX_CACHE_BYTES = 256 << 20  # memory that a site may use to cache A'A
 MIN_ENERGY = 1e-140  # above this, the square of a sum of squares does not underflow
@@ -206,6 +206,13 @@ class StandardizedRows:
             if not self._is_unscaled:
                 rows = rows / self._scale if shift is None else _scaled(rows, self._scale)
             yield Mean(float(block.n_rows), zero, zero), Centered(rows, shift)
+
+    def dense_blocks(self) -> Iterator[Array]:
+        """Yield the rows of A as dense arrays, ``(b, d)``, a few megabytes at a time."""
+        step = rows_per_block(len(self._mean))
+        for _, (rows, shift) in self.parts():
+            for start in range(0, rows.shape[0], step):
+                yield Centered(rows[start : start + step], shift).dense()
 
     def _own_gram(self) -> Array:
         """Return the Gram matrix of the centered rows, in their own order and without the scale."""

@@ -12,6 +12,7 @@ from fedpca.solvers.exact.faps import Faps
 from fedpca.solvers.exact.lanczos import Lanczos
 from fedpca.solvers.exact.local_power import LocalPower
 from fedpca.solvers.exact.subspace_iteration import SubspaceIteration
+from fedpca.solvers.exact.tsqr import Tsqr
 from fedpca.solvers.one_round.average import Average
 from fedpca.solvers.one_round.merge import Merge
 from fedpca.solvers.personalized.gradient import Polar, Stiefel
@@ -37,4 +38,5 @@ __all__ = [
     "Stiefel",
     "SubspaceIteration",
     "Threshold",
+    "Tsqr",
 ]

@@ -26,6 +26,7 @@ from fedpca.solvers.exact.faps import Faps
 from fedpca.solvers.exact.lanczos import Lanczos
 from fedpca.solvers.exact.local_power import LocalPower
 from fedpca.solvers.exact.subspace_iteration import SubspaceIteration
+from fedpca.solvers.exact.tsqr import Tsqr
 from fedpca.solvers.one_round.average import Average
 from fedpca.solvers.one_round.merge import Merge
 from fedpca.solvers.personalized.contract import PersonalizedSolver
@@ -46,6 +47,7 @@ SOLVERS: dict[str, Solver] = {
         SubspaceIteration(),
         LocalPower(),
         Faps(),
+        Tsqr(),
         Merge(),
         Average(),
     )
@@ -80,8 +82,8 @@ def find_robust(given: Any) -> RobustSolver:
 
 
 def cheapest_exact(n: int, d: int, k: int) -> Solver:
-    """Return the built-in exact solver that should move the fewest bytes."""
-    exact = [solver for solver in SOLVERS.values() if solver.guarantee == "exact"]
+    """Return the built-in exact solver that should move the fewest bytes, all of them summed."""
+    exact = [s for s in SOLVERS.values() if s.guarantee == "exact" and not s.seen]
     # reversed, so that a tie goes to Lanczos, which sends less at a time
     return min(reversed(exact), key=lambda solver: solver.bytes_per_site(n, d, k))
 

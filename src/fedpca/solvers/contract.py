@@ -29,6 +29,11 @@ from fedpca.solvers.standardize import CommonFeatures, Moments, ask_moments
 if TYPE_CHECKING:
     from fedpca.site.site import Site
 
+ANGLE_PER_TOL = 100.0  # sine of the angle that "converged" allows, as a multiple of tol
+CERTAIN = (
+    1e-6  # components are certain if the sine of their angle to the exact ones is at most this
+)
+LOOK_TOL = 1e-3  # residual, of the trace, at which eigenvalues are known well enough to be counted
 START_DISTANCE = 1e-2  # size of the random part that is added to a warm start
 
 
@@ -46,7 +51,8 @@ class Problem:
         Whether to center rows on the mean over all sites, and to divide them by the scale over all
         sites.
     tol : float
-        The bound on ``||A'A V - V theta||_F``, as a fraction of the trace of A'A.
+        The bound on ``||A'A V - V theta||_F``, as a fraction of the trace of A'A. A hundred times this
+        number bounds the sine of the angle to the exact components.
     max_rounds : int
         The maximum number of rounds that the solver may take.
     start : ndarray of shape (d, k), optional
@@ -67,6 +73,11 @@ class Problem:
     moments: Moments | None = None
     flips: SignFlips | None = None
 
+    @property
+    def angle_tol(self) -> float:
+        """Return the sine of the angle to the exact components that a solver may leave."""
+        return ANGLE_PER_TOL * self.tol
+
     def with_moments(self, fed: Federation) -> Problem:
         """Return the problem with its moments, asking the sites for them if necessary."""
         if self.moments is not None:
@@ -83,15 +94,32 @@ class Solution:
     vectors: Array  # (d, k), orthonormal
     eigenvalues: Array  # (k,), in descending order
     energy: float  # the trace of A'A
-    stop_reason: str  # "exact", "approximate", "converged" or "max_rounds"
+    stop_reason: str  # "exact", "approximate", "converged", "uncertain" or "max_rounds"
     left_out: float = 0.0  # bound on how much any eigenvalue falls short, as a fraction of energy
     angle_bound: float = 0.0  # bound on the sine of the angle to the exact components
+    n_certain: int | None = None  # leading components that are certain; None means all
     advice: str = ""  # names a better solver, if this one can identify it
     share_question: Question | None = None  # asks for each site's share; None means the default
 
     def outcome(self, solver: str) -> Outcome:
         """Return the outcome to store in the run's record."""
-        return Outcome(solver, self.stop_reason, self.left_out, self.angle_bound, self.advice)
+        n_certain = len(self.eigenvalues) if self.n_certain is None else self.n_certain
+        return Outcome(
+            solver, self.stop_reason, self.left_out, self.angle_bound, self.advice, n_certain
+        )
+
+    def certified(self, bounds: Array, angle_tol: float) -> Solution:
+        """Return the solution with a certificate: bounds on the angle of its first 1 ... k directions.
+
+        A solver that has done all it can, but is not certain of all directions, is uncertain.
+        """
+        bound = 0.0 if len(bounds) == len(self.vectors) else float(bounds[-1])  # or all directions
+        within = bounds <= max(CERTAIN, angle_tol)
+        n_certain = len(bounds) if not bound else int(np.flatnonzero(within).max(initial=-1)) + 1
+        reason = self.stop_reason
+        if n_certain < len(bounds) and reason in ("exact", "converged"):
+            reason = "uncertain"
+        return replace(self, angle_bound=bound, n_certain=n_certain, stop_reason=reason)
 
 
 @runtime_checkable

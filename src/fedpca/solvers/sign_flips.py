@@ -96,7 +96,7 @@ def _leading_eigenvalues(fed: Federation, n_flips: int, d: int, p: int) -> list[
         for flip, Y in zip(moving, np.split(products, np.cumsum(widths)[:-1], axis=1), strict=True):
             space, before = spaces[flip], values[flip]
             space.extend(Y)
-            theta = space.rayleigh_ritz(p)[0]
+            theta = space.rayleigh_ritz(p).wanted
             values[flip] = np.pad(theta, (0, p - len(theta)))
             changed = float(np.abs(values[flip] - before).sum())
             if not space.is_invariant and changed > SETTLED * float(values[flip].sum()):
@@ -160,8 +160,7 @@ def _refuse_too_many(n_flips: int) -> None:
 def _flipped(site: Site, flips: Iterable[int]) -> Iterator[tuple[int, Array]]:
     """Yield each block of the site's standardized rows with each flip of its signs."""
     words = site.recall(FlipSecret).words.tolist()
-    for index, (_, block) in enumerate(site.standardized.parts()):
-        rows = block.dense()
+    for index, rows in enumerate(site.standardized.dense_blocks()):
         for flip in flips:
             bits = np.random.default_rng([*words, flip, index]).bytes(-(-rows.size // 8))
             signs = np.unpackbits(np.frombuffer(bits, np.uint8), count=rows.size)

@@ -16,7 +16,7 @@ import numpy as np
 from fedpca.arrays import Array, Arrays
 from fedpca.coordinator.federation import Federation
 from fedpca.errors import InputError
-from fedpca.linalg.dense import pack_triangle, top_eigen, unpack_triangle
+from fedpca.linalg.dense import angle_bounds, pack_triangle, top_eigen, unpack_triangle
 from fedpca.linalg.rank_rules import Spectrum
 from fedpca.protocol.message import MAX_BYTES
 from fedpca.protocol.question import question
@@ -53,14 +53,19 @@ class Covariance:
             fed.sum(covariance_triangle, mean=moments.mean, scale=moments.scale)["triangle"]
         )
         energy = float(np.trace(C))
-        for look in (rank.first_look, min(moments.n, moments.d)):
-            values, V = top_eigen(C, look)
-            values = np.maximum(values, 0.0)
-            k = rank(Spectrum(values, energy, moments.n, moments.d))
-            if k is not None:
+        n, d = moments.n, moments.d
+        for look in (rank.first_look, min(n, d)):
+            values, V = top_eigen(C, min(look + 1, d))
+            values, V = np.maximum(values, 0.0), V[:, :look]
+            found = rank(Spectrum(values[:look], energy, n, d))
+            if found is not None:
                 break
+        k = found or look
         fed.report(0.0, lambda: V)
-        return Solution(moments, V[:, :k], values[:k], energy, "exact")
+        others = 0.0 if len(values) == d else None
+        bounds = angle_bounds(values, np.zeros(len(values)), k, others=others)
+        solution = Solution(moments, V[:, :k], values[:k], energy, "exact")
+        return solution.certified(bounds, problem.angle_tol)
 
 
 @question(

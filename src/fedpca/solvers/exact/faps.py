@@ -48,18 +48,20 @@ the published algorithm:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from fedpca.arrays import Array, Arrays
 from fedpca.coordinator.federation import Federation
-from fedpca.linalg.dense import orth, outside, top_eigen
+from fedpca.linalg.dense import orth, outside, sine_of_angle, top_eigen
 from fedpca.linalg.rank_rules import Spectrum
 from fedpca.protocol.question import question
 from fedpca.solvers.contract import (
+    LOOK_TOL,
     Problem,
     Solution,
     check_choice,
@@ -79,6 +81,8 @@ LOCAL_STEPS = 5  # steps of subspace iteration at each site in each round
 PENALTY = 0.15  # initial beta_i, as a share of ||A_i||_2^2
 PENALTY_CHECK_ROUNDS = 5  # rounds between penalty checks, (25)
 STOP_RULES = ("kkt", "objective")
+RECENT_STEPS = 4  # whose ratios say how fast an iteration comes to rest
+AT_REST = 1e-13  # smaller steps are rounding
 FEW_ROUNDS = 10  # a run this short needs no advice
 TIMES_LANCZOS = 5  # approximate number of FAPS rounds per Lanczos round
 PENALTY_GROWTH = 0.5  # theta in (25)
@@ -109,7 +113,8 @@ class Faps:
         gap after the last component, expressed as the same kind of share. The penalty grows
         automatically if sites differ.
     stop : "kkt" or "objective"
-        Whether ``tol`` bounds the residual or the relative change in ``||A Z||^2`` per round, (27).
+        Whether ``tol`` bounds the residual or the relative change in ``||A Z||^2`` per round, (27). The
+        change says little about the components; see `run_.angle_bound`.
     start_apart : bool
         Whether copies start one power step away from Z. The published method starts at Z, which reveals
         more.
@@ -152,23 +157,36 @@ class Faps:
         )
         Z = starting_block(fed, d, p, problem.start)
         rounds_left = problem.max_rounds
+        is_fixed = not isinstance(problem.n_components, str | float)
         while True:
-            Z, residuals = self._agree(fed, ask, Z, energy, problem.tol, rounds_left)
+            tols = (
+                (problem.tol, problem.angle_tol) if is_fixed else (max(problem.tol, LOOK_TOL), 1.0)
+            )
+            Z, residuals, angle = self._agree(fed, ask, Z, energy, *tols, rounds_left)
             rounds_left -= len(residuals)
             last = fed.sum(energy_within, Z=Z)
             theta, C = top_eigen((last["within"] + last["within"].T) / 2, p)
             V, theta = Z @ C, np.maximum(theta, 0.0)
-            k = rank(Spectrum(theta, energy, n, d))
-            if k is not None or not rounds_left:
+            k = p if is_fixed else rank(Spectrum(theta, energy, n, d))
+            if is_fixed or not rounds_left:
                 break
-            p = min(2 * p, n, d)  # the rule needs to see more of the spectrum
-            Z = starting_block(fed, d, p, V)
-        has_converged = residuals[-1] <= problem.tol and k is not None
+            if k is None:
+                p = min(2 * p, n, d)  # the rule needs to see more of the spectrum
+                Z = starting_block(fed, d, p, V)
+            else:
+                p, is_fixed = k, True  # the other columns were only there to be counted
+                Z = V[:, :k]
+        is_close = angle <= problem.angle_tol or self.stop == "objective"
+        has_converged = residuals[-1] <= problem.tol and is_close and is_fixed
         reason = "converged" if has_converged else "max_rounds"
         k = k or p
         started = self.penalty * float(last["norm"])
         end = End(residuals, self.stop, theta, energy, started, float(last["penalty"]))
-        return Solution(moments, V[:, :k], theta[:k], energy, reason, advice=end.advice(reason))
+        solution = Solution(moments, V[:, :k], theta[:k], energy, reason, advice=end.advice(reason))
+        certified = solution.certified(
+            np.full(k, angle if has_converged else 1.0), problem.angle_tol
+        )
+        return replace(certified, stop_reason=reason)
 
     def _agree(
         self,
@@ -177,10 +195,16 @@ class Faps:
         Z: Array,
         energy: float,
         tol: float,
+        angle_tol: float,
         max_rounds: int,
-    ) -> tuple[Array, list[float]]:
-        """Run Algorithm 1 until it may stop or rounds run out; return Z and the residuals."""
+    ) -> tuple[Array, list[float], float]:
+        """Run Algorithm 1 until it may stop or rounds run out.
+
+        Return Z, the residuals, and an estimate of the angle that is left. Plain products would bound
+        this angle, but undo the mask. So it is estimated from how fast Z comes to rest.
+        """
         residuals: list[float] = []
+        steps: list[float] = []
         objective = 0.0
         while True:
             answer = ask(Z=Z)
@@ -191,9 +215,28 @@ class Faps:
                 residuals.append(scaled(abs(value - objective), value))
                 objective = value
             fed.report(residuals[-1], partial(np.asarray, Z))
-            if residuals[-1] <= tol or len(residuals) == max_rounds:
-                return Z, residuals
-            Z = orth(Y)
+            moved = orth(Y)
+            steps.append(sine_of_angle(Z, moved))
+            angle = distance_left(steps)
+            is_close = angle <= angle_tol or self.stop == "objective"
+            if (residuals[-1] <= tol and is_close) or len(residuals) == max_rounds:
+                return Z, residuals, angle
+            Z = moved
+
+
+def distance_left(steps: list[float]) -> float:
+    """Estimate how far an iteration is from its limit, given the lengths of its steps.
+
+    If each step is at most a share rho of the one before, this step and all that follow add up to no
+    more than ``1 / (1 - rho)`` times its length. The estimate is twice that.
+    """
+    last = steps[-RECENT_STEPS:]
+    if last[-1] <= AT_REST:
+        return last[-1]
+    if len(last) < RECENT_STEPS:
+        return 1.0
+    rho = max(after / before for before, after in pairwise(last))
+    return min(1.0, 2 * last[-1] / (1 - rho)) if rho < 1 else 1.0
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedpca.coordinator.federation import Federation
-from fedpca.linalg.krylov import MAX_KRYLOV_BYTES, KrylovSpace
+from fedpca.linalg.dense import ROUNDING
+from fedpca.linalg.krylov import MAX_KRYLOV_BYTES, KrylovSpace, Ritz
 from fedpca.linalg.rank_rules import Spectrum
 from fedpca.solvers.contract import (
     Problem,
@@ -64,27 +65,37 @@ class Lanczos:
         return block_bytes(d, k, expected_rounds(n, d, k))
 
     def solve(self, fed: Federation, problem: Problem) -> Solution:
-        """Return the leading eigenvectors, with a residual of at most ``tol`` times the trace."""
+        """Return the leading eigenvectors, within the tolerance unless rounding prevents it."""
         moments, rank = moments_and_rank(fed, problem)
         n, d, p = moments.n, moments.d, rank.first_look
         width = min(max(self.block or p, p), d)
         energy = standardize_sites(fed, moments, width * expected_rounds(n, d, p))
         max_columns = self.max_krylov_bytes // (8 * d)
         space = KrylovSpace(starting_block(fed, d, width, problem.start), max_columns)
+        reason = "max_rounds"
         for _ in range(problem.max_rounds):
             space.extend(fed.sum(covariance_product, Z=space.Q)["Y"])
-            theta, residual = space.rayleigh_ritz(p)
-            searched = space
-            residual = scaled(residual, energy)
-            fed.report(residual, space.vectors)
-            if residual <= problem.tol or space.is_invariant:
-                k = rank(Spectrum(theta, energy, n, d))
-                if k is not None:
+            ritz, searched = space.rayleigh_ritz(p), space
+            fed.report(scaled(ritz.residual, energy), space.vectors)
+            k = None
+            if space.is_invariant or ritz.residual <= problem.tol * energy:
+                k = rank(Spectrum(ritz.wanted, energy, n, d))
+                if k is None:
+                    p = width = min(2 * p, n, d)  # the rule needs to see more of the spectrum
+                    space = KrylovSpace(starting_block(fed, d, width, space.vectors()), max_columns)
+                    continue
+                if space.is_invariant or can_stop(ritz, k, problem.angle_tol):
                     reason = "exact" if space.is_invariant else "converged"
-                    return Solution(moments, space.vectors()[:, :k], theta[:k], energy, reason)
-                p = width = min(2 * p, n, d)  # the rule needs to see more of the spectrum
-                space = KrylovSpace(starting_block(fed, d, width, space.vectors()), max_columns)
-            elif space.is_full(width):
+                    break
+            if space.is_full(width):
                 space.restart()
-        k = rank(Spectrum(theta, energy, n, d)) or len(theta)
-        return Solution(moments, searched.vectors()[:, :k], theta[:k], energy, "max_rounds")
+        k = k or rank(Spectrum(ritz.wanted, energy, n, d)) or ritz.n_wanted
+        V, bounds = searched.vectors()[:, :k], ritz.angle_bounds(k)
+        solution = Solution(moments, V, ritz.wanted[:k], energy, reason)
+        return solution.certified(bounds, problem.angle_tol)
+
+
+def can_stop(ritz: Ritz, k: int, angle_tol: float) -> bool:
+    """Return whether k directions are within the angle asked for, or no round would improve them."""
+    at_rounding = bool((ritz.residuals[:k] <= ROUNDING * ritz.values[0]).all())
+    return at_rounding or bool(ritz.angle_bounds(k)[-1] <= angle_tol)

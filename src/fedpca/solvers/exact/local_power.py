@@ -16,7 +16,7 @@ as in Wang, Liu and Zhang (2023), saves almost nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, repeat
 from typing import TYPE_CHECKING, ClassVar
@@ -70,7 +70,7 @@ class LocalPower:
         return block_bytes(d, k, TIMES_LANCZOS * expected_rounds(n, d, k))
 
     def solve(self, fed: Federation, problem: Problem) -> Solution:
-        """Return the leading eigenvectors, with a residual of at most ``tol`` times the trace.
+        """Return the leading eigenvectors, within the tolerance unless rounding prevents it.
 
         The residual is known only once rounds have a single step. Before that, the part of ``Y``
         outside Z is used instead. Once that part is as small as ``tol``, further local steps gain
@@ -90,7 +90,8 @@ class LocalPower:
             Z = orth(Y)
             if outside_share <= problem.tol:
                 break
-        return iterate(fed, moments, rank, Z, energy, tol=problem.tol, max_rounds=max_rounds - done)
+        rest = replace(problem, max_rounds=max_rounds - done)
+        return iterate(fed, moments, rank, Z, energy, rest)
 
 
 @question(asks={"Z": "float64 d k", "steps": "int64"}, answers={"Y": "float64 d k"})

@@ -16,12 +16,15 @@ from functools import partial
 from typing import ClassVar
 
 import numpy as np
+from numpy.linalg import norm
 
 from fedpca.arrays import Array
 from fedpca.coordinator.federation import Federation
-from fedpca.linalg.dense import orth, top_eigen
+from fedpca.linalg.dense import ROUNDING, angle_bounds, orth, outside, top_eigen
+from fedpca.linalg.krylov import KrylovSpace
 from fedpca.linalg.rank_rules import RankRule, Spectrum
 from fedpca.solvers.contract import (
+    LOOK_TOL,
     Problem,
     Solution,
     covariance_product,
@@ -32,6 +35,10 @@ from fedpca.solvers.contract import (
 from fedpca.solvers.plan import LANCZOS_ROUNDS, block_bytes, expected_rounds
 from fedpca.solvers.standardize import Moments, standardize_sites
 
+N_GUARDS = 3  # columns with which to look for a larger eigenvalue outside the block
+GUARD_ROUNDS = 10
+TELLS_APART = 0.02  # residual of that eigenvalue, relative to its distance from those of the block
+AT_REST = 4.0  # residuals of this many rounding errors do not become smaller
 TIMES_LANCZOS = 15  # approximate number of rounds per Lanczos round
 
 
@@ -47,44 +54,83 @@ class SubspaceIteration:
         return block_bytes(d, k, TIMES_LANCZOS * expected_rounds(n, d, k))
 
     def solve(self, fed: Federation, problem: Problem) -> Solution:
-        """Return the leading eigenvectors, with a residual of at most ``tol`` times the trace."""
+        """Return the leading eigenvectors, within the tolerance unless rounding prevents it."""
         moments, rank = moments_and_rank(fed, problem)
         p = rank.first_look
         n_products = p * min(problem.max_rounds, TIMES_LANCZOS * LANCZOS_ROUNDS)
         energy = standardize_sites(fed, moments, n_products)
         Z = starting_block(fed, moments.d, p, problem.start)
-        return iterate(
-            fed, moments, rank, Z, energy, tol=problem.tol, max_rounds=problem.max_rounds
-        )
+        return iterate(fed, moments, rank, Z, energy, problem)
 
 
 def iterate(
-    fed: Federation,
-    moments: Moments,
-    rank: RankRule,
-    Z: Array,
-    energy: float,
-    *,
-    tol: float,
-    max_rounds: int,
+    fed: Federation, moments: Moments, rank: RankRule, Z: Array, energy: float, problem: Problem
 ) -> Solution:
-    """Iterate from an orthonormal Z until the residual is at most ``tol``."""
+    """Iterate from an orthonormal Z until its directions are within the tolerance."""
     n, d, p = moments.n, moments.d, Z.shape[1]
-    reason = "max_rounds"
-    for _ in range(max_rounds):
+    reason, following = "max_rounds", None
+    for _ in range(problem.max_rounds):
         Y = fed.sum(covariance_product, Z=Z)["Y"]
         T = Z.T @ Y
         theta, C = top_eigen((T + T.T) / 2, p)
-        V = Z @ C
-        residual = scaled(float(np.linalg.norm(Y @ C - V * theta)), energy)
-        fed.report(residual, partial(np.asarray, V))
-        k = rank(Spectrum(np.maximum(theta, 0.0), energy, n, d))
-        if residual <= tol:
-            if k is not None:
-                reason = "converged"
-                break
+        theta, V = np.maximum(theta, 0.0), Z @ C
+        residuals = norm(Y @ C - V * theta, axis=0)
+        residual = float(norm(residuals))
+        fed.report(scaled(residual, energy), partial(np.asarray, V))
+        k = rank(Spectrum(theta, energy, n, d))
+        is_known = residual <= max(problem.tol, LOOK_TOL) * energy
+        if is_known and k is None:
             p = min(2 * p, n, d)  # the rule needs to see more of the spectrum
             Y = np.hstack([Y, fed.rng().standard_normal((d, p - Y.shape[1])) * theta[-1]])
+        elif k is not None and is_known and norm(residuals[:k]) <= problem.tol * energy:
+            if following is None or following.certifies(theta, residuals, k, problem.angle_tol):
+                following = following_direction(fed, V, float(theta[k - 1]))  # outside present V
+            if following.value > theta[k - 1] + ROUNDING * theta[0]:  # the block has missed it
+                Y = np.hstack([V[:, :-1] * theta[:-1], following.vector * following.value])
+                following = None
+            elif following.certifies(theta, residuals, k, problem.angle_tol):
+                reason = "converged"
+                break
         Z = orth(Y)
     k = k or p
-    return Solution(moments, V[:, :k], np.maximum(theta, 0.0)[:k], energy, reason)
+    bounds = np.ones(k) if following is None else following.bounds(theta, residuals, k)
+    solution = Solution(moments, V[:, :k], theta[:k], energy, reason)
+    return solution.certified(bounds, problem.angle_tol)
+
+
+@dataclass(frozen=True)
+class Following:
+    """The largest eigenvalue outside a block, approximately, with its residual and eigenvector."""
+
+    value: float
+    residual: float
+    vector: Array  # (d, 1)
+
+    def bounds(self, theta: Array, residuals: Array, k: int) -> Array:
+        """Return bounds on the angle of the first 1 ... k directions of the block."""
+        return angle_bounds(theta, residuals, k, others=self.value + self.residual)
+
+    def certifies(self, theta: Array, residuals: Array, k: int, angle_tol: float) -> bool:
+        """Return whether k directions are close enough, or as close as rounding allows."""
+        at_rounding = bool((residuals[:k] <= AT_REST * ROUNDING * theta[0]).all())
+        return at_rounding or bool(self.bounds(theta, residuals, k)[-1] <= angle_tol)
+
+
+def following_direction(fed: Federation, V: Array, last: float) -> Following:
+    """Find the largest eigenvalue outside V by a few rounds of block Lanczos.
+
+    Without it, nobody knows how well the directions in V are separated from the others. ``last`` is the
+    smallest eigenvalue of V; the search ends once the two can be told apart.
+    """
+    d, k = V.shape
+    if k == d:
+        return Following(0.0, 0.0, V[:, :0])
+    guards = fed.rng().standard_normal((d, min(N_GUARDS, d - k)))
+    space = KrylovSpace(orth(outside(V, guards)), GUARD_ROUNDS * N_GUARDS)
+    for _ in range(GUARD_ROUNDS):
+        space.extend(outside(V, fed.sum(covariance_product, Z=space.Q)["Y"]))
+        ritz = space.rayleigh_ritz(1)
+        value, residual = float(ritz.values[0]), float(ritz.residuals[0])
+        if space.is_invariant or residual <= TELLS_APART * abs(last - value):
+            break
+    return Following(value, residual, space.vectors())

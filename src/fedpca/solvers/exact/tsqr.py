@@ -1,0 +1,85 @@
+"""QR factors in one round: the only exact solver that does not square the rows.
+
+    A_i = Q_i R_i,   [R_1; R_2; ...] = Q R,   R = U diag(s) V'
+
+A sum of squares loses every direction whose standard deviation is below 1e-8 of the largest one. QR
+factors keep them: V is as accurate as if the pooled rows were decomposed directly. A site sends the
+triangle R_i, which takes as many bytes as the triangle of its covariance, and tells as much:
+``R_i'R_i = A_i'A_i``. But factors cannot be summed, so the coordinator sees each of them.
+
+Source: Demmel, Grigori, Hoemmen and Langou, "Communication-optimal parallel and sequential QR and LU
+factorizations" (2012).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from fedpca.arrays import Array
+from fedpca.coordinator.federation import Federation
+from fedpca.linalg.dense import angle_bounds
+from fedpca.linalg.rank_rules import Spectrum
+from fedpca.protocol.question import question
+from fedpca.solvers.contract import Problem, Solution, moments_and_rank
+from fedpca.solvers.plan import triangle_bytes
+from fedpca.solvers.standardize import ColumnSums
+
+if TYPE_CHECKING:
+    from fedpca.site.site import Site
+
+
+@dataclass(frozen=True)
+class Tsqr:
+    """Gather the sites' QR factors in one round and decompose them together."""
+
+    name: ClassVar[str] = "tsqr"
+    guarantee: ClassVar[str] = "exact"
+    seen: ClassVar[tuple[str, ...]] = ("triangular_factor",)
+
+    def bytes_per_site(self, n: int, d: int, k: int) -> int:
+        return triangle_bytes(d, k)
+
+    def solve(self, fed: Federation, problem: Problem) -> Solution:
+        """Return the leading right singular vectors of the stacked factors, without iterating."""
+        moments, rank = moments_and_rank(fed, problem)
+        n, d = moments.n, moments.d
+        answers = fed.gather(triangular_factor, mean=moments.mean, scale=moments.scale)
+        factors = (unpack_factor(a["entries"], int(a["rank"]), d) for a in answers.values())
+        R = reduce(stacked_factor, factors, np.empty((0, d)))
+        _, s, Vt = np.linalg.svd(R, full_matrices=False)
+        V, energy = Vt.T, float(s @ s)
+        fed.report(0.0, lambda: V[:, : rank.first_look])
+        k = rank(Spectrum(s**2, energy, n, d, is_all=True)) or len(s)
+        bounds = angle_bounds(s, np.zeros(len(s)), k, others=0.0)
+        solution = Solution(moments, V[:, :k], s[:k] ** 2, energy, "exact")
+        return solution.certified(bounds, problem.angle_tol)
+
+
+@question(
+    asks={"mean": "float64 d", "scale": "float64 d"},
+    answers={"rank": "int64", "entries": "float64 entries"},
+    remembers=True,
+)
+def triangular_factor(site: Site, mean: Array, scale: Array) -> dict[str, Any]:
+    """Send the R of a QR factorization of A_i, without its zeros, and store the mean and the scale."""
+    frame = site.recall(ColumnSums).frame(mean, scale)
+    site.remember(frame)
+    R = reduce(stacked_factor, site.standardized.dense_blocks(), np.empty((0, len(mean))))
+    site.remember(replace(frame, energy=float(np.vdot(R, R))))
+    return {"rank": np.int64(len(R)), "entries": R[np.triu_indices(len(R), m=len(mean))]}
+
+
+def stacked_factor(R: Array, rows: Array) -> Array:
+    """Return the factor of R with more rows below it, ``(r, d)``."""
+    return np.asarray(np.linalg.qr(np.vstack([R, rows]), mode="r"))
+
+
+def unpack_factor(entries: Array, rank: int, d: int) -> Array:
+    """Return the factor, ``(rank, d)``, whose entries on and above the diagonal these are."""
+    R = np.zeros((rank, d))
+    R[np.triu_indices(rank, m=d)] = entries
+    return R
