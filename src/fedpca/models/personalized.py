@@ -26,7 +26,7 @@ from fedpca.linalg.dense import fix_signs
 from fedpca.models.linear import Model
 from fedpca.rows.in_memory import Rows, is_sparse, refuse_non_finite
 from fedpca.rows.leading import leading_directions
-from fedpca.rows.standardized import Frame, StandardizedRows, column_sums, energy_beyond_rounding
+from fedpca.rows.standardized import Frame, StandardizedRows, column_sums
 from fedpca.storage.tensor_file import check_features, check_file_arrays, read_arrays, write_arrays
 
 
@@ -158,8 +158,9 @@ class PersonalizedModel:
         own_mean = sums / n if order is None else sums[order] / n
         mean = own_mean if self.mean is None else self.mean
         columns = None if order is None else np.array(order)
-        standardized = StandardizedRows(rows, Frame(mean, self.scale, order=columns))
-        energy = energy_beyond_rounding(standardized, n, mean / self.scale)
+        frame = Frame(mean, self.scale, order=columns)
+        standardized = StandardizedRows(rows, frame).without_constant_columns()
+        energy = standardized.energy()
         U = self.components.T
         values, V = leading_directions(standardized, n_local, energy, taken=U)
         along = np.einsum("ij,ij->j", U, standardized.gram_times(np.ascontiguousarray(U)))

@@ -14,7 +14,7 @@ block whose diagonal shows that at most eight bits are lost.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 import numpy as np
@@ -50,16 +50,6 @@ def usable_energy(energy: float) -> float:
             f"unless it is between {MIN_ENERGY:.0e} and {1 / MIN_ENERGY:.0e}; rescale the columns"
         )
     return energy
-
-
-def energy_beyond_rounding(rows: StandardizedRows, n: int, mean: Array) -> float:
-    """Return the sum of squares of n rows about a mean, or zero if rounding in the mean explains it.
-
-    scikit-learn's StandardScaler uses the same bound to detect a constant column.
-    """
-    energy = usable_energy(rows.energy())
-    rounding = n * float(np.sum((n * mean * np.finfo(np.float64).eps) ** 2))
-    return energy if energy > rounding else 0.0
 
 
 @dataclass(frozen=True)
@@ -140,10 +130,26 @@ class StandardizedRows:
         refuse_overflow(total)
         return np.asarray(total[self._order] / self._scale**2)
 
+    def without_constant_columns(self) -> StandardizedRows:
+        """Return the rows with zeros in columns whose variance rounding in the mean explains.
+
+        Their scale becomes infinite. scikit-learn's StandardScaler uses the same bound to detect a
+        constant column. Without this, a date in milliseconds that never changes may vary more than all
+        other columns.
+        """
+        squares = self.gram().diagonal() if self._gram_pays(1) else self.squares()
+        n, eps = self.n_rows, np.finfo(np.float64).eps
+        constant = squares <= n * (n * self.frame.mean / self._scale * eps) ** 2
+        if not constant.any():
+            return self
+        scale = np.where(constant, np.inf, self._scale)
+        frame = replace(self.frame, scale=scale)
+        return StandardizedRows(self._rows, frame, max_cache_bytes=self._max_cache_bytes)
+
     def energy(self) -> float:
         """Return the sum of the squared entries of A, using A'A if it is computed anyway."""
         total = self.gram().diagonal() if self._gram_pays(1) else self.squares()
-        return float(total.sum())
+        return usable_energy(float(total.sum()))
 
     def gram(self) -> Array:
         """Return A'A, ``(d, d)``, and cache it for later products if that pays and memory allows."""

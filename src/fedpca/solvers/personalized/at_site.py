@@ -22,7 +22,7 @@ from fedpca.models.personalized import PersonalizedModel, SitePart
 from fedpca.protocol.question import question
 from fedpca.rows.in_memory import refuse_non_finite
 from fedpca.rows.leading import TOL, leading_directions
-from fedpca.rows.standardized import Frame, column_sums, energy_beyond_rounding
+from fedpca.rows.standardized import Frame, column_sums
 from fedpca.solvers.personalized.projections import Basis
 from fedpca.solvers.standardize import own_order
 
@@ -93,10 +93,11 @@ def begin_personalized(
         mean = sums[slice(None) if order is None else order] / max(1, n)
     weight, n_local = float(n if by_rows else n > 0), own_rank(ranks, site.name)
     factor = weight / max(1, n)
-    frame = Frame(mean, scale, order, sums, int(n_products))
+    site.remember(Frame(mean, scale, order, sums, int(n_products)))
+    frame = site.standardized.without_constant_columns().frame
     site.remember(frame)
     site.remember(PersonalSite(weight, factor, n_local, bool(own_mean)))
-    energy = energy_beyond_rounding(site.standardized, n, mean / scale)
+    energy = site.standardized.energy()
     site.remember(replace(frame, energy=energy))
     columns = 0
     if lays_out != NOTHING:
