@@ -41,6 +41,30 @@ def test_fit_transform_and_info(sites, tmp_path):
     assert "of each site's variance explained: north" in done.output
 
 
+def test_rows_without_names_are_taken_by_position_with_a_word(sites, tmp_path):
+    frame = pd.read_parquet(sites[0])
+    model = FederatedPCA(2).fit({"north": frame})
+    model.save(tmp_path / "m.fedpca")
+    np.save(tmp_path / "bare.npy", frame.to_numpy())
+    done = run(
+        "transform", tmp_path / "m.fedpca", tmp_path / "bare.npy", "-o", tmp_path / "s.parquet"
+    )
+    assert done.exit_code == 0, done.output
+    assert "bare.npy has no column names; its columns are assumed to be a, b, c" in done.output
+
+
+@pytest.mark.filterwarnings("ignore:misalignment_")
+def test_info_names_the_parts_of_a_sites_variance_rightly(sites, tmp_path):
+    rng = np.random.default_rng(0)
+    model = PersonalizedPCA(1, 1).fit({name: rng.standard_normal((50, 5)) for name in "ab"})
+    model.site_variance_["a"] = {"shared": 0.125, "local": 0.25, "left": 0.625}
+    model.save(tmp_path / "m.fedpca")
+    row = next(
+        line for line in run("info", tmp_path / "m.fedpca").output.split("\n") if "12.5%" in line
+    )
+    assert row.index("12.5%") < row.index("25.0%") < row.index("62.5%")
+
+
 def test_info_lists_what_left_a_site(sites, tmp_path):
     run("fit", *sites, "-k", "95%", "-q", "-o", tmp_path / "m")
     done = run("info", tmp_path / "m", "--ledger")

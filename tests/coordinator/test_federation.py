@@ -450,6 +450,8 @@ def test_a_site_may_keep_its_share_of_variance_to_itself():
     crossed = {(e.site, e.how) for e in run.ledger if e.question == "explained_energy"}
     others = {(name, "discarded") for name in SITES if name != "east"}
     assert crossed == others | {(name, "sent") for name in SITES}
+    fields = {e.field for e in run.ledger if e.how == "discarded"}
+    assert fields == {"explained", "total", "(envelope)"}  # what left the sites, used or not
     assert (run.bytes_up, run.bytes_down) == (run.ledger.bytes_up, run.ledger.bytes_down)
 
 

@@ -455,7 +455,11 @@ def test_fewer_sites_than_the_quorum_end_the_fit_before_it_begins(there):
     with pytest.raises(QuorumLost, match=r"2 of 3 sites are online after 1 s.*not online: other"):
         there.federation(sites=[*HONEST, "other"], wait=1)
     with there.federation(sites=[*HONEST, "other"], wait=1, quorum=2) as fed:
-        assert FederatedPCA(2).fit(fed).run_.sites == HONEST
+        run = FederatedPCA(2).fit(fed).run_
+    assert run.sites == HONEST
+    assert [(entry["site"], entry["round"], entry["reason"]) for entry in run.lost] == [
+        ("other", 0, "site 'other': not online after 1 s")
+    ]
     with pytest.raises(InputError, match="no key for elsewhere"):
         there.federation(sites=["elsewhere"])
     with pytest.raises(InputError, match="quorum=3 must be between 1 and 2, the number of sites"):

@@ -628,3 +628,29 @@ def test_the_qr_retraction_keeps_what_is_orthonormal():
 @parametrize_with_checks([PersonalizedPCA(1, 1)])
 def test_scikit_learn_compatible(estimator, check):
     check(estimator)
+
+
+def test_a_constant_column_with_a_large_value_changes_nothing():
+    rng = np.random.default_rng(40)
+    mixing = rng.standard_normal((2, 5))
+    sites = {
+        name: 2 * rng.standard_normal((20000, 2)) @ mixing + rng.standard_normal((20000, 5))
+        for name in "abc"
+    }
+    date = np.full((20000, 1), 1.7e12 + 0.1)  # in milliseconds, the same in all rows
+    for scale in (False, True):
+        plain = fitted(sites, scale)
+        beside = fitted({name: np.hstack([X, date]) for name, X in sites.items()}, scale)
+        assert sine_of_angle(plain.components_.T, beside.components_[:, :5].T) < 1e-6
+        assert not beside.components_[:, 5].any()
+        for name, shares in plain.site_variance_.items():
+            assert beside.site_variance_[name] == pytest.approx(shares, abs=1e-9)
+        later = np.hstack([sites["a"], date + 1e3])
+        beside.add_site("later", later)
+        assert beside.site_variance_["later"]["shared"] > 0.5
+
+
+def fitted(sites, scale):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return PersonalizedPCA(2, 1, scale=scale).fit(sites)

@@ -710,3 +710,18 @@ def test_blas_threads_are_given_back_when_streams_run_side_by_side():
         fits = [pool.submit(StreamingPCA(5, exact=False, batch_size=20).fit, X) for _ in range(3)]
     assert all(fit.result().n_samples_seen_ == 2000 for fit in fits)
     assert threads() == before
+
+
+def test_parameters_that_change_in_mid_stream_are_refused():
+    X = np.random.default_rng(30).standard_normal((40, 6))
+    model = StreamingPCA(3).partial_fit(X)
+    model.set_params(n_components=5)
+    with pytest.raises(InputError, match="n_components=5, but the stream began with 3"):
+        model.partial_fit(X)
+    longer = StreamingPCA.from_summary(model.summary_, 5).partial_fit(X)
+    assert longer.n_components_ == 5
+    model.set_params(n_components=3, center=False)
+    with pytest.raises(InputError, match="center=False, but the stream began with True"):
+        model.partial_fit(X)
+    model.set_params(center=True, n_components=3)
+    assert model.partial_fit(X).n_samples_seen_ == 80

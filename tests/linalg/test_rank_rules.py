@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from sklearn.decomposition import PCA
 
 from fedpca.linalg.rank_rules import Spectrum, largest_gap, marchenko_pastur, rank_rule, share
 
@@ -60,3 +61,16 @@ def test_a_number_of_components_is_checked_against_rows_and_features():
     assert rank_rule(0.5, n=50, d=90).first_look == 10
     with pytest.raises(ValueError, match="use at most 5"):
         rank_rule(6, n=5, d=9)
+
+
+def test_a_share_that_equals_a_sum_of_shares_is_that_of_scikit_learn():
+    """One third of three equal variances, and the like, in rounded numbers."""
+    for d in range(2, 12):
+        deviations = np.sqrt(np.arange(d, 0, -1.0))
+        X = np.vstack([np.diag(deviations), -np.diag(deviations)])
+        reference = PCA(svd_solver="covariance_eigh").fit(X)
+        for wanted in np.cumsum(reference.explained_variance_ratio_)[:-1]:
+            expected = PCA(wanted, svd_solver="full").fit(X)
+            values = PCA(svd_solver="full").fit(X).explained_variance_
+            spectrum = Spectrum(values, float(values.sum()), len(X), d)
+            assert share(wanted)(spectrum) == expected.n_components_

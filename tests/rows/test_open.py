@@ -246,13 +246,31 @@ def test_numbered_column_names_as_pandas_writes_them_are_names(tmp_path):
 
 def test_a_folder_whose_files_disagree_names_both(tmp_path):
     write_rows(tmp_path, ".parquet", X)
-    write_rows(tmp_path, ".npy", X)
-    with pytest.raises(InputError, match=r"rows\.(npy|parquet), compared with"):
+    np.save(tmp_path / "more.npy", X)
+    with pytest.raises(InputError, match=r"rows\.parquet, compared with .*more\.npy"):
         open_rows(tmp_path)
     (tmp_path / "rows.parquet").unlink()
     np.save(tmp_path / "second.npy", X[:, :2])
     with pytest.raises(InputError, match="2 columns instead of 4"):
         open_rows(tmp_path)
+
+
+def test_the_same_rows_in_two_formats_do_not_count_twice(tmp_path):
+    write_rows(tmp_path, ".parquet", X)
+    write_rows(tmp_path, ".csv", X)
+    for source in (tmp_path, [tmp_path / "rows.csv", tmp_path / "rows.parquet"]):
+        with pytest.raises(InputError, match="have the same name, so their rows would count twice"):
+            open_rows(source)
+    with pytest.raises(InputError, match="would count twice"):
+        open_rows([tmp_path / "rows.csv", tmp_path / "rows.csv"])
+
+
+def test_an_archive_with_several_tables_is_refused(tmp_path):
+    np.savez(tmp_path / "labeled.npz", X=X, y=np.arange(len(X)))
+    assert open_rows(tmp_path / "labeled.npz").n_rows == len(X)
+    np.savez(tmp_path / "two.npz", X=X, X_test=X[:2])
+    with pytest.raises(InputError, match="besides 'X', the file contains the tables X_test"):
+        open_rows(tmp_path / "two.npz")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from sklearn.decomposition import PCA
 
 from fedpca import FederatedPCA, Federation
+from fedpca.errors import InputError
 from fedpca.linalg.dense import sine_of_angle
 from fedpca.solvers import SOLVERS
 from fedpca.solvers.catalogue import find_solver
@@ -279,3 +280,11 @@ def test_only_sums_leave_the_sites_but_for_names_shares_and_what_a_solver_says_i
         assert "column_names" in seen
         assert seen <= {"column_names", "explained_energy", *solver.seen}
         assert bool(seen & {*solver.seen}) == bool(solver.seen)
+
+
+@every_solver
+@pytest.mark.parametrize("size", [1e-155, 1e-160, 1e-200, 1e-300])
+def test_values_whose_squares_underflow_are_refused(solver, size):
+    X = np.random.default_rng(12).standard_normal((60, 5)) * size
+    with pytest.raises(InputError, match="rescale the columns"):
+        FederatedPCA(2, solver=solver, random_state=0).fit(np.array_split(X, 3))

@@ -9,13 +9,13 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from fedpca.cli.console import exit_codes, out, refuse_overwriting
+from fedpca.cli.console import err, exit_codes, out, refuse_overwriting
 from fedpca.cli.options import Force, Quiet
 from fedpca.errors import InputError
 from fedpca.estimators import RobustPCA
 from fedpca.models.linear import Model, load_model
 from fedpca.models.personalized import is_personalized, load_personalized
-from fedpca.rows.columns import column_order
+from fedpca.rows.columns import column_order, some_of
 from fedpca.rows.in_memory import refuse_non_finite
 from fedpca.rows.open import open_rows
 from fedpca.storage import atomic
@@ -67,6 +67,12 @@ def write_scores(model_path: Path, source: Path, output: Path, site: str | None 
         order = column_order(header["features"], rows.features, str(source))
     elif rows.n_features != d:
         raise InputError(f"{source} has {rows.n_features} columns, but the model has {d} features")
+    elif header["features"] is not None:
+        first = some_of(header["features"])
+        err.print(
+            f"warning: {source} has no column names; its columns are assumed to be {first} in order",
+            soft_wrap=True,
+        )
     n_shared = int(header["n_shared"]) if "n_shared" in header else k
     names = [f"pc{i + 1}" for i in range(n_shared)]
     names += [f"local{i + 1}" for i in range(k - n_shared)]

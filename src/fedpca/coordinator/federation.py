@@ -230,7 +230,12 @@ class Federation:
                     self._journal = None
 
     def _begin(self, seed: int) -> None:
-        self.record = RunRecord(seed=seed, sites=tuple(self.engine.names))
+        absent: Mapping[str, str] = getattr(self.engine, "absent", {})
+        lost = [
+            {"site": name, "round": 0, "question": "", "reason": f"site {name!r}: {reason}"}
+            for name, reason in absent.items()
+        ]
+        self.record = RunRecord(seed=seed, sites=tuple(self.engine.names), lost=lost)
         self._dimensions: Dimensions = {}
         self._run = secrets.token_hex(8)
         self._attempt = 0

@@ -43,6 +43,14 @@ class Total(NamedTuple):
     bytes: int
 
 
+Fields = tuple[tuple[str, tuple[int, ...], int], ...]  # name, shape, and bytes of each
+
+
+def fields_of(arrays: Mapping[str, Array]) -> Fields:
+    """Return the name, shape, and size of each array."""
+    return tuple((name, array.shape, array.nbytes) for name, array in arrays.items())
+
+
 class _Crossing(NamedTuple):
     """The messages in one round and direction that have the same fields."""
 
@@ -50,7 +58,7 @@ class _Crossing(NamedTuple):
     question: str
     direction: str
     how: str
-    fields: tuple[tuple[str, tuple[int, ...], int], ...]
+    fields: Fields
     sites: tuple[tuple[str, int], ...]
 
 
@@ -65,11 +73,10 @@ class Ledger:
         round_number: int,
         question: str,
         how: str,
-        arrays: Mapping[str, Array],
+        fields: Fields,
         sizes: Mapping[str, int],
     ) -> None:
         """Add a message with these fields to or from each site; ``sizes`` are encoded bytes."""
-        fields = tuple((name, array.shape, array.nbytes) for name, array in arrays.items())
         direction = "down" if how == "sent" else "up"
         self._crossings.append(
             _Crossing(round_number, question, direction, how, fields, tuple(sizes.items()))

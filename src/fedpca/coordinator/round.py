@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedpca.arrays import Array, Arrays, Dimensions
-from fedpca.coordinator.ledger import Ledger
+from fedpca.coordinator.ledger import Fields, Ledger, fields_of
 from fedpca.errors import (
     REPORTED_BY_SITES,
     FedpcaError,
@@ -36,6 +36,7 @@ class Round:
     total: Arrays = field(default_factory=dict)  # the result of a sum
     answers: dict[str, Arrays] = field(default_factory=dict)  # gathered, or not summed yet
     sizes: dict[str, int] = field(default_factory=dict)  # bytes of each accepted answer
+    fields: dict[str, Fields] = field(default_factory=dict)  # of each accepted answer
     retried: list[str] = field(default_factory=list)
     lost: dict[str, str] = field(default_factory=dict)  # what went wrong at each lost site
     is_void: bool = False
@@ -68,6 +69,7 @@ class Round:
             raise type(error)(f"{where}: {error}") from None
         self.answers[name] = arrays
         self.sizes[name] = message.n_bytes
+        self.fields[name] = fields_of(arrays)
         if self.verb == "sum":
             self.dimensions = dimensions
             self._sum_in_site_order()
@@ -81,6 +83,7 @@ class Round:
         if is_void:
             self.total, self.answers = {}, {}
         self.sizes = {name: self.sizes[name] for name in self.sites if name in self.sizes}
+        self.fields = {name: self.fields[name] for name in self.sizes}
         self.answers = {name: self.answers[name] for name in self.sites if name in self.answers}
 
     def enter(self, ledger: Ledger) -> dict[str, Any]:
@@ -88,15 +91,13 @@ class Round:
         asked = [*self.sites, *self.retried]
         for group in (self.sites, self.retried):
             sent = dict.fromkeys(group, self.request.n_bytes)
-            ledger.record(self.number, self.question.name, "sent", self.arrays, sent)
-        if self.is_void:
-            ledger.record(self.number, self.question.name, "discarded", {}, self.sizes)
-        elif self.verb == "sum":
-            ledger.record(self.number, self.question.name, "summed", self.total, self.sizes)
-        else:
-            for name, arrays in self.answers.items():
-                size = {name: self.sizes[name]}
-                ledger.record(self.number, self.question.name, "seen", arrays, size)
+            ledger.record(self.number, self.question.name, "sent", fields_of(self.arrays), sent)
+        how = "discarded" if self.is_void else "summed" if self.verb == "sum" else "seen"
+        alike: dict[Fields, dict[str, int]] = {}  # answers with the same fields share an entry
+        for name, size in self.sizes.items():
+            alike.setdefault(self.fields[name], {})[name] = size
+        for fields, sizes in alike.items():
+            ledger.record(self.number, self.question.name, how, fields, sizes)
         return {
             "round": self.number,
             "question": self.question.name,
@@ -115,6 +116,8 @@ class Round:
             "retried": self.retried,
             "lost": list(self.lost.items()),
         }
+        if self.is_void:
+            header["discarded"] = list(self.fields.items())
         if self.verb == "sum":
             return header, dict(self.total)
         numbered = enumerate(self.answers.values())
@@ -135,13 +138,21 @@ class Round:
         self.retried = record.header["retried"]
         self.lost = dict(record.header["lost"])
         self.is_void = bool(self.lost)
+        if self.is_void:
+            self.fields = {
+                name: tuple((key, tuple(shape), size) for key, shape, size in fields)
+                for name, fields in record.header["discarded"]
+            }
+            return
         if self.verb == "sum":
             self.total = record.arrays
+            self.fields = dict.fromkeys(self.sizes, fields_of(self.total))
             return
         names = list(self.sizes)
         for key, array in record.arrays.items():
             index, name = key.split("/", 1)
             self.answers.setdefault(names[int(index)], {})[name] = array
+        self.fields = {name: fields_of(arrays) for name, arrays in self.answers.items()}
 
     def _sum_in_site_order(self) -> None:
         """Add the answers that are next in site order, dropping each one once it is added."""

@@ -17,7 +17,9 @@ class Engine(Protocol):
     a different process, or a `SiteError` in place of an answer. Transport errors become a `SiteError`.
 
     `fingerprints` identifies the rows that the engine itself can read, so that a resumed run can
-    recognize them. `close` releases connections and threads; a later `ask` reopens them.
+    recognize them. An engine that begins without some of the sites it was given may name them and the
+    reasons in an attribute ``absent``. `close` releases connections and threads; a later `ask` reopens
+    them.
 
     `fedpca.testing.check_engine` checks that an engine meets these requirements.
     """

@@ -25,6 +25,7 @@ from fedpca.models.linear import Model
 from fedpca.rows.centering import NotFinite, naming_bad_values
 from fedpca.rows.in_memory import Block, Rows, batches, canonical, is_sparse, rows_per_block
 from fedpca.rows.open import open_rows
+from fedpca.rows.standardized import refuse_tiny
 from fedpca.summary.adaptive_rank import AdaptiveRank, check_most
 from fedpca.summary.from_rows import MAX_COMPONENTS
 from fedpca.summary.lowrank import rows_at_once
@@ -205,8 +206,27 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         )
         return canonical(rows) if is_sparse(rows) else rows
 
+    def _refuse_other_parameters(self) -> None:
+        """Refuse parameters that were changed after the stream began and would have no effect."""
+        carried = self._stream.carried
+        if self.rank == "fixed" and self._stream.rank is None:
+            wanted, _ = self._first_rank(carried.n_features)
+            if wanted != carried.n_components:
+                raise InputError(
+                    f"n_components={self.n_components}, but the stream began with "
+                    f"{carried.n_components}; call fit to begin anew, or continue with "
+                    f"StreamingPCA.from_summary(summary_, {self.n_components})"
+                )
+        if bool(self.center) != carried.centered:
+            raise InputError(
+                f"center={self.center}, but the stream began with {carried.centered}; call fit to "
+                "begin anew"
+            )
+
     def _take(self, rows: Any) -> None:
         """Add checked rows to the stream, and start the stream if there is none."""
+        if hasattr(self, "_stream"):
+            self._refuse_other_parameters()
         if not hasattr(self, "_stream"):
             if not rows.shape[0]:
                 self._first_rank(rows.shape[1])  # reject bad parameters immediately
@@ -404,6 +424,7 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
     def _model(self) -> Model:
         """Return the linear model of the rows seen."""
         summary = self._fitted_stream().summary
+        refuse_tiny(summary.mean, summary.energy)
         wanted = summary.n_components
         if self.n_components is None and self.rank == "fixed":
             wanted = max(1, min(wanted, self._stream.n_seen))

@@ -86,7 +86,8 @@ def top_eigen(symmetric: Array, k: int) -> tuple[Array, Array]:
     """
     d = symmetric.shape[0]
     largest = float(np.abs(symmetric.diagonal()).max(initial=0.0))
-    factor = 2.0 ** -math.frexp(largest)[1] if largest and not 1e-60 < largest < 1e60 else 1.0
+    is_ordinary = not largest or 1e-60 < largest < 1e60
+    factor = 1.0 if is_ordinary else 2.0 ** min(1000, -math.frexp(largest)[1])
     with threads_for(symmetric):
         values, vectors = scipy.linalg.eigh(
             symmetric if factor == 1 else symmetric * factor, subset_by_index=[d - k, d - 1]

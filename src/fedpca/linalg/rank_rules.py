@@ -113,7 +113,8 @@ def share(wanted: float) -> Rule:
     """Return the rule that picks the fewest components with more than ``wanted`` of the variance."""
 
     def rule(spectrum: Spectrum) -> int | None:
-        reached = np.cumsum(spectrum.values) > wanted * spectrum.total
+        # as scikit-learn computes it, so that a share equal to a sum of shares gives the same number
+        reached = np.cumsum(spectrum.values / (spectrum.total or 1.0)) > wanted
         if reached.any():
             return int(reached.argmax()) + 1
         return len(spectrum.values) if spectrum.is_whole else None

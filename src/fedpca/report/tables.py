@@ -157,7 +157,8 @@ def _print_personalized(out: Console, model: PersonalizedPCA) -> None:
         table.add_column(name, justify="right")
     for name, shares in model.site_variance_.items():
         n_local = str(len(model.local_components_[name])) if name in at_hand else "at the site"
-        table.add_row(name, n_local, *(f"{share:.1%}" for share in shares.values()))
+        parts = (shares[part] for part in ("shared", "local", "left"))  # a file may sort them
+        table.add_row(name, n_local, *(f"{part:.1%}" for part in parts))
     if model.site_variance_:
         out.print(table)
 

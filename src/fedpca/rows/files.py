@@ -147,9 +147,15 @@ def _open_npz(path: Path) -> Rows:
             matrix = sp.csr_array(sp.load_npz(path))
             matrix.check_format(full_check=True)  # an index out of bounds would crash the process
             return SparseRows(matrix)
-        chosen = "X" if "X" in names else names[0] if len(names) == 1 else None
-        if chosen is None:
+        if "X" not in names and len(names) > 1:
             raise InputError(f"the file contains the arrays {', '.join(names)}; name the rows 'X'")
+        chosen = "X" if "X" in names else names[0]
+        others = [name for name in names if name != chosen and archive[name].ndim == 2]
+        if others:
+            raise InputError(
+                f"besides {chosen!r}, the file contains the tables {', '.join(others)}; save the rows "
+                "of a site in a file of their own"
+            )
         return DenseRows(archive[chosen])
 
 

@@ -39,6 +39,7 @@ def open_path(path: Path) -> Rows:
             raise InputError(
                 f"{path} contains no {', '.join(OPENERS)} files; use a different folder"
             )
+        _refuse_copies(files)
         return JoinedRows([(str(file), open_path(file)) for file in files])
     if not path.exists():
         raise InputError(f"{path} does not exist; check the name")
@@ -61,6 +62,7 @@ def open_paths(texts: Sequence[str]) -> Rows:
     paths = _expand_patterns(texts)
     if len(paths) == 1:
         return open_path(paths[0])
+    _refuse_copies(paths)
     return JoinedRows([(str(path), open_path(path)) for path in paths])
 
 
@@ -108,6 +110,18 @@ def _expand_patterns(texts: Sequence[str]) -> list[Path]:
             raise InputError(f"no file matches {text}; check the name")
         paths += [Path(path) for path in matches]
     return paths
+
+
+def _refuse_copies(files: Sequence[Path]) -> None:
+    """Refuse a file that is listed twice, or whose rows another file format seems to repeat."""
+    seen: dict[Path, Path] = {}
+    for file in files:
+        known = seen.setdefault(file.with_suffix("") if file.is_file() else file, file)
+        if known is not file:
+            raise InputError(
+                f"{known} and {file} have the same name, so their rows would count twice; remove or "
+                "rename one of them"
+            )
 
 
 def _files_below(folder: Path) -> list[Path]:

@@ -27,6 +27,7 @@ from fedpca.rows.centering import MAX_CANCELLATION, Centered, Mean, center_block
 from fedpca.rows.in_memory import Block, Rows, is_sparse, rows_per_block
 
 MAX_CACHE_BYTES = 256 << 20  # memory that a site may use to cache A'A
+TINY_VALUE, TINY_SQUARES = 1e-145, 1e-290  # squares of smaller values lose digits
 MIN_ENERGY = 1e-140  # above this, the square of a sum of squares does not underflow
 
 
@@ -40,6 +41,19 @@ def column_sums(rows: Rows) -> tuple[int, Array]:
             total += np.ones(block.shape[0]) @ block
             count += block.shape[0]
     return count, total
+
+
+def refuse_tiny(mean: Array, energy: float = 1.0) -> None:
+    """Refuse rows whose squares underflow, given their mean and, if known, their sum of squares.
+
+    Their variance would be zero, and every component as good as any other.
+    """
+    largest = float(np.abs(mean).max(initial=0.0))
+    if 0 < largest < TINY_VALUE or 0 < energy < TINY_SQUARES:
+        raise InputError(
+            f"the values are so small that their squares underflow; the largest mean is "
+            f"{largest:.1e}; rescale the columns to more than {TINY_VALUE:.0e}"
+        )
 
 
 def usable_energy(energy: float) -> float:

@@ -13,7 +13,7 @@ from fedpca.coordinator.record import Outcome
 from fedpca.errors import PolicyRefused
 from fedpca.protocol.question import Question, question
 from fedpca.rows.centering import MAX_CANCELLATION
-from fedpca.rows.standardized import Frame, StandardizedRows
+from fedpca.rows.standardized import Frame, StandardizedRows, refuse_tiny
 from fedpca.solvers.catalogue import cheapest_exact
 from fedpca.solvers.contract import Problem, Solution, Solver, moments_and_rank
 from fedpca.solvers.sign_flips import SignFlips
@@ -55,6 +55,7 @@ def principal_components(
         moments, rank = moments_and_rank(fed, problem)
         solver = cheapest_exact(moments.n, moments.d, rank.first_look)
     solution = solver.solve(fed, problem)
+    refuse_tiny(solution.moments.mean, solution.energy)
     asked = solution.share_question or explained_energy
     shares = _shares(fed, asked, solution.vectors)
     is_above = problem.flips is None or problem.flips.is_below(solution.eigenvalues)

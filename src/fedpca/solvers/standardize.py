@@ -22,7 +22,7 @@ from fedpca.errors import InputError
 from fedpca.protocol.question import question
 from fedpca.rows.columns import column_order
 from fedpca.rows.in_memory import refuse_non_finite
-from fedpca.rows.standardized import Frame, column_sums, usable_energy
+from fedpca.rows.standardized import Frame, column_sums, refuse_tiny, usable_energy
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
@@ -159,6 +159,7 @@ def ask_moments(fed: Federation, common: CommonFeatures, *, center: bool, scale:
     sums = fed.sum(count_and_sum, features=common.to_ask)
     n, d = int(sums["n"]), len(sums["total"])
     mean = sums["total"] / at_least_two(n)
+    refuse_tiny(mean)
     factors = np.ones(d)
     if scale:  # the standard deviation is about the mean, even if the components are not
         factors = _deviations(fed.sum(squares, mean=mean)["squares"] / n, mean, n)

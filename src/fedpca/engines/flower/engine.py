@@ -75,6 +75,7 @@ class FlowerEngine:
         self._link, self._secret = link, secret
         self._client: ControlHttpClient | None = None
         self._run: ClaimedRun | None = None
+        self.absent: dict[str, str] = {}  # sites that a fit begins without, and why
         try:
             here = self._await_sites(resumed or sites, quorum, wait)
             self.names = list(resumed) if resumed else here
@@ -177,6 +178,8 @@ class FlowerEngine:
                 f"{'all' if quorum is None else quorum} are required; "
                 f"not online: {', '.join(offline)}"
             )
+        if not isinstance(sites, int):  # otherwise, nobody knows which of the others were meant
+            self.absent = dict.fromkeys(offline, f"not online after {wait:g} s")
         return here
 
     def _wanted(self, sites: int | Sequence[str] | None, registered: list[str]) -> list[str]:

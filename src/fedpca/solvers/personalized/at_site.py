@@ -22,7 +22,7 @@ from fedpca.models.personalized import PersonalizedModel, SitePart
 from fedpca.protocol.question import question
 from fedpca.rows.in_memory import refuse_non_finite
 from fedpca.rows.leading import TOL, leading_directions
-from fedpca.rows.standardized import Frame, column_sums
+from fedpca.rows.standardized import Frame, column_sums, refuse_tiny
 from fedpca.solvers.personalized.projections import Basis
 from fedpca.solvers.standardize import own_order
 
@@ -89,6 +89,7 @@ def begin_personalized(
     n, sums = column_sums(site.rows)
     if not np.isfinite(sums).all():
         refuse_non_finite(site.rows)
+    refuse_tiny(sums / max(1, n))
     if own_mean:
         mean = sums[slice(None) if order is None else order] / max(1, n)
     weight, n_local = float(n if by_rows else n > 0), own_rank(ranks, site.name)

@@ -20,7 +20,7 @@ from fedpca.errors import InputError, PolicyRefused
 from fedpca.linalg.dense import fix_signs, top_eigen
 from fedpca.models.robust import RobustModel
 from fedpca.rows.columns import some_of
-from fedpca.rows.standardized import usable_energy
+from fedpca.rows.standardized import refuse_tiny, usable_energy
 from fedpca.solvers.robust.at_site import (
     begin_robust,
     count_present,
@@ -150,6 +150,7 @@ def _frame(fed: Federation, common: CommonFeatures, center: str, scale: bool) ->
         raise InputError(f"no site has a value for {some_of(empty)}; remove these features")
     d = len(present)
     mean = counted["total"] / present
+    refuse_tiny(mean)
     squares = fed.sum(squares_present, about=mean)["squares"]
     usable_energy(float(squares.sum()))
     spread = np.sqrt(squares / present)
