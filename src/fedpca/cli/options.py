@@ -36,7 +36,10 @@ Insecure = Annotated[
 MaxRounds = Annotated[int, typer.Option(help="Stop the solver after this many rounds.")]
 FanIn = Annotated[
     int | None,
-    typer.Option(help="Merge this many summaries at a time, in a tree; by default, all at once."),
+    typer.Option(
+        help="Merge this many summaries at a time, in a tree; by default, all at once, or 32 if there "
+        "are hundreds."
+    ),
 ]
 
 

@@ -32,6 +32,7 @@ from fedpca.errors import (
     SiteError,
     SitesLost,
 )
+from fedpca.linalg.blas_threads import threads_for_entries
 from fedpca.protocol.question import Question
 
 T = TypeVar("T")
@@ -218,7 +219,8 @@ class Federation:
         try:
             while True:
                 try:
-                    return program(self, None if self._best is None else self._best())
+                    with threads_for_entries(0):  # until large arrays are at work
+                        return program(self, None if self._best is None else self._best())
                 except SitesLost as lost:
                     self._go_on_without(lost)
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,7 +43,10 @@ class Round:
     is_void: bool = False
 
     def __post_init__(self) -> None:
-        self._unsummed = list(self.sites)
+        self._unsummed = deque(self.sites)
+        self._expected = frozenset(
+            self.sites
+        )  # a search in a tuple would take time for every answer
         header = {
             "run": self.run,
             "round": self.number,
@@ -55,7 +59,7 @@ class Round:
 
     def accept(self, name: str, reply: Message | bytes | SiteError) -> None:
         """Check a site's answer and add it; errors name the site, the round, and the question."""
-        if name not in self.sites or name in self.sizes:
+        if name not in self._expected or name in self.sizes:
             return  # nobody is waiting for this answer
         where = f"site {name!r}, round {self.number}, question {self.question.name!r}"
         try:
@@ -157,7 +161,7 @@ class Round:
     def _sum_in_site_order(self) -> None:
         """Add the answers that are next in site order, dropping each one once it is added."""
         while self._unsummed and self._unsummed[0] in self.answers:
-            arrays = self.answers.pop(self._unsummed.pop(0))
+            arrays = self.answers.pop(self._unsummed.popleft())
             if not self.total:
                 self.total = {name: np.array(array) for name, array in arrays.items()}
             else:

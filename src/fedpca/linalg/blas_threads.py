@@ -1,4 +1,10 @@
-"""Limit BLAS to one thread when its idle threads would only get in the way."""
+"""Limit BLAS to one thread when its idle threads would only get in the way.
+
+A product on several threads waits for all of them. Beside busy processes, or in a container that may
+use fewer cores than it sees, some of them do not run, and small products take a hundred times as long
+as on one thread. So a run begins on one thread, and only work on large arrays uses more. What is large
+depends on the arrays alone, because the number of threads may change the last bits of a result.
+"""
 
 from __future__ import annotations
 
@@ -17,42 +23,67 @@ ONE_THREAD_ENTRIES = 2_000_000  # one thread is as fast as several up to this ma
 
 @contextmanager
 def threads_for(*arrays: Array) -> Iterator[None]:
-    """Limit BLAS to one thread while it works on small arrays.
-
-    Idle BLAS threads briefly keep spinning on cores that this process's sites need next.
-    """
-    if max(array.size for array in arrays) > ONE_THREAD_ENTRIES:
+    """Limit BLAS to one thread while it works on small arrays, and not while it works on large ones."""
+    with threads_for_entries(max(array.size for array in arrays)):
         yield
-        return
-    _one_thread.enter()
+
+
+@contextmanager
+def threads_for_entries(n_entries: float) -> Iterator[None]:
+    """Limit BLAS to one thread if no array in the block has more than a few million entries."""
+    _threads.push(is_one=n_entries <= ONE_THREAD_ENTRIES)
     try:
         yield
     finally:
-        _one_thread.leave()
+        _threads.pop()
 
 
-class _OneThread:
-    """A count of the callers that want one thread; the limit applies to the whole process."""
+class _Threads:
+    """What each Python thread wants of BLAS, whose limit applies to the whole process.
+
+    The innermost block of a Python thread decides for it. BLAS is limited to one thread if at least one
+    Python thread wants that and none works on large arrays.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._n_inside = 0
+        self._own = threading.local()
+        self._wanted = {True: 0, False: 0}  # how many Python threads want one BLAS thread, and all
         self._limiter: Any = None
 
-    def enter(self) -> None:
+    def push(self, *, is_one: bool) -> None:
+        stack = self._stack()
+        self._change(stack[-1] if stack else None, is_one)
+        stack.append(is_one)
+
+    def pop(self) -> None:
+        stack = self._stack()
+        was = stack.pop()
+        self._change(was, stack[-1] if stack else None)
+
+    def _stack(self) -> list[bool]:
+        if not hasattr(self._own, "stack"):
+            self._own.stack = []
+        stack: list[bool] = self._own.stack
+        return stack
+
+    def _change(self, before: bool | None, after: bool | None) -> None:
+        if before is after:
+            return
         with self._lock:
-            if not self._n_inside:
+            if before is not None:
+                self._wanted[before] -= 1
+            if after is not None:
+                self._wanted[after] += 1
+            is_limited = bool(self._wanted[True]) and not self._wanted[False]
+            if is_limited and self._limiter is None:
                 self._limiter = _blas().limit(limits=1, user_api="blas")
-            self._n_inside += 1
-
-    def leave(self) -> None:
-        with self._lock:
-            self._n_inside -= 1
-            if not self._n_inside:
+            elif not is_limited and self._limiter is not None:
                 self._limiter.restore_original_limits()
+                self._limiter = None
 
 
-_one_thread = _OneThread()
+_threads = _Threads()
 
 
 @cache

@@ -90,6 +90,9 @@ class ParquetRows:
         return pq.ParquetFile(self._path, pre_buffer=False)
 
 
+CHARACTERS = 8  # of a number in a CSV file, roughly
+
+
 class CsvRows:
     """Rows in a CSV file with a header line, parsed one block at a time."""
 
@@ -113,6 +116,11 @@ class CsvRows:
     @cached_property
     def n_rows(self) -> int:
         return sum(len(block) for block in self.blocks())
+
+    @cached_property
+    def about_n_rows(self) -> float:
+        """Return an estimate of the number of rows, from the size of the file."""
+        return self._path.stat().st_size / (CHARACTERS * self.n_features)
 
     def blocks(self) -> Iterator[Block]:
         import pyarrow as pa

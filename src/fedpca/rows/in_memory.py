@@ -36,6 +36,12 @@ class Rows(HasColumns, Protocol):
     def blocks(self) -> Iterator[Block]: ...
 
 
+def about_n_rows(rows: Rows) -> float:
+    """Return the number of rows, or an estimate if counting them would take a pass over a file."""
+    estimate = getattr(rows, "about_n_rows", None)
+    return float(rows.n_rows if estimate is None else estimate)
+
+
 def canonical(matrix: Any) -> Any:
     """Return a sparse matrix in any format as a CSR array without duplicate entries."""
     rows = sp.csr_array(matrix)
@@ -146,6 +152,11 @@ class JoinedRows:
     @property
     def n_rows(self) -> int:
         return sum(rows.n_rows for rows, _ in self._sources)
+
+    @property
+    def about_n_rows(self) -> float:
+        """Return an estimate of the number of rows."""
+        return sum(about_n_rows(rows) for rows, _ in self._sources)
 
     def blocks(self) -> Iterator[Block]:
         for rows, order in self._sources:

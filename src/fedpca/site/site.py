@@ -31,9 +31,10 @@ from fedpca.errors import (
     MessageError,
     SiteFailed,
 )
+from fedpca.linalg.blas_threads import threads_for_entries
 from fedpca.protocol.message import Header, Message, compose, decode, encode
 from fedpca.protocol.question import find_question
-from fedpca.rows.in_memory import checksum
+from fedpca.rows.in_memory import about_n_rows, checksum
 from fedpca.rows.open import file_states, open_rows, refuse_gone, state_of
 from fedpca.rows.standardized import MAX_CACHE_BYTES, Frame, StandardizedRows
 from fedpca.site.memory import (
@@ -203,7 +204,8 @@ class Site:
                 # copy, because a view in memory would keep the whole request alive
                 arrays = {key: array.copy() for key, array in arrays.items()}
             try:
-                raw = question(self, **arrays)
+                with threads_for_entries(about_n_rows(self.rows) * self.rows.n_features):
+                    raw = question(self, **arrays)
             except Exception:
                 self._refuse_changed_rows()  # if a file changed, that explains the failure better
                 raise

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from numbers import Integral
 from typing import Any
 
 from fedpca.linalg.rank_rules import check_n_components, rank_rule
 from fedpca.rows.centering import Centered, Mean, about_own_mean, naming_bad_values
+from fedpca.rows.in_memory import about_n_rows
 from fedpca.rows.open import open_rows
 from fedpca.summary.lowrank import rows_at_once
 from fedpca.summary.scatter import Scatter, scatter_pays
@@ -43,6 +45,7 @@ def summarize(
             n_components,
             n_spare=n_spare,
             center=center,
+            n_rows=about_n_rows(rows),
             features=rows.features,
         )
 
@@ -53,17 +56,18 @@ def summarize_parts(
     n_components: Any = None,
     *,
     n_spare: int = N_SPARE,
+    n_rows: float = math.inf,
     **others: Any,
 ) -> Summary:
     """Return the summary of blocks, each about a mean, using the full scatter if that is cheaper.
 
-    If ``n_components`` is a rule, it is applied after all rows have been read. ``others`` are options
-    for `Summary.empty`.
+    If ``n_components`` is a rule, it is applied after all rows have been read. ``n_rows`` is their
+    number, if known. ``others`` are options for `Summary.empty`.
     """
     is_rule = not isinstance(n_components, Integral | None)
     most = min(n_features, MAX_COMPONENTS) if is_rule else n_components
     summary = Summary.empty(n_features, most, n_spare=n_spare, **others)
-    if scatter_pays(n_features, summary.room, rows_at_once(summary.room)):
+    if scatter_pays(n_features, summary.room, rows_at_once(summary.room), n_rows):
         scatter = Scatter(n_features)
         for mean, rows in parts:
             scatter.add(mean, rows)

@@ -8,6 +8,8 @@ decomposition on request. It stores ``d^2`` numbers, regardless of the length of
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from scipy.linalg.blas import dsyrk
 
@@ -17,19 +19,22 @@ from fedpca.rows.centering import Centered, Mean, NotFinite, about_own_mean
 from fedpca.rows.in_memory import BLOCK_BYTES, Block, is_sparse
 from fedpca.summary.lowrank import EPS, LowRank
 
+DECOMPOSITION = 100  # multiplications for each of the m^3 steps of a decomposition
 MAX_SCATTER_BYTES = BLOCK_BYTES  # the matrix may be as large as one block of rows
 
 
-def scatter_pays(d: int, room: int, rows_at_once: int) -> bool:
+def scatter_pays(d: int, room: int, rows_at_once: int, n_rows: float = math.inf) -> bool:
     """Return whether the full matrix fits and costs less per row than ``room`` directions.
+
+    ``n_rows`` is the number of all rows, if known; the matrix is decomposed once for all of them.
 
     Costs are measured in multiplications in a matrix product. Reading and writing the matrix once per
     block costs as much as 16 rows. A decomposition of size m costs 100 multiplications for each of its
     m^3 steps. Both figures were measured with `benchmarks/streaming.py` on a machine with 2 cores.
     """
     b = max(1, rows_at_once)
-    whole = d**2 * (1 + 16 / b)
-    low_rank = d * (4 * room + b + 2 * room * (room + b) / b) + 100 * (room + b) ** 3 / b
+    whole = d**2 * (1 + 16 / b) + DECOMPOSITION * d**3 / max(1, n_rows)
+    low_rank = d * (4 * room + b + 2 * room * (room + b) / b) + DECOMPOSITION * (room + b) ** 3 / b
     return 8 * d**2 <= MAX_SCATTER_BYTES and whole < low_rank
 
 

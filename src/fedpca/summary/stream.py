@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass, field
 
 from fedpca.errors import InputError
+from fedpca.linalg.blas_threads import threads_for_entries
 from fedpca.rows.centering import about_own_mean
 from fedpca.rows.in_memory import Block
 from fedpca.summary.adaptive_rank import AdaptiveRank
@@ -65,6 +66,12 @@ class Stream:
             raise InputError(f"forgetting={forgetting} must be above 0 and at most 1")
         if not block.shape[0]:
             return
+        n, d = block.shape
+        with threads_for_entries(max(n, d if self.scatter is not None else 0) * d):
+            self._add(block, forgetting)
+        self.n_seen += n
+
+    def _add(self, block: Block, forgetting: float) -> None:
         center = self.carried.centered
         if self.scatter is not None:
             self.scatter.update(block, center=center, weight_before=forgetting**2)
@@ -76,7 +83,6 @@ class Stream:
             )
             if self.rank is not None:
                 self._move_rank(self.rank)
-        self.n_seen += block.shape[0]
 
     def merge(self, other: Stream) -> None:
         """Add all rows that another stream has received."""

@@ -356,18 +356,30 @@ class Summary:
         return read_summary(path)
 
 
+FAN_IN = 32  # summaries to merge at once if there are many
+MAX_STACKED = 2000  # directions to merge at once
+
+
 def merge_in_tree(summaries: Sequence[Summary], fan_in: int | None = None) -> Summary:
-    """Merge all summaries, either ``fan_in`` at a time, level by level, or all at once by default."""
+    """Merge all summaries ``fan_in`` at a time, level by level.
+
+    By default, all are merged at once, which truncates only once, unless they carry more than a few
+    thousand directions: the time for that grows with the cube of their number.
+    """
     if not summaries:
         raise InputError("there are no summaries to merge; pass at least 1")
     if fan_in is not None and fan_in < 2:
         raise InputError(f"fan_in={fan_in} merges nothing; use at least 2")
     level = list(summaries)
     while len(level) > 1:
-        step = fan_in or len(level)
+        step = fan_in or (len(level) if _n_directions(level) <= MAX_STACKED else FAN_IN)
         groups = [level[i : i + step] for i in range(0, len(level), step)]
         level = [first.merge(*others) for first, *others in groups]
     return level[0]
+
+
+def _n_directions(summaries: Sequence[Summary]) -> int:
+    return sum(len(summary.singular_values) for summary in summaries)
 
 
 def _finite(squares: Array) -> Array:

@@ -27,6 +27,7 @@ from fedpca.errors import InputError
 from fedpca.linalg.rank_rules import RankRule, Spectrum, check_n_components, first_look, rank_rule
 from fedpca.protocol.question import Question, question
 from fedpca.rows.centering import about_own_mean, naming_bad_values
+from fedpca.rows.in_memory import about_n_rows
 from fedpca.solvers.contract import Problem, Solution, check_choice, check_whole, moments_and_rank
 from fedpca.solvers.standardize import ColumnSums, Moments, at_least_two, own_order
 from fedpca.summary.bounds import eigenvalue_bound
@@ -49,7 +50,7 @@ class Merge:
     Parameters
     ----------
     fan_in : int, optional
-        How many summaries are merged at a time; by default, all at once.
+        How many summaries are merged at a time; by default, all at once, or 32 if there are hundreds.
     site_components : int, float in (0, 1), {"auto", "mp", "gap"} or None
         The number of directions that each site sends, or a rule that the site uses to choose it. The
         default is the number of components. A site also sends ten spare directions.
@@ -135,7 +136,11 @@ def summarize_rows(
     centered = (about_own_mean(block[:, columns]) for block in site.rows.blocks())
     with naming_bad_values(site.rows):
         summary = summarize_parts(
-            centered, site.rows.n_features, _wanted(n_components, rule), n_spare=int(n_spare)
+            centered,
+            site.rows.n_features,
+            _wanted(n_components, rule),
+            n_spare=int(n_spare),
+            n_rows=about_n_rows(site.rows),
         )
     site.remember(OwnSummary(summary.known.rows(), summary.energy))
     return summary.to_arrays()
@@ -163,6 +168,7 @@ def summarize_about(
         len(mean),
         _wanted(n_components, rule),
         n_spare=int(n_spare),
+        n_rows=about_n_rows(site.rows),
         center=False,
     )
     site.remember(replace(frame, energy=summary.energy))
