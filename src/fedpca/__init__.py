@@ -3,11 +3,16 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import fedpca.solvers  # noqa: F401 - registers the questions that a site may be asked
 from fedpca._version import __version__
+from fedpca.coordinator.federation import Federation
+from fedpca.errors import FedpcaError
+from fedpca.protocol.question import question
+from fedpca.site.policy import Policy
+from fedpca.site.site import Site
+from fedpca.summary.summary import Summary
 
 if TYPE_CHECKING:
-    from fedpca.coordinator.federation import Federation
-    from fedpca.errors import FedpcaError
     from fedpca.estimators import (
         FederatedPCA,
         PersonalizedPCA,
@@ -16,10 +21,6 @@ if TYPE_CHECKING:
         load,
         search_ranks,
     )
-    from fedpca.protocol.question import question
-    from fedpca.site.policy import Policy
-    from fedpca.site.site import Site
-    from fedpca.summary.summary import Summary
 
 __all__ = [
     "FederatedPCA",
@@ -37,27 +38,16 @@ __all__ = [
     "search_ranks",
 ]
 
-# The names are imported on first use. Importing scikit-learn takes longer than most commands, and a
-# site or a server never needs it.
-_MODULES = {
-    "Federation": "fedpca.coordinator.federation",
-    "FedpcaError": "fedpca.errors",
-    "Policy": "fedpca.site.policy",
-    "Site": "fedpca.site.site",
-    "Summary": "fedpca.summary.summary",
-    "question": "fedpca.protocol.question",
-    **dict.fromkeys(
-        ("FederatedPCA", "PersonalizedPCA", "RobustPCA", "StreamingPCA", "load", "search_ranks"),
-        "fedpca.estimators",
-    ),
-}
-
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used."""
-    if name not in _MODULES:
+    """Import the estimators when they are first used.
+
+    They need scikit-learn, which takes longer to import than most commands run, and which a site or a
+    server never needs.
+    """
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_MODULES[name]), name)
+    value = globals()[name] = getattr(import_module("fedpca.estimators"), name)
     return value
 
 

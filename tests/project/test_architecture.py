@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from pathlib import Path
 
@@ -37,6 +38,20 @@ def test_every_question_lives_with_its_solver_and_knows_the_type_of_its_site():
     families = {"personalized": "begin_personalized", "robust": "begin_robust"}
     for family, name in families.items():
         assert _REGISTRY[name].function.__module__ == f"fedpca.solvers.{family}.at_site"
+
+
+def test_a_site_knows_every_question_without_the_estimators():
+    """`fedpca join` imports as little as it can, and must not miss a question."""
+    code = (
+        "import sys, fedpca.cli.join; from fedpca.protocol.question import _REGISTRY;"
+        "assert 'sklearn' not in sys.modules;"
+        "known = set(_REGISTRY); import fedpca.estimators, fedpca.audit.leakage;"
+        "print(sorted(set(_REGISTRY) - known), len(known))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    missing, n_known = done.stdout.rsplit(maxsplit=1)
+    assert missing == "[]"
+    assert int(n_known) > 20
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))

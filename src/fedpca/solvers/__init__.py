@@ -3,8 +3,11 @@
 Start with `contract`, which defines what a solver takes and returns, and `catalogue`, which lists all
 solvers. `standardize` contains the rounds that come before every solver. `pca` is the program that runs
 the solvers in `exact` and `one_round`. `personalized` and `robust` are separate families.
+
+Importing this package registers every question that a site may be asked.
 """
 
+from fedpca.solvers import pca as _pca  # noqa: F401  its questions
 from fedpca.solvers.catalogue import SOLVERS
 from fedpca.solvers.contract import Problem, Solution, Solver
 from fedpca.solvers.exact.covariance import Covariance
@@ -15,8 +18,10 @@ from fedpca.solvers.exact.subspace_iteration import SubspaceIteration
 from fedpca.solvers.exact.tsqr import Tsqr
 from fedpca.solvers.one_round.average import Average
 from fedpca.solvers.one_round.merge import Merge
+from fedpca.solvers.personalized import program as _personalized  # noqa: F401
 from fedpca.solvers.personalized.gradient import Polar, Stiefel
 from fedpca.solvers.personalized.power import Power
+from fedpca.solvers.robust import program as _robust  # noqa: F401
 from fedpca.solvers.robust.hard import Threshold
 from fedpca.solvers.robust.soft import Dcf, LeastSquares
 
