@@ -40,15 +40,21 @@ def test_lanczos_takes_few_rounds_on_the_spectra_of_the_faps_paper(name):
     for seed in range(3):
         sites = np.array_split(rows_with(singular_values, seed), 4)
         model = FederatedPCA(10, solver="lanczos", center=False, tol=2e-6, random_state=seed)
-        rounds.append(model.fit(sites).run_.solver_rounds)
+        rounds.append(rounds_to(2e-6, model.fit(sites).run_))
     assert np.median(rounds) <= most
+
+
+def rounds_to(residual, run):
+    """The rounds until a residual was reached; a run goes on until the angle is small as well."""
+    reported = [entry["residual"] for entry in run.history if entry["residual"] is not None]
+    return next(number for number, value in enumerate(reported, 1) if value <= residual)
 
 
 @pytest.mark.slow
 def test_subspace_iteration_takes_over_ten_times_as_many():
     sites = np.array_split(rows_with(SPECTRA["xi=1.01"][0], 0), 4)
     model = FederatedPCA(10, solver="power", center=False, tol=2e-6, random_state=0).fit(sites)
-    assert model.run_.solver_rounds > 150
+    assert rounds_to(2e-6, model.run_) > 150
     assert model.run_.stop_reason == "converged"
 
 

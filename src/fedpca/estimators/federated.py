@@ -63,7 +63,7 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         Whether to divide scores by their standard deviations.
     tol : float
         The solver stops when ``||A'A V - V theta||_F`` is at most this share of the trace of A'A, and
-        the sine of the angle to the exact components is at most a hundred times this number, unless
+        the sine of the angle to the exact components is at most a thousand times this number, unless
         `Faps` is set to stop based on the objective. Where rounding prevents that, the fit warns.
     max_rounds : int
         The maximum number of rounds. If the solver needs more, the fit warns.

@@ -29,7 +29,7 @@ from fedpca.solvers.standardize import CommonFeatures, Moments, ask_moments
 if TYPE_CHECKING:
     from fedpca.site.site import Site
 
-ANGLE_PER_TOL = 100.0  # sine of the angle that "converged" allows, as a multiple of tol
+ANGLE_PER_TOL = 1000.0  # sine of the angle that "converged" allows, as a multiple of tol
 CERTAIN = (
     1e-6  # components are certain if the sine of their angle to the exact ones is at most this
 )
@@ -51,7 +51,7 @@ class Problem:
         Whether to center rows on the mean over all sites, and to divide them by the scale over all
         sites.
     tol : float
-        The bound on ``||A'A V - V theta||_F``, as a fraction of the trace of A'A. A hundred times this
+        The bound on ``||A'A V - V theta||_F``, as a fraction of the trace of A'A. A thousand times this
         number bounds the sine of the angle to the exact components.
     max_rounds : int
         The maximum number of rounds that the solver may take.

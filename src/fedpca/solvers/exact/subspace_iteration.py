@@ -36,7 +36,7 @@ from fedpca.solvers.plan import LANCZOS_ROUNDS, block_bytes, expected_rounds
 from fedpca.solvers.standardize import Moments, standardize_sites
 
 N_GUARDS = 3  # columns with which to look for a larger eigenvalue outside the block
-GUARD_ROUNDS = 10
+GUARD_ROUNDS = 40  # at most, where the next eigenvalue is close
 TELLS_APART = 0.02  # residual of that eigenvalue, relative to its distance from those of the block
 AT_REST = 4.0  # residuals of this many rounding errors do not become smaller
 TIMES_LANCZOS = 15  # approximate number of rounds per Lanczos round
