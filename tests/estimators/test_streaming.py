@@ -725,3 +725,17 @@ def test_parameters_that_change_in_mid_stream_are_refused():
         model.partial_fit(X)
     model.set_params(center=True, n_components=3)
     assert model.partial_fit(X).n_samples_seen_ == 80
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize(
+    ("n", "offset", "batch_size"), [(300_000, 1e12, None), (40_000, 1e4, 10), (50_000, 1e8, 1000)]
+)
+def test_the_bound_holds_at_any_offset_and_for_any_number_of_batches(n, offset, batch_size, exact):
+    rng = np.random.default_rng(31)
+    X = rng.standard_normal((n, 8)) * np.linspace(2, 1, 8) + offset
+    model = StreamingPCA(3, batch_size=batch_size, exact=exact).fit(X)
+    A = X - X.mean(axis=0)
+    A -= A.mean(axis=0)
+    truth = np.linalg.eigh(A.T @ A)[1][:, ::-1][:, :3]
+    assert sine_of_angle(truth, model.components_.T) <= model.angle_bound_ < 1e-11

@@ -30,6 +30,8 @@ from fedpca.errors import InputError
 from fedpca.rows.in_memory import Block, Rows, is_sparse, refuse_non_finite
 
 MAX_CANCELLATION = 256.0  # maximum ratio of raw to central second moments; loses eight bits
+CLOSE_MEAN = 1e-9  # a mean off by this share of an entry adds 1e-18 to its square
+FEW_ROWS = 64  # for a glance at a block
 MAX_SAFE_VALUE = 1e145  # any number of smaller values has a finite sum of squares
 
 
@@ -184,26 +186,44 @@ def finite_mean(block: Block) -> Array:
 
 
 def about_own_mean(
-    block: Block, *, center: bool = True, squares_before: Array | None = None
+    block: Block, *, center: bool = True, may_shift: bool = False
 ) -> tuple[Mean, Centered]:
     """Return a block's mean and its rows about that mean, or about zero if ``center`` is false.
 
-    ``squares_before``, ``(d,)``, holds the column sums of squares to which the caller will add those of
-    the block. If n times the squared mean is at most 256 times these sums, the block is not copied, and
-    the mean is subtracted from the products later.
+    With ``may_shift``, a block near enough to the origin is not copied, and the mean is subtracted from
+    the products later.
     """
     n, d = block.shape
     zero = np.zeros(d)
     mean = finite_mean(block) if n else zero
     if not center or not n:
         return Mean(float(n), zero, zero), center_block(block, zero)
-    if squares_before is not None and not is_sparse(block) and block.dtype == np.float64:
-        with np.errstate(over="ignore"):
-            is_near = (n * mean**2 <= MAX_CANCELLATION * squares_before).all()
-        if is_near:
-            return Mean(float(n), mean, zero), Centered(block, mean)
+    if may_shift and not is_sparse(block) and block.dtype == np.float64 and _is_near(block, mean):
+        return Mean(float(n), mean, zero), Centered(block, mean)
     centered = center_block(block, mean)
-    return Mean(float(n), mean, centered.sums() / n), centered
+    low = centered.sums() / n  # what rounding left of the mean
+    if not is_sparse(block) and _matters(low, centered.rows):
+        centered = Centered(centered.rows - low)
+    return Mean(float(n), mean, low), centered
+
+
+def _is_near(block: Array, mean: Array) -> bool:
+    """Return whether a block is so near the origin that its raw squares lose at most eight bits.
+
+    The block is judged by itself, because digits that it loses stay lost in a long stream.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        if (
+            np.square(mean) > MAX_CANCELLATION * np.square(block[:FEW_ROWS] - mean).max(axis=0)
+        ).any():
+            return False  # a glance at a few rows is cheaper
+        raw = np.einsum("ij,ij->j", block, block)
+        return bool((raw <= MAX_CANCELLATION * (raw - len(block) * mean**2)).all())
+
+
+def _matters(low: Array, rows: Array) -> bool:
+    """Return whether the rest of a mean adds more than rounding to the squares of centered rows."""
+    return bool((np.abs(low) > CLOSE_MEAN * np.abs(rows[:FEW_ROWS]).max(axis=0)).any())
 
 
 def _dense(array: Block) -> Array:

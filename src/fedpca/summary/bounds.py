@@ -16,10 +16,13 @@ import numpy as np
 from fedpca.summary.lowrank import EPS, LowRank
 
 
-def rounding(kept: LowRank) -> float:
-    """Return a bound on the rounding error of an eigenvalue of the scatter."""
+def rounding(kept: LowRank, n: float) -> float:
+    """Return a bound on the rounding error of an eigenvalue of the scatter of n rows.
+
+    Each of up to n blocks adds an error, and errors in either direction grow with its square root.
+    """
     largest = float(kept.values[0]) ** 2 if len(kept.values) else 0.0
-    return float(kept.directions.shape[1] * EPS * largest)
+    return float((kept.directions.shape[1] + np.sqrt(max(0.0, n))) * EPS * largest)
 
 
 def lost_energy(kept: LowRank, energy: float) -> float:
@@ -33,8 +36,8 @@ def missing_norm(kept: LowRank, energy: float) -> float:
     return min(kept.missing, lost_energy(kept, energy) + slack)
 
 
-def angle_bound(kept: LowRank, energy: float, k: int) -> float:
-    """Return a bound on the sine of the largest angle to the k leading directions of S.
+def angle_bound(kept: LowRank, energy: float, k: int, n: float) -> float:
+    """Return a bound on the sine of the largest angle to the k leading directions of S, from n rows.
 
     If the eigenvalue gap is too small, the bound is 1 and carries no information.
     """
@@ -42,7 +45,7 @@ def angle_bound(kept: LowRank, energy: float, k: int) -> float:
         return 0.0
     n_unknown = max(1, k + 1 - len(kept.values))
     values = np.append(kept.values**2, np.full(n_unknown, kept.tail))
-    e = missing_norm(kept, energy) + rounding(kept)
+    e = missing_norm(kept, energy) + rounding(kept, n)
     distance = float(values[k - 1] - values[k]) - e
     return min(1.0, e / distance) if distance > 0 else 1.0
 

@@ -47,8 +47,7 @@ class Scatter:
 
     def update(self, block: Block, *, center: bool, weight_before: float = 1.0) -> None:
         """Discount earlier rows and add uncentered ones, about zero if ``center`` is false."""
-        squares = weight_before * self.squares()
-        mean, rows = about_own_mean(block, center=center, squares_before=squares)
+        mean, rows = about_own_mean(block, center=center, may_shift=True)
         self.add(mean, rows, weight_before=weight_before)
 
     def add(self, mean: Mean, rows: Centered, *, weight_before: float = 1.0) -> None:

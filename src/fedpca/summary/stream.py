@@ -78,9 +78,7 @@ class Stream:
             self._summary = None
         else:
             old = self.carried.discount(forgetting)
-            self.carried = old.append(
-                *about_own_mean(block, center=center, squares_before=old.squares)
-            )
+            self.carried = old.append(*about_own_mean(block, center=center, may_shift=True))
             if self.rank is not None:
                 self._move_rank(self.rank)
 

@@ -197,7 +197,7 @@ class Summary:
 
         If only rounding error lies outside the directions, the next eigenvalue is zero and is included.
         """
-        is_all = self.lost <= 10 * bounds.rounding(self.known)
+        is_all = self.lost <= 10 * bounds.rounding(self.known, self.n)
         values = np.append(self.eigenvalues, 0.0) if is_all else self.eigenvalues
         return Spectrum(values, self.energy, self.n, self.n_features, is_all, self.squares)
 
@@ -207,7 +207,7 @@ class Summary:
         The bound includes rounding. If the gap after the k-th eigenvalue is too small, the bound is 1
         and carries no information.
         """
-        return bounds.angle_bound(self.known, self.energy, self._checked(k))
+        return bounds.angle_bound(self.known, self.energy, self._checked(k), self.n)
 
     def variance_bound(self, k: int | None = None) -> float:
         """Return a bound on the share of variance that the k best directions carry beyond these."""
