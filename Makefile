@@ -30,6 +30,8 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/personalized.py
 	$(BIN)/python benchmarks/robust.py
 	$(BIN)/python benchmarks/flower.py
+	$(BIN)/python benchmarks/ranks.py
+	$(BIN)/python benchmarks/busy.py
 
 $(STAMP): pyproject.toml
 	python3 -m venv $(VENV)

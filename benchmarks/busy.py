@@ -1,0 +1,95 @@
+"""Time estimators beside busy processes, with BLAS threads as they come and with one.
+
+    python benchmarks/busy.py                  eight busy processes
+    python benchmarks/busy.py --busy 4
+    python benchmarks/busy.py --quick          once each, to see that it runs
+
+Idle BLAS threads spin, and a product on several threads waits for threads that do not run. So fits of
+ordinary size should not take much longer than on one thread: at most 3 times as long.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+import warnings
+
+import numpy as np
+
+from fedpca import FederatedPCA, PersonalizedPCA, RobustPCA, StreamingPCA
+
+BOUND = 3.0
+
+
+def fits() -> dict[str, object]:
+    """Return a fit of each estimator, on a table of ordinary size."""
+    rng = np.random.default_rng(0)
+    low = rng.standard_normal((500, 10)) @ rng.standard_normal((10, 500))
+    outliers = (rng.random(low.shape) < 0.05) * rng.uniform(-50, 50, low.shape)
+    noisy = np.array_split(low + rng.standard_normal(low.shape), 5)
+    long = rng.standard_normal((20000, 200))
+    return {
+        "FederatedPCA, covariance": lambda: FederatedPCA(10, solver="covariance").fit(noisy),
+        "FederatedPCA, lanczos": lambda: FederatedPCA(10, solver="lanczos").fit(noisy),
+        "PersonalizedPCA": lambda: PersonalizedPCA(3, 2).fit(noisy),
+        "RobustPCA": lambda: RobustPCA(10).fit(np.array_split(low + outliers, 5)),
+        "StreamingPCA": lambda: StreamingPCA(10, batch_size=100).fit(long),
+    }
+
+
+def timed(repeats: int) -> dict[str, float]:
+    """Return the median seconds of each fit in this process."""
+    warnings.simplefilter("ignore")
+    seconds = {}
+    for name, fit in fits().items():
+        fit()
+        times = []
+        for _ in range(repeats):
+            began = time.perf_counter()
+            fit()
+            times.append(time.perf_counter() - began)
+        seconds[name] = float(np.median(times))
+    return seconds
+
+
+def elsewhere(repeats: int, threads: str | None) -> dict[str, float]:
+    """Return the same from a process of its own, whose BLAS reads its threads when it starts."""
+    environment = {k: v for k, v in os.environ.items() if not k.endswith("_NUM_THREADS")}
+    if threads is not None:
+        environment["OPENBLAS_NUM_THREADS"] = threads
+    command = [sys.executable, __file__, "--measure", str(repeats)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    return dict(json.loads(done.stdout))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--busy", type=int, default=8, help="number of busy processes")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--measure", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.measure:
+        print(json.dumps(timed(options.measure)))
+        return
+    repeats = 1 if options.quick else 5
+    busy = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(options.busy)
+    ]
+    try:
+        as_it_is, one = elsewhere(repeats, None), elsewhere(repeats, "1")
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    print(f"Beside {options.busy} busy processes, on {os.cpu_count()} cores:")
+    for name, seconds in as_it_is.items():
+        ratio = seconds / one[name]
+        print(f"  {name:25} {seconds:7.3f} s, {ratio:5.2f} of one thread (bound {BOUND:.0f})")
+
+
+if __name__ == "__main__":
+    main()

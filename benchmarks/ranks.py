@@ -1,0 +1,93 @@
+"""Count how often n_components="auto" finds a planted rank, and compare real tables with permutations.
+
+    python benchmarks/ranks.py                          all cases, some minutes
+    python benchmarks/ranks.py --quick                  small sizes, to see that it runs
+    python benchmarks/ranks.py --data DIR               also tables that scikit-learn does not have
+
+Planted tables have noise that is equal everywhere, unequal by row, or unequal by column. Their components
+are 1.7 to 3 times as large as the largest direction of the noise. Columns of real tables are scaled.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+from sklearn.datasets import load_breast_cancer, load_digits, load_wine
+
+from fedpca import FederatedPCA
+
+SIZES = [(20, 1000), (50, 30), (200, 50), (100, 5000), (1000, 100), (2000, 600), (20000, 10)]
+QUICK = SIZES[:3]
+NOISES = ("equal", "by row", "by column")
+
+
+def planted(rng: np.random.Generator, n: int, d: int, k: int, noise: str) -> np.ndarray:
+    """Draw noise and k directions that stand out from it."""
+    rows = np.exp(0.7 * rng.standard_normal((n, 1))) if noise == "by row" else np.ones((n, 1))
+    columns = np.exp(0.7 * rng.standard_normal(d)) if noise == "by column" else np.ones(d)
+    X = rng.standard_normal((n, d)) * rows * columns
+    gram = X @ X.T if n < d else X.T @ X
+    largest = np.sqrt(np.linalg.eigvalsh(gram)[-1])
+    U, V = (np.linalg.qr(rng.standard_normal((size, k)))[0] for size in (n, d))
+    return X + (U * np.linspace(3, 1.7, k) * largest) @ V.T
+
+
+def found(X: np.ndarray, *, scale: bool = False) -> int:
+    """Return the number of components that a fit over four sites keeps."""
+    model = FederatedPCA("auto", scale=scale, random_state=0)
+    return int(model.fit(np.array_split(X, 4)).n_components_)
+
+
+def by_permutation(X: np.ndarray, draws: int = 20) -> int:
+    """Return the number of components that parallel analysis of the pooled rows keeps."""
+    rng = np.random.default_rng(0)
+    A = (X - X.mean(axis=0)) / X.std(axis=0)
+
+    def eigenvalues(A: np.ndarray) -> np.ndarray:
+        return np.linalg.eigvalsh(A @ A.T if len(A) < A.shape[1] else A.T @ A)[::-1]
+
+    floor = np.quantile([eigenvalues(rng.permuted(A, axis=0)) for _ in range(draws)], 0.95, axis=0)
+    above = eigenvalues(A) > floor
+    return int(above.argmin()) if not above.all() else len(above)
+
+
+def real_tables(data: Path | None) -> dict[str, np.ndarray]:
+    """Return the tables of scikit-learn, and those in a folder."""
+    tables = {
+        "breast cancer": load_breast_cancer().data,
+        "wine": load_wine().data,
+        "digits": load_digits().data,
+    }
+    if data is not None:
+        tables["bladder arrays"] = np.load(data / "bladderbatch.npz")["X"].astype(float)
+        tables["light sensors"] = np.load(data / "motes_light.npz")["X"].astype(float)
+    return {name: X[:, X.std(axis=0) > 0] for name, X in tables.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="small sizes, few draws")
+    parser.add_argument("--data", type=Path, help="folder with further tables")
+    options = parser.parse_args()
+    sizes, seeds = (QUICK, 1) if options.quick else (SIZES, 5)
+    n_right = n_close = n_draws = 0
+    for n, d in sizes:
+        for noise in NOISES:
+            off = []
+            for seed in range(seeds):
+                rng = np.random.default_rng(seed)
+                k = int(rng.choice([2, 5, 10] if min(n, d) > 40 else [1, 2]))
+                off.append(found(planted(rng, n, d, k, noise)) - k)
+            n_draws += len(off)
+            n_right += sum(error == 0 for error in off)
+            n_close += sum(abs(error) <= 2 for error in off)
+            print(f"{n:6} rows, {d:5} features, noise {noise:10}: off by {off}", flush=True)
+    print(f"planted: {n_right} of {n_draws} right, {n_close} within 2")
+    for name, X in real_tables(options.data).items():
+        print(f"{name}: {found(X, scale=True)} components, by permutation {by_permutation(X)}")
+
+
+if __name__ == "__main__":
+    main()
