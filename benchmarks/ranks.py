@@ -4,8 +4,9 @@
     python benchmarks/ranks.py --quick                  small sizes, to see that it runs
     python benchmarks/ranks.py --data DIR               also tables that scikit-learn does not have
 
-Planted tables have noise that is equal everywhere, unequal by row, or unequal by column. Their components
-are 1.7 to 3 times as large as the largest direction of the noise. Columns of real tables are scaled.
+Planted tables have noise that is equal everywhere, unequal by row, or unequal by column. Their
+components are 1.7 to 3 times as large as the largest direction of the noise. Columns of real tables are
+scaled.
 """
 
 from __future__ import annotations
