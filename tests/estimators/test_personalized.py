@@ -409,7 +409,7 @@ def test_a_new_site_gets_local_components_from_its_own_rows(center):
         pca.add_site("bad", new[:, 1:])
     with pytest.raises(InputError, match="has no rows"):
         pca.add_site("bad", new[:0])
-    with pytest.raises(InputError, match="n_local=None for site 'bad'"):
+    with pytest.raises(InputError, match="n_local has no entry for site 'bad'; add one"):
         PersonalizedPCA(2, dict.fromkeys(sites, 2)).fit(sites).add_site("bad", new)
     with pytest.raises(InputError, match=r"not finite|NaN"):
         pca.add_site("bad", np.where(new > 1, np.nan, new))

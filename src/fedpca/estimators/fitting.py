@@ -20,11 +20,11 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import validate_data
 
-from fedpca.arrays import Array
 from fedpca.coordinator.federation import Federation
 from fedpca.coordinator.record import RunRecord
 from fedpca.errors import InputError
 from fedpca.rows.in_memory import JoinedRows, Rows
+from fedpca.rows.labels import rows_by_label
 from fedpca.rows.open import open_rows
 from fedpca.site.site import Site
 from fedpca.solvers.catalogue import to_plain
@@ -207,27 +207,6 @@ def as_federation(X: Any, sites: Any = None) -> Federation:
             )
         return X if isinstance(X, Federation) else Federation.local(X)
     return Federation.local([X] if sites is None else rows_by_label(X, sites))
-
-
-def rows_by_label(X: Any, sites: Any) -> dict[str, Any]:
-    """Group the rows of one table by their site labels."""
-    labels = labels_of_rows(sites, X.shape[0])
-    return {str(name): X[labels == name] for name in np.unique(labels)}
-
-
-def labels_of_rows(sites: Any, n_rows: int) -> Array:
-    """Check that each row has a site label, and return the labels as strings."""
-    labels = np.asarray(sites)
-    if labels.shape != (n_rows,):
-        raise InputError(
-            f"sites has shape {labels.shape}; pass one label for each of the {n_rows} rows"
-        )
-    n_unlabeled = sum(label is None or label != label for label in labels.tolist())
-    if n_unlabeled:
-        raise InputError(
-            f"sites has no label for {n_unlabeled} of the {n_rows} rows; label every row"
-        )
-    return labels.astype(str)
 
 
 def as_stream(X: Any) -> Rows | Iterator[Any] | None:

@@ -17,13 +17,11 @@ from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from fedpca.arrays import Array
-from fedpca.coordinator.federation import Federation
 from fedpca.errors import InputError
 from fedpca.estimators.files import file_header, from_header, record_in, usable_header
 from fedpca.estimators.fitting import (
     as_federation,
     holds_rows,
-    labels_of_rows,
     new_features,
     plain_params,
     refuse_many_sites,
@@ -39,7 +37,8 @@ from fedpca.rows.columns import column_order
 from fedpca.rows.open import open_rows
 from fedpca.solvers.catalogue import PERSONALIZED, find_personalized
 from fedpca.solvers.personalized.contract import PersonalizedSolver
-from fedpca.solvers.personalized.program import STARTS, check_ranks, shared_and_local
+from fedpca.solvers.personalized.local_ranks import LocalRanks
+from fedpca.solvers.personalized.program import STARTS, shared_and_local
 
 STALL_TIMES_TOL = 100  # no warning for a stall if the residual is at most this many times tol
 STALL_ROUNDING = 1e-10  # replaces a smaller tol, which rounding may make unreachable
@@ -199,9 +198,10 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
             X = validated(self, X)
             gather = holds_rows(X) if self.gather is None else self.gather
             fed = as_federation(X, sites)
-            n_local = self._plain_n_local(fed)
+            ranks = LocalRanks.of(self.n_local)
+            ranks.check_sites(fed.engine.names)
             for_files = self._header(0)["parameters"]
-            parameters = plain_params(self) | {"n_local": n_local, "gather": gather}
+            parameters = plain_params(self) | {"n_local": ranks.plain, "gather": gather}
             del parameters["method"], parameters["random_state"]
             result, run = run_program(
                 self, fed, shared_and_local, solver, parameters, for_files=for_files
@@ -226,38 +226,25 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         holds a single site. Columns for components that a site lacks are zero.
         """
         rows = self._rows(X)
-        model = self.model_
-        width = len(model.components) + model.n_local
-        scores = np.empty((rows.shape[0], width))
-        for name, chosen in self._by_site(rows, site):
-            scores[chosen] = model.transform(rows[chosen], name)
-        return scores.astype(rows.dtype, copy=False)
+        return self.model_.transform(rows, site).astype(rows.dtype, copy=False)
 
     def inverse_transform(self, X: Any, site: Any = None) -> Array:
         """Return the rows within the span of the site's components that have these scores."""
         check_is_fitted(self)
         scores = check_array(X, dtype=[np.float64, np.float32])
-        width = len(self.components_) + self.model_.n_local
-        if scores.shape[1] != width:
+        if scores.shape[1] != self.model_.n_scores:
             raise InputError(
-                f"scores have {scores.shape[1]} columns instead of {width}; pass one per component"
+                f"scores have {scores.shape[1]} columns instead of {self.model_.n_scores}; pass one "
+                "per component"
             )
-        rows = np.empty((len(scores), self.n_features_in_))
-        for name, chosen in self._by_site(scores, site):
-            rows[chosen] = self.model_.inverse_transform(scores[chosen], name)
-        return rows.astype(scores.dtype, copy=False)
+        return self.model_.inverse_transform(scores, site).astype(scores.dtype, copy=False)
 
     def split(self, X: Any, site: Any = None) -> Split:
         """Split centered rows into a shared part, a local part, and the remainder, ``left``.
 
         The parts are in the rows' original units. They are orthogonal once divided by `scale_`.
         """
-        rows = self._rows(X)
-        split = Split(*(np.empty(rows.shape) for _ in Split._fields))
-        for name, chosen in self._by_site(rows, site):
-            for whole, piece in zip(split, self.model_.split(rows[chosen], name), strict=True):
-                whole[chosen] = piece
-        return split
+        return self.model_.split(self._rows(X), site)
 
     def reconstruction_errors(self, X: Any, sites: Any = None) -> dict[str, float]:
         """Return the mean squared length of the remainder of each site's rows.
@@ -268,10 +255,10 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         """
         if not isinstance(X, Mapping) or sp.issparse(X):  # scipy's DOK format is a dict
             rows = self._rows(X)
-            X = {name: rows[chosen] for name, chosen in self._by_site(rows, sites)}
+            chosen = self.model_.by_site(sites, rows.shape[0])
+            return {name: self.model_.error(rows[own], name) for name, own in chosen}
         return {
-            str(name): self.model_.error(self._rows(rows), self._check_site(str(name)))
-            for name, rows in X.items()
+            str(name): self.model_.error(self._rows(rows), str(name)) for name, rows in X.items()
         }
 
     def add_site(self, name: str, X: Any, n_local: int | None = None) -> Self:
@@ -283,10 +270,7 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         """
         check_is_fitted(self)
         name = str(name)
-        given = self.n_local if n_local is None else n_local
-        rank = given.get(name) if isinstance(given, Mapping) else given
-        if not isinstance(rank, Integral) or rank < 1:
-            raise InputError(f"n_local={rank!r} for site {name!r} must be a positive integer")
+        rank = LocalRanks.of(self.n_local if n_local is None else n_local).at(name)
         if name in self.local_components_:
             raise InputError(
                 f"site {name!r} is already in the model; use a different name for the new site"
@@ -300,8 +284,8 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
             raise InputError(
                 f"site {name!r} has {rows.n_features} columns instead of {d}; pass all features"
             )
-        check_ranks(len(self.components_), int(rank), d)
-        model = self.model_.with_site(name, rows, int(rank), order)
+        LocalRanks.of(rank).check_features(len(self.components_), d)
+        model = self.model_.with_site(name, rows, rank, order)
         self._set_model(model, self.n_samples_, features)
         self.site_variance_[name] = self.model_.parts[name].shares
         return self
@@ -357,23 +341,8 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
     def _header(self, n_samples: int, **more: Any) -> dict[str, Any]:
         """Return a file header, with ``n_local`` as plain values."""
         header = file_header(self, n_samples, **more)
-        header["parameters"]["n_local"] = self._plain_n_local()
+        header["parameters"]["n_local"] = LocalRanks.of(self.n_local).plain
         return header
-
-    def _plain_n_local(self, fed: Federation | None = None) -> Any:
-        """Check ``n_local`` against the sites in ``fed``, and return it as plain values."""
-        if not isinstance(self.n_local, Mapping):
-            return int(self.n_local)
-        given = {str(name): rank for name, rank in self.n_local.items()}
-        for name, rank in given.items():
-            if not isinstance(rank, Integral) or rank < 1:
-                raise InputError(f"n_local[{name!r}]={rank!r} must be a positive integer")
-        if fed is not None and set(given) != set(fed.engine.names):
-            raise InputError(
-                f"n_local has entries for {sorted(given)}, but the sites are "
-                f"{sorted(fed.engine.names)}; include one entry per site"
-            )
-        return {name: int(rank) for name, rank in given.items()}
 
     def _set_model(self, model: PersonalizedModel, n_samples: int, features: Any) -> None:
         """Set the fitted attributes."""
@@ -389,39 +358,10 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
 
     @property
     def _n_features_out(self) -> int:
-        return len(self.components_) + self.model_.n_local
+        return self.model_.n_scores
 
     def __sklearn_tags__(self) -> Any:
         return tags_for_rows(super().__sklearn_tags__())
-
-    def _by_site(self, rows: Any, site: Any) -> list[tuple[str, Any]]:
-        """Return each site's name and a selection of its rows."""
-        if site is None:
-            names = list(self.local_components_)
-            if len(names) != 1:
-                raise InputError(
-                    f"site=None does not identify the rows' site; pass one of {names}, "
-                    "or one label per row"
-                )
-            site = names[0]
-        if np.ndim(site) == 0:
-            return [(self._check_site(str(site)), slice(None))]
-        labels = labels_of_rows(site, rows.shape[0])
-        return [(self._check_site(str(name)), labels == name) for name in np.unique(labels)]
-
-    def _check_site(self, name: str) -> str:
-        """Return a site's name, or raise an error if the model lacks its local components."""
-        if name in self.local_components_:
-            return name
-        if not self.local_components_:
-            raise InputError(
-                f"the local components of site {name!r} stayed at the site; load the file that the "
-                "site keeps, fit with gather=True, or call add_site with its rows"
-            )
-        raise InputError(
-            f"the model has no local components for site {name!r}, only for "
-            f"{list(self.local_components_)}; use add_site to add a site"
-        )
 
     def _sites_with_components(self) -> dict[str, Array]:
         """Return the local components of each site that has any."""

@@ -27,13 +27,14 @@ from sklearn.utils import check_random_state
 
 from fedpca.arrays import Array
 from fedpca.errors import InputError
-from fedpca.estimators.fitting import holds_rows, is_many_sites, rows_by_label
+from fedpca.estimators.fitting import holds_rows, is_many_sites
 from fedpca.estimators.personalized import MIN_MISALIGNMENT, PersonalizedPCA
 from fedpca.rows.columns import column_order
 from fedpca.rows.in_memory import Rows, is_sparse, refuse_non_finite
+from fedpca.rows.labels import rows_by_label
 from fedpca.rows.open import open_rows
 from fedpca.rows.standardized import column_sums
-from fedpca.solvers.personalized.program import check_ranks
+from fedpca.solvers.personalized.local_ranks import LocalRanks
 
 MIN_ROWS_TO_SPLIT = 4  # sites with fewer rows hold out no rows
 
@@ -95,7 +96,7 @@ def search_ranks(
     rows = _rows(X, sites)
     d = next(iter(rows.values())).shape[1]
     for k, r in tried:
-        check_ranks(k, r, d)
+        LocalRanks.of(r).check_features(k, d)
     rng = check_random_state(random_state)
     splits = [_hold_out(rows, held_out, rng) for _ in range(n_repeats)]
     table = []

@@ -14,6 +14,7 @@ Source: Shi and Kontar, "Personalized PCA: decoupling shared and unique features
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from fedpca.errors import FileError, InputError
 from fedpca.linalg.dense import fix_signs
 from fedpca.models.linear import Model
 from fedpca.rows.in_memory import Rows, is_sparse, refuse_non_finite
+from fedpca.rows.labels import selections
 from fedpca.rows.leading import leading_directions
 from fedpca.rows.standardized import Frame, StandardizedRows, column_sums
 from fedpca.storage.tensor_file import check_features, check_file_arrays, read_arrays, write_arrays
@@ -101,7 +103,7 @@ class PersonalizedModel:
 
     def of_site(self, name: str) -> Model:
         """Return one site's shared and local components as a linear model of its rows."""
-        part = self.parts[name]
+        part = self._part(name)
         variance = np.concatenate([part.shared, part.variance])
         d, k = self.components.shape[1], len(variance)
         remainder = max(0.0, float(part.total) - float(variance.sum()))
@@ -116,25 +118,74 @@ class PersonalizedModel:
             total_variance=part.total,
         )
 
-    def transform(self, X: Any, name: str) -> Array:
-        """Return a site's scores, shared and then local, with zeros for components that it lacks."""
-        scores = self.of_site(name).transform(X)
-        n_zeros = len(self.components) + self.n_local - scores.shape[1]
-        return np.pad(scores, ((0, 0), (0, n_zeros)))
+    @property
+    def n_scores(self) -> int:
+        """Return the number of scores of a row, which is that of the site with the most components."""
+        return len(self.components) + self.n_local
 
-    def inverse_transform(self, scores: Array, name: str) -> Array:
-        """Return the rows with these scores and nothing outside the site's components."""
-        model = self.of_site(name)
-        return model.inverse_transform(scores[:, : len(model.components)])
+    def by_site(self, site: Any, n_rows: int) -> Iterator[tuple[str, Any]]:
+        """Yield the name of each site in ``site`` and a selection of its rows.
 
-    def split(self, X: Any, name: str) -> Split:
-        """Split a site's centered rows into a shared part, a local part, and a remainder."""
+        ``site`` is the name of a site, which all rows belong to, or one label for each row. It may be
+        None if the model covers a single site.
+        """
+        if site is None:
+            if len(self.parts) != 1:
+                raise InputError(
+                    f"site=None does not identify the rows' site; pass one of {list(self.parts)}, "
+                    "or one label per row"
+                )
+            (site,) = self.parts
+        if np.ndim(site) == 0:
+            yield str(site), slice(None)
+        else:
+            yield from selections(site, n_rows).items()
+
+    def transform(self, X: Any, site: Any = None) -> Array:
+        """Return scores, shared and then local, with zeros for components that a site lacks."""
+        scores = np.zeros((X.shape[0], self.n_scores))
+        for name, chosen in self.by_site(site, len(scores)):
+            own = self.of_site(name).transform(X[chosen])
+            scores[chosen, : own.shape[1]] = own
+        return scores
+
+    def inverse_transform(self, scores: Array, site: Any = None) -> Array:
+        """Return the rows with these scores and nothing outside their sites' components."""
+        rows = np.empty((len(scores), self.components.shape[1]))
+        for name, chosen in self.by_site(site, len(rows)):
+            model = self.of_site(name)
+            rows[chosen] = model.inverse_transform(scores[chosen, : len(model.components)])
+        return rows
+
+    def split(self, X: Any, site: Any = None) -> Split:
+        """Split centered rows into a shared part, a local part, and a remainder."""
+        split = Split(*(np.empty(X.shape) for _ in Split._fields))
+        for name, chosen in self.by_site(site, X.shape[0]):
+            for whole, piece in zip(split, self._split(X[chosen], name), strict=True):
+                whole[chosen] = piece
+        return split
+
+    def _split(self, X: Any, name: str) -> Split:
         model, k = self.of_site(name), len(self.components)
         scores = model.transform(X)
         directions = model.components * self.scale
         shared, local = scores[:, :k] @ directions[:k], scores[:, k:] @ directions[k:]
         centered = np.asarray(X.toarray() if is_sparse(X) else X) - model.mean
         return Split(shared, local, centered - shared - local)
+
+    def _part(self, name: str) -> SitePart:
+        """Return a site's part, or raise an error if the model does not cover the site."""
+        if name in self.parts:
+            return self.parts[name]
+        if not self.parts:
+            raise InputError(
+                f"the local components of site {name!r} stayed at the site; load the file that the "
+                "site keeps, fit with gather=True, or call add_site with its rows"
+            )
+        raise InputError(
+            f"the model has no local components for site {name!r}, only for {list(self.parts)}; use "
+            "add_site to add a site"
+        )
 
     def error(self, X: Any, name: str) -> float:
         """Return the mean squared length of the rows' remainders, in the model's units."""

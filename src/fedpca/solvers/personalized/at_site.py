@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedpca.arrays import Array
-from fedpca.errors import InputError
 from fedpca.models.personalized import PersonalizedModel, SitePart
 from fedpca.protocol.question import question
 from fedpca.rows.in_memory import refuse_non_finite
 from fedpca.rows.leading import TOL, leading_directions
 from fedpca.rows.standardized import Frame, column_sums, refuse_tiny
+from fedpca.solvers.personalized.local_ranks import LocalRanks
 from fedpca.solvers.personalized.projections import Basis
 from fedpca.solvers.standardize import own_order
 
@@ -92,7 +92,8 @@ def begin_personalized(
     refuse_tiny(sums / max(1, n))
     if own_mean:
         mean = sums[slice(None) if order is None else order] / max(1, n)
-    weight, n_local = float(n if by_rows else n > 0), own_rank(ranks, site.name)
+    weight = float(n if by_rows else n > 0)
+    n_local = LocalRanks.from_bytes(ranks).at(site.name)
     factor = weight / max(1, n)
     site.remember(Frame(mean, scale, order, sums, int(n_products)))
     frame = site.standardized.without_constant_columns().frame
@@ -118,16 +119,6 @@ def begin_personalized(
 def to_bytes(plain: Any) -> Array:
     """Encode plain values as a message field."""
     return np.frombuffer(json.dumps(plain).encode(), np.uint8)
-
-
-def own_rank(ranks: Array, name: str) -> int:
-    """Return a site's number of local directions; ``ranks`` has one for all sites or one for each."""
-    rank = json.loads(ranks.tobytes())
-    if isinstance(rank, dict):
-        if name not in rank:
-            raise InputError(f"n_local has no entry for site {name!r}; add one")
-        rank = rank[name]
-    return int(rank)
 
 
 def energy_of(site: Site) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from fedpca.arrays import Array
 from fedpca.coordinator.federation import Federation
 from fedpca.coordinator.record import Outcome
-from fedpca.errors import InputError, PolicyRefused
+from fedpca.errors import PolicyRefused
 from fedpca.linalg.dense import complete_basis, fix_signs, orth, top_eigen
 from fedpca.models.personalized import PersonalizedModel, SitePart, variance_shares
 from fedpca.rows.standardized import usable_energy
@@ -25,6 +26,7 @@ from fedpca.solvers.personalized.at_site import (
     whole_local_part,
 )
 from fedpca.solvers.personalized.contract import PersonalizedSolver, Shared, Start
+from fedpca.solvers.personalized.local_ranks import LocalRanks
 from fedpca.solvers.personalized.projections import leading_of_bases, leading_of_columns
 from fedpca.solvers.plan import LANCZOS_ROUNDS
 from fedpca.solvers.standardize import CommonFeatures, ask_moments, at_least_two, common_features
@@ -51,7 +53,7 @@ def shared_and_local(
     *,
     solver: PersonalizedSolver,
     n_shared: int,
-    n_local: int | dict[str, int],
+    n_local: int | Mapping[str, int],
     start: str,
     weights: str,
     center: str,
@@ -67,10 +69,10 @@ def shared_and_local(
     """
     common = common_features(fed)
     d = common.n_features
-    check_ranks(n_shared, n_local, d)
+    ranks = LocalRanks.of(n_local)
+    ranks.check_features(n_shared, d)
     lays_out = NOTHING if start_from is not None else STARTS[start]
     mean, factors = _frame(fed, common, center, scale)
-    ranks = [n_local] if isinstance(n_local, int) else list(n_local.values())
     begun = fed.sum(
         begin_personalized,
         features=common.to_ask,
@@ -78,9 +80,9 @@ def shared_and_local(
         scale=factors,
         own_mean=np.int64(center == "site"),
         by_rows=np.int64(weights == "rows"),
-        ranks=to_bytes(n_local),
+        ranks=ranks.to_bytes(),
         n_shared=np.int64(n_shared),
-        n_products=np.int64((n_shared + max(ranks)) * LANCZOS_ROUNDS),
+        n_products=np.int64((n_shared + ranks.most) * LANCZOS_ROUNDS),
         lays_out=np.int64(lays_out),
     )
     weight, energy = float(begun["weight"]), usable_energy(float(begun["energy"]))
@@ -107,7 +109,7 @@ def shared_and_local(
         features=common.names,
         n=n,
         objective=float(variance.sum()) + float(kept["local"]) / weight,
-        misalignment=_misalignment(fed, d, int(begun["n_sites"]), max(ranks), parts),
+        misalignment=_misalignment(fed, d, int(begun["n_sites"]), ranks.most, parts),
         site_variance={k: p.shares for k, p in parts.items()} if gather else _shares(fed),
         outcome=Outcome(solver.name, shared.stop_reason),
     )
@@ -119,18 +121,6 @@ def _start(fed: Federation, start: str, d: int, n_shared: int, columns: int, gat
         return orth(fed.rng().standard_normal((d, n_shared)))
     _, U = leading_of_bases(fed, d, n_shared, columns, gather=gather)
     return complete_basis(U, n_shared)
-
-
-def check_ranks(n_shared: int, n_local: int | dict[str, int], d: int) -> None:
-    """Refuse more shared and local components than features."""
-    ranks = {"": n_local} if isinstance(n_local, int) else n_local
-    for name, rank in ranks.items():
-        if n_shared + rank > d:
-            where = f" for site {name!r}" if name else ""
-            raise InputError(
-                f"n_shared={n_shared} plus n_local={rank}{where} exceeds n_features={d}; their "
-                f"sum must be at most {d}"
-            )
 
 
 def principal_axes(shared: Shared) -> tuple[Array, Array]:

@@ -1,0 +1,36 @@
+"""Read the site labels of a table's rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fedpca.arrays import Array
+from fedpca.errors import InputError
+
+
+def labels_of_rows(sites: Any, n_rows: int) -> Array:
+    """Check that each row has a site label, and return the labels as strings."""
+    labels = np.asarray(sites)
+    if labels.shape != (n_rows,):
+        raise InputError(
+            f"sites has shape {labels.shape}; pass one label for each of the {n_rows} rows"
+        )
+    n_unlabeled = sum(label is None or label != label for label in labels.tolist())
+    if n_unlabeled:
+        raise InputError(
+            f"sites has no label for {n_unlabeled} of the {n_rows} rows; label every row"
+        )
+    return labels.astype(str)
+
+
+def selections(sites: Any, n_rows: int) -> dict[str, Array]:
+    """Return the selection of each site's rows, ``(n_rows,)`` of bool, by the site's name."""
+    labels = labels_of_rows(sites, n_rows)
+    return {str(name): labels == name for name in np.unique(labels)}
+
+
+def rows_by_label(X: Any, sites: Any) -> dict[str, Any]:
+    """Group the rows of one table by their site labels."""
+    return {name: X[chosen] for name, chosen in selections(sites, X.shape[0]).items()}
