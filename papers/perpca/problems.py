@@ -158,7 +158,9 @@ def fit(X: Any, r1: int, r2: int, **options: Any) -> PersonalizedPCA:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         warnings.filterwarnings("ignore", "misalignment_", UserWarning)
-        return PersonalizedPCA(r1, r2, center="none", **{"gather": True, **options}).fit(X)
+        return PersonalizedPCA(
+            r1, r2, center="none", **{"gather": True, "n_init": 1, **options}
+        ).fit(X)
 
 
 def watch(

@@ -115,7 +115,9 @@ def errors_of_all(sites: dict[str, Array], r1: int, r2: int, seed: int) -> dict[
     found = {name: fit(train, r1, r2).components for name, fit in BASELINES.items()}
     with warnings.catch_warnings():  # the table says how many rounds there were
         warnings.simplefilter("ignore", ConvergenceWarning)
-        model = PersonalizedPCA(r1, r2, center="none", tol=1e-6, max_rounds=MOST).fit(train)
+        model = PersonalizedPCA(r1, r2, center="none", n_init=1, tol=1e-6, max_rounds=MOST).fit(
+            train
+        )
     errors: dict[str, tuple] = {
         name: (mean_of(reconstruction_errors(train, V)), mean_of(reconstruction_errors(test, V)))
         for name, V in found.items()
@@ -230,7 +232,7 @@ def table7(options: argparse.Namespace) -> list[str]:
     found: dict[tuple, dict[str, int]] = {}
     lines: list[list[object]] = []
     for ranks in [(2, 2)] if options.quick else [(2, 2), (4, 2), (2, 4)]:
-        model = PersonalizedPCA(*ranks, center="none", tol=1e-8).fit(sites)
+        model = PersonalizedPCA(*ranks, center="none", n_init=1, tol=1e-8).fit(sites)
         V = model.local_components_
         found[ranks] = {y: words_found(V[y], vocabulary, words) for y, words in published.items()}
         if ranks == (2, 2):

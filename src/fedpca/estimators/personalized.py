@@ -38,7 +38,8 @@ from fedpca.rows.open import open_rows
 from fedpca.solvers.catalogue import PERSONALIZED, find_personalized
 from fedpca.solvers.personalized.contract import PersonalizedSolver
 from fedpca.solvers.personalized.local_ranks import LocalRanks
-from fedpca.solvers.personalized.program import STARTS, shared_and_local
+from fedpca.solvers.personalized.program import shared_and_local
+from fedpca.solvers.personalized.starts import STARTS
 
 STALL_TIMES_TOL = 100  # no warning for a stall if the residual is at most this many times tol
 STALL_ROUNDING = 1e-10  # replaces a smaller tol, which rounding may make unreachable
@@ -63,10 +64,10 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
     Parameters
     ----------
     n_shared : int
-        The number of components that all sites share.
+        The number of components that all sites share, or 0.
     n_local : int or dict
         The number of local components: one number for all sites, or a dict that maps each site's name
-        to a number.
+        to a number. A number can be 0.
     method : {"power", "stiefel", "polar"}, or a solver from `fedpca.solvers`
         "power" needs no step length, and its objective never decreases. "stiefel" and "polar" are the
         published gradient methods. `Stiefel` and `Polar` take a step length and a retraction.
@@ -75,6 +76,10 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         "average" starts from the leading directions of the averaged covariance, as published, which
         fails if local variances are much larger than shared ones. "random" starts from random
         directions.
+    n_init : int
+        The number of starts for "power", which run side by side in the same rounds; the best result is
+        kept. After ``start``, the other of "stack" and "average" is used, and then random starts.
+        Messages grow with the number of starts. "stiefel" and "polar" use one start.
     weights : {"site", "rows"}
         Whether to weight all sites equally or by their row counts.
     center : {"site", "common", "none"}
@@ -93,7 +98,7 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         Whether the coordinator may see each site's local components. By default, it may if ``fit`` is
         given the rows themselves, but not if ``fit`` is given a `Federation` or sites.
     random_state : int, RandomState or None
-        The seed for a random start.
+        The seed for random starts.
 
     Attributes
     ----------
@@ -113,7 +118,12 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         empty if a site's policy withholds these shares.
     misalignment_ : float
         How much local components differ between sites: 1 minus the largest eigenvalue of the mean
-        projection onto them. Near 0, the separation is meaningless, and the fit warns.
+        projection onto them. Near 0, the separation is meaningless, and the fit warns. Without local
+        components, it is 1.
+    ambiguity_ : float
+        The largest sine of the angle from `components_` to the shared components that another start
+        found with an objective that is lower by at most 0.1 %. Above 0.1, the rows do not determine the
+        shared components, and the fit warns. Smaller values count as 0.
     objective_ : float
         The variance along shared and local components, averaged over sites.
     scale_ : ndarray of shape (n_features_in_,)
@@ -139,10 +149,11 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
     """
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        "n_shared": [Interval(Integral, 1, None, closed="left")],
-        "n_local": [Interval(Integral, 1, None, closed="left"), dict],
+        "n_shared": [Interval(Integral, 0, None, closed="left")],
+        "n_local": [Interval(Integral, 0, None, closed="left"), dict],
         "method": [StrOptions(set(PERSONALIZED)), PersonalizedSolver],
         "start": [StrOptions(set(STARTS))],
+        "n_init": [Interval(Integral, 1, None, closed="left")],
         "weights": [StrOptions({"site", "rows"})],
         "center": [StrOptions({"site", "common", "none"})],
         "scale": ["boolean"],
@@ -159,6 +170,7 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         *,
         method: str | PersonalizedSolver = "power",
         start: str = "stack",
+        n_init: int = 4,
         weights: str = "site",
         center: str = "site",
         scale: bool = False,
@@ -171,6 +183,7 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         self.n_local = n_local
         self.method = method
         self.start = start
+        self.n_init = n_init
         self.weights = weights
         self.center = center
         self.scale = scale
@@ -208,6 +221,7 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
             )
         self._set_model(result.model, result.n, result.features)
         self.objective_, self.misalignment_ = result.objective, result.misalignment
+        self.ambiguity_ = result.ambiguity
         self.site_variance_ = result.site_variance
         self.run_ = run
         warn_unconverged(self, run, "method")
@@ -318,6 +332,7 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         header = {
             "objective": self.objective_,
             "misalignment": self.misalignment_,
+            "ambiguity": self.ambiguity_,
             "site_variance": self.site_variance_,
             "run": self.run_.to_header(),
         }
@@ -333,6 +348,7 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
             # A file that a site wrote has no information about other sites.
             estimator.objective_ = float(header.get("objective", "nan"))
             estimator.misalignment_ = float(header.get("misalignment", "nan"))
+            estimator.ambiguity_ = float(header.get("ambiguity", "nan"))
             shares = {name: part.shares for name, part in model.parts.items()}
             estimator.site_variance_ = dict(header.get("site_variance", shares))
             estimator.run_ = record_in(header)
@@ -368,7 +384,9 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         check_is_fitted(self)
         sites = {name: V for name, V in self.local_components_.items() if len(V)}
         if not sites:
-            raise InputError("the model has no local components; fit with gather=True")
+            raise InputError(
+                "the model has no local components; fit with gather=True and n_local above 0"
+            )
         return sites
 
     def _rows(self, X: Any) -> Any:
@@ -379,7 +397,7 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         )
 
     def _warn(self) -> None:
-        """Warn if the solver stalled early or if the sites are too similar."""
+        """Warn if the solver stalled early, if optima disagree, or if the sites are too similar."""
         residuals = [h["residual"] for h in self.run_.history if h["residual"] is not None]
         if self.run_.stop_reason == "stalled" and residuals[-1] > STALL_TIMES_TOL * max(
             self.tol, STALL_ROUNDING
@@ -390,7 +408,15 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
                 ConvergenceWarning,
                 stacklevel=3,
             )
-        if self.misalignment_ < MIN_MISALIGNMENT:
+        if self.ambiguity_:
+            warnings.warn(
+                f"ambiguity_={self.ambiguity_:.2g}: another start found other shared components that "
+                "are as good up to 0.1 %, so the rows do not determine them; use other ranks, or "
+                "increase n_init and compare the results",
+                UserWarning,
+                stacklevel=3,
+            )
+        if self.misalignment_ < MIN_MISALIGNMENT and self.n_shared:
             warnings.warn(
                 f"misalignment_={self.misalignment_:.2g} is below {MIN_MISALIGNMENT}: the sites' local "
                 "components have a direction in common, so shared and local components cannot be "

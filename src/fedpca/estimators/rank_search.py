@@ -1,15 +1,18 @@
-"""Search for the best numbers of shared and local components, based on the error on held-out rows.
+"""Search for the numbers of shared and local components that predict held-out entries best.
 
-    criterion = error / (d - k)^2
+    error = the mean square of  x_j - E[x_j | the other entries of its row],   x in a held-out row
 
-Here, d is the number of features, and k counts both shared and local components. Each additional
-component reduces the error of a held-out row. A component of pure noise removes ``1 / (d - k)`` of the
-remaining noise. In that case, ``error / (d - k)`` stays the same and the criterion grows, as in
-generalized cross-validation. A component that carries signal makes the criterion fall. The criterion
-does not show whether shared and local components can be distinguished; the misalignment does.
+The expectation is that of the fitted components and of noise that may differ between columns. The part
+of a row outside the components would shrink with every component, even with one of pure noise. The
+error of an entry that is predicted from the rest of its row does not: noise in one column says nothing
+about another, and a component that fits noise makes predictions worse.
 
-Source: compare Josse and Husson, "Selecting the number of components in PCA using cross-validation
-approximations" (2012).
+Often, many pairs do almost equally well. The smallest of those whose error exceeds the least by at most
+one standard error is chosen.
+
+Source: for predicting entries, compare Bro, Kjeldahl, Smilde, and Kiers, "Cross-validation of component
+models" (2008). The rule of one standard error is from Breiman, Friedman, Olshen, and Stone,
+"Classification and Regression Trees" (1984).
 """
 
 from __future__ import annotations
@@ -17,8 +20,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
@@ -29,6 +33,7 @@ from fedpca.arrays import Array
 from fedpca.errors import InputError
 from fedpca.estimators.fitting import holds_rows, is_many_sites
 from fedpca.estimators.personalized import MIN_MISALIGNMENT, PersonalizedPCA
+from fedpca.models.linear import Model
 from fedpca.rows.columns import column_order
 from fedpca.rows.in_memory import Rows, is_sparse, refuse_non_finite
 from fedpca.rows.labels import rows_by_label
@@ -37,16 +42,28 @@ from fedpca.rows.standardized import column_sums
 from fedpca.solvers.personalized.local_ranks import LocalRanks
 
 MIN_ROWS_TO_SPLIT = 4  # sites with fewer rows hold out no rows
+MIN_NOISE = 1e-6  # mean over columns, as a share of their mean variance
+PRIOR_ROWS = (
+    10  # rows with the mean noise that are added to a column's, which may be constant so far
+)
+SEARCH = {"n_init": 1, "tol": 1e-6}  # defaults in a search, which compares errors of one percent
+
+Halves = tuple[dict[str, Any], dict[str, Any]]  # fitted and held-out rows by site
 
 
 @dataclass(frozen=True)
 class RankSearch:
     """Results for each pair of ranks, and the best pair.
 
-    ``table`` has an entry for each pair, with ``n_shared``, ``n_local``, ``error``, ``criterion``, and
-    ``misalignment``. The error is the mean squared error of a held-out row, averaged over sites.
-    ``best`` is the pair with the lowest criterion among the pairs with a misalignment of at least 0.05.
-    If no pair reaches 0.05, ``best`` is chosen from all pairs.
+    ``table`` has an entry for each pair, with ``n_shared``, ``n_local``, ``error``, ``excess``,
+    ``standard_error``, and ``misalignment``. The error is the mean squared error of an entry of a
+    held-out row that is predicted from the rest of the row, averaged over sites, in standardized units
+    if ``scale`` is True. The excess is the difference to the smallest error, and the standard error is
+    that of this difference.
+
+    ``best`` is the smallest pair with an excess of at most one standard error, where a shared component
+    counts once and a local component counts once for each site. Pairs with a misalignment below 0.05
+    are left out, unless all are below.
     """
 
     table: list[dict[str, Any]]
@@ -64,7 +81,7 @@ def search_ranks(
     random_state: Any = 0,
     **parameters: Any,
 ) -> RankSearch:
-    """Try all pairs of ranks, and compare their errors on rows held out at every site.
+    """Try all pairs of ranks, and compare how well they predict rows held out at every site.
 
     Parameters
     ----------
@@ -72,7 +89,7 @@ def search_ranks(
         The same as for `PersonalizedPCA.fit`, except that a `Federation` is not allowed. Files are read
         into memory.
     n_shared, n_local : sequences of int
-        The numbers to try.
+        The numbers to try, which can be 0.
     sites : array of shape (n_samples,), optional
         The site label for each row, if X is one table.
     held_out : float
@@ -82,13 +99,15 @@ def search_ranks(
     random_state : int, RandomState or None
         The seed for choosing the held-out rows.
     **parameters
-        Additional parameters for `PersonalizedPCA`.
+        Additional parameters for `PersonalizedPCA`. In a search, ``n_init`` is 1 and
+        ``tol`` is 1e-6 by default.
     """
     if not 0 < held_out < 1:
         raise InputError(f"held_out={held_out} must be greater than 0 and less than 1")
     if not isinstance(n_repeats, Integral) or n_repeats < 1:
         raise InputError(f"n_repeats={n_repeats!r} must be a positive integer")
-    tried = [(int(k), int(r)) for k in np.atleast_1d(n_shared) for r in np.atleast_1d(n_local)]
+    pairs = product(np.atleast_1d(n_shared).tolist(), np.atleast_1d(n_local).tolist())
+    tried = [pair for pair in pairs if pair != (0, 0)]
     if not tried:
         raise InputError(
             "n_shared and n_local must each list numbers to try, such as n_shared=[1, 2, 3]"
@@ -99,25 +118,41 @@ def search_ranks(
         LocalRanks.of(r).check_features(k, d)
     rng = check_random_state(random_state)
     splits = [_hold_out(rows, held_out, rng) for _ in range(n_repeats)]
-    table = []
-    for k, r in tried:
-        figures = [
-            _figures(PersonalizedPCA(k, r, random_state=seed, **parameters), *split)
-            for seed, split in enumerate(splits)
-        ]
-        error, misalignment = np.mean(figures, axis=0).tolist()
-        table.append(
-            {
-                "n_shared": k,
-                "n_local": r,
-                "error": error,
-                "criterion": error / (d - k - r) ** 2 if d > k + r else np.inf,
-                "misalignment": misalignment,
-            }
-        )
-    apart = [entry for entry in table if entry["misalignment"] >= MIN_MISALIGNMENT] or table
-    best = min(apart, key=lambda entry: float(entry["criterion"]))
-    return RankSearch(table, (best["n_shared"], best["n_local"]))
+    trials = {
+        (k, r): _trial(splits, PersonalizedPCA(k, r, **(SEARCH | parameters))) for k, r in tried
+    }
+    return _chosen(trials, len(rows), n_repeats)
+
+
+class Trial(NamedTuple):
+    """What one pair of ranks gave: errors of held-out rows, which sum to their means over sites."""
+
+    errors: Array  # (n_repeats * n_held_out,)
+    misalignment: float
+
+
+def _chosen(trials: Mapping[tuple[int, int], Trial], n_sites: int, n_repeats: int) -> RankSearch:
+    """Tabulate the trials, and choose the smallest pair within one standard error of the best."""
+    is_apart = {
+        pair: own.misalignment >= MIN_MISALIGNMENT or 0 in pair for pair, own in trials.items()
+    }
+    among = [pair for pair, apart in is_apart.items() if apart] or list(trials)
+    least = trials[min(among, key=lambda pair: float(trials[pair].errors.sum()))]
+    table, near = [], []
+    for (k, r), own in trials.items():
+        excess = own.errors - least.errors
+        line = {
+            "n_shared": k,
+            "n_local": r,
+            "error": float(own.errors.sum()) / n_repeats,
+            "excess": float(excess.sum()) / n_repeats,
+            "standard_error": float(np.sqrt(excess.size) * excess.std()) / n_repeats,
+            "misalignment": own.misalignment,
+        }
+        table.append(line)
+        if (k, r) in among and line["excess"] <= line["standard_error"]:
+            near.append((k, r))
+    return RankSearch(table, min(near, key=lambda pair: pair[0] + n_sites * pair[1]))
 
 
 def _rows(X: Any, sites: Any) -> dict[str, Any]:
@@ -149,9 +184,7 @@ def _in_memory(where: str, rows: Rows, features: Sequence[str] | None) -> Any:
     return whole if order is None else whole[:, order]
 
 
-def _hold_out(
-    rows: Mapping[str, Any], share: float, rng: Any
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def _hold_out(rows: Mapping[str, Any], share: float, rng: Any) -> Halves:
     """Split each site's rows into fitted and held-out rows; small sites hold out no rows."""
     fitted, tried = {}, {}
     for name, own in rows.items():
@@ -168,13 +201,43 @@ def _hold_out(
     return fitted, tried
 
 
-def _figures(
-    estimator: PersonalizedPCA, fitted: dict[str, Any], tried: dict[str, Any]
-) -> tuple[float, float]:
-    """Return the mean error of held-out rows, averaged over sites, and the misalignment."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "misalignment_=", UserWarning)
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        estimator.set_params(gather=True).fit(fitted)
-    errors = estimator.reconstruction_errors(tried)
-    return float(np.mean(list(errors.values()))), estimator.misalignment_
+def _trial(splits: Sequence[Halves], estimator: PersonalizedPCA) -> Trial:
+    """Fit one pair of ranks to each split, and predict the held-out rows."""
+    errors, misalignments = [], []
+    for seed, (fitted, held_out) in enumerate(splits):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "(misalignment|ambiguity)_=", UserWarning)
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            estimator.set_params(gather=True, random_state=seed).fit(fitted)
+        for name, rows in held_out.items():
+            model = estimator.model_.of_site(name)
+            own = errors_from_rest(
+                model, standardized(fitted[name], model), standardized(rows, model)
+            )
+            errors.append(own / (len(own) * len(held_out)))
+        misalignments.append(estimator.misalignment_)
+    return Trial(np.concatenate(errors), float(np.mean(misalignments)))
+
+
+def standardized(rows: Any, model: Model) -> Array:
+    """Return rows about the model's mean and in its units."""
+    return np.asarray(((rows.toarray() if is_sparse(rows) else rows) - model.mean) / model.scale)
+
+
+def errors_from_rest(model: Model, fitted: Array, held_out: Array) -> Array:
+    """Predict each held-out entry from the rest of its row; return the rows' mean squares, ``(n,)``.
+
+    The covariance is ``S = C' diag(variance) C + diag(noise)``, where the noise of a column is the part
+    of the fitted rows outside the components. With ``P = inv(S)``, the error is ``(a P)_j / P_jj``.
+    """
+    C = model.components
+    squares = ((fitted - (fitted @ C.T) @ C) ** 2).sum(axis=0)
+    usual = max(float(squares.mean()) / len(fitted), MIN_NOISE * float((fitted**2).mean())) or 1.0
+    noise = (squares + PRIOR_ROWS * usual) / (len(fitted) + PRIOR_ROWS)
+    has_variance = model.explained_variance > 0
+    B = C[has_variance] / noise
+    inner = np.diag(1 / model.explained_variance[has_variance]) + B @ C[has_variance].T
+    explained = np.linalg.solve(inner, B)
+    precisions = 1 / noise - np.einsum("kj,kj->j", B, explained)
+    errors = (held_out / noise - (held_out @ B.T) @ explained) / precisions
+    return np.asarray((errors**2).mean(axis=1))

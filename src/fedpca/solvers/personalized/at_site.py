@@ -29,9 +29,6 @@ from fedpca.solvers.standardize import own_order
 if TYPE_CHECKING:
     from fedpca.site.site import Site
 
-# what sites prepare for the start: nothing, leading directions, or directions scaled by variance
-NOTHING, DIRECTIONS, COVARIANCE = range(3)
-
 
 @dataclass(frozen=True)
 class PersonalSite:
@@ -61,7 +58,7 @@ class LocalPart:
         "ranks": "uint8 letters",
         "n_shared": "int64",
         "n_products": "int64",
-        "lays_out": "int64",
+        "prepares_start": "int64",
     },
     answers={
         "n": "int64",
@@ -82,9 +79,9 @@ def begin_personalized(
     ranks: Array,
     n_shared: Array,
     n_products: Array,
-    lays_out: Array,
+    prepares_start: Array,
 ) -> dict[str, Any]:
-    """Store the frame and the weight, prepare the directions for the start, and send totals."""
+    """Store the frame and the weight, find leading directions for a start, and send totals."""
     order = own_order(site, features)
     n, sums = column_sums(site.rows)
     if not np.isfinite(sums).all():
@@ -102,11 +99,10 @@ def begin_personalized(
     energy = site.standardized.energy()
     site.remember(replace(frame, energy=energy))
     columns = 0
-    if lays_out != NOTHING:
+    if prepares_start:
         columns = int(n_shared) + n_local
         values, W = leading_directions(site.standardized, columns, energy)
-        lengths = values * factor if lays_out == COVARIANCE else weight + 0 * values
-        site.remember(Basis(W, lengths))
+        site.remember(Basis(W, weight, factor * values))
     return {
         "n": np.int64(n),
         "n_sites": np.int64(n > 0),
@@ -154,7 +150,7 @@ def finish_personalized(site: Site, U: Array, variance: Array, header: Array) ->
     values, V = local_directions(site, U)
     along = np.einsum("ij,ij->j", U, gram_times(site, U))
     site.remember(LocalPart(along, values))
-    site.remember(Basis(V, np.ones(len(values))))
+    site.remember(Basis(V, 1.0, values))
     path = site.file(".fedpca")
     if path is not None:
         part = SitePart.from_squares(

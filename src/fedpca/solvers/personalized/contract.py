@@ -11,9 +11,9 @@ from fedpca.coordinator.federation import Federation
 
 @dataclass(frozen=True)
 class Start:
-    """A solver's starting point and its limits."""
+    """A solver's starting points and its limits."""
 
-    U: Array  # (d, k), orthonormal
+    points: Array  # (m, d, k), each orthonormal
     weight: float  # the sum of the sites' weights w_i
     energy: float  # the sum of w_i times the trace of S_i
     tol: float
@@ -29,6 +29,7 @@ class Shared:
     along: Array  # (k, k): U'(sum w_i S_i)U divided by the sum of w_i
     objective: float  # divided by the sum of w_i
     stop_reason: str  # "converged", "max_rounds", or "stalled" if no step raises the objective
+    ambiguity: float = 0.0  # the largest sine of the angle from U to an optimum that is as good
 
 
 @runtime_checkable
@@ -36,6 +37,7 @@ class PersonalizedSolver(Protocol):
     """The coordinator's program for one method, with its options as fields."""
 
     name: ClassVar[str]
+    takes_many_starts: ClassVar[bool]  # otherwise, it begins at the first point
 
     def solve(self, fed: Federation, start: Start) -> Shared:
         """Find the shared directions by asking the sites."""

@@ -55,6 +55,7 @@ class Stiefel:
     """
 
     name: ClassVar[str] = "stiefel"
+    takes_many_starts: ClassVar[bool] = False
 
     step: float | None = None
     retraction: str = "polar"
@@ -78,6 +79,7 @@ class Polar:
     """
 
     name: ClassVar[str] = "polar"
+    takes_many_starts: ClassVar[bool] = False
 
     step: float | None = None
     retraction: str = "polar"
@@ -101,7 +103,7 @@ def gradient_ascent(
     fed: Federation, start: Start, asked: Question, first_step: float | None, retraction: str
 ) -> Shared:
     """Run Algorithm 2; each site takes its step when it answers the question ``asked``."""
-    U, weight, tol = start.U, start.weight, start.tol
+    U, weight, tol = start.points[0], start.weight, start.tol
     reference = np.float64(start.energy / weight or 1.0)
     seed = np.int64(-1 if start.seed is None else start.seed)
     ready = fed.sum(prepare_steps, U=U, reference=reference, seed=seed)

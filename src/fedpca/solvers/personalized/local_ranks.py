@@ -25,9 +25,9 @@ class LocalRanks:
     def of(cls, n_local: Any) -> LocalRanks:
         """Return the ranks that a user or a file gives as a number or a mapping of sites to numbers."""
         if not isinstance(n_local, Mapping):
-            return cls(_positive(n_local, "n_local"), {})
+            return cls(_whole(n_local, "n_local"), {})
         by_site = {str(name): rank for name, rank in n_local.items()}
-        return cls(None, {k: _positive(v, f"n_local[{k!r}]") for k, v in by_site.items()})
+        return cls(None, {k: _whole(v, f"n_local[{k!r}]") for k, v in by_site.items()})
 
     @classmethod
     def from_bytes(cls, field: Array) -> LocalRanks:
@@ -48,6 +48,11 @@ class LocalRanks:
         """Return the largest number of any site."""
         return max(self.by_site.values(), default=self.common or 0)
 
+    @property
+    def least(self) -> int:
+        """Return the smallest number of any site."""
+        return min(self.by_site.values(), default=self.common or 0)
+
     def at(self, site: str) -> int:
         """Return the number of one site."""
         rank = self.by_site.get(site, self.common)
@@ -64,7 +69,9 @@ class LocalRanks:
             )
 
     def check_features(self, n_shared: int, d: int) -> None:
-        """Refuse more shared and local components than there are features."""
+        """Refuse no components at all, or more of them than there are features."""
+        if n_shared + self.most == 0:
+            raise InputError("n_shared=0 and n_local=0 leave no components; set one of them to 1")
         for name, rank in (self.by_site or {"": self.most}).items():
             if n_shared + rank > d:
                 where = f" for site {name!r}" if name else ""
@@ -74,7 +81,7 @@ class LocalRanks:
                 )
 
 
-def _positive(rank: Any, name: str) -> int:
-    if not isinstance(rank, Integral) or isinstance(rank, bool) or rank < 1:
-        raise InputError(f"{name}={rank!r} must be a positive integer")
+def _whole(rank: Any, name: str) -> int:
+    if not isinstance(rank, Integral) or isinstance(rank, bool) or rank < 0:
+        raise InputError(f"{name}={rank!r} must be a whole number of at least 0")
     return int(rank)

@@ -15,11 +15,16 @@ that span has at most as many directions outside U as V_i has. Since h is convex
 tangent. The tangent has slope 2 G at the current U, and the polar factor maximizes it. So the objective
 increases by at least ``2 (||G||_* - tr U'G)``, which is zero only if U is stationary.
 
+A stationary U need not be the best one, so several starts climb side by side, in the same rounds. A
+climb is dropped when it has met an earlier one, or when it is still below an optimum some rounds after
+that optimum was found.
+
 Source: Shi and Kontar, "Personalized PCA: decoupling shared and unique features" (2024).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -29,7 +34,7 @@ import numpy as np
 from fedpca.arrays import Array
 from fedpca.coordinator.federation import Federation
 from fedpca.linalg.anderson import Anderson
-from fedpca.linalg.dense import outside, polar, procrustes
+from fedpca.linalg.dense import outside, polar, procrustes, sine_of_angle
 from fedpca.protocol.question import question
 from fedpca.solvers.personalized.at_site import PersonalSite, gram_times, local_directions
 from fedpca.solvers.personalized.contract import Shared, Start, share_of
@@ -38,6 +43,11 @@ if TYPE_CHECKING:
     from fedpca.site.site import Site
 
 LOCAL_TOL = 1e-7  # residual of V_i in a round; the objective loses its square over the gap
+MET = 0.02  # climbs whose directions are this close, as a sine, end at the same optimum
+PATIENCE = 100  # rounds that other climbs have left to pass an optimum
+SAME = 1e-9  # objectives that differ by this share at most are the same
+AS_GOOD = 1e-3  # optima whose objectives differ by this share at most are equally good
+APART = 0.1  # optima at this sine or more are different
 
 
 @dataclass(frozen=True)
@@ -45,49 +55,110 @@ class Power:
     """Move U to the polar factor of the gradient; the objective never decreases."""
 
     name: ClassVar[str] = "power"
+    takes_many_starts: ClassVar[bool] = True
 
     def solve(self, fed: Federation, start: Start) -> Shared:
-        """Iterate until a step's guaranteed gain is at most ``tol`` times the shared variance.
-
-        Each step is extrapolated from earlier steps. If the objective decreases, the step is undone and
-        replaced with a plain step, which cannot decrease the objective.
-        """
-        U, weight, best, anderson = start.U, start.weight, None, Anderson()
-        promised, plain, is_plain = 1.0, U, True
-        for _ in range(start.max_rounds):
-            answer = fed.sum(power_step, U=U)
-            along, G = answer["along"] / weight, answer["G"] / weight
-            value = float(np.trace(along) + answer["local"] / weight)
-            if best and value < best.objective:
-                fed.report(promised, partial(np.asarray, best.U))
-                if is_plain:  # only rounding or an inexact V_i can lower the objective here
-                    return replace(best, stop_reason="stalled")
-                anderson.clear()
-                U, is_plain = plain, True
-                continue
-            F = polar(G)
-            gain = 2 * float(np.vdot(F, G) - np.vdot(U, G))
-            promised = share_of(gain, float(np.trace(along)))
-            fed.report(promised, partial(np.asarray, U))
-            reason = "converged" if promised <= start.tol else "max_rounds"
-            best = Shared(U, along, value, reason)
-            if promised <= start.tol:
+        """Climb from all starts until a step's guaranteed gain is at most ``tol`` of the variance."""
+        climbs = [Climb(U, start.tol) for U in start.points]
+        going, last_round = climbs, start.max_rounds
+        for t in range(start.max_rounds):
+            answer = fed.sum(power_step, U=np.stack([climb.U for climb in going]))
+            sums = (answer[name] / start.weight for name in ("G", "along", "local"))
+            for climb, G, along, local in zip(going, *sums, strict=True):
+                climb.take(G, along, float(local))
+            best = _best(climbs)
+            fed.report(best.promised, partial(np.asarray, best.top.U))
+            if best.has_ended and best in going:
+                last_round = t + PATIENCE
+            going = _worth_going_on(going, climbs, is_late=t >= last_round)
+            if not going:
                 break
-            plain = F @ procrustes(F, U)
-            further = anderson.next(U, plain)
-            is_plain = further is plain
-            U = plain if is_plain else polar(further)
-        assert best is not None  # the first step is never undone
-        return best
+        return replace(best.top, ambiguity=_ambiguity(best, climbs))
+
+
+class Climb:
+    """A climb from one start: the point to ask about, and the best point so far.
+
+    Each step is extrapolated from earlier steps. If the objective decreases, the step is undone and
+    replaced with a plain step, which cannot decrease the objective.
+    """
+
+    def __init__(self, U: Array, tol: float) -> None:
+        self.U = U
+        self.promised = 1.0  # what the next step adds at least, as a share of the shared variance
+        self.has_ended = False
+        self.top = Shared(U, np.zeros((U.shape[1],) * 2), -np.inf, "max_rounds")
+        self._tol = tol
+        self._plain, self._is_plain = U, True
+        self._anderson = Anderson()
+
+    def height(self) -> float:
+        """Return the objective at the best point."""
+        return self.top.objective
+
+    def take(self, G: Array, along: Array, local: float) -> None:
+        """Judge the point by what the sites sent, and choose the next one."""
+        value = float(np.trace(along)) + local
+        if value < self.height():
+            if self._is_plain:  # only rounding or an inexact V_i can lower the objective here
+                self.has_ended, self.top = True, replace(self.top, stop_reason="stalled")
+            self._anderson.clear()
+            self.U, self._is_plain = self._plain, True
+            return
+        F = polar(G)
+        gain = 2 * float(np.vdot(F - self.U, G))
+        self.promised = share_of(gain, float(np.trace(along)))
+        self.has_ended = self.promised <= self._tol
+        self.top = Shared(self.U, along, value, "converged" if self.has_ended else "max_rounds")
+        self._plain = F @ procrustes(F, self.U)
+        further = self._anderson.next(self.U, self._plain)
+        self._is_plain = further is self._plain
+        self.U = self._plain if self._is_plain else polar(further)
+
+
+def _best(climbs: Sequence[Climb]) -> Climb:
+    """Return the first climb that is as high as the highest, so that random starts rarely matter."""
+    highest = max(climb.height() for climb in climbs)
+    return next(climb for climb in climbs if climb.height() >= (1 - SAME) * highest)
+
+
+def _worth_going_on(
+    going: Sequence[Climb], climbs: Sequence[Climb], *, is_late: bool
+) -> list[Climb]:
+    """Drop climbs that ended, that met an earlier one, or that are late and below an optimum."""
+    ended = [climb for climb in climbs if climb.has_ended]
+    optimum = max((climb.height() for climb in ended), default=-np.inf)
+    left: list[Climb] = []
+    for climb in going:
+        has_met = any(sine_of_angle(climb.top.U, c.top.U) < MET for c in [*left, *ended])
+        if not (climb.has_ended or has_met or (is_late and climb.height() <= optimum)):
+            left.append(climb)
+    return left
+
+
+def _ambiguity(best: Climb, climbs: Sequence[Climb]) -> float:
+    """Return the largest sine of the angle to an optimum that is as good, or 0 if there is none."""
+    rivals = [
+        climb
+        for climb in climbs
+        if climb.has_ended and climb.height() >= (1 - AS_GOOD) * best.height() > 0
+    ]
+    sines = [sine_of_angle(best.top.U, rival.top.U) for rival in rivals]
+    return max((sine for sine in sines if sine >= APART), default=0.0)
 
 
 @question(
-    asks={"U": "float64 d k"},
-    answers={"G": "float64 d k", "along": "float64 k k", "local": "float64"},
+    asks={"U": "float64 m d k"},
+    answers={"G": "float64 m d k", "along": "float64 m k k", "local": "float64 m"},
 )
 def power_step(site: Site, U: Array) -> dict[str, Any]:
-    """Send G_i, U'S_i U, and the variance along V_i, each multiplied by the site's weight."""
+    """Send G_i, U'S_i U, and the variance along V_i of each U, multiplied by the site's weight."""
     factor = site.recall(PersonalSite).factor
-    values, V = local_directions(site, U, LOCAL_TOL)
-    Y = factor * gram_times(site, U)
-    return {"G": outside(V, Y), "along": U.T @ Y, "local": factor * values.sum()}
+    products = factor * gram_times(site, np.hstack(list(U)))
+    G, along, local = np.empty_like(U), [], []
+    for i, (own, Y) in enumerate(zip(U, np.hsplit(products, len(U)), strict=True)):
+        values, V = local_directions(site, own, LOCAL_TOL)
+        G[i] = outside(V, Y)
+        along.append(own.T @ Y)
+        local.append(factor * values.sum())
+    return {"G": G, "along": np.array(along), "local": np.array(local)}

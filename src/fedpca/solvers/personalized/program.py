@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,13 +12,10 @@ from fedpca.arrays import Array
 from fedpca.coordinator.federation import Federation
 from fedpca.coordinator.record import Outcome
 from fedpca.errors import PolicyRefused
-from fedpca.linalg.dense import complete_basis, fix_signs, orth, top_eigen
+from fedpca.linalg.dense import fix_signs, orth, top_eigen
 from fedpca.models.personalized import PersonalizedModel, SitePart, variance_shares
 from fedpca.rows.standardized import usable_energy
 from fedpca.solvers.personalized.at_site import (
-    COVARIANCE,
-    DIRECTIONS,
-    NOTHING,
     begin_personalized,
     finish_personalized,
     site_shares,
@@ -27,11 +24,14 @@ from fedpca.solvers.personalized.at_site import (
 )
 from fedpca.solvers.personalized.contract import PersonalizedSolver, Shared, Start
 from fedpca.solvers.personalized.local_ranks import LocalRanks
+from fedpca.solvers.personalized.power import power_step
 from fedpca.solvers.personalized.projections import leading_of_bases, leading_of_columns
+from fedpca.solvers.personalized.starts import find_starts, leading_of_rows
 from fedpca.solvers.plan import LANCZOS_ROUNDS
 from fedpca.solvers.standardize import CommonFeatures, ask_moments, at_least_two, common_features
 
-STARTS = {"stack": DIRECTIONS, "average": COVARIANCE, "random": NOTHING}
+# A direction that the sites' local parts contain up to this share is tied with the shared directions.
+TIE = 0.01
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class PersonalizedResult:
     n: int
     objective: float
     misalignment: float
+    ambiguity: float
     site_variance: dict[str, dict[str, float]]
     outcome: Outcome
 
@@ -55,6 +56,7 @@ def shared_and_local(
     n_shared: int,
     n_local: int | Mapping[str, int],
     start: str,
+    n_init: int,
     weights: str,
     center: str,
     scale: bool,
@@ -71,7 +73,8 @@ def shared_and_local(
     d = common.n_features
     ranks = LocalRanks.of(n_local)
     ranks.check_features(n_shared, d)
-    lays_out = NOTHING if start_from is not None else STARTS[start]
+    n_init = n_init if solver.takes_many_starts else 1
+    asks_leading = bool(start_from is None and start != "random" and n_shared and ranks.most)
     mean, factors = _frame(fed, common, center, scale)
     begun = fed.sum(
         begin_personalized,
@@ -82,59 +85,113 @@ def shared_and_local(
         by_rows=np.int64(weights == "rows"),
         ranks=ranks.to_bytes(),
         n_shared=np.int64(n_shared),
-        n_products=np.int64((n_shared + ranks.most) * LANCZOS_ROUNDS),
-        lays_out=np.int64(lays_out),
+        n_products=np.int64((n_shared + ranks.most) * LANCZOS_ROUNDS * n_init),
+        prepares_start=np.int64(asks_leading),
     )
     weight, energy = float(begun["weight"]), usable_energy(float(begun["energy"]))
     n = at_least_two(int(begun["n"]))
-    U = start_from
-    if U is None:
-        U = _start(fed, start, d, n_shared, int(begun["columns"]), gather)
-    is_guess = start == "stack" or start_from is not None
-    seed = None if is_guess else int(fed.rng().integers(2**31))
-    shared = solver.solve(fed, Start(U, weight, energy, tol, max_rounds, seed))
-    U, variance = principal_axes(shared)
+    if n_shared:
+        if start_from is not None:
+            points = start_from[None]
+        elif not ranks.most:
+            points = leading_of_rows(fed, d, n_shared)
+        else:
+            shape = (n_init, d, n_shared)
+            points = find_starts(fed, start, shape, int(begun["columns"]), gather=gather)
+        is_guess = start == "stack" or start_from is not None
+        seed = None if is_guess else int(fed.rng().integers(2**31))
+        shared = solver.solve(fed, Start(points, weight, energy, tol, max_rounds, seed))
+    else:
+        shared = Shared(np.empty((d, 0)), np.empty((0, 0)), 0.0, "exact")
     header = {"features": common.names, "n_samples": n, "parameters": for_files}
-    kept = fed.sum(finish_personalized, U=U, variance=variance, header=to_bytes(header))
-    parts = _parts(fed) if gather else {}
+    to_end = Ending(fed, ranks, int(begun["n_sites"]), weight, to_bytes(header), gather)
+    end = to_end.at(shared)
+    if end.tied.size:
+        shared = _with_tied(fed, shared, end.tied, weight)
+        end = to_end.at(shared)
     model = PersonalizedModel(
-        components=np.ascontiguousarray(U.T),
-        variance=variance,
+        components=np.ascontiguousarray(end.U.T),
+        variance=end.variance,
         scale=factors,
         mean=None if center == "site" else mean,
-        parts=parts,
+        parts=end.parts,
     )
     return PersonalizedResult(
         model=model,
         features=common.names,
         n=n,
-        objective=float(variance.sum()) + float(kept["local"]) / weight,
-        misalignment=_misalignment(fed, d, int(begun["n_sites"]), ranks.most, parts),
-        site_variance={k: p.shares for k, p in parts.items()} if gather else _shares(fed),
+        objective=float(end.variance.sum()) + end.local,
+        misalignment=end.misalignment,
+        ambiguity=shared.ambiguity,
+        site_variance={k: p.shares for k, p in end.parts.items()} if gather else _shares(fed),
         outcome=Outcome(solver.name, shared.stop_reason),
     )
 
 
-def _start(fed: Federation, start: str, d: int, n_shared: int, columns: int, gather: bool) -> Array:
-    """Find an initial U, ``(d, n_shared)``."""
-    if start == "random":
-        return orth(fed.rng().standard_normal((d, n_shared)))
-    _, U = leading_of_bases(fed, d, n_shared, columns, gather=gather)
-    return complete_basis(U, n_shared)
+@dataclass(frozen=True)
+class End:
+    """Shared directions, and the local ones that sites chose outside them."""
+
+    U: Array  # (d, k)
+    variance: Array  # (k,), along U
+    local: float  # the variance along local directions, averaged over sites
+    parts: dict[str, SitePart]  # those that the coordinator gathered
+    misalignment: float
+    tied: Array  # (d, q), directions that almost all local parts contain
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a fit ends: what the sites do once the shared directions are known."""
+
+    fed: Federation
+    ranks: LocalRanks
+    n_sites: int  # with rows
+    weight: float
+    header: Array  # for the files that sites write
+    gather: bool
+
+    def at(self, shared: Shared) -> End:
+        """Let each site choose its local directions, and compare them."""
+        U, variance = principal_axes(shared)
+        kept = self.fed.sum(finish_personalized, U=U, variance=variance, header=self.header)
+        parts = _parts(self.fed) if self.gather else {}
+        in_common, W = self._in_common(len(U), parts)
+        is_tied = (in_common >= 1 - TIE) & bool(U.size)
+        return End(
+            U=U,
+            variance=variance,
+            local=float(kept["local"]) / self.weight,
+            parts=parts,
+            misalignment=max(0.0, 1 - float(in_common.max(initial=0.0))),
+            tied=W[:, is_tied[: W.shape[1]]],
+        )
+
+    def _in_common(self, d: int, parts: dict[str, SitePart]) -> tuple[Array, Array]:
+        """Return the leading eigenvalues and eigenvectors of the mean projection onto local parts."""
+        k = max(self.ranks.least, min(1, self.ranks.most))
+        if not k:
+            return np.zeros(0), np.empty((d, 0))
+        if parts:
+            V = np.vstack([part.components for part in parts.values()])
+            values, W = leading_of_columns(V.T, k)
+        else:
+            values, W = leading_of_bases(self.fed, d, k, self.n_sites * self.ranks.most)
+        return values / self.n_sites, W
+
+
+def _with_tied(fed: Federation, shared: Shared, tied: Array, weight: float) -> Shared:
+    """Return the directions of most variance among the shared ones and those tied with them."""
+    C = orth(np.hstack([shared.U, tied]))
+    along = fed.sum(power_step, U=C[None])["along"][0] / weight
+    _, E = top_eigen((along + along.T) / 2, shared.U.shape[1])
+    return replace(shared, U=C @ E, along=E.T @ along @ E, ambiguity=0.0)
 
 
 def principal_axes(shared: Shared) -> tuple[Array, Array]:
     """Return the shared directions' principal axes and their variances, in descending order."""
     values, C = top_eigen((shared.along + shared.along.T) / 2, len(shared.along))
     return np.ascontiguousarray(fix_signs(shared.U @ C)), np.maximum(values, 0.0)
-
-
-def misalignment_of(parts: dict[str, SitePart]) -> float:
-    """Return ``1 - lambda_max`` of the mean projection onto the sites' local components."""
-    occupied = [part for part in parts.values() if part.n]
-    V = np.vstack([part.components for part in occupied])
-    values, _ = leading_of_columns(V.T, 1)
-    return max(0.0, 1 - float(values[0]) / len(occupied))
 
 
 def _frame(
@@ -161,16 +218,6 @@ def _parts(fed: Federation) -> dict[str, SitePart]:
         )
         for name, part in fed.gather(whole_local_part).items()
     }
-
-
-def _misalignment(
-    fed: Federation, d: int, n_sites: int, rank: int, parts: dict[str, SitePart]
-) -> float:
-    """Compute the misalignment from the gathered parts or from sums over the sites."""
-    if parts:
-        return misalignment_of(parts)
-    values, _ = leading_of_bases(fed, d, 1, n_sites * rank)
-    return max(0.0, 1 - float(values[0]) / n_sites)
 
 
 def _shares(fed: Federation) -> dict[str, dict[str, float]]:

@@ -27,54 +27,71 @@ if TYPE_CHECKING:
     from fedpca.site.site import Site
 
 MAX_SVD_COLUMNS = 500  # with more columns, Lanczos is faster than an SVD
-TOL = 1e-8  # residual of Lanczos, as a share of the largest eigenvalue
+TOL = 1e-8  # default residual of Lanczos
 
 
 @dataclass(frozen=True)
 class Basis:
-    """A site's B_i and the diagonal of its L_i, which the site remembers."""
+    """A site's B_i and two choices of the diagonal of its L_i, which the site remembers."""
 
     B: Array  # (d, r)
-    lengths: Array  # (r,)
+    weight: float  # w_i, the same for all columns
+    variance: Array  # (r,), w_i times the variance along each column
+
+    def lengths(self, by_variance: Array) -> Array:
+        """Return the diagonal of L_i."""
+        return self.variance if by_variance else np.full(self.B.shape[1], self.weight)
 
 
-@question(answers={"triangle": "float64 triangle"})
-def basis_triangle(site: Site) -> dict[str, Array]:
+@question(asks={"by_variance": "int64"}, answers={"triangle": "float64 triangle"})
+def basis_triangle(site: Site, by_variance: Array) -> dict[str, Array]:
     """Send the upper triangle of B_i L_i B_i'."""
     basis = site.recall(Basis)
-    return {"triangle": pack_triangle((basis.B * basis.lengths) @ basis.B.T)}
+    return {"triangle": pack_triangle((basis.B * basis.lengths(by_variance)) @ basis.B.T)}
 
 
-@question(asks={"Z": "float64 d k"}, answers={"Y": "float64 d k"})
-def basis_product(site: Site, Z: Array) -> dict[str, Array]:
+@question(asks={"Z": "float64 d k", "by_variance": "int64"}, answers={"Y": "float64 d k"})
+def basis_product(site: Site, Z: Array, by_variance: Array) -> dict[str, Array]:
     """Send B_i L_i (B_i' Z)."""
     basis = site.recall(Basis)
-    return {"Y": (basis.B * basis.lengths) @ (basis.B.T @ Z)}
+    return {"Y": (basis.B * basis.lengths(by_variance)) @ (basis.B.T @ Z)}
 
 
-@question(answers={"B": "float64 d r"})
-def whole_basis(site: Site) -> dict[str, Array]:
+@question(asks={"by_variance": "int64"}, answers={"B": "float64 d r"})
+def whole_basis(site: Site, by_variance: Array) -> dict[str, Array]:
     """Send B_i itself, with columns scaled by the square roots of L_i."""
     basis = site.recall(Basis)
-    return {"B": basis.B * np.sqrt(basis.lengths)}
+    return {"B": basis.B * np.sqrt(basis.lengths(by_variance))}
 
 
 def leading_of_bases(
-    fed: Federation, d: int, k: int, columns: int, *, gather: bool = False
+    fed: Federation,
+    d: int,
+    k: int,
+    columns: int,
+    *,
+    gather: bool = False,
+    by_variance: bool = False,
+    tol: float = TOL,
 ) -> tuple[Array, Array]:
     """Return the sum's k largest eigenvalues, in descending order, and eigenvectors, ``(d, k)``.
 
-    ``columns`` is an upper bound on the total number of columns in all B_i.
+    ``columns`` is an upper bound on the total number of columns in all B_i. ``by_variance`` chooses the
+    variances for L_i instead of the site's weight. ``tol`` is the residual of Lanczos, as a share of
+    the largest eigenvalue.
     """
+    flag = np.int64(by_variance)
     if triangle_is_cheaper(columns, d, k):
-        return top_eigen(unpack_triangle(fed.sum(basis_triangle)["triangle"]), k)
+        summed = fed.sum(basis_triangle, by_variance=flag)
+        return top_eigen(unpack_triangle(summed["triangle"]), k)
     if gather:
-        return leading_of_columns(np.hstack([b["B"] for b in fed.gather(whole_basis).values()]), k)
+        bases = fed.gather(whole_basis, by_variance=flag)
+        return leading_of_columns(np.hstack([basis["B"] for basis in bases.values()]), k)
     start = fed.rng().standard_normal((d, k))
     with threads_for(start):
         start = orth(start)
-    times = partial(_summed_product, fed)
-    return leading_eigen(times, start, k, tol=TOL, most=4 * LANCZOS_ROUNDS)
+    times = partial(_summed_product, fed, by_variance)
+    return leading_eigen(times, start, k, tol=tol, most=4 * LANCZOS_ROUNDS)
 
 
 def leading_of_columns(B: Array, k: int) -> tuple[Array, Array]:
@@ -91,6 +108,6 @@ def leading_of_columns(B: Array, k: int) -> tuple[Array, Array]:
     return values, U[:, :k]
 
 
-def _summed_product(fed: Federation, Z: Array) -> Array:
+def _summed_product(fed: Federation, by_variance: bool, Z: Array) -> Array:
     """Multiply Z by the sum of B_i L_i B_i'."""
-    return fed.sum(basis_product, Z=Z)["Y"]
+    return fed.sum(basis_product, Z=Z, by_variance=np.int64(by_variance))["Y"]

@@ -1,0 +1,60 @@
+"""Find starting points for personalized PCA: directions that sites share, as far as can be told early.
+
+    "stack":   the leading directions of  sum_i w_i W_i W_i'          directions that most sites have
+    "average": the leading directions of  sum_i w_i W_i L_i W_i'      directions of large variance
+    "random":  random directions
+
+W_i holds the leading directions of site i, as many as its shared and local ones, and L_i the variances
+along them. Without local directions, the shared ones are the leading directions of all rows, and are
+found here.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from fedpca.arrays import Array
+from fedpca.coordinator.federation import Federation
+from fedpca.linalg.dense import complete_basis, orth
+from fedpca.linalg.krylov import leading_eigen
+from fedpca.solvers.personalized.power import power_step
+from fedpca.solvers.personalized.projections import TOL, leading_of_bases
+from fedpca.solvers.plan import LANCZOS_ROUNDS
+
+STARTS = ("stack", "average", "random")
+SECOND_TOL = 1e-3  # residual of Lanczos for the second start, which need not be exact
+EXACT_TOL = 1e-11  # residual of Lanczos if there are no local directions
+
+
+def find_starts(
+    fed: Federation, first: str, shape: tuple[int, int, int], columns: int, *, gather: bool
+) -> Array:
+    """Return starting points, ``shape = (n_init, d, k)``: first, the other informed one, random ones.
+
+    If the first is random, all are. ``columns`` is the number of columns in all W_i. ``gather`` allows
+    the coordinator to see each W_i.
+    """
+    n_init, d, k = shape
+    informed = [] if first == "random" else [first, *({"stack", "average"} - {first})]
+    points = []
+    for kind, tol in zip(informed[:n_init], (TOL, SECOND_TOL), strict=False):
+        by_variance = kind == "average"
+        _, U = leading_of_bases(fed, d, k, columns, gather=gather, by_variance=by_variance, tol=tol)
+        points.append(complete_basis(U, k))
+    rng = fed.rng()
+    points += [orth(rng.standard_normal((d, k))) for _ in range(n_init - len(points))]
+    return np.stack(points)
+
+
+def leading_of_rows(fed: Federation, d: int, k: int) -> Array:
+    """Return the k leading directions of all rows, ``(1, d, k)``, if sites have no local directions."""
+    start = orth(fed.rng().standard_normal((d, k)))
+    _, U = leading_eigen(partial(_product, fed), start, k, tol=EXACT_TOL, most=4 * LANCZOS_ROUNDS)
+    return complete_basis(U, k)[None]
+
+
+def _product(fed: Federation, Z: Array) -> Array:
+    """Multiply Z by the sum of w_i S_i, which is what a step of the power method sends without V_i."""
+    return np.asarray(fed.sum(power_step, U=Z[None])["G"][0])
