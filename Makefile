@@ -32,6 +32,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/flower.py
 	$(BIN)/python benchmarks/ranks.py
 	$(BIN)/python benchmarks/busy.py
+	$(BIN)/python benchmarks/peers.py
 
 $(STAMP): pyproject.toml
 	python3 -m venv $(VENV)

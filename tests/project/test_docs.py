@@ -70,6 +70,14 @@ def test_the_benchmark_of_a_federation_runs():
     assert "(bound 0.10)" in done.stdout
 
 
+@pytest.mark.slow
+def test_scikit_learns_own_tests_pass_but_for_differences_that_are_meant():
+    command = [sys.executable, str(ROOT / "benchmarks" / "peers.py")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("pass") == 2
+
+
 def test_the_commands_of_the_readme_exist():
     text = (ROOT / "README.md").read_text()
     makefile = (ROOT / "Makefile").read_text()
