@@ -201,11 +201,11 @@ def test_what_is_unknown_does_not_count_and_lost_rows_and_columns_are_drawn():
     present = np.ones((3, 4), bool)
     present[2, 3] = False
     L = np.full((3, 4), 0.5)
-    plain = judge(A, present, L, 2.0)
+    plain = judge(A - L, present, 2.0)
     assert plain.mostly_outliers.tolist() == [False, True, False]
     assert plain.pull.tolist() == [[0.5, 0, 0.5, 0.5], [2, -2, 2, 0.5], [0.5, 0, 0.5, 0]]
     assert plain.counted.tolist() == [[1, 0, 1, 1], [1, 1, 1, 1], [1, 0, 1, 0]]
-    drawn = judge(A, present, L, 2.0, np.array([0.0, 3.0, 0.0, 0.0]))
+    drawn = judge(A - L, present, 2.0, np.array([0.0, 3.0, 0.0, 0.0]))
     assert drawn.pull.tolist() == [[0.5, 3, 0.5, 0.5], [2, -3, 2, 0.5], [0.5, 3, 0.5, 0]]
     assert drawn.counted.tolist() == [[1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 1, 0]]
     assert (drawn.inliers == plain.inliers).all()
@@ -217,8 +217,8 @@ def test_scores_of_rows_that_are_partly_known_are_those_of_least_squares():
     A, present = rng.standard_normal((50, 20)), rng.random((50, 20)) < 0.5
     V = np.zeros((50, 3))
     for _ in range(30):
-        V = fitted_scores(V, U, judge(A, present, V @ U.T, np.inf))
+        V = fitted_scores(V, U, judge(A - V @ U.T, present, np.inf))
     best = [np.linalg.lstsq(U[p], a[p], rcond=None)[0] for a, p in zip(A, present, strict=True)]
     assert np.allclose(V, best, rtol=1e-10)
-    whole = fitted_scores(np.zeros((50, 3)), U, judge(A, np.full_like(present, True), 0.0, np.inf))
+    whole = fitted_scores(np.zeros((50, 3)), U, judge(A, np.full_like(present, True), np.inf))
     assert np.allclose(whole, A @ U, rtol=1e-12)  # in one step

@@ -100,15 +100,19 @@ class RobustModel:
 
 def values_about(rows: Array, center: Array, scale: Array | float = 1.0) -> tuple[Array, Array]:
     """Return centered and scaled rows, with zeros for NaN, and a mask of the values present."""
-    present = ~np.isnan(rows)
-    return np.where(present, (rows - center) / scale, 0.0), present
+    values = rows - center
+    if np.any(scale != 1):
+        values /= scale
+    missing = np.isnan(values)
+    if missing.any():
+        values[missing] = 0.0
+    return values, ~missing
 
 
-def typical_size(residuals: Array, present: Array) -> float:
-    """Return the median absolute value of the present entries, or zero if there are none."""
-    if not present.any():
-        return 0.0
-    return float(np.median(np.abs(residuals if present.all() else residuals[present])))
+def median_size(sizes: Array) -> float:
+    """Return the median of absolute values, or zero if there are none."""
+    middle = len(sizes) // 2
+    return float(np.partition(sizes, middle)[middle]) if len(sizes) else 0.0
 
 
 def without_large(A: Array, threshold: Array | float) -> Array:
@@ -127,25 +131,34 @@ class Residuals(NamedTuple):
 
 
 def judge(
-    A: Array, present: Array, L: Array, threshold: Array | float, reach: Array | float = 0.0
+    R: Array, present: Array, threshold: Array | float, reach: Array | float = 0.0
 ) -> Residuals:
-    """Decide which entries of A count in a fit to L.
+    """Decide from the residuals R which entries count in a fit.
 
-    An entry that is missing or beyond the threshold does not count; it is treated as if it equaled L. A
-    row or column that is mostly beyond the threshold would then have too few entries to change its fit,
-    and a large one would stay at zero forever. Therefore, the outliers in such a row count, clipped to
-    the threshold. The outliers in such a column count, clipped to the column's ``reach``, ``(d,)``,
-    which is 0 for all other columns.
+    An entry that is missing or beyond the threshold does not count; it is treated as if its residual
+    were zero. A row or column that is mostly beyond the threshold would then have too few entries to
+    change its fit, and a large one would stay at zero forever. Therefore, the outliers in such a row
+    count, clipped to the threshold. The outliers in such a column count, clipped to the column's
+    ``reach``, ``(d,)``, which is 0 for all other columns.
     """
-    R = A - L
-    inliers = counted = present & (np.abs(R) <= threshold)
-    pull = np.where(inliers, R, 0.0)
-    mostly_outliers = 2 * inliers.sum(axis=1) < present.sum(axis=1)
-    limits = np.maximum(np.where(mostly_outliers[:, None], threshold, 0.0), reach)
-    if limits.any():
+    inliers = counted = (np.abs(R) <= threshold) & present
+    pull = R * inliers
+    mostly_outliers = 2 * np.count_nonzero(inliers, axis=1) < np.count_nonzero(present, axis=1)
+    if mostly_outliers.any() or np.any(reach):
+        limits = np.maximum(np.where(mostly_outliers[:, None], threshold, 0.0), reach)
         pull += np.where(present & ~inliers, np.clip(R, -limits, limits), 0.0)
         counted = inliers | (present & (limits > 0))
     return Residuals(R, inliers, counted, pull, mostly_outliers)
+
+
+def stepped(V: Array, L: Array, U: Array, rows: Residuals) -> tuple[Array, Array]:
+    """Take one step of `fitted_scores`; return the scores V and the fit ``L = V U'`` after it."""
+    g = rows.pull @ U
+    P = g @ U.T
+    squares = _squares(g)
+    along = np.einsum("ij,ij,ij->i", P, P, rows.counted)[:, None] + _damping(rows.counted) * squares
+    length = _ratio(squares, along, along > 0)
+    return V + length * g, L + length * P
 
 
 def fitted_scores(V: Array, U: Array, rows: Residuals) -> Array:
@@ -160,7 +173,7 @@ def _solve_rows(counted: Array, U: Array, gradients: Array) -> Array:
     solvable if too few entries count. It shortens the step, but the next pass makes up for that.
     """
     K = counted.astype(float)
-    damping = DAMPING * (1 - K.mean(axis=1, keepdims=True))
+    damping = _damping(counted)
     solution, residuals = np.zeros_like(gradients), gradients.copy()
     direction = gradients.copy()
     squares = _squares(residuals)
@@ -174,6 +187,12 @@ def _solve_rows(counted: Array, U: Array, gradients: Array) -> Array:
         last, squares = squares, _squares(residuals)
         direction = residuals + _ratio(squares, last, goes_on) * direction
     return solution
+
+
+def _damping(counted: Array) -> Array:
+    """Return each row's damping, ``(n, 1)``, which is larger if fewer of its entries count."""
+    share = np.count_nonzero(counted, axis=1)[:, None] / max(1, counted.shape[1])
+    return np.asarray(DAMPING * (1 - share))
 
 
 def _ratio(a: Array, b: Array, where: Array) -> Array:
@@ -215,10 +234,10 @@ def _scores(
     unfinished = np.arange(len(A))
     for done in range(2 * MAX_PASSES):
         rows, is_present, last = A[unfinished], present[unfinished], V[unfinished]
-        L = last @ U.T
-        by_median = _row_thresholds(rows - L, is_present, threshold)
+        R = rows - last @ U.T
+        by_median = _row_thresholds(R, is_present, threshold)
         thresholds = np.where(falls, np.maximum(THRESHOLD_DECAY * thresholds, threshold), by_median)
-        scores = fitted_scores(last, U, judge(rows, is_present, L, thresholds))
+        scores = fitted_scores(last, U, judge(R, is_present, thresholds))
         V[unfinished] = scores
         has_converged = _squares(scores - last) <= SCORE_TOL**2 * _squares(scores)
         is_lowest = thresholds <= threshold
@@ -232,9 +251,16 @@ def _scores(
 
 def _row_thresholds(R: Array, present: Array, threshold: float) -> Array:
     """Return each row's threshold, ``(n, 1)``: a multiple of its median residual, or ``threshold``."""
-    sizes = np.sort(np.where(present, np.abs(R), np.inf), axis=1)
-    middle = np.minimum(present.sum(axis=1, keepdims=True) // 2, R.shape[1] - 1)
-    medians = np.where(present.any(axis=1, keepdims=True), np.take_along_axis(sizes, middle, 1), 0)
+    if not R.size:
+        return np.full((len(R), 1), threshold)
+    if present.all():
+        middle = R.shape[1] // 2
+        medians = np.partition(np.abs(R), middle, axis=1)[:, middle : middle + 1]
+    else:
+        sizes = np.sort(np.where(present, np.abs(R), np.inf), axis=1)
+        n_present = present.sum(axis=1, keepdims=True)
+        places = np.minimum(n_present // 2, R.shape[1] - 1)
+        medians = np.where(n_present > 0, np.take_along_axis(sizes, places, 1), 0)
     return np.maximum(TIMES_MEDIAN * medians, threshold)
 
 

@@ -8,14 +8,15 @@ round's V_i. It uses hard thresholds, soft thresholds, or the gradient steps of 
 Missing entries, and outliers under a hard threshold, do not count: ``V_i U'`` replaces them
 (`fedpca.models.robust`).
 
-A site reads all its rows into memory while it answers, one site at a time. Between questions, it keeps
-the scores V_i. At the end, it also keeps the sparse part S_i.
+A site reads its rows in blocks that fit into a processor's cache. Between questions, it keeps the
+scores V_i. At the end, it also keeps the sparse part S_i.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
@@ -24,10 +25,10 @@ from fedpca.arrays import Array
 from fedpca.errors import InputError
 from fedpca.models.robust import (
     TIMES_MEDIAN,
-    fitted_scores,
     judge,
+    median_size,
     separate,
-    typical_size,
+    stepped,
     values_about,
     without_large,
 )
@@ -39,6 +40,11 @@ from fedpca.solvers.standardize import own_order
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
+
+BLOCK_ENTRIES = 1 << 15  # a block and the arrays of its size fit into a cache
+LARGE_BLOCK_ENTRIES = 1 << 20  # for rows that need many passes, most of them over few rows
+MIN_BLOCK_ROWS = 64  # fewer would make products slow
+SIZES_ENTRIES = 1 << 14  # entries whose median is taken, or somewhat fewer
 
 CARRY = {"turn": "float64 q r", "center": "float64 d", "mean_scores": "float64 q"}
 SUMS = {"AV": "float64 d r", "VV": "float64 r r", "sizes": f"int64 {N_BINS}"}
@@ -79,35 +85,78 @@ class SparsePart:
     n_present: int
 
 
-def whole_rows(site: Site, order: Array | None) -> Array:
-    """Read all rows of a site, ``(n, d)``, with columns in the common order.
+def present_rows(site: Site, order: Array | None, entries: int = BLOCK_ENTRIES) -> Iterator[Array]:
+    """Yield a site's rows in small blocks, ``(n, d)``, with columns in the common order.
 
     Rows without any values are left out, since they carry no information about components, center, or
     variances.
     """
-    blocks = [b.toarray() if is_sparse(b) else np.asarray(b) for b in site.rows.blocks()]
-    rows = np.vstack(blocks) if blocks else np.empty((0, site.rows.n_features))
-    rows = rows[~np.isnan(rows).all(axis=1)]
-    return np.asarray(rows if order is None else rows[:, order], np.float64)
+    for block in site.rows.blocks():
+        step = max(MIN_BLOCK_ROWS, entries // max(1, block.shape[1]))
+        for start in range(0, block.shape[0], step):
+            part = block[start : start + step]
+            rows = np.asarray(part.toarray() if is_sparse(part) else part, np.float64)
+            is_empty = np.isnan(rows).all(axis=1)
+            if is_empty.any():
+                rows = rows[~is_empty]
+            yield rows if order is None else rows[:, order]
 
 
-def rows_about(
-    site: Site, center: Array, features: Array | slice = slice(None)
-) -> tuple[Array, Array]:
-    """Return some features of a site's rows about a center, unscaled, and a mask of present values."""
-    rows = whole_rows(site, site.recall(PresentRows).order)
-    return values_about(rows[:, features], center)
+class Block(NamedTuple):
+    """Some of a site's rows, standardized."""
+
+    rows: slice  # where they are among the rows that have a value
+    A: Array  # (m, d), zero where a value is missing
+    present: Array  # (m, d), whether an entry has a value
 
 
-def standardized_rows(site: Site, center: Array | float = 0.0) -> tuple[Array, Array]:
-    """Return A, standardized with the run's center and scale, and a mask of entries that are present.
+def blocks_about(
+    site: Site,
+    center: Array,
+    scale: Array | float = 1.0,
+    features: Array | slice = slice(None),
+    entries: int = BLOCK_ENTRIES,
+) -> Iterator[Block]:
+    """Yield some features of a site's rows about a center, in units of a scale."""
+    done = 0
+    for rows in present_rows(site, site.recall(PresentRows).order, entries):
+        yield Block(slice(done, done + len(rows)), *values_about(rows[:, features], center, scale))
+        done += len(rows)
+
+
+def standardized_blocks(
+    site: Site, center: Array | float = 0.0, entries: int = BLOCK_ENTRIES
+) -> Iterator[Block]:
+    """Yield A, standardized with the run's center and scale.
 
     ``center`` shifts the center further, in units of the scale. Features that do not vary are set to
     zero, and none of their entries count as present. Otherwise, those entries would appear to fit.
     """
-    frame, rows = site.recall(RobustFrame), whole_rows(site, site.recall(PresentRows).order)
-    A, present = values_about(rows, frame.mean + center * frame.scale, frame.scale)
-    return np.where(frame.varies, A, 0.0), present & (frame.varies > 0)
+    frame = site.recall(RobustFrame)
+    constant = np.flatnonzero(frame.varies == 0)
+    about = frame.mean + center * frame.scale
+    for block in blocks_about(site, about, frame.scale, entries=entries):
+        block.A[:, constant] = 0.0
+        block.present[:, constant] = False
+        yield block
+
+
+class Sizes:
+    """A sample of entries' sizes, for their median; all of them unless there are many."""
+
+    def __init__(self, site: Site) -> None:
+        n_entries = site.recall(PresentRows).n * site.rows.n_features
+        self._step = -(-n_entries // SIZES_ENTRIES) or 1
+        self._sizes: list[Array] = []
+
+    def add(self, rows: slice, values: Array, chosen: Array) -> None:
+        """Add the sizes of the chosen entries in every ``step``-th row."""
+        every = slice(-rows.start % self._step, None, self._step)
+        self._sizes.append(np.abs(values[every][chosen[every]]))
+
+    def median(self) -> float:
+        """Return the median size, or zero if there are no entries."""
+        return median_size(np.concatenate(self._sizes)) if self._sizes else 0.0
 
 
 @question(
@@ -118,22 +167,27 @@ def standardized_rows(site: Site, center: Array | float = 0.0) -> tuple[Array, A
 def count_present(site: Site, features: Array) -> dict[str, Any]:
     """Count the rows that have a value, and count and sum each feature's values."""
     order = own_order(site, features)
-    rows = whole_rows(site, order)
-    site.remember(PresentRows(len(rows), order))
-    if np.isinf(rows).any():
-        raise InputError("the rows contain infinite values; use NaN for missing values")
-    with np.errstate(over="ignore", invalid="ignore"):
-        total = np.nansum(rows, axis=0)
+    n, present = 0, np.zeros(site.rows.n_features, np.int64)
+    total = np.zeros(len(present))
+    for rows in present_rows(site, order):
+        if np.isinf(rows).any():
+            raise InputError("the rows contain infinite values; use NaN for missing values")
+        n += len(rows)
+        present += (~np.isnan(rows)).sum(axis=0)
+        with np.errstate(over="ignore", invalid="ignore"):
+            total += np.nansum(rows, axis=0)
+    site.remember(PresentRows(n, order))
     refuse_overflow(total)
-    return {"n": np.int64(len(rows)), "present": (~np.isnan(rows)).sum(axis=0), "total": total}
+    return {"n": np.int64(n), "present": present, "total": total}
 
 
 @question(asks={"about": "float64 d"}, answers={"squares": "float64 d"})
 def squares_present(site: Site, about: Array) -> dict[str, Array]:
     """Sum the squares of each feature's values about a point."""
-    away, _ = rows_about(site, about)
-    with np.errstate(over="ignore"):
-        squares = np.einsum("ij,ij->j", away, away)
+    squares = np.zeros(len(about))
+    for block in blocks_about(site, about):
+        with np.errstate(over="ignore"):
+            squares += np.einsum("ij,ij->j", block.A, block.A)
     refuse_overflow(squares)
     return {"squares": squares}
 
@@ -156,8 +210,13 @@ def count_values(
     Also count the values less than the guess and the values equal to it. ``of`` selects what is
     counted: the values about a point, their distances from it, or their nonzero distances from it.
     """
-    values, present = rows_about(site, about, features)
-    return count_in_bins(values, present, guess, int(shift), KINDS[int(of)])
+    counted = count_in_bins(
+        np.empty((0, len(guess))), np.empty((0, len(guess)), bool), guess, int(shift), "values"
+    )
+    for block in blocks_about(site, about, features=features):
+        own = count_in_bins(block.A, block.present, guess, int(shift), KINDS[int(of)])
+        counted = {name: counts + own[name] for name, counts in counted.items()}
+    return counted
 
 
 @question(
@@ -178,9 +237,13 @@ def begin_robust(
     If most entries are zero, as in tables of counts, the typical size is that of the nonzero entries.
     """
     site.remember(RobustFrame(mean, scale, varies))
-    A, present = standardized_rows(site)
-    size = typical_size(A, present) or typical_size(A, A != 0)
-    return {"sizes": as_bins(size, float(reference), len(A) if size else 0)}
+    sizes, above_zero = Sizes(site), Sizes(site)
+    for rows, A, present in standardized_blocks(site):
+        sizes.add(rows, A, present)
+        above_zero.add(rows, A, A != 0)
+    size = sizes.median() or above_zero.median()
+    n = site.recall(PresentRows).n
+    return {"sizes": as_bins(size, float(reference), n if size else 0)}
 
 
 @question(
@@ -189,8 +252,11 @@ def begin_robust(
 )
 def clipped_product(site: Site, U: Array, threshold: Array) -> dict[str, Any]:
     """Send C'(C U), where C is the rows with zeros for entries missing or beyond the threshold."""
-    C = without_large(standardized_rows(site)[0], float(threshold))
-    return {"Y": C.T @ (C @ U)}
+    Y = np.zeros_like(U)
+    for block in standardized_blocks(site):
+        C = without_large(block.A, float(threshold))
+        Y += C.T @ (C @ U)
+    return {"Y": Y}
 
 
 @question(
@@ -220,28 +286,40 @@ def hard_round(
     ``mean_scores``. Rows that are mostly outliers get new scores from scratch. If they started from
     their current scores, a decreasing threshold would leave them behind.
     """
-    A, present = standardized_rows(site, center)
-    V = carried_scores(site, turn, mean_scores) if not is_first else without_large(A, threshold) @ U
-    rows = judge(A, present, V @ U.T, threshold, reach)
-    restart = rows.mostly_outliers
-    if restart.any() and not is_first:
-        V[restart] = separate(A[restart], present[restart], U, float(threshold))[0]
-        rows = judge(A, present, V @ U.T, threshold, reach)
-    V = fitted_scores(V, U, rows)
-    L = V @ U.T
-    rows = judge(A, present, L, threshold, reach)
-    D, V = L + rows.pull, V + rows.pull @ U
-    site.remember(Scores(V))
-    sizes = as_bins(typical_size(rows.R, present), float(threshold), len(A))
-    if rows.mostly_outliers.any():  # such rows do not affect U until their scores fit
-        D, V = D[~rows.mostly_outliers], V[~rows.mostly_outliers]
+    d, r = U.shape
+    carried = None if is_first else carried_scores(site, turn, mean_scores)
+    scores, sizes = np.empty((site.recall(PresentRows).n, r)), Sizes(site)
+    AV, VV, total = np.zeros((d, r)), np.zeros((r, r)), np.zeros(d)
+    good, n = np.zeros(d, np.int64), 0
+    for own, A, present in standardized_blocks(site, center):
+        V = without_large(A, threshold) @ U if carried is None else carried[own]
+        L = V @ U.T
+        rows = judge(A - L, present, threshold, reach)
+        restart = rows.mostly_outliers
+        if restart.any() and carried is not None:
+            V[restart] = separate(A[restart], present[restart], U, float(threshold))[0]
+            L = V @ U.T
+            rows = judge(A - L, present, threshold, reach)
+        V, L = stepped(V, L, U, rows)
+        rows = judge(A - L, present, threshold, reach)
+        D, V = L + rows.pull, V + rows.pull @ U
+        scores[own] = V
+        sizes.add(own, rows.R, present)
+        good += np.count_nonzero(rows.inliers, axis=0)
+        if rows.mostly_outliers.any():  # such rows do not affect U until their scores fit
+            D, V = D[~rows.mostly_outliers], V[~rows.mostly_outliers]
+        AV += D.T @ V
+        VV += V.T @ V
+        total += D.sum(axis=0)
+        n += len(D)
+    site.remember(Scores(scores))
     return {
-        "AV": D.T @ V,
-        "VV": V.T @ V,
-        "sizes": sizes,
-        "good": rows.inliers.sum(axis=0),
-        "total": D.sum(axis=0),
-        "rows": np.int64(len(D)),
+        "AV": AV,
+        "VV": VV,
+        "sizes": as_bins(sizes.median(), float(threshold), len(scores)),
+        "good": good,
+        "total": total,
+        "rows": np.int64(n),
     }
 
 
@@ -269,25 +347,32 @@ def soft_round(
     is_first: Array,
 ) -> dict[str, Any]:
     """Fit scores on U by ridge regression, with residuals clipped to the threshold."""
-    A, present = standardized_rows(site, center)
-    if is_first:
-        V = _first_scores(A, U, float(threshold), float(ridge))
-    else:
-        V = carried_scores(site, turn, mean_scores)
-    V, D, R = _soft_passes(A, present, U, V, float(threshold), float(ridge), int(passes))
-    site.remember(Scores(V))
-    sizes = as_bins(typical_size(R, present), float(threshold), len(A))
-    return {"AV": D.T @ V, "VV": V.T @ V, "sizes": sizes, "total": D.sum(axis=0)}
+    d, r = U.shape
+    carried = None if is_first else carried_scores(site, turn, mean_scores)
+    scores, sizes = np.empty((site.recall(PresentRows).n, r)), Sizes(site)
+    AV, VV, total = np.zeros((d, r)), np.zeros((r, r)), np.zeros(d)
+    to_scores = _regression(U, float(ridge))
+    for rows, A, present in standardized_blocks(site, center):
+        V = without_large(A, threshold) @ to_scores if carried is None else carried[rows]
+        V, D, R = _soft_passes(A, present, U, V, float(threshold), to_scores, int(passes))
+        scores[rows] = V
+        sizes.add(rows, R, present)
+        AV += D.T @ V
+        VV += V.T @ V
+        total += D.sum(axis=0)
+    site.remember(Scores(scores))
+    n = len(scores)
+    return {
+        "AV": AV,
+        "VV": VV,
+        "sizes": as_bins(sizes.median(), float(threshold), n),
+        "total": total,
+    }
 
 
 def carried_scores(site: Site, turn: Array, mean_scores: Array) -> Array:
     """Return the last round's scores, converted to the new center and the new U."""
     return np.asarray((site.recall(Scores).V - mean_scores) @ turn)
-
-
-def _first_scores(A: Array, U: Array, threshold: float, ridge: float) -> Array:
-    """Fit initial scores by ridge regression to the entries within the threshold."""
-    return np.asarray(without_large(A, threshold) @ _regression(U, ridge))
 
 
 def _regression(U: Array, ridge: float) -> Array:
@@ -296,17 +381,16 @@ def _regression(U: Array, ridge: float) -> Array:
 
 
 def _soft_passes(
-    A: Array, present: Array, U: Array, V: Array, threshold: float, ridge: float, passes: int
+    A: Array, present: Array, U: Array, V: Array, threshold: float, to_scores: Array, passes: int
 ) -> tuple[Array, Array, Array]:
     """Return the scores V, the cleaned rows D, and the residuals after some passes.
 
     D holds the rows without the sparse part and with missing entries filled in.
     """
-    to_scores = _regression(U, ridge)
     for _ in range(passes):
         L = V @ U.T
         R = A - L
-        D = np.where(present, L + np.clip(R, -threshold, threshold), L)
+        D = L + np.clip(R, -threshold, threshold) * present
         V = D @ to_scores
     return V, D, R
 
@@ -340,19 +424,24 @@ def gradient_round(
 
     A ``step`` of 0 means half the longest stable step length.
     """
-    A, present = standardized_rows(site)
-    V = None if is_first else site.recall(Scores).V
-    if V is None:
-        V = _first_scores(A, U, float(threshold), float(ridge))
-    weight = len(A) / int(n)
-    for _ in range(int(steps)):
-        V, D, _ = _soft_passes(A, present, U, V, float(threshold), float(ridge), int(passes))
-        gradient = U @ (V.T @ V) - D.T @ V + weight * ridge * U
-        length = np.linalg.norm(V, 2) if len(V) else 0.0
-        eta = float(step) or (0.5 / (length**2 + weight * float(ridge)) if length else 0.0)
-        U = U - eta * gradient
-    site.remember(Scores(V))
-    return {"U": weight * U, "VV": V.T @ V}
+    n_own = site.recall(PresentRows).n
+    weight = n_own / int(n)
+    scores = np.empty((n_own, U.shape[1])) if is_first else site.recall(Scores).V.copy()
+    for done in range(int(steps)):
+        to_scores = _regression(U, float(ridge))
+        AV, VV = np.zeros_like(U), np.zeros((U.shape[1],) * 2)
+        for rows, A, present in standardized_blocks(site):
+            starts = is_first and not done
+            V = without_large(A, threshold) @ to_scores if starts else scores[rows]
+            V, D, _ = _soft_passes(A, present, U, V, float(threshold), to_scores, int(passes))
+            scores[rows] = V
+            AV += D.T @ V
+            VV += V.T @ V
+        longest = float(np.linalg.eigvalsh(VV)[-1])  # the squared norm of V
+        eta = float(step) or (0.5 / (longest + weight * float(ridge)) if longest > 0 else 0.0)
+        U = U - eta * (U @ VV - AV + weight * ridge * U)
+    site.remember(Scores(scores))
+    return {"U": weight * U, "VV": VV}
 
 
 @question(
@@ -379,17 +468,33 @@ def finish_robust(
     The sparse part and the scores cover the rows that have a value. V'V excludes rows that are mostly
     outliers, since they do not affect U either.
     """
-    A, present = standardized_rows(site, center)
     carried = None if afresh else carried_scores(site, turn, mean_scores)
-    first = TIMES_MEDIAN * typical_size(A, present)
-    V, S = separate(A, present, U, float(threshold), first=first, V=carried)
-    sparse = sp.csr_array(S)
-    site.remember(Scores(V))
-    columns, row_starts = sparse.indices.astype(np.int64), sparse.indptr.astype(np.int64)
-    site.remember(SparsePart(sparse.data, columns, row_starts, sparse.nnz, int(present.sum())))
-    mostly_inliers = 2 * (S != 0).sum(axis=1) <= present.sum(axis=1)
-    V = V[mostly_inliers]
-    return {"VV": V.T @ V, "rows": np.int64(len(V))}
+    first = 0.0 if carried is not None else TIMES_MEDIAN * _typical_size(site, center)
+    d, r = U.shape
+    scores, sparse = np.empty((site.recall(PresentRows).n, r)), [sp.csr_array((0, d))]
+    VV, n, n_present = np.zeros((r, r)), 0, 0
+    for rows, A, present in standardized_blocks(site, center, LARGE_BLOCK_ENTRIES):
+        own = None if carried is None else carried[rows]
+        V, S = separate(A, present, U, float(threshold), first=first, V=own)
+        scores[rows] = V
+        sparse.append(sp.csr_array(S))
+        in_row = np.count_nonzero(present, axis=1)
+        V = V[2 * np.count_nonzero(S, axis=1) <= in_row]
+        VV += V.T @ V
+        n, n_present = n + len(V), n_present + int(in_row.sum())
+    site.remember(Scores(scores))
+    whole = sp.vstack(sparse, format="csr")
+    columns, row_starts = whole.indices.astype(np.int64), whole.indptr.astype(np.int64)
+    site.remember(SparsePart(whole.data, columns, row_starts, whole.nnz, n_present))
+    return {"VV": VV, "rows": np.int64(n)}
+
+
+def _typical_size(site: Site, center: Array) -> float:
+    """Return the median size of the site's entries."""
+    sizes = Sizes(site)
+    for rows, A, present in standardized_blocks(site, center):
+        sizes.add(rows, A, present)
+    return sizes.median()
 
 
 @question(answers={"outliers": "int64", "present": "int64"})

@@ -152,7 +152,9 @@ def refitted(answer: Arrays, U: Array, center: Array, *, moves: bool) -> tuple[A
     mean = answer["total"] / n if moves else np.zeros(len(U))
     scores = mean @ U
     squares = VV - n * np.outer(scores, scores)
-    fitted = np.linalg.lstsq(squares, (AV - n * np.outer(mean, scores)).T, rcond=1e-12)[0].T
+    fitted = (AV - n * np.outer(mean, scores)) @ np.linalg.pinv(
+        squares, rcond=1e-12, hermitian=True
+    )
     Q, R = np.linalg.qr(fitted)
     return Q, Carry(np.ascontiguousarray(R.T), center + mean, scores), squares
 
