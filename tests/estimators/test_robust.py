@@ -790,3 +790,79 @@ def test_rounds_that_do_not_suffice_are_told_with_what_ran(method):
 @parametrize_with_checks([RobustPCA(1)])
 def test_scikit_learn_compatible(estimator, check):
     check(estimator)
+
+
+def rows_off_together(share, seed=0, n=400, d=20):
+    """Rows of three components and noise, some off in one direction; the components; which are off."""
+    rng = np.random.default_rng(seed)
+    U = np.linalg.qr(rng.standard_normal((d, 3)))[0]
+    X = rng.standard_normal((n, 3)) * [5, 3, 2] @ U.T + 0.3 * rng.standard_normal((n, d))
+    w = rng.standard_normal(d)
+    w -= U @ (U.T @ w)
+    k = round(share * n)
+    X[:k] += (30 + rng.standard_normal((k, 1))) * (w / np.linalg.norm(w))
+    order = rng.permutation(n)
+    return X[order], U, order < k
+
+
+@pytest.mark.filterwarnings("ignore:method")  # with such rows, one fit may need more rounds
+@pytest.mark.parametrize("share", [0.12, 0.2, 0.4])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_rows_that_are_off_together_are_left_out(share, seed):
+    X, U, is_off = rows_off_together(share, seed)
+    with pytest.warns(UserWarning, match=f"{is_off.sum()} rows lie apart from all others"):
+        pca = RobustPCA(3, random_state=0).fit(np.array_split(X, 4))
+    assert sine_of_angle(U, pca.components_.T) < 0.06
+    assert pca.n_left_out_ == is_off.sum()
+    assert pca.n_samples_ == (~is_off).sum()
+    with pytest.warns(UserWarning, match=r"cause (9\d|100)% of the variance of component 1"):
+        kept = RobustPCA(3, rows="all", random_state=0).fit(np.array_split(X, 4))
+    assert kept.n_left_out_ == 0
+    assert sine_of_angle(U, kept.components_.T) > 0.9
+
+
+def test_rows_left_out_survive_a_file_missing_values_and_a_crash(tmp_path):
+    X, U, is_off = rows_off_together(0.2)
+    X[::7, 3] = np.nan
+    X[5] = np.nan
+    sites = dict(zip("abcd", np.array_split(X, 4), strict=True))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pca = RobustPCA(3, random_state=0).fit(sites)
+        path = tmp_path / "journal"
+        RobustPCA(3, random_state=0).fit(Federation.local(sites, journal=path))
+        # a second fit replays the whole journal
+        again = RobustPCA(3, random_state=0).fit(Federation.local(sites, journal=path))
+    assert pca.n_left_out_ == is_off.sum() - is_off[5]
+    assert sine_of_angle(U, pca.components_.T) < 0.06
+    np.testing.assert_array_equal(again.components_, pca.components_)
+    pca.save(tmp_path / "model")
+    assert load(tmp_path / "model").n_left_out_ == pca.n_left_out_
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("draws", ["normal", "uniform", "laplace", "exponential"])
+def test_ordinary_rows_all_count(draws, seed):
+    rng = np.random.default_rng(seed)
+    Z = getattr(rng, draws)(size=(200, 3))
+    X = Z @ rng.standard_normal((3, 12)) + 0.2 * rng.standard_normal((200, 12))
+    assert RobustPCA(3, random_state=0).fit(X).n_left_out_ == 0
+
+
+def test_a_component_that_depends_on_few_rows_is_told_of():
+    rng = np.random.default_rng(0)
+    Z = rng.lognormal(size=(400, 2)) * [5, 3]
+    X = Z @ np.linalg.qr(rng.standard_normal((15, 2)))[0].T + 0.2 * rng.standard_normal((400, 15))
+    with pytest.warns(UserWarning, match=r"of 400 rows, far from the others, cause \d+% of the"):
+        pca = RobustPCA(2, random_state=0).fit(X)
+    assert pca.n_left_out_ == 0
+
+
+def test_many_entries_take_a_sample_for_their_median(monkeypatch):
+    X, L, _ = draw(400, r=5)
+    whole = fit(X, 5, 3)
+    monkeypatch.setattr("fedpca.solvers.robust.at_site.SIZES_ENTRIES", 1 << 10)
+    monkeypatch.setattr("fedpca.solvers.robust.at_site.BLOCK_ENTRIES", 1 << 10)
+    sampled = fit(X, 5, 3)
+    assert error(sampled, X, L) < 1e-8
+    assert sine_of_angle(whole.components_.T, sampled.components_.T) < 1e-8

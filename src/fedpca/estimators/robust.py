@@ -32,6 +32,7 @@ from fedpca.rows.columns import some_of
 from fedpca.solvers.catalogue import ROBUST, find_robust
 from fedpca.solvers.robust.contract import RobustSolver
 from fedpca.solvers.robust.program import RobustResult, low_rank_and_sparse
+from fedpca.solvers.robust.rows_apart import DEPENDS
 
 CORRUPTED_SHARE = 0.4  # a site with a larger share of outliers counts as corrupted
 
@@ -69,6 +70,9 @@ class RobustPCA(
         Whether to divide each feature by its median absolute deviation from its median, so that the
         same outlier threshold suits all features. If most values of a feature are equal, the median
         deviation of its other values is used instead.
+    rows : {"auto", "all"}
+        Which rows count. "auto" leaves out rows that lie apart from all others along a component, and
+        warns: they are off in the same direction, which would become a component. "all" keeps them.
     tol : float
         The solver stops when a round rotates the components by at most this much, as the sine of an
         angle. "threshold" also stops when a round rotates them by at most a fiftieth of the rotation
@@ -94,7 +98,9 @@ class RobustPCA(
         The variance of an entry's noise, estimated from the median size of the residuals; 0 with "dcf",
         which does not estimate it.
     n_samples_ : int
-        The number of rows with at least one value.
+        The number of rows with at least one value that were not left out.
+    n_left_out_ : int
+        The number of rows that lie apart and were left out.
     sparse_share_ : dict
         The share of outliers among each site's entries, for features that vary. The dict is empty if a
         site's policy withholds this share.
@@ -122,6 +128,7 @@ class RobustPCA(
         "method": [StrOptions(set(ROBUST)), RobustSolver],
         "center": [StrOptions({"median", "mean", "none"})],
         "scale": ["boolean"],
+        "rows": [StrOptions({"auto", "all"})],
         "tol": [Interval(Real, 0, None, closed="left")],
         "max_rounds": [Interval(Integral, 1, None, closed="left")],
         "random_state": ["random_state"],
@@ -135,6 +142,7 @@ class RobustPCA(
         method: str | RobustSolver = "auto",
         center: str = "median",
         scale: bool = False,
+        rows: str = "auto",
         tol: float = 1e-9,
         max_rounds: int = 200,
         random_state: Any = None,
@@ -144,6 +152,7 @@ class RobustPCA(
         self.method = method
         self.center = center
         self.scale = scale
+        self.rows = rows
         self.tol = tol
         self.max_rounds = max_rounds
         self.random_state = random_state
@@ -169,6 +178,7 @@ class RobustPCA(
             del parameters["method"], parameters["random_state"]
             result, run = run_program(self, fed, low_rank_and_sparse, solver, parameters)
         self._set_model(result.model, result.n, result.features, result.shares)
+        self.n_left_out_ = result.n_left_out
         self.run_ = run
         warn_unconverged(self, run, "method", ", or request fewer components")
         self._warn(result)
@@ -223,6 +233,7 @@ class RobustPCA(
         header = {
             "threshold": self.threshold_,
             "sparse_share": self.sparse_share_,
+            "n_left_out": self.n_left_out_,
             "run": self.run_.to_header(),
         }
         self._model().save(path, file_header(self, self.n_samples_, **header))
@@ -238,6 +249,7 @@ class RobustPCA(
                 raise ValueError(f"threshold={threshold} must be positive and finite")
             model, shares = RobustModel(linear, threshold), dict(header["sparse_share"])
             estimator._set_model(model, header["n_samples"], header["features"], shares)
+            estimator.n_left_out_ = int(header["n_left_out"])
             estimator.run_ = record_in(header)
         return estimator
 
@@ -292,6 +304,21 @@ class RobustPCA(
                 f"the singular values up to max_components={self.max_components} show no clear drop, "
                 f"so the rank is unknown and {self.n_components_} components are kept; set "
                 "n_components to keep fewer"
+            )
+            warnings.warn(message, UserWarning, stacklevel=3)
+        if result.n_left_out:
+            message = (
+                f"{result.n_left_out} rows lie apart from all others along a component, and were left "
+                "out; inspect the rows with large scores, or use rows='all' to keep them"
+            )
+            warnings.warn(message, UserWarning, stacklevel=3)
+        depends = np.flatnonzero(result.far.variance > DEPENDS)
+        if len(depends):
+            first = depends[0]
+            message = (
+                f"{int(result.far.n[first])} of {result.n} rows, far from the others, cause "
+                f"{result.far.variance[first]:.0%} of the variance of component {first + 1}; inspect "
+                "the rows with large scores, and compare with a fit without them"
             )
             warnings.warn(message, UserWarning, stacklevel=3)
         if result.mostly_outliers.any():

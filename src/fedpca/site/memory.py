@@ -32,7 +32,11 @@ def remember(memory: MutableMapping[str, Array], value: Any) -> None:
         memory.pop(key, None)
         if content is not None:
             array = np.asarray(content)
-            memory[key] = array.astype(np.uint8) if array.dtype == bool else array
+            if array.dtype == bool:
+                if array.ndim:  # it would come back as numbers, which select other elements
+                    raise TypeError(f"{key} is a mask, which memory cannot hold; keep its indices")
+                array = array.astype(np.uint8)
+            memory[key] = array
 
 
 def remembers(memory: Mapping[str, Array], kind: type) -> bool:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 BLOCK_ENTRIES = 1 << 15  # a block and the arrays of its size fit into a cache
 LARGE_BLOCK_ENTRIES = 1 << 20  # for rows that need many passes, most of them over few rows
+NO_ROWS = np.zeros(0, np.int64)
 MIN_BLOCK_ROWS = 64  # fewer would make products slow
 SIZES_ENTRIES = 1 << 14  # entries whose median is taken, or somewhat fewer
 
@@ -52,10 +53,11 @@ SUMS = {"AV": "float64 d r", "VV": "float64 r r", "sizes": f"int64 {N_BINS}"}
 
 @dataclass(frozen=True)
 class PresentRows:
-    """What a site remembers about its rows: how many have a value and the order of the columns."""
+    """What a site remembers about its rows: how many count, the order of the columns, and which."""
 
     n: int
     order: Array | None = None  # (d,), each common feature's column; None if the order is the same
+    left_out: Array | None = None  # indices of rows that have a value but do not count
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ class Scores:
     """The scores of a site's rows after the last round, which the site remembers."""
 
     V: Array  # (n, r)
+    mostly_outliers: Array  # indices of rows that do not affect the components
 
 
 @dataclass(frozen=True)
@@ -85,12 +88,19 @@ class SparsePart:
     n_present: int
 
 
-def present_rows(site: Site, order: Array | None, entries: int = BLOCK_ENTRIES) -> Iterator[Array]:
+def present_rows(
+    site: Site,
+    order: Array | None,
+    entries: int = BLOCK_ENTRIES,
+    left_out: Array | None = None,
+) -> Iterator[Array]:
     """Yield a site's rows in small blocks, ``(n, d)``, with columns in the common order.
 
     Rows without any values are left out, since they carry no information about components, center, or
-    variances.
+    variances. So are those among the others
+    whose indices are in ``left_out``.
     """
+    done = 0
     for block in site.rows.blocks():
         step = max(MIN_BLOCK_ROWS, entries // max(1, block.shape[1]))
         for start in range(0, block.shape[0], step):
@@ -99,6 +109,10 @@ def present_rows(site: Site, order: Array | None, entries: int = BLOCK_ENTRIES) 
             is_empty = np.isnan(rows).all(axis=1)
             if is_empty.any():
                 rows = rows[~is_empty]
+            if left_out is not None:
+                own = left_out[(left_out >= done) & (left_out < done + len(rows))] - done
+                done += len(rows)
+                rows = np.delete(rows, own, axis=0)
             yield rows if order is None else rows[:, order]
 
 
@@ -119,7 +133,8 @@ def blocks_about(
 ) -> Iterator[Block]:
     """Yield some features of a site's rows about a center, in units of a scale."""
     done = 0
-    for rows in present_rows(site, site.recall(PresentRows).order, entries):
+    own = site.recall(PresentRows)
+    for rows in present_rows(site, own.order, entries, own.left_out):
         yield Block(slice(done, done + len(rows)), *values_about(rows[:, features], center, scale))
         done += len(rows)
 
@@ -312,7 +327,7 @@ def hard_round(
         VV += V.T @ V
         total += D.sum(axis=0)
         n += len(D)
-    site.remember(Scores(scores))
+    site.remember(Scores(scores, NO_ROWS))
     return {
         "AV": AV,
         "VV": VV,
@@ -360,7 +375,7 @@ def soft_round(
         AV += D.T @ V
         VV += V.T @ V
         total += D.sum(axis=0)
-    site.remember(Scores(scores))
+    site.remember(Scores(scores, NO_ROWS))
     n = len(scores)
     return {
         "AV": AV,
@@ -440,7 +455,7 @@ def gradient_round(
         longest = float(np.linalg.eigvalsh(VV)[-1])  # the squared norm of V
         eta = float(step) or (0.5 / (longest + weight * float(ridge)) if longest > 0 else 0.0)
         U = U - eta * (U @ VV - AV + weight * ridge * U)
-    site.remember(Scores(scores))
+    site.remember(Scores(scores, NO_ROWS))
     return {"U": weight * U, "VV": VV}
 
 
@@ -472,21 +487,23 @@ def finish_robust(
     first = 0.0 if carried is not None else TIMES_MEDIAN * _typical_size(site, center)
     d, r = U.shape
     scores, sparse = np.empty((site.recall(PresentRows).n, r)), [sp.csr_array((0, d))]
-    VV, n, n_present = np.zeros((r, r)), 0, 0
+    VV, n_present = np.zeros((r, r)), 0
+    counts = np.zeros(len(scores), bool)
     for rows, A, present in standardized_blocks(site, center, LARGE_BLOCK_ENTRIES):
         own = None if carried is None else carried[rows]
         V, S = separate(A, present, U, float(threshold), first=first, V=own)
         scores[rows] = V
         sparse.append(sp.csr_array(S))
         in_row = np.count_nonzero(present, axis=1)
-        V = V[2 * np.count_nonzero(S, axis=1) <= in_row]
+        counts[rows] = 2 * np.count_nonzero(S, axis=1) <= in_row
+        V = V[counts[rows]]
         VV += V.T @ V
-        n, n_present = n + len(V), n_present + int(in_row.sum())
-    site.remember(Scores(scores))
+        n_present += int(in_row.sum())
+    site.remember(Scores(scores, np.flatnonzero(~counts)))
     whole = sp.vstack(sparse, format="csr")
     columns, row_starts = whole.indices.astype(np.int64), whole.indptr.astype(np.int64)
     site.remember(SparsePart(whole.data, columns, row_starts, whole.nnz, n_present))
-    return {"VV": VV, "rows": np.int64(n)}
+    return {"VV": VV, "rows": np.int64(counts.sum())}
 
 
 def _typical_size(site: Site, center: Array) -> float:

@@ -8,7 +8,7 @@ S_i.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -40,8 +40,10 @@ from fedpca.solvers.robust.contract import (
 )
 from fedpca.solvers.robust.hard import start_clipped
 from fedpca.solvers.robust.medians import EDGES, FINE, feature_medians, median_of_bins
+from fedpca.solvers.robust.rows_apart import FarRows, find_far_rows, leave_out
 from fedpca.solvers.standardize import CommonFeatures, at_least_two, common_features
 
+MAX_ATTEMPTS = 4  # fits, each without the rows that lay apart in the one before
 ROUNDING = 16 * np.finfo(float).eps  # a distance of at most this share of a value counts as zero
 
 
@@ -52,6 +54,8 @@ class RobustResult:
     model: RobustModel
     features: tuple[str, ...] | None
     n: int
+    n_left_out: int  # rows that lie apart
+    far: FarRows
     shares: dict[str, float]  # the share of outliers among each site's entries
     mostly_outliers: Array  # (d,), whether most entries of a feature are outliers
     rank_is_clear: bool
@@ -67,6 +71,7 @@ def low_rank_and_sparse(
     max_components: int | None,
     center: str,
     scale: bool,
+    rows: str,
     tol: float,
     max_rounds: int,
 ) -> RobustResult:
@@ -75,20 +80,39 @@ def low_rank_and_sparse(
     frame = _frame(fed, common, center, scale)
     d = common.n_features
     _check_components(n_components, max_components, frame.n, d)
-    moments = _begin(fed, frame, moves=center != "none")
     # one extra component shows whether singular values drop right after the bound
     bound = int(n_components or max_components or 0)
     width = bound if n_components else min(bound + 1, d)
-    U = start_from
-    if U is None or U.shape[1] < width:  # a start cut to its rank is too narrow to search again
-        U = start_clipped(fed, d, width, moments.first_threshold)
     limits = Limits(tol, max_rounds)
-    solved = solver.solve(fed, RobustProblem(U, moments, limits, n_components, bound))
-    return _finish(fed, solved, frame, common)
+    U, n_left_out = start_from, 0
+    for attempt in range(1, MAX_ATTEMPTS + 1):
+        moments = _begin(fed, frame, moves=center != "none")
+        if U is None or U.shape[1] < width:  # a start cut to its rank is too narrow to search again
+            U = start_clipped(fed, d, width, moments.first_threshold)
+        solved = solver.solve(fed, RobustProblem(U, moments, limits, n_components, bound))
+        model, far = _finish(fed, solved, frame)
+        n_apart = far.n[far.is_apart].sum()
+        if rows == "all" or attempt == MAX_ATTEMPTS or not 0 < n_apart < frame.n - bound:
+            break
+        n_now, present = leave_out(fed, far)
+        n_left_out += n_now
+        frame = replace(frame, n=frame.n - n_now, present=np.where(frame.present, present, 0))
+        U = None
+    return RobustResult(
+        model=model,
+        features=common.names,
+        n=frame.n,
+        n_left_out=n_left_out,
+        far=far,
+        shares=_shares(fed),
+        mostly_outliers=solved.fit.mostly_outliers,
+        rank_is_clear=solved.rank.is_clear,
+        outcome=Outcome(solved.methods, solved.fit.stop_reason),
+    )
 
 
-def _finish(fed: Federation, solved: Solved, frame: Frame, common: CommonFeatures) -> RobustResult:
-    """Have sites keep their parts, and return the model with the variances of the low-rank part."""
+def _finish(fed: Federation, solved: Solved, frame: Frame) -> tuple[RobustModel, FarRows]:
+    """Have sites keep their parts, and return the model and the rows far from others."""
     r = solved.rank.number
     fit = solved.fit.cut(r)
     carry = fit.carry or Carry.first(r, fit.center)
@@ -109,15 +133,7 @@ def _finish(fed: Federation, solved: Solved, frame: Frame, common: CommonFeature
         n=frame.n,
         threshold=fit.threshold,
     )
-    return RobustResult(
-        model=model,
-        features=common.names,
-        n=frame.n,
-        shares=_shares(fed),
-        mostly_outliers=fit.mostly_outliers,
-        rank_is_clear=solved.rank.is_clear,
-        outcome=Outcome(solved.methods, fit.stop_reason),
-    )
+    return model, find_far_rows(fed, C, np.maximum(variances, 0.0))
 
 
 def _check_components(n_components: int | None, max_components: int | None, n: int, d: int) -> None:
