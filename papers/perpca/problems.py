@@ -126,25 +126,28 @@ class Watched(Federation):
     place the solver kept. It breaks off when a value is at least ``enough``.
     """
 
-    def watch(self, enough: float = np.inf) -> None:
-        """Begin to note the objective."""
+    def watch(self, n_shared: int, enough: float = np.inf) -> None:
+        """Begin to note the objective of this many shared directions."""
+        self._n_shared = n_shared
         self.values: list[float] = []
         self.accepted: list[float] = []
         self._enough = enough
 
     def sum(self, question: Question, **arrays: Any) -> Arrays:
         answer = super().sum(question, **arrays)
-        if "along" in answer:
-            total = float(np.trace(answer["along"]) + answer["local"])
-            self.values.append(total / len(self.engine.names))
-            self._asked = arrays["U"]
+        # a tie at the end is broken by one more question, about more directions
+        if "along" in answer and arrays["U"].shape[-1] == self._n_shared:
+            # the solver without a step can ask about several places at once; here, about one
+            total = np.trace(answer["along"], axis1=-2, axis2=-1) + answer["local"]
+            self.values.append(float(np.max(total)) / len(self.engine.names))
+            self._asked = arrays["U"].reshape(arrays["U"].shape[-2:])
             if self.values[-1] >= self._enough:
                 raise Reached
         return answer
 
     def report(self, residual: float, subspace: Callable[[], Array]) -> None:
         super().report(residual, subspace)
-        if subspace() is self._asked:
+        if np.array_equal(subspace(), self._asked):
             self.accepted.append(self.values[-1])
 
 
@@ -168,8 +171,9 @@ def watch(
 ) -> tuple[Watched, PersonalizedPCA | None]:
     """Fit and watch, with every site counted alike; there is no model if the fit was broken off."""
     fed = Watched.local(truth.sites)
-    fed.watch(enough)
+    n_shared, n_local = ranks or truth.ranks
+    fed.watch(n_shared, enough)
     model = None
     with suppress(Reached):
-        model = fit(fed, *(ranks or truth.ranks), **options)
+        model = fit(fed, n_shared, n_local, **options)
     return fed, model
