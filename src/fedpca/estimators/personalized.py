@@ -122,7 +122,7 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         components, it is 1.
     ambiguity_ : float
         The largest sine of the angle from `components_` to the shared components that another start
-        found with an objective that is lower by at most 0.1 %. Above 0.1, the rows do not determine the
+        found with an objective that is lower by at most 0.1%. Above 0.1, the rows do not determine the
         shared components, and the fit warns. Smaller values count as 0.
     objective_ : float
         The variance along shared and local components, averaged over sites.
@@ -411,7 +411,7 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         if self.ambiguity_:
             warnings.warn(
                 f"ambiguity_={self.ambiguity_:.2g}: another start found other shared components that "
-                "are as good up to 0.1 %, so the rows do not determine them; use other ranks, or "
+                "are as good up to 0.1%, so the rows do not determine them; use other ranks, or "
                 "increase n_init and compare the results",
                 UserWarning,
                 stacklevel=3,
