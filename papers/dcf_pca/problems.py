@@ -22,7 +22,10 @@ from fedpca import Federation, RobustPCA, Site
 from fedpca.arrays import Array, Arrays
 from fedpca.protocol.question import Question
 from fedpca.solvers import Dcf
-from fedpca.solvers.robust.at_site import Scores, gradient_round, hard_round, soft_round
+from fedpca.solvers.robust.at_site import Scores
+from fedpca.solvers.robust.dcf import gradient_round
+from fedpca.solvers.robust.hard import hard_round
+from fedpca.solvers.robust.soft import soft_round
 
 N_SITES = 10
 DCF_ROUNDS = 50  # the paper stops before that

@@ -861,8 +861,9 @@ def test_a_component_that_depends_on_few_rows_is_told_of():
 def test_many_entries_take_a_sample_for_their_median(monkeypatch):
     X, L, _ = draw(400, r=5)
     whole = fit(X, 5, 3)
-    monkeypatch.setattr("fedpca.solvers.robust.at_site.SIZES_ENTRIES", 1 << 10)
-    monkeypatch.setattr("fedpca.solvers.robust.at_site.BLOCK_ENTRIES", 1 << 10)
+    monkeypatch.setattr("fedpca.solvers.robust.blocks.MAX_SIZES", 1 << 10)
+    monkeypatch.setattr("fedpca.solvers.robust.blocks.SMALL", 1 << 10)
+    monkeypatch.setattr("fedpca.solvers.robust.blocks.MIN_ROWS", 2)
     sampled = fit(X, 5, 3)
     assert error(sampled, X, L) < 1e-8
     assert sine_of_angle(whole.components_.T, sampled.components_.T) < 1e-8

@@ -13,7 +13,8 @@ from fedpca import Federation, RobustPCA
 from fedpca.linalg.dense import orth, sine_of_angle
 from fedpca.models.robust import fitted_scores, judge
 from fedpca.solvers import Dcf
-from fedpca.solvers.robust.at_site import begin_robust, count_present, count_values, gradient_round
+from fedpca.solvers.robust.at_site import begin_robust, count_present, count_values
+from fedpca.solvers.robust.dcf import gradient_round
 from fedpca.solvers.robust.hard import START_ROUNDS, start_clipped
 from fedpca.solvers.robust.medians import as_bins, feature_medians, median_of_bins
 from fedpca.solvers.robust.soft import rank_of

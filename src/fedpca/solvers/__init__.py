@@ -22,8 +22,9 @@ from fedpca.solvers.personalized import program as _personalized  # noqa: F401
 from fedpca.solvers.personalized.gradient import Polar, Stiefel
 from fedpca.solvers.personalized.power import Power
 from fedpca.solvers.robust import program as _robust  # noqa: F401
+from fedpca.solvers.robust.dcf import Dcf
 from fedpca.solvers.robust.hard import Threshold
-from fedpca.solvers.robust.soft import Dcf, LeastSquares
+from fedpca.solvers.robust.soft import LeastSquares
 
 __all__ = [
     "SOLVERS",

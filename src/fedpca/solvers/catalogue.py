@@ -33,8 +33,9 @@ from fedpca.solvers.personalized.contract import PersonalizedSolver
 from fedpca.solvers.personalized.gradient import Polar, Stiefel
 from fedpca.solvers.personalized.power import Power
 from fedpca.solvers.robust.contract import RobustSolver
+from fedpca.solvers.robust.dcf import Dcf
 from fedpca.solvers.robust.hard import Threshold
-from fedpca.solvers.robust.soft import Auto, Dcf, LeastSquares
+from fedpca.solvers.robust.soft import Auto, LeastSquares
 
 AUTO = "auto"
 ENTRY_POINTS = "fedpca.solvers"

@@ -1,4 +1,4 @@
-"""Questions for robust PCA: what a site computes in each round and what it keeps at the end.
+"""What all methods of robust PCA ask at the beginning and at the end, and what a site keeps.
 
     A_i = (X_i - 1 m') / s,   A_i = V_i U' + S_i + noise
 
@@ -6,67 +6,48 @@ The components U, d x r, are common to all sites. The scores V_i, n_i x r, and t
 at the site. For a given U, each method finds V_i and S_i in a few passes that start from the previous
 round's V_i. It uses hard thresholds, soft thresholds, or the gradient steps of the published method.
 Missing entries, and outliers under a hard threshold, do not count: ``V_i U'`` replaces them
-(`fedpca.models.robust`).
+(`fedpca.models.robust`). The question of a round stands beside its method.
 
-A site reads its rows in blocks that fit into a processor's cache. Between questions, it keeps the
-scores V_i. At the end, it also keeps the sparse part S_i.
+Between questions, a site keeps the scores V_i. At the end, it also keeps the sparse part S_i.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy.sparse as sp
 
 from fedpca.arrays import Array
 from fedpca.errors import InputError
-from fedpca.models.robust import (
-    TIMES_MEDIAN,
-    judge,
-    median_size,
-    separate,
-    stepped,
-    values_about,
-    without_large,
-)
+from fedpca.models.robust import TIMES_MEDIAN, separate
 from fedpca.protocol.question import question
-from fedpca.rows.in_memory import is_sparse
 from fedpca.rows.standardized import refuse_overflow
+from fedpca.solvers.robust.blocks import (
+    LARGE,
+    PresentRows,
+    RobustFrame,
+    Sizes,
+    blocks_about,
+    present_rows,
+    standardized_blocks,
+)
 from fedpca.solvers.robust.medians import BINS, KINDS, N_BINS, as_bins, count_in_bins
 from fedpca.solvers.standardize import own_order
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
 
-BLOCK_ENTRIES = 1 << 15  # a block and the arrays of its size fit into a cache
-LARGE_BLOCK_ENTRIES = 1 << 20  # for rows that need many passes, most of them over few rows
-NO_ROWS = np.zeros(0, np.int64)
-MIN_BLOCK_ROWS = 64  # fewer would make products slow
-SIZES_ENTRIES = 1 << 14  # entries whose median is taken, or somewhat fewer
-
 CARRY = {"turn": "float64 q r", "center": "float64 d", "mean_scores": "float64 q"}
-SUMS = {"AV": "float64 d r", "VV": "float64 r r", "sizes": f"int64 {N_BINS}"}
-
-
-@dataclass(frozen=True)
-class PresentRows:
-    """What a site remembers about its rows: how many count, the order of the columns, and which."""
-
-    n: int
-    order: Array | None = None  # (d,), each common feature's column; None if the order is the same
-    left_out: Array | None = None  # indices of rows that have a value but do not count
-
-
-@dataclass(frozen=True)
-class RobustFrame:
-    """The run's center and scale, which a site remembers."""
-
-    mean: Array  # (d,)
-    scale: Array  # (d,)
-    varies: Array  # (d,), 1 for features that vary, else 0
+SUMS = {
+    "AV": "float64 d r",
+    "VV": "float64 r r",
+    "sizes": f"int64 {N_BINS}",
+    "total": "float64 d",
+    "rows": "int64",
+}
+NO_ROWS = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -88,92 +69,6 @@ class SparsePart:
     n_present: int
 
 
-def present_rows(
-    site: Site,
-    order: Array | None,
-    entries: int = BLOCK_ENTRIES,
-    left_out: Array | None = None,
-) -> Iterator[Array]:
-    """Yield a site's rows in small blocks, ``(n, d)``, with columns in the common order.
-
-    Rows without any values are left out, since they carry no information about components, center, or
-    variances. So are those among the others
-    whose indices are in ``left_out``.
-    """
-    done = 0
-    for block in site.rows.blocks():
-        step = max(MIN_BLOCK_ROWS, entries // max(1, block.shape[1]))
-        for start in range(0, block.shape[0], step):
-            part = block[start : start + step]
-            rows = np.asarray(part.toarray() if is_sparse(part) else part, np.float64)
-            is_empty = np.isnan(rows).all(axis=1)
-            if is_empty.any():
-                rows = rows[~is_empty]
-            if left_out is not None:
-                own = left_out[(left_out >= done) & (left_out < done + len(rows))] - done
-                done += len(rows)
-                rows = np.delete(rows, own, axis=0)
-            yield rows if order is None else rows[:, order]
-
-
-class Block(NamedTuple):
-    """Some of a site's rows, standardized."""
-
-    rows: slice  # where they are among the rows that have a value
-    A: Array  # (m, d), zero where a value is missing
-    present: Array  # (m, d), whether an entry has a value
-
-
-def blocks_about(
-    site: Site,
-    center: Array,
-    scale: Array | float = 1.0,
-    features: Array | slice = slice(None),
-    entries: int = BLOCK_ENTRIES,
-) -> Iterator[Block]:
-    """Yield some features of a site's rows about a center, in units of a scale."""
-    done = 0
-    own = site.recall(PresentRows)
-    for rows in present_rows(site, own.order, entries, own.left_out):
-        yield Block(slice(done, done + len(rows)), *values_about(rows[:, features], center, scale))
-        done += len(rows)
-
-
-def standardized_blocks(
-    site: Site, center: Array | float = 0.0, entries: int = BLOCK_ENTRIES
-) -> Iterator[Block]:
-    """Yield A, standardized with the run's center and scale.
-
-    ``center`` shifts the center further, in units of the scale. Features that do not vary are set to
-    zero, and none of their entries count as present. Otherwise, those entries would appear to fit.
-    """
-    frame = site.recall(RobustFrame)
-    constant = np.flatnonzero(frame.varies == 0)
-    about = frame.mean + center * frame.scale
-    for block in blocks_about(site, about, frame.scale, entries=entries):
-        block.A[:, constant] = 0.0
-        block.present[:, constant] = False
-        yield block
-
-
-class Sizes:
-    """A sample of entries' sizes, for their median; all of them unless there are many."""
-
-    def __init__(self, site: Site) -> None:
-        n_entries = site.recall(PresentRows).n * site.rows.n_features
-        self._step = -(-n_entries // SIZES_ENTRIES) or 1
-        self._sizes: list[Array] = []
-
-    def add(self, rows: slice, values: Array, chosen: Array) -> None:
-        """Add the sizes of the chosen entries in every ``step``-th row."""
-        every = slice(-rows.start % self._step, None, self._step)
-        self._sizes.append(np.abs(values[every][chosen[every]]))
-
-    def median(self) -> float:
-        """Return the median size, or zero if there are no entries."""
-        return median_size(np.concatenate(self._sizes)) if self._sizes else 0.0
-
-
 @question(
     asks={"features": "uint8 bytes"},
     answers={"n": "int64", "present": "int64 d", "total": "float64 d"},
@@ -184,7 +79,7 @@ def count_present(site: Site, features: Array) -> dict[str, Any]:
     order = own_order(site, features)
     n, present = 0, np.zeros(site.rows.n_features, np.int64)
     total = np.zeros(len(present))
-    for rows in present_rows(site, order):
+    for rows in present_rows(site, PresentRows(site.rows.n_rows, order)):
         if np.isinf(rows).any():
             raise InputError("the rows contain infinite values; use NaN for missing values")
         n += len(rows)
@@ -225,13 +120,11 @@ def count_values(
     Also count the values less than the guess and the values equal to it. ``of`` selects what is
     counted: the values about a point, their distances from it, or their nonzero distances from it.
     """
-    counted = count_in_bins(
-        np.empty((0, len(guess))), np.empty((0, len(guess)), bool), guess, int(shift), "values"
-    )
-    for block in blocks_about(site, about, features=features):
-        own = count_in_bins(block.A, block.present, guess, int(shift), KINDS[int(of)])
-        counted = {name: counts + own[name] for name, counts in counted.items()}
-    return counted
+    parts = [
+        count_in_bins(block.A, block.present, guess, int(shift), KINDS[int(of)])
+        for block in blocks_about(site, about, features=features)
+    ]
+    return {name: np.sum([part[name] for part in parts], axis=0) for name in parts[0]}
 
 
 @question(
@@ -261,202 +154,33 @@ def begin_robust(
     return {"sizes": as_bins(size, float(reference), n if size else 0)}
 
 
-@question(
-    asks={"U": "float64 d r", "threshold": "float64"},
-    answers={"Y": "float64 d r"},
-)
-def clipped_product(site: Site, U: Array, threshold: Array) -> dict[str, Any]:
-    """Send C'(C U), where C is the rows with zeros for entries missing or beyond the threshold."""
-    Y = np.zeros_like(U)
-    for block in standardized_blocks(site):
-        C = without_large(block.A, float(threshold))
-        Y += C.T @ (C @ U)
-    return {"Y": Y}
+class Round:
+    """What a site adds up over its blocks in a round, and the scores that it will remember."""
 
+    def __init__(self, site: Site, U: Array) -> None:
+        d, r = U.shape
+        self.scores = np.empty((site.recall(PresentRows).n, r))
+        self.sizes = Sizes(site)
+        self.AV, self.VV = np.zeros((d, r)), np.zeros((r, r))
+        self._total, self._n = np.zeros(d), 0
 
-@question(
-    asks={
-        "U": "float64 d r",
-        **CARRY,
-        "threshold": "float64",
-        "reach": "float64 d",
-        "is_first": "int64",
-    },
-    answers={**SUMS, "good": "int64 d", "total": "float64 d", "rows": "int64"},
-    remembers=True,
-)
-def hard_round(
-    site: Site,
-    U: Array,
-    turn: Array,
-    center: Array,
-    mean_scores: Array,
-    threshold: Array,
-    reach: Array,
-    is_first: Array,
-) -> dict[str, Any]:
-    """Fit scores on orthonormal U by least squares, leaving out outliers, and send sums for the next U.
+    def add(self, D: Array, V: Array) -> None:
+        """Add a block's cleaned rows D and their scores V to the sums."""
+        self.AV += D.T @ V
+        self.VV += V.T @ V
+        self._total += D.sum(axis=0)
+        self._n += len(D)
 
-    Rows are centered on ``center``, which has moved since the last round by the point that has
-    ``mean_scores``. Rows that are mostly outliers get new scores from scratch. If they started from
-    their current scores, a decreasing threshold would leave them behind.
-    """
-    d, r = U.shape
-    carried = None if is_first else carried_scores(site, turn, mean_scores)
-    scores, sizes = np.empty((site.recall(PresentRows).n, r)), Sizes(site)
-    AV, VV, total = np.zeros((d, r)), np.zeros((r, r)), np.zeros(d)
-    good, n = np.zeros(d, np.int64), 0
-    for own, A, present in standardized_blocks(site, center):
-        V = without_large(A, threshold) @ U if carried is None else carried[own]
-        L = V @ U.T
-        rows = judge(A - L, present, threshold, reach)
-        restart = rows.mostly_outliers
-        if restart.any() and carried is not None:
-            V[restart] = separate(A[restart], present[restart], U, float(threshold))[0]
-            L = V @ U.T
-            rows = judge(A - L, present, threshold, reach)
-        V, L = stepped(V, L, U, rows)
-        rows = judge(A - L, present, threshold, reach)
-        D, V = L + rows.pull, V + rows.pull @ U
-        scores[own] = V
-        sizes.add(own, rows.R, present)
-        good += np.count_nonzero(rows.inliers, axis=0)
-        if rows.mostly_outliers.any():  # such rows do not affect U until their scores fit
-            D, V = D[~rows.mostly_outliers], V[~rows.mostly_outliers]
-        AV += D.T @ V
-        VV += V.T @ V
-        total += D.sum(axis=0)
-        n += len(D)
-    site.remember(Scores(scores, NO_ROWS))
-    return {
-        "AV": AV,
-        "VV": VV,
-        "sizes": as_bins(sizes.median(), float(threshold), len(scores)),
-        "good": good,
-        "total": total,
-        "rows": np.int64(n),
-    }
-
-
-@question(
-    asks={
-        "U": "float64 d r",
-        **CARRY,
-        "threshold": "float64",
-        "ridge": "float64",
-        "passes": "int64",
-        "is_first": "int64",
-    },
-    answers={**SUMS, "total": "float64 d"},
-    remembers=True,
-)
-def soft_round(
-    site: Site,
-    U: Array,
-    turn: Array,
-    center: Array,
-    mean_scores: Array,
-    threshold: Array,
-    ridge: Array,
-    passes: Array,
-    is_first: Array,
-) -> dict[str, Any]:
-    """Fit scores on U by ridge regression, with residuals clipped to the threshold."""
-    d, r = U.shape
-    carried = None if is_first else carried_scores(site, turn, mean_scores)
-    scores, sizes = np.empty((site.recall(PresentRows).n, r)), Sizes(site)
-    AV, VV, total = np.zeros((d, r)), np.zeros((r, r)), np.zeros(d)
-    to_scores = _regression(U, float(ridge))
-    for rows, A, present in standardized_blocks(site, center):
-        V = without_large(A, threshold) @ to_scores if carried is None else carried[rows]
-        V, D, R = _soft_passes(A, present, U, V, float(threshold), to_scores, int(passes))
-        scores[rows] = V
-        sizes.add(rows, R, present)
-        AV += D.T @ V
-        VV += V.T @ V
-        total += D.sum(axis=0)
-    site.remember(Scores(scores, NO_ROWS))
-    n = len(scores)
-    return {
-        "AV": AV,
-        "VV": VV,
-        "sizes": as_bins(sizes.median(), float(threshold), n),
-        "total": total,
-    }
+    def answer(self, threshold: Array) -> dict[str, Any]:
+        """Return the sums, and the bin of the median size relative to the threshold."""
+        sizes = as_bins(self.sizes.median(), float(threshold), len(self.scores))
+        n = np.int64(self._n)
+        return {"AV": self.AV, "VV": self.VV, "sizes": sizes, "total": self._total, "rows": n}
 
 
 def carried_scores(site: Site, turn: Array, mean_scores: Array) -> Array:
     """Return the last round's scores, converted to the new center and the new U."""
     return np.asarray((site.recall(Scores).V - mean_scores) @ turn)
-
-
-def _regression(U: Array, ridge: float) -> Array:
-    """Return the matrix, ``(d, r)``, that maps rows to their scores by ridge regression on U."""
-    return np.asarray(U @ np.linalg.inv(U.T @ U + ridge * np.eye(U.shape[1])))
-
-
-def _soft_passes(
-    A: Array, present: Array, U: Array, V: Array, threshold: float, to_scores: Array, passes: int
-) -> tuple[Array, Array, Array]:
-    """Return the scores V, the cleaned rows D, and the residuals after some passes.
-
-    D holds the rows without the sparse part and with missing entries filled in.
-    """
-    for _ in range(passes):
-        L = V @ U.T
-        R = A - L
-        D = L + np.clip(R, -threshold, threshold) * present
-        V = D @ to_scores
-    return V, D, R
-
-
-@question(
-    asks={
-        "U": "float64 d r",
-        "threshold": "float64",
-        "ridge": "float64",
-        "step": "float64",
-        "steps": "int64",
-        "passes": "int64",
-        "n": "int64",
-        "is_first": "int64",
-    },
-    answers={"U": "float64 d r", "VV": "float64 r r"},
-    remembers=True,
-)
-def gradient_round(
-    site: Site,
-    U: Array,
-    threshold: Array,
-    ridge: Array,
-    step: Array,
-    steps: Array,
-    passes: Array,
-    n: Array,
-    is_first: Array,
-) -> dict[str, Any]:
-    """Take local gradient steps on U, and send U weighted by the site's share of rows.
-
-    A ``step`` of 0 means half the longest stable step length.
-    """
-    n_own = site.recall(PresentRows).n
-    weight = n_own / int(n)
-    scores = np.empty((n_own, U.shape[1])) if is_first else site.recall(Scores).V.copy()
-    for done in range(int(steps)):
-        to_scores = _regression(U, float(ridge))
-        AV, VV = np.zeros_like(U), np.zeros((U.shape[1],) * 2)
-        for rows, A, present in standardized_blocks(site):
-            starts = is_first and not done
-            V = without_large(A, threshold) @ to_scores if starts else scores[rows]
-            V, D, _ = _soft_passes(A, present, U, V, float(threshold), to_scores, int(passes))
-            scores[rows] = V
-            AV += D.T @ V
-            VV += V.T @ V
-        longest = float(np.linalg.eigvalsh(VV)[-1])  # the squared norm of V
-        eta = float(step) or (0.5 / (longest + weight * float(ridge)) if longest > 0 else 0.0)
-        U = U - eta * (U @ VV - AV + weight * ridge * U)
-    site.remember(Scores(scores, NO_ROWS))
-    return {"U": weight * U, "VV": VV}
 
 
 @question(
@@ -484,12 +208,12 @@ def finish_robust(
     outliers, since they do not affect U either.
     """
     carried = None if afresh else carried_scores(site, turn, mean_scores)
-    first = 0.0 if carried is not None else TIMES_MEDIAN * _typical_size(site, center)
-    d, r = U.shape
-    scores, sparse = np.empty((site.recall(PresentRows).n, r)), [sp.csr_array((0, d))]
+    first = 0.0 if carried is not None else TIMES_MEDIAN * typical_size(site, center)
+    r = U.shape[1]
+    scores, sparse = np.empty((site.recall(PresentRows).n, r)), []
     VV, n_present = np.zeros((r, r)), 0
     counts = np.zeros(len(scores), bool)
-    for rows, A, present in standardized_blocks(site, center, LARGE_BLOCK_ENTRIES):
+    for rows, A, present in standardized_blocks(site, center, LARGE):
         own = None if carried is None else carried[rows]
         V, S = separate(A, present, U, float(threshold), first=first, V=own)
         scores[rows] = V
@@ -506,7 +230,7 @@ def finish_robust(
     return {"VV": VV, "rows": np.int64(counts.sum())}
 
 
-def _typical_size(site: Site, center: Array) -> float:
+def typical_size(site: Site, center: Array) -> float:
     """Return the median size of the site's entries."""
     sizes = Sizes(site)
     for rows, A, present in standardized_blocks(site, center):

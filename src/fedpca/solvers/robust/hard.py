@@ -19,15 +19,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from fedpca.arrays import Array, Arrays
 from fedpca.coordinator.federation import Federation
 from fedpca.linalg.dense import orth, sine_of_angle
-from fedpca.models.robust import THRESHOLD_DECAY, TIMES_MEDIAN
-from fedpca.solvers.robust.at_site import clipped_product, hard_round
+from fedpca.models.robust import (
+    THRESHOLD_DECAY,
+    TIMES_MEDIAN,
+    judge,
+    separate,
+    stepped,
+    without_large,
+)
+from fedpca.protocol.question import question
+from fedpca.solvers.robust.at_site import CARRY, NO_ROWS, SUMS, Round, Scores, carried_scores
+from fedpca.solvers.robust.blocks import standardized_blocks
 from fedpca.solvers.robust.contract import (
     NEGLIGIBLE,
     NORMAL,
@@ -40,6 +49,9 @@ from fedpca.solvers.robust.contract import (
     Solved,
 )
 from fedpca.solvers.robust.medians import median_of_bins
+
+if TYPE_CHECKING:
+    from fedpca.site.site import Site
 
 START_ROUNDS = 2  # rounds of power iteration on clipped rows
 FLOOR_MARGIN = 1.05  # a threshold within this factor of its floor has reached it: bins are no finer
@@ -166,3 +178,67 @@ def turn_by_noise(deviation: float, squares: Array, inlier_share: Array) -> floa
     """
     least = float(np.linalg.eigvalsh(squares)[0])
     return deviation * float(np.sqrt((1 / inlier_share).sum() / least)) if least > 0 else 0.0
+
+
+@question(
+    asks={"U": "float64 d r", "threshold": "float64"},
+    answers={"Y": "float64 d r"},
+)
+def clipped_product(site: Site, U: Array, threshold: Array) -> dict[str, Any]:
+    """Send C'(C U), where C is the rows with zeros for entries missing or beyond the threshold."""
+    Y = np.zeros_like(U)
+    for block in standardized_blocks(site):
+        C = without_large(block.A, float(threshold))
+        Y += C.T @ (C @ U)
+    return {"Y": Y}
+
+
+@question(
+    asks={
+        "U": "float64 d r",
+        **CARRY,
+        "threshold": "float64",
+        "reach": "float64 d",
+        "is_first": "int64",
+    },
+    answers={**SUMS, "good": "int64 d"},
+    remembers=True,
+)
+def hard_round(
+    site: Site,
+    U: Array,
+    turn: Array,
+    center: Array,
+    mean_scores: Array,
+    threshold: Array,
+    reach: Array,
+    is_first: Array,
+) -> dict[str, Any]:
+    """Fit scores on orthonormal U by least squares, leaving out outliers, and send sums for the next U.
+
+    Rows are centered on ``center``, which has moved since the last round by the point that has
+    ``mean_scores``. Rows that are mostly outliers get new scores from scratch. If they started from
+    their current scores, a decreasing threshold would leave them behind.
+    """
+    carried = None if is_first else carried_scores(site, turn, mean_scores)
+    this, good = Round(site, U), np.zeros(len(U), np.int64)
+    for own, A, present in standardized_blocks(site, center):
+        V = without_large(A, threshold) @ U if carried is None else carried[own]
+        L = V @ U.T
+        rows = judge(A - L, present, threshold, reach)
+        restart = rows.mostly_outliers
+        if restart.any() and carried is not None:
+            V[restart] = separate(A[restart], present[restart], U, float(threshold))[0]
+            L = V @ U.T
+            rows = judge(A - L, present, threshold, reach)
+        V, L = stepped(V, L, U, rows)
+        rows = judge(A - L, present, threshold, reach)
+        D, V = L + rows.pull, V + rows.pull @ U
+        this.scores[own] = V
+        this.sizes.add(own, rows.R, present)
+        good += np.count_nonzero(rows.inliers, axis=0)
+        if rows.mostly_outliers.any():  # such rows do not affect U until their scores fit
+            D, V = D[~rows.mostly_outliers], V[~rows.mostly_outliers]
+        this.add(D, V)
+    site.remember(Scores(this.scores, NO_ROWS))
+    return {**this.answer(threshold), "good": good}

@@ -26,7 +26,8 @@ import numpy as np
 from fedpca.arrays import Array
 from fedpca.coordinator.federation import Federation
 from fedpca.protocol.question import question
-from fedpca.solvers.robust.at_site import NO_ROWS, PresentRows, Scores, present_rows
+from fedpca.solvers.robust.at_site import NO_ROWS, Scores
+from fedpca.solvers.robust.blocks import PresentRows, present_rows
 from fedpca.solvers.robust.contract import NORMAL
 
 if TYPE_CHECKING:
@@ -146,8 +147,9 @@ def leave_out_rows(site: Site, axes: Array, low: Array, high: Array) -> dict[str
     before = NO_ROWS if rows.left_out is None else rows.left_out
     counted = np.delete(np.arange(rows.n + len(before)), before)
     left_out = np.union1d(before, counted[is_far])
-    site.remember(PresentRows(len(counted) - int(is_far.sum()), rows.order, left_out))
+    which = PresentRows(len(counted) - int(is_far.sum()), rows.order, left_out)
+    site.remember(which)
     present = np.zeros(site.rows.n_features, np.int64)
-    for values in present_rows(site, rows.order, left_out=left_out):
+    for values in present_rows(site, which):
         present += np.count_nonzero(~np.isnan(values), axis=0)
     return {"left_out": np.int64(is_far.sum()), "present": present}

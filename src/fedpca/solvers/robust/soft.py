@@ -5,27 +5,24 @@
 ``least-squares`` lowers lambda and rho in each round. It finds U from sums of d x r and r x r matrices.
 Components beyond the true rank end up with small singular values, so the rank can be read off.
 
-``dcf`` is the published method: lambda and rho stay fixed, sites take gradient steps, and the results
-are averaged. Its error grows with lambda.
-
-Source: DCF-PCA, "Distributed robust principal component analysis" by consensus factorization, Algorithm
-1, for ``dcf``.
+The published method, for comparison, is in `fedpca.solvers.robust.dcf`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from fedpca.arrays import Array
 from fedpca.coordinator.federation import Federation
 from fedpca.linalg.dense import orth
-from fedpca.models.robust import TIMES_MEDIAN
-from fedpca.solvers.contract import check_positive, check_whole
-from fedpca.solvers.robust.at_site import gradient_round, soft_round
+from fedpca.models.robust import TIMES_MEDIAN, without_large
+from fedpca.protocol.question import question
+from fedpca.solvers.robust.at_site import CARRY, NO_ROWS, SUMS, Round, Scores, carried_scores
+from fedpca.solvers.robust.blocks import standardized_blocks
 from fedpca.solvers.robust.contract import (
     NEGLIGIBLE,
     Carry,
@@ -39,6 +36,9 @@ from fedpca.solvers.robust.contract import (
 from fedpca.solvers.robust.hard import by_hard_threshold
 from fedpca.solvers.robust.medians import median_of_bins
 
+if TYPE_CHECKING:
+    from fedpca.site.site import Site
+
 PASSES = 2  # passes over a site's rows in a round
 SOFT_DECAY = 0.7  # each round multiplies the threshold and the ridge by this factor
 MIN_RIDGE_SHARE = 1e-12  # of the first ridge; without a ridge, a fit of lower rank is singular
@@ -47,7 +47,6 @@ SOFT_ROUNDS = 12  # rounds of soft thresholds at the start if component sizes di
 TIMES_SOFT_THRESHOLD = 10.0  # first hard threshold over the last soft threshold
 CLEAR_FALL = 5.0  # ratio of consecutive singular values that shows a rank by itself
 MIN_VALUE_SHARE = 1e-4  # of the largest singular value; smaller values are treated as equal
-RANK_GIVEN_RIDGE = 1e-3  # the published method's ridge over the typical entry, for a given rank
 
 
 @dataclass(frozen=True)
@@ -82,53 +81,10 @@ class LeastSquares:
     def solve(self, fed: Federation, problem: RobustProblem) -> Solved:
         """Return the components and the rank that the singular values show."""
         fit, values = by_least_squares(fed, problem.U, problem.moments, problem.limits)
-        return Solved(fit, _rank(problem, values), self.name)
+        return Solved(fit, rank_in(problem, values), self.name)
 
 
-@dataclass(frozen=True)
-class Dcf:
-    """Average the sites' gradient steps: the published DCF-PCA, for comparison.
-
-    Parameters
-    ----------
-    local_steps : int
-        The number of gradient steps that a site takes in each round.
-    step : float, optional
-        The first step length, which decays; by default, each site chooses its own.
-    """
-
-    name: ClassVar[str] = "dcf"
-    needs_rank: ClassVar[bool] = False
-
-    local_steps: int = 2
-    step: float | None = None
-
-    def __post_init__(self) -> None:
-        check_whole("local_steps", self.local_steps, 1, 1000)
-        if self.step is not None:
-            check_positive("step", self.step)
-
-    def solve(self, fed: Federation, problem: RobustProblem) -> Solved:
-        """Return the components and the rank that the singular values show."""
-        moments, d = problem.moments, len(problem.U)
-        threshold = moments.size / 2
-        ridge = RANK_GIVEN_RIDGE * moments.size
-        if problem.rank is None:
-            ridge = threshold * np.sqrt(max(moments.n, d)) / 2
-        fit, values = by_gradients(
-            fed,
-            problem.U,
-            moments,
-            problem.limits,
-            threshold=threshold,
-            ridge=ridge,
-            step=self.step,
-            local_steps=self.local_steps,
-        )
-        return Solved(fit, _rank(problem, values), self.name)
-
-
-def _rank(problem: RobustProblem, values: Array) -> Rank:
+def rank_in(problem: RobustProblem, values: Array) -> Rank:
     """Return the given rank or the rank that the singular values show."""
     return Rank(problem.rank) if problem.rank is not None else rank_of(values, problem.bound)
 
@@ -197,44 +153,6 @@ def by_both_thresholds(
     return by_hard_threshold(fed, soft.U, moments, limits, carry=soft.carry, first=first), True
 
 
-def by_gradients(
-    fed: Federation,
-    U: Array,
-    moments: RobustMoments,
-    limits: Limits,
-    *,
-    threshold: float,
-    ridge: float,
-    step: float | None,
-    local_steps: int,
-) -> tuple[RobustFit, Array]:
-    """Run the published method, which averages gradient steps; return the fit and singular values."""
-    reason, VV, U = "max_rounds", np.eye(U.shape[1]), in_unit(U, moments)
-    for done in range(limits.max_rounds):
-        # a given step decays with the square root of the rounds; for 0, each site chooses its own
-        eta = 0.0 if step is None else step / np.sqrt(1 + done)
-        answer = fed.sum(
-            gradient_round,
-            U=U,
-            threshold=np.float64(threshold),
-            ridge=np.float64(ridge),
-            step=np.float64(eta),
-            steps=np.int64(local_steps),
-            passes=np.int64(PASSES),
-            n=np.int64(moments.n),
-            is_first=np.int64(done == 0),
-        )
-        last, U, VV = U, answer["U"], answer["VV"]
-        change = relative_change(last, U)
-        fed.report(change, partial(orth, U))
-        if change <= limits.tol:
-            reason = "converged"
-            break
-    d = len(U)
-    fit = RobustFit(leading_axes(U, VV), threshold, 0.0, reason, np.zeros(d), np.zeros(d, bool))
-    return fit, singular_values(U, VV)
-
-
 def in_unit(U: Array, moments: RobustMoments) -> Array:
     """Scale U to the size of its scores, so that a change in the rows' units changes nothing else."""
     return np.asarray(U * np.sqrt(moments.size))
@@ -274,3 +192,59 @@ def rank_of(values: Array, bound: int) -> Rank:
     if falls[largest] >= min(others**2, CLEAR_FALL):
         return Rank(largest + 1)
     return Rank(min(bound, len(values) - 1), is_clear=False)
+
+
+@question(
+    asks={
+        "U": "float64 d r",
+        **CARRY,
+        "threshold": "float64",
+        "ridge": "float64",
+        "passes": "int64",
+        "is_first": "int64",
+    },
+    answers=SUMS,
+    remembers=True,
+)
+def soft_round(
+    site: Site,
+    U: Array,
+    turn: Array,
+    center: Array,
+    mean_scores: Array,
+    threshold: Array,
+    ridge: Array,
+    passes: Array,
+    is_first: Array,
+) -> dict[str, Any]:
+    """Fit scores on U by ridge regression, with residuals clipped to the threshold."""
+    carried = None if is_first else carried_scores(site, turn, mean_scores)
+    this, to_scores = Round(site, U), regression(U, float(ridge))
+    for rows, A, present in standardized_blocks(site, center):
+        V = without_large(A, threshold) @ to_scores if carried is None else carried[rows]
+        V, D, R = soft_passes(A, present, U, V, float(threshold), to_scores, int(passes))
+        this.scores[rows] = V
+        this.sizes.add(rows, R, present)
+        this.add(D, V)
+    site.remember(Scores(this.scores, NO_ROWS))
+    return this.answer(threshold)
+
+
+def regression(U: Array, ridge: float) -> Array:
+    """Return the matrix, ``(d, r)``, that maps rows to their scores by ridge regression on U."""
+    return np.asarray(U @ np.linalg.inv(U.T @ U + ridge * np.eye(U.shape[1])))
+
+
+def soft_passes(
+    A: Array, present: Array, U: Array, V: Array, threshold: float, to_scores: Array, passes: int
+) -> tuple[Array, Array, Array]:
+    """Return the scores V, the cleaned rows D, and the residuals after some passes.
+
+    D holds the rows without the sparse part and with missing entries filled in.
+    """
+    for _ in range(passes):
+        L = V @ U.T
+        R = A - L
+        D = L + np.clip(R, -threshold, threshold) * present
+        V = D @ to_scores
+    return V, D, R

@@ -1,0 +1,127 @@
+"""A site's rows for robust PCA, in blocks that fit into a processor's cache, and their sizes.
+
+    A = (X - 1 m') / s,   with zeros where a value is missing
+
+A round makes a dozen arrays of the size of A. On whole tables, each of them would travel to memory and
+back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from fedpca.arrays import Array
+from fedpca.models.robust import median_size, values_about
+from fedpca.rows.in_memory import is_sparse
+
+if TYPE_CHECKING:
+    from fedpca.site.site import Site
+
+SMALL = 1 << 15  # entries of a block that fits into a cache with the arrays made from it
+LARGE = 1 << 20  # entries of a block for many passes, most of them over a few of its rows
+MIN_ROWS = 64  # in a block; fewer would make products slow
+MAX_SIZES = 1 << 14  # entries whose median size is taken
+
+
+@dataclass(frozen=True)
+class PresentRows:
+    """Which of a site's rows count, and the order of their columns, which the site remembers."""
+
+    n: int  # rows that count
+    order: Array | None = None  # (d,), each common feature's column; None if the order is the same
+    left_out: Array | None = None  # indices of rows that have a value but do not count
+
+
+@dataclass(frozen=True)
+class RobustFrame:
+    """The run's center and scale, which a site remembers."""
+
+    mean: Array  # (d,)
+    scale: Array  # (d,)
+    varies: Array  # (d,), 1 for features that vary, else 0
+
+
+def present_rows(site: Site, which: PresentRows, entries: int | None = None) -> Iterator[Array]:
+    """Yield the rows that count in blocks of about this many entries, ``(m, d)``, at least one block.
+
+    Columns are in the common order. Rows without any values do not count, since they carry no
+    information about components, center, or variances.
+    """
+    n_seen, has_yielded = 0, False
+    for block in site.rows.blocks():
+        step = max(MIN_ROWS, (entries or SMALL) // max(1, block.shape[1]))
+        for start in range(0, block.shape[0], step):
+            part = block[start : start + step]
+            rows = np.asarray(part.toarray() if is_sparse(part) else part, np.float64)
+            is_empty = np.isnan(rows).all(axis=1)
+            if is_empty.any():
+                rows = rows[~is_empty]
+            if which.left_out is not None:
+                own = which.left_out - n_seen
+                n_seen += len(rows)
+                rows = np.delete(rows, own[(own >= 0) & (own < len(rows))], axis=0)
+            yield rows if which.order is None else rows[:, which.order]
+            has_yielded = True
+    if not has_yielded:
+        yield np.empty((0, site.rows.n_features))
+
+
+class Block(NamedTuple):
+    """Some of a site's rows, standardized."""
+
+    rows: slice  # where they are among the rows that count
+    A: Array  # (m, d), zero where a value is missing
+    present: Array  # (m, d), whether an entry has a value
+
+
+def blocks_about(
+    site: Site,
+    center: Array,
+    scale: Array | float = 1.0,
+    features: Array | slice = slice(None),
+    entries: int | None = None,
+) -> Iterator[Block]:
+    """Yield some features of a site's rows about a center, in units of a scale."""
+    done = 0
+    for rows in present_rows(site, site.recall(PresentRows), entries):
+        yield Block(slice(done, done + len(rows)), *values_about(rows[:, features], center, scale))
+        done += len(rows)
+
+
+def standardized_blocks(
+    site: Site, center: Array | float = 0.0, entries: int | None = None
+) -> Iterator[Block]:
+    """Yield A, standardized with the run's center and scale.
+
+    ``center`` shifts the center further, in units of the scale. Features that do not vary are set to
+    zero, and none of their entries count as present. Otherwise, those entries would appear to fit.
+    """
+    frame = site.recall(RobustFrame)
+    constant = np.flatnonzero(frame.varies == 0)
+    about = frame.mean + center * frame.scale
+    for block in blocks_about(site, about, frame.scale, entries=entries):
+        block.A[:, constant] = 0.0
+        block.present[:, constant] = False
+        yield block
+
+
+class Sizes:
+    """The sizes of entries, for their median; if there are many, those in every few rows."""
+
+    def __init__(self, site: Site) -> None:
+        n_entries = site.recall(PresentRows).n * site.rows.n_features
+        self._step = -(-n_entries // MAX_SIZES) or 1
+        self._sizes: list[Array] = []
+
+    def add(self, rows: slice, values: Array, chosen: Array) -> None:
+        """Add the sizes of the chosen entries in every ``step``-th row."""
+        every = slice(-rows.start % self._step, None, self._step)
+        self._sizes.append(np.abs(values[every][chosen[every]]))
+
+    def median(self) -> float:
+        """Return the median size, or zero if there are no entries."""
+        return median_size(np.concatenate(self._sizes))
