@@ -6,18 +6,19 @@
 
 Planted tables have noise that is equal everywhere, unequal by row, or unequal by column. Their
 components are 1.7 to 3 times as large as the largest direction of the noise. Columns of real tables are
-scaled.
+scaled. Tables for RobustPCA also have outliers and missing entries, and only a bound on the rank.
 """
 
 from __future__ import annotations
 
 import argparse
+import warnings
 from pathlib import Path
 
 import numpy as np
 from sklearn.datasets import load_breast_cancer, load_digits, load_wine
 
-from fedpca import FederatedPCA
+from fedpca import FederatedPCA, RobustPCA
 
 SIZES = [(20, 1000), (50, 30), (200, 50), (100, 5000), (1000, 100), (2000, 600), (20000, 10)]
 QUICK = SIZES[:3]
@@ -39,6 +40,39 @@ def found(X: np.ndarray, *, scale: bool = False) -> int:
     """Return the number of components that a fit over four sites keeps."""
     model = FederatedPCA("auto", scale=scale, random_state=0)
     return int(model.fit(np.array_split(X, 4)).n_components_)
+
+
+def robust_problem(seed: int) -> tuple[np.ndarray, int, int] | None:
+    """Draw rows with outliers; return them, their rank, and a bound, or None if noise hides it."""
+    rng = np.random.default_rng(seed)
+    n, d, r = (int(rng.choice(sizes)) for sizes in ((100, 200, 400), (20, 40, 80), (1, 2, 3, 5, 8)))
+    bound = int(rng.choice([r + 1, 2 * r + 1, r + 4, 10, 15]))
+    noise, fall = rng.choice([0, 0.01, 0.1, 0.3]), rng.choice([1, 0.7, 0.4, 0.2])
+    outliers, missing = rng.choice([0, 0.05, 0.1, 0.2]), rng.choice([0, 0, 0.1])
+    columns = np.exp(0.5 * rng.standard_normal(d)) if rng.random() < 0.5 else np.ones(d)
+    basis = np.linalg.qr(rng.standard_normal((d, r)))[0]
+    L = np.sqrt(d) * (rng.standard_normal((n, r)) * fall ** np.arange(r)) @ basis.T
+    N = noise * rng.standard_normal((n, d)) * columns
+    if np.linalg.svd(L, compute_uv=False)[r - 1] < 1.5 * np.linalg.norm(N, 2) or bound < r:
+        return None
+    X = L + N + (rng.random((n, d)) < outliers) * rng.uniform(-10, 10, (n, d))
+    X[rng.random((n, d)) < missing] = np.nan
+    return X, r, bound
+
+
+def count_robust_ranks(n_seeds: int) -> None:
+    """Print how often RobustPCA finds the rank within a bound, and how often it is wrong silently."""
+    n_problems = n_wrong = n_silent = 0
+    for problem in filter(None, map(robust_problem, range(n_seeds))):
+        X, r, bound = problem
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            fitted = RobustPCA(max_components=bound, random_state=0).fit(np.array_split(X, 4))
+        is_wrong = fitted.n_components_ != r
+        n_problems += 1
+        n_wrong += is_wrong
+        n_silent += is_wrong and not any("no rank" in str(warning.message) for warning in said)
+    print(f"RobustPCA: {n_wrong} of {n_problems} ranks wrong, {n_silent} without a warning")
 
 
 def by_permutation(X: np.ndarray, draws: int = 20) -> int:
@@ -85,6 +119,7 @@ def main() -> None:
             n_right += sum(error == 0 for error in off)
             n_close += sum(abs(error) <= 2 for error in off)
             print(f"{n:6} rows, {d:5} features, noise {noise:10}: off by {off}", flush=True)
+    count_robust_ranks(10 if options.quick else 200)
     print(f"planted: {n_right} of {n_draws} right, {n_close} within 2")
     for name, X in real_tables(options.data).items():
         print(f"{name}: {found(X, scale=True)} components, by permutation {by_permutation(X)}")

@@ -19,7 +19,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from fedpca import FederatedPCA, Federation, PersonalizedPCA, Policy, RobustPCA, Site, load
 from fedpca.errors import FileError, InputError, QuorumLost
-from fedpca.linalg.dense import sine_of_angle
+from fedpca.linalg.dense import orth, sine_of_angle
 from fedpca.solvers.robust import hard
 from fedpca.solvers.robust.at_site import Scores, SparsePart
 from fedpca.testing import ScriptedEngine, spoil
@@ -432,9 +432,22 @@ def test_features_that_are_mostly_outliers_are_named():
 
 
 def test_where_no_rank_shows_the_bound_is_taken_and_told():
-    with pytest.warns(UserWarning, match="max_components=7 show no clear drop.* 7 components"):
-        pca = RobustPCA(max_components=7, scale=True, random_state=0).fit(load_wine().data)
-    assert pca.n_components_ == 7
+    X = load_breast_cancer().data
+    with pytest.warns(UserWarning, match="no rank up to max_components=4 is clear, and 4 comp"):
+        pca = RobustPCA(max_components=4, scale=True, random_state=0).fit(X)
+    assert pca.n_components_ == 4
+
+
+@pytest.mark.parametrize("sizes", [(1, 0.2), (1, 0.7, 0.4), (1, 0.2, 0.1)])
+def test_the_rank_is_found_within_a_wide_bound(sizes):
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        n, d, r = 200, 80, len(sizes)
+        L = 9 * rng.standard_normal((n, r)) * sizes @ orth(rng.standard_normal((d, r))).T
+        X = L + 0.1 * rng.standard_normal((n, d)) * np.exp(rng.standard_normal(d) / 2)
+        X[rng.random((n, d)) < 0.1] = 10 * rng.standard_normal()
+        pca = RobustPCA(max_components=12, random_state=0).fit(np.array_split(X, 4))
+        assert pca.n_components_ == r
 
 
 def test_rows_of_which_most_is_wrong_are_often_found():
@@ -774,6 +787,7 @@ def test_a_rank_of_true_is_one():
 
 
 @every_method
+@pytest.mark.filterwarnings("ignore:no rank up to")
 def test_rounds_that_do_not_suffice_are_told_with_what_ran(method):
     X, _, _ = draw(40, 8, r=2)
     ranks = {"max_components": 3} if method == "auto" else {"n_components": 2}

@@ -55,8 +55,10 @@ class RobustPCA(
         The rank of the low-rank part, if it is known. For real data, this is the number of components
         to keep.
     max_components : int or None
-        A bound on the rank, if the rank is not known. The rank is then set at the largest drop in the
-        singular values. If there is no clear drop, the fit warns and keeps this many components.
+        A bound on the rank, if the rank is not known. "auto" adds components until the residuals look
+        like noise: no direction stands out from those of the residuals with random signs. The other
+        methods set the rank at the largest drop in the singular values. If no rank up to the bound is
+        clear, the fit warns and keeps this many components.
     method : {"auto", "threshold", "least-squares", "dcf"}, or a solver from `fedpca.solvers`
         "threshold" requires the rank. It is exact if there is no noise and the components are of
         similar size. "auto" uses "threshold", but starts with "least-squares" if the first rounds do
@@ -301,9 +303,8 @@ class RobustPCA(
         """Warn about an unclear rank and about features and sites with too many outliers."""
         if not result.rank_is_clear:
             message = (
-                f"the singular values up to max_components={self.max_components} show no clear drop, "
-                f"so the rank is unknown and {self.n_components_} components are kept; set "
-                "n_components to keep fewer"
+                f"no rank up to max_components={self.max_components} is clear, and "
+                f"{self.n_components_} components are kept; raise max_components, or set n_components"
             )
             warnings.warn(message, UserWarning, stacklevel=3)
         if result.n_left_out:

@@ -16,8 +16,9 @@ Source: Hong, Sheng and Dobriban, "Selecting the number of components in PCA via
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -76,22 +77,26 @@ def flipped_floor(fed: Federation, n: float, d: int, p: int) -> Array:
         return quantile_floor(
             np.array([np.maximum(top_eigen(unpack_triangle(t), d)[0], 0.0) for t in triangles])
         )
-    return quantile_floor(np.array(_leading_eigenvalues(fed, n_flips, d, p)))
+    found = leading_of_flips(partial(fed.sum, flipped_product), fed.rng(), n_flips, d, p)
+    return quantile_floor(np.array([values for values, _ in found]))
 
 
-def _leading_eigenvalues(fed: Federation, n_flips: int, d: int, p: int) -> list[Array]:
-    """Return the p leading eigenvalues of each flip by block Lanczos, all flips side by side."""
+def leading_of_flips(
+    ask: Callable[..., Arrays], rng: np.random.Generator, n_flips: int, d: int, p: int
+) -> list[tuple[Array, Array]]:
+    """Return p leading eigenvalues and eigenvectors of each flip, all found side by side.
+
+    ``ask(Z=..., flips=...)`` returns the products of block Lanczos as ``Y``, like `flipped_product`.
+    """
     max_columns = MAX_KRYLOV_BYTES // (8 * d)
-    spaces = [
-        KrylovSpace(orth(fed.rng().standard_normal((d, p))), max_columns) for _ in range(n_flips)
-    ]
+    spaces = [KrylovSpace(orth(rng.standard_normal((d, p))), max_columns) for _ in range(n_flips)]
     values = [np.zeros(p) for _ in spaces]
     moving = list(range(n_flips))
     for _ in range(MAX_ROUNDS):
         blocks = [spaces[flip].Q for flip in moving]
         widths = [block.shape[1] for block in blocks]
         flips = np.repeat(np.array(moving), widths)
-        products = fed.sum(flipped_product, Z=np.hstack(blocks), flips=flips)["Y"]
+        products = ask(Z=np.hstack(blocks), flips=flips)["Y"]
         still = []
         for flip, Y in zip(moving, np.split(products, np.cumsum(widths)[:-1], axis=1), strict=True):
             space, before = spaces[flip], values[flip]
@@ -106,7 +111,7 @@ def _leading_eigenvalues(fed: Federation, n_flips: int, d: int, p: int) -> list[
         moving = still
         if not moving:
             break
-    return values
+    return [(found, space.vectors()) for found, space in zip(values, spaces, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -130,7 +135,7 @@ def flipped_triangles(site: Site, n_flips: Array) -> Arrays:
     _refuse_too_many(int(n_flips))
     flips, d = range(int(n_flips)), site.standardized.n_features
     grams = np.zeros((len(flips), d, d))
-    for flip, rows in _flipped(site, flips):
+    for flip, rows in _flipped(site, flips, site.standardized.dense_blocks()):
         grams[flip] += rows.T @ rows
     return {"triangles": np.array([pack_triangle(gram) for gram in grams])}
 
@@ -141,10 +146,17 @@ def flipped_triangles(site: Site, n_flips: Array) -> Arrays:
 )
 def flipped_product(site: Site, Z: Array, flips: Array) -> Arrays:
     """Send ``(A o S)'((A o S) Z)``, where ``flips`` says which S belongs to each column of Z."""
+    return product_of_flips(site, Z, flips, site.standardized.dense_blocks())
+
+
+def product_of_flips(
+    site: Site, Z: Array, flips: Array, blocks: Iterable[Array], *, as_is: int | None = None
+) -> Arrays:
+    """Return the answer of `flipped_product` for rows in blocks; flip ``as_is`` changes no sign."""
     _refuse_too_many(int(flips.max(initial=0)) + 1)
     Y = np.zeros_like(Z)
     columns = {int(flip): np.flatnonzero(flips == flip) for flip in np.unique(flips)}
-    for flip, rows in _flipped(site, columns):
+    for flip, rows in _flipped(site, columns, blocks, as_is):
         Y[:, columns[flip]] += rows.T @ (rows @ Z[:, columns[flip]])
     return {"Y": Y}
 
@@ -157,11 +169,14 @@ def _refuse_too_many(n_flips: int) -> None:
         )
 
 
-def _flipped(site: Site, flips: Iterable[int]) -> Iterator[tuple[int, Array]]:
-    """Yield each block of the site's standardized rows with each flip of its signs."""
+def _flipped(
+    site: Site, flips: Iterable[int], blocks: Iterable[Array], as_is: int | None = None
+) -> Iterator[tuple[int, Array]]:
+    """Yield each block of the site's rows with each flip of its signs."""
     words = site.recall(FlipSecret).words.tolist()
-    for index, rows in enumerate(site.standardized.dense_blocks()):
+    for index, rows in enumerate(blocks):
         for flip in flips:
             bits = np.random.default_rng([*words, flip, index]).bytes(-(-rows.size // 8))
             signs = np.unpackbits(np.frombuffer(bits, np.uint8), count=rows.size)
-            yield flip, np.where(signs.reshape(rows.shape), rows, -rows)
+            flipped = np.where(signs.reshape(rows.shape), rows, -rows)
+            yield flip, rows if flip == as_is else flipped

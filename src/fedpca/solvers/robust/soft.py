@@ -33,6 +33,7 @@ from fedpca.solvers.robust.contract import (
     RobustProblem,
     Solved,
 )
+from fedpca.solvers.robust.growth import grown
 from fedpca.solvers.robust.hard import by_hard_threshold
 from fedpca.solvers.robust.medians import median_of_bins
 
@@ -66,8 +67,9 @@ class Auto:
         until_read = Limits(0.0, min(RANK_ROUNDS, limits.max_rounds))
         searched, values = by_least_squares(fed, U, moments, until_read)
         rank = rank_of(values, problem.bound)
-        start = searched.cut(rank.number)
+        start = searched.cut(rank.number if rank.is_clear else 1)
         fit = by_hard_threshold(fed, start.U, moments, limits, carry=start.carry)
+        fit, rank = grown(fed, fit, moments, limits, problem.bound)
         return Solved(fit, rank, "least-squares, threshold")
 
 

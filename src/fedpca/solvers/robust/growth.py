@@ -1,0 +1,108 @@
+"""Add components to a robust fit while its residuals have a direction that stands out from noise.
+
+    R_i = A_i - V_i U' where that is within the threshold, else 0
+
+If U lacks a component, it is in the residuals. So their largest eigenvalue is compared with that of the
+residuals with random signs (`fedpca.solvers.sign_flips`). A larger eigenvalue shows a component that is
+missing, and its eigenvector starts it. Components are added one at a time: a threshold that cuts
+through the residuals of one component makes more directions stand out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedpca.arrays import Array
+from fedpca.coordinator.federation import Federation
+from fedpca.linalg.dense import orth
+from fedpca.linalg.parallel_analysis import FEW_DRAWS, quantile_floor
+from fedpca.models.robust import without_large
+from fedpca.protocol.question import question
+from fedpca.solvers.robust.at_site import CARRY, carried_scores
+from fedpca.solvers.robust.blocks import standardized_blocks
+from fedpca.solvers.robust.contract import Carry, Limits, Rank, RobustFit, RobustMoments
+from fedpca.solvers.robust.hard import by_hard_threshold
+from fedpca.solvers.sign_flips import draw_signs, leading_of_flips, product_of_flips
+
+if TYPE_CHECKING:
+    from fedpca.site.site import Site
+
+AS_IS = 0  # the flip that changes no sign
+MARGIN = 1.1  # an eigenvalue of residuals stands out if it is this much larger than those of flips
+
+
+def grown(
+    fed: Federation, fit: RobustFit, moments: RobustMoments, limits: Limits, bound: int
+) -> tuple[RobustFit, Rank]:
+    """Add components until residuals look like noise, or the bound or a limit is reached."""
+    fed.sum(draw_signs, seed=np.int64(fed.rng().integers(2**63)))
+    while True:
+        r = fit.U.shape[1]
+        missing = missing_direction(fed, fit, moments, limits)
+        if missing is None or r == bound or fit.stop_reason != "converged":
+            return fit, Rank(r, is_clear=missing is None)
+        U = orth(np.column_stack([fit.U, missing]))
+        carry = fit.carry or Carry.first(r, fit.center)
+        turn = np.ascontiguousarray(carry.turn @ (fit.U.T @ U))  # no score on the new component yet
+        fit = by_hard_threshold(fed, U, moments, limits, carry=replace(carry, turn=turn))
+
+
+def missing_direction(
+    fed: Federation, fit: RobustFit, moments: RobustMoments, limits: Limits
+) -> Array | None:
+    """Return the residuals' leading direction, ``(d,)``, if it stands out from noise, else None."""
+    d, r = fit.U.shape
+    if fit.noise <= limits.tol * moments.size or r == d or fit.carry is None:
+        return None
+    threshold = np.float64(fit.threshold)
+    ask = partial(fed.sum, residual_product, U=fit.U, **fit.carry.asked, threshold=threshold)
+    (largest, vectors), *flipped = leading_of_flips(ask, fed.rng(), 1 + FEW_DRAWS, d, 1)
+    floor = quantile_floor(np.array([values for values, _ in flipped]))
+    n = moments.n
+    stands_out = largest[0] > MARGIN * fewer_directions(n, d, r) * floor[0]
+    return vectors[:, 0] if stands_out else None
+
+
+def fewer_directions(n: int, d: int, r: int) -> float:
+    """Return the factor by which noise without r of its directions has a larger leading eigenvalue.
+
+    Residuals of a fit have the same squares on fewer directions of rows and columns, while random signs
+    spread them over all directions again.
+    """
+    if min(n - 1, d) <= r:
+        return 1.0
+    edges = (np.sqrt(n - 1 - r) + np.sqrt(d - r)) / (np.sqrt(n - 1) + np.sqrt(d))
+    return float(edges**2 * (n - 1) * d / ((n - 1 - r) * (d - r)))
+
+
+@question(
+    asks={
+        "U": "float64 d r",
+        **CARRY,
+        "threshold": "float64",
+        "Z": "float64 d k",
+        "flips": "int64 k",
+    },
+    answers={"Y": "float64 d k"},
+)
+def residual_product(
+    site: Site,
+    U: Array,
+    turn: Array,
+    center: Array,
+    mean_scores: Array,
+    threshold: Array,
+    Z: Array,
+    flips: Array,
+) -> dict[str, Any]:
+    """Send R'(R Z), where ``flips`` says by which signs the residuals R are multiplied."""
+    scores = carried_scores(site, turn, mean_scores)
+    residuals = (
+        without_large(A - (scores[rows] @ U.T) * present, threshold)
+        for rows, A, present in standardized_blocks(site, center)
+    )
+    return product_of_flips(site, Z, flips, residuals, as_is=AS_IS)
