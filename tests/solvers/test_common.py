@@ -81,7 +81,7 @@ def test_federated_equals_pooled_for_any_partition(solver, problem):
 
 
 @pytest.mark.slow
-@settings(max_examples=20)  # each takes hundreds of rounds where sites are unlike
+@settings(max_examples=10)  # each takes hundreds of rounds where sites are unlike
 @given(problem=partitions())
 def test_faps_equals_pooled_for_any_partition(problem):
     assert_equals_pooled("faps", *problem)

@@ -312,9 +312,10 @@ def test_penalties_grow_where_copies_stay_away_and_never_beyond_their_end():
     shares = [state.beta / state.norm for state in states]
     assert max(shares) > 0.15 * (1 + 1e-9)
     assert max(shares) <= 2.0 * (1 + 1e-9)
-    held = FederatedPCA(3, solver=Faps(penalty=5.0), random_state=0, max_rounds=20000, tol=1e-4)
+    held = FederatedPCA(3, solver=Faps(penalty=5.0), random_state=0, max_rounds=50)
     engine = LocalEngine(unlike_sites())
-    held.fit(Federation(engine))
+    with pytest.warns(ConvergenceWarning, match="max_rounds=50"):
+        held.fit(Federation(engine))
     for site in engine._sites.values():
         state = site.recall(FapsState)
         assert state.beta == pytest.approx(5.0 * state.norm)
