@@ -30,7 +30,8 @@ def open_rows(source: Any, choice: ColumnChoice = ALL_COLUMNS) -> Rows:
         return open_paths(paths, choice)
     if hasattr(source, "__arrow_c_stream__"):
         return TableRows(InMemoryTable(source), choice)
-    choice.check_unnamed()
+    if choice is not ALL_COLUMNS:
+        choice.check_unnamed()
     return SparseRows(source) if sp.issparse(source) else DenseRows(source)
 
 

@@ -34,7 +34,7 @@ from fedpca.errors import (
 from fedpca.linalg.blas_threads import threads_for_entries
 from fedpca.protocol.message import Header, Message, compose, decode, encode
 from fedpca.protocol.question import find_question
-from fedpca.rows.choice import ColumnChoice
+from fedpca.rows.choice import ALL_COLUMNS, ColumnChoice
 from fedpca.rows.in_memory import Rows, about_n_rows, checksum
 from fedpca.rows.open import file_states, open_rows, refuse_gone, state_of
 from fedpca.rows.standardized import MAX_CACHE_BYTES, Frame, StandardizedRows
@@ -89,10 +89,10 @@ class Site:
 
     Examples
     --------
-    >>> import pandas as pd
+    >>> import pyarrow as pa
     >>> from fedpca import Site
-    >>> frame = pd.DataFrame({"patient": ["p1", "p2"], "a": [1.0, 2.0], "b": [3.0, 5.0]})
-    >>> Site(frame, name="north", id="patient").rows.features
+    >>> table = pa.table({"patient": ["p1", "p2"], "a": [1.0, 2.0], "b": [3.0, 5.0]})
+    >>> Site(table, name="north", id="patient").rows.features
     ('a', 'b')
     """
 
@@ -112,7 +112,8 @@ class Site:
         self._source = rows
         self._check = check
         with _naming_site(name):
-            self._choice = ColumnChoice.of(drop, columns, id)
+            is_chosen = any(option is not None for option in (drop, columns, id))
+            self._choice = ColumnChoice.of(drop, columns, id) if is_chosen else ALL_COLUMNS
             self._files = file_states(rows)  # first, so that a change while opening is noticed
             self.rows = self._open()
         self.name = name
