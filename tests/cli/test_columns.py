@@ -138,6 +138,14 @@ def test_a_number_of_components_that_cannot_be_says_what_can(k, command, sites, 
     assert f"-k {k} is not valid; use a number of components from 1" in done.output
 
 
+def test_the_folder_that_one_is_in_is_a_site_too(labeled, tmp_path, monkeypatch):
+    (tmp_path / "west").mkdir()
+    np.save(tmp_path / "west" / "x.npy", ROWS)
+    monkeypatch.chdir(tmp_path / "west")
+    assert run("fit", ".", "-k", 2, "-q", "-o", tmp_path / "m").exit_code == 0
+    assert load(tmp_path / "m").run_.sites == ("west",)
+
+
 def test_two_sites_of_one_name_are_both_shown(tmp_path, sites):
     (tmp_path / "more").mkdir()
     pd.read_parquet(sites[0]).to_csv(tmp_path / "more" / "north.csv.gz", index=False)

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedpca.errors import InputError, SiteFailed
+from fedpca.errors import InputError
 from fedpca.rows.choice import ColumnChoice
 from fedpca.rows.open import open_rows
 
@@ -97,7 +97,7 @@ def test_a_truncated_archive_is_not_read_in_part(tmp_path):
     content = gzip.compress(b"a,b\n" + b"1.25,2.5\n" * 500_000)
     path = tmp_path / "x.csv.gz"
     path.write_bytes(content[: len(content) // 2])
-    with pytest.raises((InputError, SiteFailed)):
+    with pytest.raises(InputError, match="the compressed data is damaged or cut off"):
         list(open_rows(path).blocks())
 
 

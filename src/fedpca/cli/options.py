@@ -105,7 +105,7 @@ def named_sites(files: list[str]) -> dict[str, str]:
     for text in files:
         name, equals, path = text.partition("=")
         if not equals or Path(text).exists():
-            name, path = name_of(Path(text)), text
+            name, path = name_of(Path(text).absolute()), text
         if not name or not path:
             raise InputError(f"{text} must be a path or NAME=PATH, as in north=rows.csv")
         if name in sites:

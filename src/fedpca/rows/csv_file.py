@@ -73,7 +73,11 @@ class CsvFile:
             self.n_rows = n_rows  # counted for free by this pass
         except pa.ArrowInvalid as error:
             raise InputError(f"{self._path}: {self._explained(error)}") from None
-        except OSError:
+        except OSError as error:
+            if error.errno is None:  # Arrow's, about what it read
+                raise InputError(
+                    f"{self._path}: the compressed data is damaged or cut off; copy the file again"
+                ) from None
             raise SiteFailed(f"{self._path} can no longer be read") from None
 
     def _types(self, columns: Sequence[str]) -> dict[str, Any]:
