@@ -50,6 +50,10 @@ def write_rows(folder, kind, values, names=NAMES):
         np.savez(path, X=values, y=np.zeros(3))
     elif kind == ".parquet":
         pq.write_table(pa.table(dict(zip(names, values.T, strict=True))), path)
+    elif kind == ".feather":
+        pd.DataFrame(values, columns=names).to_feather(path)
     else:
-        pd.DataFrame(values, columns=names).to_csv(path, index=False, float_format="%.17g")
+        separator = "\t" if ".tsv" in kind else ","
+        frame = pd.DataFrame(values, columns=names)
+        frame.to_csv(path, index=False, float_format="%.17g", sep=separator)
     return path

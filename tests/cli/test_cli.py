@@ -134,7 +134,7 @@ def _bad(sites, tmp_path):
         "no option": ("fit", *sites, "--frobnicate"),
         "no output": ("fit", *sites),
         "not a model": ("info", tmp_path / "text.txt"),
-        "scores not parquet": ("transform", model, sites[0], "-o", tmp_path / "s.csv"),
+        "scores of no kind": ("transform", model, sites[0], "-o", tmp_path / "s.txt"),
         "other columns": ("transform", model, tmp_path / "narrow.npy", "-o", out),
         "NaN in rows": ("transform", model, tmp_path / "bad.csv", "-o", out),
     }

@@ -191,6 +191,28 @@ def test_a_site_follows_its_file_without_being_started_again(there):
     )
 
 
+def test_a_site_whose_new_file_has_a_gap_stays_out_until_it_is_mended(there):
+    rows = np.load(there.folder / "third.npy")
+    bad = rows.copy()
+    bad[3, 1] = np.nan
+    np.save(there.folder / "nightly.npy", rows)
+    site = there.join("third", "nightly.npy")
+    taken = []
+    for tonight in (bad, rows[:40], None):
+        with there.federation(sites=[*HONEST, "third"], quorum=2) as fed:
+            taken.append(FederatedPCA(3).fit(fed).run_)
+        if tonight is not None:
+            np.save(there.folder / "tonight.npy", tonight)
+            (there.folder / "tonight.npy").rename(there.folder / "nightly.npy")
+    there.stop(site)
+    assert [run.sites for run in taken] == [(*HONEST, "third"), HONEST, (*HONEST, "third")]
+    assert "stays out of this run" in taken[1].lost[0]["reason"]
+    assert "1 NaN in columns 1" in taken[1].lost[0]["reason"]
+    assert "not answered: the site stays out of this run because its files changed: 1 NaN" in (
+        there.log(site)
+    )
+
+
 def test_a_policy_is_kept_by_the_site(there):
     site = there.join("strict", "strict.npy", "--policy", "policy.toml")
     with (

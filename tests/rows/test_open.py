@@ -206,11 +206,13 @@ def test_values_whose_sum_overflows_are_refused():
         (lambda p: _text(p / "x.parquet", "junk"), "not a readable .parquet"),
         (lambda p: _text(p / "x.npy", "junk"), "not a readable .npy"),
         (lambda p: _text(p / "x.npz", "junk"), "not a readable .npz"),
-        (lambda p: _text(p / "x.csv", ""), "not a readable .csv"),
+        (
+            lambda p: _text(p / "x.csv", ""),
+            "the file is empty; it must start with a line of column",
+        ),
         (lambda p: _text(p / "x.csv", "1.5,2.5\n3,4\n"), "must contain the column names"),
         (lambda p: _text(p / "x.csv", ",a\n0,1\n1,2\n"), "column 1 has no name"),
         (lambda p: _text(p / "x.csv", "a,a\n0,1\n1,2\n"), "duplicate columns: a"),
-        (lambda p: _text(p / "x.csv", "a;b\n0;1\n1;2\n"), "separated by commas"),
         (lambda p: _text(p / "x.csv", "a,b\n0,red\n1,2\n"), r"not numeric: b \(string\)"),
         (lambda p: _array(p / "x.npy", np.zeros(3)), "1 dimension"),
         (lambda p: _array(p / "x.npy", np.zeros((2, 2), complex)), "Complex"),
@@ -228,14 +230,14 @@ def test_a_file_that_cannot_be_rows_says_why_and_where(make, text, tmp_path):
 def test_a_word_deep_in_a_csv_file_is_not_quoted(tmp_path):
     lines = ["a,b"] + ["1,2"] * 600_000 + ["3,secret"]
     path = _text(tmp_path / "x.csv", "\n".join(lines))
-    with pytest.raises(InputError, match="column b contains a value that is not a number") as error:
+    with pytest.raises(InputError, match="line 600002, column b contains a value") as error:
         FederatedPCA(1).fit([str(path)])
     assert "secret" not in str(error.value)
 
 
 def test_a_csv_whose_line_is_too_short_is_refused(tmp_path):
     path = _text(tmp_path / "x.csv", "\n".join(["a,b"] + ["1,2"] * 600_000 + ["3"]))
-    with pytest.raises(InputError, match="a line contains a value that is not a number"):
+    with pytest.raises(InputError, match="line 600002 has 1 fields, but the header has 2"):
         FederatedPCA(1).fit([str(path)])
 
 

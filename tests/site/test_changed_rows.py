@@ -46,7 +46,7 @@ def others():
 
 
 def sites_of(path, **options):
-    named = path.suffix in (".csv", ".parquet")
+    named = path.suffix not in (".npy", ".npz")
     return {"a": Site(path, name="a", **options), "b": others() if named else OTHERS}
 
 
@@ -206,3 +206,35 @@ def test_a_site_says_that_its_files_changed(tmp_path):
             replace(tmp_path, ".csv", LONGER)
     said = [line for line in told if "files" in line]
     assert said == ["the files changed and were reopened: 90 rows with 4 features"]
+
+
+def refuse_gaps(rows):
+    if any(np.isnan(block).any() for block in rows.blocks()):
+        raise InputError("there are gaps")
+
+
+def test_a_site_that_checks_its_rows_stays_out_while_they_are_bad(tmp_path):
+    path = write_rows(tmp_path, ".parquet", OLD)
+    engine = far(sites_of(path, check=refuse_gaps))
+    fit(engine)
+    bad = OLD.copy()
+    bad[3, 1] = np.nan
+    replace(tmp_path, ".parquet", bad)
+    with pytest.raises(QuorumLost, match=r"site 'a'.*stays out of this run.*there are gaps"):
+        fit(engine)
+    without = fit(engine, quorum=1)
+    assert without.run_.sites == ("b",)
+    assert "there are gaps" in without.run_.lost[0]["reason"]
+    path.write_bytes(b"junk")
+    with pytest.raises(QuorumLost, match=r"stays out of this run.*not a readable \.parquet"):
+        fit(engine)
+    path.unlink()
+    replace(tmp_path, ".parquet", NEW)
+    assert fit(engine).run_.sites == ("a", "b")
+
+
+def test_a_site_that_checks_its_rows_does_not_open_bad_ones(tmp_path):
+    bad = OLD.copy()
+    bad[3, 1] = np.nan
+    with pytest.raises(InputError, match="site 'a': there are gaps"):
+        sites_of(write_rows(tmp_path, ".csv", bad), check=refuse_gaps)

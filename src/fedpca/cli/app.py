@@ -17,6 +17,7 @@ from fedpca._version import __version__
 from fedpca.cli.console import out
 
 COMMANDS = (
+    "check",
     "fit",
     "transform",
     "summarize",

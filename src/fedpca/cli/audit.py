@@ -10,14 +10,18 @@ import typer
 from fedpca.audit import leakage
 from fedpca.cli.console import attacking, exit_codes, out, refuse_overwriting
 from fedpca.cli.options import (
+    Columns,
     Components,
+    Drop,
     Files,
     Force,
+    Id,
     MaxRounds,
     Quiet,
     Scale,
+    choice_of,
     components_of,
-    named_sites,
+    opened_sites,
 )
 from fedpca.errors import InputError
 from fedpca.estimators import FederatedPCA
@@ -36,6 +40,9 @@ def audit(
         typer.Option(help=f"Solver to attack: all, {', '.join(SOLVERS)}; may be repeated."),
     ] = ["all"],  # noqa: B006
     scale: Scale = False,
+    drop: Drop = [],  # noqa: B006
+    columns: Columns = [],  # noqa: B006
+    id: Id = [],  # noqa: B006
     refits: Annotated[
         int,
         typer.Option(
@@ -79,7 +86,7 @@ def audit(
         if plot is not None:
             pyplot()  # fail early if matplotlib is not installed
         measured = leakage.audit(
-            named_sites(files),
+            opened_sites(files, choice_of(drop, columns, id)),
             components_of(n_components),
             solvers=None if solver == ["all"] else solver,
             refits=refits,

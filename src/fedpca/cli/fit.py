@@ -10,15 +10,19 @@ import typer
 from fedpca.cli.console import err, exit_codes, out, progress, refuse_overwriting
 from fedpca.cli.options import (
     FILES,
+    Columns,
     Components,
     Credentials,
+    Drop,
     Force,
+    Id,
     Insecure,
     MaxRounds,
     Quiet,
     Scale,
+    choice_of,
     components_of,
-    named_sites,
+    opened_sites,
     sites_of,
     solver_of,
 )
@@ -43,6 +47,9 @@ def fit(
         list[str], typer.Option(help="Solver option as NAME=VALUE; may be repeated.")
     ] = [],  # noqa: B006
     scale: Scale = False,
+    drop: Drop = [],  # noqa: B006
+    columns: Columns = [],  # noqa: B006
+    id: Id = [],  # noqa: B006
     tol: Annotated[
         float, typer.Option(help="Stop when the residual is this small.")
     ] = DEFAULTS.tol,
@@ -104,16 +111,23 @@ def fit(
         }
         if timeout is not None:
             options["timeout"] = timeout
+        choice = choice_of(drop, columns, id)
         if (federation is None) == (not files):
             raise InputError("specify either the sites' files or --federation HOST, but not both")
         if federation is None:
             if sites is not None or credentials is not None or insecure:
                 raise InputError("--sites, --credentials, and --insecure require --federation HOST")
-            fed = Federation.local(named_sites(files or []), n_jobs=jobs, **options)
+            opened = opened_sites(files or [], choice)
+            fed = Federation.local(opened, n_jobs=jobs, **options)
         else:
             if jobs is not None:
                 raise InputError(
                     "--jobs only applies to files; the sites in a federation all work at the same time"
+                )
+            if any(choice.values()):
+                raise InputError(
+                    "--drop, --columns, and --id only apply to files; each site in a federation passes "
+                    "them to fedpca join"
                 )
             if not quiet and err.is_terminal:
                 err.print(f"waiting for the sites at {federation}")

@@ -8,9 +8,11 @@ from typing import Annotated
 import typer
 
 from fedpca.cli.console import teller, until_stopped
-from fedpca.cli.options import Insecure, Quiet
+from fedpca.cli.options import AllowMissing, Columns, Drop, Id, Insecure, Quiet, choice_of
 from fedpca.engines.whereabouts import home, with_port
 from fedpca.errors import InputError
+from fedpca.rows.check import examine, findings_at, refuse_unfit
+from fedpca.rows.in_memory import Rows
 from fedpca.site.answer_log import AnswerLog, size
 from fedpca.site.policy import Policy
 from fedpca.site.site import Site
@@ -39,6 +41,10 @@ def join(
     folder: Annotated[
         Path | None, typer.Option(help="Folder for the site's memory and ledger.")
     ] = None,
+    drop: Drop = [],  # noqa: B006
+    columns: Columns = [],  # noqa: B006
+    id: Id = [],  # noqa: B006
+    allow_missing: AllowMissing = False,
     insecure: Insecure = False,
     quiet: Quiet = False,
 ) -> None:
@@ -46,6 +52,9 @@ def join(
 
     HOST is the address of the coordinator's server. The rows stay on this machine. The command prints
     each question and what is sent in reply, and records both in the site's ledger.
+
+    The command checks the rows first, as `fedpca check` does, and does not start if a fit would fail.
+    If a file changes so that a fit would fail, the site stays out of runs until the file is corrected.
     """
     with until_stopped():
         from fedpca.engines.credentials import read_authority, read_site_key
@@ -62,15 +71,25 @@ def join(
             plain=insecure,
         )
         private_key = read_site_key(key)
+        tell = teller(site_name, quiet)
+
+        def check(rows: Rows) -> None:
+            findings = findings_at(site_name, examine(rows), allow_missing=allow_missing)
+            for finding in findings:
+                if not finding.stops_fit:
+                    tell(finding.text)
+            refuse_unfit(findings)
+
         site = Site(
             [*data, *(more or [])],
             name=site_name,
             policy=Policy() if policy is None else Policy.load(policy),
             store=store,
+            check=check,
+            **choice_of(drop, columns, id),
         )
         store.mkdir(parents=True, exist_ok=True, mode=0o700)
         ledger = store / "ledger.jsonl"
-        tell = teller(site_name, quiet)
         tell(size(site.rows))
         for added, solver in load_added_solvers().items():
             if isinstance(solver, InputError):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+import csv
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from fedpca.errors import InputError
+from fedpca.linalg.rank_rules import RULES, check_n_components
+from fedpca.rows.files import name_of
+from fedpca.site.site import Site, cache_share
 from fedpca.solvers.catalogue import AUTO, find_solver
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
@@ -25,6 +29,20 @@ FILES = "One file or folder of rows per site, or NAME=PATH."
 Files = Annotated[list[str], typer.Argument(help=FILES)]
 Scale = Annotated[
     bool, typer.Option("--scale", help="Divide each feature by its standard deviation.")
+]
+Drop = Annotated[
+    list[str],
+    typer.Option(help="Column that is not a feature; may be repeated, as may NAME,NAME."),
+]
+Columns = Annotated[
+    list[str], typer.Option(help="Column that is a feature; all others are then left out.")
+]
+Id = Annotated[
+    list[str], typer.Option(help="Column that identifies the rows, and is not a feature.")
+]
+AllowMissing = Annotated[
+    bool,
+    typer.Option("--allow-missing", help="Accept NaN, because the rows are for RobustPCA."),
 ]
 Credentials = Annotated[
     Path | None,
@@ -45,14 +63,40 @@ FanIn = Annotated[
 
 def components_of(text: str) -> Any:
     """Parse the value of -k: a number, a share, the name of a rule, or None for all."""
-    if text.endswith("%"):
-        text = f"{text[:-1]}e-2"
+    wanted = None if text == "all" else _number(text)
+    try:
+        check_n_components(wanted)
+    except InputError:
+        raise InputError(
+            f"-k {text} is not valid; use a number of components from 1, a share of the variance "
+            f"between 0 and 1 (as in 0.95 or 95%), {', '.join(RULES)}, or all"
+        ) from None
+    return wanted
+
+
+def _number(text: str) -> int | float | str:
+    """Return the number in a text, or the text if there is none."""
+    plain = f"{text[:-1]}e-2" if text.endswith("%") else text
     for kind in (int, float):
         try:
-            return kind(text)
+            return kind(plain)
         except ValueError:
             continue
-    return None if text == "all" else text
+    return text
+
+
+def choice_of(drop: list[str], columns: list[str], id: list[str]) -> dict[str, Any]:
+    """Parse --drop, --columns, and --id, and return them as options of `Site`.
+
+    Each value is a name, or several with commas between them. Quotes enclose a name with a comma.
+    """
+    given = {"drop": drop, "columns": columns, "id": id}
+    names = {word: [n for text in texts for n in _names(text)] for word, texts in given.items()}
+    return {word: listed or None for word, listed in names.items()}
+
+
+def _names(text: str) -> list[str]:
+    return next(csv.reader([text], skipinitialspace=True), [])
 
 
 def named_sites(files: list[str]) -> dict[str, str]:
@@ -61,13 +105,25 @@ def named_sites(files: list[str]) -> dict[str, str]:
     for text in files:
         name, equals, path = text.partition("=")
         if not equals or Path(text).exists():
-            name, path = Path(text).stem, text
+            name, path = name_of(Path(text).absolute()), text
+        if not name or not path:
+            raise InputError(f"{text} must be a path or NAME=PATH, as in north=rows.csv")
         if name in sites:
             raise InputError(
-                f"two sites are named {name!r}; use different names, as in north={path}"
+                f"two sites are named {name!r}: {sites[name]} and {path}; give each a name, as in "
+                f"first={sites[name]} second={path}"
             )
         sites[name] = path
     return sites
+
+
+def opened_sites(files: list[str], choice: dict[str, Any]) -> dict[str, Site]:
+    """Open the files of each site with the chosen columns, and return the sites by name."""
+    sites = named_sites(files)
+    share = cache_share(len(sites))
+    return {
+        name: Site(path, name=name, memory_limit=share, **choice) for name, path in sites.items()
+    }
 
 
 def sites_of(text: str | None) -> int | list[str] | None:

@@ -8,9 +8,12 @@ from typing import Annotated
 import typer
 
 from fedpca.cli.console import exit_codes, out, refuse_overwriting, rows_read
-from fedpca.cli.options import Components, Force, Quiet, components_of
+from fedpca.cli.options import Columns, Components, Drop, Id, Quiet, choice_of, components_of
+from fedpca.errors import InputError
 from fedpca.report.tables import print_summary
 from fedpca.summary.summary import N_SPARE, Summary
+
+MAX_REVEALED_ROWS = 2  # the mean and one direction give away two rows, and the mean alone one row
 
 
 def summarize(
@@ -20,7 +23,16 @@ def summarize(
     spare: Annotated[
         int, typer.Option(help="Number of directions to keep beyond the components.")
     ] = N_SPARE,
-    force: Force = False,
+    drop: Drop = [],  # noqa: B006
+    columns: Columns = [],  # noqa: B006
+    id: Id = [],  # noqa: B006
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force",
+            help="Overwrite an existing output file; write a summary of only 1 or 2 rows.",
+        ),
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Summarize one site's rows in a file that can be merged with other sites' summaries.
@@ -30,7 +42,13 @@ def summarize(
     with exit_codes():
         refuse_overwriting(output, force)
         wanted = components_of(n_components)
-        summary = Summary.of(file, wanted, n_spare=spare, on_block=rows_read(quiet))
+        choice = choice_of(drop, columns, id)
+        summary = Summary.of(file, wanted, n_spare=spare, on_block=rows_read(quiet), **choice)
+        if 0 < summary.n <= MAX_REVEALED_ROWS and not force:
+            raise InputError(
+                f"{file} has {summary.n:.0f} row(s), and anyone could compute them from the summary, "
+                "which is meant to be shared; use at least 3 rows, or --force to write it anyway"
+            )
         summary.save(output)
         if not quiet:
             print_summary(out, summary)

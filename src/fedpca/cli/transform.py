@@ -10,14 +10,14 @@ import numpy as np
 import typer
 
 from fedpca.cli.console import err, exit_codes, out, refuse_overwriting
-from fedpca.cli.options import Force, Quiet
+from fedpca.cli.options import Columns, Drop, Force, Id, Quiet, choice_of
 from fedpca.errors import InputError
 from fedpca.estimators import RobustPCA
 from fedpca.models.linear import Model, load_model
 from fedpca.models.personalized import is_personalized, load_personalized
-from fedpca.rows.columns import column_order, some_of
-from fedpca.rows.in_memory import refuse_non_finite
-from fedpca.rows.open import open_rows
+from fedpca.rows.choice import ALL_COLUMNS, ColumnChoice
+from fedpca.rows.columns import distinct_names, some_of
+from fedpca.rows.matching import open_matching, scores_in_blocks
 from fedpca.storage import atomic
 
 
@@ -25,68 +25,86 @@ def transform(
     model: Annotated[Path, typer.Argument(help="Model written by `fedpca fit` or `fedpca merge`.")],
     file: Annotated[Path, typer.Argument(help="File or folder of rows.")],
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Write the scores to this file (.parquet).")
+        Path,
+        typer.Option("--output", "-o", help="Write the scores to this file (.parquet or .csv)."),
     ],
     site: Annotated[
         str | None,
         typer.Option(help="Site that the rows belong to; only for a personalized model."),
     ] = None,
+    drop: Drop = [],  # noqa: B006
+    columns: Columns = [],  # noqa: B006
+    id: Id = [],  # noqa: B006
     force: Force = False,
     quiet: Quiet = False,
 ) -> None:
     """Write the scores of rows on a model's components.
 
-    MODEL is a file written by `fedpca fit` or `fedpca merge`. FILE is a file or folder of rows.
+    MODEL is a file written by `fedpca fit` or `fedpca merge`. FILE is a file or folder of rows. Columns
+    are matched by name, and columns that are not features of the model are ignored. Columns given with
+    --id are written beside the scores.
     """
     with exit_codes():
         refuse_overwriting(output, force)
-        n_rows = write_scores(model, file, output, site)
+        choice = ColumnChoice.of(**choice_of(drop, columns, id))
+        n_rows = write_scores(model, file, output, site, choice)
         if not quiet:
             out.print(f"Wrote {n_rows:,} rows to {output}")
 
 
-def write_scores(model_path: Path, source: Path, output: Path, site: str | None = None) -> int:
-    """Write scores as Parquet, and return the number of rows.
+def write_scores(
+    model_path: Path,
+    source: Path,
+    output: Path,
+    site: str | None = None,
+    choice: ColumnChoice = ALL_COLUMNS,
+) -> int:
+    """Write the ids and scores of rows as Parquet or CSV, and return the number of rows.
 
     Columns are matched by name if both the model and the rows have column names. If the model has
     site-specific components, ``site`` names the site that the rows belong to.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    if output.suffix != ".parquet":
-        raise InputError(f"{output} must end in .parquet, as in {output.stem}.parquet")
+    if output.suffix not in (".parquet", ".csv"):
+        raise InputError(f"{output} must end in .parquet or .csv, as in {output.stem}.parquet")
     model, header = _model(model_path, site)
     score = partial(model.transform, whiten=bool(header["parameters"].get("whiten")))
     if header.get("estimator") == RobustPCA.__name__:  # its scores ignore outliers
         score = RobustPCA.load(model_path).set_output(transform="default").transform
-    rows = open_rows(source)
     k, d = model.components.shape
-    order = None
-    if header["features"] is not None and rows.features is not None:
-        order = column_order(header["features"], rows.features, str(source))
-    elif rows.n_features != d:
-        raise InputError(f"{source} has {rows.n_features} columns, but the model has {d} features")
-    elif header["features"] is not None:
-        first = some_of(header["features"])
+    features = header["features"]
+    rows = open_matching(source, features, d, choice)
+    if features is not None and rows.features is None:
         err.print(
-            f"warning: {source} has no column names; its columns are assumed to be {first} in order",
+            f"warning: {source} has no column names; its columns are assumed to be "
+            f"{some_of(features)} in order",
             soft_wrap=True,
         )
     n_shared = int(header["n_shared"]) if "n_shared" in header else k
     names = [f"pc{i + 1}" for i in range(n_shared)]
     names += [f"local{i + 1}" for i in range(k - n_shared)]
-    schema = pa.schema([(name, pa.float64()) for name in names])
+    has_ids = bool(choice.ids)
+    id_fields = list(getattr(rows, "id_schema", ())) if has_ids else []
+    distinct_names([*choice.ids, *names])
+    schema = pa.schema([*id_fields, *((name, pa.float64()) for name in names)])
     written = 0
-    with atomic.writing(output) as path, pq.ParquetWriter(path, schema) as writer:
-        for block in rows.blocks():
-            ordered = block if order is None else block[:, order]
-            scores = score(ordered)
-            if not np.isfinite(scores).all():
-                refuse_non_finite(rows)
-            writer.write_batch(pa.record_batch(list(np.ascontiguousarray(scores.T)), schema=schema))
+    with atomic.writing(output) as path, _writer(path, output.suffix, schema) as writer:
+        for scores, ids in scores_in_blocks(rows, score, with_ids=has_ids):
+            columns = [*(ids.columns if has_ids else ()), *np.ascontiguousarray(scores.T)]
+            writer.write_batch(pa.record_batch(columns, schema=schema))
             written += len(scores)
     return written
+
+
+def _writer(path: Path, suffix: str, schema: Any) -> Any:
+    """Return a writer of record batches to a Parquet or CSV file."""
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    if suffix == ".csv":
+        return pyarrow.csv.CSVWriter(path, schema)
+    return pyarrow.parquet.ParquetWriter(path, schema)
 
 
 def _model(path: Path, site: str | None) -> tuple[Model, dict[str, Any]]:

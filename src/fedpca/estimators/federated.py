@@ -24,6 +24,7 @@ from fedpca.estimators.fitting import (
     warn_rank,
     warn_uncertain,
     warn_unconverged,
+    without_labels,
 )
 from fedpca.estimators.linear import LinearMethods
 from fedpca.linalg.rank_rules import RULES
@@ -143,15 +144,18 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         ----------
         X : rows, list or dict of rows, or Federation
             One table of rows; a list or dict with the rows of each site; or a `Federation`. A site's
-            rows can be an array, a sparse matrix, a data frame, or the path to a file or folder.
+            rows can be an array, a sparse matrix, a data frame, or the path to a file or folder. A
+            single path is one site.
         y : None
             Ignored.
-        sites : array of shape (n_samples,), optional
-            The site label for each row, if X is one table.
+        sites : array of shape (n_samples,) or str, optional
+            The site label for each row, if X is one table; or the name of the column that holds the
+            labels, which is then not a feature.
         """
         self._validate_params()
         solver = find_solver(self.solver)
         with new_features(self):
+            X, sites = without_labels(X, sites)
             fed = as_federation(validated(self, X), sites)
             parameters = plain_params(self)
             del parameters["solver"], parameters["whiten"], parameters["random_state"]
@@ -178,6 +182,7 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
     def fit_transform(self, X: Any, y: Any = None, *, sites: Any = None) -> Array:
         """Fit the model to one table of rows, and return their scores."""
         refuse_many_sites(X)
+        X, sites = without_labels(X, sites)
         return np.asarray(self.fit(X, sites=sites).transform(X))
 
     @property

@@ -20,11 +20,13 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import validate_data
 
+from fedpca.arrays import Array
 from fedpca.coordinator.federation import Federation
 from fedpca.coordinator.record import RunRecord
 from fedpca.errors import InputError
 from fedpca.rows.in_memory import JoinedRows, Rows
-from fedpca.rows.labels import rows_by_label
+from fedpca.rows.labels import rows_by_label, take_label_column
+from fedpca.rows.matching import open_matching, scores_in_blocks
 from fedpca.rows.open import open_rows
 from fedpca.site.site import Site
 from fedpca.solvers.catalogue import to_plain
@@ -176,9 +178,16 @@ def is_many_sites(X: Any) -> bool:
     return True
 
 
+def without_labels(X: Any, sites: Any) -> tuple[Any, Any]:
+    """Return one table and its site labels, which ``sites`` may name as one of its columns."""
+    if not isinstance(sites, str) or is_many_sites(X):
+        return X, sites
+    return take_label_column(X, sites)
+
+
 def validated(estimator: Any, X: Any, **checks: Any) -> Any:
-    """Check one table as scikit-learn does and return it; return several sites' rows unchanged."""
-    if is_many_sites(X):
+    """Check one table as scikit-learn does and return it; return files and several sites unchanged."""
+    if is_many_sites(X) or is_path(X):
         return X
     return validate_data(
         estimator,
@@ -206,7 +215,31 @@ def as_federation(X: Any, sites: Any = None) -> Federation:
                 "sites= labels the rows of a single table; X is already split by site, so omit sites="
             )
         return X if isinstance(X, Federation) else Federation.local(X)
+    if is_path(X) and sites is not None:
+        raise InputError(
+            "X is a file, so sites= must name the column that holds each row's site; or pass the table"
+        )
     return Federation.local([X] if sites is None else rows_by_label(X, sites))
+
+
+def scores_of_file(
+    estimator: BaseEstimator, path: Any, score: Callable[[Any], Array], width: int
+) -> Array:
+    """Return the scores of the rows in a file or folder, ``(n, width)``, reading block by block.
+
+    Columns are matched by name, and columns that are not features of the model are ignored.
+    """
+    names = getattr(estimator, "feature_names_in_", None)
+    features = None if names is None else [str(name) for name in names]
+    rows = open_matching(path, features, estimator.n_features_in_)
+    if features is not None and rows.features is None:
+        warnings.warn(
+            f"{path} has no column names; its columns are assumed to be in the order of the fit",
+            UserWarning,
+            stacklevel=3,
+        )
+    blocks = [scores for scores, _ in scores_in_blocks(rows, score)]
+    return np.vstack([np.empty((0, width)), *blocks])
 
 
 def as_stream(X: Any) -> Rows | Iterator[Any] | None:
@@ -215,25 +248,26 @@ def as_stream(X: Any) -> Rows | Iterator[Any] | None:
         raise InputError("a Federation's rows stay at their sites; use FederatedPCA instead")
     if isinstance(X, Iterator):
         return X
-    if _is_path(X):
+    if is_path(X):
         return open_rows(X)
     if not is_many_sites(X):
         return None
     items = list(X.values() if isinstance(X, Mapping) else X)
     if any(isinstance(item, Site) for item in items):
         raise InputError("a Site's rows stay at the site; use FederatedPCA instead")
-    if items and all(_is_path(item) for item in items):
+    if items and all(is_path(item) for item in items):
         return JoinedRows([(str(item), open_rows(item)) for item in items])
     return iter(items)
 
 
-def _is_path(item: Any) -> bool:
+def is_path(item: Any) -> bool:
+    """Return whether an item is the name of a file or folder, or a pattern for names."""
     return isinstance(item, str | os.PathLike)
 
 
 def _is_rows(item: Any) -> bool:
     """Return whether a list item is a site's rows: a path, a data frame, or anything 2-D."""
-    if _is_path(item) or isinstance(item, Site):
+    if is_path(item) or isinstance(item, Site):
         return True
     shape = getattr(item, "shape", None)
     if shape is not None:

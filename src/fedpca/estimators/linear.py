@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from fedpca.arrays import Array
 from fedpca.errors import InputError
+from fedpca.estimators.fitting import is_path, scores_of_file
 from fedpca.models.linear import Model
 
 FITTED = (
@@ -81,8 +83,15 @@ class LinearMethods(LinearAttributes, ClassNamePrefixFeaturesOutMixin, Transform
         return self._model().singular_values
 
     def transform(self, X: Any) -> Array:
-        """Return the rows' scores on the components, ``(n, n_components_)``."""
+        """Return the rows' scores on the components, ``(n, n_components_)``.
+
+        ``X`` holds the rows, or is the path to a file or folder of rows. In a file, columns that are
+        not features of the model are ignored.
+        """
         model = self._model()
+        if is_path(X):
+            score = partial(model.transform, whiten=self.whiten)
+            return scores_of_file(self, X, score, len(model.components))
         rows = self._rows(X)
         scores = model.transform(rows, whiten=self.whiten)
         return scores.astype(rows.dtype, copy=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
 
@@ -22,13 +23,16 @@ from fedpca.estimators.files import file_header, from_header, record_in, usable_
 from fedpca.estimators.fitting import (
     as_federation,
     holds_rows,
+    is_path,
     new_features,
     plain_params,
     refuse_many_sites,
     run_program,
+    scores_of_file,
     set_features,
     validated,
     warn_unconverged,
+    without_labels,
 )
 from fedpca.estimators.linear import tags_for_rows
 from fedpca.models import site_similarity
@@ -202,12 +206,14 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
             site's rows can be an array, a sparse matrix, a data frame, or the path to a file or folder.
         y : None
             Ignored.
-        sites : array of shape (n_samples,), optional
-            The site label for each row, if X is one table.
+        sites : array of shape (n_samples,) or str, optional
+            The site label for each row, if X is one table; or the name of the column that holds the
+            labels, which is then not a feature.
         """
         self._validate_params()
         solver = find_personalized(self.method)
         with new_features(self):
+            X, sites = without_labels(X, sites)
             X = validated(self, X)
             gather = holds_rows(X) if self.gather is None else self.gather
             fed = as_federation(X, sites)
@@ -231,14 +237,24 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
     def fit_transform(self, X: Any, y: Any = None, *, sites: Any = None) -> Array:
         """Fit the model to one table of rows, and return their scores."""
         refuse_many_sites(X)
+        X, sites = without_labels(X, sites)
         return self.fit(X, sites=sites).transform(X, sites)
 
     def transform(self, X: Any, site: Any = None) -> Array:
         """Return the rows' scores, shared and then local, ``(n, n_shared + n_local)``.
 
         ``site`` is the name of the rows' site, or one label for each row. You can omit it if the model
-        holds a single site. Columns for components that a site lacks are zero.
+        holds a single site. Columns for components that a site lacks are zero. ``X`` holds the rows, or
+        is the path to a file or folder with the rows of one site.
         """
+        if is_path(X):
+            check_is_fitted(self)
+            if not isinstance(site, str | None):
+                raise InputError(
+                    "X is a file; pass the name of its site, or the rows and their labels"
+                )
+            score = partial(self.model_.transform, site=site)
+            return scores_of_file(self, X, score, self.model_.n_scores)
         rows = self._rows(X)
         return self.model_.transform(rows, site).astype(rows.dtype, copy=False)
 

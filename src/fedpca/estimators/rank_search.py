@@ -31,7 +31,7 @@ from sklearn.utils import check_random_state
 
 from fedpca.arrays import Array
 from fedpca.errors import InputError
-from fedpca.estimators.fitting import holds_rows, is_many_sites
+from fedpca.estimators.fitting import holds_rows, is_many_sites, without_labels
 from fedpca.estimators.personalized import MIN_MISALIGNMENT, PersonalizedPCA
 from fedpca.models.linear import Model
 from fedpca.rows.columns import column_order
@@ -90,8 +90,8 @@ def search_ranks(
         into memory.
     n_shared, n_local : sequences of int
         The numbers to try, which can be 0.
-    sites : array of shape (n_samples,), optional
-        The site label for each row, if X is one table.
+    sites : array of shape (n_samples,) or str, optional
+        The site label for each row, if X is one table, or the name of the column that holds the labels.
     held_out : float
         The share of each site's rows to hold out.
     n_repeats : int
@@ -162,6 +162,7 @@ def _rows(X: Any, sites: Any) -> dict[str, Any]:
             "search_ranks cannot read the rows of a Federation or a Site; pass the rows themselves"
         )
     if not is_many_sites(X):
+        X, sites = without_labels(X, sites)
         table = _in_memory("the rows", open_rows(X), None)
         labels = ["all"] * table.shape[0] if sites is None else sites
         return rows_by_label(table, labels)

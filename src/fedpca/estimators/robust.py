@@ -17,13 +17,16 @@ from fedpca.errors import InputError
 from fedpca.estimators.files import file_header, from_header, record_in, usable_header
 from fedpca.estimators.fitting import (
     as_federation,
+    is_path,
     new_features,
     plain_params,
     refuse_many_sites,
     run_program,
+    scores_of_file,
     set_features,
     validated,
     warn_unconverged,
+    without_labels,
 )
 from fedpca.estimators.linear import LinearAttributes, rows_from_scores, tags_for_rows
 from fedpca.models.linear import Model, load_model
@@ -168,13 +171,15 @@ class RobustPCA(
             The same as for `FederatedPCA.fit`, but NaN marks missing values.
         y : None
             Ignored.
-        sites : array of shape (n_samples,), optional
-            The site label for each row, if X is one table.
+        sites : array of shape (n_samples,) or str, optional
+            The site label for each row, if X is one table; or the name of the column that holds the
+            labels, which is then not a feature.
         """
         self._validate_params()
         solver = find_robust(self.method)
         self._check_ranks(solver)
         with new_features(self):
+            X, sites = without_labels(X, sites)
             fed = as_federation(validated(self, X, ensure_all_finite="allow-nan"), sites)
             parameters = plain_params(self)
             del parameters["method"], parameters["random_state"]
@@ -189,10 +194,17 @@ class RobustPCA(
     def fit_transform(self, X: Any, y: Any = None, *, sites: Any = None) -> Array:
         """Fit the model to one table of rows, and return their scores."""
         refuse_many_sites(X)
+        X, sites = without_labels(X, sites)
         return self.fit(X, sites=sites).transform(X)
 
     def transform(self, X: Any) -> Array:
-        """Return the rows' scores on the components, ignoring outliers and missing values."""
+        """Return the rows' scores on the components, ignoring outliers and missing values.
+
+        ``X`` holds the rows, or is the path to a file or folder of rows.
+        """
+        if is_path(X):
+            check_is_fitted(self)
+            return scores_of_file(self, X, self.model_.transform, self.n_components_)
         rows = self._rows(X)
         return self.model_.transform(rows).astype(rows.dtype, copy=False)
 

@@ -155,8 +155,9 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         Parameters
         ----------
         X : rows, path, list of paths, or iterator of batches
-            One table; the path to a Parquet, CSV, npy, or npz file, or to a folder of such files; or an
-            iterator or list of batches. If there are several files, columns are matched by name.
+            One table; the path to a Parquet, Feather, CSV, TSV, npy, or npz file, or to a folder of
+            such files; or an iterator or list of batches. If there are several files, columns are
+            matched by name.
         y : None
             Ignored.
         on_batch : callable, optional

@@ -45,7 +45,8 @@ def column_order(wanted: Sequence[str], present: Sequence[str], where: str) -> l
             if group
         ]
         raise InputError(
-            f"{where}: the columns differ: {', '.join(differences)}; use the same columns in both"
+            f"{where}: the columns differ: {', '.join(differences)}; use the same columns in both, or "
+            "choose them with --columns or --drop"
         )
     position = {name: index for index, name in enumerate(present)}
     return [position[name] for name in wanted]

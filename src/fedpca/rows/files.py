@@ -1,9 +1,8 @@
-"""Read rows from ``.npy``, ``.npz``, Parquet, and CSV files."""
+"""Read rows from files of every supported kind."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ import numpy as np
 import scipy.sparse as sp
 
 from fedpca.errors import InputError, SiteFailed
-from fedpca.rows.columns import distinct_names
+from fedpca.rows.choice import ColumnChoice
+from fedpca.rows.csv_file import CsvFile
 from fedpca.rows.in_memory import (
     Block,
     DenseRows,
@@ -21,7 +21,9 @@ from fedpca.rows.in_memory import (
     check_numeric,
     rows_per_block,
 )
-from fedpca.rows.tables import dense_batch, numeric_schema
+from fedpca.rows.tables import TableRows
+
+Opener = Callable[[Path, ColumnChoice], Rows]
 
 
 class NpyRows:
@@ -39,6 +41,7 @@ class NpyRows:
         # rows in a Fortran-order file are not contiguous, so map it whole; the system pages it
         self._whole = None if whole.flags.c_contiguous else whole
         self.n_rows, self.n_features = whole.shape
+        self.dtypes = (str(whole.dtype),) * self.n_features
 
     def blocks(self) -> Iterator[Block]:
         step = rows_per_block(self.n_features)
@@ -54,32 +57,27 @@ class NpyRows:
         return np.memmap(self._path, self._dtype, "r", offset, shape)
 
 
-class ParquetRows:
-    """Rows in a Parquet file, decoded one block at a time."""
+class ParquetFile:
+    """A Parquet file, decoded one block at a time."""
 
     pass_cost = 200.0
+    has_names = True
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        import pyarrow as pa
-
         with self._open() as file:
-            schema = file.schema_arrow
+            self.schema = file.schema_arrow
             self.n_rows = file.metadata.num_rows
-        index = (schema.pandas_metadata or {}).get("index_columns", [])
-        fields = [field for field in schema if field.name not in index]
-        self.features = distinct_names([field.name for field in fields])
-        self.n_features = len(self.features)
-        self._schema = numeric_schema(pa.schema(fields))
+        self.about_n_rows = float(self.n_rows)
+        self.names = self.schema.names
+        self.index = pandas_index(self.schema)
 
-    def blocks(self) -> Iterator[Block]:
+    def batches(self, columns: Sequence[str], size: int) -> Iterator[Any]:
         import pyarrow as pa
 
         try:
             with self._open() as file:
-                size = rows_per_block(self.n_features)
-                for batch in file.iter_batches(size, columns=list(self.features)):
-                    yield dense_batch(batch, self._schema)
+                yield from file.iter_batches(size, columns=list(columns))
         except (OSError, pa.ArrowException):
             raise SiteFailed(f"{self._path} can no longer be read") from None
 
@@ -90,62 +88,55 @@ class ParquetRows:
         return pq.ParquetFile(self._path, pre_buffer=False)
 
 
-CHARACTERS = 8  # of a number in a CSV file, roughly
+class FeatherFile:
+    """A Feather file, read one batch at a time."""
 
-
-class CsvRows:
-    """Rows in a CSV file with a header line, parsed one block at a time."""
-
-    pass_cost = 1000.0
+    pass_cost = 50.0
+    has_names = True
 
     def __init__(self, path: Path) -> None:
-        import pyarrow as pa
-
         self._path = path
-        with self._open(None) as reader:
-            schema = reader.schema
-        self.features = distinct_names(_header(schema.names))
-        self.n_features = len(self.features)
-        self._schema = numeric_schema(schema)
-        # a column may start with integers and continue with fractions, so read all columns as float64;
-        # only booleans keep their type, because Arrow cannot parse "true" as a float
-        booleans = [field for field in schema if pa.types.is_boolean(field.type)]
-        self._types = {field.name: field.type for field in self._schema}
-        self._types |= {field.name: field.type for field in booleans}
+        with self._open(None) as file:
+            self.schema = file.schema
+        self.names = self.schema.names
+        self.index = pandas_index(self.schema)
 
     @cached_property
     def n_rows(self) -> int:
-        return sum(len(block) for block in self.blocks())
+        return sum(batch.num_rows for batch in self.batches(self.schema.names[:1], 0))
 
-    @cached_property
+    @property
     def about_n_rows(self) -> float:
-        """Return an estimate of the number of rows, from the size of the file."""
-        return self._path.stat().st_size / (CHARACTERS * self.n_features)
+        return float(self.n_rows)
 
-    def blocks(self) -> Iterator[Block]:
+    def batches(self, columns: Sequence[str], size: int) -> Iterator[Any]:
+        """Yield batches of at most ``size`` rows, or as they lie in the file if ``size`` is 0."""
         import pyarrow as pa
 
         try:
-            n_rows = 0
-            with self._open(self._types) as reader:
-                for batch in reader:
-                    n_rows += batch.num_rows
-                    yield dense_batch(batch, self._schema)
-            self.n_rows = n_rows  # counted for free by this pass
-        except pa.ArrowInvalid as error:
-            # Arrow's own message quotes the value, which is private
-            column = re.search(r"CSV column #(\d+)", str(error))
-            where = "a line" if column is None else f"column {self.features[int(column[1])]}"
-            raise InputError(
-                f"{self._path}: {where} contains a value that is not a number; correct or drop it"
-            ) from None
+            with self._open(columns) as file:
+                for i in range(file.num_record_batches):
+                    batch = file.get_batch(i).select(list(columns))
+                    step = size or batch.num_rows
+                    for start in range(0, batch.num_rows, max(1, step)):
+                        yield batch.slice(start, step)
+        except (OSError, pa.ArrowException):
+            raise SiteFailed(f"{self._path} can no longer be read") from None
 
-    def _open(self, types: dict[str, Any] | None) -> Any:
-        import pyarrow.csv as csv
+    def _open(self, columns: Sequence[str] | None) -> Any:
+        import pyarrow as pa
 
-        # Arrow's default block of 1 MB of text stays well below BLOCK_BYTES once parsed
-        convert = csv.ConvertOptions(column_types=types)
-        return csv.open_csv(self._path, convert_options=convert)
+        fields = None
+        if columns is not None:
+            fields = [self.schema.get_field_index(name) for name in columns]
+        options = pa.ipc.IpcReadOptions(included_fields=fields)
+        return pa.ipc.open_file(pa.OSFile(str(self._path)), options=options)
+
+
+def pandas_index(schema: Any) -> list[str]:
+    """Return the columns that hold the row index of a pandas data frame."""
+    names = (schema.pandas_metadata or {}).get("index_columns", [])
+    return [name for name in names if isinstance(name, str)]
 
 
 def _open_npz(path: Path) -> Rows:
@@ -167,31 +158,38 @@ def _open_npz(path: Path) -> Rows:
         return DenseRows(archive[chosen])
 
 
-def _header(names: list[str]) -> list[str]:
-    """Return the column names, or refuse a first line that lacks names or contains numbers."""
-    if len(names) == 1 and any(mark in names[0] for mark in ";\t|"):
-        raise InputError("the columns are not separated by commas; save the file with commas")
-    if "" in names:
-        raise InputError(
-            f"column {names.index('') + 1} has no name; save the file without its row index"
-        )
-    looks_like_data = all(_is_number(name) for name in names)
-    if looks_like_data and names != [str(i) for i in range(len(names))]:
-        raise InputError("the first line contains numbers; it must contain the column names")
-    return names
+def kind_of(path: Path) -> str:
+    """Return how a file's name ends, as in ``.csv`` or ``.csv.gz``."""
+    name = path.name.lower()
+    return next((kind for kind in OPENERS if name.endswith(kind)), path.suffix)
 
 
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+def name_of(path: Path) -> str:
+    """Return a file's name without its kind."""
+    return path.name[: len(path.name) - len(kind_of(path))]
 
 
-OPENERS: dict[str, Callable[[Path], Rows]] = {
-    ".npy": NpyRows,
-    ".npz": _open_npz,
-    ".parquet": ParquetRows,
-    ".csv": CsvRows,
+def _unnamed(opener: Callable[[Path], Rows]) -> Opener:
+    """Return an opener of files whose columns have no names."""
+
+    def open_file(path: Path, choice: ColumnChoice) -> Rows:
+        choice.check_unnamed()
+        return opener(path)
+
+    return open_file
+
+
+def _open_csv(path: Path, choice: ColumnChoice) -> Rows:
+    return TableRows(CsvFile(path, choice), choice)
+
+
+OPENERS: dict[str, Opener] = {
+    ".npy": _unnamed(NpyRows),
+    ".npz": _unnamed(_open_npz),
+    ".parquet": lambda path, choice: TableRows(ParquetFile(path), choice),
+    ".feather": lambda path, choice: TableRows(FeatherFile(path), choice),
+    ".csv": _open_csv,
+    ".tsv": _open_csv,
+    ".csv.gz": _open_csv,
+    ".tsv.gz": _open_csv,
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import scipy.sparse as sp
@@ -32,6 +32,9 @@ class Rows(HasColumns, Protocol):
 
     @property
     def pass_cost(self) -> float: ...  # the cost of reading one entry once, in multiplications
+
+    @property
+    def dtypes(self) -> Sequence[str]: ...  # the type of each column in the source
 
     def blocks(self) -> Iterator[Block]: ...
 
@@ -106,6 +109,7 @@ class DenseRows:
                 f"cannot convert {type(array).__name__} to a table of numbers; pass a 2-D array"
             ) from None
         self.n_rows, self.n_features = self._array.shape
+        self.dtypes = (str(self._array.dtype),) * self.n_features
 
     def blocks(self) -> Iterator[Block]:
         step = rows_per_block(self.n_features)
@@ -125,6 +129,7 @@ class SparseRows:
         check_numeric(matrix.dtype)
         self._matrix = canonical(matrix)
         self.n_rows, self.n_features = self._matrix.shape
+        self.dtypes = (str(self._matrix.dtype),) * self.n_features
         # an entry takes 12 bytes in a CSR block and 8 in a dense one
         density = self._matrix.nnz / max(1, self.n_rows * self.n_features)
         # the scores of sparse rows are dense, so the ratio needs a limit
@@ -148,6 +153,11 @@ class JoinedRows:
             self._sources.append((rows, matching_order(first, rows, where)))
         self.features, self.n_features = first.features, first.n_features
         self.pass_cost = max(rows.pass_cost for rows, _ in self._sources)
+        dtypes = [
+            rows.dtypes if order is None else [rows.dtypes[i] for i in order]
+            for rows, order in self._sources
+        ]
+        self.dtypes = tuple(" or ".join(sorted(set(kinds))) for kinds in zip(*dtypes, strict=True))
 
     @property
     def n_rows(self) -> int:
@@ -162,6 +172,23 @@ class JoinedRows:
         for rows, order in self._sources:
             for block in rows.blocks():
                 yield block if order is None else block[:, order]
+
+    @property
+    def id_schema(self) -> Any:
+        """Return the types of the ids, as text if the sources differ."""
+        import pyarrow as pa
+
+        schemas = [cast(Any, rows).id_schema for rows, _ in self._sources]
+        if all(schema.equals(schemas[0]) for schema in schemas):
+            return schemas[0]
+        return pa.schema([(name, pa.string()) for name in schemas[0].names])
+
+    def blocks_with_ids(self) -> Iterator[tuple[Block, Any]]:
+        """Yield each block with the ids of its rows, if all sources are tables with ids."""
+        schema = self.id_schema
+        for rows, order in self._sources:
+            for block, ids in cast(Any, rows).blocks_with_ids():
+                yield block if order is None else block[:, order], ids.cast(schema)
 
 
 def refuse_non_finite(rows: Rows) -> None:

@@ -1,4 +1,4 @@
-"""Read the site labels of a table's rows."""
+"""Read the site labels of a table's rows, which may be one of its columns."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import numpy as np
 
 from fedpca.arrays import Array
 from fedpca.errors import InputError
+from fedpca.rows.choice import ColumnChoice
+from fedpca.rows.open import open_rows
 
 
 def labels_of_rows(sites: Any, n_rows: int) -> Array:
@@ -34,3 +36,19 @@ def selections(sites: Any, n_rows: int) -> dict[str, Array]:
 def rows_by_label(X: Any, sites: Any) -> dict[str, Any]:
     """Group the rows of one table by their site labels."""
     return {name: X[chosen] for name, chosen in selections(sites, X.shape[0]).items()}
+
+
+def take_label_column(source: Any, column: str) -> tuple[Any, list[Any]]:
+    """Read a table into memory, and return it without the column that names each row's site.
+
+    The table is a pyarrow table of float64. The labels are returned with it; an empty one is None.
+    """
+    import pyarrow as pa
+
+    rows: Any = open_rows(source, ColumnChoice(ids=(column,)))
+    blocks, labels = [np.empty((0, rows.n_features))], []
+    for block, ids in rows.blocks_with_ids():
+        blocks.append(block)
+        labels += [label if label != "" else None for label in ids.column(0).to_pylist()]
+    table = np.vstack(blocks)
+    return pa.table(dict(zip(rows.features, table.T, strict=True))), labels

@@ -12,26 +12,30 @@ from zipfile import BadZipFile
 import scipy.sparse as sp
 
 from fedpca.errors import InputError, SiteFailed
-from fedpca.rows.files import OPENERS
+from fedpca.rows.choice import ALL_COLUMNS, ColumnChoice
+from fedpca.rows.files import OPENERS, kind_of, name_of
 from fedpca.rows.in_memory import DenseRows, JoinedRows, Rows, SparseRows
-from fedpca.rows.tables import TableRows
+from fedpca.rows.tables import InMemoryTable, TableRows
 
 _GONE = "gone"
 
 
-def open_rows(source: Any) -> Rows:
-    """Return the rows in an array, sparse matrix, data frame, or table, or in files or folders."""
+def open_rows(source: Any, choice: ColumnChoice = ALL_COLUMNS) -> Rows:
+    """Return the rows in an array, sparse matrix, data frame, or table, or in files or folders.
+
+    ``choice`` says which columns are features.
+    """
     paths = paths_of(source)
     if paths:
-        return open_paths(paths)
-    if sp.issparse(source):
-        return SparseRows(source)
+        return open_paths(paths, choice)
     if hasattr(source, "__arrow_c_stream__"):
-        return TableRows(source)
-    return DenseRows(source)
+        return TableRows(InMemoryTable(source), choice)
+    if choice is not ALL_COLUMNS:
+        choice.check_unnamed()
+    return SparseRows(source) if sp.issparse(source) else DenseRows(source)
 
 
-def open_path(path: Path) -> Rows:
+def open_path(path: Path, choice: ColumnChoice = ALL_COLUMNS) -> Rows:
     """Return the rows in a file, or in all data files under a folder, sorted by path."""
     if path.is_dir():
         files = _files_below(path)
@@ -40,30 +44,31 @@ def open_path(path: Path) -> Rows:
                 f"{path} contains no {', '.join(OPENERS)} files; use a different folder"
             )
         _refuse_copies(files)
-        return JoinedRows([(str(file), open_path(file)) for file in files])
+        return JoinedRows([(str(file), open_path(file, choice)) for file in files])
     if not path.exists():
         raise InputError(f"{path} does not exist; check the name")
+    kind = kind_of(path)
     try:
-        opener = OPENERS[path.suffix]
+        opener = OPENERS[kind]
     except KeyError:
         raise InputError(
             f"{path}: cannot read {path.suffix!r} files; use {', '.join(OPENERS)}"
         ) from None
     try:
-        return opener(path)
+        return opener(path, choice)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     except (OSError, ValueError, KeyError, EOFError, BadZipFile):  # raised by numpy and Arrow
-        raise InputError(f"{path} is not a readable {path.suffix} file") from None
+        raise InputError(f"{path} is not a readable {kind} file") from None
 
 
-def open_paths(texts: Sequence[str]) -> Rows:
+def open_paths(texts: Sequence[str], choice: ColumnChoice = ALL_COLUMNS) -> Rows:
     """Return the combined rows of several files or folders; ``*`` in a name matches any text."""
     paths = _expand_patterns(texts)
     if len(paths) == 1:
-        return open_path(paths[0])
+        return open_path(paths[0], choice)
     _refuse_copies(paths)
-    return JoinedRows([(str(path), open_path(path)) for path in paths])
+    return JoinedRows([(str(path), open_path(path, choice)) for path in paths])
 
 
 def paths_of(source: Any) -> list[str]:
@@ -116,7 +121,7 @@ def _refuse_copies(files: Sequence[Path]) -> None:
     """Refuse a file that is listed twice, or whose rows another file format seems to repeat."""
     seen: dict[Path, Path] = {}
     for file in files:
-        known = seen.setdefault(file.with_suffix("") if file.is_file() else file, file)
+        known = seen.setdefault(file.with_name(name_of(file)) if file.is_file() else file, file)
         if known is not file:
             raise InputError(
                 f"{known} and {file} have the same name, so their rows would count twice; remove or "
@@ -125,4 +130,4 @@ def _refuse_copies(files: Sequence[Path]) -> None:
 
 
 def _files_below(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.rglob("*") if p.suffix in OPENERS and p.is_file())
+    return sorted(p for p in folder.rglob("*") if kind_of(p) in OPENERS and p.is_file())

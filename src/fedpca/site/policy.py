@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from numbers import Integral
 from pathlib import Path
-from typing import Any
 
 from fedpca.errors import FileError, InputError, PolicyRefused
 from fedpca.protocol.message import Header
@@ -40,8 +40,14 @@ class Policy:
 
     def __post_init__(self) -> None:
         for name, least in (("min_rows", 0), ("min_sites", 1)):
-            if getattr(self, name) < least:
-                raise InputError(f"{name}={getattr(self, name)} must be at least {least}")
+            value = getattr(self, name)
+            if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+                raise InputError(f"{name}={value!r} must be a whole number, at least {least}")
+        if not isinstance(self.gather, bool):
+            raise InputError(
+                f"gather={self.gather!r} must be true or false, without quotes; false lets the "
+                "coordinator see no individual answers"
+            )
         listed = self.questions
         is_list = isinstance(listed, list | tuple) and all(isinstance(q, str) and q for q in listed)
         if not is_list:
@@ -57,15 +63,10 @@ class Policy:
             raise FileError(f"{path} cannot be read: {error.strerror}") from None
         except ValueError as error:
             raise FileError(f"{path} is not TOML: {error}") from None
-        kinds: dict[str, Any] = {"min_rows": int, "min_sites": int, "gather": bool}
-        kinds["questions"] = list
-        for name, value in given.items():
-            if name not in kinds:
-                raise InputError(f"{path}: unknown rule {name!r}; the rules are {', '.join(kinds)}")
-            if type(value) is not kinds[name]:
-                raise InputError(
-                    f"{path}: {name} = {value!r} must be of type {kinds[name].__name__}"
-                )
+        rules = [field.name for field in fields(cls)]
+        for name in given:
+            if name not in rules:
+                raise InputError(f"{path}: unknown rule {name!r}; the rules are {', '.join(rules)}")
         try:
             return cls(**given)
         except InputError as error:

@@ -14,7 +14,7 @@ import secrets
 import threading
 import zlib
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -34,7 +34,8 @@ from fedpca.errors import (
 from fedpca.linalg.blas_threads import threads_for_entries
 from fedpca.protocol.message import Header, Message, compose, decode, encode
 from fedpca.protocol.question import find_question
-from fedpca.rows.in_memory import about_n_rows, checksum
+from fedpca.rows.choice import ALL_COLUMNS, ColumnChoice
+from fedpca.rows.in_memory import Rows, about_n_rows, checksum
 from fedpca.rows.open import file_states, open_rows, refuse_gone, state_of
 from fedpca.rows.standardized import MAX_CACHE_BYTES, Frame, StandardizedRows
 from fedpca.site.memory import (
@@ -77,6 +78,22 @@ class Site:
     memory_limit : int
         Bytes that the site may use to cache A'A. The site also holds one block of rows (16 MiB), the
         scores of its rows, and, while it computes A'A, a few more matrices of that size.
+    drop, columns, id : str or list of str, optional
+        Column names: ``drop`` lists columns that are not features, ``columns`` lists the only features,
+        and ``id`` lists columns that identify the rows and never leave the site. By default, all
+        columns are features.
+    check : callable, optional
+        A function that raises an `InputError` for rows that would fail a fit. It is called with the
+        rows when the site opens them, and again when a run begins after a file has changed. In the
+        second case, the site stays out of the run instead of stopping it for everybody.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> from fedpca import Site
+    >>> table = pa.table({"patient": ["p1", "p2"], "a": [1.0, 2.0], "b": [3.0, 5.0]})
+    >>> Site(table, name="north", id="patient").rows.features
+    ('a', 'b')
     """
 
     def __init__(
@@ -87,11 +104,18 @@ class Site:
         policy: Policy | None = None,
         store: str | os.PathLike[str] | None = None,
         memory_limit: int = MAX_CACHE_BYTES,
+        drop: str | Sequence[str] | None = None,
+        columns: str | Sequence[str] | None = None,
+        id: str | Sequence[str] | None = None,
+        check: Callable[[Rows], None] | None = None,
     ) -> None:
         self._source = rows
+        self._check = check
         with _naming_site(name):
+            is_chosen = any(option is not None for option in (drop, columns, id))
+            self._choice = ColumnChoice.of(drop, columns, id) if is_chosen else ALL_COLUMNS
             self._files = file_states(rows)  # first, so that a change while opening is noticed
-            self.rows = open_rows(rows)
+            self.rows = self._open()
         self.name = name
         self.policy = policy or TRUSTING
         self.store = None if store is None else Path(store)
@@ -113,7 +137,8 @@ class Site:
         return self._fingerprint_of(file_states(self._source))
 
     def _fingerprint_of(self, files: Mapping[Path, str]) -> str:
-        return "; ".join(f"{file.name} {state}" for file, state in files.items()) or self._checksum
+        state = "; ".join(f"{file.name} {state}" for file, state in files.items()) or self._checksum
+        return "; ".join(filter(None, (state, self._choice.in_words())))
 
     @cached_property
     def _checksum(self) -> str:
@@ -248,13 +273,31 @@ class Site:
                 f"{MEMORY_GONE}"
             )
         if files != self._files:
-            self.rows, self._files, self._standardized = open_rows(self._source), files, None
+            self.rows, self._files, self._standardized = self._reopen(), files, None
         self.memory = _read_only({} if saved is None else saved.memory)
         self._answered = None if saved is None else (saved.round, saved.reply)
         self._round = 0 if saved is None else saved.round
         if self._run is not None:
             self._ended.append(self._run)
         self._run = run
+
+    def _open(self) -> Rows:
+        """Open and check the rows."""
+        rows = open_rows(self._source, self._choice)
+        if self._check is not None:
+            self._check(rows)
+        return rows
+
+    def _reopen(self) -> Rows:
+        """Open rows that have changed; a site that checks its rows stays out if it cannot use them."""
+        try:
+            return self._open()
+        except InputError as error:
+            if self._check is None:
+                raise
+            raise SiteFailed(
+                f"the site stays out of this run because its files changed: {error}"
+            ) from None
 
     def _refuse_changed_rows(self) -> None:
         """Refuse to answer if a file has changed since the run began."""

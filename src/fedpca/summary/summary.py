@@ -29,6 +29,7 @@ from fedpca.arrays import Array, Arrays
 from fedpca.errors import InputError
 from fedpca.linalg.rank_rules import Spectrum
 from fedpca.rows.centering import Centered, Mean, NotFinite, about_own_mean, naming_bad_values
+from fedpca.rows.choice import ColumnChoice
 from fedpca.rows.columns import matching_order
 from fedpca.rows.open import open_rows
 from fedpca.summary import bounds
@@ -125,6 +126,9 @@ class Summary:
         n_spare: int = N_SPARE,
         center: bool = True,
         on_block: Callable[[int], None] | None = None,
+        drop: str | Sequence[str] | None = None,
+        columns: str | Sequence[str] | None = None,
+        id: str | Sequence[str] | None = None,
     ) -> Summary:
         """Return the summary of rows, which are read in a single pass.
 
@@ -141,10 +145,16 @@ class Summary:
             Whether the directions are about the mean; if False, they are about zero.
         on_block : callable, optional
             A function that is called after each block with the total number of rows read.
+        drop, columns, id : str or list of str, optional
+            The names of columns that are not features, of the only features, and of columns that
+            identify the rows, as for `Site`.
         """
         from fedpca.summary.from_rows import summarize
 
-        return summarize(X, n_components, n_spare=n_spare, center=center, on_block=on_block)
+        choice = ColumnChoice.of(drop, columns, id)
+        return summarize(
+            X, n_components, n_spare=n_spare, center=center, on_block=on_block, choice=choice
+        )
 
     def of_scatter(self, scatter: Scatter) -> Self:
         """Return the summary of all rows in a scatter, with this summary's settings."""

@@ -1,0 +1,49 @@
+"""Run `fedpca check`: find what would stop a fit, before anybody waits for it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fedpca.cli.console import exit_codes, out
+from fedpca.cli.options import AllowMissing, Columns, Drop, Files, Id, choice_of, named_sites
+from fedpca.errors import InputError
+from fedpca.report.findings import print_check
+from fedpca.rows.check import Examined, Finding, examine, findings_at, findings_between
+from fedpca.rows.choice import ColumnChoice
+from fedpca.rows.open import open_rows
+
+
+def check(
+    files: Files,
+    drop: Drop = [],  # noqa: B006
+    columns: Columns = [],  # noqa: B006
+    id: Id = [],  # noqa: B006
+    allow_missing: AllowMissing = False,
+    list_columns: Annotated[
+        bool, typer.Option("--list", help="Also list the columns of each site.")
+    ] = False,
+) -> None:
+    """Check the rows of sites, and list everything that would stop a fit.
+
+    Each of FILES is a file or folder with one site's rows, or NAME=PATH. The command reads all rows
+    once and sends nothing. If a fit would fail, it exits with code 2.
+    """
+    with exit_codes():
+        choice = ColumnChoice.of(**choice_of(drop, columns, id))
+        examined: dict[str, Examined] = {}
+        findings: list[Finding] = []
+        for name, path in named_sites(files).items():
+            try:
+                examined[name] = examine(open_rows(path, choice))
+            except InputError as error:
+                findings.append(Finding(name, str(error), True))
+            else:
+                findings += findings_at(name, examined[name], allow_missing=allow_missing)
+        findings += findings_between(examined)
+        print_check(out, examined, findings, listed=list_columns)
+        n_stops = sum(finding.stops_fit for finding in findings)
+        if n_stops:
+            raise InputError(f"a fit would fail; correct what stops it ({n_stops} above)")
+        out.print("nothing here stops a fit")

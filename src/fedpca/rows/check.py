@@ -1,0 +1,191 @@
+"""Check rows before a fit: find values and columns that would stop it, in one pass over the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from fedpca.arrays import Array
+from fedpca.errors import InputError
+from fedpca.rows.columns import matching_order, some_of
+from fedpca.rows.in_memory import Block, Rows, is_sparse
+
+MIN_ROWS = 2  # of all sites together
+MIN_NUMBERED_ROWS = 3  # of fewer rows, measurements may look like numbers of rows
+
+
+class Finding(NamedTuple):
+    """Something in the rows that a person should know before a fit, with the way out."""
+
+    where: str  # a site's name, or "all sites"
+    text: str
+    stops_fit: bool
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What one pass over rows found in each column."""
+
+    n_rows: int
+    n_features: int
+    features: tuple[str, ...] | None
+    dtypes: tuple[str, ...]
+    n_nan: Array  # (d,)
+    n_infinite: Array  # (d,)
+    smallest: Array  # of the finite values, (d,); infinity if there are none
+    largest: Array  # (d,)
+    counts_up: Array  # whether each value is the one above plus 1, (d,) of bool
+
+    @property
+    def is_constant(self) -> Array:
+        """Return which columns have the same value in all rows, ``(d,)`` of bool."""
+        is_whole = (self.n_nan == 0) & (self.n_infinite == 0)
+        return np.asarray((self.smallest == self.largest) & is_whole & (self.n_rows > 1))
+
+    def names(self, chosen: Array) -> list[str]:
+        """Return the names of the chosen columns, or their positions if they have no names."""
+        return [
+            str(i) if self.features is None else self.features[i] for i in np.flatnonzero(chosen)
+        ]
+
+
+def examine(rows: Rows) -> Examined:
+    """Read the rows once, and return what was found in each column."""
+    d = rows.n_features
+    n_nan, n_infinite = np.zeros(d, dtype=int), np.zeros(d, dtype=int)
+    smallest, largest = np.full(d, np.inf), np.full(d, -np.inf)
+    counts_up = np.ones(d, dtype=bool)
+    last: Array | None = None
+    n_rows = 0
+    for block in rows.blocks():
+        if not block.shape[0]:
+            continue
+        n_rows += block.shape[0]
+        n_nan += _count(block, np.isnan)
+        n_infinite += _count(block, np.isinf)
+        low, high = _finite_range(block)
+        smallest, largest = np.minimum(smallest, low), np.maximum(largest, high)
+        if is_sparse(block):
+            counts_up[:] = False
+        else:
+            values = np.asarray(block, dtype=np.float64)
+            above = values if last is None else np.vstack([last, values])
+            counts_up &= (above[1:] - above[:-1] == 1).all(axis=0)
+            last = values[-1:]
+    return Examined(
+        n_rows,
+        d,
+        rows.features,
+        tuple(rows.dtypes),
+        n_nan,
+        n_infinite,
+        smallest,
+        largest,
+        counts_up & (n_rows >= MIN_NUMBERED_ROWS),
+    )
+
+
+def findings_at(name: str, at: Examined, *, allow_missing: bool = False) -> list[Finding]:
+    """Return what was found at one site; NaN does not stop a fit that allows missing values."""
+    findings = []
+
+    def add(text: str, stops_fit: bool) -> None:
+        findings.append(Finding(name, text, stops_fit))
+
+    if not at.n_features:
+        add("there are no columns; use a file with at least one", True)
+    if not at.n_rows:
+        add("there are no rows, so the site adds nothing to a fit", False)
+    gaps = at.names(at.n_nan > 0)
+    if gaps:
+        way_out = (
+            "only RobustPCA accepts them"
+            if allow_missing
+            else "fill in the values, remove these rows, or leave the columns out with --drop; with "
+            "--allow-missing, RobustPCA accepts them"
+        )
+        add(f"{int(at.n_nan.sum()):,} NaN in columns {some_of(gaps)}; {way_out}", not allow_missing)
+    infinite = at.names(at.n_infinite > 0)
+    if infinite:
+        count = int(at.n_infinite.sum())
+        add(
+            f"{count:,} infinity in columns {some_of(infinite)}; correct the values, or remove these "
+            "rows",
+            True,
+        )
+    huge = at.names(_squares_overflow(at))
+    if huge:
+        add(f"the squares of columns {some_of(huge)} overflow; rescale these columns", True)
+    constant = at.names(at.is_constant)
+    if constant:
+        add(
+            f"constant columns: {some_of(constant)}; unless they vary at other sites, leave them out "
+            "with --drop",
+            False,
+        )
+    numbering = at.names(at.counts_up)
+    if numbering:
+        add(
+            f"columns that number the rows: {some_of(numbering)}; if they are not measurements, use "
+            "--id",
+            False,
+        )
+    return findings
+
+
+def findings_between(sites: Mapping[str, Examined]) -> list[Finding]:
+    """Return what was found by comparing the sites: other columns, or too few rows in all."""
+    findings = []
+    if sites:
+        first, *others = sites
+        for name in others:
+            try:
+                matching_order(sites[first], sites[name], f"compared with {first}")
+            except InputError as error:
+                findings.append(Finding(name, str(error), True))
+        n_rows = sum(site.n_rows for site in sites.values())
+        if n_rows < MIN_ROWS:
+            text = f"there are {n_rows} rows in all; a fit needs at least {MIN_ROWS}"
+            findings.append(Finding("all sites", text, True))
+    return findings
+
+
+def refuse_unfit(findings: Sequence[Finding]) -> None:
+    """Refuse rows that would stop a fit."""
+    reasons = [finding.text for finding in findings if finding.stops_fit]
+    if reasons:
+        raise InputError("; also, ".join(reasons))
+
+
+def _count(block: Block, is_bad: np.ufunc) -> Array:
+    """Return the number of bad values in each column."""
+    if is_sparse(block):
+        return np.bincount(block.indices[is_bad(block.data)], minlength=block.shape[1])
+    return np.asarray(is_bad(np.asarray(block, dtype=np.float64)).sum(axis=0))
+
+
+def _finite_range(block: Block) -> tuple[Array, Array]:
+    """Return the smallest and the largest finite value in each column."""
+    if is_sparse(block):
+        is_finite = np.isfinite(block.data)
+        columns, values = block.indices[is_finite], block.data[is_finite].astype(np.float64)
+        # a column with fewer entries than rows contains zeros
+        has_zeros = np.bincount(block.indices, minlength=block.shape[1]) < block.shape[0]
+        low, high = np.where(has_zeros, 0.0, np.inf), np.where(has_zeros, 0.0, -np.inf)
+        np.minimum.at(low, columns, values)
+        np.maximum.at(high, columns, values)
+        return low, high
+    values = np.asarray(block, dtype=np.float64)
+    is_finite = np.isfinite(values)
+    low = np.where(is_finite, values, np.inf).min(axis=0)
+    high = np.where(is_finite, values, -np.inf).max(axis=0)
+    return low, high
+
+
+def _squares_overflow(at: Examined) -> Array:
+    bound = np.sqrt(np.finfo(np.float64).max / max(1, at.n_rows))
+    largest: Array = np.maximum(np.abs(at.smallest), np.abs(at.largest))
+    return np.asarray((at.smallest <= at.largest) & (largest > bound))

@@ -1,0 +1,61 @@
+"""Open rows whose columns must match those of a fitted model, and score them in blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from fedpca.arrays import Array
+from fedpca.errors import InputError
+from fedpca.rows.choice import ALL_COLUMNS, ColumnChoice
+from fedpca.rows.columns import some_of
+from fedpca.rows.in_memory import Block, Rows, refuse_non_finite
+from fedpca.rows.open import open_rows
+
+
+def open_matching(
+    source: Any,
+    features: Sequence[str] | None,
+    n_features: int,
+    choice: ColumnChoice = ALL_COLUMNS,
+) -> Rows:
+    """Return the rows in the columns that a model uses, in the model's order.
+
+    If both the model and the source have column names, columns are matched by name, and all others are
+    ignored. Otherwise, they are matched by position, and ``choice`` may drop some.
+    """
+    if features is not None:
+        both = [name for name in features if name in (*choice.drop, *choice.ids)]
+        if both:
+            raise InputError(
+                f"{some_of(both)} cannot be dropped or an id, because the model uses it as a feature"
+            )
+        choice = ColumnChoice(columns=tuple(features), ids=choice.ids, by_position=True)
+    rows = open_rows(source, choice)
+    if rows.n_features != n_features:
+        raise InputError(
+            f"{source} has {rows.n_features} columns, but the model has {n_features} features; use the "
+            "columns of the fit"
+        )
+    return rows
+
+
+def scores_in_blocks(
+    rows: Rows, score: Callable[[Block], Array], *, with_ids: bool = False
+) -> Iterator[tuple[Array, Any]]:
+    """Yield the scores of each block, with the ids of its rows or None."""
+    for block, ids in _blocks(rows, with_ids):
+        scores = score(block)
+        if not np.isfinite(scores).all():
+            refuse_non_finite(rows)
+        yield scores, ids
+
+
+def _blocks(rows: Rows, with_ids: bool) -> Iterator[tuple[Block, Any]]:
+    if with_ids:
+        yield from cast(Any, rows).blocks_with_ids()
+    else:
+        for block in rows.blocks():
+            yield block, None
