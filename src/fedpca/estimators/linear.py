@@ -116,10 +116,15 @@ class LinearMethods(LinearAttributes, ClassNamePrefixFeaturesOutMixin, Transform
     def __sklearn_tags__(self) -> Any:
         return tags_for_rows(super().__sklearn_tags__())
 
-    def _rows(self, X: Any, accept_sparse: Any = ("csr", "csc")) -> Any:
+    def _rows(self, X: Any, accept_sparse: Any = ("csr", "csc"), **checks: Any) -> Any:
         """Check new rows as scikit-learn does, and return them."""
         return validate_data(
-            self, X, accept_sparse=accept_sparse, dtype=[np.float64, np.float32], reset=False
+            self,
+            X,
+            accept_sparse=accept_sparse,
+            dtype=[np.float64, np.float32],
+            reset=False,
+            **checks,
         )
 
 

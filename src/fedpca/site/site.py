@@ -34,9 +34,10 @@ from fedpca.errors import (
 from fedpca.linalg.blas_threads import threads_for_entries
 from fedpca.protocol.message import Header, Message, compose, decode, encode
 from fedpca.protocol.question import find_question
-from fedpca.rows.in_memory import about_n_rows, checksum
+from fedpca.rows.in_memory import Rows, about_n_rows, checksum
 from fedpca.rows.open import file_states, open_rows, refuse_gone, state_of
 from fedpca.rows.standardized import MAX_CACHE_BYTES, Frame, StandardizedRows
+from fedpca.rows.weighted import WeightedRows, weight_fingerprint
 from fedpca.site.memory import (
     MEMORY_GONE,
     ROWS_CHANGED,
@@ -77,6 +78,9 @@ class Site:
     memory_limit : int
         Bytes that the site may use to cache A'A. The site also holds one block of rows (16 MiB), the
         scores of its rows, and, while it computes A'A, a few more matrices of that size.
+    weight : str or array of shape (n_rows,), optional
+        The weights of the rows, or the name of the column that holds them, which is then not a feature.
+        A row with weight w counts as w equal rows; see `FederatedPCA.fit`.
     """
 
     def __init__(
@@ -87,11 +91,13 @@ class Site:
         policy: Policy | None = None,
         store: str | os.PathLike[str] | None = None,
         memory_limit: int = MAX_CACHE_BYTES,
+        weight: Any = None,
     ) -> None:
         self._source = rows
+        self._weight = weight if weight is None or isinstance(weight, str) else np.array(weight)
         with _naming_site(name):
             self._files = file_states(rows)  # first, so that a change while opening is noticed
-            self.rows = open_rows(rows)
+            self.rows = self._open()
         self.name = name
         self.policy = policy or TRUSTING
         self.store = None if store is None else Path(store)
@@ -107,13 +113,20 @@ class Site:
         self._standardized: StandardizedRows | None = None
         self._lock = threading.Lock()
 
+    def _open(self) -> Rows:
+        rows = open_rows(self._source)
+        return rows if self._weight is None else WeightedRows(rows, self._weight)
+
     @property
     def fingerprint(self) -> str:
         """Return a string that identifies the current rows, so a resumed run can recognize them."""
         return self._fingerprint_of(file_states(self._source))
 
     def _fingerprint_of(self, files: Mapping[Path, str]) -> str:
-        return "; ".join(f"{file.name} {state}" for file, state in files.items()) or self._checksum
+        states = [f"{file.name} {state}" for file, state in files.items()]
+        if states and self._weight is not None:
+            states.append(weight_fingerprint(self._weight))
+        return "; ".join(states) or self._checksum
 
     @cached_property
     def _checksum(self) -> str:
@@ -248,7 +261,7 @@ class Site:
                 f"{MEMORY_GONE}"
             )
         if files != self._files:
-            self.rows, self._files, self._standardized = open_rows(self._source), files, None
+            self.rows, self._files, self._standardized = self._open(), files, None
         self.memory = _read_only({} if saved is None else saved.memory)
         self._answered = None if saved is None else (saved.round, saved.reply)
         self._round = 0 if saved is None else saved.round
