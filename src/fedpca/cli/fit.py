@@ -25,6 +25,7 @@ from fedpca.cli.options import (
 from fedpca.coordinator.federation import Federation
 from fedpca.errors import InputError
 from fedpca.estimators import FederatedPCA
+from fedpca.estimators.weights import weighted_sites
 from fedpca.report.tables import print_model
 from fedpca.solvers.catalogue import SOLVERS
 
@@ -43,6 +44,12 @@ def fit(
         list[str], typer.Option(help="Solver option as NAME=VALUE; may be repeated.")
     ] = [],  # noqa: B006
     scale: Scale = False,
+    missing: Annotated[
+        str, typer.Option(help="What to do with missing values: error, mean, or drop.")
+    ] = DEFAULTS.missing,
+    weight: Annotated[
+        str | None, typer.Option(help="Column with the weight of each row; only with FILES.")
+    ] = None,
     tol: Annotated[
         float, typer.Option(help="Stop when the residual is this small.")
     ] = DEFAULTS.tol,
@@ -93,6 +100,7 @@ def fit(
             components_of(n_components),
             solver=solver_of(solver, option),
             scale=scale,
+            missing=missing,
             tol=tol,
             max_rounds=max_rounds,
             random_state=seed,
@@ -109,11 +117,17 @@ def fit(
         if federation is None:
             if sites is not None or credentials is not None or insecure:
                 raise InputError("--sites, --credentials, and --insecure require --federation HOST")
-            fed = Federation.local(named_sites(files or []), n_jobs=jobs, **options)
+            named: dict[str, Any] = dict(named_sites(files or []))
+            rows = named if weight is None else weighted_sites(named, weight)
+            fed = Federation.local(rows, n_jobs=jobs, **options)
         else:
             if jobs is not None:
                 raise InputError(
                     "--jobs only applies to files; the sites in a federation all work at the same time"
+                )
+            if weight is not None:
+                raise InputError(
+                    "--weight only applies to files; a site names its column: fedpca join --weight"
                 )
             if not quiet and err.is_terminal:
                 err.print(f"waiting for the sites at {federation}")

@@ -39,6 +39,7 @@ def join(
     folder: Annotated[
         Path | None, typer.Option(help="Folder for the site's memory and ledger.")
     ] = None,
+    weight: Annotated[str | None, typer.Option(help="Column with the weight of each row.")] = None,
     insecure: Insecure = False,
     quiet: Quiet = False,
 ) -> None:
@@ -67,6 +68,7 @@ def join(
             name=site_name,
             policy=Policy() if policy is None else Policy.load(policy),
             store=store,
+            weight=weight,
         )
         store.mkdir(parents=True, exist_ok=True, mode=0o700)
         ledger = store / "ledger.jsonl"

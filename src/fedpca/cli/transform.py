@@ -16,6 +16,7 @@ from fedpca.estimators import RobustPCA
 from fedpca.models.linear import Model, load_model
 from fedpca.models.personalized import is_personalized, load_personalized
 from fedpca.rows.columns import column_order, some_of
+from fedpca.rows.gaps import filled
 from fedpca.rows.in_memory import refuse_non_finite
 from fedpca.rows.open import open_rows
 from fedpca.storage import atomic
@@ -60,6 +61,7 @@ def write_scores(model_path: Path, source: Path, output: Path, site: str | None 
     score = partial(model.transform, whiten=bool(header["parameters"].get("whiten")))
     if header.get("estimator") == RobustPCA.__name__:  # its scores ignore outliers
         score = RobustPCA.load(model_path).set_output(transform="default").transform
+    fills_gaps = header["parameters"].get("missing") == "mean"
     rows = open_rows(source)
     k, d = model.components.shape
     order = None
@@ -81,7 +83,7 @@ def write_scores(model_path: Path, source: Path, output: Path, site: str | None 
     with atomic.writing(output) as path, pq.ParquetWriter(path, schema) as writer:
         for block in rows.blocks():
             ordered = block if order is None else block[:, order]
-            scores = score(ordered)
+            scores = score(filled(ordered, model.mean) if fills_gaps else ordered)
             if not np.isfinite(scores).all():
                 refuse_non_finite(rows)
             writer.write_batch(pa.record_batch(list(np.ascontiguousarray(scores.T)), schema=schema))

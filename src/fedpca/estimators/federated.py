@@ -31,6 +31,7 @@ from fedpca.estimators.weights import without_weights
 from fedpca.linalg.rank_rules import RULES
 from fedpca.models.linear import Model, load_model
 from fedpca.rows.gaps import MISSING, filled, has_gaps
+from fedpca.rows.in_memory import canonical, is_sparse
 from fedpca.solvers.catalogue import find_solver
 from fedpca.solvers.contract import Solver
 from fedpca.solvers.pca import principal_components
@@ -223,7 +224,7 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
                     f"Input X contains NaN, and missing={self.missing!r} cannot score such rows; set "
                     "missing='mean' to fill in the mean, or use RobustPCA"
                 )
-            complete = filled(rows, model.mean)
+            complete = filled(canonical(rows) if is_sparse(rows) else rows, model.mean)
         scores = model.transform(complete, whiten=self.whiten)
         return scores.astype(rows.dtype, copy=False)
 
