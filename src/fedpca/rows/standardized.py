@@ -59,6 +59,16 @@ def refuse_tiny(mean: Array, energy: float = 1.0) -> None:
         )
 
 
+def deviations(variance: Array, mean: Array, n: float) -> Array:
+    """Return the standard deviations, with 1 for columns that are constant up to rounding.
+
+    The bound is the variance that rounding alone can cause, as in scikit-learn's StandardScaler.
+    """
+    eps = np.finfo(np.float64).eps
+    constant = variance <= n * eps * variance + (n * mean * eps) ** 2
+    return np.where(constant, 1.0, np.sqrt(np.where(constant, 1.0, variance)))
+
+
 def usable_energy(energy: float) -> float:
     """Return the total sum of squares, or refuse a value that would make products lose digits."""
     if energy and not MIN_ENERGY < energy < 1 / MIN_ENERGY:

@@ -23,7 +23,7 @@ from fedpca.errors import InputError
 from fedpca.protocol.question import question
 from fedpca.rows.columns import column_order, some_of
 from fedpca.rows.gaps import DROP, ERROR, MEAN, MISSING, column_totals
-from fedpca.rows.standardized import Frame, refuse_tiny, usable_energy
+from fedpca.rows.standardized import Frame, deviations, refuse_tiny, usable_energy
 from fedpca.rows.weighted import WeightedRows
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ def ask_moments(
     refuse_tiny(mean)
     factors = np.ones(d)
     if scale:  # the standard deviation is about the mean, even if the components are not
-        factors = _deviations(fed.sum(squares, mean=mean)["squares"] / weight, mean, n)
+        factors = deviations(fed.sum(squares, mean=mean)["squares"] / weight, mean, n)
     return Moments(n, mean if center else np.zeros(d), factors, common.names, weight)
 
 
@@ -281,13 +281,3 @@ def names_to_bytes(names: Sequence[str] | None) -> Array:
 def names_from_bytes(array: Array) -> tuple[str, ...] | None:
     """Decode the feature names that `names_to_bytes` encoded."""
     return tuple(str(name) for name in json.loads(array.tobytes())) if array.size else None
-
-
-def _deviations(variance: Array, mean: Array, n: int) -> Array:
-    """Return the standard deviations, with 1 for columns that are constant up to rounding.
-
-    The bound is the variance that rounding alone can cause, as in scikit-learn's StandardScaler.
-    """
-    eps = np.finfo(np.float64).eps
-    constant = variance <= n * eps * variance + (n * mean * eps) ** 2
-    return np.where(constant, 1.0, np.sqrt(np.where(constant, 1.0, variance)))
