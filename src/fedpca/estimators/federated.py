@@ -27,7 +27,7 @@ from fedpca.estimators.fitting import (
     warn_unconverged,
 )
 from fedpca.estimators.linear import LinearMethods
-from fedpca.estimators.weights import without_weights
+from fedpca.estimators.weights import without_column
 from fedpca.linalg.rank_rules import RULES
 from fedpca.models.linear import Model, load_model
 from fedpca.rows.gaps import MISSING, filled, has_gaps
@@ -175,10 +175,11 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         self._refuse_fill_about_zero()
         solver = find_solver(self.solver)
         with new_features(self):
-            rows, weights = without_weights(X, sample_weight)
+            if isinstance(sample_weight, str):
+                X, sample_weight = without_column(X, sample_weight)
             # the sites look for NaN while they sum, and say what to do about it
-            rows = validated(self, rows, ensure_all_finite=False)
-            fed = as_federation(rows, sites, weights)
+            rows = validated(self, X, ensure_all_finite=False)
+            fed = as_federation(rows, sites, sample_weight)
             parameters = plain_params(self)
             del parameters["solver"], parameters["whiten"], parameters["random_state"]
             result, run = run_program(self, fed, principal_components, solver, parameters)
@@ -207,8 +208,9 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
     ) -> Array:
         """Fit the model to one table of rows, and return their scores."""
         refuse_many_sites(X)
-        rows, _ = without_weights(X, sample_weight)
-        return np.asarray(self.fit(X, sites=sites, sample_weight=sample_weight).transform(rows))
+        if isinstance(sample_weight, str):
+            X, sample_weight = without_column(X, sample_weight)
+        return np.asarray(self.fit(X, sites=sites, sample_weight=sample_weight).transform(X))
 
     def transform(self, X: Any) -> Array:
         """Return the rows' scores on the components, ``(n, n_components_)``.

@@ -13,22 +13,24 @@ from fedpca.rows.columns import some_of
 from fedpca.site.site import Site, cache_share
 
 
-def without_weights(X: Any, weights: Any) -> tuple[Any, Any]:
-    """Return rows and their weights, with a named column of weights taken out of one data frame."""
-    is_frame = hasattr(X, "columns") and not isinstance(X, Mapping)
-    if not isinstance(weights, str) or isinstance(X, Federation | Mapping | list | tuple):
-        return X, weights
-    if not is_frame:
+def without_column(X: Any, weight: str) -> tuple[Any, Any]:
+    """Return the rows of one data frame without the named column, and that column as weights.
+
+    Several sites' rows, and the name, are returned unchanged.
+    """
+    if isinstance(X, Federation | Mapping | list | tuple):
+        return X, weight
+    if not hasattr(X, "columns"):
         raise InputError(
-            f"sample_weight={weights!r} names a column, but X has no column names; pass a data frame, "
+            f"sample_weight={weight!r} names a column, but X has no column names; pass a data frame, "
             "or the weights as an array"
         )
     names = list(X.columns)
-    if weights not in names:
+    if weight not in names:
         raise InputError(
-            f"sample_weight={weights!r} is not a column of X; the columns are {some_of(names)}"
+            f"sample_weight={weight!r} is not a column of X; the columns are {some_of(names)}"
         )
-    return X[[name for name in names if name != weights]], np.asarray(X[weights])
+    return X[[name for name in names if name != weight]], np.asarray(X[weight])
 
 
 def weighted_sites(X: Any, weights: Any) -> dict[str, Site]:
