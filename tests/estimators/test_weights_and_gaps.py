@@ -100,6 +100,13 @@ def test_bad_weights_are_refused(weights, said):
         FederatedPCA(2).fit(X, sample_weight=weights)
 
 
+def test_bad_weights_of_a_site_are_refused_by_its_name():
+    with pytest.raises(InputError, match="site 'one': the weights are not numbers"):
+        Site(X, name="one", weight=[[1], [1, 2]])
+    with pytest.raises(InputError, match=r"site 'one': the weights have shape \(5,\)"):
+        Site(X, name="one", weight=W[:5])
+
+
 def test_weights_that_do_not_match_the_sites_are_refused():
     parts, frame = [X[:40], X[40:]], pd.DataFrame(X, columns=NAMES)
     with pytest.raises(InputError, match="must be a list with the weights of each"):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.decomposition import PCA
 
-from fedpca import FederatedPCA, Federation
+from fedpca import FederatedPCA, Federation, Site
 from fedpca.errors import InputError
 from fedpca.linalg.dense import sine_of_angle
 from fedpca.solvers import SOLVERS
@@ -170,6 +170,59 @@ def test_rank_rules_count_weighted_rows_as_repeated_ones(solver, n_components):
     else:
         reference = PCA(n_components, svd_solver="full").fit(np.repeat(X, w, axis=0))
         assert found == reference.n_components_
+
+
+@every_solver
+@pytest.mark.parametrize("n_components", [0.5, 0.9, "auto", "mp", "gap", None])
+def test_rank_rules_see_filled_rows(solver, n_components):
+    rng = np.random.default_rng(4)
+    X = rng.standard_normal((400, 12)) * ([5, 4.8, 4.6, 4.4] + [1] * 8)
+    X = X @ np.linalg.qr(rng.standard_normal((12, 12)))[0]
+    X[rng.random(X.shape) < 0.01] = np.nan
+    ours = FederatedPCA(
+        n_components, solver=solver, missing="mean", random_state=0, max_rounds=3000, tol=1e-6
+    ).fit(np.array_split(X, 5))
+    if isinstance(n_components, str):
+        assert ours.n_components_ == 4
+    else:
+        complete = np.where(np.isnan(X), np.nanmean(X, axis=0), X)
+        reference = PCA(n_components, svd_solver="full").fit(complete)
+        assert ours.n_components_ == reference.n_components_
+
+
+class Crash(BaseException):
+    """A coordinator that dies within a round."""
+
+
+@every_solver
+@pytest.mark.parametrize("missing", ["mean", "drop"])
+def test_a_killed_run_with_weights_and_gaps_goes_on_with_the_same_bits(solver, missing, tmp_path):
+    rng = np.random.default_rng(9)
+    X = gapped_rows(rng, 60, 6, 2)
+    X[rng.random(X.shape) < 0.05] = np.nan
+    w = rng.integers(0, 4, 60)
+
+    def sites():
+        parts = {"a": slice(20), "b": slice(20, 60)}
+        return [Site(X[part], name=name, weight=w[part]) for name, part in parts.items()]
+
+    def fit(fed):
+        return FederatedPCA(2, solver=solver, missing=missing, random_state=0).fit(fed)
+
+    whole = fit(Federation.local(sites()))
+    for at in {3, whole.run_.rounds // 2 + 1, whole.run_.rounds}:
+        journal = tmp_path / f"journal-{at}"
+
+        def crash(reply, at=at):
+            if reply.round == at and reply.site == "b":
+                raise Crash
+            return reply.answer
+
+        with pytest.raises(Crash):
+            fit(Federation(ScriptedEngine(sites(), crash, journal=journal), journal=journal))
+        resumed = fit(Federation.local(sites(), journal=journal))
+        assert resumed.components_.tobytes() == whole.components_.tobytes()
+        assert resumed.site_variance_ratio_ == whole.site_variance_ratio_
 
 
 @every_solver

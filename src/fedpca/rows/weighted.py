@@ -75,10 +75,7 @@ class WeightedRows:
 
 def checked_weights(weights: Any, n_rows: int) -> Array:
     """Return weights as an array with one value per row, or refuse them."""
-    try:
-        array = np.array(weights, dtype=np.float64)  # a copy, because the caller's may change
-    except (ValueError, TypeError):  # numpy's message may quote a private value
-        raise InputError("the weights are not numbers; pass one number per row") from None
+    array = as_numbers(weights)
     if array.shape != (n_rows,):
         raise InputError(
             f"the weights have shape {array.shape}; pass one weight for each of the {n_rows} rows"
@@ -86,11 +83,19 @@ def checked_weights(weights: Any, n_rows: int) -> Array:
     return _checked_values(array)
 
 
-def weight_fingerprint(weight: Any) -> str:
+def as_numbers(weights: Any) -> Array:
+    """Return a copy of weights as float64, which the caller cannot change later."""
+    try:
+        return np.array(weights, dtype=np.float64)
+    except (ValueError, TypeError):  # numpy's message may quote a private value
+        raise InputError("the weights are not numbers; pass one number per row") from None
+
+
+def weight_fingerprint(weight: str | Array) -> str:
     """Return text that identifies weights, to detect a change between runs."""
     if isinstance(weight, str):
         return f"weight {weight}"
-    return f"weights {zlib.crc32(np.ascontiguousarray(weight, dtype=np.float64).data):08x}"
+    return f"weights {zlib.crc32(np.ascontiguousarray(weight).data):08x}"
 
 
 def _checked_values(weights: Array) -> Array:

@@ -37,7 +37,7 @@ from fedpca.protocol.question import find_question
 from fedpca.rows.in_memory import Rows, about_n_rows, checksum
 from fedpca.rows.open import file_states, open_rows, refuse_gone, state_of
 from fedpca.rows.standardized import MAX_CACHE_BYTES, Frame, StandardizedRows
-from fedpca.rows.weighted import WeightedRows, weight_fingerprint
+from fedpca.rows.weighted import WeightedRows, as_numbers, weight_fingerprint
 from fedpca.site.memory import (
     MEMORY_GONE,
     ROWS_CHANGED,
@@ -94,8 +94,9 @@ class Site:
         weight: Any = None,
     ) -> None:
         self._source = rows
-        self._weight = weight if weight is None or isinstance(weight, str) else np.array(weight)
         with _naming_site(name):
+            is_array = weight is not None and not isinstance(weight, str)
+            self._weight = as_numbers(weight) if is_array else weight
             self._files = file_states(rows)  # first, so that a change while opening is noticed
             self.rows = self._open()
         self.name = name
