@@ -242,21 +242,38 @@ def test_the_size_of_all_weights_changes_no_component_and_no_automatic_rank(solv
     assert sine_of_angle(fits[0].components_.T, fits[1].components_.T) < 1e-7
 
 
+@pytest.mark.filterwarnings("ignore:only .* components are certain")
 @every_solver
 @pytest.mark.parametrize("far", [0.0, 1e7])
-def test_share_of_each_sites_own_variance_with_gaps_and_weights(solver, far):
+@pytest.mark.parametrize("make", [np.asarray, sp.csr_array])
+def test_share_of_each_sites_own_variance_with_gaps_and_weights(solver, far, make):
     rng = np.random.default_rng(7)
-    X = np.vstack([gapped_rows(rng, 50, 6, 2), rng.standard_normal((40, 6)) + far])
-    X[rng.random(X.shape) < 0.05] = np.nan
+    X = np.vstack([gapped_rows(rng, 50, 6, 2), 2 * rng.standard_normal((40, 6)) + 1.5])
+    X[50:, 0] += far  # a site whose own variance is small compared with its distance
+    X[:, 1:][rng.random((90, 5)) < 0.05] = np.nan
     w = rng.uniform(0.5, 2.0, 90)
-    model = FederatedPCA(2, solver=solver, missing="mean", random_state=0, max_rounds=5000)
-    model.fit({"a": X[:50], "b": X[50:]}, sample_weight={"a": w[:50], "b": w[50:]})
+    assert_shares(solver, X, w, make, tol=1e-10)
+
+
+@every_solver
+def test_share_of_each_sites_own_variance_with_many_sparse_features(solver):
+    rng = np.random.default_rng(7)
+    X = gapped_rows(rng, 90, 150, 2, offset=1.0)
+    X[rng.random(X.shape) < 0.7] = 0.0
+    X[rng.random(X.shape) < 0.02] = np.nan
+    assert_shares(solver, X, rng.uniform(0.5, 2.0, 90), sp.csr_array, tol=1e-4)
+
+
+def assert_shares(solver, X, w, make, tol):
+    model = FederatedPCA(2, solver=solver, missing="mean", tol=tol, random_state=0, max_rounds=5000)
+    weights = {"a": w[:50], "b": w[50:]}
+    model.fit({"a": make(X[:50]), "b": make(X[50:])}, sample_weight=weights)
     complete = np.where(np.isnan(X), model.mean_, X)
     for name, part in {"a": slice(50), "b": slice(50, None)}.items():
-        rows, weights = complete[part], w[part]
-        own = np.average(rows, axis=0, weights=weights)
-        squares = weights @ (rows - own) ** 2
-        along = weights @ ((rows - own) @ model.components_.T) ** 2
+        rows = complete[part]
+        own = np.average(rows, axis=0, weights=w[part])
+        squares = w[part] @ (rows - own) ** 2
+        along = w[part] @ ((rows - own) @ model.components_.T) ** 2
         share = along.sum() / squares.sum()
         assert model.site_variance_ratio_[name] == pytest.approx(share, rel=1e-7)
 
