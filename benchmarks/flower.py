@@ -86,7 +86,7 @@ def blocks(d: int, n_rounds: int) -> Program:
     """Send a block down and its product up, never the same: Flower carries what it has seen once."""
 
     def program(fed: Federation, start: None) -> np.ndarray:
-        fed.sum(count_and_sum, features=np.empty(0, np.uint8))
+        fed.sum(count_and_sum, features=np.empty(0, np.uint8), missing=np.int64(0))
         fed.sum(standardize, mean=np.zeros(d), scale=np.ones(d), n_products=np.int64(0))
         Z = np.random.default_rng(0).standard_normal((d, 20))
         for _ in range(n_rounds):

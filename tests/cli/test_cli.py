@@ -110,6 +110,40 @@ def test_options_of_fit(sites, tmp_path):
     assert load(tmp_path / "n").n_components_ == 5
 
 
+def test_weights_and_missing_values_in_files(tmp_path):
+    rng = np.random.default_rng(1)
+    counts = rng.integers(0, 4, len(ROWS))
+    holes = np.where(rng.random(ROWS.shape) < 0.05, np.nan, ROWS)
+    frame = pd.DataFrame(holes, columns=list("abcde"))
+    frame.assign(w=counts)[:30].to_csv(tmp_path / "north.csv", index=False)
+    frame.assign(w=counts)[30:].to_parquet(tmp_path / "south.parquet", index=False)
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    files, model = [tmp_path / "north.csv", tmp_path / "south.parquet"], tmp_path / "m.fedpca"
+
+    done = run("fit", *files, "-k", 2, "-o", model, "--weight", "w")
+    assert done.exit_code == 2
+    assert "NaN" in done.output
+    assert "missing='mean'" in done.output
+    done = run("fit", *files, "-k", 2, "-o", model, "--weight", "w", "--missing", "mean")
+    assert done.exit_code == 0, done.output
+    fitted = load(model)
+    reference = PCA(2, svd_solver="full")
+    reference.fit(np.repeat(np.where(np.isnan(holes), fitted.mean_, holes), counts, axis=0))
+    np.testing.assert_allclose(fitted.explained_variance_, reference.explained_variance_)
+    np.testing.assert_allclose(fitted.mean_, reference.mean_)
+    scores = tmp_path / "scores.parquet"
+    done = run("transform", model, tmp_path / "rows.csv", "-o", scores)
+    assert done.exit_code == 0, done.output
+    np.testing.assert_allclose(pq.read_table(scores).to_pandas(), fitted.transform(frame))
+
+    done = run("fit", *files, "-k", 2, "-o", model, "--force", "--missing", "guess")
+    assert done.exit_code == 2
+    assert "missing" in done.output
+    done = run("fit", "--federation", "localhost", "-o", model, "--force", "--weight", "w")
+    assert done.exit_code == 2
+    assert "fedpca join --weight" in done.output
+
+
 def test_the_default_number_of_components_is_automatic(sites, tmp_path):
     assert run("fit", *sites, "-o", tmp_path / "m", "-q").exit_code == 0
     assert load(tmp_path / "m").n_components == "auto"

@@ -541,7 +541,7 @@ def test_timeout_errors_are_site_errors(gate):
             "memory": 0,
             "question": "count_and_sum",
         },
-        {"features": np.empty(0, np.uint8)},
+        {"features": np.empty(0, np.uint8), "missing": np.int64(0)},
     )
     ((name, answer),) = engine.ask(["slow"], request, 0.1)
     assert name == "slow"

@@ -16,6 +16,7 @@ from functools import partial
 
 import httpx
 import numpy as np
+import pandas as pd
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 from flwr.common.constant import SubStatus
@@ -36,6 +37,7 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
+from sklearn.decomposition import PCA
 from sklearn.exceptions import ConvergenceWarning
 
 from fedpca import FederatedPCA, Federation, PersonalizedPCA, RobustPCA, load
@@ -211,6 +213,31 @@ def test_a_site_whose_new_file_has_a_gap_stays_out_until_it_is_mended(there):
     assert "not answered: the site stays out of this run because its files changed: 1 NaN" in (
         there.log(site)
     )
+
+
+def test_sites_name_their_weights_and_the_coordinator_says_what_to_do_with_gaps(there):
+    rng = np.random.default_rng(7)
+    rows = gapped_rows(rng, 90, 4, 2, offset=3.0)
+    rows[rng.random(rows.shape) < 0.05] = np.nan
+    counts = rng.integers(0, 4, 90)
+    parts = {"third": slice(40), "other": slice(40, 90)}
+    for name, part in parts.items():
+        table = pd.DataFrame(rows[part], columns=list("abcd")).assign(count=counts[part])
+        table.to_csv(there.folder / f"weighted-{name}.csv", index=False)
+    options = ("--weight", "count", "--allow-missing")
+    joined = [there.join(name, f"weighted-{name}.csv", *options) for name in parts]
+    with there.federation(sites=list(parts)) as fed:
+        far = FederatedPCA(2, missing="mean", random_state=0).fit(fed)
+        with pytest.raises(InputError, match="have weights, which only FederatedPCA uses"):
+            RobustPCA(2).fit(fed)
+    for site in joined:
+        there.stop(site)
+    files = {name: there.folder / f"weighted-{name}.csv" for name in parts}
+    within = FederatedPCA(2, missing="mean", random_state=0).fit(files, sample_weight="count")
+    assert far.components_.tobytes() == within.components_.tobytes()
+    complete = np.where(np.isnan(rows), far.mean_, rows)
+    reference = PCA(2, svd_solver="full").fit(np.repeat(complete, counts, axis=0))
+    np.testing.assert_allclose(far.explained_variance_, reference.explained_variance_)
 
 
 def test_a_policy_is_kept_by_the_site(there):

@@ -50,6 +50,12 @@ def fit(
     drop: Drop = [],  # noqa: B006
     columns: Columns = [],  # noqa: B006
     id: Id = [],  # noqa: B006
+    missing: Annotated[
+        str, typer.Option(help="What to do with missing values: error, mean, or drop.")
+    ] = DEFAULTS.missing,
+    weight: Annotated[
+        str | None, typer.Option(help="Column with the weight of each row; only with FILES.")
+    ] = None,
     tol: Annotated[
         float, typer.Option(help="Stop when the residual is this small.")
     ] = DEFAULTS.tol,
@@ -100,6 +106,7 @@ def fit(
             components_of(n_components),
             solver=solver_of(solver, option),
             scale=scale,
+            missing=missing,
             tol=tol,
             max_rounds=max_rounds,
             random_state=seed,
@@ -117,17 +124,17 @@ def fit(
         if federation is None:
             if sites is not None or credentials is not None or insecure:
                 raise InputError("--sites, --credentials, and --insecure require --federation HOST")
-            opened = opened_sites(files or [], choice)
+            opened = opened_sites(files or [], {**choice, "weight": weight})
             fed = Federation.local(opened, n_jobs=jobs, **options)
         else:
             if jobs is not None:
                 raise InputError(
                     "--jobs only applies to files; the sites in a federation all work at the same time"
                 )
-            if any(choice.values()):
+            if any(choice.values()) or weight is not None:
                 raise InputError(
-                    "--drop, --columns, and --id only apply to files; each site in a federation passes "
-                    "them to fedpca join"
+                    "--drop, --columns, --id, and --weight only apply to files; each site in a "
+                    "federation passes them to fedpca join"
                 )
             if not quiet and err.is_terminal:
                 err.print(f"waiting for the sites at {federation}")

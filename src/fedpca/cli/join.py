@@ -45,6 +45,7 @@ def join(
     columns: Columns = [],  # noqa: B006
     id: Id = [],  # noqa: B006
     allow_missing: AllowMissing = False,
+    weight: Annotated[str | None, typer.Option(help="Column with the weight of each row.")] = None,
     insecure: Insecure = False,
     quiet: Quiet = False,
 ) -> None:
@@ -87,6 +88,7 @@ def join(
             store=store,
             check=check,
             **choice_of(drop, columns, id),
+            weight=weight,
         )
         store.mkdir(parents=True, exist_ok=True, mode=0o700)
         ledger = store / "ledger.jsonl"

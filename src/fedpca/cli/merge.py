@@ -9,7 +9,7 @@ import typer
 
 from fedpca.cli.console import exit_codes, out, refuse_overwriting
 from fedpca.cli.info import print_file
-from fedpca.cli.options import FanIn, Force, Quiet, components_of
+from fedpca.cli.options import FanIn, Force, Quiet, Scale, components_of
 from fedpca.errors import InputError
 from fedpca.estimators import StreamingPCA
 from fedpca.rows.columns import some_of
@@ -33,6 +33,7 @@ def merge(
             "summarized.",
         ),
     ] = None,
+    scale: Scale = False,
     fan_in: FanIn = None,
     force: Force = False,
     quiet: Quiet = False,
@@ -43,11 +44,16 @@ def merge(
     """
     with exit_codes():
         refuse_overwriting(output, force)
+        if scale and output.suffix == ".summary":
+            raise InputError(
+                f"--scale applies to a model, but {output} is a summary, which keeps its units; scale "
+                "when you write the model"
+            )
         merged = merge_in_tree(_checked_summaries(files), fan_in)
         if not merged.n:
             raise InputError("the summaries contain no rows; there is nothing to merge")
         wanted = None if n_components is None else components_of(n_components)
-        model = StreamingPCA.from_summary(merged, wanted)
+        model = StreamingPCA.from_summary(merged, wanted, scale=scale)
         if output.suffix == ".summary":
             model.summary_.save(output)
         else:

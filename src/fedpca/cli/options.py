@@ -42,7 +42,7 @@ Id = Annotated[
 ]
 AllowMissing = Annotated[
     bool,
-    typer.Option("--allow-missing", help="Accept NaN, because the rows are for RobustPCA."),
+    typer.Option("--allow-missing", help="Accept NaN, which fits with --missing use."),
 ]
 Credentials = Annotated[
     Path | None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,6 +10,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from fedpca.arrays import Array
 from fedpca.cli.console import err, exit_codes, out, refuse_overwriting
 from fedpca.cli.options import Columns, Drop, Force, Id, Quiet, choice_of
 from fedpca.errors import InputError
@@ -17,6 +19,7 @@ from fedpca.models.linear import Model, load_model
 from fedpca.models.personalized import is_personalized, load_personalized
 from fedpca.rows.choice import ALL_COLUMNS, ColumnChoice
 from fedpca.rows.columns import distinct_names, some_of
+from fedpca.rows.gaps import filled
 from fedpca.rows.matching import open_matching, scores_in_blocks
 from fedpca.storage import atomic
 
@@ -72,6 +75,8 @@ def write_scores(
     score = partial(model.transform, whiten=bool(header["parameters"].get("whiten")))
     if header.get("estimator") == RobustPCA.__name__:  # its scores ignore outliers
         score = RobustPCA.load(model_path).set_output(transform="default").transform
+    if header["parameters"].get("missing") == "mean":
+        score = partial(_score_filled, score, model.mean)
     k, d = model.components.shape
     features = header["features"]
     rows = open_matching(source, features, d, choice)
@@ -95,6 +100,11 @@ def write_scores(
             writer.write_batch(pa.record_batch(columns, schema=schema))
             written += len(scores)
     return written
+
+
+def _score_filled(score: Callable[[Any], Array], fill: Array, block: Any) -> Array:
+    """Return the scores of rows whose missing values take those of ``fill``."""
+    return score(filled(block, fill))
 
 
 def _writer(path: Path, suffix: str, schema: Any) -> Any:

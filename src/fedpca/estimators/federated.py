@@ -12,13 +12,16 @@ from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted
 
 from fedpca.arrays import Array
+from fedpca.errors import InputError
 from fedpca.estimators.files import file_header, from_header, record_in, usable_header
 from fedpca.estimators.fitting import (
     as_federation,
+    is_path,
     new_features,
     plain_params,
     refuse_many_sites,
     run_program,
+    scores_of_file,
     set_features,
     validated,
     warn_rank,
@@ -27,8 +30,11 @@ from fedpca.estimators.fitting import (
     without_labels,
 )
 from fedpca.estimators.linear import LinearMethods
+from fedpca.estimators.weights import without_column
 from fedpca.linalg.rank_rules import RULES
 from fedpca.models.linear import Model, load_model
+from fedpca.rows.gaps import MISSING, filled, has_gaps
+from fedpca.rows.in_memory import canonical, is_sparse
 from fedpca.solvers.catalogue import find_solver
 from fedpca.solvers.contract import Solver
 from fedpca.solvers.pca import principal_components
@@ -70,6 +76,11 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         The maximum number of rounds. If the solver needs more, the fit warns.
     random_state : int, RandomState or None
         The seed for the solver's random start.
+    missing : {"error", "mean", "drop"}
+        What to do with missing values, which are NaN. "error" refuses them. "mean" fills them with the
+        mean of the feature's values at all sites: the result is that of the pooled rows with column
+        means filled in, and `transform` fills in the same means. "drop" leaves out rows with a missing
+        value at their sites. Filled values make variances smaller; `RobustPCA` estimates them instead.
 
     Attributes
     ----------
@@ -86,6 +97,8 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
     site_variance_ratio_ : dict
         The share of each site's variance, about its own mean, that the components explain. The dict is
         empty if a site's policy withholds this share.
+    n_samples_ : int
+        The number of rows that count: not rows with weight zero, and not rows that were dropped.
     run_ : RunRecord
         Rounds, bytes, history, ledger, lost sites, and the reason the solver stopped.
 
@@ -114,6 +127,7 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         "tol": [Interval(Real, 0, None, closed="left")],
         "max_rounds": [Interval(Integral, 1, None, closed="left")],
         "random_state": ["random_state"],
+        "missing": [StrOptions(set(MISSING))],
     }
 
     def __init__(
@@ -127,6 +141,7 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         tol: float = 1e-10,
         max_rounds: int = 500,
         random_state: Any = None,
+        missing: str = "error",
     ) -> None:
         self.n_components = n_components
         self.solver = solver
@@ -136,8 +151,9 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         self.tol = tol
         self.max_rounds = max_rounds
         self.random_state = random_state
+        self.missing = missing
 
-    def fit(self, X: Any, y: Any = None, *, sites: Any = None) -> Self:
+    def fit(self, X: Any, y: Any = None, *, sites: Any = None, sample_weight: Any = None) -> Self:
         """Find the components of all sites' rows.
 
         Parameters
@@ -151,12 +167,25 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         sites : array of shape (n_samples,) or str, optional
             The site label for each row, if X is one table; or the name of the column that holds the
             labels, which is then not a feature.
+        sample_weight : array of shape (n_samples,), list or dict of arrays, or str, optional
+            The weight of each row. If X holds several sites' rows, pass a list or dict with an array
+            for each site. A string names the column that holds the weights, which is then not a
+            feature. Sites in a `Federation` have their own weights: ``Site(rows, weight=...)``.
+
+            Weights are frequencies: a row with weight 3 counts as three equal rows, and a row with
+            weight 0 as none. So variances are divided by the sum of the weights minus 1, and the
+            weights must add up to at least 2.
         """
         self._validate_params()
+        self._refuse_fill_about_zero()
         solver = find_solver(self.solver)
         with new_features(self):
             X, sites = without_labels(X, sites)
-            fed = as_federation(validated(self, X), sites)
+            if isinstance(sample_weight, str):
+                X, sample_weight = without_column(X, sample_weight)
+            # the sites look for NaN while they sum, and say what to do about it
+            rows = validated(self, X, ensure_all_finite=False)
+            fed = as_federation(rows, sites, sample_weight)
             parameters = plain_params(self)
             del parameters["solver"], parameters["whiten"], parameters["random_state"]
             result, run = run_program(self, fed, principal_components, solver, parameters)
@@ -165,11 +194,12 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
             solution.vectors,
             solution.eigenvalues,
             solution.energy,
-            moments.n,
+            moments.weight,
             moments.mean,
             moments.scale,
+            moments.n,
         )
-        self._set_model(model, moments.n, moments.features)
+        self._set_model(model, moments.n_rows, moments.features)
         self.site_variance_ratio_ = result.site_shares
         self.run_ = run
         warn_unconverged(self, run, "solver")
@@ -179,11 +209,40 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         warn_rank(self.n_components, k, most, is_above_noise=result.is_above_noise)
         return self
 
-    def fit_transform(self, X: Any, y: Any = None, *, sites: Any = None) -> Array:
+    def fit_transform(
+        self, X: Any, y: Any = None, *, sites: Any = None, sample_weight: Any = None
+    ) -> Array:
         """Fit the model to one table of rows, and return their scores."""
         refuse_many_sites(X)
         X, sites = without_labels(X, sites)
-        return np.asarray(self.fit(X, sites=sites).transform(X))
+        if isinstance(sample_weight, str):
+            X, sample_weight = without_column(X, sample_weight)
+        return np.asarray(self.fit(X, sites=sites, sample_weight=sample_weight).transform(X))
+
+    def transform(self, X: Any) -> Array:
+        """Return the rows' scores on the components, ``(n, n_components_)``.
+
+        ``X`` holds the rows, or is the path to a file or folder of rows. In a file, columns that are
+        not features of the model are ignored. If ``missing`` is "mean", missing values take the mean;
+        otherwise, they are refused.
+        """
+        k = len(self._model().components)
+        if is_path(X):
+            return scores_of_file(self, X, self._scores, k)
+        rows = self._rows(X, ensure_all_finite="allow-nan")
+        return self._scores(rows).astype(rows.dtype, copy=False)
+
+    def _scores(self, rows: Any) -> Array:
+        """Return the scores of rows, which may have gaps."""
+        model = self._model()
+        if has_gaps(rows):
+            if self.missing != "mean":
+                raise InputError(
+                    f"Input X contains NaN, and missing={self.missing!r} cannot score such rows; set "
+                    "missing='mean' to fill in the mean, or use RobustPCA"
+                )
+            rows = filled(canonical(rows) if is_sparse(rows) else rows, model.mean)
+        return model.transform(rows, whiten=self.whiten)
 
     @property
     def scale_(self) -> Array:
@@ -213,6 +272,19 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
             estimator.site_variance_ratio_ = header["site_variance_ratio"]
             estimator.run_ = record_in(header)
         return estimator
+
+    def _refuse_fill_about_zero(self) -> None:
+        """Refuse to fill in means that the model would not contain, so that `transform` could not."""
+        if self.missing == "mean" and not self.center:
+            raise InputError(
+                "missing='mean' requires center=True, because the model keeps the mean only then; use "
+                "missing='drop', or fill in the values"
+            )
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = self.missing != "error"
+        return tags
 
     def _set_model(self, model: Model, n_samples: int, features: Any) -> None:
         """Set the fitted attributes."""

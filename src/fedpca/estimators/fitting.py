@@ -24,10 +24,12 @@ from fedpca.arrays import Array
 from fedpca.coordinator.federation import Federation
 from fedpca.coordinator.record import RunRecord
 from fedpca.errors import InputError
+from fedpca.estimators.weights import weighted_sites
 from fedpca.rows.in_memory import JoinedRows, Rows
 from fedpca.rows.labels import rows_by_label, take_label_column
 from fedpca.rows.matching import open_matching, scores_in_blocks
 from fedpca.rows.open import open_rows
+from fedpca.rows.weighted import checked_weights
 from fedpca.site.site import Site
 from fedpca.solvers.catalogue import to_plain
 
@@ -207,19 +209,30 @@ def holds_rows(X: Any) -> bool:
     return not (is_many_sites(X) and any(isinstance(item, Site) for item in items))
 
 
-def as_federation(X: Any, sites: Any = None) -> Federation:
-    """Return X if it is a federation; otherwise return an in-process federation over the rows in X."""
+def as_federation(X: Any, sites: Any = None, weights: Any = None) -> Federation:
+    """Return X if it is a federation; otherwise return an in-process federation over the rows in X.
+
+    ``weights`` are the weights of rows in X, as `FederatedPCA.fit` takes them.
+    """
     if is_many_sites(X):
         if sites is not None:
             raise InputError(
                 "sites= labels the rows of a single table; X is already split by site, so omit sites="
             )
+        if weights is not None:
+            X = weighted_sites(X, weights)
         return X if isinstance(X, Federation) else Federation.local(X)
     if is_path(X) and sites is not None:
         raise InputError(
             "X is a file, so sites= must name the column that holds each row's site; or pass the table"
         )
-    return Federation.local([X] if sites is None else rows_by_label(X, sites))
+    if weights is None:
+        return Federation.local([X] if sites is None else rows_by_label(X, sites))
+    if sites is None:
+        return Federation.local(weighted_sites([X], [weights]))
+    weights = checked_weights(weights, X.shape[0])
+    parts = rows_by_label(X, sites), rows_by_label(weights, sites)
+    return Federation.local(weighted_sites(*parts))
 
 
 def scores_of_file(

@@ -125,10 +125,15 @@ class LinearMethods(LinearAttributes, ClassNamePrefixFeaturesOutMixin, Transform
     def __sklearn_tags__(self) -> Any:
         return tags_for_rows(super().__sklearn_tags__())
 
-    def _rows(self, X: Any, accept_sparse: Any = ("csr", "csc")) -> Any:
+    def _rows(self, X: Any, accept_sparse: Any = ("csr", "csc"), **checks: Any) -> Any:
         """Check new rows as scikit-learn does, and return them."""
         return validate_data(
-            self, X, accept_sparse=accept_sparse, dtype=[np.float64, np.float32], reset=False
+            self,
+            X,
+            accept_sparse=accept_sparse,
+            dtype=[np.float64, np.float32],
+            reset=False,
+            **checks,
         )
 
 
@@ -168,7 +173,7 @@ def _scikit_learn_twin(model: Any) -> Any:
     pca.mean_ = np.zeros(model.n_features_in_)
     scaler = StandardScaler(with_mean=model.center)
     scaler.mean_, scaler.scale_, scaler.var_ = model.mean_, model.scale_, model.scale_**2
-    scaler.n_samples_seen_, scaler.n_features_in_ = model.n_samples_, model.n_features_in_
+    scaler.n_samples_seen_, scaler.n_features_in_ = pca.n_samples_, model.n_features_in_
     if hasattr(model, "feature_names_in_"):
         scaler.feature_names_in_ = model.feature_names_in_
         del pca.feature_names_in_

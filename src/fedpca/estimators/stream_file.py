@@ -39,7 +39,6 @@ def write_stream(
         "carried": header_of(stream.carried),
         "rank": None if stream.rank is None else asdict(stream.rank),
         "n_spare": stream.n_spare,
-        "angle_bound": stream.summary.angle_bound(),
     }
     write_arrays(path, arrays, header)
 

@@ -20,7 +20,7 @@ from fedpca.estimators.files import file_header, from_header, usable_header
 from fedpca.estimators.fitting import as_stream, forget_features, set_features
 from fedpca.estimators.linear import LinearMethods
 from fedpca.estimators.stream_file import read_stream, write_stream
-from fedpca.linalg.rank_rules import check_n_components, rank_rule
+from fedpca.linalg.rank_rules import RULES, check_n_components, rank_rule
 from fedpca.models.linear import Model
 from fedpca.rows.centering import NotFinite, naming_bad_values
 from fedpca.rows.in_memory import Block, Rows, batches, canonical, is_sparse, rows_per_block
@@ -29,7 +29,8 @@ from fedpca.rows.standardized import refuse_tiny
 from fedpca.summary.adaptive_rank import AdaptiveRank, check_most
 from fedpca.summary.from_rows import MAX_COMPONENTS
 from fedpca.summary.lowrank import rows_at_once
-from fedpca.summary.scatter import Scatter, scatter_pays
+from fedpca.summary.scaled import scaled_summary
+from fedpca.summary.scatter import Scatter, scatter_fits, scatter_pays
 from fedpca.summary.stream import Stream
 from fedpca.summary.summary import N_SPARE, Summary
 
@@ -39,9 +40,11 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
 
     Parameters
     ----------
-    n_components : int or None
-        The number of components. By default, the estimator keeps as many as the rows and features
-        allow. If ``rank`` adapts the number, this is the initial number.
+    n_components : int, float in (0, 1), {"auto", "mp", "gap"} or None
+        The number of components, or a share of the variance or a rule that chooses it among at most
+        ``max_components``, as in `FederatedPCA`, whenever components are asked for. By default, the
+        estimator keeps as many as the rows and features allow. If ``rank`` adapts the number, this is
+        the initial number.
     n_spare : int
         The number of directions carried in addition to the components. Because a stream discards its
         rows, errors build up in the last directions that it carries. Ten spare directions keep these
@@ -55,12 +58,17 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         the last component's share of the sum of singular values within ``[alpha, beta]``; it has no
         notion of noise, and keeps directions of noise as well.
     max_components : int or None
-        The largest number of components that ``rank`` may reach; 100 by default.
+        The largest number of components that ``rank`` or a rule may reach; 100 by default.
     forgetting : float in (0, 1]
         With each batch, the singular values of all earlier batches are multiplied by this factor, and
         the weights of their rows by its square.
     center : bool
         Whether to center rows on their mean. Otherwise, components are about zero.
+    scale : bool
+        Whether to divide each feature by its standard deviation. The stream itself stays in the old
+        units, and the scale is applied when components are asked for. That is exact if the stream keeps
+        the full matrix of second moments or as many directions as there are features; otherwise,
+        `angle_bound_` bounds the error. Requires ``center=True`` and ``rank="fixed"``.
     whiten : bool
         Whether to divide scores by their standard deviations.
     share : float in (0, 1)
@@ -74,14 +82,16 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         The number of rows per batch when `fit` reads a table, a file, or a folder.
     exact : {"auto"} or bool
         Whether to keep the full d x d matrix of second moments, which gives exactly the components of
-        all rows. "auto" keeps it if that is cheaper and takes at most 16 MiB, but never if ``rank``
-        adapts the number of components.
+        all rows. "auto" keeps it if that is cheaper, or if ``scale`` is True, and takes at most
+        16 MiB, but never if ``rank`` adapts the number of components.
 
     Attributes
     ----------
     components_, explained_variance_, explained_variance_ratio_, singular_values_, mean_, var_
         The same as in scikit-learn's IncrementalPCA. The ratio is relative to the total variance of all
         features.
+    scale_ : ndarray of shape (n_features_in_,)
+        The standard deviations, or ones if ``scale`` is False.
     noise_variance_ : float
         The mean variance along the discarded directions.
     n_components_, n_samples_seen_, batch_size_ : int
@@ -103,12 +113,18 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
     """
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        "n_components": [Interval(Integral, 1, None, closed="left"), None],
+        "n_components": [
+            Interval(Integral, 1, None, closed="left"),
+            Interval(Real, 0, 1, closed="neither"),
+            StrOptions(set(RULES)),
+            None,
+        ],
         "n_spare": [Interval(Integral, 0, None, closed="left")],
         "rank": [StrOptions({"fixed", "auto", "mp", "energy", "interval"})],
         "max_components": [Interval(Integral, 1, None, closed="left"), None],
         "forgetting": [Interval(Real, 0, 1, closed="right")],
         "center": ["boolean"],
+        "scale": ["boolean"],
         "whiten": ["boolean"],
         "share": [Interval(Real, 0, 1, closed="neither")],
         "alpha": [Interval(Real, 0, 1, closed="both"), None],
@@ -120,13 +136,14 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
 
     def __init__(
         self,
-        n_components: int | None = None,
+        n_components: Any = None,
         *,
         n_spare: int = N_SPARE,
         rank: str = "fixed",
         max_components: int | None = None,
         forgetting: float = 1.0,
         center: bool = True,
+        scale: bool = False,
         whiten: bool = False,
         share: float = 0.95,
         alpha: float | None = None,
@@ -141,6 +158,7 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         self.max_components = max_components
         self.forgetting = forgetting
         self.center = center
+        self.scale = scale
         self.whiten = whiten
         self.share = share
         self.alpha = alpha
@@ -259,18 +277,21 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         return self
 
     @classmethod
-    def from_summary(cls, summary: Summary, n_components: Any = None) -> Self:
+    def from_summary(
+        cls, summary: Summary, n_components: Any = None, *, scale: bool = False
+    ) -> Self:
         """Create an estimator that has seen a summary's rows and can take more.
 
         ``n_components`` is a number, a share of the variance, or a rule, as in `FederatedPCA`; by
-        default, it is the summary's own number.
+        default, it is the summary's own number. ``scale`` is as in `StreamingPCA`.
         """
         wanted: Any = summary.n_components if n_components is None else n_components
         is_whole = isinstance(wanted, Integral)
         if not is_whole:
             check_n_components(wanted)
+            seen = scaled_summary(summary).summary if scale else summary
             rank = rank_rule(wanted, max(2, round(summary.n)), summary.n_features)
-            wanted = rank.settle(summary.spectrum)
+            wanted = rank.settle(seen.spectrum)
         if not 1 <= wanted <= summary.n_features:
             raise InputError(
                 f"n_components={wanted} is not between 1 and the {summary.n_features} features"
@@ -283,7 +304,10 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
             )
         n_directions = max(summary.room, int(wanted))
         n_spare = n_directions - int(wanted)
-        estimator = cls(int(wanted), n_spare=n_spare, center=summary.centered, exact=False)
+        estimator = cls(
+            int(wanted), n_spare=n_spare, center=summary.centered, scale=scale, exact=False
+        )
+        estimator._refuse_scale()
         carried = summary.resize(int(wanted), n_directions)
         estimator._set_stream(Stream.of(carried))
         return estimator
@@ -304,6 +328,11 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         return np.asarray(self.summary_.squares / self.summary_.n)
 
     @property
+    def scale_(self) -> Array:
+        """Return the scale of each feature, or ones if ``scale`` is False."""
+        return self._in_units()[1]
+
+    @property
     def n_samples_seen_(self) -> int:
         """Return the number of rows seen; each row counts once, regardless of its weight."""
         return self._fitted_stream().n_seen
@@ -316,12 +345,14 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
     @property
     def angle_bound_(self) -> float:
         """Return a bound on the sine of the largest angle to the components of all rows at once."""
-        return self.summary_.angle_bound(self.n_components_)
+        stream, k = self._fitted_stream(), self.n_components_
+        return stream.scaled.angle_bound(k) if self.scale else stream.summary.angle_bound(k)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model and the stream's state to a file, so that `fedpca.load` can resume it."""
         stream = self._fitted_stream()
-        write_stream(path, self._model(), stream, file_header(self, stream.n_seen))
+        header = file_header(self, stream.n_seen, angle_bound=self.angle_bound_)
+        write_stream(path, self._model(), stream, header)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -392,7 +423,8 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         carried = Summary.empty(d, wanted, n_spare=self.n_spare, center=self.center, features=names)
         keeps_whole = self.exact
         if self.exact == "auto":
-            keeps_whole = rank is None and scatter_pays(d, carried.room, rows_at_a_time)
+            pays = scatter_pays(d, carried.room, rows_at_a_time)
+            keeps_whole = rank is None and (pays or (self.scale and scatter_fits(d)))
         elif keeps_whole and rank is not None:
             raise InputError(
                 f"exact=True requires rank='fixed', not rank={self.rank!r}; use exact='auto'"
@@ -402,11 +434,17 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
 
     def _first_rank(self, d: int) -> tuple[int, AdaptiveRank | None]:
         """Return the initial number of components, and the rule that adapts it, if any."""
-        is_fixed = self.rank == "fixed"
-        most = min(d, self.max_components or (d if is_fixed else MAX_COMPONENTS))
-        check_most(self.n_components, self.max_components, most, d)
+        self._refuse_scale()
+        is_fixed, is_rule = self.rank == "fixed", self._is_rule
+        most = min(d, self.max_components or (d if is_fixed and not is_rule else MAX_COMPONENTS))
+        check_most(None if is_rule else self.n_components, self.max_components, most, d)
         if is_fixed:
-            return int(self.n_components or most), None
+            return most if is_rule else int(self.n_components or most), None
+        if is_rule:
+            raise InputError(
+                f"n_components={self.n_components!r} requires rank='fixed', not rank={self.rank!r}, "
+                "which begins with a number of components; pass a number or None"
+            )
         if not self.n_spare:
             raise InputError(
                 f"rank={self.rank!r} needs spare directions, but n_spare=0; set n_spare to at least 1"
@@ -422,15 +460,42 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         )
         return rank.rank, rank
 
+    @property
+    def _is_rule(self) -> bool:
+        """Return whether the number of components is a share or the name of a rule."""
+        return self.n_components is not None and not isinstance(self.n_components, Integral)
+
+    def _refuse_scale(self) -> None:
+        """Refuse a scale that the stream could not apply."""
+        if self.scale and not self.center:
+            raise InputError(
+                "scale=True requires center=True, because a stream about zero does not keep the "
+                "deviations from the mean"
+            )
+        if self.scale and self.rank != "fixed":
+            raise InputError(
+                f"scale=True requires rank='fixed', not rank={self.rank!r}, which judges unscaled "
+                "rows; use n_components='auto' or a share"
+            )
+
+    def _in_units(self) -> tuple[Summary, Array]:
+        """Return the summary in the units of the components, and the scale that leads to them."""
+        stream = self._fitted_stream()
+        if self.scale:
+            return stream.scaled.summary, stream.scaled.scale
+        return stream.summary, np.ones(stream.carried.n_features)
+
     def _model(self) -> Model:
         """Return the linear model of the rows seen."""
-        summary = self._fitted_stream().summary
+        summary, scale = self._in_units()
         refuse_tiny(summary.mean, summary.energy)
         wanted = summary.n_components
-        if self.n_components is None and self.rank == "fixed":
+        if self._is_rule:
+            n, d = max(2, round(summary.n)), summary.n_features
+            wanted = min(wanted, rank_rule(self.n_components, n, d).settle(summary.spectrum))
+        elif self.n_components is None and self.rank == "fixed":
             wanted = max(1, min(wanted, self._stream.n_seen))
         vectors, eigenvalues = summary.known.leading(wanted)
-        scale = np.ones(summary.n_features)
         mean, n_seen = summary.mean, self._stream.n_seen
         return Model.from_eigen(
             vectors, eigenvalues, summary.energy, summary.n, mean, scale, n_seen

@@ -27,7 +27,7 @@ from scipy.linalg.blas import dgemm, dger
 
 from fedpca.arrays import Array
 from fedpca.errors import InputError
-from fedpca.rows.in_memory import Block, Rows, is_sparse, refuse_non_finite
+from fedpca.rows.in_memory import FILL_OR_DROP, Block, Rows, is_sparse, refuse_non_finite
 
 MAX_CANCELLATION = 256.0  # maximum ratio of raw to central second moments; loses eight bits
 CLOSE_MEAN = 1e-9  # a mean off by this share of an entry adds 1e-18 to its square
@@ -36,20 +36,43 @@ MAX_SAFE_VALUE = 1e145  # any number of smaller values has a finite sum of squar
 
 
 class Centered(NamedTuple):
-    """Rows ``Y`` about a mean, stored centered or with a shift still to be subtracted."""
+    """Rows ``Y`` about a mean, stored centered or with a shift still to be subtracted.
+
+    Rows with weights are multiplied by the square roots of the weights, so that Y'Y is their scatter.
+    """
 
     rows: Block  # (b, d)
-    shift: Array | None = None  # (d,): Y is rows - 1 shift'
+    shift: Array | None = None  # (d,): Y is rows - roots shift'
+    roots: Array | None = None  # (b,), the roots of the weights; None means ones
 
     @property
     def n_rows(self) -> int:
         """Return the number of rows."""
         return int(self.rows.shape[0])
 
+    @property
+    def weight(self) -> float:
+        """Return the total weight of the rows."""
+        return float(self.n_rows if self.roots is None else self.roots @ self.roots)
+
+    def weighted(self, weights: Array) -> Centered:
+        """Return the rows, which have no weights yet, with these weights, ``(b,)``."""
+        roots = np.sqrt(weights)
+        if not is_sparse(self.rows):
+            return Centered(roots[:, None] * self.rows, self.shift, roots)
+        rows = self.rows.copy()
+        rows.data = rows.data * np.repeat(roots, np.diff(rows.indptr))
+        return Centered(rows, self.shift, roots)
+
+    def part(self, start: int, stop: int) -> Centered:
+        """Return the rows from ``start`` up to, but not including, ``stop``."""
+        roots = None if self.roots is None else self.roots[start:stop]
+        return Centered(self.rows[start:stop], self.shift, roots)
+
     def sums(self) -> Array:
-        """Return the sum of each column, ``(d,)``."""
-        total = np.ones(self.n_rows) @ self.rows
-        return np.asarray(total if self.shift is None else total - self.n_rows * self.shift)
+        """Return the sum of each column, ``(d,)``, with each row counted by its weight."""
+        total = self._roots() @ self.rows
+        return np.asarray(total if self.shift is None else total - self.weight * self.shift)
 
     def squares(self) -> Array:
         """Return the sum of squares of each column, ``(d,)``."""
@@ -59,7 +82,7 @@ class Centered(NamedTuple):
             raw = (self.rows * self.rows).sum(axis=0)
         else:
             raw = np.einsum("ij,ij->j", self.rows, self.rows)
-        return np.asarray(raw - self.shift * (2 * self.sums() + self.n_rows * self.shift))
+        return np.asarray(raw - self.shift * (2 * self.sums() + self.weight * self.shift))
 
     def overflows(self, others: float) -> bool:
         """Return whether the sum of ``others`` and the squares of the stored values overflows."""
@@ -73,21 +96,23 @@ class Centered(NamedTuple):
         """Return Y'Y, ``(d, d)``."""
         if self.shift is None:
             return np.asarray(self.rows.T @ self.rows)
-        half = np.outer(self.sums() + self.n_rows / 2 * self.shift, self.shift)
+        half = np.outer(self.sums() + self.weight / 2 * self.shift, self.shift)
         return np.asarray(_dense(self.rows.T @ self.rows) - half - half.T)
 
     def outer(self) -> Array:
         """Return Y Y', ``(b, b)``."""
         if self.shift is None:
             return np.asarray(self.rows @ self.rows.T)
-        along = self.rows @ self.shift
-        raw = _dense(self.rows @ self.rows.T) - along[:, None] - along
-        return np.asarray(raw + self.shift @ self.shift)
+        along, raw = self.rows @ self.shift, _dense(self.rows @ self.rows.T)
+        if self.roots is None:
+            return np.asarray(raw - along[:, None] - along + self.shift @ self.shift)
+        half = np.outer(along - self.shift @ self.shift / 2 * self.roots, self.roots)
+        return np.asarray(raw - half - half.T)
 
     def times(self, V: Array) -> Array:
         """Return Y V, ``(b, k)``."""
         scores = np.asarray(self.rows @ V)
-        return scores if self.shift is None else scores - self.shift @ V
+        return scores if self.shift is None else scores - self._spread(self.shift @ V)
 
     def add_combined(self, W: Array, total: Array) -> Array:
         """Return ``total + W Y``, ``(k, d)``, where W is ``(k, b)``; overwrite ``total``."""
@@ -98,12 +123,22 @@ class Centered(NamedTuple):
             rows = np.asarray(self.rows, np.float64, order="C")
             total = dgemm(1.0, rows.T, W.T, beta=1.0, c=total.T, overwrite_c=True).T
         if self.shift is not None:
-            total = dger(-1.0, self.shift, W.sum(axis=1), a=total.T, overwrite_a=True).T
+            weights = W.sum(axis=1) if self.roots is None else W @ self.roots
+            total = dger(-1.0, self.shift, weights, a=total.T, overwrite_a=True).T
         return np.asarray(total)
 
     def dense(self) -> Array:
         """Return Y as a dense array, ``(b, d)``."""
-        return np.asarray(self.rows if self.shift is None else _dense(self.rows) - self.shift)
+        if self.shift is None:
+            return np.asarray(self.rows)
+        return np.asarray(_dense(self.rows) - self._spread(self.shift))
+
+    def _roots(self) -> Array:
+        return np.ones(self.n_rows) if self.roots is None else self.roots
+
+    def _spread(self, values: Array) -> Array:
+        """Return ``roots values'``, or just the values, which numpy repeats, without weights."""
+        return values if self.roots is None else np.outer(self.roots, values)
 
 
 def center_block(block: Block, mean: Array, full: Array | None = None) -> Centered:
@@ -168,12 +203,12 @@ class NotFinite(InputError):
 
 
 @contextmanager
-def naming_bad_values(rows: Rows) -> Iterator[None]:
-    """Replace a `NotFinite` error with one that names the affected columns."""
+def naming_bad_values(rows: Rows, way_out: str = FILL_OR_DROP) -> Iterator[None]:
+    """Replace a `NotFinite` error with one that names the affected columns and the way out."""
     try:
         yield
     except NotFinite:
-        refuse_non_finite(rows)
+        refuse_non_finite(rows, way_out=way_out)
 
 
 def finite_mean(block: Block) -> Array:

@@ -102,10 +102,10 @@ def findings_at(name: str, at: Examined, *, allow_missing: bool = False) -> list
     gaps = at.names(at.n_nan > 0)
     if gaps:
         way_out = (
-            "only RobustPCA accepts them"
+            "a fit needs missing='mean' or missing='drop', or RobustPCA"
             if allow_missing
             else "fill in the values, remove these rows, or leave the columns out with --drop; with "
-            "--allow-missing, RobustPCA accepts them"
+            "--allow-missing, a fit may fill them in or drop the rows, and RobustPCA accepts them"
         )
         add(f"{int(at.n_nan.sum()):,} NaN in columns {some_of(gaps)}; {way_out}", not allow_missing)
     infinite = at.names(at.n_infinite > 0)

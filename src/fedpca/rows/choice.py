@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedpca.errors import InputError
@@ -52,6 +52,12 @@ class ColumnChoice:
         """Return the choice for one name or several names each; None stands for no choice."""
         only = None if columns is None else _names("columns", columns)
         return cls(_names("drop", drop), only, tuple(dict.fromkeys(_names("id", id))))
+
+    def also(self, name: str) -> ColumnChoice:
+        """Return the choice with one more column, which all columns together contain anyway."""
+        if self.columns is None or name in self.columns:
+            return self
+        return replace(self, columns=(*self.columns, name))
 
     def in_words(self) -> str:
         """Return the choice as a short phrase, or an empty text if every column is a feature."""

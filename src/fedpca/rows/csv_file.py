@@ -22,6 +22,7 @@ from fedpca.rows.csv_lines import (
 CHARACTERS = 8  # of a number in a CSV file, roughly
 COMPRESSION = 3  # of the bytes of numbers in a .gz file, roughly
 DELIMITERS = ",;\t|"
+DAMAGED = "the compressed data is damaged or cut off; copy the file again"
 
 
 class CsvFile:
@@ -75,9 +76,7 @@ class CsvFile:
             raise InputError(f"{self._path}: {self._explained(error)}") from None
         except OSError as error:
             if error.errno is None:  # Arrow's, about what it read
-                raise InputError(
-                    f"{self._path}: the compressed data is damaged or cut off; copy the file again"
-                ) from None
+                raise InputError(f"{self._path}: {DAMAGED}") from None
             raise SiteFailed(f"{self._path} can no longer be read") from None
 
     def _types(self, columns: Sequence[str]) -> dict[str, Any]:
@@ -102,6 +101,10 @@ class CsvFile:
                 schema = reader.schema
         except pa.ArrowInvalid as error:
             raise self._explained(error) from None
+        except OSError as error:
+            if error.errno is None:  # Arrow reads ahead, so it may find this here or later
+                raise InputError(DAMAGED) from None
+            raise
         if any(pa.types.is_binary(field.type) for field in schema):
             raise self._not_utf8()
         return schema

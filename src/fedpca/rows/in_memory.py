@@ -20,6 +20,7 @@ from fedpca.rows.columns import HasColumns, matching_order, some_of
 
 BLOCK_BYTES = 16 << 20  # size of a dense block; reading a file keeps at most this much in memory
 MAX_SPARSE_BLOCK_RATIO = 32  # a sparse block has at most this many times as many rows
+FILL_OR_DROP = "drop these rows or fill in the values"  # advice on values that are not finite
 
 Block = Any  # a dense (m, d) array, or a CSR matrix of that shape
 
@@ -43,6 +44,12 @@ def about_n_rows(rows: Rows) -> float:
     """Return the number of rows, or an estimate if counting them would take a pass over a file."""
     estimate = getattr(rows, "about_n_rows", None)
     return float(rows.n_rows if estimate is None else estimate)
+
+
+def weighted_blocks(rows: Rows) -> Iterator[tuple[Block, Array | None]]:
+    """Yield blocks of rows and the weights of each block's rows, or None if rows have no weights."""
+    own = getattr(rows, "weighted_blocks", None)
+    yield from ((block, None) for block in rows.blocks()) if own is None else own()
 
 
 def canonical(matrix: Any) -> Any:
@@ -191,18 +198,21 @@ class JoinedRows:
                 yield block if order is None else block[:, order], ids.cast(schema)
 
 
-def refuse_non_finite(rows: Rows) -> None:
+def refuse_non_finite(
+    rows: Rows, *, way_out: str = FILL_OR_DROP, accepts_nan: bool = False
+) -> None:
     """Raise an error that counts the NaN and infinite values and names their columns.
 
-    Call this after a sum turns out not to be finite. If every value is finite, the sum overflowed.
+    Call this after a sum turns out not to be finite. If every value is finite, the sum overflowed. Only
+    infinite values count if ``accepts_nan`` is true. ``way_out`` says what to do about NaN.
     """
     n_nan = n_inf = 0
     columns: set[int] = set()
-    for block in rows.blocks():
-        values = block.data if is_sparse(block) else np.asarray(block)
-        bad = ~np.isfinite(np.asarray(values, dtype=np.float64))
+    for block, _ in weighted_blocks(rows):
+        values = np.asarray(block.data if is_sparse(block) else block, dtype=np.float64)
+        bad = np.isinf(values) if accepts_nan else ~np.isfinite(values)
         if bad.any():
-            n_nan += int(np.isnan(values).sum())
+            n_nan += int(np.isnan(values).sum()) * (not accepts_nan)
             n_inf += int(np.isinf(values).sum())
             bad_columns = block.indices[bad] if is_sparse(block) else np.nonzero(bad)[1]
             columns.update(int(column) for column in bad_columns)
@@ -214,16 +224,16 @@ def refuse_non_finite(rows: Rows) -> None:
     counts = [f"{n:,} {kind}" for n, kind in ((n_nan, "NaN"), (n_inf, "infinity")) if n]
     raise InputError(
         f"Input contains {' and '.join(counts)} in columns {some_of(names)}; "
-        "drop these rows or fill in the values"
+        + (way_out if n_nan else FILL_OR_DROP)
     )
 
 
 def checksum(rows: Rows) -> str:
     """Return the shape and a checksum of all values, to detect changes to rows in memory."""
     crc = 0
-    for block in rows.blocks():
-        arrays = (block.data, block.indices, block.indptr) if is_sparse(block) else (block,)
-        for array in arrays:
+    for block, weights in weighted_blocks(rows):
+        arrays = [block.data, block.indices, block.indptr] if is_sparse(block) else [block]
+        for array in arrays if weights is None else [*arrays, weights]:
             crc = zlib.crc32(np.ascontiguousarray(array).data, crc)
     return f"{rows.n_rows} x {rows.n_features} {crc:08x}"
 

@@ -6,6 +6,9 @@ X holds the site's rows, m is the mean over all sites or the site's own mean, an
 A is never stored. Blocks are centered on the fly; the scale and the column order are applied to Z and
 to the result.
 
+If rows have weights, a row of A is multiplied by the root of its weight. Gaps are filled or left out
+as the run wants (see `fedpca.rows.gaps`).
+
 Rows are centered before they are multiplied (see `fedpca.rows.centering`). Subtracting ``n m m'`` from
 raw second moments loses every digit at an offset of 1e8. Raw moments are therefore used only for a
 block whose diagonal shows that at most eight bits are lost.
@@ -15,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import count
 
 import numpy as np
 import scipy.sparse as sp
@@ -24,6 +26,7 @@ from scipy.linalg.blas import dgemm
 from fedpca.arrays import Array
 from fedpca.errors import InputError
 from fedpca.rows.centering import MAX_CANCELLATION, Centered, Mean, center_block, full_columns
+from fedpca.rows.gaps import ERROR, counting_blocks
 from fedpca.rows.in_memory import Block, Rows, is_sparse, rows_per_block
 
 MAX_CACHE_BYTES = 256 << 20  # memory that a site may use to cache A'A
@@ -56,6 +59,16 @@ def refuse_tiny(mean: Array, energy: float = 1.0) -> None:
         )
 
 
+def deviations(variance: Array, mean: Array, n: float) -> Array:
+    """Return the standard deviations, with 1 for columns that are constant up to rounding.
+
+    The bound is the variance that rounding alone can cause, as in scikit-learn's StandardScaler.
+    """
+    eps = np.finfo(np.float64).eps
+    constant = variance <= n * eps * variance + (n * mean * eps) ** 2
+    return np.where(constant, 1.0, np.sqrt(np.where(constant, 1.0, variance)))
+
+
 def usable_energy(energy: float) -> float:
     """Return the total sum of squares, or refuse a value that would make products lose digits."""
     if energy and not MIN_ENERGY < energy < 1 / MIN_ENERGY:
@@ -82,6 +95,12 @@ class Frame:
         The expected number of columns by which the rows will be multiplied.
     energy : float, optional
         The sum of squares of the rows in this frame, once computed.
+    missing : int
+        What to do with gaps, as a position in `fedpca.rows.gaps.MISSING`.
+    fill : ndarray of shape (d,), optional
+        The values that gaps take, in the common feature order.
+    weight : float, optional
+        The total weight of the site's rows that count, if already computed.
     """
 
     mean: Array
@@ -90,6 +109,9 @@ class Frame:
     sums: Array | None = None
     n_products: int = 1
     energy: float | None = None
+    missing: int = ERROR
+    fill: Array | None = None
+    weight: float | None = None
 
     def is_same_as(self, other: Frame) -> bool:
         """Return whether both frames give the same products."""
@@ -117,6 +139,7 @@ class StandardizedRows:
         self._rows = rows
         self._order = slice(None) if frame.order is None else frame.order
         self._mean = self._to_own_order(frame.mean)
+        self._fill = None if frame.fill is None else self._to_own_order(frame.fill)
         self._scale = frame.scale
         self._is_unscaled = bool((frame.scale == 1).all())
         self._sums = frame.sums
@@ -187,14 +210,16 @@ class StandardizedRows:
         own = self._directions(Z)
         transposed = np.ascontiguousarray(own.T)  # makes BLAS up to 1.5 times as fast
         total = None
-        for block, shift in self._blocks():
+        for block, shift, roots in self._blocks():
             if shift is None:
                 product = ((transposed @ block.T) @ block).T
             else:
                 # einsum avoids BLAS, whose threads would spin on cores that sparse products need
-                scores = block @ own - np.einsum("i,ij->j", shift, own)
+                along = np.einsum("i,ij->j", shift, own)
+                scores = block @ own - (along if roots is None else np.outer(roots, along))
                 product = block.T @ scores
-                product -= np.outer(shift, scores.sum(axis=0))
+                sums = scores.sum(axis=0) if roots is None else np.einsum("i,ij->j", roots, scores)
+                product -= np.outer(shift, sums)
             total = product if total is None else np.add(total, product, out=total)
         if total is None:  # no rows
             return np.zeros_like(own)
@@ -210,10 +235,11 @@ class StandardizedRows:
         offset = self._rows.n_rows * float(np.sum((self._mean[self._order] / self._scale) ** 2))
         is_near_origin = offset <= MAX_CANCELLATION * energy
         total = 0.0
-        for block, shift in self._raw_blocks() if is_near_origin else self._blocks():
+        for block, shift, roots in self._blocks(may_shift=is_near_origin):
             scores = (block @ own).T if is_sparse(block) else transposed @ block.T
             if shift is not None:
-                scores -= (shift @ own)[:, None]
+                along = (shift @ own)[:, None]
+                scores -= along if roots is None else along * roots
             total += float(np.vdot(scores, scores))
         return total
 
@@ -225,41 +251,44 @@ class StandardizedRows:
             shift = None if block.shift is None else block.shift[self._order] / self._scale
             if not self._is_unscaled:
                 rows = rows / self._scale if shift is None else _scaled(rows, self._scale)
-            yield Mean(float(block.n_rows), zero, zero), Centered(rows, shift)
+            yield Mean(block.weight, zero, zero), Centered(rows, shift, block.roots)
 
     def dense_blocks(self) -> Iterator[Array]:
         """Yield the rows of A as dense arrays, ``(b, d)``, a few megabytes at a time."""
         step = rows_per_block(len(self._mean))
-        for _, (rows, shift) in self.parts():
-            for start in range(0, rows.shape[0], step):
-                yield Centered(rows[start : start + step], shift).dense()
+        for _, part in self.parts():
+            for start in range(0, part.n_rows, step):
+                yield part.part(start, start + step).dense()
 
     def _own_gram(self) -> Array:
         """Return the Gram matrix of the centered rows, in their own order and without the scale."""
         moments = RawMoments(self._mean)
         centered = None
-        for index, block in enumerate(self._rows.blocks()):
+        for index, (block, weights) in enumerate(self._own_blocks()):
             # if one block is too far from the origin, later blocks probably are too
             is_whole = block.shape[0] == self._rows.n_rows
-            if centered is None and moments.add(block, self._sums if is_whole else None):
+            is_raw = centered is None and weights is None
+            if is_raw and moments.add(block, self._sums if is_whole else None):
                 continue
-            gram = self._center(index, block).inner()
+            gram = self._center(index, block, weights).inner()
             centered = gram if centered is None else np.add(centered, gram, out=centered)
         return moments.central() if centered is None else centered + moments.central()
 
-    def _blocks(self) -> Iterator[Centered]:
-        return map(self._center, count(), self._rows.blocks())
+    def _own_blocks(self) -> Iterator[tuple[Block, Array | None]]:
+        """Return the rows that count, without gaps, and their weights."""
+        return counting_blocks(self._rows, self.frame.missing, self._fill)
 
-    def _raw_blocks(self) -> Iterator[Centered]:
-        """Return the blocks as stored, each with the mean as a shift to subtract from products."""
-        return (Centered(block, self._mean) for block in self._rows.blocks())
+    def _blocks(self, *, may_shift: bool = False) -> Iterator[Centered]:
+        """Yield the blocks about the mean, which may be left as a shift to subtract from products."""
+        for index, (block, weights) in enumerate(self._own_blocks()):
+            is_raw = may_shift and weights is None
+            yield Centered(block, self._mean) if is_raw else self._center(index, block, weights)
 
-    def _center(self, index: int, block: Block) -> Centered:
-        if not is_sparse(block):
-            return center_block(block, self._mean)
-        if index not in self._full_columns:
+    def _center(self, index: int, block: Block, weights: Array | None) -> Centered:
+        if is_sparse(block) and index not in self._full_columns:
             self._full_columns[index] = full_columns(block)
-        return center_block(block, self._mean, self._full_columns[index])
+        centered = center_block(block, self._mean, self._full_columns.get(index))
+        return centered if weights is None else centered.weighted(weights)
 
     def _gram_fits(self) -> bool:
         return 8 * len(self._mean) ** 2 <= self._max_cache_bytes

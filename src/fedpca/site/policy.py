@@ -98,10 +98,8 @@ class Policy:
             )
         if not question.reads_rows:
             return
-        if n_rows is not None and n_rows < self.min_rows:
-            raise PolicyRefused(
-                f"the site has fewer rows than its policy's min_rows={self.min_rows}"
-            )
+        if n_rows is not None:
+            self.check_rows(n_rows)
         if header["verb"] == "gather" and not self.gather:
             raise PolicyRefused(
                 f"the policy does not let the coordinator see this site's answer to {question.name!r}"
@@ -110,6 +108,13 @@ class Policy:
             raise PolicyRefused(
                 f"the sum covers {header['n_sites']} sites, fewer than the policy's "
                 f"min_sites={self.min_sites}"
+            )
+
+    def check_rows(self, n_rows: int) -> None:
+        """Refuse to answer about fewer rows than the policy allows."""
+        if n_rows < self.min_rows:
+            raise PolicyRefused(
+                f"the site has fewer rows than its policy's min_rows={self.min_rows}"
             )
 
 

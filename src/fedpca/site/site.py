@@ -38,6 +38,7 @@ from fedpca.rows.choice import ALL_COLUMNS, ColumnChoice
 from fedpca.rows.in_memory import Rows, about_n_rows, checksum
 from fedpca.rows.open import file_states, open_rows, refuse_gone, state_of
 from fedpca.rows.standardized import MAX_CACHE_BYTES, Frame, StandardizedRows
+from fedpca.rows.weighted import WeightedRows, as_numbers, weight_fingerprint
 from fedpca.site.memory import (
     MEMORY_GONE,
     ROWS_CHANGED,
@@ -82,6 +83,9 @@ class Site:
         Column names: ``drop`` lists columns that are not features, ``columns`` lists the only features,
         and ``id`` lists columns that identify the rows and never leave the site. By default, all
         columns are features.
+    weight : str or array of shape (n_rows,), optional
+        The weights of the rows, or the name of the column that holds them, which is then not a feature.
+        A row with weight w counts as w equal rows; see `FederatedPCA.fit`.
     check : callable, optional
         A function that raises an `InputError` for rows that would fail a fit. It is called with the
         rows when the site opens them, and again when a run begins after a file has changed. In the
@@ -107,6 +111,7 @@ class Site:
         drop: str | Sequence[str] | None = None,
         columns: str | Sequence[str] | None = None,
         id: str | Sequence[str] | None = None,
+        weight: Any = None,
         check: Callable[[Rows], None] | None = None,
     ) -> None:
         self._source = rows
@@ -114,6 +119,8 @@ class Site:
         with _naming_site(name):
             is_chosen = any(option is not None for option in (drop, columns, id))
             self._choice = ColumnChoice.of(drop, columns, id) if is_chosen else ALL_COLUMNS
+            is_array = weight is not None and not isinstance(weight, str)
+            self._weight = as_numbers(weight) if is_array else weight
             self._files = file_states(rows)  # first, so that a change while opening is noticed
             self.rows = self._open()
         self.name = name
@@ -137,8 +144,12 @@ class Site:
         return self._fingerprint_of(file_states(self._source))
 
     def _fingerprint_of(self, files: Mapping[Path, str]) -> str:
-        state = "; ".join(f"{file.name} {state}" for file, state in files.items()) or self._checksum
-        return "; ".join(filter(None, (state, self._choice.in_words())))
+        states = [f"{file.name} {state}" for file, state in files.items()]
+        if states and self._weight is not None:
+            states.append(weight_fingerprint(self._weight))
+        return "; ".join(
+            filter(None, ("; ".join(states) or self._checksum, self._choice.in_words()))
+        )
 
     @cached_property
     def _checksum(self) -> str:
@@ -283,10 +294,13 @@ class Site:
 
     def _open(self) -> Rows:
         """Open and check the rows."""
-        rows = open_rows(self._source, self._choice)
+        choice = self._choice
+        if isinstance(self._weight, str):
+            choice = choice.also(self._weight)
+        rows = open_rows(self._source, choice)
         if self._check is not None:
             self._check(rows)
-        return rows
+        return rows if self._weight is None else WeightedRows(rows, self._weight)
 
     def _reopen(self) -> Rows:
         """Open rows that have changed; a site that checks its rows stays out if it cannot use them."""

@@ -61,6 +61,8 @@ class Problem:
         The mean and the scale, if the sites have already been asked for them.
     flips : SignFlips, optional
         The rule that chooses the number of components if ``n_components`` is "auto".
+    missing : {"error", "mean", "drop"}
+        What to do with missing values, as in `FederatedPCA`.
     """
 
     common: CommonFeatures
@@ -72,6 +74,12 @@ class Problem:
     start: Array | None = None
     moments: Moments | None = None
     flips: SignFlips | None = None
+    missing: str = "error"
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether all rows count alike and none may have gaps."""
+        return self.missing == "error" and not self.common.has_weights
 
     @property
     def angle_tol(self) -> float:
@@ -82,7 +90,9 @@ class Problem:
         """Return the problem with its moments, asking the sites for them if necessary."""
         if self.moments is not None:
             return self
-        moments = ask_moments(fed, self.common, center=self.center, scale=self.scale)
+        moments = ask_moments(
+            fed, self.common, center=self.center, scale=self.scale, missing=self.missing
+        )
         return replace(self, moments=moments)
 
 

@@ -45,9 +45,11 @@ def principal_components(
     scale: bool,
     tol: float,
     max_rounds: int,
+    missing: str = "error",
 ) -> PcaResult:
     """Find the components of all sites' rows, choosing a solver if none is given."""
-    problem = Problem(common_features(fed), n_components, center, scale, tol, max_rounds, start)
+    common = common_features(fed, takes_weights=True)
+    problem = Problem(common, n_components, center, scale, tol, max_rounds, start, missing=missing)
     if n_components == "auto":
         problem = replace(problem, flips=SignFlips(fed))
     if solver is None:
@@ -70,12 +72,13 @@ def explained_energy(site: Site, V: Array) -> dict[str, Any]:
     distance between the two means. If a site is so far from the others that the difference would
     cancel, its rows are read again.
     """
-    frame, n = site.recall(Frame), site.rows.n_rows
+    frame = site.recall(Frame)
     assert frame.energy is not None
     assert frame.sums is not None
+    n = site.rows.n_rows if frame.weight is None else frame.weight
     total = frame.energy
     explained = site.standardized.energy_along(V, total)
-    own_mean = frame.sums[slice(None) if frame.order is None else frame.order] / max(1, n)
+    own_mean = frame.sums[slice(None) if frame.order is None else frame.order] / (n or 1)
     away = (own_mean - frame.mean) / frame.scale
     between = n * float(away @ away)
     if between <= MAX_CANCELLATION * (total - between):

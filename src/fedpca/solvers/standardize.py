@@ -4,7 +4,8 @@
 
 The mean is taken over all sites. Centering each site on its own mean would lose the variance between
 sites. Raw second moments would lose the digits that an offset takes up. So the coordinator asks for the
-mean first, and everything else is summed about it.
+mean first, and everything else is summed about it. If rows have weights, n is the sum of the weights,
+and each row counts by its weight. If gaps take the mean, the mean is that of the values present.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from fedpca.arrays import Array
 from fedpca.coordinator.federation import Federation
 from fedpca.errors import InputError
 from fedpca.protocol.question import question
-from fedpca.rows.columns import column_order
-from fedpca.rows.in_memory import refuse_non_finite
-from fedpca.rows.standardized import Frame, column_sums, refuse_tiny, usable_energy
+from fedpca.rows.columns import column_order, some_of
+from fedpca.rows.gaps import DROP, ERROR, MEAN, MISSING, column_totals
+from fedpca.rows.standardized import Frame, deviations, refuse_tiny, usable_energy
+from fedpca.rows.weighted import WeightedRows
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
@@ -35,6 +37,7 @@ class CommonFeatures:
     n_features: int
     names: tuple[str, ...] | None
     in_order: bool  # whether all sites have them in the same order
+    has_weights: bool = False  # whether the rows of a site have weights
 
     @property
     def to_ask(self) -> Array:
@@ -46,10 +49,19 @@ class CommonFeatures:
 class Moments:
     """The row count, mean, and scale over all sites, found before a solver starts."""
 
-    n: int
+    n_rows: int
     mean: Array  # (d,)
     scale: Array  # (d,)
     features: tuple[str, ...] | None
+    weight: float  # the total weight of the rows; n_rows if they have no weights
+
+    @property
+    def n(self) -> int:
+        """Return the number of rows that a rank rule should count.
+
+        A row with weight 3 counts as three rows. Weights below one do not reduce the possible rank.
+        """
+        return max(self.n_rows, int(self.weight))
 
     @property
     def d(self) -> int:
@@ -61,39 +73,81 @@ class Moments:
 class ColumnSums:
     """The sums and the order of a site's columns, which the site remembers."""
 
-    sums: Array  # (d,), in the site's own order
+    sums: Array  # (d,), in the site's own order, of the values present
     order: Array | None = None  # (d,), each common feature's column; None if the order is the same
+    missing: int = ERROR  # what to do with gaps, as a position in MISSING
+    weight: float | None = None  # of all rows
+    absent: Array | None = None  # (d,), in the common order, the weight of the values to fill in
 
     def frame(self, mean: Array, scale: Array, n_products: int = 1) -> Frame:
         """Return the frame that this site uses to standardize its rows."""
-        return Frame(mean, scale, self.order, self.sums, n_products)
+        sums = self.sums
+        if self.absent is not None:
+            filled = self.absent * mean
+            sums = sums + (filled if self.order is None else filled[np.argsort(self.order)])
+        return Frame(
+            mean,
+            scale,
+            self.order,
+            sums,
+            n_products,
+            missing=self.missing,
+            fill=mean if self.missing == MEAN else None,
+            weight=self.weight,
+        )
 
 
 @question(
-    answers={"features": "uint8 bytes", "n_features": "int64"}, remembers=True, reads_rows=False
+    answers={"features": "uint8 bytes", "n_features": "int64", "has_weights": "int64"},
+    remembers=True,
+    reads_rows=False,
 )
 def column_names(site: Site) -> dict[str, Any]:
-    """Send the number of a site's columns, and their names as JSON.
+    """Send the number of a site's columns, their names as JSON, and whether its rows have weights.
 
     The site remembers that it answered. If it is restarted, it must still have the same rows.
     """
-    names = names_to_bytes(site.rows.features)
-    return {"features": names, "n_features": np.int64(site.rows.n_features)}
+    return {
+        "features": names_to_bytes(site.rows.features),
+        "n_features": np.int64(site.rows.n_features),
+        "has_weights": np.int64(isinstance(site.rows, WeightedRows)),
+    }
 
 
 @question(
-    asks={"features": "uint8 bytes"},
-    answers={"n": "int64", "total": "float64 d"},
+    asks={"features": "uint8 bytes", "missing": "int64"},
+    answers={
+        "n": "int64",
+        "weight": "float64",
+        "total": "float64 d",
+        "present": "float64 columns",
+    },
     remembers=True,
 )
-def count_and_sum(site: Site, features: Array) -> dict[str, Any]:
-    """Count the rows and sum each column, in the order of ``features``."""
-    n, total = column_sums(site.rows)
-    if not np.isfinite(total).all():
-        refuse_non_finite(site.rows)
+def count_and_sum(site: Site, features: Array, missing: Array) -> dict[str, Any]:
+    """Count the rows and sum each column, in the order of ``features``, by the rows' weights.
+
+    ``missing`` says what to do with gaps, as a position in `MISSING`. If gaps take the mean,
+    ``present`` is the weight of the values present in each column; otherwise, it is empty.
+    """
+    if not 0 <= int(missing) < len(MISSING):
+        raise InputError(f"missing={int(missing)} is not between 0 and {len(MISSING) - 1}")
+    totals = column_totals(site.rows, int(missing))
+    if missing == DROP:
+        site.policy.check_rows(totals.n)
     order = own_order(site, features)
-    site.remember(ColumnSums(total, order))
-    return {"n": np.int64(n), "total": total if order is None else total[order]}
+    columns = slice(None) if order is None else order
+    present, absent = np.empty(0), None
+    if missing == MEAN:
+        present = totals.present[columns]
+        absent = totals.weight - present
+    site.remember(ColumnSums(totals.sums, order, int(missing), totals.weight, absent))
+    return {
+        "n": np.int64(totals.n),
+        "weight": np.float64(totals.weight),
+        "total": totals.sums[columns],
+        "present": present,
+    }
 
 
 def own_order(site: Site, features: Array) -> Array | None:
@@ -126,12 +180,19 @@ def standardize(site: Site, mean: Array, scale: Array, n_products: Array) -> dic
     return {"energy": energy}
 
 
-def common_features(fed: Federation) -> CommonFeatures:
+def common_features(fed: Federation, *, takes_weights: bool = False) -> CommonFeatures:
     """Compare the columns of all sites and return the features that they have in common.
 
-    The features are in the first site's order. No question is asked about rows.
+    The features are in the first site's order. No question is asked about rows. Sites whose rows have
+    weights are refused unless the program takes weights.
     """
     answers = fed.gather(column_names)
+    weighted = [name for name, answer in answers.items() if answer["has_weights"]]
+    if weighted and not takes_weights:
+        raise InputError(
+            f"the rows of {some_of(weighted)} have weights, which only FederatedPCA uses; create the "
+            "sites without weight="
+        )
     first, *others = answers
     reference = names_from_bytes(answers[first]["features"])
     n_features = int(answers[first]["n_features"])
@@ -151,26 +212,54 @@ def common_features(fed: Federation) -> CommonFeatures:
     if n_features < 1:
         raise InputError("0 feature(s): the rows have no columns while a minimum of 1 is required")
     fed.bind(d=n_features)
-    return CommonFeatures(n_features, reference, in_order)
+    return CommonFeatures(n_features, reference, in_order, bool(weighted))
 
 
-def ask_moments(fed: Federation, common: CommonFeatures, *, center: bool, scale: bool) -> Moments:
+def ask_moments(
+    fed: Federation, common: CommonFeatures, *, center: bool, scale: bool, missing: str = "error"
+) -> Moments:
     """Ask for n, the mean, and the scale over all sites; they equal those of the pooled rows."""
-    sums = fed.sum(count_and_sum, features=common.to_ask)
-    n, d = int(sums["n"]), len(sums["total"])
-    mean = sums["total"] / at_least_two(n)
+    position = MISSING.index(missing)
+    sums = fed.sum(count_and_sum, features=common.to_ask, missing=np.int64(position))
+    n, weight, d = int(sums["n"]), float(sums["weight"]), len(sums["total"])
+    if common.has_weights:
+        _check_weight(weight)
+    at_least_two(max(n, int(weight)), "complete rows" if position == DROP else "rows")
+    mean = sums["total"] / (_some_present(sums["present"], common) if position == MEAN else weight)
     refuse_tiny(mean)
     factors = np.ones(d)
     if scale:  # the standard deviation is about the mean, even if the components are not
-        factors = _deviations(fed.sum(squares, mean=mean)["squares"] / n, mean, n)
-    return Moments(n, mean if center else np.zeros(d), factors, common.names)
+        factors = deviations(fed.sum(squares, mean=mean)["squares"] / weight, mean, n)
+    return Moments(n, mean if center else np.zeros(d), factors, common.names, weight)
 
 
-def at_least_two(n: int) -> int:
+def at_least_two(n: int, rows: str = "rows") -> int:
     """Return the total row count; refuse fewer than two rows."""
     if n < 2:
-        raise InputError(f"all sites together have n_samples={n}; at least 2 rows are required")
+        raise InputError(f"all sites together have n_samples={n}; at least 2 {rows} are required")
     return n
+
+
+def _check_weight(weight: float) -> None:
+    """Refuse weights that add up to fewer than two rows, whose variance would not be defined."""
+    if not weight:
+        raise InputError("all weights are zero, so no row counts; use positive weights")
+    if not weight >= 2:
+        raise InputError(
+            f"the weights of all sites add up to {weight:.6g}; they count rows, so they must add up "
+            "to at least 2; multiply them, for example so that they add up to the number of rows"
+        )
+
+
+def _some_present(present: Array, common: CommonFeatures) -> Array:
+    """Return the weight of the values present in each column; refuse a column without any value."""
+    empty = np.flatnonzero(present <= 0)
+    if empty.size:
+        names = [str(i) if common.names is None else common.names[i] for i in empty]
+        raise InputError(
+            f"these columns have no values at any site: {some_of(names)}; drop these columns"
+        )
+    return present
 
 
 def standardize_sites(fed: Federation, moments: Moments, n_products: int) -> float:
@@ -192,13 +281,3 @@ def names_to_bytes(names: Sequence[str] | None) -> Array:
 def names_from_bytes(array: Array) -> tuple[str, ...] | None:
     """Decode the feature names that `names_to_bytes` encoded."""
     return tuple(str(name) for name in json.loads(array.tobytes())) if array.size else None
-
-
-def _deviations(variance: Array, mean: Array, n: int) -> Array:
-    """Return the standard deviations, with 1 for columns that are constant up to rounding.
-
-    The bound is the variance that rounding alone can cause, as in scikit-learn's StandardScaler.
-    """
-    eps = np.finfo(np.float64).eps
-    constant = variance <= n * eps * variance + (n * mean * eps) ** 2
-    return np.where(constant, 1.0, np.sqrt(np.where(constant, 1.0, variance)))

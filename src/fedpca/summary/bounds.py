@@ -36,16 +36,17 @@ def missing_norm(kept: LowRank, energy: float) -> float:
     return min(kept.missing, lost_energy(kept, energy) + slack)
 
 
-def angle_bound(kept: LowRank, energy: float, k: int, n: float) -> float:
+def angle_bound(kept: LowRank, energy: float, k: int, n: float, more: float = 0.0) -> float:
     """Return a bound on the sine of the largest angle to the k leading directions of S, from n rows.
 
-    If the eigenvalue gap is too small, the bound is 1 and carries no information.
+    If the eigenvalue gap is too small, the bound is 1 and carries no information. ``more`` is added to
+    the bound on rounding.
     """
     if k == kept.directions.shape[1] or not energy:
         return 0.0
     n_unknown = max(1, k + 1 - len(kept.values))
     values = np.append(kept.values**2, np.full(n_unknown, kept.tail))
-    e = missing_norm(kept, energy) + rounding(kept, n)
+    e = missing_norm(kept, energy) + rounding(kept, n) + more
     distance = float(values[k - 1] - values[k]) - e
     return min(1.0, e / distance) if distance > 0 else 1.0
 

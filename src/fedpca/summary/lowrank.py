@@ -76,7 +76,7 @@ class LowRank(NamedTuple):
             step = max(1, Y.n_rows)  # `append` first reduces them to a triangle
         matrix = self
         for start in range(0, Y.n_rows, step):
-            batch = Centered(Y.rows[start : start + step], Y.shift)
+            batch = Y.part(start, start + step)
             matrix, row = matrix.append(batch, row, room), row[:0]
         return matrix
 
@@ -102,7 +102,7 @@ class LowRank(NamedTuple):
         matrix = self
         step = max(room, MIN_SAFE_ROWS) if is_sparse(Y.rows) else max(1, Y.n_rows)
         for start in range(0, max(1, Y.n_rows), step):
-            batch = Centered(Y.rows[start : start + step], Y.shift)
+            batch = Y.part(start, start + step)
             rows, more = _stacked(batch, more), more[:0]
             appended = append_safely(matrix.directions, matrix.values, rows, room)
             matrix = appended._replace(missing=matrix.dropped)

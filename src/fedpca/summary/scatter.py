@@ -35,7 +35,12 @@ def scatter_pays(d: int, room: int, rows_at_once: int, n_rows: float = math.inf)
     b = max(1, rows_at_once)
     whole = d**2 * (1 + 16 / b) + DECOMPOSITION * d**3 / max(1, n_rows)
     low_rank = d * (4 * room + b + 2 * room * (room + b) / b) + DECOMPOSITION * (room + b) ** 3 / b
-    return 8 * d**2 <= MAX_SCATTER_BYTES and whole < low_rank
+    return scatter_fits(d) and whole < low_rank
+
+
+def scatter_fits(d: int) -> bool:
+    """Return whether the full matrix takes no more memory than a block of rows."""
+    return 8 * d**2 <= MAX_SCATTER_BYTES
 
 
 class Scatter:

@@ -15,6 +15,7 @@ from fedpca.linalg.blas_threads import threads_for_entries
 from fedpca.rows.centering import about_own_mean
 from fedpca.rows.in_memory import Block
 from fedpca.summary.adaptive_rank import AdaptiveRank
+from fedpca.summary.scaled import Scaled, scaled_scatter, scaled_summary
 from fedpca.summary.scatter import Scatter
 from fedpca.summary.summary import Summary
 
@@ -44,6 +45,7 @@ class Stream:
     n_seen: int = 0
     n_spare: int = 0
     _summary: Summary | None = field(default=None, repr=False)
+    _scaled: Scaled | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, summary: Summary) -> Stream:
@@ -60,6 +62,16 @@ class Stream:
             self._summary = self.carried.of_scatter(self.scatter)
         return self._summary
 
+    @property
+    def scaled(self) -> Scaled:
+        """Return the summary of the blocks received in units of standard deviations, on demand."""
+        if self._scaled is None:
+            if self.scatter is None:
+                self._scaled = scaled_summary(self.carried)
+            else:
+                self._scaled = scaled_scatter(self.carried, self.scatter)
+        return self._scaled
+
     def take(self, block: Block, *, forgetting: float = 1.0) -> None:
         """Discount earlier blocks and add a new one; a block without rows changes nothing."""
         if not 0 < forgetting <= 1:
@@ -73,6 +85,7 @@ class Stream:
 
     def _add(self, block: Block, forgetting: float) -> None:
         center = self.carried.centered
+        self._scaled = None
         if self.scatter is not None:
             self.scatter.update(block, center=center, weight_before=forgetting**2)
             self._summary = None
@@ -96,6 +109,7 @@ class Stream:
             merged = mine.merge(other.summary)
             self.carried = merged.resize(mine.n_components, mine.room)
             self.scatter = self._summary = None
+        self._scaled = None
         self.n_seen += other.n_seen
 
     def _move_rank(self, rank: AdaptiveRank) -> None:

@@ -38,6 +38,7 @@ def check_solver(solver: Solver) -> None:
     for name, sites in _partitions():
         _check_equals_pooled(solver, name, sites)
     sites = dict(_partitions())["unlike sites"]
+    _check_weights_and_gaps(solver, sites)
     _check_order_of_sites(solver, sites)
     _check_bits(solver, sites)
     _check_disclosure(solver, sites)
@@ -121,6 +122,27 @@ def _check_equals_pooled(solver: Solver, name: str, sites: dict[str, Array]) -> 
     _require(
         bool(np.allclose(basis @ basis.T, np.eye(len(basis)), atol=1e-10)),
         f"{name}: the components are not orthonormal",
+    )
+
+
+def _check_weights_and_gaps(solver: Solver, sites: dict[str, Array]) -> None:
+    rng = np.random.default_rng(1)
+    gaps = {name: rng.random(rows.shape) < 0.02 for name, rows in sites.items()}
+    holey = {name: np.where(gaps[name], np.nan, rows) for name, rows in sites.items()}
+    counts = {name: rng.integers(0, 4, len(rows)) for name, rows in sites.items()}
+    model = FederatedPCA(
+        N_COMPONENTS, solver=solver, missing="mean", random_state=0, max_rounds=MAX_ROUNDS
+    ).fit(holey, sample_weight=counts)
+    complete = {
+        name: np.repeat(np.where(gaps[name], model.mean_, rows), counts[name], axis=0)
+        for name, rows in sites.items()
+    }
+    angle = _angle(model, complete)
+    bound = model.run_.angle_bound if solver.guarantee == "bounded" else 0.0
+    _require(
+        angle <= max(SUBSPACE_TOL, bound),
+        "with weights and filled gaps, the sine of the angle to the pooled components is "
+        f"{angle:.1e}; read rows through site.standardized, which knows about both",
     )
 
 

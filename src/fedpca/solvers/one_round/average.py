@@ -81,7 +81,9 @@ class Average:
 
         (sites, average), k = look_further(
             averaged,
-            lambda answers, is_last: decided_rank(rank, _trusted(*answers), is_last),
+            lambda answers, is_last: decided_rank(
+                rank, replace(_trusted(*answers), n=moments.n), is_last
+            ),
             looks(COLUMNS_PER_COMPONENT * rank.first_look, moments.d, self.site_components),
         )
         weighted = solution_of(fed, moments, average, k)

@@ -27,6 +27,7 @@ from fedpca.errors import InputError
 from fedpca.linalg.rank_rules import RankRule, Spectrum, check_n_components, first_look, rank_rule
 from fedpca.protocol.question import Question, question
 from fedpca.rows.centering import about_own_mean, naming_bad_values
+from fedpca.rows.gaps import WAY_OUT
 from fedpca.rows.in_memory import about_n_rows
 from fedpca.solvers.contract import Problem, Solution, check_choice, check_whole, moments_and_rank
 from fedpca.solvers.standardize import ColumnSums, Moments, at_least_two, own_order
@@ -56,8 +57,8 @@ class Merge:
         default is the number of components. A site also sends ten spare directions.
     own_means : bool
         Whether sites center on their own means, which are then merged too, in one pass and one round.
-        Otherwise, they use the common mean, which takes an extra round first. With ``scale`` or without
-        ``center``, sites never center on their own means.
+        Otherwise, they use the common mean, which takes an extra round first. With ``scale``, with
+        missing values or weights, or without ``center``, sites never center on their own means.
     """
 
     name: ClassVar[str] = "merge"
@@ -80,7 +81,8 @@ class Merge:
     def solve(self, fed: Federation, problem: Problem) -> Solution:
         """Return the leading directions of the merged summaries, without iterating."""
         # without center, there is no mean to merge; with scale, the deviations must come first
-        if self.own_means and problem.center and not problem.scale and problem.moments is None:
+        is_one_round = self.own_means and problem.center and not problem.scale and problem.is_plain
+        if is_one_round and problem.moments is None:
             return self._about_own_means(fed, problem)
         moments, rank = moments_and_rank(fed, problem)
 
@@ -92,7 +94,9 @@ class Merge:
 
         summary, k = look_further(
             merged,
-            lambda summary, is_last: decided_rank(rank, summary.spectrum, is_last),
+            lambda summary, is_last: decided_rank(
+                rank, replace(summary.spectrum, n=moments.n), is_last
+            ),
             looks(rank.first_look, moments.d, self.site_components),
         )
         return solution_of(fed, moments, summary, k)
@@ -113,7 +117,8 @@ class Merge:
 
         first = first_look(problem.n_components, d)
         summary, k = look_further(merged, rank_by, looks(first, d, self.site_components))
-        moments = Moments(round(summary.n), summary.mean, np.ones(d), problem.common.names)
+        n = round(summary.n)
+        moments = Moments(n, summary.mean, np.ones(d), problem.common.names, float(n))
         solution = solution_of(fed, moments, summary, k)
         return replace(solution, share_question=explained_in_summary)
 
@@ -134,7 +139,7 @@ def summarize_rows(
     order = own_order(site, features)
     columns = slice(None) if order is None else order
     centered = (about_own_mean(block[:, columns]) for block in site.rows.blocks())
-    with naming_bad_values(site.rows):
+    with naming_bad_values(site.rows, WAY_OUT):
         summary = summarize_parts(
             centered,
             site.rows.n_features,

@@ -1,0 +1,108 @@
+"""Present rows with gaps, which are missing values marked by NaN, as rows without gaps.
+
+    "error"   gaps are refused
+    "mean"    a gap takes the mean of its column over all sites
+    "drop"    rows with a gap are left out
+
+The mean of a column is that of the values present. After centering, a filled gap is exactly zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from fedpca.arrays import Array
+from fedpca.rows.in_memory import (
+    FILL_OR_DROP,
+    Block,
+    Rows,
+    is_sparse,
+    refuse_non_finite,
+    weighted_blocks,
+)
+
+MISSING = ("error", "mean", "drop")  # what to do with gaps; messages carry the position
+ERROR, MEAN, DROP = range(3)
+WAY_OUT = (
+    "use FederatedPCA with missing='mean' or missing='drop', or RobustPCA, which finds components "
+    "despite missing values"
+)
+
+
+class Totals(NamedTuple):
+    """The number of a site's rows that count, their weight, and the sums of their columns."""
+
+    n: int
+    weight: float  # of all rows; n if the rows have no weights
+    sums: Array  # (d,), over the values present
+    present: Array  # (d,), the weight of the values present
+
+
+def column_totals(rows: Rows, missing: int = ERROR) -> Totals:
+    """Return the totals of the rows that count, or refuse values that are not finite."""
+    d = rows.n_features
+    n, weight, sums = 0, 0.0, np.zeros(d)
+    n_absent, absent = np.zeros(d), np.zeros(d)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for block, weights in counting_blocks(rows, missing):
+            each = np.ones(block.shape[0]) if weights is None else weights
+            n += block.shape[0]
+            weight += float(each.sum())
+            if missing == MEAN and has_gaps(block):
+                gaps = gaps_of(block)
+                n_absent += np.ones(block.shape[0]) @ gaps
+                absent += each @ gaps
+                block = filled(block, np.zeros(d))
+            # a product with ones sums in float64 and at the speed of BLAS
+            sums += each @ block
+    if not np.isfinite(sums).all():
+        way_out = WAY_OUT if missing == ERROR else FILL_OR_DROP
+        refuse_non_finite(rows, way_out=way_out, accepts_nan=missing != ERROR)
+    return Totals(n, weight, sums, np.where(n_absent < n, weight - absent, 0.0))
+
+
+def counting_blocks(
+    rows: Rows, missing: int, fill: Array | None = None
+) -> Iterator[tuple[Block, Array | None]]:
+    """Yield the rows that count and their weights; if ``fill``, ``(d,)``, is given, fill gaps."""
+    for block, weights in weighted_blocks(rows):
+        if missing == ERROR or not has_gaps(block):
+            yield block, weights
+        elif missing == DROP:
+            is_whole = ~_rows_with_gaps(block)
+            yield block[is_whole], None if weights is None else weights[is_whole]
+        else:
+            yield block if fill is None else filled(block, fill), weights
+
+
+def has_gaps(block: Block) -> bool:
+    """Return whether a value in a block is missing."""
+    values = block.data if is_sparse(block) else block
+    # the least value is NaN if any is, and looking for it takes no memory
+    return values.dtype.kind == "f" and bool(np.isnan(np.min(values, initial=0.0)))
+
+
+def gaps_of(block: Block) -> Block:
+    """Return where values are missing, as a float64 array or CSR matrix of ones."""
+    if not is_sparse(block):
+        return np.isnan(block).astype(np.float64)
+    gaps = block.astype(np.float64)
+    gaps.data = np.isnan(block.data).astype(np.float64)
+    return gaps
+
+
+def filled(block: Block, fill: Array) -> Block:
+    """Return a float64 copy of a block with missing values replaced by ``fill``, ``(d,)``."""
+    if not is_sparse(block):
+        return np.where(np.isnan(block), fill, block)
+    copy = block.astype(np.float64, copy=True)
+    copy.data = np.where(np.isnan(copy.data), fill[copy.indices], copy.data)
+    return copy
+
+
+def _rows_with_gaps(block: Block) -> Array:
+    gaps = gaps_of(block)
+    return np.asarray(gaps @ np.ones(block.shape[1]) > 0)
