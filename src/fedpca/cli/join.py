@@ -11,7 +11,7 @@ from fedpca.cli.console import teller, until_stopped
 from fedpca.cli.options import Insecure, Quiet
 from fedpca.engines.whereabouts import home, with_port
 from fedpca.errors import InputError
-from fedpca.site.answer_log import AnswerLog, size
+from fedpca.site.answer_log import AnswerLog, check_ledger, size
 from fedpca.site.policy import Policy
 from fedpca.site.site import Site
 from fedpca.solvers.catalogue import load_added_solvers
@@ -70,6 +70,7 @@ def join(
         )
         store.mkdir(parents=True, exist_ok=True, mode=0o700)
         ledger = store / "ledger.jsonl"
+        check_ledger(ledger)
         tell = teller(site_name, quiet)
         tell(size(site.rows))
         for added, solver in load_added_solvers().items():
