@@ -65,7 +65,7 @@ def test_a_disk_that_fills_up_while_scores_are_written_ends_with_an_error(sites,
         done = run("transform", tmp_path / "m.fedpca", tmp_path / "many.npy",
                    "-o", tmp_path / "s.parquet")  # fmt: skip
     assert done.exit_code == 2
-    assert "s.parquet cannot be written: " in done.output
+    assert "s.parquet cannot be written: File too large; free space" in done.output
     assert not (tmp_path / "s.parquet").exists()
 
 

@@ -27,11 +27,11 @@ err = Console(stderr=True, highlight=False, markup=False)
 
 def refuse_overwriting(output: Path, force: bool) -> None:
     """Refuse an output path that is unwritable or would overwrite a file, before doing any work."""
-    if output.is_file() and not force:
+    atomic.check_writable(output)
+    if output.exists() and not force:
         raise FileError(
             f"{output} already exists; choose a different name, or use --force to overwrite it"
         )
-    atomic.check_writable(output)
 
 
 def progress(quiet: bool) -> Callable[[dict[str, Any]], None] | None:

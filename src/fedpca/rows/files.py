@@ -51,7 +51,10 @@ class NpyRows:
             return np.empty((stop - start, 0))
         offset = self._offset + start * self.n_features * self._dtype.itemsize
         shape = (stop - start, self.n_features)
-        return np.memmap(self._path, self._dtype, "r", offset, shape)
+        try:
+            return np.memmap(self._path, self._dtype, "r", offset, shape)
+        except (OSError, ValueError):
+            raise SiteFailed(f"{self._path} can no longer be read") from None
 
 
 class ParquetRows:
@@ -139,6 +142,8 @@ class CsvRows:
             raise InputError(
                 f"{self._path}: {where} contains a value that is not a number; correct or drop it"
             ) from None
+        except OSError:
+            raise SiteFailed(f"{self._path} can no longer be read") from None
 
     def _open(self, types: dict[str, Any] | None) -> Any:
         import pyarrow.csv as csv
@@ -149,7 +154,8 @@ class CsvRows:
 
 
 def _open_npz(path: Path) -> Rows:
-    with np.load(path, allow_pickle=False) as archive:
+    # given a path, numpy would not close a damaged file
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
         names = list(archive.files)
         if "format" in names and "shape" in names:
             matrix = sp.csr_array(sp.load_npz(path))

@@ -60,20 +60,21 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 
 def unwritable(target: Path, error: OSError) -> FileError:
     """Return the error to raise if ``target`` cannot be written."""
+    why = os.strerror(error.errno or 0)  # Arrow's own text names the temporary file
     return FileError(
-        f"{target} cannot be written: {error.strerror}; free space or change permissions there, or "
+        f"{target} cannot be written: {why}; free space or change permissions there, or "
         "choose a different folder"
     )
 
 
 def _create_beside(target: Path, private: bool) -> Path:
     """Create an empty temporary file in the folder of ``target``, and return its path."""
-    if target.is_dir():
-        raise FileError(f"{target} is a folder; use a file name")
-    if not target.parent.is_dir():
-        raise FileError(f"{target}: the folder {target.parent} does not exist; create it first")
     temporary = target.with_name(f".{target.name[:200]}.{secrets.token_hex(4)}")
     try:
+        if target.is_dir():
+            raise FileError(f"{target} is a folder; use a file name")
+        if not target.parent.is_dir():
+            raise FileError(f"{target}: the folder {target.parent} does not exist; create it first")
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
         os.close(os.open(temporary, flags, 0o600 if private else 0o666))  # less the umask
     except OSError as error:

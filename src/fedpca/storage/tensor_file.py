@@ -50,10 +50,10 @@ def write_arrays(
 def read_arrays(path: str | os.PathLike[str], kind: str) -> tuple[Arrays, dict[str, Any]]:
     """Return a file's arrays and header; ``kind`` names the expected content in error messages."""
     path = Path(path)
-    if not path.is_file():
-        problem = "is a folder; provide a file name" if path.is_dir() else "does not exist"
-        raise FileError(f"{path} {problem}")
     try:
+        if not path.is_file():
+            problem = "is a folder; provide a file name" if path.is_dir() else "does not exist"
+            raise FileError(f"{path} {problem}")
         path.open("rb").close()  # safe_open says that a file it may not read does not exist
         with safe_open(path, framework="numpy") as file:
             text = (file.metadata() or {}).get(HEADER_KEY, "null")
