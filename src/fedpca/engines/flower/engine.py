@@ -252,11 +252,12 @@ def connect(
             "sites, or use a new journal"
         )
     folder = coordinator_folder(credentials)
+    secret = read_secret(folder)
     has_ca = not insecure and (folder / CA).exists()
     ca = read_authority(folder / CA) if has_ca else None
     return FlowerEngine(
         Link(with_port(address), ca, plain=insecure),
-        read_secret(folder),
+        secret,
         sites=wanted,
         quorum=quorum,
         wait=wait,
