@@ -27,6 +27,8 @@ from fedpca.rows.standardized import Frame, column_sums, refuse_tiny, usable_ene
 if TYPE_CHECKING:
     from fedpca.site.site import Site
 
+MAX_NAMES_BYTES = 64 << 20  # of one site's column names as JSON
+
 
 @dataclass(frozen=True)
 class CommonFeatures:
@@ -70,7 +72,10 @@ class ColumnSums:
 
 
 @question(
-    answers={"features": "uint8 bytes", "n_features": "int64"}, remembers=True, reads_rows=False
+    answers={"features": "uint8 bytes", "n_features": "int64"},
+    remembers=True,
+    reads_rows=False,
+    at_most={"bytes": str(MAX_NAMES_BYTES)},
 )
 def column_names(site: Site) -> dict[str, Any]:
     """Send the number of a site's columns, and their names as JSON.
