@@ -51,6 +51,7 @@ def slow(reply, seconds):
 
 ERRORS = {
     "garbage": lambda reply, _: b"garbage",
+    "huge": lambda reply, size: reply + np.random.default_rng(0).bytes(int(size)),
     "nan": lambda reply, _: changed(reply, lambda array: np.full_like(array, np.nan)),
     "shape": lambda reply, _: changed(reply, lambda array: array.reshape(-1)[:-1]),
     "slow": slow,

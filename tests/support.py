@@ -1,13 +1,18 @@
-"""Rows and solvers that tests share."""
+"""Rows, solvers and files that tests share."""
 
 from __future__ import annotations
+
+import json
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+from safetensors import safe_open
+from safetensors.numpy import save_file
 
 from fedpca.solvers import SOLVERS
+from fedpca.storage.tensor_file import CHECKSUM_KEY, checksum
 
 NAMES = ["a", "b", "c", "d"]
 
@@ -57,3 +62,17 @@ def write_rows(folder, kind, values, names=NAMES):
         frame = pd.DataFrame(values, columns=names)
         frame.to_csv(path, index=False, float_format="%.17g", sep=separator)
     return path
+
+
+def contents_of(path):
+    """The arrays and the header of a model or summary file."""
+    with safe_open(path, framework="numpy") as file:
+        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return arrays, json.loads(file.metadata()["fedpca"])
+
+
+def write_contents(path, arrays, header):
+    """Write any arrays and any header to a file, with the checksum that belongs to them."""
+    header = {key: value for key, value in header.items() if key != CHECKSUM_KEY}
+    header[CHECKSUM_KEY] = checksum(header, arrays)
+    save_file(arrays, path, metadata={"fedpca": json.dumps(header, sort_keys=True)})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import subprocess
@@ -11,14 +10,12 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
-from safetensors import safe_open
-from safetensors.numpy import save_file
 from sklearn.decomposition import PCA
 
 from command_line import NAMES, ROWS, run
 from fedpca import StreamingPCA, Summary, load
 from fedpca.linalg.dense import sine_of_angle
-from support import gapped_rows
+from support import contents_of, gapped_rows, write_contents
 
 
 def summarized(sites, tmp_path, *more):
@@ -135,19 +132,16 @@ def test_what_cannot_be_merged_is_refused(sites, tmp_path):
     np.save(tmp_path / "bare.npy", np.eye(9)[:, :5])
     run("summarize", tmp_path / "bare.npy", "-k", 2, "-o", tmp_path / "bare.summary")
     run("fit", *sites, "-k", 2, "-q", "-o", tmp_path / "model.fedpca")
-    with safe_open(south, framework="numpy") as file:
-        header = json.loads(file.metadata()["fedpca"])
-        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    arrays, header = contents_of(south)
     (tmp_path / "copy.summary").write_bytes(north.read_bytes())
-    newer = {"fedpca": json.dumps({**header, "format": 3})}
-    save_file(arrays, tmp_path / "newer.summary", metadata=newer)
+    write_contents(tmp_path / "newer.summary", arrays, {**header, "format": 4})
     broken = {**arrays, "mean": np.full(5, np.nan)}
-    save_file(broken, tmp_path / "nan.summary", metadata={"fedpca": json.dumps(header)})
+    write_contents(tmp_path / "nan.summary", broken, header)
     for name, text in {
         "odd.summary": "the columns differ: 1 missing (e), 1 extra (z)",
         "bare.summary": "one has column names and the other does not",
         "model.fedpca": "is a model, not a summary",
-        "newer.summary": "has format 3; this version of fedpca reads format 2",
+        "newer.summary": "has format 4; this version of fedpca reads format 3",
         "nan.summary": "has 5 values that are not finite",
         "0.summary": "use each only once",
         "copy.summary": "use each only once",

@@ -272,6 +272,35 @@ def test_a_site_that_answers_wrongly_is_given_up_by_name(there, kind):
     assert sine_of_angle(within.components_.T, far.components_.T) < 1e-8
 
 
+def test_an_answer_that_is_too_large_is_refused_before_all_of_it_is_fetched(there, monkeypatch):
+    fetched, make = [], wire.make_pull_object_fn_protobuf
+
+    def watched(*given):
+        pull = make(*given)
+
+        def pull_and_count(number):
+            content = pull(number)
+            fetched.append(len(content))
+            return content
+
+        return pull_and_count
+
+    monkeypatch.setattr(wire, "make_pull_object_fn_protobuf", watched)
+    site = there.rogue("third", "third.npy", f"huge:{60 << 20}")
+    with there.federation(sites=[*HONEST, "third"], quorum=2) as fed:
+        far = FederatedPCA(3).fit(fed)
+    there.stop(site, signal.SIGINT)
+    assert [lost["site"] for lost in far.run_.lost] == ["third"]
+    assert (
+        "site 'third', round 3, question 'covariance_triangle': the message has more than "
+        in (far.run_.lost[0]["reason"])
+    )
+    assert "the most that it may have, and was refused unread" in far.run_.lost[0]["reason"]
+    assert sum(fetched) < 12 << 20  # the site was asked twice, and one piece of each was fetched
+    within = near(there, FederatedPCA(3), *HONEST)
+    assert sine_of_angle(within.components_.T, far.components_.T) < 1e-8
+
+
 def test_the_engine_keeps_the_promises_of_every_engine(there):
     rows = {"north": there.folder / "north.npy"}
     rows["south"] = [there.folder / "south-0.npy", there.folder / "south-1.npy"]

@@ -25,7 +25,7 @@ import fedpca
 from fedpca import FederatedPCA, Federation, Site, load
 from fedpca.errors import FileError, InputError
 from fedpca.linalg.dense import sine_of_angle
-from support import gapped_rows
+from support import gapped_rows, write_contents
 
 RNG = np.random.default_rng(0)
 X = gapped_rows(RNG, 90, 6, 3, offset=2.0)
@@ -320,11 +320,13 @@ def _arrays(**changes):
     ],
 )
 def test_a_wrong_model_file_is_refused_with_the_reason(arrays, header, text, tmp_path):
-    usual = {"format": 2, "estimator": "FederatedPCA", "n_samples": 9, "features": None}
+    usual = {"format": 3, "estimator": "FederatedPCA", "n_samples": 9, "features": None}
     usual["parameters"] = {}
-    about = {**usual, **header} if isinstance(header, dict) else header
-    metadata = None if header is None else {"fedpca": json.dumps(about)}
-    save_file(arrays, tmp_path / "m", metadata=metadata)
+    if isinstance(header, dict):
+        write_contents(tmp_path / "m", arrays, {**usual, **header})
+    else:
+        metadata = None if header is None else {"fedpca": json.dumps(header)}
+        save_file(arrays, tmp_path / "m", metadata=metadata)
     with pytest.raises(FileError, match=text):
         load(tmp_path / "m")
 

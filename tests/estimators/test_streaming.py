@@ -21,7 +21,7 @@ import fedpca
 from fedpca import FederatedPCA, Federation, Site, StreamingPCA, Summary
 from fedpca.errors import FileError, InputError
 from fedpca.linalg.dense import sine_of_angle
-from support import gapped_rows
+from support import contents_of, gapped_rows, write_contents
 
 both_ways = pytest.mark.parametrize("exact", [True, False])
 
@@ -290,16 +290,9 @@ def test_a_pickled_or_saved_model_goes_on_with_the_same_bits(tmp_path, exact, ra
 
 
 def test_a_damaged_file_is_refused(tmp_path):
-    import json
-
-    from safetensors import safe_open
-    from safetensors.numpy import save_file
-
     path = tmp_path / "m.fedpca"
     StreamingPCA(2).fit(np.random.default_rng(10).standard_normal((20, 4))).save(path)
-    with safe_open(path, framework="numpy") as file:
-        good = json.loads(file.metadata()["fedpca"])
-        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    arrays, good = contents_of(path)
     assert "scatter/lower" in arrays
     for change, text in (
         ({"rank": {"odd": 1}}, "has an invalid header"),
@@ -308,13 +301,13 @@ def test_a_damaged_file_is_refused(tmp_path):
         ({"parameters": {"n_spare": -1}}, "has an invalid header"),
         ({"estimator": "FederatedPCA"}, "has an invalid header"),
     ):
-        save_file(arrays, path, metadata={"fedpca": json.dumps({**good, **change})})
+        write_contents(path, arrays, {**good, **change})
         with pytest.raises(FileError, match=text):
             fedpca.load(path)
     with pytest.raises(FileError, match="holds a FederatedPCA, not a StreamingPCA"):
         StreamingPCA.load(path)
     broken = {**arrays, "scatter/lower": np.full((4, 4), np.nan)}
-    save_file(broken, path, metadata={"fedpca": json.dumps(good)})
+    write_contents(path, broken, good)
     with pytest.raises(FileError, match="not finite"):
         fedpca.load(path)
     Summary.of(np.eye(3)).save(path)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors import safe_open
-from safetensors.numpy import save_file
 from sklearn.decomposition import PCA, IncrementalPCA
 
 from fedpca import Summary
@@ -21,7 +17,7 @@ from fedpca.summary import lowrank
 from fedpca.summary.lowrank import LowRank
 from fedpca.summary.scatter import Scatter, scatter_pays
 from fedpca.summary.summary import merge_in_tree
-from support import gapped_rows
+from support import contents_of, gapped_rows, write_contents
 
 OFFSETS = [0.0, 3.0, -1e4, 1e8]
 
@@ -474,7 +470,7 @@ def damage(arrays, header, change):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda a, h: h.update(format=1), "has format 1; this version of fedpca reads format 2"),
+        (lambda a, h: h.update(format=1), "has format 1; this version of fedpca reads format 3"),
         (lambda a, h: h.update(kind="model"), "is a model, not a summary"),
         (lambda a, h: h.update(features=["x"]), "not a list of 4 strings"),
         (
@@ -503,11 +499,8 @@ def damage(arrays, header, change):
 def test_a_file_that_is_not_a_summary_is_refused(tmp_path, change, text):
     rng = np.random.default_rng(13)
     Summary.of(rng.standard_normal((9, 4)), 2, n_spare=0).save(tmp_path / "good")
-    with safe_open(tmp_path / "good", framework="numpy") as file:
-        header = json.loads(file.metadata()["fedpca"])
-        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    arrays, header = damage(arrays, header, change)
-    save_file(arrays, tmp_path / "bad", metadata={"fedpca": json.dumps(header)})
+    arrays, header = damage(*contents_of(tmp_path / "good"), change)
+    write_contents(tmp_path / "bad", arrays, header)
     with pytest.raises(FileError, match=text):
         Summary.load(tmp_path / "bad")
 

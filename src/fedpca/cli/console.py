@@ -18,6 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from fedpca.errors import FedpcaError, FileError, InputError, JournalError
+from fedpca.storage import atomic
 
 # no markup, because column and site names may contain brackets
 out = Console(highlight=False, markup=False)
@@ -26,14 +27,11 @@ err = Console(stderr=True, highlight=False, markup=False)
 
 def refuse_overwriting(output: Path, force: bool) -> None:
     """Refuse an output path that is unwritable or would overwrite a file, before doing any work."""
-    if output.is_dir():
-        raise FileError(f"{output} is a folder; use a file name")
+    atomic.check_writable(output)
     if output.exists() and not force:
         raise FileError(
             f"{output} already exists; choose a different name, or use --force to overwrite it"
         )
-    if not output.parent.is_dir():
-        raise FileError(f"{output}: the folder {output.parent} does not exist; create it first")
 
 
 def progress(quiet: bool) -> Callable[[dict[str, Any]], None] | None:

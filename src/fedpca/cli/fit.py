@@ -31,6 +31,7 @@ from fedpca.errors import InputError
 from fedpca.estimators import FederatedPCA
 from fedpca.report.tables import print_model
 from fedpca.solvers.catalogue import SOLVERS
+from fedpca.storage import atomic
 
 DEFAULTS = FederatedPCA()
 
@@ -102,6 +103,8 @@ def fit(
     """
     with exit_codes("; with --journal, the same command continues from here"):
         refuse_overwriting(output, force)
+        if journal is not None and not journal.exists():
+            atomic.check_writable(journal)
         model = FederatedPCA(
             components_of(n_components),
             solver=solver_of(solver, option),

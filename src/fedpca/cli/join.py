@@ -13,7 +13,7 @@ from fedpca.engines.whereabouts import home, with_port
 from fedpca.errors import InputError
 from fedpca.rows.check import examine, findings_at, refuse_unfit
 from fedpca.rows.in_memory import Rows
-from fedpca.site.answer_log import AnswerLog, size
+from fedpca.site.answer_log import AnswerLog, check_ledger, size
 from fedpca.site.policy import Policy
 from fedpca.site.site import Site
 from fedpca.solvers.catalogue import load_added_solvers
@@ -92,6 +92,7 @@ def join(
         )
         store.mkdir(parents=True, exist_ok=True, mode=0o700)
         ledger = store / "ledger.jsonl"
+        check_ledger(ledger)
         tell(size(site.rows))
         for added, solver in load_added_solvers().items():
             if isinstance(solver, InputError):

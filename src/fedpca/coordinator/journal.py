@@ -12,6 +12,7 @@ import json
 import os
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -76,13 +77,20 @@ class Journal:
 
     def append(self, header: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
         """Write one round and wait until it is on disk."""
-        self._file.write(encode(compose(header, arrays, limit=None)))
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        try:
+            self._file.write(encode(compose(header, arrays, limit=None)))
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise JournalError(
+                f"cannot write to journal {self.path}: {error.strerror}; free space there, and the "
+                "same command continues from the last recorded round"
+            ) from None
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        with suppress(OSError):  # of bytes that `append` could not write
+            self._file.close()
 
     def _read(self) -> Message | None:
         """Return the message at the current position, or None if the file ends before the message."""

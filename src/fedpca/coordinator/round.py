@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -55,7 +55,10 @@ class Round:
             "n_sites": len(self.sites),
             "memory": self.memory,
         }
-        self.request = compose(header, self.arrays)  # the same for every site
+        self.request = replace(  # the same for every site
+            compose(header, self.arrays),
+            max_answer_bytes=self.question.max_answer_bytes(self.arrays, self.dimensions),
+        )
 
     def accept(self, name: str, reply: Message | bytes | SiteError) -> None:
         """Check a site's answer and add it; errors name the site, the round, and the question."""

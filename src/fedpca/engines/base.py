@@ -15,6 +15,8 @@ class Engine(Protocol):
     `ask` sends the same message to every site in ``names``, and encodes it if it leaves the process. It
     yields each site's answer as it arrives, in any order: a `Message`, bytes if the answer comes from
     a different process, or a `SiteError` in place of an answer. Transport errors become a `SiteError`.
+    An answer from a different process that is larger than ``request.max_answer_bytes`` becomes one too,
+    before it is downloaded completely.
 
     `fingerprints` identifies the rows that the engine itself can read, so that a resumed run can
     recognize them. An engine that begins without some of the sites it was given may name them and the

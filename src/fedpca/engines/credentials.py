@@ -12,15 +12,21 @@ holds the coordinator's secret can ask the sites questions.
     server.pem          the server's certificate
     server.key          the server's private key                   (mode 600)
     coordinator.secret  lets a fit use the server                  (mode 600)
+
+A secret that other users of the machine can read is refused, as ssh does, and not quietly mended: only
+a person can know whether someone has read it.
 """
 
 from __future__ import annotations
 
 import datetime
 import ipaddress
+import os
 import re
 import secrets
 import socket
+import ssl
+import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -43,6 +49,15 @@ from fedpca.storage import atomic
 CA, CERTIFICATE, KEY, SECRET = "ca.pem", "server.pem", "server.key", "coordinator.secret"
 _CURVE = ec.SECP384R1()
 _VALIDITY = datetime.timedelta(days=825)  # the longest that common TLS clients accept
+# the exceptions that `cryptography` can raise for a file with arbitrary contents
+_MALFORMED = (
+    LookupError,
+    NotImplementedError,
+    TypeError,
+    UnsupportedAlgorithm,
+    ValueError,
+    x509.InvalidVersion,
+)
 
 
 def make_site_key(folder: Path, name: str) -> tuple[Path, Path]:
@@ -75,10 +90,11 @@ def read_site_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """Read a site's private key."""
     try:
         key = serialization.load_ssh_private_key(_read(path), None)
-    except (ValueError, TypeError, UnsupportedAlgorithm):
+    except _MALFORMED:
         raise FileError(f"{path} is not a key written by `fedpca site-key`") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise FileError(f"{path} is the wrong type of key; create one with `fedpca site-key`")
+    _refuse_open_to_others(path)
     return key
 
 
@@ -89,7 +105,7 @@ def read_public_keys(paths: Iterable[Path]) -> dict[str, ec.EllipticCurvePublicK
         text = _read(path)
         try:
             key = serialization.load_ssh_public_key(text)
-        except (ValueError, UnsupportedAlgorithm):
+        except _MALFORMED:
             key = None
         words = text.split()
         if not isinstance(key, ec.EllipticCurvePublicKey) or len(words) != 3:
@@ -165,13 +181,16 @@ def read_authority(path: Path) -> bytes:
     text = _read(path)
     try:
         x509.load_pem_x509_certificates(text)
-    except ValueError:
-        raise FileError(f"{path} does not contain a PEM certificate") from None
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text.decode("ascii"))
+    except (*_MALFORMED, ssl.SSLError):
+        raise FileError(
+            f"{path} does not contain a PEM certificate; ask the coordinator for the right ca.pem"
+        ) from None
     return text
 
 
 def server_files(folder: Path) -> tuple[Path, Path]:
-    """Return the paths of the server's certificate and key; raise an error if one is missing."""
+    """Return the paths of the server's certificate and key, after checking that they can be used."""
     paths = folder / CERTIFICATE, folder / KEY
     if paths[1].is_file() and not paths[0].is_file():
         raise FileError(
@@ -184,6 +203,16 @@ def server_files(folder: Path) -> tuple[Path, Path]:
                 f"{path} does not exist; put the server's certificate and key there, or use "
                 "--make-certificates for a trial"
             )
+        _read(path)
+    try:
+        # with a password, OpenSSL does not ask for one on the terminal
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*paths, password="")
+    except (ssl.SSLError, ValueError):
+        raise FileError(
+            f"{paths[0]} and {paths[1]} are not a PEM certificate and its key without a password; put "
+            "both there again, or move both away and use --make-certificates"
+        ) from None
+    _refuse_open_to_others(paths[1])
     return paths
 
 
@@ -201,6 +230,7 @@ def read_secret(folder: Path) -> bytes:
     secret = _read(folder / SECRET).strip()
     if len(secret) < 32:
         raise FileError(f"{folder / SECRET} is not a secret written by `fedpca serve`")
+    _refuse_open_to_others(folder / SECRET)
     return secret
 
 
@@ -236,6 +266,17 @@ def _refuse_overwriting(*paths: Path) -> None:
     for path in paths:
         if path.exists():
             raise FileError(f"{path} already exists and may be in use; move it away first")
+
+
+def _refuse_open_to_others(path: Path) -> None:
+    """Refuse a secret of this user that other users of the machine can read or change."""
+    state = path.stat()
+    mode = stat.S_IMODE(state.st_mode)
+    if os.name == "posix" and state.st_uid == os.geteuid() and mode & 0o077:
+        raise FileError(
+            f"{path} is a secret that other users of this machine can use (mode {mode:o}); run chmod "
+            f"600 {path}, or replace the secret if someone may have read it"
+        )
 
 
 def _write(path: Path, text: bytes, *, private: bool = False) -> None:

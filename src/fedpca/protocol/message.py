@@ -43,11 +43,15 @@ _UNREADABLE = (ArithmeticError, LookupError, ValueError, TypeError, AttributeErr
 
 @dataclass(frozen=True)
 class Message:
-    """A header, named read-only arrays, and the encoded size of the message."""
+    """A header, named read-only arrays, and the encoded size of the message.
+
+    ``max_answer_bytes`` does not travel. It tells an engine which answers to refuse unread.
+    """
 
     header: Header
     arrays: dict[str, Array]
     n_bytes: int
+    max_answer_bytes: int = MAX_BYTES
 
 
 def compose(

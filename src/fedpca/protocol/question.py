@@ -13,19 +13,30 @@ solver ever receives an array that contains NaN or has the wrong shape or dtype.
 A question that writes to ``site.memory`` must declare ``remembers=True``; for all other questions,
 memory is read-only. A question whose answer reveals nothing about the rows, such as the column names,
 should declare ``reads_rows=False``; no policy refuses such a question.
+
+The coordinator refuses an answer that is larger than the declared arrays can be before it downloads
+the answer completely. If a name stands for a length that only the answer determines, ``at_most`` gives
+its bound: a number, another name, or a number that the question asks with, as in
+``at_most={"r": "d"}``. Without a bound, the limit for all messages applies.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fedpca.arrays import Array, Arrays, Declared, Dimensions, check_arrays, declare
 from fedpca.errors import MessageError
+from fedpca.protocol.message import MAX_BYTES
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
+
+MAX_HEADER_BYTES = 1 << 16  # an answer's header and padding, or the text of an error
 
 
 @dataclass(frozen=True)
@@ -38,6 +49,7 @@ class Question:
     answers: Mapping[str, Declared]
     remembers: bool
     reads_rows: bool
+    at_most: Mapping[str, str]
 
     def __call__(self, site: Site, **arrays: Array) -> Mapping[str, Any]:
         return self.function(site, **arrays)
@@ -55,6 +67,26 @@ class Question:
         """Return the answer's arrays, or raise an error that names the field."""
         return _check(self.answers, arrays, dimensions, f"the answer to {self.name!r}")
 
+    def max_answer_bytes(self, asked: Arrays, dimensions: Dimensions) -> int:
+        """Return a size that no valid answer exceeds, given what is asked and the known lengths."""
+        total = MAX_HEADER_BYTES
+        for dtype, names in self.answers.values():
+            lengths = [self._longest(name, asked, dimensions) for name in names]
+            total += math.prod(lengths) * np.dtype(dtype).itemsize
+        return min(total, MAX_BYTES)
+
+    def _longest(self, name: str, asked: Arrays, dimensions: Dimensions) -> int:
+        """Return the bound on a length, or that on all messages if there is none."""
+        if name.isdigit():
+            return int(name)
+        if name in dimensions:
+            return dimensions[name]
+        if name == "triangle" and "d" in dimensions:
+            return dimensions["d"] * (dimensions["d"] + 1) // 2
+        if name in self.at_most:
+            return self._longest(self.at_most[name], asked, dimensions)
+        return int(asked[name]) if name in asked else MAX_BYTES
+
 
 _REGISTRY: dict[str, Question] = {}
 
@@ -65,6 +97,7 @@ def question(
     asks: Mapping[str, str] | None = None,
     remembers: bool = False,
     reads_rows: bool = True,
+    at_most: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[..., Mapping[str, Any]]], Question]:
     """Register a function as a question under its own name."""
 
@@ -76,7 +109,9 @@ def question(
                 f"question {name!r} already exists in {other.function.__module__}; rename it"
             )
         tables = declare(asks or {}), declare(answers)
-        _REGISTRY[name] = Question(name, function, *tables, remembers, reads_rows)
+        _REGISTRY[name] = Question(
+            name, function, *tables, remembers, reads_rows, dict(at_most or {})
+        )
         return _REGISTRY[name]
 
     return register

@@ -54,7 +54,10 @@ class NpyRows:
             return np.empty((stop - start, 0))
         offset = self._offset + start * self.n_features * self._dtype.itemsize
         shape = (stop - start, self.n_features)
-        return np.memmap(self._path, self._dtype, "r", offset, shape)
+        try:
+            return np.memmap(self._path, self._dtype, "r", offset, shape)
+        except (OSError, ValueError):
+            raise SiteFailed(f"{self._path} can no longer be read") from None
 
 
 class ParquetFile:
@@ -140,7 +143,8 @@ def pandas_index(schema: Any) -> list[str]:
 
 
 def _open_npz(path: Path) -> Rows:
-    with np.load(path, allow_pickle=False) as archive:
+    # given a path, numpy would not close a damaged file
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
         names = list(archive.files)
         if "format" in names and "shape" in names:
             matrix = sp.csr_array(sp.load_npz(path))

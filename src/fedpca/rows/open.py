@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import glob
 import os
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 from zipfile import BadZipFile
 
@@ -18,6 +20,22 @@ from fedpca.rows.in_memory import DenseRows, JoinedRows, Rows, SparseRows
 from fedpca.rows.tables import InMemoryTable, TableRows
 
 _GONE = "gone"
+# the exceptions that numpy, zipfile, and Arrow can raise for a file with arbitrary contents
+_UNREADABLE = (
+    ArithmeticError,
+    AttributeError,
+    BadZipFile,
+    EOFError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    TokenError,
+    TypeError,
+    ValueError,
+    zlib.error,
+)
 
 
 def open_rows(source: Any, choice: ColumnChoice = ALL_COLUMNS) -> Rows:
@@ -37,7 +55,7 @@ def open_rows(source: Any, choice: ColumnChoice = ALL_COLUMNS) -> Rows:
 
 def open_path(path: Path, choice: ColumnChoice = ALL_COLUMNS) -> Rows:
     """Return the rows in a file, or in all data files under a folder, sorted by path."""
-    if path.is_dir():
+    if _is_folder(path):
         files = _files_below(path)
         if not files:
             raise InputError(
@@ -58,8 +76,12 @@ def open_path(path: Path, choice: ColumnChoice = ALL_COLUMNS) -> Rows:
         return opener(path, choice)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile):  # raised by numpy and Arrow
-        raise InputError(f"{path} is not a readable {kind} file") from None
+    except _UNREADABLE as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise _unreadable(path, error) from None
+        raise InputError(
+            f"{path} is not a readable {kind} file; it may be damaged, so write it again"
+        ) from None
 
 
 def open_paths(texts: Sequence[str], choice: ColumnChoice = ALL_COLUMNS) -> Rows:
@@ -82,7 +104,7 @@ def file_states(source: Any) -> dict[Path, str]:
     """Return the state of each file that `open_rows` would read now, or nothing for rows in memory."""
     files: list[Path] = []
     for path in _expand_patterns(paths_of(source)):
-        files += _files_below(path) if path.is_dir() else [path]
+        files += _files_below(path) if _is_folder(path) else [path]
     return {file: state_of(file) for file in files}
 
 
@@ -115,6 +137,18 @@ def _expand_patterns(texts: Sequence[str]) -> list[Path]:
             raise InputError(f"no file matches {text}; check the name")
         paths += [Path(path) for path in matches]
     return paths
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError as error:  # for example, in a folder that may not be entered
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: OSError) -> InputError:
+    why = os.strerror(error.errno or 0)  # Arrow repeats the path in its text
+    return InputError(f"{path} cannot be read: {why}; check its permissions")
 
 
 def _refuse_copies(files: Sequence[Path]) -> None:

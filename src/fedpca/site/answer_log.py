@@ -22,6 +22,7 @@ from fedpca.errors import InputError, MessageError, SiteFailed
 from fedpca.protocol.message import Message, decode, encode
 from fedpca.rows.in_memory import Rows
 from fedpca.site.site import Site
+from fedpca.storage import atomic
 
 
 class AnswerLog:
@@ -68,6 +69,15 @@ class AnswerLog:
         else:
             self._tell(in_words(entry))
         return encode(answered)
+
+
+def check_ledger(path: Path) -> None:
+    """Refuse a ledger that cannot be written, since no answer could leave the site."""
+    atomic.check_writable(path)
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise atomic.unwritable(path, error) from None
 
 
 def _append(path: Path, line: str) -> None:

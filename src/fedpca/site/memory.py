@@ -90,18 +90,27 @@ class MemoryFile:
 
     def load(self, run: str, rows: str) -> Saved | None:
         """Return a run's memory, or None if the file holds no memory from that run."""
-        if not self.path.exists():
-            return None
         try:
             message = decode(self.path.read_bytes(), limit=None)
-        except MessageError as error:
+            of_run, of_rows = message.header["run"], message.header["rows"]
+            saved = Saved(
+                message.header["round"],
+                decode(message.arrays.pop("reply").tobytes()),
+                {name.removeprefix("memory/"): array for name, array in message.arrays.items()},
+            )
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise InputError(
+                f"the memory in {self.path.name} cannot be read: {error.strerror}; the site must "
+                "correct this"
+            ) from None
+        except (MessageError, KeyError) as error:
             raise InputError(
                 f"the memory in {self.path.name} is damaged ({error}); start over with a new journal"
             ) from None
-        if message.header["run"] != run:
+        if of_run != run:
             return None
-        if message.header["rows"] != rows:
+        if of_rows != rows:
             raise InputError(ROWS_CHANGED)
-        reply = decode(message.arrays.pop("reply").tobytes())
-        memory = {name.removeprefix("memory/"): array for name, array in message.arrays.items()}
-        return Saved(message.header["round"], reply, memory)
+        return saved

@@ -182,7 +182,8 @@ class Site:
     def refusal(self, asked: Header, error: FedpcaError) -> Message:
         """Compose a reply that contains only an error."""
         # report the nearest base class that the coordinator recognizes
-        kind = next(k for k in type(error).__mro__ if k.__name__ in REPORTED_BY_SITES)
+        kinds = [k for k in type(error).__mro__ if k.__name__ in REPORTED_BY_SITES]
+        kind = kinds[0] if kinds else SiteFailed  # a FileError, for example, is the site's own
         return self._reply(asked, {"error": kind.__name__, "text": str(error)}, {})
 
     @property

@@ -129,7 +129,11 @@ def draw_signs(site: Site, seed: Array) -> dict[str, Any]:
     return {"n_sites": np.int64(1)}
 
 
-@question(asks={"n_flips": "int64"}, answers={"triangles": "float64 flips triangle"})
+@question(
+    asks={"n_flips": "int64"},
+    answers={"triangles": "float64 flips triangle"},
+    at_most={"flips": "n_flips"},
+)
 def flipped_triangles(site: Site, n_flips: Array) -> Arrays:
     """Send the upper triangle of ``(A o S)'(A o S)`` for each flip."""
     _refuse_too_many(int(n_flips))

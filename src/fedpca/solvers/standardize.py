@@ -29,6 +29,8 @@ from fedpca.rows.weighted import WeightedRows
 if TYPE_CHECKING:
     from fedpca.site.site import Site
 
+MAX_NAMES_BYTES = 64 << 20  # of one site's column names as JSON
+
 
 @dataclass(frozen=True)
 class CommonFeatures:
@@ -101,6 +103,7 @@ class ColumnSums:
     answers={"features": "uint8 bytes", "n_features": "int64", "has_weights": "int64"},
     remembers=True,
     reads_rows=False,
+    at_most={"bytes": str(MAX_NAMES_BYTES)},
 )
 def column_names(site: Site) -> dict[str, Any]:
     """Send the number of a site's columns, their names as JSON, and whether its rows have weights.
@@ -123,6 +126,7 @@ def column_names(site: Site) -> dict[str, Any]:
         "present": "float64 columns",
     },
     remembers=True,
+    at_most={"columns": "d"},
 )
 def count_and_sum(site: Site, features: Array, missing: Array) -> dict[str, Any]:
     """Count the rows and sum each column, in the order of ``features``, by the rows' weights.

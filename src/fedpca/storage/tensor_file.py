@@ -1,10 +1,14 @@
 """Write and read named float64 arrays with a JSON header in a safetensors file.
 
 A file is written completely or not at all. Reading validates the whole file and never executes code.
+The header holds a checksum of itself and of all arrays, so a file that was damaged on a disk or on its
+way is refused. A file without a checksum has an older format and is refused too: otherwise, damage to
+the format number could make a damaged file look like an old one.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -16,36 +20,48 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from fedpca._version import __version__
-from fedpca.arrays import Arrays, Dimensions, check_arrays, declare
+from fedpca.arrays import Array, Arrays, Dimensions, check_arrays, declare
 from fedpca.errors import FileError
 from fedpca.storage import atomic
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 HEADER_KEY = "fedpca"  # the only key in the file's metadata
+CHECKSUM_KEY = "sha256"  # in the header
 
 
 def write_arrays(
     path: str | os.PathLike[str], arrays: Mapping[str, Any], header: Mapping[str, Any]
 ) -> None:
     """Write the arrays and a header that describes them."""
-    full_header = {"format": FORMAT_VERSION, "version": __version__, **header}
+    plain = {"format": FORMAT_VERSION, "version": __version__, **header}
+    full_header = json.loads(json.dumps(plain))  # as it will be read
     # ascontiguousarray would turn a scalar into a vector
     ready = {name: np.asarray(array, np.float64, order="C") for name, array in arrays.items()}
+    full_header[CHECKSUM_KEY] = checksum(full_header, ready)
     with atomic.writing(path) as temporary:
-        save_file(ready, temporary, metadata={HEADER_KEY: json.dumps(full_header, sort_keys=True)})
+        try:
+            save_file(ready, temporary, metadata={HEADER_KEY: _text(full_header)})
+        except SafetensorError as error:
+            raise FileError(
+                f"{path} cannot be written: {error}; free space there, or choose a different folder"
+            ) from None
 
 
 def read_arrays(path: str | os.PathLike[str], kind: str) -> tuple[Arrays, dict[str, Any]]:
     """Return a file's arrays and header; ``kind`` names the expected content in error messages."""
     path = Path(path)
-    if not path.is_file():
-        problem = "is a folder; provide a file name" if path.is_dir() else "does not exist"
-        raise FileError(f"{path} {problem}")
     try:
+        if not path.is_file():
+            problem = "is a folder; provide a file name" if path.is_dir() else "does not exist"
+            raise FileError(f"{path} {problem}")
+        path.open("rb").close()  # safe_open says that a file it may not read does not exist
         with safe_open(path, framework="numpy") as file:
-            header = json.loads((file.metadata() or {}).get(HEADER_KEY, "null"))
+            text = (file.metadata() or {}).get(HEADER_KEY, "null")
+            header = json.loads(text)
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, ValueError, TypeError):
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {error.strerror}") from None
+    except (SafetensorError, ValueError, TypeError, RecursionError):
         raise FileError(
             f"{path} is not a readable fedpca {kind} file; to read rows, use fit or summarize"
         ) from None
@@ -56,7 +72,22 @@ def read_arrays(path: str | os.PathLike[str], kind: str) -> tuple[Arrays, dict[s
             f"{path} has format {header.get('format')}; this version of fedpca reads format "
             f"{FORMAT_VERSION}. Install the same version everywhere and write the file again"
         )
+    # the text is compared too, since damage to it need not change what it means
+    is_intact = _text(header) == text
+    if header.pop(CHECKSUM_KEY, None) != checksum(header, arrays) or not is_intact:
+        raise FileError(
+            f"{path} is damaged: its checksum does not match; copy the file again, or write it again"
+        )
     return arrays, header
+
+
+def checksum(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> str:
+    """Return the SHA-256 of a header without its checksum, and of the arrays that it describes."""
+    digest = hashlib.sha256(_text(header).encode())
+    for name, array in sorted(arrays.items()):
+        digest.update(f"\n{name} {array.dtype} {array.shape}\n".encode())
+        digest.update(array.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
 
 
 def check_file_arrays(
@@ -74,3 +105,7 @@ def check_features(path: str | os.PathLike[str], features: Any, d: int) -> None:
         raise FileError(
             f"{path}: the feature names are not a list of {d} strings; rewrite the file"
         )
+
+
+def _text(header: Mapping[str, Any]) -> str:
+    return json.dumps(header, sort_keys=True)

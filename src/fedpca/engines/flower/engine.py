@@ -93,7 +93,12 @@ class FlowerEngine:
         """Yield each site's answer as it arrives; one time limit covers all sites."""
         limit = math.inf if timeout is None else timeout
         began = reached = time.monotonic()  # when the server was last reached
-        asked = _Asked(encode(request), dict.fromkeys(names, ""), dict.fromkeys(names, began))
+        asked = _Asked(
+            encode(request),
+            request.max_answer_bytes,
+            dict.fromkeys(names, ""),
+            dict.fromkeys(names, began),
+        )
         while asked.pending:
             now = time.monotonic()
             try:
@@ -207,7 +212,8 @@ class FlowerEngine:
             online = {node.name: node for node in nodes if node.status == "online"}
             asked.seen |= dict.fromkeys(online, now)
             self._push(asked, online)
-        for number, reply in self._run.pull(list(asked.numbers)) if self._run else ():
+        replies = self._run.pull(list(asked.numbers), asked.max_bytes) if self._run else ()
+        for number, reply in replies:
             name = asked.numbers.pop(number)
             if reply is not None:
                 asked.finish(name, reply)
@@ -252,11 +258,12 @@ def connect(
             "sites, or use a new journal"
         )
     folder = coordinator_folder(credentials)
+    secret = read_secret(folder)
     has_ca = not insecure and (folder / CA).exists()
     ca = read_authority(folder / CA) if has_ca else None
     return FlowerEngine(
         Link(with_port(address), ca, plain=insecure),
-        read_secret(folder),
+        secret,
         sites=wanted,
         quorum=quorum,
         wait=wait,
@@ -290,6 +297,7 @@ class _Asked:
     """The state of one question: which sites have been asked and which have answered."""
 
     data: bytes
+    max_bytes: int  # the largest answer to accept
     pending: dict[str, str]  # sites yet to answer: when the asked node came online
     seen: dict[str, float]  # when each site was last seen online
     numbers: dict[str, str] = field(default_factory=dict)  # sites by Flower's message ID

@@ -6,12 +6,14 @@ separately. A question for many sites is therefore uploaded once, and a large me
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from flwr.app import DEFAULT_TTL, Array, ArrayRecord, ConfigRecord, Metadata, RecordDict
 from flwr.app import Message as FlowerMessage
 from flwr.app.message import make_message, remove_content_from_message
+from flwr.app.message.arraychunk import ArrayChunk
 from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE, SUPERLINK_NODE_ID
 from flwr.common.serde import message_to_proto
 from flwr.proto.message_pb2 import (
@@ -28,6 +30,8 @@ from flwr.proto.node_pb2 import Node
 from flwr.supercore.date import now
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
+    get_object_body,
+    get_object_head_values_from_object_content,
     get_object_tree,
     iterate_object_tree,
     no_object_id_recompute,
@@ -44,9 +48,11 @@ from flwr.supercore.inflatable.inflatable_utils import (
 )
 
 from fedpca.errors import MessageError
+from fedpca.protocol.message import MAX_BYTES
 
 _RECORD, _FIELD = "fedpca", "message"
 _MAX_OBJECT_BYTES = FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE  # larger messages are split
+_WRAPPING_BYTES = 1 << 16  # what Flower adds to the largest message, at most
 
 
 def wrap(data: bytes) -> RecordDict:
@@ -97,32 +103,78 @@ class Carrier(Protocol):
 
 
 class Incoming:
-    """An announced message and the objects of it that have arrived."""
+    """An announced message and the objects of it that have arrived.
 
-    def __init__(self, client: Carrier, node: Node, run_id: int, tree: ObjectTree) -> None:
+    Flower does not announce sizes. So the bytes are counted as they arrive, one object at a time, and
+    no more are fetched once there are more than ``max_bytes``. The server accepts only small objects.
+    """
+
+    def __init__(
+        self,
+        client: Carrier,
+        node: Node,
+        run_id: int,
+        tree: ObjectTree,
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
         self._pull = make_pull_object_fn_protobuf(client.PullObject, node, run_id)
         self._confirm = make_confirm_message_received_fn_protobuf(
             client.ConfirmMessageReceived, node, run_id
         )
         self._tree, self._contents = tree, dict[str, bytes]()
+        self._max_bytes, self._n_bytes = max_bytes + _WRAPPING_BYTES, 0
 
     def fetch(self) -> FlowerMessage | None:
         """Return the message, or None if some of its objects have not arrived yet."""
         for branch in iterate_object_tree(self._tree):
             if branch.object_id not in self._contents:
                 try:
-                    self._contents[branch.object_id] = self._pull(branch.object_id)
+                    content = self._pull(branch.object_id)
                 except ObjectUnavailableError:
                     return None
-        self._confirm(self._tree.object_id)
+                self._contents[branch.object_id] = content
+                self._n_bytes += len(content)
+                if self._n_bytes > self._max_bytes:
+                    break
+        self._confirm(self._tree.object_id)  # the server drops what was not fetched
         try:
+            if self._n_bytes > self._max_bytes or _whole_size(self._contents) > self._max_bytes:
+                self._contents.clear()
+                raise MessageError(
+                    f"the message has more than {self._max_bytes:,} bytes, the most that it may have, "
+                    "and was refused unread"
+                )
             message = inflate_object_from_contents(self._tree.object_id, self._contents)
+        except MessageError:
+            raise
         except Exception as error:  # Flower can raise anything on malformed bytes
             raise MessageError(f"this is not a fedpca message: {type(error).__name__}") from None
         if not isinstance(message, FlowerMessage):
             raise MessageError(f"this is not a fedpca message: {type(message).__name__}")
         _number(message, self._tree.object_id)
         return message
+
+
+def _whole_size(contents: Mapping[str, bytes]) -> int:
+    """Return the size of a message's objects once its arrays are put together from their pieces.
+
+    A piece travels once but may occur many times in an array, so a small message could fill the memory.
+    """
+    total = sum(map(len, contents.values()))
+    for content in contents.values():
+        kind, children, _ = get_object_head_values_from_object_content(content)
+        if kind != Array.__qualname__:
+            continue
+        indices = json.loads(get_object_body(content, Array))["arraychunk_ids"]
+        pieces = [children[index] for index in indices]
+        for piece in set(pieces):
+            if get_object_head_values_from_object_content(contents[piece])[0] != (
+                ArrayChunk.__qualname__
+            ):
+                raise TypeError(piece)
+        total += sum(len(contents[piece]) for piece in pieces)
+        total -= sum(len(contents[piece]) for piece in set(pieces))
+    return total
 
 
 def send(

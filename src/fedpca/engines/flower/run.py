@@ -95,8 +95,13 @@ class ClaimedRun:
         self._asked |= zip(numbers, node_ids, strict=True)
         return numbers
 
-    def pull(self, numbers: Sequence[str]) -> Iterator[tuple[str, bytes | SiteError | None]]:
-        """Yield the replies that have arrived; None means that a reply will never arrive."""
+    def pull(
+        self, numbers: Sequence[str], max_bytes: int
+    ) -> Iterator[tuple[str, bytes | SiteError | None]]:
+        """Yield the replies that have arrived; None means that a reply will never arrive.
+
+        A reply with more than ``max_bytes`` becomes an error before it is downloaded completely.
+        """
         self._asked = {number: self._asked[number] for number in numbers}
         self._incoming = {n: reply for n, reply in self._incoming.items() if n in self._asked}
         awaited = [number for number in numbers if number not in self._incoming]
@@ -107,7 +112,7 @@ class ClaimedRun:
                 # accept a reply only from the node that was asked
                 if self._asked.get(metadata.reply_to_message_id) == metadata.src_node_id:
                     self._incoming[metadata.reply_to_message_id] = Incoming(
-                        self._client, self._node, self._run_id, tree
+                        self._client, self._node, self._run_id, tree, max_bytes
                     )
         for number, incoming in list(self._incoming.items()):
             try:

@@ -63,6 +63,7 @@ class Tsqr:
     asks={"mean": "float64 d", "scale": "float64 d"},
     answers={"rank": "int64", "entries": "float64 entries"},
     remembers=True,
+    at_most={"entries": "triangle"},
 )
 def triangular_factor(site: Site, mean: Array, scale: Array) -> dict[str, Any]:
     """Send the R of a QR factorization of A_i, without its zeros, and store the mean and the scale."""

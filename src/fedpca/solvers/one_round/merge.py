@@ -131,7 +131,12 @@ class OwnSummary:
     energy: float
 
 
-@question(asks={"features": "uint8 names", **WANTED}, answers=SUMMARY, remembers=True)
+@question(
+    asks={"features": "uint8 names", **WANTED},
+    answers=SUMMARY,
+    remembers=True,
+    at_most={"r": "d"},
+)
 def summarize_rows(
     site: Site, features: Array, n_components: Array, rule: Array, n_spare: Array
 ) -> dict[str, Any]:
@@ -155,6 +160,7 @@ def summarize_rows(
     asks={"mean": "float64 d", "scale": "float64 d", "sends_spare": "int64", **WANTED},
     answers=SUMMARY,
     remembers=True,
+    at_most={"r": "d"},
 )
 def summarize_about(
     site: Site,

@@ -187,7 +187,8 @@ def site_shares(site: Site) -> dict[str, Any]:
         "along": "float64 k",
         "along_local": "float64 r",
         "total": "float64",
-    }
+    },
+    at_most={"r": "d", "k": "d"},
 )
 def whole_local_part(site: Site) -> dict[str, Any]:
     """Send the site's local part: its mean, its directions, and the squares along all directions."""

@@ -57,7 +57,7 @@ def basis_product(site: Site, Z: Array, by_variance: Array) -> dict[str, Array]:
     return {"Y": (basis.B * basis.lengths(by_variance)) @ (basis.B.T @ Z)}
 
 
-@question(asks={"by_variance": "int64"}, answers={"B": "float64 d r"})
+@question(asks={"by_variance": "int64"}, answers={"B": "float64 d r"}, at_most={"r": "d"})
 def whole_basis(site: Site, by_variance: Array) -> dict[str, Array]:
     """Send B_i itself, with columns scaled by the square roots of L_i."""
     basis = site.recall(Basis)
