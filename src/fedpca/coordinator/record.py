@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -34,8 +35,11 @@ class RunRecord:
 
     ``history`` has an entry for each round: its number, question, number of sites, bytes up and down,
     seconds, and the residual if the solver reported one. ``lost`` lists each site that was dropped,
-    with the round and the reason. ``sites`` are the sites whose rows contributed to the result. The
-    other fields are those of `Outcome`. A model file keeps everything except the seconds.
+    with the round and the reason. ``sites`` are the sites whose rows contributed to the result.
+    ``influence`` tells what is known about each site's part in the result: its share of the ``rows``,
+    its share of the ``variance``, and the ``angle``, the sine of the largest angle by which the
+    components move without the site. The other fields are those of `Outcome`. A model file keeps
+    everything except the seconds and the influence, which would tell others how many rows a site has.
     """
 
     seed: int = 0
@@ -49,14 +53,18 @@ class RunRecord:
     angle_bound: float = 0.0
     advice: str = ""
     n_certain: int = 0
+    influence: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def with_outcome(self, outcome: Outcome) -> RunRecord:
         """Return the record with the outcome filled in."""
         return replace(self, **asdict(outcome))
 
     def to_header(self) -> dict[str, Any]:
-        """Return the record as plain values, without the seconds, which vary between equal runs."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        """Return the record as plain values for a file.
+
+        The seconds vary between equal runs, and the influence is for the coordinator only.
+        """
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "influence"}
         history = [{**entry, "seconds": None} for entry in self.history]
         return {**values, "history": history, "ledger": self.ledger.to_header()}
 
@@ -85,3 +93,9 @@ class RunRecord:
     def bytes_down(self) -> int:
         """Return the number of bytes sent from the coordinator to the sites."""
         return sum(entry["bytes_down"] for entry in self.history)
+
+
+def shares_of(amounts: Mapping[str, float]) -> dict[str, float]:
+    """Return each site's share of the total; if there is nothing, the shares are zero."""
+    total = sum(amounts.values())
+    return {name: amount / total if total > 0 else 0.0 for name, amount in amounts.items()}

@@ -10,6 +10,11 @@ A question declares its arrays in the notation defined in `fedpca.arrays`; ``d``
 features. Both sides check every message against these declarations, so neither the function nor the
 solver ever receives an array that contains NaN or has the wrong shape or dtype.
 
+An answer's declaration may also say what its numbers mean, as in ``"int64, count"`` or ``"float64 d,
+squares"``; the words are those of `fedpca.protocol.invariants`. A promise that involves several fields
+is a function, ``check=``. It takes the answer's arrays and the question's arrays, and returns what is
+impossible about the answer, or None. Both sides check these promises too.
+
 A question that writes to ``site.memory`` must declare ``remembers=True``; for all other questions,
 memory is read-only. A question whose answer reveals nothing about the rows, such as the column names,
 should declare ``reads_rows=False``; no policy refuses such a question.
@@ -22,10 +27,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedpca.arrays import Array, Arrays, Declared, Dimensions, check_arrays, declare
-from fedpca.errors import MessageError
+from fedpca.errors import FedpcaError, MessageError
+from fedpca.protocol.invariants import Problem, broken_promise, check_words, excess, told
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
+
+Check = Callable[[Arrays, Arrays], Problem]  # of an answer and the arrays that were asked with
 
 
 @dataclass(frozen=True)
@@ -38,6 +46,8 @@ class Question:
     answers: Mapping[str, Declared]
     remembers: bool
     reads_rows: bool
+    words: Mapping[str, tuple[str, ...]]  # what each field of the answer means
+    check: Check | None = None
 
     def __call__(self, site: Site, **arrays: Array) -> Mapping[str, Any]:
         return self.function(site, **arrays)
@@ -51,9 +61,42 @@ class Question:
         """Return the question's arrays, or raise an error that names the field."""
         return _check(self.asks, arrays, dimensions, f"question {self.name!r}")
 
-    def check_answer(self, arrays: Mapping[str, Any], dimensions: Dimensions) -> Arrays:
-        """Return the answer's arrays, or raise an error that names the field."""
-        return _check(self.answers, arrays, dimensions, f"the answer to {self.name!r}")
+    def check_answer(
+        self,
+        arrays: Mapping[str, Any],
+        dimensions: Dimensions,
+        asked: Arrays,
+        *,
+        energy: float | None = None,
+        too_large: type[FedpcaError] = MessageError,
+    ) -> Arrays:
+        """Return the answer's arrays, or raise an error that names the field.
+
+        ``asked`` are the question's arrays. ``energy`` is the most that the site's rows can explain, if
+        it is known. Numbers whose totals could overflow raise ``too_large``.
+        """
+        where = f"the answer to {self.name!r}"
+        checked = _check(self.answers, arrays, dimensions, where)
+        for name, array in checked.items():
+            limit = excess(array, self.words[name])
+            if limit is not None:
+                raise too_large(
+                    f"field {name!r} in {where} is larger than {limit:.0e}; rescale the columns"
+                )
+            problem = broken_promise(array, self.answers[name], self.words[name], energy)
+            if problem is not None:
+                raise MessageError(f"field {name!r} in {where} {problem}")
+        problem = None if self.check is None else self.check(checked, asked)
+        if problem is not None:
+            raise MessageError(f"{where} {problem}")
+        return checked
+
+    def told(self, answer: Arrays) -> dict[str, float]:
+        """Return what an answer says about the site's contribution: its rows and its energy."""
+        amounts: dict[str, float] = {}
+        for name, words in self.words.items():
+            amounts |= told(answer[name], self.answers[name], words)
+        return amounts
 
 
 _REGISTRY: dict[str, Question] = {}
@@ -65,6 +108,7 @@ def question(
     asks: Mapping[str, str] | None = None,
     remembers: bool = False,
     reads_rows: bool = True,
+    check: Check | None = None,
 ) -> Callable[[Callable[..., Mapping[str, Any]]], Question]:
     """Register a function as a question under its own name."""
 
@@ -75,8 +119,9 @@ def question(
             raise ValueError(
                 f"question {name!r} already exists in {other.function.__module__}; rename it"
             )
-        tables = declare(asks or {}), declare(answers)
-        _REGISTRY[name] = Question(name, function, *tables, remembers, reads_rows)
+        shapes, words = _split_words(answers)
+        tables = declare(asks or {}), declare(shapes)
+        _REGISTRY[name] = Question(name, function, *tables, remembers, reads_rows, words, check)
         return _REGISTRY[name]
 
     return register
@@ -91,6 +136,17 @@ def find_question(name: str) -> Question:
             f"question {name!r} is not installed here; install the same version of fedpca and the "
             "same solver packages everywhere"
         ) from None
+
+
+def _split_words(
+    answers: Mapping[str, str],
+) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
+    """Split declarations such as "float64 d, squares" into arrays and words."""
+    parts = {name: [part.strip() for part in text.split(",")] for name, text in answers.items()}
+    words = {name: tuple(each[1:]) for name, each in parts.items()}
+    for name, each in words.items():
+        check_words(each, name)
+    return {name: each[0] for name, each in parts.items()}, words
 
 
 def _check(

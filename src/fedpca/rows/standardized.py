@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import count
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -23,6 +24,7 @@ from scipy.linalg.blas import dgemm
 
 from fedpca.arrays import Array
 from fedpca.errors import InputError
+from fedpca.protocol.invariants import MAX_VALUE
 from fedpca.rows.centering import MAX_CANCELLATION, Centered, Mean, center_block, full_columns
 from fedpca.rows.in_memory import Block, Rows, is_sparse, rows_per_block
 
@@ -53,6 +55,15 @@ def refuse_tiny(mean: Array, energy: float = 1.0) -> None:
         raise InputError(
             f"the values are so small that their squares underflow; the largest mean is "
             f"{largest:.1e}; rescale the columns to more than {TINY_VALUE:.0e}"
+        )
+
+
+def refuse_large(total: Array, n: Any) -> None:
+    """Refuse rows whose mean is so large that squares about it overflow; ``total`` sums n values."""
+    if (np.abs(total) > MAX_VALUE * n).any():
+        raise InputError(
+            f"the values are so large that squares about their mean overflow; a column's mean is "
+            f"beyond {MAX_VALUE:.0e}; rescale the columns"
         )
 
 

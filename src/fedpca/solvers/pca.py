@@ -15,7 +15,14 @@ from fedpca.protocol.question import Question, question
 from fedpca.rows.centering import MAX_CANCELLATION
 from fedpca.rows.standardized import Frame, StandardizedRows, refuse_tiny
 from fedpca.solvers.catalogue import cheapest_exact
-from fedpca.solvers.contract import Problem, Solution, Solver, moments_and_rank
+from fedpca.solvers.contract import (
+    EXPLAINED,
+    Problem,
+    Solution,
+    Solver,
+    explains_too_much,
+    moments_and_rank,
+)
 from fedpca.solvers.sign_flips import SignFlips
 from fedpca.solvers.standardize import common_features
 
@@ -62,7 +69,7 @@ def principal_components(
     return PcaResult(solution, shares, solution.outcome(solver.name), is_above)
 
 
-@question(asks={"V": "float64 d k"}, answers={"explained": "float64", "total": "float64"})
+@question(asks={"V": "float64 d k"}, answers=EXPLAINED, check=explains_too_much)
 def explained_energy(site: Site, V: Array) -> dict[str, Any]:
     """Send a site's sums of squares about its own mean, along the components and in total.
 
@@ -85,6 +92,7 @@ def explained_energy(site: Site, V: Array) -> dict[str, Any]:
         own = StandardizedRows(site.rows, own_frame)
         total = float(own.squares().sum())
         explained = own.energy_along(V, total)
+    explained = min(max(explained, 0.0), total)  # rounding may take it across
     return {"explained": np.float64(explained), "total": np.float64(total)}
 
 

@@ -16,13 +16,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedpca.arrays import Array
+from fedpca.arrays import Array, Arrays
 from fedpca.coordinator.federation import Federation
 from fedpca.errors import InputError
+from fedpca.protocol.invariants import MAX_VALUE
 from fedpca.protocol.question import question
 from fedpca.rows.columns import column_order
 from fedpca.rows.in_memory import refuse_non_finite
-from fedpca.rows.standardized import Frame, column_sums, refuse_tiny, usable_energy
+from fedpca.rows.standardized import (
+    Frame,
+    column_sums,
+    refuse_large,
+    refuse_tiny,
+    usable_energy,
+)
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
@@ -69,8 +76,29 @@ class ColumnSums:
         return Frame(mean, scale, self.order, self.sums, n_products)
 
 
+def misnamed(answer: Arrays, _: Arrays) -> str | None:
+    """Return what is wrong with the column names in an answer, or None."""
+    if not answer["features"].size:
+        return None
+    try:
+        names = json.loads(answer["features"].tobytes())
+        "".join(names).encode()  # refuses items that are no strings, or that no file can hold
+    except (ValueError, TypeError, RecursionError):
+        names = None
+    if not isinstance(names, list):
+        return "has column names that are not a list of strings"
+    if len(set(names)) != len(names):
+        return "has the same name for two columns"
+    if len(names) != answer["n_features"]:
+        return f"has {len(names)} column names for {int(answer['n_features'])} columns"
+    return None
+
+
 @question(
-    answers={"features": "uint8 bytes", "n_features": "int64"}, remembers=True, reads_rows=False
+    answers={"features": "uint8 bytes", "n_features": "int64, count"},
+    remembers=True,
+    reads_rows=False,
+    check=misnamed,
 )
 def column_names(site: Site) -> dict[str, Any]:
     """Send the number of a site's columns, and their names as JSON.
@@ -83,17 +111,28 @@ def column_names(site: Site) -> dict[str, Any]:
 
 @question(
     asks={"features": "uint8 bytes"},
-    answers={"n": "int64", "total": "float64 d"},
+    answers={"n": "int64, count, rows", "total": "float64 d"},
     remembers=True,
+    check=lambda answer, _: large_mean(answer["total"], answer["n"]),
 )
 def count_and_sum(site: Site, features: Array) -> dict[str, Any]:
     """Count the rows and sum each column, in the order of ``features``."""
     n, total = column_sums(site.rows)
     if not np.isfinite(total).all():
         refuse_non_finite(site.rows)
+    refuse_large(total, n)
     order = own_order(site, features)
     site.remember(ColumnSums(total, order))
     return {"n": np.int64(n), "total": total if order is None else total[order]}
+
+
+def large_mean(total: Array, n: Array) -> str | None:
+    """Return what is wrong with sums of n values, or None.
+
+    About a mean beyond the bound, other sites' squares would overflow.
+    """
+    is_possible = (np.abs(total) <= MAX_VALUE * n).all()
+    return None if is_possible else f"has a mean beyond {MAX_VALUE:.0e}"
 
 
 def own_order(site: Site, features: Array) -> Array | None:
@@ -105,7 +144,7 @@ def own_order(site: Site, features: Array) -> Array | None:
     return None if order is None else np.array(order)
 
 
-@question(asks={"mean": "float64 d"}, answers={"squares": "float64 d"}, remembers=True)
+@question(asks={"mean": "float64 d"}, answers={"squares": "float64 d, squares"}, remembers=True)
 def squares(site: Site, mean: Array) -> dict[str, Any]:
     """Sum the squares of each column about the mean."""
     site.remember(site.recall(ColumnSums).frame(mean, np.ones_like(mean)))
@@ -114,7 +153,7 @@ def squares(site: Site, mean: Array) -> dict[str, Any]:
 
 @question(
     asks={"mean": "float64 d", "scale": "float64 d", "n_products": "int64"},
-    answers={"energy": "float64"},
+    answers={"energy": "float64, squares, energy"},
     remembers=True,
 )
 def standardize(site: Site, mean: Array, scale: Array, n_products: Array) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from fedpca.arrays import Array
+from fedpca.arrays import Array, Arrays
 from fedpca.coordinator.federation import Federation
 from fedpca.linalg.dense import angle_bounds
 from fedpca.linalg.rank_rules import Spectrum
@@ -59,10 +59,19 @@ class Tsqr:
         return solution.certified(bounds, problem.angle_tol)
 
 
+def misshapen_factor(answer: Arrays, asked: Arrays) -> str | None:
+    """Return what is wrong with the shape of a factor in an answer, or None."""
+    rank, d = int(answer["rank"]), len(asked["mean"])
+    if rank <= d and len(answer["entries"]) == rank * d - rank * (rank - 1) // 2:
+        return None
+    return f"has {len(answer['entries'])} entries, which are not a factor of rank {rank}"
+
+
 @question(
     asks={"mean": "float64 d", "scale": "float64 d"},
-    answers={"rank": "int64", "entries": "float64 entries"},
+    answers={"rank": "int64, count", "entries": "float64 entries"},
     remembers=True,
+    check=misshapen_factor,
 )
 def triangular_factor(site: Site, mean: Array, scale: Array) -> dict[str, Any]:
     """Send the R of a QR factorization of A_i, without its zeros, and store the mean and the scale."""

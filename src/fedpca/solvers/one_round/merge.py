@@ -21,15 +21,31 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
-from fedpca.arrays import Array
+from fedpca.arrays import Array, Arrays
 from fedpca.coordinator.federation import Federation
 from fedpca.errors import InputError
 from fedpca.linalg.rank_rules import RankRule, Spectrum, check_n_components, first_look, rank_rule
+from fedpca.protocol.invariants import ROUNDING
 from fedpca.protocol.question import Question, question
 from fedpca.rows.centering import about_own_mean, naming_bad_values
 from fedpca.rows.in_memory import about_n_rows
-from fedpca.solvers.contract import Problem, Solution, check_choice, check_whole, moments_and_rank
-from fedpca.solvers.standardize import ColumnSums, Moments, at_least_two, own_order
+from fedpca.rows.standardized import refuse_large
+from fedpca.solvers.contract import (
+    EXPLAINED,
+    Problem,
+    Solution,
+    check_choice,
+    check_whole,
+    explains_too_much,
+    moments_and_rank,
+)
+from fedpca.solvers.standardize import (
+    ColumnSums,
+    Moments,
+    at_least_two,
+    large_mean,
+    own_order,
+)
 from fedpca.summary.bounds import eigenvalue_bound
 from fedpca.summary.from_rows import summarize_parts
 from fedpca.summary.summary import N_SPARE, SHAPES, Summary, merge_in_tree
@@ -37,7 +53,18 @@ from fedpca.summary.summary import N_SPARE, SHAPES, Summary, merge_in_tree
 if TYPE_CHECKING:
     from fedpca.site.site import Site
 
-SUMMARY = {name: f"float64 {shape}" for name, shape in SHAPES.items()}
+MEANINGS = {
+    "n": "count, rows",
+    "squares": "squares, energy",
+    "directions": "orthonormal",
+    "singular_values": "squares, decreasing",
+    "tail": "squares",
+    "missing": "squares",
+}
+SUMMARY = {
+    name: ", ".join(filter(None, [f"float64 {shape}", MEANINGS.get(name, "")]))
+    for name, shape in SHAPES.items()
+}
 WANTED = {"n_components": "int64", "rule": "uint8 rule", "n_spare": "int64"}
 
 T = TypeVar("T")
@@ -126,7 +153,25 @@ class OwnSummary:
     energy: float
 
 
-@question(asks={"features": "uint8 names", **WANTED}, answers=SUMMARY, remembers=True)
+def impossible_summary(answer: Arrays, _: Arrays) -> str | None:
+    """Return what is wrong with a summary in an answer, or None."""
+    r, d = answer["directions"].shape
+    if r > d:
+        return f"has {r} directions of {d} features"
+    s, n, energy = answer["singular_values"], answer["n"], float(answer["squares"].sum())
+    if np.vdot(s, s) > (1 + ROUNDING) * energy:
+        return "has more energy along its directions than in total"
+    if max(answer["tail"], answer["missing"]) > (1 + ROUNDING) * energy:
+        return "left out more than its total energy"
+    return large_mean(n * (np.abs(answer["mean"]) + np.abs(answer["mean_rest"])), n)
+
+
+@question(
+    asks={"features": "uint8 names", **WANTED},
+    answers=SUMMARY,
+    remembers=True,
+    check=impossible_summary,
+)
 def summarize_rows(
     site: Site, features: Array, n_components: Array, rule: Array, n_spare: Array
 ) -> dict[str, Any]:
@@ -142,6 +187,7 @@ def summarize_rows(
             n_spare=int(n_spare),
             n_rows=about_n_rows(site.rows),
         )
+    refuse_large(summary.mean * summary.n, summary.n)
     site.remember(OwnSummary(summary.known.rows(), summary.energy))
     return summary.to_arrays()
 
@@ -150,6 +196,7 @@ def summarize_rows(
     asks={"mean": "float64 d", "scale": "float64 d", "sends_spare": "int64", **WANTED},
     answers=SUMMARY,
     remembers=True,
+    check=impossible_summary,
 )
 def summarize_about(
     site: Site,
@@ -176,15 +223,15 @@ def summarize_about(
     return sent.to_arrays()
 
 
-@question(asks={"V": "float64 d k"}, answers={"explained": "float64", "total": "float64"})
+@question(asks={"V": "float64 d k"}, answers=EXPLAINED, check=explains_too_much)
 def explained_in_summary(site: Site, V: Array) -> dict[str, Any]:
     """Send the sum of squares along the components, from a site's summary, and the site's total.
 
     No rows are read again, so the first sum is too small by the amount that the summary left out.
     """
     own = site.recall(OwnSummary)
-    explained = np.float64(np.sum((own.rows @ V) ** 2))
-    return {"explained": explained, "total": np.float64(own.energy)}
+    explained = min(float(np.sum((own.rows @ V) ** 2)), own.energy)  # but for rounding
+    return {"explained": np.float64(explained), "total": np.float64(own.energy)}
 
 
 def looks(first: int, d: int, site_components: Any) -> list[int]:

@@ -1,0 +1,174 @@
+"""Check what the numbers in an answer mean, so that an impossible answer never enters a result.
+
+A field's declaration may be followed by words that say what its numbers mean::
+
+    answers={"n": "int64, count, rows", "squares": "float64 d, squares, energy"}
+
+=============  =====================================================================================
+word           promise
+=============  =====================================================================================
+count          whole numbers from 0 to 2^48
+squares        sums of squares: not negative
+nonnegative    not negative, and as large as a float may be
+share          from 0 to 1
+decreasing     each number is at most the one before
+orthonormal    a matrix whose vectors along its shorter side are orthonormal
+semidefinite   a matrix, or its packed triangle, with a diagonal that is not negative and entries of at
+               most ``sqrt(c_ii c_jj)``
+explained      at most the site's energy, times the norm of what was sent to the site
+rows           adds up to the site's row count (no check)
+energy         adds up to the site's sum of squares (no check); of a matrix, its trace
+=============  =====================================================================================
+
+Every float64 field is also limited in size, so that no total over sites and no square of it overflows.
+The limit leaves room for squares of values up to 1e60.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from fedpca.arrays import Array, Declared
+
+MAX_COUNT = 1 << 48  # counts of 32,768 sites add up to less than 2^63
+MAX_NORM = 1e136  # of a field; the squares of the totals of 10,000 sites stay finite
+MAX_FLOAT = 1e300  # of a field that is not squared
+MAX_VALUE = 1e60  # of a column's mean: its squares about any such mean are within MAX_NORM
+ROUNDING = 1e-8  # relative error that rounding may cause in an answer
+TOLD = ("rows", "energy")  # words that say what a site contributes
+
+Problem = str | None
+
+
+def check_words(words: Sequence[str], field: str) -> None:
+    """Refuse words that no declaration may use."""
+    for word in words:
+        if word not in _CHECKS and word not in TOLD:
+            known = ", ".join([*_CHECKS, *TOLD])
+            raise ValueError(f"field {field!r}: {word!r} must be one of {known}")
+
+
+def excess(array: Array, words: Sequence[str]) -> float | None:
+    """Return the limit that a field exceeds, or None if it is small enough."""
+    if array.dtype != np.float64:
+        return None
+    if "nonnegative" in words:
+        return MAX_FLOAT if array.max(initial=0.0) > MAX_FLOAT else None
+    with np.errstate(over="ignore"):
+        return None if float(np.vdot(array, array)) <= MAX_NORM**2 else MAX_NORM
+
+
+def broken_promise(
+    array: Array, declared: Declared, words: Sequence[str], energy: float | None
+) -> Problem:
+    """Return how a field breaks a promise of its words, or None.
+
+    ``energy`` is the most that the site's rows can explain, if it is known.
+    """
+    slack = 0.0
+    if "explained" in words:
+        if energy is None:  # without it, nobody knows which negative numbers are rounding
+            return None
+        slack = ROUNDING * energy
+    for word in words:
+        if word not in TOLD:
+            problem = _CHECKS[word](
+                array, declared, slack if word != "explained" else energy or 0.0
+            )
+            if problem is not None:
+                return problem
+    return None
+
+
+def told(array: Array, declared: Declared, words: Sequence[str]) -> dict[str, float]:
+    """Return what a field says about the site's contribution: its rows or its energy."""
+    found = [word for word in TOLD if word in words]
+    if not found:
+        return {}
+    amount = _diagonal(array, declared) if "semidefinite" in words else array
+    return dict.fromkeys(found, float(amount.sum()))
+
+
+def _count(array: Array, declared: Declared, slack: float) -> Problem:
+    if (array < 0).any():
+        return "has negative counts"
+    if (array > MAX_COUNT).any():
+        return f"has counts above {MAX_COUNT:,}"
+    is_whole = array.dtype.kind != "f" or bool((array == np.floor(array)).all())
+    return None if is_whole else "has counts that are not whole numbers"
+
+
+def _squares(array: Array, declared: Declared, slack: float) -> Problem:
+    return "has negative sums of squares" if array.min(initial=0.0) < -slack else None
+
+
+def _nonnegative(array: Array, declared: Declared, slack: float) -> Problem:
+    return "has negative values" if array.min(initial=0.0) < -slack else None
+
+
+def _share(array: Array, declared: Declared, slack: float) -> Problem:
+    is_outside = array.min(initial=0.0) < 0 or array.max(initial=0.0) > 1
+    return "has shares that are not between 0 and 1" if is_outside else None
+
+
+def _decreasing(array: Array, declared: Declared, slack: float) -> Problem:
+    return "has values that are not in decreasing order" if (np.diff(array) > 0).any() else None
+
+
+def _orthonormal(array: Array, declared: Declared, slack: float) -> Problem:
+    rows = array if array.shape[0] <= array.shape[1] else array.T
+    defect = np.abs(rows @ rows.T - np.eye(len(rows))).max(initial=0.0)
+    return "has directions that are not orthonormal" if defect > ROUNDING else None
+
+
+def _semidefinite(array: Array, declared: Declared, slack: float) -> Problem:
+    diagonal = _diagonal(array, declared)
+    slack = slack or ROUNDING * float(diagonal.max(initial=0.0))
+    if diagonal.min(initial=0.0) < -slack:
+        return "has negative variances on its diagonal"
+    roots = np.sqrt(np.maximum(diagonal, 0.0))
+    is_packed = declared.dimensions[-1] == "triangle"
+    pairs = _packed_pairs if is_packed else _square_pairs
+    if any((np.abs(entries) > limits + slack).any() for entries, limits in pairs(array, roots)):
+        return "has covariances that exceed what its variances allow"
+    return None
+
+
+def _explained(array: Array, declared: Declared, energy: float) -> Problem:
+    norm = np.sqrt(float(np.vdot(array, array)))
+    return "exceeds the sum of squares of the site's rows" if norm > energy else None
+
+
+def _diagonal(array: Array, declared: Declared) -> Array:
+    """Return the diagonals of square matrices, or of triangles packed column by column."""
+    if declared.dimensions[-1] != "triangle":
+        return np.asarray(np.diagonal(array, axis1=-2, axis2=-1))
+    ends = np.cumsum(np.arange(1, int(np.sqrt(2 * array.shape[-1])) + 1)) - 1
+    return np.asarray(array[..., ends])
+
+
+def _square_pairs(array: Array, roots: Array) -> Iterator[tuple[Array, Array]]:
+    """Yield the entries of matrices and the largest that each may be."""
+    yield array, roots[..., :, None] * roots[..., None, :]
+
+
+def _packed_pairs(array: Array, roots: Array) -> Iterator[tuple[Array, Array]]:
+    """Yield the columns of packed triangles and the largest that each entry may be."""
+    start = 0
+    for j in range(roots.shape[-1]):
+        yield array[..., start : start + j + 1], roots[..., : j + 1] * roots[..., j : j + 1]
+        start += j + 1
+
+
+_CHECKS: dict[str, Callable[[Array, Declared, float], Problem]] = {
+    "count": _count,
+    "squares": _squares,
+    "nonnegative": _nonnegative,
+    "share": _share,
+    "decreasing": _decreasing,
+    "orthonormal": _orthonormal,
+    "semidefinite": _semidefinite,
+    "explained": _explained,
+}
