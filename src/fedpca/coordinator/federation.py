@@ -290,8 +290,8 @@ class Federation:
         return asked
 
     def _keep_told(self, asked: Round) -> None:
-        """Keep each site's share of the rows and of the variance, if all sites told them."""
-        for word, kind in (("rows", "rows"), ("energy", "variance")):
+        """Keep each site's share of the rows, weight, and variance, if all sites told them."""
+        for word, kind in (("rows", "rows"), ("weight", "weight"), ("energy", "variance")):
             amounts = {name: told[word] for name, told in asked.told.items() if word in told}
             if len(amounts) == len(self.record.sites):
                 self.report_influence(kind, shares_of(amounts))

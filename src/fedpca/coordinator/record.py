@@ -8,6 +8,9 @@ from typing import Any
 
 from fedpca.coordinator.ledger import Ledger
 
+DOMINANT_SHARE = 0.9  # of the variance
+DOMINANT_TIMES = 100.0  # as much variance per row: values off by ten, as from another unit
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -37,9 +40,11 @@ class RunRecord:
     seconds, and the residual if the solver reported one. ``lost`` lists each site that was dropped,
     with the round and the reason. ``sites`` are the sites whose rows contributed to the result.
     ``influence`` tells what is known about each site's part in the result: its share of the ``rows``,
-    its share of the ``variance``, and the ``angle``, the sine of the largest angle by which the
-    components move without the site. The other fields are those of `Outcome`. A model file keeps
-    everything except the seconds and the influence, which would tell others how many rows a site has.
+    its share of the ``weight`` if sites are not weighted by rows, its share of the ``variance`` about
+    the common mean, the share of the variance that it ``caused``, which would vanish without the site,
+    and the ``angle``, the sine of the largest angle by which the components move without it. The other
+    fields are those of `Outcome`. A model file keeps everything except the seconds and the influence,
+    which would tell others how many rows a site has.
     """
 
     seed: int = 0
@@ -73,6 +78,23 @@ class RunRecord:
         """Restore a record from the values that `to_header` returned."""
         ledger = Ledger.from_header(header["ledger"])
         return cls(**{**header, "sites": tuple(header["sites"]), "ledger": ledger})
+
+    @property
+    def dominant_site(self) -> str | None:
+        """Return the one site that causes almost all variance with few rows, or None.
+
+        It must cause more than `DOMINANT_SHARE` of the variance, and per row `DOMINANT_TIMES` as much
+        as the other sites. A site that merely has most rows, or varies a few times as much, is
+        ordinary. If sites are far apart, each causes the variance between them, and none stands out.
+        """
+        found = []
+        for name, known in self.influence.items():
+            weight = known.get("weight", known.get("rows", 1.0))
+            caused = known.get("caused", known.get("variance", 0.0))
+            is_dense = caused * (1 - weight) > DOMINANT_TIMES * weight * (1 - caused)
+            if caused > DOMINANT_SHARE and is_dense:
+                found.append(name)
+        return found[0] if len(found) == 1 else None
 
     @property
     def rounds(self) -> int:

@@ -171,11 +171,11 @@ class Round:
     def _explainable(self) -> dict[str, float]:
         """Return the largest norm of an answer that each site's rows can explain.
 
-        For a block Z, the norm of ``A_i'A_i Z`` is at most the trace of ``A_i'A_i`` times that of Z.
+        The norm of ``A_i'A_i Z`` is at most the trace of ``A_i'A_i`` times the norm of Z.
         """
-        if not self.energies:
+        if not any("explained" in words for words in self.question.words.values()):
             return {}
-        blocks = (array for array in self.arrays.values() if array.dtype.kind == "f")
+        blocks = (array for array in self.arrays.values() if array.ndim > 1)
         factor = max([1.0, *(float(np.linalg.norm(block)) for block in blocks)])
         slack = ENERGY_SLACK * sum(self.energies.values())
         return {name: factor * (energy + slack) for name, energy in self.energies.items()}

@@ -28,6 +28,7 @@ from fedpca.estimators.fitting import (
     run_program,
     set_features,
     validated,
+    warn_dominant,
     warn_unconverged,
 )
 from fedpca.estimators.linear import tags_for_rows
@@ -225,6 +226,7 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         self.site_variance_ = result.site_variance
         self.run_ = run
         warn_unconverged(self, run, "method")
+        warn_dominant(run)
         self._warn()
         return self
 

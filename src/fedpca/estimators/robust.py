@@ -23,6 +23,7 @@ from fedpca.estimators.fitting import (
     run_program,
     set_features,
     validated,
+    warn_dominant,
     warn_unconverged,
 )
 from fedpca.estimators.linear import LinearAttributes, rows_from_scores, tags_for_rows
@@ -183,6 +184,7 @@ class RobustPCA(
         self.n_left_out_ = result.n_left_out
         self.run_ = run
         warn_unconverged(self, run, "method", ", or request fewer components")
+        warn_dominant(run)
         self._warn(result)
         return self
 

@@ -17,11 +17,12 @@ semidefinite   a matrix, or its packed triangle, with a diagonal that is not neg
                most ``sqrt(c_ii c_jj)``
 explained      at most the site's energy, times the norm of what was sent to the site
 rows           adds up to the site's row count (no check)
+weight         the site's weight, if it is not its row count (no check)
 energy         adds up to the site's sum of squares (no check); of a matrix, its trace
 =============  =====================================================================================
 
 Every float64 field is also limited in size, so that no total over sites and no square of it overflows.
-The limit leaves room for squares of values up to 1e60.
+The limit leaves room for sums of squares of values up to 1e68.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ import numpy as np
 from fedpca.arrays import Array, Declared
 
 MAX_COUNT = 1 << 48  # counts of 32,768 sites add up to less than 2^63
-MAX_NORM = 1e136  # of a field; the squares of the totals of 10,000 sites stay finite
+MAX_NORM = 1e146  # of a field; the squares of the totals of 10,000 sites stay finite
 MAX_FLOAT = 1e300  # of a field that is not squared
-MAX_VALUE = 1e60  # of a column's mean: its squares about any such mean are within MAX_NORM
+MAX_VALUE = 1e68  # of a column's mean; the squares of 1e10 entries about it are within MAX_NORM
 ROUNDING = 1e-8  # relative error that rounding may cause in an answer
-TOLD = ("rows", "energy")  # words that say what a site contributes
+TOLD = ("rows", "weight", "energy")  # words that say what a site contributes
 
 Problem = str | None
 
@@ -83,7 +84,7 @@ def broken_promise(
 
 
 def told(array: Array, declared: Declared, words: Sequence[str]) -> dict[str, float]:
-    """Return what a field says about the site's contribution: its rows or its energy."""
+    """Return what a field says about the site's contribution: its rows, weight, or energy."""
     found = [word for word in TOLD if word in words]
     if not found:
         return {}

@@ -31,6 +31,7 @@ from fedpca.rows.in_memory import Block, Rows, is_sparse, rows_per_block
 MAX_CACHE_BYTES = 256 << 20  # memory that a site may use to cache A'A
 TINY_VALUE, TINY_SQUARES = 1e-145, 1e-290  # squares of smaller values lose digits
 MIN_ENERGY = 1e-140  # above this, the square of a sum of squares does not underflow
+MAX_ENERGY = 1e150  # below this, it does not overflow
 
 
 def column_sums(rows: Rows) -> tuple[int, Array]:
@@ -69,10 +70,10 @@ def refuse_large(total: Array, n: Any) -> None:
 
 def usable_energy(energy: float) -> float:
     """Return the total sum of squares, or refuse a value that would make products lose digits."""
-    if energy and not MIN_ENERGY < energy < 1 / MIN_ENERGY:
+    if energy and not MIN_ENERGY < energy < MAX_ENERGY:
         raise InputError(
             f"the sum of squares about the mean is {energy:.1e}; products lose digits "
-            f"unless it is between {MIN_ENERGY:.0e} and {1 / MIN_ENERGY:.0e}; rescale the columns"
+            f"unless it is between {MIN_ENERGY:.0e} and {MAX_ENERGY:.0e}; rescale the columns"
         )
     return energy
 

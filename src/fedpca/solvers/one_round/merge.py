@@ -39,6 +39,7 @@ from fedpca.solvers.contract import (
     explains_too_much,
     moments_and_rank,
 )
+from fedpca.solvers.influence import report_summaries
 from fedpca.solvers.standardize import (
     ColumnSums,
     Moments,
@@ -111,37 +112,43 @@ class Merge:
             return self._about_own_means(fed, problem)
         moments, rank = moments_and_rank(fed, problem)
 
-        def merged(wanted: int) -> Summary:
+        def merged(wanted: int) -> tuple[list[Summary], Summary]:
             fields = directions_to_ask(self.site_components, wanted, moments.d)
             fields |= {"mean": moments.mean, "scale": moments.scale, "sends_spare": np.int64(True)}
             summaries = gather_summaries(fed, summarize_about, wanted, **fields)
-            return merge_in_tree(summaries, self.fan_in)
+            return summaries, merge_in_tree(summaries, self.fan_in)
 
-        summary, k = look_further(
+        (sites, summary), k = look_further(
             merged,
-            lambda summary, is_last: decided_rank(rank, summary.spectrum, is_last),
+            lambda answers, is_last: decided_rank(rank, answers[1].spectrum, is_last),
             looks(rank.first_look, moments.d, self.site_components),
         )
-        return solution_of(fed, moments, summary, k)
+        solution = solution_of(fed, moments, summary, k)
+        report_summaries(fed, sites, summary, solution.vectors)
+        return solution
 
     def _about_own_means(self, fed: Federation, problem: Problem) -> Solution:
         """Merge summaries about each site's own mean, along with the means, in one round."""
         d = problem.common.n_features
 
-        def merged(wanted: int) -> Summary:
+        def merged(wanted: int) -> tuple[list[Summary], Summary]:
             fields = directions_to_ask(self.site_components, wanted, d)
             fields["features"] = problem.common.to_ask
             ask = partial(gather_summaries, fed, summarize_rows, wanted, centered=True)
-            return merge_in_tree(ask(**fields), self.fan_in)
+            summaries = ask(**fields)
+            return summaries, merge_in_tree(summaries, self.fan_in)
 
-        def rank_by(summary: Summary, is_last: bool) -> int | None:
+        def rank_by(answers: tuple[list[Summary], Summary], is_last: bool) -> int | None:
+            _, summary = answers
             rank = rank_rule(problem.n_components, at_least_two(round(summary.n)), d)
             return decided_rank(rank, summary.spectrum, is_last)
 
         first = first_look(problem.n_components, d)
-        summary, k = look_further(merged, rank_by, looks(first, d, self.site_components))
+        counts = looks(first, d, self.site_components)
+        (sites, summary), k = look_further(merged, rank_by, counts)
         moments = Moments(round(summary.n), summary.mean, np.ones(d), problem.common.names)
         solution = solution_of(fed, moments, summary, k)
+        report_summaries(fed, sites, summary, solution.vectors)
         return replace(solution, share_question=explained_in_summary)
 
 

@@ -80,7 +80,7 @@ def exceeds_total(answer: Arrays, _: Arrays) -> str | None:
     answers={
         "n": "int64, count, rows",
         "n_sites": "int64, count",
-        "weight": "float64, squares",
+        "weight": "float64, squares, weight",
         "energy": "float64, squares, energy",
         "columns": "int64, count",
     },
