@@ -122,6 +122,7 @@ def test_products_beyond_the_sites_own_energy_lose_the_site(question):
         [SITES["a"], gapped_rows(RNG, 4000, 7, 2)],
         [SITES["a"], SITES["a"] * 3],
         [SITES["a"], SITES["b"][:0]],
+        [SITES["a"][:0], SITES["a"][:1], SITES["b"]],
         [SITES["a"], SITES["a"] + 1000],
         [SITES["a"], SITES["b"] + 1000, SITES["c"] + 2000],
         {"whole": gapped_rows(RNG, 3000, 7, 2), "few": gapped_rows(RNG, 3, 7, 2, offset=4.0)},
@@ -132,6 +133,7 @@ def test_products_beyond_the_sites_own_energy_lose_the_site(question):
         "large and small",
         "three times",
         "empty",
+        "one row",
         "apart",
         "far apart",
         "few rows",
@@ -176,7 +178,7 @@ def test_a_site_dominates_only_with_much_more_variance_than_rows():
     assert dominant(0.5, 0.995) == "a"
     assert dominant(0.5, 0.95) is None
     assert dominant(0.01, 0.89) is None
-    assert dominant(0.999, 0.9999) is None
+    assert dominant(0.6, 1.0) is None
     assert dominant(1.0, 1.0) is None
     assert RunRecord(influence={"a": {"variance": 1.0}}).dominant_site is None  # rows unknown
     assert RunRecord(influence={"a": {"rows": 0.1}}).dominant_site is None

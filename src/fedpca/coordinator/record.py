@@ -9,6 +9,7 @@ from typing import Any
 from fedpca.coordinator.ledger import Ledger
 
 DOMINANT_SHARE = 0.9  # of the variance
+MAX_DOMINANT_WEIGHT = 0.5  # share of the rows; a site with more of them is no exception
 DOMINANT_TIMES = 100.0  # as much variance per row: values off by ten, as from another unit
 
 
@@ -84,8 +85,8 @@ class RunRecord:
         """Return the one site that causes almost all variance with few rows, or None.
 
         It must cause more than `DOMINANT_SHARE` of the variance, and per row `DOMINANT_TIMES` as much
-        as the other sites. A site that merely has most rows, or varies a few times as much, is
-        ordinary. If sites are far apart, each causes the variance between them, and none stands out.
+        as the other sites. A site that has most rows, or varies a few times as much, is ordinary. If
+        sites are far apart, each causes the variance between them, and none stands out.
         """
         found = []
         for name, known in self.influence.items():
@@ -93,8 +94,10 @@ class RunRecord:
             caused = known.get("caused", known.get("variance", 0.0))
             is_dense = caused * (1 - weight) > DOMINANT_TIMES * weight * (1 - caused)
             if caused > DOMINANT_SHARE and is_dense:
-                found.append(name)
-        return found[0] if len(found) == 1 else None
+                found.append((name, weight))
+        if len(found) != 1 or found[0][1] > MAX_DOMINANT_WEIGHT:
+            return None
+        return found[0][0]
 
     @property
     def rounds(self) -> int:

@@ -59,12 +59,12 @@ def refuse_tiny(mean: Array, energy: float = 1.0) -> None:
         )
 
 
-def refuse_large(total: Array, n: Any) -> None:
+def refuse_large(total: Array, n: Any, most: float = MAX_VALUE) -> None:
     """Refuse rows whose mean is so large that squares about it overflow; ``total`` sums n values."""
-    if (np.abs(total) > MAX_VALUE * n).any():
+    if (np.abs(total) > most * n).any():
         raise InputError(
             f"the values are so large that squares about their mean overflow; a column's mean is "
-            f"beyond {MAX_VALUE:.0e}; rescale the columns"
+            f"beyond {most:.0e}; rescale the columns"
         )
 
 

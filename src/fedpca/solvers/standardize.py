@@ -126,13 +126,13 @@ def count_and_sum(site: Site, features: Array) -> dict[str, Any]:
     return {"n": np.int64(n), "total": total if order is None else total[order]}
 
 
-def large_mean(total: Array, n: Array) -> str | None:
+def large_mean(total: Array, n: Array, most: float = MAX_VALUE) -> str | None:
     """Return what is wrong with sums of n values, or None.
 
     About a mean beyond the bound, other sites' squares would overflow.
     """
-    is_possible = (np.abs(total) <= MAX_VALUE * n).all()
-    return None if is_possible else f"has a mean beyond {MAX_VALUE:.0e}"
+    is_possible = (np.abs(total) <= most * n).all()
+    return None if is_possible else f"has a mean beyond {most:.0e}"
 
 
 def own_order(site: Site, features: Array) -> Array | None:

@@ -48,6 +48,7 @@ SUMS = {
     "rows": "int64, count",
 }
 NO_ROWS = np.zeros(0, np.int64)
+MAX_OUTLIER = 1e70  # larger entries are refused, since sums of their squares could overflow
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def impossible_sums(answer: Arrays, _: Arrays) -> str | None:
     """Return what is wrong with counts and sums of a site's values, or None."""
     if (answer["present"] > answer["n"]).any():
         return "has more values than rows"
-    return large_mean(answer["total"], answer["present"])
+    return large_mean(answer["total"], answer["present"], MAX_OUTLIER)
 
 
 @question(
@@ -96,7 +97,7 @@ def count_present(site: Site, features: Array) -> dict[str, Any]:
             total += np.nansum(rows, axis=0)
     site.remember(PresentRows(n, order))
     refuse_overflow(total)
-    refuse_large(total, present)
+    refuse_large(total, present, MAX_OUTLIER)
     return {"n": np.int64(n), "present": present, "total": total}
 
 
