@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fedpca.arrays import declare
 from fedpca.errors import InputError, MessageError
 from fedpca.linalg.dense import pack_triangle
-from fedpca.protocol.invariants import MAX_COUNT, MAX_NORM, broken_promise, told
+from fedpca.protocol.invariants import MAX_COUNT, MAX_NORM, broken_promise, norm_of, told
 from fedpca.protocol.question import question
 
 ROWS = np.random.default_rng(0).standard_normal((20, 4))
@@ -20,7 +20,8 @@ TRIANGLE = pack_triangle(GRAM)
 
 def problem(array, text, energy=None):
     shape, *words = [part.strip() for part in text.split(",")]
-    return broken_promise(np.asarray(array), declare({"x": shape})["x"], words, energy)
+    array, declared = np.asarray(array), declare({"x": shape})["x"]
+    return broken_promise(array, declared, words, norm_of(array, declared, words), energy)
 
 
 @pytest.mark.parametrize(

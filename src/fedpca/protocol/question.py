@@ -28,7 +28,14 @@ from typing import TYPE_CHECKING, Any
 
 from fedpca.arrays import Array, Arrays, Declared, Dimensions, check_arrays, declare
 from fedpca.errors import FedpcaError, MessageError
-from fedpca.protocol.invariants import Problem, broken_promise, check_words, excess, told
+from fedpca.protocol.invariants import (
+    Problem,
+    broken_promise,
+    check_words,
+    limit_of,
+    norm_of,
+    told,
+)
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
@@ -78,12 +85,14 @@ class Question:
         where = f"the answer to {self.name!r}"
         checked = _check(self.answers, arrays, dimensions, where)
         for name, array in checked.items():
-            limit = excess(array, self.words[name])
-            if limit is not None:
+            declared, words = self.answers[name], self.words[name]
+            norm = norm_of(array, declared, words)
+            if norm > limit_of(words):
                 raise too_large(
-                    f"field {name!r} in {where} is larger than {limit:.0e}; rescale the columns"
+                    f"field {name!r} in {where} is larger than {limit_of(words):.0e}; "
+                    "rescale the columns"
                 )
-            problem = broken_promise(array, self.answers[name], self.words[name], energy)
+            problem = broken_promise(array, declared, words, norm, energy)
             if problem is not None:
                 raise MessageError(f"field {name!r} in {where} {problem}")
         problem = None if self.check is None else self.check(checked, asked)
