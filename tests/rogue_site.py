@@ -1,9 +1,15 @@
-"""A site that errs on purpose, in the way that its last argument names, from its third question on."""
+"""A site that errs on purpose, in the way that its last argument names, from its third question on.
+
+A lie about a field, such as ``field:n=-5`` or ``text:features=[[``, is told at every question.
+"""
 
 from __future__ import annotations
 
+import re
+import struct
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +20,7 @@ from fedpca.engines import credentials
 from fedpca.engines.flower import envelope as wire
 from fedpca.engines.flower import site_client as node
 from fedpca.engines.flower.connection import Link
-from fedpca.protocol.message import compose, decode, encode
+from fedpca.protocol.message import PREFIX_BYTES, compose, decode, encode
 
 
 def main(address, name, data, key, ca, folder, kind):
@@ -26,7 +32,7 @@ def main(address, name, data, key, ca, folder, kind):
         asked = decode(request)
         print("asked", asked.header["round"], asked.header["question"], flush=True)
         reply = site.answer_bytes(request)
-        if asked.header["round"] < 3:
+        if asked.header["round"] < 3 and kind not in LIES:
             return reply
         if kind == "half":  # announces its answer, and never sends it
             wire.push_objects = lambda *args, **options: None
@@ -44,6 +50,22 @@ def changed(reply, change):
     return encode(compose(message.header, {k: change(v) for k, v in message.arrays.items()}))
 
 
+def with_field(reply, argument, value_like):
+    """Give a field another value, in each answer that has it."""
+    message, (name, _, text) = decode(reply), argument.partition("=")
+    if name not in message.arrays:
+        return reply
+    arrays = {**message.arrays, name: value_like(text, message.arrays[name])}
+    return encode(compose(message.header, arrays))
+
+
+def without_names(reply, _):
+    """Name each field by a number, and make the checksum right again."""
+    text = re.sub(rb'\["\w*"', lambda field: b"[1".ljust(len(field[0])), reply[PREFIX_BYTES:])
+    mark, version, _, *sizes = struct.unpack("<4sIIIQ", reply[:PREFIX_BYTES])
+    return struct.pack("<4sIIIQ", mark, version, zlib.crc32(text), *sizes) + text
+
+
 def slow(reply, seconds):
     time.sleep(float(seconds))
     return reply
@@ -55,7 +77,16 @@ ERRORS = {
     "nan": lambda reply, _: changed(reply, lambda array: np.full_like(array, np.nan)),
     "shape": lambda reply, _: changed(reply, lambda array: array.reshape(-1)[:-1]),
     "slow": slow,
+    "times": lambda reply, factor: changed(reply, lambda array: array * float(factor)),
+    "names": without_names,
+    "field": lambda reply, argument: with_field(
+        reply, argument, lambda text, array: np.full_like(array, float(text))
+    ),
+    "text": lambda reply, argument: with_field(
+        reply, argument, lambda text, _: np.frombuffer(text.encode(), np.uint8)
+    ),
 }
+LIES = ("names", "field", "text")
 
 if __name__ == "__main__":
     main(*sys.argv[1:])

@@ -41,6 +41,21 @@ def test_fit_transform_and_info(sites, tmp_path):
     assert "of each site's variance explained: north" in done.output
 
 
+@pytest.mark.parametrize(("solver", "columns"), [("covariance", 3), ("merge", 4)])
+def test_fit_shows_the_influence_of_each_site_and_the_file_does_not_keep_it(
+    solver, columns, sites, tmp_path
+):
+    model = tmp_path / "m.fedpca"
+    done = run("fit", *sites, "-k", 2, "-o", model, "--solver", solver)
+    assert "Influence of each site" in done.output
+    titles = ["share of rows", "share of variance", "variance lost without it", "angle without it"]
+    shown = " ".join(done.output.split())
+    assert [title in shown for title in titles] == [True] * columns + [False] * (4 - columns)
+    (north,) = [line for line in done.output.splitlines() if "north" in line and "37.5%" in line]
+    assert north.count("%") == 3
+    assert "Influence of each site" not in run("info", model).output
+
+
 def test_rows_without_names_are_taken_by_position_with_a_word(sites, tmp_path):
     frame = pd.read_parquet(sites[0])
     model = FederatedPCA(2).fit({"north": frame})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import re
 import signal
 import ssl
 import subprocess
@@ -299,6 +300,42 @@ def test_an_answer_that_is_too_large_is_refused_before_all_of_it_is_fetched(ther
     assert sum(fetched) < 12 << 20  # the site was asked twice, and one piece of each was fetched
     within = near(there, FederatedPCA(3), *HONEST)
     assert sine_of_angle(within.components_.T, far.components_.T) < 1e-8
+
+
+@pytest.mark.parametrize(
+    ("kind", "solver", "said"),
+    [
+        ("names", "lanczos", "the message cannot be read"),
+        ("text:features={", "lanczos", "column names that are not a list of strings"),
+        ("text:features=5", "lanczos", "column names that are not a list of strings"),
+        (f"text:features={'[' * 50_000}", "lanczos", "column names that are not a list of strings"),
+        ("field:n=-5", "lanczos", "'n' in the answer to 'count_and_sum' has negative counts"),
+        ("field:total=1.7e308", "lanczos", "'total' in the answer to 'count_and_sum' is larger"),
+        ("field:singular_values=1e300", "merge", "'singular_values' .* is larger"),
+    ],
+    ids=lambda given: given[:20],
+)
+def test_a_site_whose_answer_is_impossible_is_lost_by_name(there, kind, solver, said):
+    site = there.rogue("third", "third.npy", kind)
+    with there.federation(sites=["third", *HONEST], quorum=2) as fed:
+        far = FederatedPCA(3, solver=solver).fit(fed)
+    there.stop(site, signal.SIGINT)
+    assert far.run_.sites == HONEST
+    (lost,) = far.run_.lost
+    assert re.search(f"^site 'third', round .*{said}", lost["reason"])
+    within = near(there, FederatedPCA(3, solver=solver), *HONEST)
+    assert sine_of_angle(within.components_.T, far.components_.T) < 1e-8
+
+
+def test_a_site_whose_answers_are_possible_but_off_by_a_million_is_flagged(there):
+    site = there.rogue("third", "third.npy", "times:1e6")
+    with (
+        there.federation(sites=[*HONEST, "third"]) as fed,
+        pytest.warns(UserWarning, match="site 'third' has 41.7% of the rows but causes 100.0% of"),
+    ):
+        model = FederatedPCA(3, solver="covariance").fit(fed)
+    there.stop(site, signal.SIGINT)
+    assert model.run_.dominant_site == "third"
 
 
 def test_the_engine_keeps_the_promises_of_every_engine(there):

@@ -240,6 +240,7 @@ def test_sparse_rows_are_never_densified(solver, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:only .* components are certain")
+@pytest.mark.filterwarnings("ignore:site 'b' has 44.0% of the rows")
 @every_solver
 @pytest.mark.parametrize("far", [0.0, 10.0, 1e7])
 @pytest.mark.parametrize("scale", [False, True])

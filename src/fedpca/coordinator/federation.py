@@ -19,7 +19,7 @@ import numpy as np
 from fedpca._version import __version__
 from fedpca.arrays import Array, Arrays, Dimensions
 from fedpca.coordinator.journal import Journal, recorded_sites
-from fedpca.coordinator.record import RunRecord
+from fedpca.coordinator.record import RunRecord, shares_of
 from fedpca.coordinator.round import Round
 from fedpca.engines.base import Engine
 from fedpca.errors import (
@@ -181,6 +181,11 @@ class Federation:
         self.record.history[-1]["residual"] = residual
         self._best = subspace
 
+    def report_influence(self, kind: str, values: Mapping[str, float]) -> None:
+        """Record one number about each site's part in the result, as in `RunRecord.influence`."""
+        for name, value in values.items():
+            self.record.influence.setdefault(name, {})[kind] = value
+
     def rng(self) -> np.random.Generator:
         """Return a random generator that depends only on the run's seed and the round."""
         return np.random.default_rng([self.record.seed, self.record.rounds])
@@ -242,6 +247,7 @@ class Federation:
         self._run = secrets.token_hex(8)
         self._attempt = 0
         self._memory = 0  # the last round of this attempt that changed the sites' memory
+        self._energies: dict[str, float] = {}  # each site's sum of squares, if it was told
         self._journal = None
         self._best = None
         self._unannounced = None
@@ -260,6 +266,7 @@ class Federation:
             sites=self.record.sites,
             dimensions=dimensions,
             memory=self._memory,
+            energies=self._energies,
         )
         recorded = None if self._journal is None else self._journal.next()
         refused: FedpcaError | None = None
@@ -279,7 +286,17 @@ class Federation:
             raise SitesLost(asked.lost)
         if question.remembers:
             self._memory = asked.number
+        self._keep_told(asked)
         return asked
+
+    def _keep_told(self, asked: Round) -> None:
+        """Keep each site's share of the rows, weight, and variance, if all sites told them."""
+        for word, kind in (("rows", "rows"), ("weight", "weight"), ("energy", "variance")):
+            amounts = {name: told[word] for name, told in asked.told.items() if word in told}
+            if len(amounts) == len(self.record.sites):
+                self.report_influence(kind, shares_of(amounts))
+                if word == "energy":
+                    self._energies = amounts
 
     def _send(self, asked: Round) -> FedpcaError | None:
         """Ask all sites, retry those that failed, and return an error if any site refuses.
@@ -336,6 +353,7 @@ class Federation:
                 f"{self.quorum}; {lost}"
             ) from lost
         self.record.sites = remaining
+        self.record.influence, self._energies = {}, {}
         self._attempt += 1
         self._memory = 0
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from fedpca.coordinator.ledger import Ledger
+
+DOMINANT_SHARE = 0.9  # of the variance
+MAX_DOMINANT_WEIGHT = 0.5  # share of the rows; a site with more of them is no exception
+DOMINANT_TIMES = 100.0  # as much variance per row: values off by ten, as from another unit
 
 
 @dataclass(frozen=True)
@@ -34,8 +39,13 @@ class RunRecord:
 
     ``history`` has an entry for each round: its number, question, number of sites, bytes up and down,
     seconds, and the residual if the solver reported one. ``lost`` lists each site that was dropped,
-    with the round and the reason. ``sites`` are the sites whose rows contributed to the result. The
-    other fields are those of `Outcome`. A model file keeps everything except the seconds.
+    with the round and the reason. ``sites`` are the sites whose rows contributed to the result.
+    ``influence`` tells what is known about each site's part in the result: its share of the ``rows``,
+    its share of the ``weight`` if sites are not weighted by rows, its share of the ``variance`` about
+    the common mean, the share of the variance that it ``caused``, which would vanish without the site,
+    and the ``angle``, the sine of the largest angle by which the components move without it. The other
+    fields are those of `Outcome`. A model file keeps everything except the seconds and the influence,
+    which would tell others how many rows a site has.
     """
 
     seed: int = 0
@@ -49,14 +59,18 @@ class RunRecord:
     angle_bound: float = 0.0
     advice: str = ""
     n_certain: int = 0
+    influence: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def with_outcome(self, outcome: Outcome) -> RunRecord:
         """Return the record with the outcome filled in."""
         return replace(self, **asdict(outcome))
 
     def to_header(self) -> dict[str, Any]:
-        """Return the record as plain values, without the seconds, which vary between equal runs."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        """Return the record as plain values for a file.
+
+        The seconds vary between equal runs, and the influence is for the coordinator only.
+        """
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "influence"}
         history = [{**entry, "seconds": None} for entry in self.history]
         return {**values, "history": history, "ledger": self.ledger.to_header()}
 
@@ -65,6 +79,25 @@ class RunRecord:
         """Restore a record from the values that `to_header` returned."""
         ledger = Ledger.from_header(header["ledger"])
         return cls(**{**header, "sites": tuple(header["sites"]), "ledger": ledger})
+
+    @property
+    def dominant_site(self) -> str | None:
+        """Return the one site that causes almost all variance with few rows, or None.
+
+        It must cause more than `DOMINANT_SHARE` of the variance, and per row `DOMINANT_TIMES` as much
+        as the other sites. A site that has most rows, or varies a few times as much, is ordinary. If
+        sites are far apart, each causes the variance between them, and none stands out.
+        """
+        found = []
+        for name, known in self.influence.items():
+            weight = known.get("weight", known.get("rows", 1.0))
+            caused = known.get("caused", known.get("variance", 0.0))
+            is_dense = caused * (1 - weight) > DOMINANT_TIMES * weight * (1 - caused)
+            if caused > DOMINANT_SHARE and is_dense:
+                found.append((name, weight))
+        if len(found) != 1 or found[0][1] > MAX_DOMINANT_WEIGHT:
+            return None
+        return found[0][0]
 
     @property
     def rounds(self) -> int:
@@ -85,3 +118,9 @@ class RunRecord:
     def bytes_down(self) -> int:
         """Return the number of bytes sent from the coordinator to the sites."""
         return sum(entry["bytes_down"] for entry in self.history)
+
+
+def shares_of(amounts: Mapping[str, float]) -> dict[str, float]:
+    """Return each site's share of the total; if there is nothing, the shares are zero."""
+    total = sum(amounts.values())
+    return {name: amount / total if total > 0 else 0.0 for name, amount in amounts.items()}

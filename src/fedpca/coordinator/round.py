@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,6 +21,9 @@ from fedpca.errors import (
 from fedpca.protocol.message import Message, compose, decode
 from fedpca.protocol.question import Question
 
+MAX_REASON = 2000  # characters of an error that a site causes
+ENERGY_SLACK = 1e-6  # share of all sites' energy by which rounding may be off at one site
+
 
 @dataclass
 class Round:
@@ -34,10 +37,12 @@ class Round:
     sites: Sequence[str]
     dimensions: Dimensions
     memory: int = 0  # the last round of the run that changed the sites' memory
+    energies: Mapping[str, float] = field(default_factory=dict)  # of each site's rows, if known
     total: Arrays = field(default_factory=dict)  # the result of a sum
     answers: dict[str, Arrays] = field(default_factory=dict)  # gathered, or not summed yet
     sizes: dict[str, int] = field(default_factory=dict)  # bytes of each accepted answer
     fields: dict[str, Fields] = field(default_factory=dict)  # of each accepted answer
+    told: dict[str, dict[str, float]] = field(default_factory=dict)  # rows and energy by site
     retried: list[str] = field(default_factory=list)
     lost: dict[str, str] = field(default_factory=dict)  # what went wrong at each lost site
     is_void: bool = False
@@ -59,6 +64,7 @@ class Round:
             compose(header, self.arrays),
             max_answer_bytes=self.question.max_answer_bytes(self.arrays, self.dimensions),
         )
+        self._most_explained = self._explainable()
 
     def accept(self, name: str, reply: Message | bytes | SiteError) -> None:
         """Check a site's answer and add it; errors name the site, the round, and the question."""
@@ -71,10 +77,13 @@ class Round:
             message = decode(reply) if isinstance(reply, bytes) else reply
             self._check_header(message, name)
             dimensions = dict(self.dimensions)
-            arrays = self.question.check_answer(message.arrays, dimensions)
+            arrays = self.question.check_answer(
+                message.arrays, dimensions, self.arrays, energy=self._most_explained.get(name)
+            )
         except FedpcaError as error:
-            raise type(error)(f"{where}: {error}") from None
+            raise type(error)(f"{where}: {error}"[:MAX_REASON]) from None
         self.answers[name] = arrays
+        self.told[name] = self.question.told(arrays)
         self.sizes[name] = message.n_bytes
         self.fields[name] = fields_of(arrays)
         if self.verb == "sum":
@@ -159,7 +168,20 @@ class Round:
         for key, array in record.arrays.items():
             index, name = key.split("/", 1)
             self.answers.setdefault(names[int(index)], {})[name] = array
+        self.told = {name: self.question.told(arrays) for name, arrays in self.answers.items()}
         self.fields = {name: fields_of(arrays) for name, arrays in self.answers.items()}
+
+    def _explainable(self) -> dict[str, float]:
+        """Return the largest norm of an answer that each site's rows can explain.
+
+        The norm of ``A_i'A_i Z`` is at most the trace of ``A_i'A_i`` times the norm of Z.
+        """
+        if not any("explained" in words for words in self.question.words.values()):
+            return {}
+        blocks = (array for array in self.arrays.values() if array.ndim > 1)
+        factor = max([1.0, *(float(np.linalg.norm(block)) for block in blocks)])
+        slack = ENERGY_SLACK * sum(self.energies.values())
+        return {name: factor * (energy + slack) for name, energy in self.energies.items()}
 
     def _sum_in_site_order(self) -> None:
         """Add the answers that are next in site order, dropping each one once it is added."""
@@ -176,7 +198,7 @@ class Round:
         header = message.header
         if "error" in header:
             kind = REPORTED_BY_SITES.get(str(header["error"]), MessageError)
-            raise kind(str(header.get("text"))[:2000])
+            raise kind(_printable(str(header.get("text"))[:MAX_REASON]))
         expected = {
             "site": name,
             "round": self.number,
@@ -186,3 +208,8 @@ class Round:
         for key, value in expected.items():
             if header.get(key) != value:
                 raise MessageError(f"the answer's {key} is {header.get(key)!r}, not {value!r}")
+
+
+def _printable(text: str) -> str:
+    """Replace characters that would change a terminal or cannot be written to a file."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)

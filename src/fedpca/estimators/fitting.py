@@ -99,6 +99,24 @@ def warn_uncertain(run: RunRecord, k: int) -> None:
         )
 
 
+def warn_dominant(run: RunRecord) -> None:
+    """Warn if one site with few rows causes almost all variance, so that the components are its own.
+
+    Call this directly from ``fit``, so that the warning points to the line that called ``fit``.
+    """
+    name = run.dominant_site
+    if name is not None:
+        known = run.influence[name]
+        caused = known.get("caused", known["variance"])
+        warnings.warn(
+            f"site {name!r} has {known['rows']:.1%} of the rows but causes {caused:.1%} of the "
+            "variance, so the components are mostly its own; check the units and the values of its "
+            "rows, or fit without it",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
 def warn_rank(rule: Any, k: int, most: int, *, is_above_noise: bool) -> None:
     """Warn if a rule found no component, or kept so many that it cannot have found the noise.
 

@@ -31,6 +31,7 @@ from fedpca.estimators.fitting import (
     scores_of_file,
     set_features,
     validated,
+    warn_dominant,
     warn_unconverged,
     without_labels,
 )
@@ -231,6 +232,7 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         self.site_variance_ = result.site_variance
         self.run_ = run
         warn_unconverged(self, run, "method")
+        warn_dominant(run)
         self._warn()
         return self
 

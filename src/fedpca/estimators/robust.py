@@ -25,6 +25,7 @@ from fedpca.estimators.fitting import (
     scores_of_file,
     set_features,
     validated,
+    warn_dominant,
     warn_unconverged,
     without_labels,
 )
@@ -188,6 +189,7 @@ class RobustPCA(
         self.n_left_out_ = result.n_left_out
         self.run_ = run
         warn_unconverged(self, run, "method", ", or request fewer components")
+        warn_dominant(run)
         self._warn(result)
         return self
 

@@ -141,7 +141,9 @@ def _read_arrays(body: memoryview, fields: list[tuple[str, str, list[int]]]) -> 
     arrays: dict[str, Array] = {}
     start = 0
     for name, dtype_name, shape in fields:
-        if dtype_name not in _DTYPE_BY_NAME or name in arrays or any(n < 0 for n in shape):
+        if not isinstance(name, str) or name in arrays:
+            raise ValueError("name")
+        if dtype_name not in _DTYPE_BY_NAME or any(n < 0 for n in shape):
             raise ValueError(name)
         dtype = _DTYPE_BY_NAME[dtype_name]
         count = math.prod(shape)

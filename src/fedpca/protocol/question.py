@@ -10,6 +10,11 @@ A question declares its arrays in the notation defined in `fedpca.arrays`; ``d``
 features. Both sides check every message against these declarations, so neither the function nor the
 solver ever receives an array that contains NaN or has the wrong shape or dtype.
 
+An answer's declaration may also say what its numbers mean, as in ``"int64, count"`` or ``"float64 d,
+squares"``; the words are those of `fedpca.protocol.invariants`. A promise that involves several fields
+is a function, ``check=``. It takes the answer's arrays and the question's arrays, and returns what is
+impossible about the answer, or None. Both sides check these promises too.
+
 A question that writes to ``site.memory`` must declare ``remembers=True``; for all other questions,
 memory is read-only. A question whose answer reveals nothing about the rows, such as the column names,
 should declare ``reads_rows=False``; no policy refuses such a question.
@@ -30,13 +35,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedpca.arrays import Array, Arrays, Declared, Dimensions, check_arrays, declare
-from fedpca.errors import MessageError
+from fedpca.errors import FedpcaError, MessageError
+from fedpca.protocol.invariants import (
+    Problem,
+    broken_promise,
+    check_words,
+    limit_of,
+    norm_of,
+    told,
+)
 from fedpca.protocol.message import MAX_BYTES
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
 
 MAX_HEADER_BYTES = 1 << 16  # an answer's header and padding, or the text of an error
+Check = Callable[[Arrays, Arrays], Problem]  # of an answer and the arrays that were asked with
 
 
 @dataclass(frozen=True)
@@ -50,6 +64,8 @@ class Question:
     remembers: bool
     reads_rows: bool
     at_most: Mapping[str, str]
+    words: Mapping[str, tuple[str, ...]]  # what each field of the answer means
+    check: Check | None = None
 
     def __call__(self, site: Site, **arrays: Array) -> Mapping[str, Any]:
         return self.function(site, **arrays)
@@ -63,9 +79,44 @@ class Question:
         """Return the question's arrays, or raise an error that names the field."""
         return _check(self.asks, arrays, dimensions, f"question {self.name!r}")
 
-    def check_answer(self, arrays: Mapping[str, Any], dimensions: Dimensions) -> Arrays:
-        """Return the answer's arrays, or raise an error that names the field."""
-        return _check(self.answers, arrays, dimensions, f"the answer to {self.name!r}")
+    def check_answer(
+        self,
+        arrays: Mapping[str, Any],
+        dimensions: Dimensions,
+        asked: Arrays,
+        *,
+        energy: float | None = None,
+        too_large: type[FedpcaError] = MessageError,
+    ) -> Arrays:
+        """Return the answer's arrays, or raise an error that names the field.
+
+        ``asked`` are the question's arrays. ``energy`` is the most that the site's rows can explain, if
+        it is known. Numbers whose totals could overflow raise ``too_large``.
+        """
+        where = f"the answer to {self.name!r}"
+        checked = _check(self.answers, arrays, dimensions, where)
+        for name, array in checked.items():
+            declared, words = self.answers[name], self.words[name]
+            norm = norm_of(array, declared, words)
+            if norm > limit_of(words):
+                raise too_large(
+                    f"field {name!r} in {where} is larger than {limit_of(words):.0e}; "
+                    "rescale the columns"
+                )
+            problem = broken_promise(array, declared, words, norm, energy)
+            if problem is not None:
+                raise MessageError(f"field {name!r} in {where} {problem}")
+        problem = None if self.check is None else self.check(checked, asked)
+        if problem is not None:
+            raise MessageError(f"{where} {problem}")
+        return checked
+
+    def told(self, answer: Arrays) -> dict[str, float]:
+        """Return what an answer says about the site's contribution: its rows and its energy."""
+        amounts: dict[str, float] = {}
+        for name, words in self.words.items():
+            amounts |= told(answer[name], self.answers[name], words)
+        return amounts
 
     def max_answer_bytes(self, asked: Arrays, dimensions: Dimensions) -> int:
         """Return a size that no valid answer exceeds, given what is asked and the known lengths."""
@@ -98,6 +149,7 @@ def question(
     remembers: bool = False,
     reads_rows: bool = True,
     at_most: Mapping[str, str] | None = None,
+    check: Check | None = None,
 ) -> Callable[[Callable[..., Mapping[str, Any]]], Question]:
     """Register a function as a question under its own name."""
 
@@ -108,9 +160,10 @@ def question(
             raise ValueError(
                 f"question {name!r} already exists in {other.function.__module__}; rename it"
             )
-        tables = declare(asks or {}), declare(answers)
+        shapes, words = _split_words(answers)
+        tables = declare(asks or {}), declare(shapes)
         _REGISTRY[name] = Question(
-            name, function, *tables, remembers, reads_rows, dict(at_most or {})
+            name, function, *tables, remembers, reads_rows, dict(at_most or {}), words, check
         )
         return _REGISTRY[name]
 
@@ -126,6 +179,17 @@ def find_question(name: str) -> Question:
             f"question {name!r} is not installed here; install the same version of fedpca and the "
             "same solver packages everywhere"
         ) from None
+
+
+def _split_words(
+    answers: Mapping[str, str],
+) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
+    """Split declarations such as "float64 d, squares" into arrays and words."""
+    parts = {name: [part.strip() for part in text.split(",")] for name, text in answers.items()}
+    words = {name: tuple(each[1:]) for name, each in parts.items()}
+    for name, each in words.items():
+        check_words(each, name)
+    return {name: each[0] for name, each in parts.items()}, words
 
 
 def _check(

@@ -140,6 +140,32 @@ def _print_federated(out: Console, model: FederatedPCA) -> None:
     if model.site_variance_ratio_:
         shares = ", ".join(f"{k} {v:.1%}" for k, v in model.site_variance_ratio_.items())
         out.print(f"share of each site's variance explained: {shares}")
+    _print_influence(out, run)
+
+
+def _print_influence(out: Console, run: RunRecord) -> None:
+    """Print what is known about each site's part in the result; a model file does not keep it."""
+    kinds = {
+        "rows": ("share of rows", "{:.1%}"),
+        "variance": ("share of variance", "{:.1%}"),
+        "caused": ("variance lost without it", "{:.1%}"),
+        "angle": ("angle without it", "{:.2g}"),
+    }
+    known = [kind for kind in kinds if any(kind in each for each in run.influence.values())]
+    if not known or len(run.sites) < 2:
+        return
+    table = Table(title="Influence of each site", title_justify="left")
+    table.add_column("site")
+    for kind in known:
+        table.add_column(kinds[kind][0], justify="right")
+    sites = sorted(run.influence.items(), key=lambda item: -item[1].get("variance", 0.0))
+    for name, each in sites[:20]:
+        table.add_row(name, *(kinds[k][1].format(each[k]) if k in each else "" for k in known))
+    out.print(table)
+    if len(sites) > 20:
+        out.print(f"... and {len(sites) - 20} more")
+    if "angle" in known:
+        out.print("an angle is the sine of the largest angle by which the components move")
 
 
 def _print_personalized(out: Console, model: PersonalizedPCA) -> None:

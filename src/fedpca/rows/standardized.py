@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -25,6 +26,7 @@ from scipy.linalg.blas import dgemm
 
 from fedpca.arrays import Array
 from fedpca.errors import InputError
+from fedpca.protocol.invariants import MAX_VALUE
 from fedpca.rows.centering import MAX_CANCELLATION, Centered, Mean, center_block, full_columns
 from fedpca.rows.gaps import ERROR, counting_blocks
 from fedpca.rows.in_memory import Block, Rows, is_sparse, rows_per_block
@@ -32,6 +34,7 @@ from fedpca.rows.in_memory import Block, Rows, is_sparse, rows_per_block
 MAX_CACHE_BYTES = 256 << 20  # memory that a site may use to cache A'A
 TINY_VALUE, TINY_SQUARES = 1e-145, 1e-290  # squares of smaller values lose digits
 MIN_ENERGY = 1e-140  # above this, the square of a sum of squares does not underflow
+MAX_ENERGY = 1e150  # below this, it does not overflow
 
 
 def column_sums(rows: Rows) -> tuple[int, Array]:
@@ -69,12 +72,21 @@ def deviations(variance: Array, mean: Array, n: float) -> Array:
     return np.where(constant, 1.0, np.sqrt(np.where(constant, 1.0, variance)))
 
 
+def refuse_large(total: Array, n: Any, most: float = MAX_VALUE) -> None:
+    """Refuse rows whose mean is so large that squares about it overflow; ``total`` sums n values."""
+    if (np.abs(total) > most * n).any():
+        raise InputError(
+            f"the values are so large that squares about their mean overflow; a column's mean is "
+            f"beyond {most:.0e}; rescale the columns"
+        )
+
+
 def usable_energy(energy: float) -> float:
     """Return the total sum of squares, or refuse a value that would make products lose digits."""
-    if energy and not MIN_ENERGY < energy < 1 / MIN_ENERGY:
+    if energy and not MIN_ENERGY < energy < MAX_ENERGY:
         raise InputError(
             f"the sum of squares about the mean is {energy:.1e}; products lose digits "
-            f"unless it is between {MIN_ENERGY:.0e} and {1 / MIN_ENERGY:.0e}; rescale the columns"
+            f"unless it is between {MIN_ENERGY:.0e} and {MAX_ENERGY:.0e}; rescale the columns"
         )
     return energy
 

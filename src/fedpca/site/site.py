@@ -247,7 +247,9 @@ class Site:
                 self._refuse_changed_rows()  # if a file changed, that explains the failure better
                 raise
             self._refuse_changed_rows()
-            answer = question.check_answer({k: np.asarray(v) for k, v in raw.items()}, dimensions)
+            values = {k: np.asarray(v) for k, v in raw.items()}
+            # numbers that are too large come from rows that are, which a person must rescale
+            answer = question.check_answer(values, dimensions, arrays, too_large=InputError)
             reply = self._reply(header, {}, answer)
             if question.remembers:
                 self._save(header["round"], reply)

@@ -22,6 +22,7 @@ from fedpca.coordinator.record import Outcome
 from fedpca.errors import InputError
 from fedpca.linalg.dense import orth
 from fedpca.linalg.rank_rules import RankRule, rank_rule
+from fedpca.protocol.invariants import ROUNDING
 from fedpca.protocol.question import Question, question
 from fedpca.solvers.sign_flips import SignFlips
 from fedpca.solvers.standardize import CommonFeatures, Moments, ask_moments
@@ -35,6 +36,8 @@ CERTAIN = (
 )
 LOOK_TOL = 1e-3  # residual, of the trace, at which eigenvalues are known well enough to be counted
 START_DISTANCE = 1e-2  # size of the random part that is added to a warm start
+
+EXPLAINED = {"explained": "float64, squares", "total": "float64, squares"}  # a site's share
 
 
 @dataclass(frozen=True)
@@ -166,10 +169,16 @@ def moments_and_rank(fed: Federation, problem: Problem) -> tuple[Moments, RankRu
     return moments, rank if problem.flips is None else replace(rank, rule=problem.flips)
 
 
-@question(asks={"Z": "float64 d k"}, answers={"Y": "float64 d k"})
+@question(asks={"Z": "float64 d k"}, answers={"Y": "float64 d k, explained"})
 def covariance_product(site: Site, Z: Array) -> Arrays:
     """Return A_i'(A_i Z), where A_i holds a site's standardized rows."""
     return {"Y": site.standardized.gram_times(Z)}
+
+
+def explains_too_much(answer: Arrays, _: Arrays) -> str | None:
+    """Return what is wrong with an answer that explains more than its total, or None."""
+    is_possible = answer["explained"] <= (1 + ROUNDING) * answer["total"]
+    return None if is_possible else "explains more than the site's sum of squares"
 
 
 def scaled(residual: float, energy: float) -> float:

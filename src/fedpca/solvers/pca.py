@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedpca.arrays import Array
+from fedpca.arrays import Array, Arrays
 from fedpca.coordinator.federation import Federation
 from fedpca.coordinator.record import Outcome
 from fedpca.errors import PolicyRefused
@@ -15,7 +16,15 @@ from fedpca.protocol.question import Question, question
 from fedpca.rows.centering import MAX_CANCELLATION
 from fedpca.rows.standardized import Frame, StandardizedRows, refuse_tiny
 from fedpca.solvers.catalogue import cheapest_exact
-from fedpca.solvers.contract import Problem, Solution, Solver, moments_and_rank
+from fedpca.solvers.contract import (
+    EXPLAINED,
+    Problem,
+    Solution,
+    Solver,
+    explains_too_much,
+    moments_and_rank,
+)
+from fedpca.solvers.influence import report_caused
 from fedpca.solvers.sign_flips import SignFlips
 from fedpca.solvers.standardize import common_features
 
@@ -59,12 +68,15 @@ def principal_components(
     solution = solver.solve(fed, problem)
     refuse_tiny(solution.moments.mean, solution.energy)
     asked = solution.share_question or explained_energy
-    shares = _shares(fed, asked, solution.vectors)
+    explained = _explained(fed, asked, solution.vectors)
+    if center:
+        within = {name: float(answer["total"]) for name, answer in explained.items()}
+        report_caused(fed, within, solution.energy)
     is_above = problem.flips is None or problem.flips.is_below(solution.eigenvalues)
-    return PcaResult(solution, shares, solution.outcome(solver.name), is_above)
+    return PcaResult(solution, _shares(explained), solution.outcome(solver.name), is_above)
 
 
-@question(asks={"V": "float64 d k"}, answers={"explained": "float64", "total": "float64"})
+@question(asks={"V": "float64 d k"}, answers=EXPLAINED, check=explains_too_much)
 def explained_energy(site: Site, V: Array) -> dict[str, Any]:
     """Send a site's sums of squares about its own mean, along the components and in total.
 
@@ -88,16 +100,21 @@ def explained_energy(site: Site, V: Array) -> dict[str, Any]:
         own = StandardizedRows(site.rows, own_frame)
         total = float(own.squares().sum())
         explained = own.energy_along(V, total)
+    explained = min(max(explained, 0.0), total)  # rounding may take it across
     return {"explained": np.float64(explained), "total": np.float64(total)}
 
 
-def _shares(fed: Federation, asked: Question, V: Array) -> dict[str, float]:
-    """Return the explained share of each site's variance, or nothing if a policy refuses."""
+def _explained(fed: Federation, asked: Question, V: Array) -> dict[str, Arrays]:
+    """Return what each site explains of its sum of squares, or nothing if a policy refuses."""
     try:
-        answers = fed.gather(asked, V=np.ascontiguousarray(V))
+        return fed.gather(asked, V=np.ascontiguousarray(V))
     except PolicyRefused:  # in that case, the shares stay at the sites
         return {}
+
+
+def _shares(explained: Mapping[str, Arrays]) -> dict[str, float]:
+    """Return the explained share of each site's variance."""
     return {
         name: float(answer["explained"] / answer["total"]) if answer["total"] > 0 else float("nan")
-        for name, answer in answers.items()
+        for name, answer in explained.items()
     }

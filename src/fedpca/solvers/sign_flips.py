@@ -121,7 +121,13 @@ class FlipSecret:
     words: Array  # (w,)
 
 
-@question(asks={"seed": "int64"}, answers={"n_sites": "int64"}, remembers=True, reads_rows=False)
+@question(
+    asks={"seed": "int64"},
+    answers={"n_sites": "int64"},
+    remembers=True,
+    reads_rows=False,
+    check=lambda answer, _: None if answer["n_sites"] == 1 else "does not count as one site",
+)
 def draw_signs(site: Site, seed: Array) -> dict[str, Any]:
     """Let the site choose the secret that its signs are drawn from, unless it has done so."""
     if not site.remembers(FlipSecret):
@@ -131,7 +137,7 @@ def draw_signs(site: Site, seed: Array) -> dict[str, Any]:
 
 @question(
     asks={"n_flips": "int64"},
-    answers={"triangles": "float64 flips triangle"},
+    answers={"triangles": "float64 flips triangle, semidefinite"},
     at_most={"flips": "n_flips"},
 )
 def flipped_triangles(site: Site, n_flips: Array) -> Arrays:

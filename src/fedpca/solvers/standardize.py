@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedpca.arrays import Array
+from fedpca.arrays import Array, Arrays
 from fedpca.coordinator.federation import Federation
 from fedpca.errors import InputError
+from fedpca.protocol.invariants import MAX_VALUE
 from fedpca.protocol.question import question
 from fedpca.rows.columns import column_order, some_of
 from fedpca.rows.gaps import DROP, ERROR, MEAN, MISSING, column_totals
-from fedpca.rows.standardized import Frame, deviations, refuse_tiny, usable_energy
+from fedpca.rows.standardized import Frame, deviations, refuse_large, refuse_tiny, usable_energy
 from fedpca.rows.weighted import WeightedRows
 
 if TYPE_CHECKING:
@@ -99,11 +100,34 @@ class ColumnSums:
         )
 
 
+def misnamed(answer: Arrays, _: Arrays) -> str | None:
+    """Return what is wrong with the column names in an answer, or None."""
+    if not answer["features"].size:
+        return None
+    try:
+        names = json.loads(answer["features"].tobytes())
+        "".join(names).encode()  # refuses items that are no strings, or that no file can hold
+    except (ValueError, TypeError, RecursionError):
+        names = None
+    if not isinstance(names, list):
+        return "has column names that are not a list of strings"
+    if len(set(names)) != len(names):
+        return "has the same name for two columns"
+    if len(names) != answer["n_features"]:
+        return f"has {len(names)} column names for {int(answer['n_features'])} columns"
+    return None
+
+
 @question(
-    answers={"features": "uint8 bytes", "n_features": "int64", "has_weights": "int64"},
+    answers={
+        "features": "uint8 bytes",
+        "n_features": "int64, count",
+        "has_weights": "int64, count",
+    },
     remembers=True,
     reads_rows=False,
     at_most={"bytes": str(MAX_NAMES_BYTES)},
+    check=misnamed,
 )
 def column_names(site: Site) -> dict[str, Any]:
     """Send the number of a site's columns, their names as JSON, and whether its rows have weights.
@@ -120,13 +144,14 @@ def column_names(site: Site) -> dict[str, Any]:
 @question(
     asks={"features": "uint8 bytes", "missing": "int64"},
     answers={
-        "n": "int64",
-        "weight": "float64",
+        "n": "int64, count, rows",
+        "weight": "float64, nonnegative, weight",
         "total": "float64 d",
-        "present": "float64 columns",
+        "present": "float64 columns, nonnegative",
     },
     remembers=True,
     at_most={"columns": "d"},
+    check=lambda answer, _: large_mean(answer["total"], answer["weight"]),
 )
 def count_and_sum(site: Site, features: Array, missing: Array) -> dict[str, Any]:
     """Count the rows and sum each column, in the order of ``features``, by the rows' weights.
@@ -139,6 +164,7 @@ def count_and_sum(site: Site, features: Array, missing: Array) -> dict[str, Any]
     totals = column_totals(site.rows, int(missing))
     if missing == DROP:
         site.policy.check_rows(totals.n)
+    refuse_large(totals.sums, totals.weight)
     order = own_order(site, features)
     columns = slice(None) if order is None else order
     present, absent = np.empty(0), None
@@ -154,6 +180,15 @@ def count_and_sum(site: Site, features: Array, missing: Array) -> dict[str, Any]
     }
 
 
+def large_mean(total: Array, n: Array, most: float = MAX_VALUE) -> str | None:
+    """Return what is wrong with sums of n values, or None.
+
+    About a mean beyond the bound, other sites' squares would overflow.
+    """
+    is_possible = (np.abs(total) <= most * n).all()
+    return None if is_possible else f"has a mean beyond {most:.0e}"
+
+
 def own_order(site: Site, features: Array) -> Array | None:
     """Return the site's column for each common feature, or None if the order is the same."""
     wanted, own = names_from_bytes(features), site.rows.features
@@ -163,7 +198,7 @@ def own_order(site: Site, features: Array) -> Array | None:
     return None if order is None else np.array(order)
 
 
-@question(asks={"mean": "float64 d"}, answers={"squares": "float64 d"}, remembers=True)
+@question(asks={"mean": "float64 d"}, answers={"squares": "float64 d, squares"}, remembers=True)
 def squares(site: Site, mean: Array) -> dict[str, Any]:
     """Sum the squares of each column about the mean."""
     site.remember(site.recall(ColumnSums).frame(mean, np.ones_like(mean)))
@@ -172,7 +207,7 @@ def squares(site: Site, mean: Array) -> dict[str, Any]:
 
 @question(
     asks={"mean": "float64 d", "scale": "float64 d", "n_products": "int64"},
-    answers={"energy": "float64"},
+    answers={"energy": "float64, squares, energy"},
     remembers=True,
 )
 def standardize(site: Site, mean: Array, scale: Array, n_products: Array) -> dict[str, Any]:

@@ -70,7 +70,7 @@ class Covariance:
 
 @question(
     asks={"mean": "float64 d", "scale": "float64 d"},
-    answers={"triangle": "float64 triangle"},
+    answers={"triangle": "float64 triangle, semidefinite, energy"},
     remembers=True,
 )
 def covariance_triangle(site: Site, mean: Array, scale: Array) -> Arrays:

@@ -260,7 +260,7 @@ class FapsState:
         "start_apart": "int64",
         "stop": "int64",
     },
-    answers={"Y": "float64 d k", "stop_value": "float64"},
+    answers={"Y": "float64 d k", "stop_value": "float64, squares"},
     remembers=True,
 )
 def consensus_step(
@@ -279,7 +279,8 @@ def consensus_step(
     copy = solve_locally(times_C, copy, Z, beta, state.norm, int(steps))
     site.remember(FapsState(*copy, beta, state.norm, state.round + 1, distance))
     Y, CZ = masked_product(copy, Z, beta), times_C(Z)
-    by_rule = {"kkt": np.linalg.norm(outside(Z, Y - CZ)), "objective": np.vdot(Z, CZ)}
+    along = max(0.0, float(np.vdot(Z, CZ)))  # rounding may make it negative
+    by_rule = {"kkt": float(np.linalg.norm(outside(Z, Y - CZ))), "objective": along}
     return {"Y": Y, "stop_value": np.float64(by_rule[STOP_RULES[int(stop)]])}
 
 
@@ -292,7 +293,11 @@ def _first_state(times_C: Product, X: Array, penalty: float) -> FapsState:
 
 @question(
     asks={"Z": "float64 d k"},
-    answers={"within": "float64 k k", "penalty": "float64", "norm": "float64"},
+    answers={
+        "within": "float64 k k, semidefinite, explained",
+        "penalty": "float64, squares",
+        "norm": "float64, squares",
+    },
 )
 def energy_within(site: Site, Z: Array) -> dict[str, Any]:
     """Send ``Z'C_i Z``, the site's penalty, and ||A_i||_2^2.

@@ -13,18 +13,21 @@ factorizations" (2012).
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from fedpca.arrays import Array
+from fedpca.arrays import Array, Arrays
 from fedpca.coordinator.federation import Federation
+from fedpca.coordinator.record import shares_of
 from fedpca.linalg.dense import angle_bounds
 from fedpca.linalg.rank_rules import Spectrum
 from fedpca.protocol.question import question
 from fedpca.solvers.contract import Problem, Solution, moments_and_rank
+from fedpca.solvers.influence import SitePart, report_angles
 from fedpca.solvers.plan import triangle_bytes
 from fedpca.solvers.standardize import ColumnSums
 
@@ -48,22 +51,31 @@ class Tsqr:
         moments, rank = moments_and_rank(fed, problem)
         n, d = moments.n, moments.d
         answers = fed.gather(triangular_factor, mean=moments.mean, scale=moments.scale)
-        factors = (unpack_factor(a["entries"], int(a["rank"]), d) for a in answers.values())
-        R = reduce(stacked_factor, factors, np.empty((0, d)))
+        R = reduce(stacked_factor, _factors(answers, d), np.empty((0, d)))
         _, s, Vt = np.linalg.svd(R, full_matrices=False)
         V, energy = Vt.T, float(s @ s)
         fed.report(0.0, lambda: V[:, : rank.first_look])
         k = rank(Spectrum(s**2, energy, n, d, is_all=True)) or len(s)
         bounds = angle_bounds(s, np.zeros(len(s)), k, others=0.0)
+        _report_influence(fed, answers, V[:, :k])
         solution = Solution(moments, V[:, :k], s[:k] ** 2, energy, "exact")
         return solution.certified(bounds, problem.angle_tol)
 
 
+def misshapen_factor(answer: Arrays, asked: Arrays) -> str | None:
+    """Return what is wrong with the shape of a factor in an answer, or None."""
+    rank, d = int(answer["rank"]), len(asked["mean"])
+    if rank <= d and len(answer["entries"]) == rank * d - rank * (rank - 1) // 2:
+        return None
+    return f"has {len(answer['entries'])} entries, which are not a factor of rank {rank}"
+
+
 @question(
     asks={"mean": "float64 d", "scale": "float64 d"},
-    answers={"rank": "int64", "entries": "float64 entries"},
+    answers={"rank": "int64, count", "entries": "float64 entries"},
     remembers=True,
     at_most={"entries": "triangle"},
+    check=misshapen_factor,
 )
 def triangular_factor(site: Site, mean: Array, scale: Array) -> dict[str, Any]:
     """Send the R of a QR factorization of A_i, without its zeros, and store the mean and the scale."""
@@ -72,6 +84,24 @@ def triangular_factor(site: Site, mean: Array, scale: Array) -> dict[str, Any]:
     R = reduce(stacked_factor, site.standardized.dense_blocks(), np.empty((0, len(mean))))
     site.remember(replace(frame, energy=float(np.vdot(R, R))))
     return {"rank": np.int64(len(R)), "entries": R[np.triu_indices(len(R), m=len(mean))]}
+
+
+def _factors(answers: Mapping[str, Arrays], d: int) -> Iterator[Array]:
+    """Yield the sites' factors, ``(r, d)``."""
+    return (unpack_factor(a["entries"], int(a["rank"]), d) for a in answers.values())
+
+
+def _report_influence(fed: Federation, answers: Mapping[str, Arrays], V: Array) -> None:
+    """Record each site's share of the variance and the angle by which V moves without the site."""
+    d = len(V)
+    energies = {name: float(np.vdot(a["entries"], a["entries"])) for name, a in answers.items()}
+    fed.report_influence("variance", shares_of(energies))
+    n_rows = sum(int(answer["rank"]) for answer in answers.values())
+
+    def parts() -> list[SitePart]:
+        return [SitePart(R, len(R), np.zeros(d)) for R in _factors(answers, d)]
+
+    report_angles(fed, V, n_rows, parts)
 
 
 def stacked_factor(R: Array, rows: Array) -> Array:

@@ -26,6 +26,7 @@ import numpy as np
 from fedpca.coordinator.federation import Federation
 from fedpca.linalg.rank_rules import Spectrum
 from fedpca.solvers.contract import Problem, Solution, check_choice, moments_and_rank
+from fedpca.solvers.influence import report_summaries
 from fedpca.solvers.one_round.merge import (
     check_site_components,
     decided_rank,
@@ -88,6 +89,7 @@ class Average:
         )
         weighted = solution_of(fed, moments, average, k)
         if self.weights == "eigenvalues":
+            report_summaries(fed, sites, average, weighted.vectors)
             return weighted
         return _unweighted(fed, sites, average, weighted)
 

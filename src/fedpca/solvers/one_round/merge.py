@@ -21,16 +21,33 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
-from fedpca.arrays import Array
+from fedpca.arrays import Array, Arrays
 from fedpca.coordinator.federation import Federation
 from fedpca.errors import InputError
 from fedpca.linalg.rank_rules import RankRule, Spectrum, check_n_components, first_look, rank_rule
+from fedpca.protocol.invariants import ROUNDING
 from fedpca.protocol.question import Question, question
 from fedpca.rows.centering import about_own_mean, naming_bad_values
 from fedpca.rows.gaps import WAY_OUT
 from fedpca.rows.in_memory import about_n_rows
-from fedpca.solvers.contract import Problem, Solution, check_choice, check_whole, moments_and_rank
-from fedpca.solvers.standardize import ColumnSums, Moments, at_least_two, own_order
+from fedpca.rows.standardized import refuse_large
+from fedpca.solvers.contract import (
+    EXPLAINED,
+    Problem,
+    Solution,
+    check_choice,
+    check_whole,
+    explains_too_much,
+    moments_and_rank,
+)
+from fedpca.solvers.influence import report_summaries
+from fedpca.solvers.standardize import (
+    ColumnSums,
+    Moments,
+    at_least_two,
+    large_mean,
+    own_order,
+)
 from fedpca.summary.bounds import eigenvalue_bound
 from fedpca.summary.from_rows import summarize_parts
 from fedpca.summary.summary import N_SPARE, SHAPES, Summary, merge_in_tree
@@ -38,7 +55,18 @@ from fedpca.summary.summary import N_SPARE, SHAPES, Summary, merge_in_tree
 if TYPE_CHECKING:
     from fedpca.site.site import Site
 
-SUMMARY = {name: f"float64 {shape}" for name, shape in SHAPES.items()}
+MEANINGS = {
+    "n": "count, rows",
+    "squares": "squares, energy",
+    "directions": "orthonormal",
+    "singular_values": "squares, decreasing",
+    "tail": "squares",
+    "missing": "squares",
+}
+SUMMARY = {
+    name: ", ".join(filter(None, [f"float64 {shape}", MEANINGS.get(name, "")]))
+    for name, shape in SHAPES.items()
+}
 WANTED = {"n_components": "int64", "rule": "uint8 rule", "n_spare": "int64"}
 
 T = TypeVar("T")
@@ -86,40 +114,46 @@ class Merge:
             return self._about_own_means(fed, problem)
         moments, rank = moments_and_rank(fed, problem)
 
-        def merged(wanted: int) -> Summary:
+        def merged(wanted: int) -> tuple[list[Summary], Summary]:
             fields = directions_to_ask(self.site_components, wanted, moments.d)
             fields |= {"mean": moments.mean, "scale": moments.scale, "sends_spare": np.int64(True)}
             summaries = gather_summaries(fed, summarize_about, wanted, **fields)
-            return merge_in_tree(summaries, self.fan_in)
+            return summaries, merge_in_tree(summaries, self.fan_in)
 
-        summary, k = look_further(
+        (sites, summary), k = look_further(
             merged,
-            lambda summary, is_last: decided_rank(
-                rank, replace(summary.spectrum, n=moments.n), is_last
+            lambda answers, is_last: decided_rank(
+                rank, replace(answers[1].spectrum, n=moments.n), is_last
             ),
             looks(rank.first_look, moments.d, self.site_components),
         )
-        return solution_of(fed, moments, summary, k)
+        solution = solution_of(fed, moments, summary, k)
+        report_summaries(fed, sites, summary, solution.vectors)
+        return solution
 
     def _about_own_means(self, fed: Federation, problem: Problem) -> Solution:
         """Merge summaries about each site's own mean, along with the means, in one round."""
         d = problem.common.n_features
 
-        def merged(wanted: int) -> Summary:
+        def merged(wanted: int) -> tuple[list[Summary], Summary]:
             fields = directions_to_ask(self.site_components, wanted, d)
             fields["features"] = problem.common.to_ask
             ask = partial(gather_summaries, fed, summarize_rows, wanted, centered=True)
-            return merge_in_tree(ask(**fields), self.fan_in)
+            summaries = ask(**fields)
+            return summaries, merge_in_tree(summaries, self.fan_in)
 
-        def rank_by(summary: Summary, is_last: bool) -> int | None:
+        def rank_by(answers: tuple[list[Summary], Summary], is_last: bool) -> int | None:
+            _, summary = answers
             rank = rank_rule(problem.n_components, at_least_two(round(summary.n)), d)
             return decided_rank(rank, summary.spectrum, is_last)
 
         first = first_look(problem.n_components, d)
-        summary, k = look_further(merged, rank_by, looks(first, d, self.site_components))
+        counts = looks(first, d, self.site_components)
+        (sites, summary), k = look_further(merged, rank_by, counts)
         n = round(summary.n)
         moments = Moments(n, summary.mean, np.ones(d), problem.common.names, float(n))
         solution = solution_of(fed, moments, summary, k)
+        report_summaries(fed, sites, summary, solution.vectors)
         return replace(solution, share_question=explained_in_summary)
 
 
@@ -131,11 +165,25 @@ class OwnSummary:
     energy: float
 
 
+def impossible_summary(answer: Arrays, _: Arrays) -> str | None:
+    """Return what is wrong with a summary in an answer, or None."""
+    r, d = answer["directions"].shape
+    if r > d:
+        return f"has {r} directions of {d} features"
+    s, n, energy = answer["singular_values"], answer["n"], float(answer["squares"].sum())
+    if np.vdot(s, s) > (1 + ROUNDING) * energy:
+        return "has more energy along its directions than in total"
+    if max(answer["tail"], answer["missing"]) > (1 + ROUNDING) * energy:
+        return "left out more than its total energy"
+    return large_mean(n * (np.abs(answer["mean"]) + np.abs(answer["mean_rest"])), n)
+
+
 @question(
     asks={"features": "uint8 names", **WANTED},
     answers=SUMMARY,
     remembers=True,
     at_most={"r": "d"},
+    check=impossible_summary,
 )
 def summarize_rows(
     site: Site, features: Array, n_components: Array, rule: Array, n_spare: Array
@@ -152,6 +200,7 @@ def summarize_rows(
             n_spare=int(n_spare),
             n_rows=about_n_rows(site.rows),
         )
+    refuse_large(summary.mean * summary.n, summary.n)
     site.remember(OwnSummary(summary.known.rows(), summary.energy))
     return summary.to_arrays()
 
@@ -161,6 +210,7 @@ def summarize_rows(
     answers=SUMMARY,
     remembers=True,
     at_most={"r": "d"},
+    check=impossible_summary,
 )
 def summarize_about(
     site: Site,
@@ -187,15 +237,15 @@ def summarize_about(
     return sent.to_arrays()
 
 
-@question(asks={"V": "float64 d k"}, answers={"explained": "float64", "total": "float64"})
+@question(asks={"V": "float64 d k"}, answers=EXPLAINED, check=explains_too_much)
 def explained_in_summary(site: Site, V: Array) -> dict[str, Any]:
     """Send the sum of squares along the components, from a site's summary, and the site's total.
 
     No rows are read again, so the first sum is too small by the amount that the summary left out.
     """
     own = site.recall(OwnSummary)
-    explained = np.float64(np.sum((own.rows @ V) ** 2))
-    return {"explained": explained, "total": np.float64(own.energy)}
+    explained = min(float(np.sum((own.rows @ V) ** 2)), own.energy)  # but for rounding
+    return {"explained": np.float64(explained), "total": np.float64(own.energy)}
 
 
 def looks(first: int, d: int, site_components: Any) -> list[int]:

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedpca.arrays import Array
+from fedpca.arrays import Array, Arrays
 from fedpca.models.personalized import PersonalizedModel, SitePart
+from fedpca.protocol.invariants import ROUNDING
 from fedpca.protocol.question import question
 from fedpca.rows.in_memory import refuse_non_finite
 from fedpca.rows.leading import TOL, leading_directions
@@ -48,6 +49,22 @@ class LocalPart:
     along_local: Array  # (r,)
 
 
+def misweighted(answer: Arrays, asked: Arrays) -> str | None:
+    """Return what is wrong with a site's weight in an answer, or None."""
+    n = int(answer["n"])
+    weight = n if asked["by_rows"] else n > 0
+    is_possible = answer["n_sites"] == (n > 0) and answer["weight"] == weight
+    return None if is_possible else f"has a weight that does not belong to {n} rows"
+
+
+def exceeds_total(answer: Arrays, _: Arrays) -> str | None:
+    """Return what is wrong with sums of squares that exceed the site's total, or None."""
+    parts = [part for part in ("shared", "along", "local", "along_local") if part in answer]
+    explained = sum(float(answer[part].sum()) for part in parts)
+    is_possible = explained <= (1 + ROUNDING) * answer["total"]
+    return None if is_possible else "explains more than the site's sum of squares"
+
+
 @question(
     asks={
         "features": "uint8 bytes",
@@ -61,13 +78,14 @@ class LocalPart:
         "prepares_start": "int64",
     },
     answers={
-        "n": "int64",
-        "n_sites": "int64",
-        "weight": "float64",
-        "energy": "float64",
-        "columns": "int64",
+        "n": "int64, count, rows",
+        "n_sites": "int64, count",
+        "weight": "float64, squares, weight",
+        "energy": "float64, squares, energy",
+        "columns": "int64, count",
     },
     remembers=True,
+    check=misweighted,
 )
 def begin_personalized(
     site: Site,
@@ -138,7 +156,7 @@ def local_directions(site: Site, U: Array, tol: float = TOL) -> tuple[Array, Arr
 
 @question(
     asks={"U": "float64 d k", "variance": "float64 k", "header": "uint8 bytes"},
-    answers={"local": "float64"},
+    answers={"local": "float64, squares, explained"},
     remembers=True,
 )
 def finish_personalized(site: Site, U: Array, variance: Array, header: Array) -> dict[str, Any]:
@@ -168,7 +186,14 @@ def finish_personalized(site: Site, U: Array, variance: Array, header: Array) ->
     return {"local": personal.factor * values.sum()}
 
 
-@question(answers={"shared": "float64", "local": "float64", "total": "float64"})
+@question(
+    answers={
+        "shared": "float64, squares",
+        "local": "float64, squares",
+        "total": "float64, squares",
+    },
+    check=exceeds_total,
+)
 def site_shares(site: Site) -> dict[str, Any]:
     """Send a site's sums of squares along shared directions, along local directions, and in total."""
     part = site.recall(LocalPart)
@@ -181,14 +206,15 @@ def site_shares(site: Site) -> dict[str, Any]:
 
 @question(
     answers={
-        "n": "int64",
+        "n": "int64, count",
         "mean": "float64 d",
-        "V": "float64 d r",
-        "along": "float64 k",
-        "along_local": "float64 r",
-        "total": "float64",
+        "V": "float64 d r, orthonormal",
+        "along": "float64 k, squares",
+        "along_local": "float64 r, squares",
+        "total": "float64, squares",
     },
     at_most={"r": "d", "k": "d"},
+    check=exceeds_total,
 )
 def whole_local_part(site: Site) -> dict[str, Any]:
     """Send the site's local part: its mean, its directions, and the squares along all directions."""

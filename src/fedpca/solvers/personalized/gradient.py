@@ -150,7 +150,7 @@ class LocalSteps:
 
 @question(
     asks={"U": "float64 d k", "reference": "float64", "seed": "int64"},
-    answers={"largest": "float64"},
+    answers={"largest": "float64, nonnegative"},
     remembers=True,
 )
 def prepare_steps(site: Site, U: Array, reference: Array, seed: Array) -> dict[str, Any]:
@@ -167,7 +167,11 @@ def prepare_steps(site: Site, U: Array, reference: Array, seed: Array) -> dict[s
 
 
 STEP_ASKS = {"U": "float64 d k", "step": "float64", "back": "int64", "by_qr": "int64"}
-STEP_ANSWERS = {"U": "float64 d k", "along": "float64 k k", "local": "float64"}
+STEP_ANSWERS = {
+    "U": "float64 d k",
+    "along": "float64 k k, semidefinite, explained",
+    "local": "float64, squares, explained",
+}
 
 
 @question(asks=STEP_ASKS, answers=STEP_ANSWERS, remembers=True)

@@ -149,7 +149,11 @@ def _ambiguity(best: Climb, climbs: Sequence[Climb]) -> float:
 
 @question(
     asks={"U": "float64 m d k"},
-    answers={"G": "float64 m d k", "along": "float64 m k k", "local": "float64 m"},
+    answers={
+        "G": "float64 m d k, explained",
+        "along": "float64 m k k, semidefinite, explained",
+        "local": "float64 m, squares, explained",
+    },
 )
 def power_step(site: Site, U: Array) -> dict[str, Any]:
     """Send G_i, U'S_i U, and the variance along V_i of each U, multiplied by the site's weight."""

@@ -43,7 +43,7 @@ class Basis:
         return self.variance if by_variance else np.full(self.B.shape[1], self.weight)
 
 
-@question(asks={"by_variance": "int64"}, answers={"triangle": "float64 triangle"})
+@question(asks={"by_variance": "int64"}, answers={"triangle": "float64 triangle, semidefinite"})
 def basis_triangle(site: Site, by_variance: Array) -> dict[str, Array]:
     """Send the upper triangle of B_i L_i B_i'."""
     basis = site.recall(Basis)

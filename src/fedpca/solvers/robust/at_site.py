@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import scipy.sparse as sp
 
-from fedpca.arrays import Array
+from fedpca.arrays import Array, Arrays
 from fedpca.errors import InputError
 from fedpca.models.robust import TIMES_MEDIAN, separate
 from fedpca.protocol.question import question
-from fedpca.rows.standardized import refuse_overflow
+from fedpca.rows.standardized import refuse_large, refuse_overflow
 from fedpca.solvers.robust.blocks import (
     LARGE,
     PresentRows,
@@ -34,7 +34,7 @@ from fedpca.solvers.robust.blocks import (
     standardized_blocks,
 )
 from fedpca.solvers.robust.medians import BINS, KINDS, N_BINS, as_bins, count_in_bins
-from fedpca.solvers.standardize import own_order
+from fedpca.solvers.standardize import large_mean, own_order
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
@@ -42,12 +42,13 @@ if TYPE_CHECKING:
 CARRY = {"turn": "float64 q r", "center": "float64 d", "mean_scores": "float64 q"}
 SUMS = {
     "AV": "float64 d r",
-    "VV": "float64 r r",
-    "sizes": f"int64 {N_BINS}",
+    "VV": "float64 r r, semidefinite",
+    "sizes": f"int64 {N_BINS}, count",
     "total": "float64 d",
-    "rows": "int64",
+    "rows": "int64, count",
 }
 NO_ROWS = np.zeros(0, np.int64)
+MAX_OUTLIER = 1e70  # larger entries are refused, since sums of their squares could overflow
 
 
 @dataclass(frozen=True)
@@ -69,10 +70,18 @@ class SparsePart:
     n_present: int
 
 
+def impossible_sums(answer: Arrays, _: Arrays) -> str | None:
+    """Return what is wrong with counts and sums of a site's values, or None."""
+    if (answer["present"] > answer["n"]).any():
+        return "has more values than rows"
+    return large_mean(answer["total"], answer["present"], MAX_OUTLIER)
+
+
 @question(
     asks={"features": "uint8 bytes"},
-    answers={"n": "int64", "present": "int64 d", "total": "float64 d"},
+    answers={"n": "int64, count, rows", "present": "int64 d, count", "total": "float64 d"},
     remembers=True,
+    check=impossible_sums,
 )
 def count_present(site: Site, features: Array) -> dict[str, Any]:
     """Count the rows that have a value, and count and sum each feature's values."""
@@ -88,10 +97,11 @@ def count_present(site: Site, features: Array) -> dict[str, Any]:
             total += np.nansum(rows, axis=0)
     site.remember(PresentRows(n, order))
     refuse_overflow(total)
+    refuse_large(total, present, MAX_OUTLIER)
     return {"n": np.int64(n), "present": present, "total": total}
 
 
-@question(asks={"about": "float64 d"}, answers={"squares": "float64 d"})
+@question(asks={"about": "float64 d"}, answers={"squares": "float64 d, squares"})
 def squares_present(site: Site, about: Array) -> dict[str, Array]:
     """Sum the squares of each feature's values about a point."""
     squares = np.zeros(len(about))
@@ -110,7 +120,11 @@ def squares_present(site: Site, about: Array) -> dict[str, Array]:
         "shift": "int64",
         "of": "int64",
     },
-    answers={"counts": f"int64 m {BINS + 2}", "less": "int64 m", "equal": "int64 m"},
+    answers={
+        "counts": f"int64 m {BINS + 2}, count",
+        "less": "int64 m, count",
+        "equal": "int64 m, count",
+    },
 )
 def count_values(
     site: Site, features: Array, about: Array, guess: Array, shift: Array, of: Array
@@ -134,7 +148,7 @@ def count_values(
         "varies": "uint8 d",
         "reference": "float64",
     },
-    answers={"sizes": f"int64 {N_BINS}"},
+    answers={"sizes": f"int64 {N_BINS}, count"},
     remembers=True,
 )
 def begin_robust(
@@ -190,7 +204,7 @@ def carried_scores(site: Site, turn: Array, mean_scores: Array) -> Array:
         "threshold": "float64",
         "afresh": "int64",
     },
-    answers={"VV": "float64 r r", "rows": "int64"},
+    answers={"VV": "float64 r r, semidefinite, energy", "rows": "int64, count"},
     remembers=True,
 )
 def finish_robust(
@@ -238,7 +252,12 @@ def typical_size(site: Site, center: Array) -> float:
     return sizes.median()
 
 
-@question(answers={"outliers": "int64", "present": "int64"})
+def too_many_outliers(answer: Arrays, _: Arrays) -> str | None:
+    """Return what is wrong with more outliers than values in an answer, or None."""
+    return None if answer["outliers"] <= answer["present"] else "has more outliers than values"
+
+
+@question(answers={"outliers": "int64, count", "present": "int64, count"}, check=too_many_outliers)
 def sparse_share(site: Site) -> dict[str, Any]:
     """Count the site's outliers and its present entries."""
     part = site.recall(SparsePart)

@@ -135,7 +135,7 @@ def by_gradients(
         "n": "int64",
         "is_first": "int64",
     },
-    answers={"U": "float64 d r", "VV": "float64 r r"},
+    answers={"U": "float64 d r", "VV": "float64 r r, semidefinite"},
     remembers=True,
 )
 def gradient_round(

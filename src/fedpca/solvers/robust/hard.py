@@ -201,7 +201,7 @@ def clipped_product(site: Site, U: Array, threshold: Array) -> dict[str, Any]:
         "reach": "float64 d",
         "is_first": "int64",
     },
-    answers={**SUMS, "good": "int64 d"},
+    answers={**SUMS, "good": "int64 d, count"},
     remembers=True,
 )
 def hard_round(

@@ -119,7 +119,8 @@ def _weighted_median(values: Array, counts: Array) -> float:
 
 
 @question(
-    asks={"axes": "float64 r r", "widths": "float64 r"}, answers={"counts": f"int64 r {N_BINS}"}
+    asks={"axes": "float64 r r", "widths": "float64 r"},
+    answers={"counts": f"int64 r {N_BINS}, count"},
 )
 def count_scores(site: Site, axes: Array, widths: Array) -> dict[str, Any]:
     """Count the rows' scores on each component in bins of these widths about zero.
@@ -135,7 +136,7 @@ def count_scores(site: Site, axes: Array, widths: Array) -> dict[str, Any]:
 
 @question(
     asks={"axes": "float64 r r", "low": "float64 r", "high": "float64 r"},
-    answers={"left_out": "int64", "present": "int64 d"},
+    answers={"left_out": "int64, count", "present": "int64 d, count"},
     remembers=True,
 )
 def leave_out_rows(site: Site, axes: Array, low: Array, high: Array) -> dict[str, Any]:

@@ -1,0 +1,181 @@
+"""Check what the numbers in an answer mean, so that an impossible answer never enters a result.
+
+A field's declaration may be followed by words that say what its numbers mean::
+
+    answers={"n": "int64, count, rows", "squares": "float64 d, squares, energy"}
+
+=============  =====================================================================================
+word           promise
+=============  =====================================================================================
+count          whole numbers from 0 to 2^48
+squares        sums of squares: not negative
+nonnegative    not negative, and as large as a float may be
+share          from 0 to 1
+decreasing     each number is at most the one before
+orthonormal    a matrix whose vectors along its shorter side are orthonormal
+semidefinite   a matrix, or its packed triangle, with a diagonal that is not negative and entries of at
+               most ``sqrt(c_ii c_jj)``
+explained      at most the site's energy, times the norm of what was sent to the site
+rows           adds up to the site's row count (no check)
+weight         the site's weight, if it is not its row count (no check)
+energy         adds up to the site's sum of squares (no check); of a matrix, its trace
+=============  =====================================================================================
+
+Every float64 field is also limited in size, so that no total over sites and no square of it overflows.
+The limit leaves room for sums of squares of values up to 1e68.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from fedpca.arrays import Array, Declared
+
+MAX_COUNT = 1 << 48  # counts of 32,768 sites add up to less than 2^63
+MAX_NORM = 1e146  # of a field; the squares of the totals of 10,000 sites stay finite
+MAX_FLOAT = 1e300  # of a field that is not squared
+MAX_VALUE = 1e68  # of a column's mean; the squares of 1e10 entries about it are within MAX_NORM
+ROUNDING = 1e-8  # relative error that rounding may cause in an answer
+TOLD = ("rows", "weight", "energy")  # words that say what a site contributes
+
+Problem = str | None
+
+
+def check_words(words: Sequence[str], field: str) -> None:
+    """Refuse words that no declaration may use."""
+    known = (*_CHECKS, "explained", *TOLD)
+    for word in words:
+        if word not in known:
+            raise ValueError(f"field {field!r}: {word!r} must be one of {', '.join(known)}")
+
+
+def norm_of(array: Array, declared: Declared, words: Sequence[str]) -> float:
+    """Return the norm of a field, in one pass; of a packed triangle, that of its diagonal.
+
+    The diagonal limits all other entries of a triangle, which is checked later.
+    """
+    if array.dtype != np.float64:
+        return 0.0
+    if "nonnegative" in words:
+        return float(array.max(initial=0.0))
+    part = _diagonal(array, declared) if _is_packed(declared, words) else array
+    with np.errstate(over="ignore"):
+        return float(np.sqrt(np.vdot(part, part)))
+
+
+def limit_of(words: Sequence[str]) -> float:
+    """Return the largest norm that a field may have."""
+    return MAX_FLOAT if "nonnegative" in words else MAX_NORM
+
+
+def broken_promise(
+    array: Array, declared: Declared, words: Sequence[str], norm: float, energy: float | None
+) -> Problem:
+    """Return how a field with this norm breaks a promise of its words, or None.
+
+    ``energy`` is the most that the site's rows can explain, if it is known.
+    """
+    slack = 0.0
+    if "explained" in words:
+        if energy is None:  # without it, nobody knows which negative numbers are rounding
+            return None
+        if norm > energy:
+            return "exceeds the sum of squares of the site's rows"
+        slack = ROUNDING * energy
+    for word in words:
+        problem = _CHECKS[word](array, declared, slack) if word in _CHECKS else None
+        if problem is not None:
+            return problem
+    return None
+
+
+def told(array: Array, declared: Declared, words: Sequence[str]) -> dict[str, float]:
+    """Return what a field says about the site's contribution: its rows, weight, or energy."""
+    found = [word for word in TOLD if word in words]
+    if not found:
+        return {}
+    amount = _diagonal(array, declared) if "semidefinite" in words else array
+    return dict.fromkeys(found, float(amount.sum()))
+
+
+def _count(array: Array, declared: Declared, slack: float) -> Problem:
+    # as unsigned numbers, negative ones are the largest, so that one pass is enough
+    counts = array.view(np.uint64) if array.dtype == np.int64 else array
+    if counts.max(initial=0) > MAX_COUNT or (array.dtype.kind == "f" and (array < 0).any()):
+        return "has negative counts" if array.min() < 0 else f"has counts above {MAX_COUNT:,}"
+    is_whole = array.dtype.kind != "f" or bool((array == np.floor(array)).all())
+    return None if is_whole else "has counts that are not whole numbers"
+
+
+def _squares(array: Array, declared: Declared, slack: float) -> Problem:
+    return "has negative sums of squares" if array.min(initial=0.0) < -slack else None
+
+
+def _nonnegative(array: Array, declared: Declared, slack: float) -> Problem:
+    return "has negative values" if array.min(initial=0.0) < -slack else None
+
+
+def _share(array: Array, declared: Declared, slack: float) -> Problem:
+    is_outside = array.min(initial=0.0) < 0 or array.max(initial=0.0) > 1
+    return "has shares that are not between 0 and 1" if is_outside else None
+
+
+def _decreasing(array: Array, declared: Declared, slack: float) -> Problem:
+    return "has values that are not in decreasing order" if (np.diff(array) > 0).any() else None
+
+
+def _orthonormal(array: Array, declared: Declared, slack: float) -> Problem:
+    rows = array if array.shape[0] <= array.shape[1] else array.T
+    defect = np.abs(rows @ rows.T - np.eye(len(rows))).max(initial=0.0)
+    return "has directions that are not orthonormal" if defect > ROUNDING else None
+
+
+def _semidefinite(array: Array, declared: Declared, slack: float) -> Problem:
+    diagonal = _diagonal(array, declared)
+    slack = slack or ROUNDING * float(diagonal.max(initial=0.0))
+    if diagonal.min(initial=0.0) < -slack:
+        return "has negative variances on its diagonal"
+    roots = np.sqrt(np.maximum(diagonal, 0.0))
+    is_packed = declared.dimensions[-1] == "triangle"
+    pairs = _packed_pairs if is_packed else _square_pairs
+    if any((np.abs(entries) > limits + slack).any() for entries, limits in pairs(array, roots)):
+        return "has covariances that exceed what its variances allow"
+    return None
+
+
+def _is_packed(declared: Declared, words: Sequence[str]) -> bool:
+    return "semidefinite" in words and declared.dimensions[-1] == "triangle"
+
+
+def _diagonal(array: Array, declared: Declared) -> Array:
+    """Return the diagonals of square matrices, or of triangles packed column by column."""
+    if declared.dimensions[-1] != "triangle":
+        return np.asarray(np.diagonal(array, axis1=-2, axis2=-1))
+    ends = np.cumsum(np.arange(1, int(np.sqrt(2 * array.shape[-1])) + 1)) - 1
+    return np.asarray(array[..., ends])
+
+
+def _square_pairs(array: Array, roots: Array) -> Iterator[tuple[Array, Array]]:
+    """Yield the entries of matrices and the largest that each may be."""
+    yield array, roots[..., :, None] * roots[..., None, :]
+
+
+def _packed_pairs(array: Array, roots: Array) -> Iterator[tuple[Array, Array]]:
+    """Yield the columns of packed triangles and the largest that each entry may be."""
+    start = 0
+    for j in range(roots.shape[-1]):
+        yield array[..., start : start + j + 1], roots[..., : j + 1] * roots[..., j : j + 1]
+        start += j + 1
+
+
+_CHECKS: dict[str, Callable[[Array, Declared, float], Problem]] = {
+    "count": _count,
+    "squares": _squares,
+    "nonnegative": _nonnegative,
+    "share": _share,
+    "decreasing": _decreasing,
+    "orthonormal": _orthonormal,
+    "semidefinite": _semidefinite,
+}

@@ -1,0 +1,100 @@
+"""Tell how much each site moves the components, where the coordinator sees each site's part anyway.
+
+    C = sum_i P_i'P_i + between,   without site i:   C - P_i'P_i - n_i n / (n - n_i) (m_i - m)(m_i - m)'
+
+The rows P_i are a site's factor or its summary, about its own mean m_i. The last term is what the site
+adds to the variance between sites; it is zero if all rows are about one mean. This costs no round, and
+is left out if it would take the coordinator long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fedpca.arrays import Array
+from fedpca.coordinator.federation import Federation
+from fedpca.coordinator.record import shares_of
+from fedpca.linalg.dense import sine_of_angle, top_eigen
+from fedpca.summary.summary import Summary
+
+MAX_FLOPS = 2e9  # about a second
+
+
+class SitePart(NamedTuple):
+    """A site's rows about its mean, ``(r, d)``, its row count, and its mean less that of all rows."""
+
+    rows: Array
+    n: float
+    away: Array  # (d,)
+
+
+def report_angles(
+    fed: Federation, V: Array, n_rows: int, parts: Callable[[], Sequence[SitePart]]
+) -> None:
+    """Record the angle by which V, ``(d, k)``, moves without each site, if that takes little time.
+
+    ``parts`` returns the sites' parts in site order; they have ``n_rows`` rows in total.
+    """
+    names, d = fed.record.sites, len(V)
+    stacked = n_rows + len(names)  # with a row for each mean
+    width = min(stacked, d)
+    if len(names) > 1 and stacked * width * d + 4 * len(names) * width**3 <= MAX_FLOPS:
+        fed.report_influence("angle", dict(zip(names, angles_without(parts(), V), strict=True)))
+
+
+def angles_without(parts: Sequence[SitePart], V: Array) -> list[float]:
+    """Return the sine of the largest angle by which V, ``(d, k)``, moves without each site."""
+    n, d, k = sum(part.n for part in parts), len(V), V.shape[1]
+    rows = [np.vstack([part.rows, np.sqrt(part.n) * part.away]) for part in parts]
+    if sum(len(each) for each in rows) < d:  # coordinates in the span of all rows suffice
+        Q, _ = np.linalg.qr(np.vstack(rows).T)
+        rows, V = [each @ Q for each in rows], Q.T @ V
+    grams = [each.T @ each for each in rows]
+    C = np.sum(grams, axis=0)
+    angles = []
+    for part, each, gram in zip(parts, rows, grams, strict=True):
+        others = n - part.n
+        if others <= 0 or k > len(C):
+            angles.append(1.0)
+            continue
+        moved = part.n / others * np.outer(each[-1], each[-1])
+        _, left = top_eigen(C - gram - moved, k)
+        angles.append(sine_of_angle(V, left))
+    return angles
+
+
+def report_summaries(fed: Federation, sites: Sequence[Summary], merged: Summary, V: Array) -> None:
+    """Record each site's share of the variance and the angle by which V moves without the site."""
+
+    def away(site: Summary) -> Array:
+        if not merged.centered:
+            return np.zeros(merged.n_features)
+        return np.asarray((site.at.high - merged.at.high) + (site.at.low - merged.at.low))
+
+    def energy(site: Summary) -> float:
+        return site.energy + site.n * float(np.sum(away(site) ** 2))
+
+    def parts() -> list[SitePart]:
+        return [SitePart(site.known.rows(), site.n, away(site)) for site in sites]
+
+    energies = dict(zip(fed.record.sites, map(energy, sites), strict=True))
+    fed.report_influence("variance", shares_of(energies))
+    report_angles(fed, V, sum(len(site.singular_values) for site in sites), parts)
+
+
+def report_caused(fed: Federation, within: Mapping[str, float], energy: float) -> None:
+    """Record the share of the variance that would vanish without each site, where it is known.
+
+    ``within`` are the sites' sums of squares about their own means, and ``energy`` is that of all rows
+    about the common mean. A site that is far away also moves the mean, which adds to the squares of all
+    other sites: ``n_i n / (n - n_i) |m_i - m|^2`` goes with the site.
+    """
+    for name, own in within.items():
+        known = fed.record.influence.get(name, {})
+        if {"rows", "variance"} <= known.keys() and known["rows"] < 1 and energy > 0:
+            between = max(0.0, known["variance"] * energy - own)
+            caused = (own + between / (1 - known["rows"])) / energy
+            fed.report_influence("caused", {name: min(1.0, caused)})
