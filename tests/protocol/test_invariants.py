@@ -31,7 +31,7 @@ def problem(array, text, energy=None):
         ("int64 m, count", [0], [MAX_COUNT + 1], "counts above"),
         ("float64, count", 3.0, 3.5, "not whole"),
         ("float64 m, squares", [0.0, 1e130], [1.0, -1e-300], "negative sums of squares"),
-        ("float64, nonnegative", 1e299, -1.0, "negative values"),
+        ("float64, nonnegative, large", 1e299, -1.0, "negative values"),
         ("float64 m, share", [0.0, 0.5, 1.0], [0.5, 1.1], "between 0 and 1"),
         ("float64 m, share", [], [-0.1], "between 0 and 1"),
         ("float64 m, decreasing", [3.0, 3.0, 1.0], [1.0, 2.0], "decreasing"),

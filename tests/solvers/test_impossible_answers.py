@@ -95,7 +95,7 @@ def impossible(words):
             return 1e9 * (1 + np.abs(array))
         if {"squares", "nonnegative", "semidefinite"} & set(words):
             return -1 - np.abs(array)
-        return 2 * array if "orthonormal" in words else np.full_like(array, 1e300)
+        return 2 * array if "orthonormal" in words else np.full_like(array, 1e306)
 
     return spoil
 

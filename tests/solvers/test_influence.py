@@ -145,6 +145,11 @@ def test_ordinary_sites_do_not_warn(sites, solver):
     assert model.run_.dominant_site is None
 
 
+def test_a_mean_about_zero_is_no_warning():
+    sites = [SITES["a"], SITES["b"] + 100]
+    assert FederatedPCA(2, solver="merge", center=False).fit(sites).run_.influence
+
+
 @pytest.mark.parametrize("weights", ["rows", "site"])
 @pytest.mark.parametrize("method", PERSONALIZED)
 def test_weights_count_in_place_of_rows(method, weights):

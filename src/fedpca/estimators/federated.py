@@ -204,7 +204,8 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         self.site_variance_ratio_ = result.site_shares
         self.run_ = run
         warn_unconverged(self, run, "solver")
-        warn_dominant(run)
+        if self.center:  # about zero, a mean counts as variance
+            warn_dominant(run)
         if self.n_components is not None:  # all components include those without any variance
             warn_uncertain(run, len(solution.eigenvalues))
         k, most = len(solution.eigenvalues), min(moments.n - 1, moments.d)

@@ -9,7 +9,8 @@ word           promise
 =============  =====================================================================================
 count          whole numbers from 0 to 2^48
 squares        sums of squares: not negative
-nonnegative    not negative, and as large as a float may be
+nonnegative    not negative
+large          as large as a float may be, up to 1e304, where other fields are limited to 1e146
 share          from 0 to 1
 decreasing     each number is at most the one before
 orthonormal    a matrix whose vectors along its shorter side are orthonormal
@@ -35,7 +36,7 @@ from fedpca.arrays import Array, Declared
 
 MAX_COUNT = 1 << 48  # counts of 32,768 sites add up to less than 2^63
 MAX_NORM = 1e146  # of a field; the squares of the totals of 10,000 sites stay finite
-MAX_FLOAT = 1e300  # of a field that is not squared
+MAX_LARGE = 1e304  # of a field that is not squared; totals of 10,000 sites stay finite
 MAX_VALUE = 1e68  # of a column's mean; the squares of 1e10 entries about it are within MAX_NORM
 ROUNDING = 1e-8  # relative error that rounding may cause in an answer
 TOLD = ("rows", "weight", "energy")  # words that say what a site contributes
@@ -45,7 +46,7 @@ Problem = str | None
 
 def check_words(words: Sequence[str], field: str) -> None:
     """Refuse words that no declaration may use."""
-    known = (*_CHECKS, "explained", *TOLD)
+    known = (*_CHECKS, "explained", "large", *TOLD)
     for word in words:
         if word not in known:
             raise ValueError(f"field {field!r}: {word!r} must be one of {', '.join(known)}")
@@ -58,8 +59,8 @@ def norm_of(array: Array, declared: Declared, words: Sequence[str]) -> float:
     """
     if array.dtype != np.float64:
         return 0.0
-    if "nonnegative" in words:
-        return float(array.max(initial=0.0))
+    if "large" in words:
+        return float(np.abs(array).max(initial=0.0))
     part = _diagonal(array, declared) if _is_packed(declared, words) else array
     with np.errstate(over="ignore"):
         return float(np.sqrt(np.vdot(part, part)))
@@ -67,7 +68,7 @@ def norm_of(array: Array, declared: Declared, words: Sequence[str]) -> float:
 
 def limit_of(words: Sequence[str]) -> float:
     """Return the largest norm that a field may have."""
-    return MAX_FLOAT if "nonnegative" in words else MAX_NORM
+    return MAX_LARGE if "large" in words else MAX_NORM
 
 
 def broken_promise(

@@ -146,10 +146,10 @@ def _print_federated(out: Console, model: FederatedPCA) -> None:
 def _print_influence(out: Console, run: RunRecord) -> None:
     """Print what is known about each site's part in the result; a model file does not keep it."""
     kinds = {
-        "rows": ("share of rows", "{:.1%}"),
-        "variance": ("share of variance", "{:.1%}"),
-        "caused": ("variance lost without it", "{:.1%}"),
-        "angle": ("angle without it", "{:.2g}"),
+        "rows": "{:.1%}",
+        "variance": "{:.1%}",
+        "caused": "{:.1%}",
+        "angle": "{:.2g}",
     }
     known = [kind for kind in kinds if any(kind in each for each in run.influence.values())]
     if not known or len(run.sites) < 2:
@@ -157,15 +157,17 @@ def _print_influence(out: Console, run: RunRecord) -> None:
     table = Table(title="Influence of each site", title_justify="left")
     table.add_column("site")
     for kind in known:
-        table.add_column(kinds[kind][0], justify="right")
+        table.add_column(kind, justify="right")
     sites = sorted(run.influence.items(), key=lambda item: -item[1].get("variance", 0.0))
     for name, each in sites[:20]:
-        table.add_row(name, *(kinds[k][1].format(each[k]) if k in each else "" for k in known))
+        table.add_row(name, *(kinds[k].format(each[k]) if k in each else "" for k in known))
     out.print(table)
     if len(sites) > 20:
         out.print(f"... and {len(sites) - 20} more")
+    if "caused" in known:
+        out.print("caused: the share of the variance that would vanish without the site")
     if "angle" in known:
-        out.print("an angle is the sine of the largest angle by which the components move")
+        out.print("angle: the sine of the angle by which the components would move without it")
 
 
 def _print_personalized(out: Console, model: PersonalizedPCA) -> None:

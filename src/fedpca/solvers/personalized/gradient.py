@@ -150,7 +150,7 @@ class LocalSteps:
 
 @question(
     asks={"U": "float64 d k", "reference": "float64", "seed": "int64"},
-    answers={"largest": "float64, nonnegative"},
+    answers={"largest": "float64, nonnegative, large"},
     remembers=True,
 )
 def prepare_steps(site: Site, U: Array, reference: Array, seed: Array) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def prepare_steps(site: Site, U: Array, reference: Array, seed: Array) -> dict[s
 
 STEP_ASKS = {"U": "float64 d k", "step": "float64", "back": "int64", "by_qr": "int64"}
 STEP_ANSWERS = {
-    "U": "float64 d k",
+    "U": "float64 d k, large",  # a step may be too long, and is then undone
     "along": "float64 k k, semidefinite, explained",
     "local": "float64, squares, explained",
 }
