@@ -21,9 +21,12 @@ def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def fields_of(line: bytes, delimiter: str) -> list[str]:
-    """Return the fields of a line, in which quotes may enclose delimiters."""
+    """Return the fields of a line, in which quotes may enclose delimiters; none if it is not text."""
     text = line.decode("utf-8", errors="replace")
-    return next(csv.reader([text], delimiter=delimiter), [])
+    try:
+        return next(csv.reader([text], delimiter=delimiter), [])
+    except csv.Error:
+        return []
 
 
 def line_of_other_width(path: Path, delimiter: str, n_fields: int) -> str | None:

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from fedpca.site.site import Site
 
 MEANINGS = {
-    "n": "count, rows",
+    "n": "nonnegative, rows",
     "squares": "squares, energy",
     "directions": "orthonormal",
     "singular_values": "squares, decreasing",
