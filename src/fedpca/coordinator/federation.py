@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
@@ -267,7 +267,9 @@ class Federation:
             asked.from_record(recorded)
         else:
             refused = self._send(asked)
-            if self._journal is not None and refused is None:
+            # a loss that ends the run may pass, so the resumed run asks again
+            is_final = refused is None and self._has_quorum(asked.lost)
+            if self._journal is not None and is_final:
                 self._journal.append(*asked.to_record())
         entry = asked.enter(self.record.ledger)
         entry |= {"seconds": time.perf_counter() - began, "residual": None}
@@ -311,6 +313,10 @@ class Federation:
         kind = type(next(iter(refused.values())))
         return kind("; ".join(str(error) for error in refused.values() if isinstance(error, kind)))
 
+    def _has_quorum(self, lost: Collection[str]) -> bool:
+        """Return whether enough sites remain without the lost ones."""
+        return len(self.record.sites) - len(lost) >= self.quorum
+
     def _announce(self) -> None:
         """Announce the last round once the solver has had a chance to report on it."""
         entry, self._unannounced = self._unannounced, None
@@ -330,7 +336,7 @@ class Federation:
             }
             for name in lost.sites
         ]
-        if len(remaining) < self.quorum:
+        if not self._has_quorum(lost.sites):
             raise QuorumLost(
                 f"{len(remaining)} of {len(self.record.sites)} sites are left, but the quorum is "
                 f"{self.quorum}; {lost}"
