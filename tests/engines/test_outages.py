@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import resource
@@ -213,9 +214,12 @@ def test_a_second_fit_is_refused_with_who_holds_the_sites_and_the_first_goes_on(
         with there.federation(wait=1, sites=["south"]) as third, pytest.raises(SitesBusy) as busy:
             FederatedPCA(2).fit(third)
     assert second.returncode == 1
-    assert "failed: a different run is still using north, south after 1 s" in second.stderr
+    assert (
+        "failed: after 1 s, a different run is still using north, south, started by "
+        in second.stderr
+    )
     assert f"(process {os.getpid()}, since " in second.stderr
-    assert "is still using south after 1 s" in str(busy.value)
+    assert "a different run is still using south, started by " in str(busy.value)
     assert same_bits(first, near)
 
 
@@ -239,17 +243,26 @@ def test_fits_on_different_sites_run_at_the_same_time(there):
         assert LANCZOS().fit(second).run_.sites == ("south",)
 
 
+@contextmanager
+def fitting_in_a_process(there, journal):
+    """A process whose fit stands still after its fourth round until its input ends."""
+    words = [sys.executable, "fit.py", there.address, str(journal)]
+    options = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    options |= {"cwd": there.folder, "env": there.environment, "text": True}
+    with subprocess.Popen(words, **options) as process:
+        try:
+            while process.stdout.readline().strip() != "round 4":
+                assert process.poll() is None
+            yield process
+        finally:
+            process.kill()
+
+
 @pytest.fixture
 def killed(there, tmp_path):
     """The journal of a fit that was killed after its fourth round."""
     journal = tmp_path / "killed.journal"
-    words = [sys.executable, "fit.py", there.address, str(journal)]
-    options = {"cwd": there.folder, "env": there.environment, "text": True}
-    with subprocess.Popen(
-        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options
-    ) as process:
-        while process.stdout.readline().strip() != "round 4":
-            assert process.poll() is None
+    with fitting_in_a_process(there, journal) as process:
         process.kill()
         process.wait(HANG_S)
     return journal
@@ -265,6 +278,17 @@ def test_sites_of_a_fit_that_was_killed_are_free_after_a_while(there, near, kill
     with there.federation() as fed:
         far = LANCZOS().fit(fed)
     assert same_bits(far, near)
+
+
+def test_a_fit_that_stood_still_for_too_long_does_not_end_the_one_after_it(there, near, tmp_path):
+    with fitting_in_a_process(there, tmp_path / "j") as first:
+        first.send_signal(signal.SIGSTOP)
+        with fitting(there) as (second, _):  # which waits until the sites are free
+            first.send_signal(signal.SIGCONT)
+            _, errors = first.communicate(timeout=HANG_S)
+    assert first.returncode == 1
+    assert f"a different run is using north, south, started by {getpass.getuser()} on" in errors
+    assert same_bits(second, near)
 
 
 def test_only_holders_of_the_secret_reserve_sites(there):

@@ -138,7 +138,9 @@ class Federation:
         insecure : bool
             Whether to use plain HTTP, without TLS.
         wait : float
-            How many seconds to wait for all sites to come online. After that, a quorum is enough.
+            How many seconds to wait for all sites to come online. After that, a quorum is enough. If a
+            different run is using some of the sites, a fit waits as long for that run to end, and then
+            raises `SitesBusy`.
         quorum, timeout, **options
             As for `Federation`; the time limit applies to a whole round.
         """

@@ -95,7 +95,14 @@ class FlowerEngine:
     def hold(self, run: str) -> Iterator[None]:
         """Reserve the sites for a run; wait for them, or raise `SitesBusy`, if they are in use."""
         self._release()
-        self._hold = Hold(self._link, self._secret, run, self.names, self._wait)
+        self._hold = Hold(
+            self._link,
+            self._secret,
+            run,
+            self.names,
+            wait=self._wait,
+            absence_limit=ABSENCE_LIMIT_S,
+        )
         try:
             yield
         finally:
@@ -236,6 +243,8 @@ class FlowerEngine:
 
     def _exchange(self, asked: _Asked, now: float) -> None:
         """Ask online sites that have not been asked yet, and collect answers that have arrived."""
+        if self._hold is not None:
+            self._hold.check()
         if now >= asked.look_at:
             asked.look_at = now + NODE_POLL_S
             nodes = self._control.ListNodes(ListNodesRequest()).nodes_info

@@ -113,56 +113,87 @@ class Hold:
         The sites to reserve.
     wait : float
         Seconds to wait for sites that a different run has reserved.
+    absence_limit : float
+        Seconds to wait for a server that is offline.
     """
 
     def __init__(
-        self, link: Link, secret: bytes, run: str, sites: Sequence[str], wait: float
+        self,
+        link: Link,
+        secret: bytes,
+        run: str,
+        sites: Sequence[str],
+        *,
+        wait: float,
+        absence_limit: float,
     ) -> None:
-        self._run = run
-        self._holder = _who()
+        self._run, self._sites, self._holder = run, list(sites), _who()
+        self._renewed = 0.0
         self._token = access_token(secret)
         self._client = link.client(_HoldClient)
         try:
-            self._await(link, sites, wait)
+            self._await(link, wait, absence_limit)
         except BaseException:
             self._client.close()
             raise
         # a renewal is also a new reservation, if the server has been restarted
-        self._stop = beating(lambda: self._take(sites), RENEW_S)
+        self._stop = beating(self._renew, RENEW_S)
+
+    def check(self) -> None:
+        """Raise `SitesBusy` if a different run has taken the sites.
+
+        That can happen if this process was paused, or if the server was restarted.
+        """
+        # by a clock that a suspended machine does not stop; if it is set, that costs one renewal
+        if abs(time.time() - self._renewed) > 2 * RENEW_S:
+            other = self._renew()
+            if other is not None:
+                raise self._busy(other, "a different run is using")
 
     def release(self) -> None:
         """Give the sites back."""
         self._stop.set()
         with suppress(httpx.HTTPError):
-            self._take([])
+            self._send([])
         self._client.close()
 
-    def _await(self, link: Link, sites: Sequence[str], wait: float) -> None:
+    def _await(self, link: Link, wait: float, absence_limit: float) -> None:
         """Reserve the sites as soon as no other run has any of them."""
-        until = time.monotonic() + wait
+        began = reached = time.monotonic()  # when the server was last reached
         while True:
-            is_last = time.monotonic() > until
+            now = time.monotonic()
             try:
                 with mapped_errors(link):
-                    other = self._take(sites)
+                    other = self._renew()
             except LinkError as error:
-                if is_last or isinstance(error, LinkRefused):
+                if isinstance(error, LinkRefused) or now - reached > absence_limit:
                     raise
             else:
+                reached = now
                 if other is None:
                     return
-                if is_last:
-                    busy = ", ".join(name for name in sites if name in other["sites"])
-                    raise SitesBusy(
-                        f"a different run is still using {busy} after {wait:g} s, started by "
-                        f"{other['holder']}; wait until it ends, or increase wait"
-                    )
+                if now - began > wait:
+                    raise self._busy(other, f"after {wait:g} s, a different run is still using")
             time.sleep(RETRY_S)
 
-    def _take(self, sites: Sequence[str]) -> dict[str, Any] | None:
-        """Reserve the sites or give them back, and return a reservation that is in the way."""
-        wanted = {"run": self._run, "sites": list(sites), "holder": self._holder}
+    def _renew(self) -> dict[str, Any] | None:
+        """Reserve the sites again, or return the reservation that is in the way."""
+        began = time.time()
+        other = self._send(self._sites)
+        if other is None:
+            self._renewed = began
+        return other
+
+    def _send(self, sites: list[str]) -> dict[str, Any] | None:
+        wanted = {"run": self._run, "sites": sites, "holder": self._holder}
         return self._client.take(wanted, self._token)
+
+    def _busy(self, other: dict[str, Any], what: str) -> SitesBusy:
+        """Return an error that says who is using which of the sites."""
+        names = ", ".join(name for name in self._sites if name in other["sites"])
+        return SitesBusy(
+            f"{what} {names}, started by {other['holder']}; wait until it ends, or increase wait"
+        )
 
 
 class _HoldClient(ProtobufClient):
@@ -173,7 +204,10 @@ class _HoldClient(ProtobufClient):
         url = f"{self._base_url}{HOLD_PATH}"
         reply = self._client.post(url, json=wanted, headers={TOKEN: token})
         reply.raise_for_status()
-        return cast(dict[str, Any] | None, reply.json())
+        try:
+            return cast(dict[str, Any] | None, reply.json())
+        except ValueError:
+            raise httpx.RemoteProtocolError("the reply is not from a fedpca server") from None
 
 
 def _who() -> str:
