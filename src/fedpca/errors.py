@@ -11,6 +11,7 @@
      +-- PolicyRefused                 a site's policy forbids the question
      +-- SitesLost                     sites failed twice; the fit restarts without them
      +-- QuorumLost                    too few sites remain
+     +-- SitesBusy                     a different run is using the sites
      +-- LinkError                     the coordinator's server cannot be reached or used
      |    +-- LinkRefused              the connection was refused; retrying will not help
      +-- JournalError                  a journal that is damaged or belongs to a different run
@@ -62,6 +63,10 @@ class SitesLost(FedpcaError):
 
 class QuorumLost(FedpcaError):
     """Fewer sites remain than the quorum requires."""
+
+
+class SitesBusy(FedpcaError):
+    """Sites that a different run is using; a site answers one run at a time."""
 
 
 class LinkError(FedpcaError):

@@ -304,13 +304,59 @@ def test_a_folder_is_no_journal_and_an_empty_file_becomes_one(tmp_path):
     assert (tmp_path / "j").stat().st_size > 0
 
 
-def test_a_failed_run_keeps_its_journal(tmp_path):
-    junk = spoil(lambda answer: b"junk", from_round=4)
+def test_a_run_that_ended_for_want_of_a_quorum_asks_again_when_it_is_resumed(tmp_path):
+    whole = fit(LocalEngine, tmp_path / "whole", "lanczos", random_state=2)
     path = tmp_path / "j"
-    with pytest.raises(QuorumLost):
-        fit(ScriptedEngine(SITES, junk), path, "lanczos")
-    with pytest.raises(QuorumLost):  # the loss is part of the record
-        fit(LocalEngine, path, "lanczos")
+    for at in (1, 4, 6):  # one outage after another
+        junk = spoil(lambda answer: b"junk", from_round=at)
+        engine = ScriptedEngine(SITES, junk, journal=path)
+        with pytest.raises(QuorumLost, match=f"0 of 3 sites are left.*round {at},"):
+            fit(engine, path, "lanczos", random_state=2)
+    engine = crashing(SITES, None, path)
+    resumed = fit(engine, path, "lanczos", random_state=2)
+    assert rounds_asked(engine)[0] == 6
+    assert resumed.run_.lost == []
+    assert resumed.components_.tobytes() == whole.components_.tobytes()
+    assert list(resumed.run_.ledger) == list(whole.run_.ledger)
+
+
+def test_a_loss_is_kept_where_the_quorum_holds_and_asked_again_where_it_does_not(tmp_path):
+    def outages(reply):
+        since = {"b": 4, "c": 7}.get(reply.site, np.inf)
+        return b"junk" if reply.round >= since else reply.answer
+
+    path = tmp_path / "j"
+    options = {"quorum": 2, "journal": path}
+    engine = ScriptedEngine(SITES, outages, journal=path)
+    with pytest.raises(QuorumLost, match=r"1 of 2 sites are left.*site 'c', round 7"):
+        FederatedPCA(2, random_state=1).fit(Federation(engine, **options))
+    engine = crashing(SITES, None, path)
+    model = FederatedPCA(2, random_state=1).fit(Federation(engine, **options))
+    assert rounds_asked(engine)[0] == 7
+    assert model.run_.sites == ("a", "c")
+    assert [lost["site"] for lost in model.run_.lost] == ["b"]
+
+
+@pytest.mark.parametrize("left", [1, 4, 20, 24, 100, -1])
+def test_a_torn_first_record_is_an_empty_journal(left, tmp_path):
+    whole = fit(LocalEngine, tmp_path / "whole", "covariance", random_state=2)
+    path = tmp_path / "j"
+    Journal(path, identity={"another": "run"}, seed=1).close()
+    path.write_bytes(path.read_bytes()[:left])
+    resumed = fit(LocalEngine, path, "covariance", random_state=2)
+    assert resumed.components_.tobytes() == whole.components_.tobytes()
+    engine = crashing(SITES)
+    fit(engine, path, "covariance", random_state=2)
+    assert rounds_asked(engine) == []
+
+
+def test_a_first_record_of_which_only_zeros_reached_the_disk_is_an_empty_journal(tmp_path):
+    path = tmp_path / "j"
+    path.write_bytes(bytes(300))
+    fit(LocalEngine, path, "covariance")
+    engine = crashing(SITES)
+    fit(engine, path, "covariance")
+    assert rounds_asked(engine) == []
 
 
 @pytest.mark.process

@@ -9,7 +9,7 @@ import pytest
 
 from fedpca import Federation, Site, question
 from fedpca.arrays import Array
-from fedpca.errors import MessageError
+from fedpca.errors import FileError, MessageError
 from fedpca.protocol.message import compose
 from fedpca.site import site as site_module
 from fedpca.site.memory import recall, remember, remembers
@@ -84,3 +84,39 @@ def test_a_site_knows_a_bounded_number_of_runs_that_are_over(monkeypatch):
         assert "error" not in ask(f"run-{number}")
     assert len(site._ended) == 3
     assert ask("run-4")["error"] == "MessageError"  # a late question of a run that is over
+
+
+def test_a_site_that_cannot_save_its_memory_answers_again_once_it_can(tmp_path, caplog):
+    site = Site(np.eye(2), name="a", store=tmp_path / "store")
+    header = {"run": "r", "round": 1, "question": "add_to_state", "verb": "sum", "n_sites": 1}
+    request = compose({**header, "memory": 0}, {"step": np.float64(2)})
+    (tmp_path / "store").touch()  # a file in place of the folder
+    refused = site.answer(request).header
+    assert refused["error"] == "SiteFailed"
+    assert refused["text"] == "the site cannot save its memory; free up disk space at the site"
+    assert str(tmp_path) in caplog.text  # where it is told to the site alone
+    assert not site.remembers(State)
+    (tmp_path / "store").unlink()
+    assert float(site.answer(request).arrays["total"]) == 2.0
+
+
+@question(answers={"x": "float64"})
+def read_a_missing_file(site):
+    raise FileError("/srv/rows/model.fedpca cannot be read")
+
+
+def test_an_error_that_may_name_a_path_stays_at_the_site(caplog):
+    site = Site(np.eye(2), name="a")
+    header = {
+        "run": "r",
+        "round": 1,
+        "question": "read_a_missing_file",
+        "verb": "sum",
+        "n_sites": 1,
+    }
+    refused = site.answer(compose({**header, "memory": 0}, {})).header
+    assert (refused["error"], refused["text"]) == (
+        "SiteFailed",
+        "FileError; see the site's log for details",
+    )
+    assert "/srv/rows" in caplog.text

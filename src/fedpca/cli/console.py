@@ -126,6 +126,8 @@ def teller(name: str, quiet: bool) -> Callable[[str], None]:
             return
         last = text, time.monotonic()
         now = datetime.datetime.now().astimezone()
-        err.print(f"{now:%Y-%m-%d %H:%M:%S} {name}: {text}", soft_wrap=True)
+        # a site that logs to a full disk goes on; err would keep every line that it could not write
+        with suppress(OSError):
+            print(f"{now:%Y-%m-%d %H:%M:%S} {name}: {text}", file=sys.stderr, flush=True)
 
     return tell

@@ -89,7 +89,10 @@ def fit(
         typer.Option(help="Number of sites to use at that server, or their names: north,south."),
     ] = None,
     wait: Annotated[
-        float, typer.Option(help="Seconds to wait for these sites to come online.")
+        float,
+        typer.Option(
+            help="Seconds to wait for sites that are offline or in use by a different fit."
+        ),
     ] = 60.0,
     credentials: Credentials = None,
     insecure: Insecure = False,

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import secrets
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
@@ -30,6 +32,7 @@ from fedpca.errors import (
     PolicyRefused,
     QuorumLost,
     SiteError,
+    SitesBusy,
     SitesLost,
 )
 from fedpca.linalg.blas_threads import threads_for_entries
@@ -59,6 +62,7 @@ class Federation:
     _journal: Journal | None
     _best: Callable[[], Array] | None
     _unannounced: dict[str, Any] | None
+    _is_held: bool  # whether the sites are reserved for the run
 
     def __init__(
         self,
@@ -80,6 +84,8 @@ class Federation:
         self.timeout = timeout
         self.on_round = on_round
         self._journal_path = journal
+        self._in_use = threading.Lock()
+        self._until_end: ExitStack | None = None  # what a run gives back when it ends
         self._begin(secrets.randbits(63))
 
     @classmethod
@@ -132,7 +138,9 @@ class Federation:
         insecure : bool
             Whether to use plain HTTP, without TLS.
         wait : float
-            How many seconds to wait for all sites to come online. After that, a quorum is enough.
+            How many seconds to wait for all sites to come online. After that, a quorum is enough. If a
+            different run is using some of the sites, a fit waits as long for that run to end, and then
+            raises `SitesBusy`.
         quorum, timeout, **options
             As for `Federation`; the time limit applies to a whole round.
         """
@@ -202,8 +210,18 @@ class Federation:
         If sites are lost but enough remain for a quorum, the program starts over with the remaining
         sites. In that case, ``start`` is the best subspace that the program reported; otherwise, it is
         None. ``identity`` describes the run in plain values, so that a journal from a different run is
-        refused.
+        refused. A site answers one run at a time: if a different run is using the sites, `SitesBusy`
+        is raised, and that run goes on.
         """
+        with self._one_at_a_time():
+            return self._run_program(program, identity, seed)
+
+    def _run_program(
+        self,
+        program: Callable[[Federation, Array | None], T],
+        identity: Mapping[str, Any],
+        seed: int | None,
+    ) -> T:
         self._begin(secrets.randbits(63) if seed is None else seed)
         if self._journal_path is not None:
             identity = {
@@ -251,6 +269,29 @@ class Federation:
         self._journal = None
         self._best = None
         self._unannounced = None
+        self._is_held = False
+
+    @contextmanager
+    def _one_at_a_time(self) -> Iterator[None]:
+        """Refuse a second run in this federation, and give the sites back when the first one ends."""
+        if not self._in_use.acquire(blocking=False):
+            raise SitesBusy(
+                "a different run is using this federation; wait until it ends, or create a second "
+                "federation with sites of its own"
+            )
+        try:
+            with ExitStack() as self._until_end:
+                yield
+        finally:
+            self._until_end = None
+            self._in_use.release()
+
+    def _hold_sites(self) -> None:
+        """Reserve the sites before the first question of a run, if the engine shares them."""
+        hold = getattr(self.engine, "hold", None)
+        if hold is not None and self._until_end is not None and not self._is_held:
+            self._until_end.enter_context(hold(self._run))
+            self._is_held = True
 
     def _ask(self, verb: str, question: Question, arrays: Mapping[str, Any]) -> Round:
         """Ask all sites a question, or read the answers from the journal, and record the round."""
@@ -274,7 +315,9 @@ class Federation:
             asked.from_record(recorded)
         else:
             refused = self._send(asked)
-            if self._journal is not None and refused is None:
+            # a loss that ends the run may pass, so the resumed run asks again
+            is_final = refused is None and self._has_quorum(asked.lost)
+            if self._journal is not None and is_final:
                 self._journal.append(*asked.to_record())
         entry = asked.enter(self.record.ledger)
         entry |= {"seconds": time.perf_counter() - began, "residual": None}
@@ -304,6 +347,7 @@ class Federation:
         A site that refuses because of its rows or its policy has not failed. A person must decide
         whether to ask again or continue without it.
         """
+        self._hold_sites()
         failed: dict[str, str] = {}
         refused: dict[str, FedpcaError] = {}
         for attempt in (1, 2):
@@ -328,6 +372,10 @@ class Federation:
         kind = type(next(iter(refused.values())))
         return kind("; ".join(str(error) for error in refused.values() if isinstance(error, kind)))
 
+    def _has_quorum(self, lost: Collection[str]) -> bool:
+        """Return whether enough sites remain without the lost ones."""
+        return len(self.record.sites) - len(lost) >= self.quorum
+
     def _announce(self) -> None:
         """Announce the last round once the solver has had a chance to report on it."""
         entry, self._unannounced = self._unannounced, None
@@ -347,7 +395,7 @@ class Federation:
             }
             for name in lost.sites
         ]
-        if len(remaining) < self.quorum:
+        if not self._has_quorum(lost.sites):
             raise QuorumLost(
                 f"{len(remaining)} of {len(self.record.sites)} sites are left, but the quorum is "
                 f"{self.quorum}; {lost}"

@@ -53,10 +53,13 @@ class Journal:
         self._file: BinaryIO = _open_or_create(self.path)
         try:
             self._lock()
-            if os.fstat(self._file.fileno()).st_size == 0:
+            first = self._read()
+            if first is None and self._is_torn_at_the_start():
+                self._file.seek(0)
+                self._file.truncate()
                 self.append({"run": secrets.token_hex(8), "seed": seed, "identity": identity}, {})
                 self._file.seek(0)
-            first = self._read()
+                first = self._read()
             if first is None or "identity" not in first.header:
                 raise JournalError(f"{self.path} is not a journal; specify a new file")
             _refuse_other(self.path, first.header["identity"], identity)
@@ -119,6 +122,12 @@ class Journal:
             raise JournalError(
                 f"{self.path} is damaged at byte {start:,}: {error}; specify a new file"
             ) from None
+
+    def _is_torn_at_the_start(self) -> bool:
+        """Return whether the file is empty or holds only a first record that a crash cut short."""
+        self._file.seek(0)
+        start = self._file.read(len(MARK))
+        return MARK.startswith(start) or not (start + self._file.read()).strip(b"\0")
 
     def _lock(self) -> None:
         if fcntl is None:  # pragma: no cover

@@ -7,14 +7,17 @@ import queue
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from fedpca.errors import InputError, SiteError, SiteTimeout
+from fedpca.errors import InputError, SiteError, SitesBusy, SiteTimeout
 from fedpca.protocol.message import Message
 from fedpca.site.site import Site, cache_share
+
+_RESERVING = threading.Lock()  # two engines may have sites in common
 
 
 class LocalEngine:
@@ -58,10 +61,28 @@ class LocalEngine:
         self._n_jobs = n_jobs or 1
         self._pool: ThreadPoolExecutor | None = None
 
+    @contextmanager
+    def hold(self, run: str) -> Iterator[None]:
+        """Reserve the sites for a run; raise `SitesBusy` if some of them are reserved.
+
+        Only sites that were passed as a `Site` can belong to two engines.
+        """
+        sites = list(self._sites.values())
+        with _RESERVING:
+            self._refuse_reserved(None)
+            for site in sites:
+                site.reserved_by = self
+        try:
+            yield
+        finally:
+            for site in sites:
+                site.reserved_by = None
+
     def ask(
         self, names: Sequence[str], request: Message, timeout: float | None
     ) -> Iterator[tuple[str, Message | SiteError]]:
         """Yield each site's answer as it arrives."""
+        self._refuse_reserved(self)
         if timeout is not None:
             yield from self._within(timeout, names, request)
         elif self._n_jobs == 1:
@@ -81,6 +102,15 @@ class LocalEngine:
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown()
+
+    def _refuse_reserved(self, by: LocalEngine | None) -> None:
+        """Refuse sites that are reserved, unless ``by`` has reserved them."""
+        busy = [s.name for s in self._sites.values() if s.reserved_by not in (None, by)]
+        if busy:
+            raise SitesBusy(
+                f"a different run in this process is using {', '.join(busy)}; wait until it ends, or "
+                "create a second Site with the same rows"
+            )
 
     def _answer(self, request: Message, name: str) -> Message:
         return self._sites[name].answer(request, keep=False)

@@ -27,6 +27,7 @@ from fedpca.arrays import Array
 from fedpca.errors import (
     REPORTED_BY_SITES,
     FedpcaError,
+    FileError,
     InputError,
     MessageError,
     SiteFailed,
@@ -129,6 +130,7 @@ class Site:
         self.has_own_store = store is not None  # an engine may set the store if not
         self.memory_limit = memory_limit
         self.is_in_process = False  # an engine sets this if the coordinator shares the process
+        self.reserved_by: object | None = None  # the engine in this process that runs a fit here
         self.memory: dict[str, Array] = _read_only({})
         self._run: str | None = None
         self._round = 0  # the last round that was answered
@@ -172,9 +174,9 @@ class Site:
         with self._lock:
             try:
                 return self._answer(request, keep)
-            except FedpcaError as error:
+            except tuple(REPORTED_BY_SITES.values()) as error:
                 return self.refusal(request.header, error)
-            except Exception as error:  # other exceptions may quote a value from a row
+            except Exception as error:  # other exceptions may quote a value from a row or a path
                 log.exception("site %s could not answer", self.name)
                 text = f"{type(error).__name__}; see the site's log for details"
                 return self.refusal(request.header, SiteFailed(text))
@@ -337,7 +339,13 @@ class Site:
         path = self.file(".memory")
         if path is not None:
             saved = Saved(round_number, reply, self.memory)
-            MemoryFile(path).save(str(self._run), self._fingerprint_of(self._files), saved)
+            try:
+                MemoryFile(path).save(str(self._run), self._fingerprint_of(self._files), saved)
+            except (FileError, OSError) as error:
+                log.error("site %s cannot save its memory: %s", self.name, error)
+                raise SiteFailed(
+                    "the site cannot save its memory; free up disk space at the site"
+                ) from None
 
     def _load(self, run: str, files: Mapping[Path, str]) -> Saved | None:
         """Return what an earlier process saved for this run, if anything."""

@@ -12,6 +12,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any
@@ -22,6 +23,7 @@ from flwr.supercore.control.control_http_client import ControlHttpClient
 
 from fedpca.engines.credentials import CA, read_authority, read_secret
 from fedpca.engines.flower.connection import Link, is_unauthorized, mapped_errors
+from fedpca.engines.flower.hold import Hold
 from fedpca.engines.flower.run import ClaimedRun, control_client
 from fedpca.engines.whereabouts import coordinator_folder, with_port
 from fedpca.errors import (
@@ -56,7 +58,8 @@ class FlowerEngine:
     quorum : int, optional
         The minimum number of sites to continue with if some do not come online.
     wait : float
-        Seconds to wait for the sites to come online.
+        Seconds to wait for the sites to come online, and then for a different run to end if it uses
+        them.
     resumed : list of str, optional
         The sites in a resumed run. The run keeps them even if some do not come online, because the
         recorded answers cover all of them. The next round determines which sites are lost.
@@ -72,9 +75,10 @@ class FlowerEngine:
         wait: float,
         resumed: Sequence[str] | None = None,
     ) -> None:
-        self._link, self._secret = link, secret
+        self._link, self._secret, self._wait = link, secret, wait
         self._client: ControlHttpClient | None = None
         self._run: ClaimedRun | None = None
+        self._hold: Hold | None = None
         self.absent: dict[str, str] = {}  # sites that a fit begins without, and why
         try:
             here = self._await_sites(resumed or sites, quorum, wait)
@@ -87,10 +91,39 @@ class FlowerEngine:
         """Return an empty mapping, because only the sites can read their rows."""
         return {}
 
+    @contextmanager
+    def hold(self, run: str) -> Iterator[None]:
+        """Reserve the sites for a run; wait for them, or raise `SitesBusy`, if they are in use."""
+        self._release()
+        self._hold = Hold(
+            self._link,
+            self._secret,
+            run,
+            self.names,
+            wait=self._wait,
+            absence_limit=ABSENCE_LIMIT_S,
+        )
+        try:
+            yield
+        finally:
+            self._release()
+
     def ask(
         self, names: Sequence[str], request: Message, timeout: float | None
     ) -> Iterator[tuple[str, bytes | SiteError]]:
-        """Yield each site's answer as it arrives; one time limit covers all sites."""
+        """Yield each site's answer as it arrives; one time limit covers all sites.
+
+        A question that is asked outside of `hold` reserves the sites until they have answered.
+        """
+        if self._hold is not None:
+            yield from self._ask(names, request, timeout)
+        else:
+            with self.hold(str(request.header["run"])):
+                yield from self._ask(names, request, timeout)
+
+    def _ask(
+        self, names: Sequence[str], request: Message, timeout: float | None
+    ) -> Iterator[tuple[str, bytes | SiteError]]:
         limit = math.inf if timeout is None else timeout
         began = reached = time.monotonic()  # when the server was last reached
         asked = _Asked(
@@ -120,18 +153,27 @@ class FlowerEngine:
 
     def close(self) -> None:
         """End the run on the server and disconnect; a later question starts a new run."""
+        self._release()
         run, self._run = self._run, None
-        control, self._client = self._client, None
         if run is not None:
             run.close()
+        self._disconnect()
+
+    def _drop(self) -> None:
+        run, self._run = self._run, None
+        if run is not None:
+            run.drop()
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        control, self._client = self._client, None
         if control is not None:
             control.close()
 
-    def _drop(self) -> None:
-        if self._run is not None:
-            self._run.drop()
-            self._run = None
-        self.close()
+    def _release(self) -> None:
+        hold, self._hold = self._hold, None
+        if hold is not None:
+            hold.release()
 
     @property
     def _control(self) -> ControlHttpClient:
@@ -206,6 +248,8 @@ class FlowerEngine:
 
     def _exchange(self, asked: _Asked, now: float) -> None:
         """Ask online sites that have not been asked yet, and collect answers that have arrived."""
+        if self._hold is not None:
+            self._hold.check()
         if now >= asked.look_at:
             asked.look_at = now + NODE_POLL_S
             nodes = self._control.ListNodes(ListNodesRequest()).nodes_info

@@ -37,6 +37,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fedpca.engines.flower.connection import access_token
+from fedpca.engines.flower.hold import ReservationDesk
 from fedpca.errors import LinkError
 
 MAX_BODY_BYTES = 16 << 20
@@ -91,7 +92,8 @@ def serve(
 
     ``sites`` maps each site's name to its public key. If no certificate and key are given, the server
     uses plain HTTP. It keeps nothing on disk, because journals and the sites' memory hold everything
-    that must outlive it. ``tell`` is called with a line of text when a site connects or disconnects.
+    that must outlive it. ``tell`` is called with a line of text when a site connects or disconnects,
+    and when a fit has to wait for sites that are in use.
     """
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -139,7 +141,7 @@ def serve(
     logging.getLogger("flwr").setLevel(logging.WARNING)
     threading.Thread(target=_watch, args=(state, tell), daemon=True).start()
     uvicorn.run(
-        _SmallBodies(app),
+        _SmallBodies(ReservationDesk(app, secret, tell)),
         host=host,
         port=port,
         log_level="warning",
