@@ -38,6 +38,7 @@ class Question:
     answers: Mapping[str, Declared]
     remembers: bool
     reads_rows: bool
+    doing: str  # what a user reads instead of the name, as in "adding up squares"
 
     def __call__(self, site: Site, **arrays: Array) -> Mapping[str, Any]:
         return self.function(site, **arrays)
@@ -53,7 +54,7 @@ class Question:
 
     def check_answer(self, arrays: Mapping[str, Any], dimensions: Dimensions) -> Arrays:
         """Return the answer's arrays, or raise an error that names the field."""
-        return _check(self.answers, arrays, dimensions, f"the answer to {self.name!r}")
+        return _check(self.answers, arrays, dimensions, "the answer")
 
 
 _REGISTRY: dict[str, Question] = {}
@@ -65,8 +66,13 @@ def question(
     asks: Mapping[str, str] | None = None,
     remembers: bool = False,
     reads_rows: bool = True,
+    doing: str = "",
 ) -> Callable[[Callable[..., Mapping[str, Any]]], Question]:
-    """Register a function as a question under its own name."""
+    """Register a function as a question under its own name.
+
+    ``doing`` says in a few words what the site does, for progress and errors; by default, it is the
+    question's name in words.
+    """
 
     def register(function: Callable[..., Mapping[str, Any]]) -> Question:
         name = function.__name__
@@ -76,7 +82,8 @@ def question(
                 f"question {name!r} already exists in {other.function.__module__}; rename it"
             )
         tables = declare(asks or {}), declare(answers)
-        _REGISTRY[name] = Question(name, function, *tables, remembers, reads_rows)
+        words = doing or f"answering {name.replace('_', ' ')!r}"
+        _REGISTRY[name] = Question(name, function, *tables, remembers, reads_rows, words)
         return _REGISTRY[name]
 
     return register

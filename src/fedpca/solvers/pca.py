@@ -62,7 +62,11 @@ def principal_components(
     return PcaResult(solution, shares, solution.outcome(solver.name), is_above)
 
 
-@question(asks={"V": "float64 d k"}, answers={"explained": "float64", "total": "float64"})
+@question(
+    doing="measuring the variance explained at each site",
+    asks={"V": "float64 d k"},
+    answers={"explained": "float64", "total": "float64"},
+)
 def explained_energy(site: Site, V: Array) -> dict[str, Any]:
     """Send a site's sums of squares about its own mean, along the components and in total.
 

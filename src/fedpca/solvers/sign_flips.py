@@ -121,7 +121,13 @@ class FlipSecret:
     words: Array  # (w,)
 
 
-@question(asks={"seed": "int64"}, answers={"n_sites": "int64"}, remembers=True, reads_rows=False)
+@question(
+    doing="preparing to find the number of components",
+    asks={"seed": "int64"},
+    answers={"n_sites": "int64"},
+    remembers=True,
+    reads_rows=False,
+)
 def draw_signs(site: Site, seed: Array) -> dict[str, Any]:
     """Let the site choose the secret that its signs are drawn from, unless it has done so."""
     if not site.remembers(FlipSecret):
@@ -129,7 +135,11 @@ def draw_signs(site: Site, seed: Array) -> dict[str, Any]:
     return {"n_sites": np.int64(1)}
 
 
-@question(asks={"n_flips": "int64"}, answers={"triangles": "float64 flips triangle"})
+@question(
+    doing="finding the number of components",
+    asks={"n_flips": "int64"},
+    answers={"triangles": "float64 flips triangle"},
+)
 def flipped_triangles(site: Site, n_flips: Array) -> Arrays:
     """Send the upper triangle of ``(A o S)'(A o S)`` for each flip."""
     _refuse_too_many(int(n_flips))
@@ -141,6 +151,7 @@ def flipped_triangles(site: Site, n_flips: Array) -> Arrays:
 
 
 @question(
+    doing="finding the number of components",
     asks={"Z": "float64 d k", "flips": "int64 k"},
     answers={"Y": "float64 d k"},
 )

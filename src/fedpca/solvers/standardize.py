@@ -70,7 +70,10 @@ class ColumnSums:
 
 
 @question(
-    answers={"features": "uint8 bytes", "n_features": "int64"}, remembers=True, reads_rows=False
+    doing="asking for column names",
+    answers={"features": "uint8 bytes", "n_features": "int64"},
+    remembers=True,
+    reads_rows=False,
 )
 def column_names(site: Site) -> dict[str, Any]:
     """Send the number of a site's columns, and their names as JSON.
@@ -82,6 +85,7 @@ def column_names(site: Site) -> dict[str, Any]:
 
 
 @question(
+    doing="counting rows and adding up columns",
     asks={"features": "uint8 bytes"},
     answers={"n": "int64", "total": "float64 d"},
     remembers=True,
@@ -105,7 +109,12 @@ def own_order(site: Site, features: Array) -> Array | None:
     return None if order is None else np.array(order)
 
 
-@question(asks={"mean": "float64 d"}, answers={"squares": "float64 d"}, remembers=True)
+@question(
+    doing="adding up squares",
+    asks={"mean": "float64 d"},
+    answers={"squares": "float64 d"},
+    remembers=True,
+)
 def squares(site: Site, mean: Array) -> dict[str, Any]:
     """Sum the squares of each column about the mean."""
     site.remember(site.recall(ColumnSums).frame(mean, np.ones_like(mean)))
@@ -113,6 +122,7 @@ def squares(site: Site, mean: Array) -> dict[str, Any]:
 
 
 @question(
+    doing="centering and scaling rows",
     asks={"mean": "float64 d", "scale": "float64 d", "n_products": "int64"},
     answers={"energy": "float64"},
     remembers=True,

@@ -253,6 +253,7 @@ class FapsState:
 
 
 @question(
+    doing="improving the components",
     asks={
         "Z": "float64 d k",
         "penalty": "float64",
@@ -291,6 +292,7 @@ def _first_state(times_C: Product, X: Array, penalty: float) -> FapsState:
 
 
 @question(
+    doing="checking the components",
     asks={"Z": "float64 d k"},
     answers={"within": "float64 k k", "penalty": "float64", "norm": "float64"},
 )

@@ -60,6 +60,7 @@ class Tsqr:
 
 
 @question(
+    doing="factoring the rows",
     asks={"mean": "float64 d", "scale": "float64 d"},
     answers={"rank": "int64", "entries": "float64 entries"},
     remembers=True,

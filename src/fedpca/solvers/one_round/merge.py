@@ -126,7 +126,12 @@ class OwnSummary:
     energy: float
 
 
-@question(asks={"features": "uint8 names", **WANTED}, answers=SUMMARY, remembers=True)
+@question(
+    doing="summarizing rows",
+    asks={"features": "uint8 names", **WANTED},
+    answers=SUMMARY,
+    remembers=True,
+)
 def summarize_rows(
     site: Site, features: Array, n_components: Array, rule: Array, n_spare: Array
 ) -> dict[str, Any]:
@@ -147,6 +152,7 @@ def summarize_rows(
 
 
 @question(
+    doing="summarizing rows",
     asks={"mean": "float64 d", "scale": "float64 d", "sends_spare": "int64", **WANTED},
     answers=SUMMARY,
     remembers=True,
@@ -176,7 +182,11 @@ def summarize_about(
     return sent.to_arrays()
 
 
-@question(asks={"V": "float64 d k"}, answers={"explained": "float64", "total": "float64"})
+@question(
+    doing="measuring the variance explained at each site",
+    asks={"V": "float64 d k"},
+    answers={"explained": "float64", "total": "float64"},
+)
 def explained_in_summary(site: Site, V: Array) -> dict[str, Any]:
     """Send the sum of squares along the components, from a site's summary, and the site's total.
 

@@ -49,6 +49,7 @@ class LocalPart:
 
 
 @question(
+    doing="finding each site's leading directions",
     asks={
         "features": "uint8 bytes",
         "mean": "float64 d",
@@ -137,6 +138,7 @@ def local_directions(site: Site, U: Array, tol: float = TOL) -> tuple[Array, Arr
 
 
 @question(
+    doing="finding each site's local components",
     asks={"U": "float64 d k", "variance": "float64 k", "header": "uint8 bytes"},
     answers={"local": "float64"},
     remembers=True,
@@ -168,7 +170,10 @@ def finish_personalized(site: Site, U: Array, variance: Array, header: Array) ->
     return {"local": personal.factor * values.sum()}
 
 
-@question(answers={"shared": "float64", "local": "float64", "total": "float64"})
+@question(
+    doing="measuring the variance explained at each site",
+    answers={"shared": "float64", "local": "float64", "total": "float64"},
+)
 def site_shares(site: Site) -> dict[str, Any]:
     """Send a site's sums of squares along shared directions, along local directions, and in total."""
     part = site.recall(LocalPart)
@@ -180,6 +185,7 @@ def site_shares(site: Site) -> dict[str, Any]:
 
 
 @question(
+    doing="gathering local components",
     answers={
         "n": "int64",
         "mean": "float64 d",
@@ -187,7 +193,7 @@ def site_shares(site: Site) -> dict[str, Any]:
         "along": "float64 k",
         "along_local": "float64 r",
         "total": "float64",
-    }
+    },
 )
 def whole_local_part(site: Site) -> dict[str, Any]:
     """Send the site's local part: its mean, its directions, and the squares along all directions."""

@@ -119,7 +119,9 @@ def _weighted_median(values: Array, counts: Array) -> float:
 
 
 @question(
-    asks={"axes": "float64 r r", "widths": "float64 r"}, answers={"counts": f"int64 r {N_BINS}"}
+    doing="looking for rows that lie apart",
+    asks={"axes": "float64 r r", "widths": "float64 r"},
+    answers={"counts": f"int64 r {N_BINS}"},
 )
 def count_scores(site: Site, axes: Array, widths: Array) -> dict[str, Any]:
     """Count the rows' scores on each component in bins of these widths about zero.
@@ -134,6 +136,7 @@ def count_scores(site: Site, axes: Array, widths: Array) -> dict[str, Any]:
 
 
 @question(
+    doing="leaving out rows that lie apart",
     asks={"axes": "float64 r r", "low": "float64 r", "high": "float64 r"},
     answers={"left_out": "int64", "present": "int64 d"},
     remembers=True,
