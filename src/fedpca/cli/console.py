@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from rich.console import Console
 
@@ -34,22 +33,6 @@ def refuse_overwriting(output: Path, force: bool) -> None:
         )
     if not output.parent.is_dir():
         raise FileError(f"{output}: the folder {output.parent} does not exist; create it first")
-
-
-def progress(quiet: bool) -> Callable[[dict[str, Any]], None] | None:
-    """Return a function that prints a line per round, or None if quiet or not on a terminal."""
-    if quiet or not err.is_terminal:
-        return None
-
-    def show(entry: dict[str, Any]) -> None:
-        residual = entry["residual"]
-        residual_text = "" if residual is None else f"  residual {residual:.1e}"
-        err.print(
-            f"round {entry['round']:3d}  {entry['question']:20s} {entry['bytes_up']:>12,} bytes up "
-            f"{entry['seconds']:7.2f} s{residual_text}"
-        )
-
-    return show
 
 
 def rows_read(quiet: bool) -> Callable[[int], None] | None:

@@ -73,9 +73,7 @@ def write_scores(model_path: Path, source: Path, output: Path, site: str | None 
             f"warning: {source} has no column names; its columns are assumed to be {first} in order",
             soft_wrap=True,
         )
-    n_shared = int(header["n_shared"]) if "n_shared" in header else k
-    names = [f"pc{i + 1}" for i in range(n_shared)]
-    names += [f"local{i + 1}" for i in range(k - n_shared)]
+    names = header.get("scores", [f"pc{i + 1}" for i in range(k)])
     schema = pa.schema([(name, pa.float64()) for name in names])
     written = 0
     with atomic.writing(output) as path, pq.ParquetWriter(path, schema) as writer:
@@ -102,4 +100,4 @@ def _model(path: Path, site: str | None) -> tuple[Model, dict[str, Any]]:
     if site not in model.parts:
         problem = f"no site {site!r} in the model" if site else "the rows' site is not given"
         raise InputError(f"{path}: {problem}; set --site to one of {sites}")
-    return model.of_site(site), {**header, "n_shared": len(model.components)}
+    return model.of_site(site), {**header, "scores": model.only(site).score_names}
