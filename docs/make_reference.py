@@ -42,7 +42,8 @@ SOLVERS_HEAD = """From `fedpca.solvers`. Pass one as `solver=` of `FederatedPCA`
 methods of `Solver`. [Choose a solver](how-to/choose-a-solver.md) says which to take.
 """
 SHELL_HEAD = """A site is named after its file, or by `NAME=PATH`. In Python a dict names the sites;
-sites in a list are called `site-1`, `site-2`, and so on. Progress is shown on a terminal only.
+sites in a list are called `site-1`, `site-2`, and so on. `--quiet` hides
+progress.
 """
 TABLES = ("Parameters", "Attributes", "Returns", "Yields", "Raises")  # sections of named entries
 RESULTS = (  # what public names return, and users read
@@ -52,6 +53,7 @@ RESULTS = (  # what public names return, and users read
     ("fedpca.models.personalized", "Split"),
     ("fedpca.models.robust", "Parts"),
     ("fedpca.models.robust", "OutlierScores"),
+    ("fedpca.models.site_similarity", "ClusterEvidence"),
     ("fedpca.estimators.rank_search", "RankSearch"),
     ("fedpca.audit.exposures", "Leakage"),
     ("fedpca.audit.exposures", "Exposure"),

@@ -18,7 +18,7 @@
      +-- FileError                     a file that cannot be read, used, or overwritten
 
 Each error message identifies the invalid value, the bound that it violated, and the way to fix it. A
-message about a site names the site, the round, and the question, but never a value from a row.
+message about a site names the site, the round, and what it was doing, but never a value from a row.
 """
 
 from __future__ import annotations

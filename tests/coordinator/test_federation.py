@@ -419,7 +419,7 @@ def test_bad_rows_stop_the_fit_at_once_whatever_the_quorum():
     bad = ROWS[1].copy()
     bad[0, 0] = np.nan
     engine = meddling({**SITES, "east": bad}, {})
-    with pytest.raises(InputError, match=r"site 'east', round 2, question 'count_and_sum'.*1 NaN"):
+    with pytest.raises(InputError, match=r"site 'east', round 2, while counting rows.*1 NaN"):
         FederatedPCA(2).fit(Federation(engine, quorum=1))
     assert [asked.question for asked in engine.asked] == ["column_names", "count_and_sum"]
     worse = {**SITES, "east": bad, "west": bad}

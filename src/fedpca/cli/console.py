@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from rich.console import Console
 
@@ -32,22 +31,6 @@ def refuse_overwriting(output: Path, force: bool) -> None:
         raise FileError(
             f"{output} already exists; choose a different name, or use --force to overwrite it"
         )
-
-
-def progress(quiet: bool) -> Callable[[dict[str, Any]], None] | None:
-    """Return a function that prints a line per round, or None if quiet or not on a terminal."""
-    if quiet or not err.is_terminal:
-        return None
-
-    def show(entry: dict[str, Any]) -> None:
-        residual = entry["residual"]
-        residual_text = "" if residual is None else f"  residual {residual:.1e}"
-        err.print(
-            f"round {entry['round']:3d}  {entry['question']:20s} {entry['bytes_up']:>12,} bytes up "
-            f"{entry['seconds']:7.2f} s{residual_text}"
-        )
-
-    return show
 
 
 def rows_read(quiet: bool) -> Callable[[int], None] | None:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from fedpca.arrays import Array
-from fedpca.cli.console import out, progress, until_stopped
+from fedpca.cli.console import out, until_stopped
 from fedpca.cli.options import Quiet
+from fedpca.cli.progress import progress
 from fedpca.coordinator.federation import Federation
 from fedpca.estimators import FederatedPCA
 from fedpca.linalg.dense import sine_of_angle
-from fedpca.report.tables import print_crossed
+from fedpca.report.tables import new_table, print_crossed, print_table
 
 CLINICS = ("north", "east", "south", "west")
 
@@ -35,7 +34,7 @@ def demo(
 
             run_federation_demo(out)
         else:
-            run_demo(out, progress(quiet))
+            run_demo(out, quiet)
 
 
 def clinics() -> tuple[dict[str, Any], Array]:
@@ -58,31 +57,29 @@ def clinics() -> tuple[dict[str, Any], Array]:
     return tables, data.data
 
 
-def run_demo(console: Console, on_round: Callable[[dict[str, Any]], None] | None) -> None:
+def run_demo(console: Console, quiet: bool) -> None:
     """Fit the clinics, compare the result with pooled PCA, and print the data exchanged."""
     from sklearn.decomposition import PCA
     from sklearn.preprocessing import StandardScaler
 
     tables, pooled = clinics()
-    fed = Federation.local(tables, on_round=on_round)
-    model = FederatedPCA(5, scale=True).fit(fed)
+    fed, model = Federation.local(tables), FederatedPCA(5, scale=True)
+    with progress(quiet, tol=model.tol, max_rounds=model.max_rounds) as fed.on_round:
+        model.fit(fed)
     reference = PCA(5, svd_solver="full").fit(StandardScaler().fit_transform(pooled))
 
-    sites = Table(title="Four clinics, with columns in different orders", title_justify="left")
-    for name in ("clinic", "patients", "variance explained"):
-        sites.add_column(name, justify="left" if name == "clinic" else "right")
+    title = "Four clinics, with columns in different orders"
+    sites = new_table(title, ("clinic",), ("patients", "variance explained"))
     for clinic, table in tables.items():
         share = model.site_variance_ratio_[clinic]
         sites.add_row(clinic, str(table.num_rows), f"{share:.1%}")
-    console.print(sites)
+    print_table(console, sites)
 
-    both = Table(title="Federated and pooled", title_justify="left")
-    for name in ("component", "federated", "pooled"):
-        both.add_column(name, justify="right")
+    both = new_table("Federated and pooled", (), ("component", "federated", "pooled"))
     ratios = zip(model.explained_variance_ratio_, reference.explained_variance_ratio_, strict=True)
     for i, (ours, theirs) in enumerate(ratios, start=1):
         both.add_row(str(i), f"{ours:.6%}", f"{theirs:.6%}")
-    console.print(both)
+    print_table(console, both)
     angle = sine_of_angle(reference.components_.T, model.components_.T)
     gap = np.abs(model.explained_variance_ / reference.explained_variance_ - 1).max()
     console.print(f"sine of the largest angle between the two subspaces: {angle:.1e}")

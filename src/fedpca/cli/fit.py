@@ -7,60 +7,143 @@ from typing import Annotated, Any
 
 import typer
 
-from fedpca.cli.console import err, exit_codes, out, progress, refuse_overwriting
+from fedpca.cli.console import err, exit_codes, out, refuse_overwriting, say
+from fedpca.cli.fit_files import FitFiles
+from fedpca.cli.info import print_plain
+from fedpca.cli.methods import Method, components_typed, estimator_of, local_ranks_of
 from fedpca.cli.options import (
     FILES,
     Columns,
-    Components,
     Credentials,
+    Csv,
     Drop,
     Force,
     Id,
     Insecure,
-    MaxRounds,
+    Json,
     Quiet,
     Scale,
     choice_of,
-    components_of,
     opened_sites,
     sites_of,
-    solver_of,
 )
+from fedpca.cli.progress import progress
 from fedpca.coordinator.federation import Federation
 from fedpca.errors import InputError
-from fedpca.estimators import FederatedPCA
+from fedpca.estimators import FederatedPCA, RobustPCA
 from fedpca.report.tables import print_model
-from fedpca.solvers.catalogue import SOLVERS
+from fedpca.solvers.catalogue import PERSONALIZED, ROBUST, SOLVERS
 from fedpca.storage import atomic
 
-DEFAULTS = FederatedPCA()
+PLAIN, LOW_RANK = FederatedPCA(), RobustPCA()  # for the defaults that help shows
+PERSONALIZED_PANEL = "Options of --method personalized"
+ROBUST_PANEL = "Options of --method robust"
 
 
 def fit(
     output: Annotated[Path, typer.Option("--output", "-o", help="Write the model to this file.")],
     files: Annotated[list[str] | None, typer.Argument(help=FILES)] = None,
-    n_components: Components = "auto",
+    method: Annotated[
+        Method,
+        typer.Option(
+            help="pca: components of the pooled rows. personalized: components that all sites share, "
+            "and local ones for each site. robust: components despite outliers and missing values."
+        ),
+    ] = Method.pca,
+    n_components: Annotated[
+        str | None,
+        typer.Option(
+            "-k",
+            "--components",
+            help="Number of components; with pca, also a share of variance (0.95 or 95%), auto, mp, "
+            "gap, or all; by default, auto.",
+        ),
+    ] = None,
+    shared: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of components that all sites share.", rich_help_panel=PERSONALIZED_PANEL
+        ),
+    ] = None,
+    local: Annotated[
+        str | None,
+        typer.Option(
+            help="Number of local components at each site, or NAME=NUMBER,... for every site.",
+            rich_help_panel=PERSONALIZED_PANEL,
+        ),
+    ] = None,
+    local_models: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also write a model for each site, with its own local components, to this folder.",
+            rich_help_panel=PERSONALIZED_PANEL,
+        ),
+    ] = None,
+    gather: Annotated[
+        bool,
+        typer.Option(
+            "--gather",
+            help="With --federation, ask the sites for their local components.",
+            rich_help_panel=PERSONALIZED_PANEL,
+        ),
+    ] = False,
+    max_components: Annotated[
+        int | None,
+        typer.Option(
+            help="Bound on the number of components, instead of -k.", rich_help_panel=ROBUST_PANEL
+        ),
+    ] = None,
+    outliers: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also write a list of outliers to this file (.csv or .parquet); only with FILES.",
+            rich_help_panel=ROBUST_PANEL,
+        ),
+    ] = None,
     solver: Annotated[
-        str,
-        typer.Option(help=f"Solver: auto, {', '.join(SOLVERS)}, or one from a different package."),
-    ] = "auto",
+        str | None,
+        typer.Option(
+            help=f"Solver. pca: auto, {', '.join(SOLVERS)}, or one from a different package. "
+            f"personalized: {', '.join(PERSONALIZED)}. robust: {', '.join(ROBUST)}."
+        ),
+    ] = None,
     option: Annotated[
         list[str], typer.Option(help="Solver option as NAME=VALUE; may be repeated.")
+    ] = [],  # noqa: B006
+    parameter: Annotated[
+        list[str],
+        typer.Option(
+            help="Other parameter of the method as NAME=VALUE, as in center=none; may be repeated."
+        ),
     ] = [],  # noqa: B006
     scale: Scale = False,
     drop: Drop = [],  # noqa: B006
     columns: Columns = [],  # noqa: B006
     id: Id = [],  # noqa: B006
     missing: Annotated[
-        str, typer.Option(help="What to do with missing values: error, mean, or drop.")
-    ] = DEFAULTS.missing,
+        str | None,
+        typer.Option(
+            help="What to do with missing values: mean fills them in, drop leaves out rows with any, "
+            "and error, the default, refuses them."
+        ),
+    ] = None,
     weight: Annotated[
         str | None, typer.Option(help="Column with the weight of each row; only with FILES.")
     ] = None,
     tol: Annotated[
-        float, typer.Option(help="Stop when the residual is this small.")
-    ] = DEFAULTS.tol,
-    max_rounds: MaxRounds = DEFAULTS.max_rounds,
+        float | None,
+        typer.Option(
+            help=f"Stop when the residual is this small; by default, {PLAIN.tol:g}, or "
+            f"{LOW_RANK.tol:g} with robust."
+        ),
+    ] = None,
+    max_rounds: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Stop the solver after this many rounds; by default, {PLAIN.max_rounds}, or "
+            f"{LOW_RANK.max_rounds} with robust."
+        ),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed for the random start.")] = None,
     journal: Annotated[
         Path | None,
@@ -96,6 +179,8 @@ def fit(
     ] = 60.0,
     credentials: Credentials = None,
     insecure: Insecure = False,
+    csv: Csv = False,
+    json: Json = False,
     force: Force = False,
     quiet: Quiet = False,
 ) -> None:
@@ -103,34 +188,57 @@ def fit(
 
     Each of FILES is a file or folder with one site's rows, or NAME=PATH. With --federation, omit FILES:
     the rows are at the sites that have joined a server.
+
+    To separate what all sites share from what is local: --method personalized --shared 2 --local 1.
+    To separate outliers and list them: --method robust -k 3 --outliers outliers.csv.
     """
     with exit_codes("; with --journal, the same command continues from here"):
         refuse_overwriting(output, force)
         if journal is not None and not journal.exists():
             atomic.check_writable(journal)
-        model = FederatedPCA(
-            components_of(n_components),
-            solver=solver_of(solver, option),
-            scale=scale,
-            missing=missing,
-            tol=tol,
-            max_rounds=max_rounds,
-            random_state=seed,
+        if csv and json:
+            raise InputError("--csv and --json are mutually exclusive; use only one")
+        has_files = federation is None
+        gathers = gather or (has_files and method is Method.personalized)
+        model = estimator_of(
+            method,
+            {
+                "-k": components_typed(method, n_components),
+                "--missing": missing,
+                "--shared": shared,
+                "--local": local_ranks_of(local),
+                "--gather": gathers or None,
+                "--local-models": local_models,
+                "--max-components": max_components,
+                "--outliers": outliers,
+            },
+            solver=solver,
+            solver_options=option,
+            more=parameter,
+            common={
+                "scale": scale,
+                "tol": tol,
+                "max_rounds": max_rounds,
+                "random_state": seed,
+            },
         )
+        more_files = FitFiles(local_models, outliers)
+        more_files.check(force, has_rows=has_files)
+        choice = choice_of(drop, columns, id)
+        opened = opened_sites(files or [], {**choice, "weight": weight})
         options: dict[str, Any] = {
             "quorum": quorum,
             "journal": journal,
-            "on_round": progress(quiet),
         }
         if timeout is not None:
             options["timeout"] = timeout
-        choice = choice_of(drop, columns, id)
         if (federation is None) == (not files):
             raise InputError("specify either the sites' files or --federation HOST, but not both")
         if federation is None:
-            if sites is not None or credentials is not None or insecure:
-                raise InputError("--sites, --credentials, and --insecure require --federation HOST")
-            opened = opened_sites(files or [], {**choice, "weight": weight})
+            if sites is not None or credentials is not None or insecure or gather:
+                raise InputError(
+                    "--sites, --credentials, --insecure, and --gather require --federation HOST"
+                )
             fed = Federation.local(opened, n_jobs=jobs, **options)
         else:
             if jobs is not None:
@@ -152,9 +260,16 @@ def fit(
                 insecure=insecure,
                 **options,
             )
-        with fed:
+        with (
+            fed,
+            progress(quiet, tol=model.tol, max_rounds=model.max_rounds) as fed.on_round,
+        ):
             model.fit(fed)
         model.save(output)
-        if not quiet:
+        written = more_files.write(model, opened)
+        if csv or json:
+            print_plain(model, csv=csv, json=json)
+        elif not quiet:
             print_model(out, model)
-            out.print(f"Wrote {output}")
+            for path in (output, *written):
+                say(f"Wrote {path}")

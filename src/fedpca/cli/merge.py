@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedpca.cli.console import exit_codes, out, refuse_overwriting
-from fedpca.cli.info import print_file
+from fedpca.cli.info import print_fitted
 from fedpca.cli.options import FanIn, Force, Quiet, Scale, components_of
 from fedpca.errors import InputError
 from fedpca.estimators import StreamingPCA
@@ -54,12 +54,10 @@ def merge(
             raise InputError("the summaries contain no rows; there is nothing to merge")
         wanted = None if n_components is None else components_of(n_components)
         model = StreamingPCA.from_summary(merged, wanted, scale=scale)
-        if output.suffix == ".summary":
-            model.summary_.save(output)
-        else:
-            model.save(output)
+        result = model.summary_ if output.suffix == ".summary" else model
+        result.save(output)
         if not quiet:
-            print_file(output)
+            print_fitted(result)
             out.print(f"Wrote {output}")
 
 

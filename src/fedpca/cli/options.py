@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import csv
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +19,8 @@ from fedpca.solvers.catalogue import AUTO, find_solver
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing output file.")]
+Csv = Annotated[bool, typer.Option("--csv", help="Print the components as CSV.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the contents of the model as JSON.")]
 Components = Annotated[
     str,
     typer.Option(
@@ -136,24 +140,29 @@ def sites_of(text: str | None) -> int | list[str] | None:
         return [name.strip() for name in text.split(",")]
 
 
-def solver_of(name: str, options: list[str]) -> Any:
-    """Parse --solver and --option, and return a solver's name or a solver with options."""
-    if not options:
-        return name
-    solver = find_solver(name)
-    if solver is None:
-        raise InputError(f"--option requires a --solver other than {AUTO!r}, which has no options")
+def values_of(option: str, texts: list[str], example: str) -> dict[str, Any]:
+    """Parse the values of a repeated option, each of which is NAME=VALUE."""
     given: dict[str, Any] = {}
-    for text in options:
+    for text in texts:
         key, equals, value = text.partition("=")
         if not equals:
-            raise InputError(f"--option {text} must be NAME=VALUE, as in penalty=0.2")
+            raise InputError(f"{option} {text} must be NAME=VALUE, as in {example}")
         try:
             given[key] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
             given[key] = value
-    names = list(getattr(type(solver), "__dataclass_fields__", {}))
-    names = [field for field in names if field not in ("name", "guarantee", "seen")]
+    return given
+
+
+def solver_of(name: str, options: list[str], find: Callable[[str], Any] = find_solver) -> Any:
+    """Parse --solver and --option, and return a solver's name or a solver with options."""
+    if not options:
+        return name
+    solver = find(name)
+    if solver is None:
+        raise InputError(f"--option requires a --solver other than {AUTO!r}, which has no options")
+    given = values_of("--option", options, "penalty=0.2")
+    names = [field.name for field in fields(solver)] if is_dataclass(solver) else []
     unknown = [key for key in given if key not in names]
     if unknown:
         raise InputError(

@@ -86,9 +86,7 @@ def write_scores(
             f"{some_of(features)} in order",
             soft_wrap=True,
         )
-    n_shared = int(header["n_shared"]) if "n_shared" in header else k
-    names = [f"pc{i + 1}" for i in range(n_shared)]
-    names += [f"local{i + 1}" for i in range(k - n_shared)]
+    names = header.get("scores", [f"pc{i + 1}" for i in range(k)])
     has_ids = bool(choice.ids)
     id_fields = list(getattr(rows, "id_schema", ())) if has_ids else []
     distinct_names([*choice.ids, *names])
@@ -130,4 +128,4 @@ def _model(path: Path, site: str | None) -> tuple[Model, dict[str, Any]]:
     if site not in model.parts:
         problem = f"no site {site!r} in the model" if site else "the rows' site is not given"
         raise InputError(f"{path}: {problem}; set --site to one of {sites}")
-    return model.of_site(site), {**header, "n_shared": len(model.components)}
+    return model.of_site(site), {**header, "scores": model.only(site).score_names}

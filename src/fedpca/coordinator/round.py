@@ -67,10 +67,10 @@ class Round:
         self._most_explained = self._explainable()
 
     def accept(self, name: str, reply: Message | bytes | SiteError) -> None:
-        """Check a site's answer and add it; errors name the site, the round, and the question."""
+        """Check a site's answer and add it; errors name the site, the round, and what it did."""
         if name not in self._expected or name in self.sizes:
             return  # nobody is waiting for this answer
-        where = f"site {name!r}, round {self.number}, question {self.question.name!r}"
+        where = f"site {name!r}, round {self.number}, while {self.question.doing}"
         try:
             if isinstance(reply, SiteError):
                 raise reply
@@ -147,8 +147,8 @@ class Round:
         recorded = tuple(record.header.get(key) for key in ("round", "verb", "question"))
         if expected != recorded:
             raise JournalError(
-                f"the journal records {recorded}, but this run asks {expected}; start the run with a "
-                "new journal"
+                f"round {self.number} in the journal is not what this run asks, which is "
+                f"{self.question.doing}; start the run with a new journal"
             )
         self.sizes = dict(record.header["sizes"])
         self.retried = record.header["retried"]

@@ -47,6 +47,12 @@ class LinearAttributes:
         return self._model().explained_variance
 
     @property
+    def explained_variance_ratio_(self) -> Array:
+        """Return each component's share of the total variance of all features."""
+        model = self._model()
+        return np.asarray(model.explained_variance / (float(model.total_variance) or 1.0))
+
+    @property
     def mean_(self) -> Array:
         """Return the mean of the rows, or zeros if ``center`` is False."""
         return self._model().mean
@@ -70,12 +76,6 @@ class LinearMethods(LinearAttributes, ClassNamePrefixFeaturesOutMixin, Transform
     """Add the attributes and methods of a PCA to an estimator with ``_model()`` and ``whiten``."""
 
     whiten: bool
-
-    @property
-    def explained_variance_ratio_(self) -> Array:
-        """Return each component's share of the total variance of all features."""
-        model = self._model()
-        return np.asarray(model.explained_variance / (float(model.total_variance) or 1.0))
 
     @property
     def singular_values_(self) -> Array:

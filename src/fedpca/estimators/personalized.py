@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import scipy.sparse as sp
-from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_array
 from sklearn.utils._param_validation import Interval, StrOptions
@@ -35,9 +35,11 @@ from fedpca.estimators.fitting import (
     warn_unconverged,
     without_labels,
 )
+from fedpca.estimators.frames import rows_like, sites_framed
 from fedpca.estimators.linear import tags_for_rows
 from fedpca.models import site_similarity
 from fedpca.models.personalized import PersonalizedModel, Split, load_personalized
+from fedpca.models.site_similarity import ClusterEvidence
 from fedpca.rows.columns import column_order
 from fedpca.rows.open import open_rows
 from fedpca.solvers.catalogue import PERSONALIZED, find_personalized
@@ -51,7 +53,7 @@ STALL_ROUNDING = 1e-10  # replaces a smaller tol, which rounding may make unreac
 MIN_MISALIGNMENT = 0.05  # below this, shared and local components cannot be distinguished
 
 
-class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """Find components that all sites share, and local components for each site.
 
     Each site's local components are orthogonal to the shared components.
@@ -113,6 +115,9 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         The variance along the shared components, averaged over sites, or over rows with
         ``weights="rows"``. Here, as in the paper, a variance is a mean square: a sum of squares divided
         by n.
+    explained_variance_ratio_ : ndarray of shape (n_shared,)
+        The same as a share of `total_variance_`, the variance of all features, averaged in the same
+        way.
     local_components_, local_variance_ : dict
         The local components of each site in the model, ``(r, n_features_in_)``, and the variance along
         them. A site has fewer local components than requested if its rows span fewer directions.
@@ -227,6 +232,7 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
                 self, fed, shared_and_local, solver, parameters, for_files=for_files
             )
         self._set_model(result.model, result.n, result.features)
+        self.total_variance_ = result.total_variance
         self.objective_, self.misalignment_ = result.objective, result.misalignment
         self.ambiguity_ = result.ambiguity
         self.site_variance_ = result.site_variance
@@ -241,6 +247,11 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         refuse_many_sites(X)
         X, sites = without_labels(X, sites)
         return self.fit(X, sites=sites).transform(X, sites)
+
+    def get_feature_names_out(self, input_features: Any = None) -> Array:
+        """Return the names of the scores: shared0, shared1, and so on, and then local0, local1, ..."""
+        check_is_fitted(self)
+        return np.array(self.model_.score_names, dtype=object)
 
     def transform(self, X: Any, site: Any = None) -> Array:
         """Return the rows' scores, shared and then local, ``(n, n_shared + n_local)``.
@@ -274,9 +285,11 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
     def split(self, X: Any, site: Any = None) -> Split:
         """Split centered rows into a shared part, a local part, and the remainder, ``left``.
 
-        The parts are in the rows' original units. They are orthogonal once divided by `scale_`.
+        The parts are in the rows' original units. They are orthogonal once divided by `scale_`. If X is
+        a data frame, so is each part, with the same index and columns.
         """
-        return self.model_.split(self._rows(X), site)
+        parts = self.model_.split(self._rows(X), site)
+        return Split(*(rows_like(self, X, part) for part in parts))
 
     def reconstruction_errors(self, X: Any, sites: Any = None) -> dict[str, float]:
         """Return the mean squared length of the remainder of each site's rows.
@@ -322,14 +335,17 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         self.site_variance_[name] = self.model_.parts[name].shares
         return self
 
-    def site_affinity(self) -> Array:
+    def site_affinity(self) -> Any:
         """Return the affinity of each pair of sites, from 0 to 1, ``(n_sites, n_sites)``.
 
         The affinity is 1 if the local components of two sites span the same space. Sites are in the
         order of `local_components_`. This method, `cluster_sites`, and `site_map` omit sites without
-        local components.
+        local components. After ``set_output(transform="pandas")`` or ``"polars"``, this method and
+        `site_map` return data frames with the sites' names.
         """
-        return site_similarity.site_affinity(self._sites_with_components())
+        sites = self._sites_with_components()
+        affinity = site_similarity.site_affinity(sites)
+        return sites_framed(self, affinity, list(sites), list(sites))
 
     def cluster_sites(self, n_clusters: int, random_state: Any = 0) -> dict[str, int]:
         """Group sites with similar local components, using spectral clustering of their affinities."""
@@ -337,17 +353,34 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
             self._sites_with_components(), n_clusters, random_state
         )
 
-    def site_map(self, n_dimensions: int = 2) -> Array:
+    def cluster_evidence(
+        self, n_clusters: int, *, n_draws: int = 200, random_state: Any = 0
+    ) -> ClusterEvidence:
+        """Group sites as `cluster_sites` does, and tell whether the groups are real.
+
+        Any sites can be grouped. So the groups are compared with those of ``n_draws`` sets of points
+        from one population with the same principal variances. If ``p_value`` is above 0.05, sites
+        without any groups would often look as much grouped. Fewer than about six sites are too few to
+        tell.
+        """
+        return site_similarity.cluster_evidence(
+            self._sites_with_components(), n_clusters, n_draws, random_state
+        )
+
+    def site_map(self, n_dimensions: int = 2) -> Any:
         """Map each site to a point with multidimensional scaling, ``(n_sites, n_dimensions)``.
 
         Distances between points approximate the distances between the sites' subspaces.
         """
-        return site_similarity.map_sites(self._sites_with_components(), n_dimensions)
+        sites = self._sites_with_components()
+        points = site_similarity.map_sites(sites, n_dimensions)
+        return sites_framed(self, points, list(sites), [f"x{i}" for i in range(n_dimensions)])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted model to a file that `fedpca.load` can read."""
         check_is_fitted(self)
         header = {
+            "total_variance": self.total_variance_,
             "objective": self.objective_,
             "misalignment": self.misalignment_,
             "ambiguity": self.ambiguity_,
@@ -356,6 +389,15 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         }
         self.model_.save(path, self._header(self.n_samples_, **header))
 
+    def save_site(self, site: str, path: str | os.PathLike[str]) -> None:
+        """Write the shared components and one site's local components, as the site itself would.
+
+        The file holds nothing of other sites, so the site can have it.
+        """
+        check_is_fitted(self)
+        header = self._header(self.n_samples_, total_variance=self.total_variance_)
+        self.model_.only(str(site)).save(path, header)
+
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read a fitted estimator that `save` or a site wrote."""
@@ -363,6 +405,7 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         with usable_header(path):
             estimator = from_header(cls, path, header)
             estimator._set_model(model, header["n_samples"], header["features"])
+            estimator.total_variance_ = float(header.get("total_variance", "nan"))
             # A file that a site wrote has no information about other sites.
             estimator.objective_ = float(header.get("objective", "nan"))
             estimator.misalignment_ = float(header.get("misalignment", "nan"))
@@ -391,8 +434,10 @@ class PersonalizedPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         set_features(self, model.components.shape[1], features)
 
     @property
-    def _n_features_out(self) -> int:
-        return self.model_.n_scores
+    def explained_variance_ratio_(self) -> Array:
+        """Return each shared component's share of the variance of all features."""
+        check_is_fitted(self)
+        return np.asarray(self.explained_variance_ / (self.total_variance_ or 1.0))
 
     def __sklearn_tags__(self) -> Any:
         return tags_for_rows(super().__sklearn_tags__())

@@ -29,6 +29,7 @@ from fedpca.estimators.fitting import (
     warn_unconverged,
     without_labels,
 )
+from fedpca.estimators.frames import column_like, rows_like
 from fedpca.estimators.linear import LinearAttributes, rows_from_scores, tags_for_rows
 from fedpca.models.linear import Model, load_model
 from fedpca.models.robust import OutlierScores, Parts, RobustModel
@@ -96,6 +97,9 @@ class RobustPCA(
     explained_variance_ : ndarray of shape (n_components_,)
         The variance of the low-rank part along the components, excluding rows that are mostly outliers.
         With "dcf", it is about the initial center.
+    explained_variance_ratio_ : ndarray of shape (n_components_,)
+        The same as a share of the variance of all features without outliers: that of the low-rank part
+        plus the noise.
     mean_, scale_ : ndarray of shape (n_features_in_,)
         The center and scale of each feature over all sites' rows.
     threshold_ : float
@@ -217,15 +221,21 @@ class RobustPCA(
     def split(self, X: Any) -> Parts:
         """Split rows into a low-rank part and a sparse part, keeping the components fixed.
 
-        The low-rank part fills in missing values, which are zero in the sparse part.
+        The low-rank part fills in missing values, which are zero in the sparse part. If X is a data
+        frame, so is each part, with the same index and columns.
         """
-        rows = self._rows(X)
-        return self.model_.split(rows)
+        parts = self.model_.split(self._rows(X))
+        return Parts(*(rows_like(self, X, part) for part in parts))
 
     def outlier_scores(self, X: Any) -> OutlierScores:
-        """Return each entry's residual divided by the threshold, and each row's share of outliers."""
-        rows = self._rows(X)
-        return self.model_.outlier_scores(rows)
+        """Return each entry's residual divided by the threshold, and each row's share of outliers.
+
+        If X is a data frame, the shares are a series and the entries' scores are a frame, with the same
+        index and columns.
+        """
+        scores = self.model_.outlier_scores(self._rows(X))
+        shares = column_like(self, X, scores.rows, "outlier_share")
+        return OutlierScores(shares, rows_like(self, X, scores.cells))
 
     @property
     def scale_(self) -> Array:

@@ -118,10 +118,20 @@ class PersonalizedModel:
             total_variance=part.total,
         )
 
+    def only(self, name: str) -> PersonalizedModel:
+        """Return the model with the part of one site alone, as that site keeps it."""
+        return replace(self, parts={name: self._part(name)})
+
     @property
     def n_scores(self) -> int:
         """Return the number of scores of a row, which is that of the site with the most components."""
         return len(self.components) + self.n_local
+
+    @property
+    def score_names(self) -> list[str]:
+        """Return the names of the scores."""
+        shared = [f"shared{i}" for i in range(len(self.components))]
+        return shared + [f"local{i}" for i in range(self.n_local)]
 
     def by_site(self, site: Any, n_rows: int) -> Iterator[tuple[str, Any]]:
         """Yield the name of each site in ``site`` and a selection of its rows.

@@ -5,7 +5,18 @@
 where P_i is the projection onto the r_i components of site i. The affinity of two sites is 1 if their
 subspaces are equal and 0 if they are orthogonal.
 
+Any sites can be grouped, so `cluster_evidence` compares groups with what one population would give. The
+projections are points, with squares S_t of their distances to their mean, and S_w to the means of their
+groups:
+
+    separation = 1 - S_w / S_t,   p = share of draws whose separation is at least as large
+
+A draw has as many points from one normal distribution with the same principal variances as the
+projections, in the best groups that k-means finds.
+
 Source: Shi and Kontar, "Personalized PCA: decoupling shared and unique features" (2024), section 7.1.7.
+The comparison with one normal distribution is from Liu, Hayes, Nobel, and Marron, "Statistical
+significance of clustering for high-dimension, low-sample size data" (2008).
 """
 
 from __future__ import annotations
@@ -13,7 +24,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +32,17 @@ from fedpca.arrays import Array
 from fedpca.errors import InputError
 
 Components = Mapping[str, Array]  # by site, each (r, d) with r at least 1
+KMEANS_STARTS = 10  # of each draw; too few would understate what one population gives
+KMEANS_PASSES = 50
+
+
+class ClusterEvidence(NamedTuple):
+    """How well sites fall into groups, compared with sites of one population."""
+
+    clusters: dict[str, int]  # as `cluster_sites` returns them
+    separation: float  # the share of the sites' variance that lies between groups, from 0 to 1
+    expected: float  # the mean separation of sites of one population
+    p_value: float  # the share of draws from one population that separate at least as well
 
 
 def site_affinity(sites: Components) -> Array:
@@ -48,6 +70,54 @@ def cluster_sites(sites: Components, n_clusters: int, random_state: Any = 0) -> 
                 n_clusters, affinity="precomputed", random_state=random_state
             ).fit_predict(affinity)
     return dict(zip(sites, map(int, labels), strict=True))
+
+
+def cluster_evidence(
+    sites: Components, n_clusters: int, n_draws: int = 200, random_state: Any = 0
+) -> ClusterEvidence:
+    """Group sites, and compare the groups with those of sites from one population."""
+    if not isinstance(n_draws, Integral) or n_draws < 1:
+        raise InputError(f"n_draws={n_draws!r} must be an integer of at least 1")
+    clusters = cluster_sites(sites, n_clusters, random_state)
+    points = map_sites(sites, len(sites))
+    found = _separation(points, np.array(list(clusters.values())))
+    deviations = np.sqrt((points**2).sum(axis=0) / max(1, len(points) - 1))
+    rng = np.random.default_rng(random_state)
+    drawn = [
+        _best_separation(rng.standard_normal(points.shape) * deviations, n_clusters, rng)
+        for _ in range(n_draws)
+    ]
+    p_value = (1 + sum(value >= found for value in drawn)) / (1 + n_draws)
+    return ClusterEvidence(clusters, found, float(np.mean(drawn)), p_value)
+
+
+def _best_separation(points: Array, n_clusters: int, rng: np.random.Generator) -> float:
+    """Return the separation of the best groups that k-means finds from several starts."""
+    order = rng.permuted(np.tile(np.arange(len(points)), (KMEANS_STARTS, 1)), axis=1)
+    centers = points[order[:, :n_clusters]]  # (starts, k, dimensions)
+    squares = (points**2).sum(axis=1)[:, None]
+    groups = np.full((KMEANS_STARTS, len(points)), -1)
+    for _ in range(KMEANS_PASSES):
+        to_centers = (
+            squares - 2 * points @ centers.swapaxes(1, 2) + (centers**2).sum(axis=2)[:, None]
+        )
+        last, groups = groups, to_centers.argmin(axis=2)
+        if (groups == last).all():
+            break
+        members = groups[:, None] == np.arange(n_clusters)[:, None]  # (starts, k, n)
+        n_members = members.sum(axis=2)[..., None]
+        centers = np.where(n_members > 0, members @ points / np.maximum(n_members, 1), centers)
+    return max(_separation(points, own) for own in groups)
+
+
+def _separation(points: Array, groups: Array) -> float:
+    """Return the share of the points' squares about their mean that lies between groups."""
+    total = float(((points - points.mean(axis=0)) ** 2).sum())
+    within = sum(
+        float(((own - own.mean(axis=0)) ** 2).sum())
+        for own in (points[groups == group] for group in np.unique(groups))
+    )
+    return 1 - within / total if total > 0 else 0.0
 
 
 def map_sites(sites: Components, n_dimensions: int = 2) -> Array:

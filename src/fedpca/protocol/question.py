@@ -65,6 +65,7 @@ class Question:
     reads_rows: bool
     at_most: Mapping[str, str]
     words: Mapping[str, tuple[str, ...]]  # what each field of the answer means
+    doing: str  # what a user reads instead of the name, as in "adding up squares"
     check: Check | None = None
 
     def __call__(self, site: Site, **arrays: Array) -> Mapping[str, Any]:
@@ -93,7 +94,7 @@ class Question:
         ``asked`` are the question's arrays. ``energy`` is the most that the site's rows can explain, if
         it is known. Numbers whose totals could overflow raise ``too_large``.
         """
-        where = f"the answer to {self.name!r}"
+        where = "the answer"
         checked = _check(self.answers, arrays, dimensions, where)
         for name, array in checked.items():
             declared, words = self.answers[name], self.words[name]
@@ -150,8 +151,13 @@ def question(
     reads_rows: bool = True,
     at_most: Mapping[str, str] | None = None,
     check: Check | None = None,
+    doing: str = "",
 ) -> Callable[[Callable[..., Mapping[str, Any]]], Question]:
-    """Register a function as a question under its own name."""
+    """Register a function as a question under its own name.
+
+    ``doing`` says in a few words what the site does, for progress and errors; by default, it is the
+    question's name in words.
+    """
 
     def register(function: Callable[..., Mapping[str, Any]]) -> Question:
         name = function.__name__
@@ -161,9 +167,17 @@ def question(
                 f"question {name!r} already exists in {other.function.__module__}; rename it"
             )
         shapes, words = _split_words(answers)
-        tables = declare(asks or {}), declare(shapes)
         _REGISTRY[name] = Question(
-            name, function, *tables, remembers, reads_rows, dict(at_most or {}), words, check
+            name,
+            function,
+            declare(asks or {}),
+            declare(shapes),
+            remembers,
+            reads_rows,
+            at_most=dict(at_most or {}),
+            words=words,
+            doing=doing or f"answering {name.replace('_', ' ')!r}",
+            check=check,
         )
         return _REGISTRY[name]
 

@@ -3,34 +3,51 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fedpca.arrays import Array
 from fedpca.audit.exposures import Exposure, Leakage
 from fedpca.audit.transcript import LISTENERS
 from fedpca.coordinator.record import RunRecord
 from fedpca.errors import InputError
 from fedpca.estimators import FederatedPCA, PersonalizedPCA, RobustPCA, StreamingPCA
-from fedpca.models.linear import Model
+from fedpca.report.contents import Fitted, components_of, feature_names, leading_features
 from fedpca.storage import atomic
 from fedpca.summary.summary import Summary
+
+MAX_COMPONENTS_SHOWN = 20
+N_LEADING_FEATURES = 5  # of each component
+WIDE = 10_000  # characters of a line where the output is no terminal, which has no width
+
+
+def new_table(title: str | None, left: Sequence[str], right: Sequence[str], **style: Any) -> Table:
+    """Return a table with columns of text and then of numbers; long names are folded, never cut."""
+    table = Table(title=title, title_justify="left", **style)
+    for name in left:
+        table.add_column(name, overflow="fold")
+    for name in right:
+        table.add_column(name, justify="right", overflow="fold")
+    return table
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Print a table within the width of a terminal, or else as wide as its contents."""
+    if not console.is_terminal:
+        console = Console(file=console.file, width=WIDE, highlight=False, markup=False)
+    console.print(table)
 
 
 def print_crossed(console: Console, run: RunRecord, site: str | None = None) -> None:
     """Print a table of the data exchanged, by question and field, for all sites or one site."""
-    if site not in (None, *run.sites, *(loss["site"] for loss in run.lost)):
-        raise InputError(f"no site {site!r} in this run; the sites are {', '.join(run.sites)}")
+    refuse_unknown_site(run, site)
     title = "Data exchanged" if site is None else f"Data exchanged with {site}"
-    table = Table(title=title, title_justify="left")
-    for name in ("question", "direction", "field", "shape", "how"):
-        table.add_column(name)
-    for name in ("messages", "bytes"):
-        table.add_column(name, justify="right")
+    left = ("question", "direction", "field", "shape", "how")
+    table = new_table(title, left, ("messages", "bytes"))
     for row in run.ledger.totals(site):
         shape = " x ".join(str(n) for n in row.shape)
         table.add_row(
@@ -42,21 +59,25 @@ def print_crossed(console: Console, run: RunRecord, site: str | None = None) -> 
             f"{row.messages:,}",
             f"{row.bytes:,}",
         )
-    console.print(table)
+    print_table(console, table)
     console.print(
         f"{run.rounds} rounds, {run.bytes_up:,} bytes from the sites, {run.bytes_down:,} to them"
     )
 
 
+def refuse_unknown_site(run: RunRecord, site: str | None) -> None:
+    """Refuse the name of a site that took no part in a run."""
+    if site not in (None, *run.sites, *(loss["site"] for loss in run.lost)):
+        raise InputError(f"no site {site!r} in this run; the sites are {', '.join(run.sites)}")
+
+
 def print_leakage(out: Console, leakage: Leakage, by_site: bool) -> None:
     """Print the attack results for the most exposed site per listener, or for every site."""
     title = "Relative error of the best estimate of a site's covariance, by rounds"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
+    left = ("solver", "listener", "site", "best attack")
+    right = ("1", "10", "all", "rounds", "exposed")
+    table = new_table(title, left, right, box=box.SIMPLE_HEAD, show_edge=False)
     table.padding = (0, 1, 0, 0)
-    for name in ("solver", "listener", "site", "best attack"):
-        table.add_column(name)
-    for name in ("1", "10", "all", "rounds", "exposed"):
-        table.add_column(name, justify="right")
     for solver in leakage.solvers:
         for listener in ("seen", "summed"):
             ends = [leakage.best(solver, listener, site) for site in leakage.sites]
@@ -65,7 +86,7 @@ def print_leakage(out: Console, leakage: Leakage, by_site: bool) -> None:
                 errors = [f"{e:.2f}" if e > 0.01 else f"{e:.0e}" for e in (*early, end.error)]
                 figures = (*errors, str(end.round), f"{end.exposed:.0%}")
                 table.add_row(solver, listener, end.site, end.attack, *figures)
-    out.print(table)
+    print_table(out, table)
     out.print(
         "An error of 0 means that the covariance is known; 1 is no better than guessing zero."
     )
@@ -84,9 +105,7 @@ def write_exposures(path: Path, leakage: Leakage) -> None:
         writer.writerows(leakage.exposures)
 
 
-def print_model(
-    out: Console, model: FederatedPCA | PersonalizedPCA | RobustPCA | StreamingPCA
-) -> None:
+def print_model(out: Console, model: Fitted) -> None:
     """Print a model's contents and how it was fitted."""
     if isinstance(model, StreamingPCA):
         _print_stream(out, model)
@@ -100,31 +119,18 @@ def print_model(
 
 def print_summary(out: Console, summary: Summary) -> None:
     """Print a summary's components, its error bounds, and what its file reveals."""
-    k = min(summary.n_components, len(summary.singular_values))
     out.print(
         f"summary of {summary.n:,.10g} rows with {summary.n_features:,} features: "
         f"{summary.n_components} components requested, {len(summary.singular_values)} directions kept"
     )
-    model = Model.from_eigen(
-        summary.directions[:k].T,
-        summary.eigenvalues[:k],
-        summary.energy,
-        summary.n,
-        summary.mean,
-        np.ones(summary.n_features),
-    )
-    total = float(model.total_variance) or 1.0
-    _print_components(out, model.explained_variance, model.explained_variance / total)
+    _print_components(out, summary)
     _print_bounds(out, summary, summary.n_components)
     if summary.n <= summary.room:
         out.print("there are so few rows that this file reveals them; do not share it")
-    table = Table(title="What this file reveals", title_justify="left")
-    for name in ("field", "shape"):
-        table.add_column(name)
-    table.add_column("bytes", justify="right")
+    table = new_table("What this file reveals", ("field", "shape"), ("bytes",))
     for name, array in summary.to_arrays().items():
         table.add_row(name, " x ".join(str(n) for n in array.shape), f"{array.nbytes:,}")
-    out.print(table)
+    print_table(out, table)
 
 
 def _print_federated(out: Console, model: FederatedPCA) -> None:
@@ -134,7 +140,7 @@ def _print_federated(out: Console, model: FederatedPCA) -> None:
         f"{model.n_samples_:,} rows at {len(run.sites)} sites"
     )
     _print_run(out, run)
-    _print_components(out, model.explained_variance_, model.explained_variance_ratio_)
+    _print_components(out, model)
     if run.stop_reason == "approximate":
         out.print(_angle(run.angle_bound))
     if model.site_variance_ratio_:
@@ -179,16 +185,15 @@ def _print_personalized(out: Console, model: PersonalizedPCA) -> None:
     if model.run_.history:  # a site's local file has no record of the run
         _print_run(out, model.run_)
         out.print(f"misalignment of the sites' local components: {model.misalignment_:.3g}")
-    table = Table(title="Share of each site's variance", title_justify="left")
-    table.add_column("site")
-    for name in ("local components", "shared", "local", "remainder"):
-        table.add_column(name, justify="right")
+    _print_components(out, model)
+    right = ("local components", "shared", "local", "remainder")
+    table = new_table("Share of each site's variance", ("site",), right)
     for name, shares in model.site_variance_.items():
         n_local = str(len(model.local_components_[name])) if name in at_hand else "at the site"
         parts = (shares[part] for part in ("shared", "local", "left"))  # a file may sort them
         table.add_row(name, n_local, *(f"{part:.1%}" for part in parts))
     if model.site_variance_:
-        out.print(table)
+        print_table(out, table)
 
 
 def _print_robust(out: Console, model: RobustPCA) -> None:
@@ -197,9 +202,7 @@ def _print_robust(out: Console, model: RobustPCA) -> None:
         f"{model.n_samples_:,} rows at {len(model.run_.sites)} sites, with outliers separated"
     )
     _print_run(out, model.run_)
-    variances = model.explained_variance_
-    total = variances.sum() + model.n_features_in_ * model.noise_variance_ or 1.0
-    _print_components(out, variances, variances / total)
+    _print_components(out, model)
     out.print(f"an entry is an outlier if its residual exceeds {model.threshold_:.3g}")
     if model.sparse_share_:
         shares = ", ".join(f"{k} {v:.1%}" for k, v in model.sparse_share_.items())
@@ -223,20 +226,30 @@ def _print_stream(out: Console, model: StreamingPCA) -> None:
         f"{model.n_components_} components from {model.n_features_in_:,} features and "
         f"{model.n_samples_seen_:,} rows, {len(summary.singular_values)} directions kept"
     )
-    _print_components(out, model.explained_variance_, model.explained_variance_ratio_)
+    _print_components(out, model)
     _print_bounds(out, summary, model.n_components_)
 
 
-def _print_components(out: Console, variances: Array, shares: Array) -> None:
-    table = Table()
-    for name in ("component", "variance", "share", "cumulative"):
-        table.add_column(name, justify="right")
-    together = np.cumsum(shares)
-    for i, variance in enumerate(variances[:20]):
-        table.add_row(str(i + 1), f"{variance:.6g}", f"{shares[i]:.2%}", f"{together[i]:.2%}")
-    out.print(table)
-    if len(variances) > 20:
-        out.print(f"... and {len(variances) - 20} more")
+def _print_components(out: Console, fitted: Fitted | Summary) -> None:
+    """Print the first components, and the features with the largest loadings on each."""
+    components = components_of(fitted)
+    if not components:
+        return
+    table = new_table(None, (), ("component", "variance", "share", "cumulative"))
+    features = new_table("Features with the largest loadings", ("component", "features"), ())
+    names = feature_names(fitted)
+    together: dict[str | None, float] = {}
+    for component in components[:MAX_COMPONENTS_SHOWN]:
+        site = component.site
+        together[site] = together.get(site, 0.0) + float(component.share)
+        label = component.name if site is None else f"{site} {component.name}"
+        shares = (f"{component.share:.2%}", f"{together[site]:.2%}")
+        table.add_row(label, f"{component.variance:.6g}", *shares)
+        features.add_row(label, leading_features(component, names, N_LEADING_FEATURES))
+    print_table(out, table)
+    print_table(out, features)
+    if len(components) > MAX_COMPONENTS_SHOWN:
+        out.print(f"... and {len(components) - MAX_COMPONENTS_SHOWN} more")
 
 
 def _print_bounds(out: Console, summary: Summary, k: int) -> None:

@@ -102,7 +102,7 @@ class Policy:
             self.check_rows(n_rows)
         if header["verb"] == "gather" and not self.gather:
             raise PolicyRefused(
-                f"the policy does not let the coordinator see this site's answer to {question.name!r}"
+                "the policy does not let the coordinator see this site's own answer"
             )
         if header["verb"] == "sum" and header["n_sites"] < self.min_sites:
             raise PolicyRefused(

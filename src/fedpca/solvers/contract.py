@@ -169,7 +169,11 @@ def moments_and_rank(fed: Federation, problem: Problem) -> tuple[Moments, RankRu
     return moments, rank if problem.flips is None else replace(rank, rule=problem.flips)
 
 
-@question(asks={"Z": "float64 d k"}, answers={"Y": "float64 d k, explained"})
+@question(
+    doing="improving the components",
+    asks={"Z": "float64 d k"},
+    answers={"Y": "float64 d k, explained"},
+)
 def covariance_product(site: Site, Z: Array) -> Arrays:
     """Return A_i'(A_i Z), where A_i holds a site's standardized rows."""
     return {"Y": site.standardized.gram_times(Z)}

@@ -76,7 +76,12 @@ def principal_components(
     return PcaResult(solution, _shares(explained), solution.outcome(solver.name), is_above)
 
 
-@question(asks={"V": "float64 d k"}, answers=EXPLAINED, check=explains_too_much)
+@question(
+    doing="measuring the variance explained at each site",
+    asks={"V": "float64 d k"},
+    answers=EXPLAINED,
+    check=explains_too_much,
+)
 def explained_energy(site: Site, V: Array) -> dict[str, Any]:
     """Send a site's sums of squares about its own mean, along the components and in total.
 

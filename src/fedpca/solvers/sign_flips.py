@@ -122,6 +122,7 @@ class FlipSecret:
 
 
 @question(
+    doing="preparing to find the number of components",
     asks={"seed": "int64"},
     answers={"n_sites": "int64"},
     remembers=True,
@@ -136,6 +137,7 @@ def draw_signs(site: Site, seed: Array) -> dict[str, Any]:
 
 
 @question(
+    doing="finding the number of components",
     asks={"n_flips": "int64"},
     answers={"triangles": "float64 flips triangle, semidefinite"},
     at_most={"flips": "n_flips"},
@@ -151,6 +153,7 @@ def flipped_triangles(site: Site, n_flips: Array) -> Arrays:
 
 
 @question(
+    doing="finding the number of components",
     asks={"Z": "float64 d k", "flips": "int64 k"},
     answers={"Y": "float64 d k"},
 )

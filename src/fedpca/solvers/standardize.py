@@ -119,6 +119,7 @@ def misnamed(answer: Arrays, _: Arrays) -> str | None:
 
 
 @question(
+    doing="asking for column names",
     answers={
         "features": "uint8 bytes",
         "n_features": "int64, count",
@@ -142,6 +143,7 @@ def column_names(site: Site) -> dict[str, Any]:
 
 
 @question(
+    doing="counting rows and adding up columns",
     asks={"features": "uint8 bytes", "missing": "int64"},
     answers={
         "n": "int64, count, rows",
@@ -198,7 +200,12 @@ def own_order(site: Site, features: Array) -> Array | None:
     return None if order is None else np.array(order)
 
 
-@question(asks={"mean": "float64 d"}, answers={"squares": "float64 d, squares"}, remembers=True)
+@question(
+    doing="adding up squares",
+    asks={"mean": "float64 d"},
+    answers={"squares": "float64 d, squares"},
+    remembers=True,
+)
 def squares(site: Site, mean: Array) -> dict[str, Any]:
     """Sum the squares of each column about the mean."""
     site.remember(site.recall(ColumnSums).frame(mean, np.ones_like(mean)))
@@ -206,6 +213,7 @@ def squares(site: Site, mean: Array) -> dict[str, Any]:
 
 
 @question(
+    doing="centering and scaling rows",
     asks={"mean": "float64 d", "scale": "float64 d", "n_products": "int64"},
     answers={"energy": "float64, squares, energy"},
     remembers=True,

@@ -69,6 +69,7 @@ class Covariance:
 
 
 @question(
+    doing="computing the covariance",
     asks={"mean": "float64 d", "scale": "float64 d"},
     answers={"triangle": "float64 triangle, semidefinite, energy"},
     remembers=True,

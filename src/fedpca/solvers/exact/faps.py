@@ -253,6 +253,7 @@ class FapsState:
 
 
 @question(
+    doing="improving the components",
     asks={
         "Z": "float64 d k",
         "penalty": "float64",
@@ -292,6 +293,7 @@ def _first_state(times_C: Product, X: Array, penalty: float) -> FapsState:
 
 
 @question(
+    doing="checking the components",
     asks={"Z": "float64 d k"},
     answers={
         "within": "float64 k k, semidefinite, explained",

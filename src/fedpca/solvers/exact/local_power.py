@@ -94,7 +94,11 @@ class LocalPower:
         return iterate(fed, moments, rank, Z, energy, rest)
 
 
-@question(asks={"Z": "float64 d k", "steps": "int64"}, answers={"Y": "float64 d k, explained"})
+@question(
+    doing="improving the components",
+    asks={"Z": "float64 d k", "steps": "int64"},
+    answers={"Y": "float64 d k, explained"},
+)
 def local_power_steps(site: Site, Z: Array, steps: Array) -> Arrays:
     """Take local power steps and send the last product in the basis that is closest to Z."""
     X = Z

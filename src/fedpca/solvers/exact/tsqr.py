@@ -71,6 +71,7 @@ def misshapen_factor(answer: Arrays, asked: Arrays) -> str | None:
 
 
 @question(
+    doing="factoring the rows",
     asks={"mean": "float64 d", "scale": "float64 d"},
     answers={"rank": "int64, count", "entries": "float64 entries"},
     remembers=True,

@@ -179,6 +179,7 @@ def impossible_summary(answer: Arrays, _: Arrays) -> str | None:
 
 
 @question(
+    doing="summarizing rows",
     asks={"features": "uint8 names", **WANTED},
     answers=SUMMARY,
     remembers=True,
@@ -206,6 +207,7 @@ def summarize_rows(
 
 
 @question(
+    doing="summarizing rows",
     asks={"mean": "float64 d", "scale": "float64 d", "sends_spare": "int64", **WANTED},
     answers=SUMMARY,
     remembers=True,
@@ -237,7 +239,12 @@ def summarize_about(
     return sent.to_arrays()
 
 
-@question(asks={"V": "float64 d k"}, answers=EXPLAINED, check=explains_too_much)
+@question(
+    doing="measuring the variance explained at each site",
+    asks={"V": "float64 d k"},
+    answers=EXPLAINED,
+    check=explains_too_much,
+)
 def explained_in_summary(site: Site, V: Array) -> dict[str, Any]:
     """Send the sum of squares along the components, from a site's summary, and the site's total.
 

@@ -66,6 +66,7 @@ def exceeds_total(answer: Arrays, _: Arrays) -> str | None:
 
 
 @question(
+    doing="finding each site's leading directions",
     asks={
         "features": "uint8 bytes",
         "mean": "float64 d",
@@ -155,6 +156,7 @@ def local_directions(site: Site, U: Array, tol: float = TOL) -> tuple[Array, Arr
 
 
 @question(
+    doing="finding each site's local components",
     asks={"U": "float64 d k", "variance": "float64 k", "header": "uint8 bytes"},
     answers={"local": "float64, squares, explained"},
     remembers=True,
@@ -187,6 +189,7 @@ def finish_personalized(site: Site, U: Array, variance: Array, header: Array) ->
 
 
 @question(
+    doing="measuring the variance explained at each site",
     answers={
         "shared": "float64, squares",
         "local": "float64, squares",
@@ -205,6 +208,7 @@ def site_shares(site: Site) -> dict[str, Any]:
 
 
 @question(
+    doing="gathering local components",
     answers={
         "n": "int64, count",
         "mean": "float64 d",

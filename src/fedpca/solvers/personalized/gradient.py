@@ -149,6 +149,7 @@ class LocalSteps:
 
 
 @question(
+    doing="choosing a step length",
     asks={"U": "float64 d k", "reference": "float64", "seed": "int64"},
     answers={"largest": "float64, nonnegative, large"},
     remembers=True,
@@ -174,7 +175,9 @@ STEP_ANSWERS = {
 }
 
 
-@question(asks=STEP_ASKS, answers=STEP_ANSWERS, remembers=True)
+@question(
+    doing="improving the shared components", asks=STEP_ASKS, answers=STEP_ANSWERS, remembers=True
+)
 def stiefel_step(site: Site, U: Array, step: Array, back: Array, by_qr: Array) -> dict[str, Any]:
     """Step along the gradient in the tangent space at [U V_i]: Algorithm 2, choice 1."""
     retract = RETRACTIONS["qr" if by_qr else "polar"]
@@ -187,7 +190,9 @@ def stiefel_step(site: Site, U: Array, step: Array, back: Array, by_qr: Array) -
     return _moved(site, U, back, retract, move)
 
 
-@question(asks=STEP_ASKS, answers=STEP_ANSWERS, remembers=True)
+@question(
+    doing="improving the shared components", asks=STEP_ASKS, answers=STEP_ANSWERS, remembers=True
+)
 def polar_step(site: Site, U: Array, step: Array, back: Array, by_qr: Array) -> dict[str, Any]:
     """Take the polar factor of [U V_i] + step S_i [U V_i]: Algorithm 2, choice 2, and Algorithm 1."""
     retract = RETRACTIONS["qr" if by_qr else "polar"]

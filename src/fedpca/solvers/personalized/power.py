@@ -148,6 +148,7 @@ def _ambiguity(best: Climb, climbs: Sequence[Climb]) -> float:
 
 
 @question(
+    doing="improving the shared components",
     asks={"U": "float64 m d k"},
     answers={
         "G": "float64 m d k, explained",

@@ -41,6 +41,7 @@ class PersonalizedResult:
     model: PersonalizedModel
     features: tuple[str, ...] | None
     n: int
+    total_variance: float  # of all features, averaged over sites
     objective: float
     misalignment: float
     ambiguity: float
@@ -103,7 +104,13 @@ def shared_and_local(
         shared = solver.solve(fed, Start(points, weight, energy, tol, max_rounds, seed))
     else:
         shared = Shared(np.empty((d, 0)), np.empty((0, 0)), 0.0, "exact")
-    header = {"features": common.names, "n_samples": n, "parameters": for_files}
+    total = energy / weight
+    header = {
+        "features": common.names,
+        "n_samples": n,
+        "total_variance": total,
+        "parameters": for_files,
+    }
     to_end = Ending(fed, ranks, int(begun["n_sites"]), weight, to_bytes(header), gather)
     end = to_end.at(shared)
     if end.tied.size:
@@ -120,6 +127,7 @@ def shared_and_local(
         model=model,
         features=common.names,
         n=n,
+        total_variance=total,
         objective=float(end.variance.sum()) + end.local,
         misalignment=end.misalignment,
         ambiguity=shared.ambiguity,

@@ -43,21 +43,34 @@ class Basis:
         return self.variance if by_variance else np.full(self.B.shape[1], self.weight)
 
 
-@question(asks={"by_variance": "int64"}, answers={"triangle": "float64 triangle, semidefinite"})
+@question(
+    doing="comparing the sites' directions",
+    asks={"by_variance": "int64"},
+    answers={"triangle": "float64 triangle, semidefinite"},
+)
 def basis_triangle(site: Site, by_variance: Array) -> dict[str, Array]:
     """Send the upper triangle of B_i L_i B_i'."""
     basis = site.recall(Basis)
     return {"triangle": pack_triangle((basis.B * basis.lengths(by_variance)) @ basis.B.T)}
 
 
-@question(asks={"Z": "float64 d k", "by_variance": "int64"}, answers={"Y": "float64 d k"})
+@question(
+    doing="comparing the sites' directions",
+    asks={"Z": "float64 d k", "by_variance": "int64"},
+    answers={"Y": "float64 d k"},
+)
 def basis_product(site: Site, Z: Array, by_variance: Array) -> dict[str, Array]:
     """Send B_i L_i (B_i' Z)."""
     basis = site.recall(Basis)
     return {"Y": (basis.B * basis.lengths(by_variance)) @ (basis.B.T @ Z)}
 
 
-@question(asks={"by_variance": "int64"}, answers={"B": "float64 d r"}, at_most={"r": "d"})
+@question(
+    doing="comparing the sites' directions",
+    asks={"by_variance": "int64"},
+    answers={"B": "float64 d r"},
+    at_most={"r": "d"},
+)
 def whole_basis(site: Site, by_variance: Array) -> dict[str, Array]:
     """Send B_i itself, with columns scaled by the square roots of L_i."""
     basis = site.recall(Basis)

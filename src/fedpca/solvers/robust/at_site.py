@@ -8,12 +8,14 @@ round's V_i. It uses hard thresholds, soft thresholds, or the gradient steps of 
 Missing entries, and outliers under a hard threshold, do not count: ``V_i U'`` replaces them
 (`fedpca.models.robust`). The question of a round stands beside its method.
 
-Between questions, a site keeps the scores V_i. At the end, it also keeps the sparse part S_i.
+Between questions, a site keeps the scores V_i. At the end, it also keeps the sparse part S_i, and a
+list of its outliers if it has a folder.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +23,8 @@ import scipy.sparse as sp
 
 from fedpca.arrays import Array, Arrays
 from fedpca.errors import InputError
-from fedpca.models.robust import TIMES_MEDIAN, separate
+from fedpca.models.outliers import write_outliers
+from fedpca.models.robust import TIMES_MEDIAN, RobustModel, separate
 from fedpca.protocol.question import question
 from fedpca.rows.standardized import refuse_large, refuse_overflow
 from fedpca.solvers.robust.blocks import (
@@ -49,6 +52,7 @@ SUMS = {
 }
 NO_ROWS = np.zeros(0, np.int64)
 MAX_OUTLIER = 1e70  # larger entries are refused, since sums of their squares could overflow
+OUTLIERS = ".outliers.parquet"  # ends the name of the file in which a site keeps its list
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,7 @@ def impossible_sums(answer: Arrays, _: Arrays) -> str | None:
 
 
 @question(
+    doing="counting rows and values",
     asks={"features": "uint8 bytes"},
     answers={"n": "int64, count, rows", "present": "int64 d, count", "total": "float64 d"},
     remembers=True,
@@ -101,7 +106,11 @@ def count_present(site: Site, features: Array) -> dict[str, Any]:
     return {"n": np.int64(n), "present": present, "total": total}
 
 
-@question(asks={"about": "float64 d"}, answers={"squares": "float64 d, squares"})
+@question(
+    doing="adding up squares",
+    asks={"about": "float64 d"},
+    answers={"squares": "float64 d, squares"},
+)
 def squares_present(site: Site, about: Array) -> dict[str, Array]:
     """Sum the squares of each feature's values about a point."""
     squares = np.zeros(len(about))
@@ -113,6 +122,7 @@ def squares_present(site: Site, about: Array) -> dict[str, Array]:
 
 
 @question(
+    doing="finding medians",
     asks={
         "features": "int64 m",
         "about": "float64 m",
@@ -142,6 +152,7 @@ def count_values(
 
 
 @question(
+    doing="measuring the typical size of values",
     asks={
         "mean": "float64 d",
         "scale": "float64 d",
@@ -198,6 +209,7 @@ def carried_scores(site: Site, turn: Array, mean_scores: Array) -> Array:
 
 
 @question(
+    doing="separating outliers at the end",
     asks={
         "U": "float64 d r",
         **CARRY,
@@ -220,6 +232,8 @@ def finish_robust(
 
     The sparse part and the scores cover the rows that have a value. V'V excludes rows that are mostly
     outliers, since they do not affect U either.
+
+    If the site has a folder, it writes the list of its outliers there.
     """
     carried = None if afresh else carried_scores(site, turn, mean_scores)
     first = 0.0 if carried is not None else TIMES_MEDIAN * typical_size(site, center)
@@ -241,7 +255,31 @@ def finish_robust(
     whole = sp.vstack(sparse, format="csr")
     columns, row_starts = whole.indices.astype(np.int64), whole.indptr.astype(np.int64)
     site.remember(SparsePart(whole.data, columns, row_starts, whole.nnz, n_present))
-    return {"VV": VV, "rows": np.int64(counts.sum())}
+    n = int(counts.sum())
+    path = site.file(OUTLIERS)
+    if path is not None:
+        frame = site.recall(RobustFrame)
+        model = RobustModel.from_low_rank(
+            np.ascontiguousarray(U.T),
+            np.diag(VV) / max(1, n - 1),
+            mean=frame.mean + center * frame.scale,
+            scale=frame.scale,
+            noise_variance=0.0,
+            n=max(n, 1),
+            threshold=float(threshold),
+        )
+        _write_own_outliers(site, path, model)
+    return {"VV": VV, "rows": np.int64(n)}
+
+
+def _write_own_outliers(site: Site, path: Path, model: RobustModel) -> None:
+    """Write the list of the site's outliers, with columns in the common order."""
+    order = site.recall(PresentRows).order
+    names = site.rows.features
+    if names is not None and order is not None:
+        names = tuple(names[j] for j in order)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_outliers(path, model, {site.name: site.rows}, names, private=True)
 
 
 def typical_size(site: Site, center: Array) -> float:
@@ -257,7 +295,11 @@ def too_many_outliers(answer: Arrays, _: Arrays) -> str | None:
     return None if answer["outliers"] <= answer["present"] else "has more outliers than values"
 
 
-@question(answers={"outliers": "int64, count", "present": "int64, count"}, check=too_many_outliers)
+@question(
+    doing="counting outliers",
+    answers={"outliers": "int64, count", "present": "int64, count"},
+    check=too_many_outliers,
+)
 def sparse_share(site: Site) -> dict[str, Any]:
     """Count the site's outliers and its present entries."""
     part = site.recall(SparsePart)

@@ -125,6 +125,7 @@ def by_gradients(
 
 
 @question(
+    doing="separating outliers",
     asks={
         "U": "float64 d r",
         "threshold": "float64",

@@ -80,6 +80,7 @@ def fewer_directions(n: int, d: int, r: int) -> float:
 
 
 @question(
+    doing="finding the number of components",
     asks={
         "U": "float64 d r",
         **CARRY,

@@ -181,6 +181,7 @@ def turn_by_noise(deviation: float, squares: Array, inlier_share: Array) -> floa
 
 
 @question(
+    doing="finding a start without large values",
     asks={"U": "float64 d r", "threshold": "float64"},
     answers={"Y": "float64 d r"},
 )
@@ -194,6 +195,7 @@ def clipped_product(site: Site, U: Array, threshold: Array) -> dict[str, Any]:
 
 
 @question(
+    doing="separating outliers",
     asks={
         "U": "float64 d r",
         **CARRY,

@@ -119,6 +119,7 @@ def _weighted_median(values: Array, counts: Array) -> float:
 
 
 @question(
+    doing="looking for rows that lie apart",
     asks={"axes": "float64 r r", "widths": "float64 r"},
     answers={"counts": f"int64 r {N_BINS}, count"},
 )
@@ -135,6 +136,7 @@ def count_scores(site: Site, axes: Array, widths: Array) -> dict[str, Any]:
 
 
 @question(
+    doing="leaving out rows that lie apart",
     asks={"axes": "float64 r r", "low": "float64 r", "high": "float64 r"},
     answers={"left_out": "int64, count", "present": "int64 d, count"},
     remembers=True,

@@ -197,6 +197,7 @@ def rank_of(values: Array, bound: int) -> Rank:
 
 
 @question(
+    doing="separating outliers",
     asks={
         "U": "float64 d r",
         **CARRY,

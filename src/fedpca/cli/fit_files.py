@@ -1,0 +1,72 @@
+"""Write the files that `fedpca fit` writes besides the model: local models and a list of outliers."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedpca.cli.console import refuse_overwriting
+from fedpca.errors import FileError, InputError
+from fedpca.models.outliers import FORMATS, write_outliers
+from fedpca.site.site import Site
+
+
+@dataclass(frozen=True)
+class FitFiles:
+    """The files to write; None stands for a file that was not asked for."""
+
+    local_models: Path | None  # a folder
+    outliers: Path | None
+
+    def check(self, force: bool, *, has_rows: bool) -> None:
+        """Refuse files that could not be written, before anything is asked.
+
+        Both kinds hold what belongs to the sites, so they are written only where the rows are.
+        """
+        if not has_rows and (self.local_models or self.outliers):
+            raise InputError(
+                "--local-models and --outliers require FILES; with --federation, each site writes its "
+                "own to its folder, and they stay there"
+            )
+        if self.outliers is not None:
+            refuse_overwriting(self.outliers, force)
+            if self.outliers.suffix not in FORMATS:
+                raise InputError(
+                    f"{self.outliers} must end in {' or '.join(FORMATS)}, as in "
+                    f"{self.outliers.stem}.csv"
+                )
+        folder = self.local_models
+        if folder is not None and folder.exists():
+            if not folder.is_dir():
+                raise FileError(f"{folder} is a file; use the name of a folder")
+            if any(folder.glob("*.fedpca")) and not force:
+                raise FileError(
+                    f"{folder} already contains models; choose a different folder, or use --force to "
+                    "overwrite them"
+                )
+
+    def write(self, model: Any, sites: Mapping[str, Site]) -> list[Path]:
+        """Write the files for a fitted model of these sites, and return their paths."""
+        written = []
+        if self.local_models is not None:
+            self.local_models.mkdir(parents=True, exist_ok=True)
+            for site in model.local_components_:
+                path = self.local_models / f"{_file_name(site)}.fedpca"
+                model.save_site(site, path)
+                written.append(path)
+        if self.outliers is not None:
+            features = getattr(model, "feature_names_in_", None)
+            rows = {site: sites[site].rows for site in model.run_.sites}
+            write_outliers(self.outliers, model.model_, rows, features)
+            written.append(self.outliers)
+        return written
+
+
+def _file_name(site: str) -> str:
+    """Return a site's name as a file name; a checksum tells apart names that would become equal."""
+    safe = re.sub(r"[^\w.-]", "_", site)
+    return safe if safe == site else f"{safe}-{zlib.crc32(site.encode()):08x}"

@@ -1,0 +1,124 @@
+"""Make the estimator that `fedpca fit --method` names from the options that the user typed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from fedpca.cli.options import components_of, solver_of, values_of
+from fedpca.errors import InputError
+from fedpca.estimators import FederatedPCA, PersonalizedPCA, RobustPCA
+from fedpca.solvers.catalogue import find_personalized, find_robust, find_solver
+
+
+class Method(StrEnum):
+    """What `fedpca fit` can find."""
+
+    pca = "pca"
+    personalized = "personalized"
+    robust = "robust"
+
+
+class Kind(NamedTuple):
+    """How a method's options become the parameters of its estimator."""
+
+    make: Callable[..., Any]
+    parameters: Mapping[str, str]  # the parameter that each of the method's own options sets
+    solver: str  # the parameter that takes the solver
+    find: Callable[[str], Any]  # a solver by its name
+
+
+KINDS = {
+    Method.pca: Kind(
+        FederatedPCA, {"-k": "n_components", "--missing": "missing"}, "solver", find_solver
+    ),
+    Method.personalized: Kind(
+        PersonalizedPCA,
+        {"--shared": "n_shared", "--local": "n_local", "--gather": "gather"},
+        "method",
+        find_personalized,
+    ),
+    Method.robust: Kind(
+        RobustPCA,
+        {"-k": "n_components", "--max-components": "max_components"},
+        "method",
+        find_robust,
+    ),
+}
+FILE_OPTIONS = {"--local-models": Method.personalized, "--outliers": Method.robust}
+
+
+def estimator_of(
+    method: Method,
+    own: Mapping[str, Any],
+    *,
+    solver: str | None,
+    solver_options: list[str],
+    more: list[str],
+    common: Mapping[str, Any],
+) -> Any:
+    """Return the unfitted estimator, or refuse options that do not suit the method.
+
+    ``own`` maps the options that belong to some methods only to their values, ``common`` maps
+    parameters of all methods to theirs, and None stands for an option that was not typed. ``more``
+    holds further parameters as NAME=VALUE.
+    """
+    kind = KINDS[method]
+    typed = {option: value for option, value in own.items() if value is not None}
+    for option in typed:
+        if option not in kind.parameters and FILE_OPTIONS.get(option) is not method:
+            allowed = ", ".join(kind.parameters)
+            raise InputError(
+                f"{option} does not apply to --method {method}, whose own options are {allowed}"
+            )
+    _require(method, typed)
+    parameters = {name: value for name, value in common.items() if value is not None}
+    parameters |= {kind.parameters[o]: value for o, value in typed.items() if o in kind.parameters}
+    if solver is not None or solver_options:
+        default = getattr(kind.make(**parameters), kind.solver)
+        parameters[kind.solver] = solver_of(solver or default, solver_options, kind.find)
+    given = values_of("--parameter", more, "center=none")
+    unknown = [name for name in given if name not in kind.make(**parameters).get_params()]
+    if unknown:
+        names = ", ".join(kind.make(**parameters).get_params())
+        raise InputError(
+            f"--method {method} has no parameter {', '.join(unknown)}; its parameters are {names}"
+        )
+    return kind.make(**{**parameters, **given})
+
+
+def components_typed(method: Method, text: str | None) -> Any:
+    """Parse -k, which only a plain fit may go without, since it can find the number itself."""
+    if text is None:
+        return "auto" if method is Method.pca else None
+    return components_of(text)
+
+
+def local_ranks_of(text: str | None) -> int | dict[str, int] | None:
+    """Parse --local: one number for all sites, or a number for each, as in north=2,south=1."""
+    if text is None:
+        return None
+    try:
+        if "=" not in text:
+            return int(text)
+        pairs = (part.rpartition("=") for part in text.split(","))
+        return {name.strip(): int(number) for name, _, number in pairs}
+    except ValueError:
+        raise InputError(
+            f"--local {text} must be a number, or a number for each site, as in north=2,south=1"
+        ) from None
+
+
+def _require(method: Method, typed: Mapping[str, Any]) -> None:
+    """Refuse a fit that lacks its numbers of components."""
+    if method is Method.personalized and not {"--shared", "--local"} <= typed.keys():
+        raise InputError(
+            "--method personalized requires the numbers of shared and local components, as in "
+            "--shared 2 --local 1"
+        )
+    if method is Method.robust and ("-k" in typed) == ("--max-components" in typed):
+        raise InputError(
+            "--method robust requires either -k with the number of components, or "
+            "--max-components with a bound on it"
+        )
