@@ -11,8 +11,9 @@ from typing import Any
 
 from fedpca.cli.console import refuse_overwriting
 from fedpca.errors import FileError, InputError
-from fedpca.models.outliers import FORMATS, write_outliers
+from fedpca.models.outliers import write_outliers
 from fedpca.site.site import Site
+from fedpca.storage.table_file import check_format
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,7 @@ class FitFiles:
             )
         if self.outliers is not None:
             refuse_overwriting(self.outliers, force)
-            if self.outliers.suffix not in FORMATS:
-                raise InputError(
-                    f"{self.outliers} must end in {' or '.join(FORMATS)}, as in "
-                    f"{self.outliers.stem}.csv"
-                )
+            check_format(self.outliers)
         folder = self.local_models
         if folder is not None and folder.exists():
             if not folder.is_dir():

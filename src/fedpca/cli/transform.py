@@ -21,7 +21,7 @@ from fedpca.rows.choice import ALL_COLUMNS, ColumnChoice
 from fedpca.rows.columns import distinct_names, some_of
 from fedpca.rows.gaps import filled
 from fedpca.rows.matching import open_matching, scores_in_blocks
-from fedpca.storage import atomic
+from fedpca.storage.table_file import check_format, writing_table
 
 
 def transform(
@@ -69,8 +69,7 @@ def write_scores(
     """
     import pyarrow as pa
 
-    if output.suffix not in (".parquet", ".csv"):
-        raise InputError(f"{output} must end in .parquet or .csv, as in {output.stem}.parquet")
+    check_format(output)
     model, header = _model(model_path, site)
     score = partial(model.transform, whiten=bool(header["parameters"].get("whiten")))
     if header.get("estimator") == RobustPCA.__name__:  # its scores ignore outliers
@@ -92,7 +91,7 @@ def write_scores(
     distinct_names([*choice.ids, *names])
     schema = pa.schema([*id_fields, *((name, pa.float64()) for name in names)])
     written = 0
-    with atomic.writing(output) as path, _writer(path, output.suffix, schema) as writer:
+    with writing_table(output, schema) as writer:
         for scores, ids in scores_in_blocks(rows, score, with_ids=has_ids):
             columns = [*(ids.columns if has_ids else ()), *np.ascontiguousarray(scores.T)]
             writer.write_batch(pa.record_batch(columns, schema=schema))
@@ -103,16 +102,6 @@ def write_scores(
 def _score_filled(score: Callable[[Any], Array], fill: Array, block: Any) -> Array:
     """Return the scores of rows whose missing values take those of ``fill``."""
     return score(filled(block, fill))
-
-
-def _writer(path: Path, suffix: str, schema: Any) -> Any:
-    """Return a writer of record batches to a Parquet or CSV file."""
-    import pyarrow.csv
-    import pyarrow.parquet
-
-    if suffix == ".csv":
-        return pyarrow.csv.CSVWriter(path, schema)
-    return pyarrow.parquet.ParquetWriter(path, schema)
 
 
 def _model(path: Path, site: str | None) -> tuple[Model, dict[str, Any]]:

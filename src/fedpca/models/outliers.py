@@ -7,20 +7,16 @@ contains values of rows, so it is written only where the rows are.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from fedpca.arrays import Array
-from fedpca.errors import InputError
 from fedpca.models.robust import RobustModel
 from fedpca.rows.columns import column_order
 from fedpca.rows.in_memory import Rows, is_sparse
-from fedpca.storage import atomic
-
-FORMATS = (".csv", ".parquet")
+from fedpca.storage.table_file import writing_table
 
 
 class Outliers(NamedTuple):
@@ -74,10 +70,7 @@ def write_outliers(
     schema = pa.schema(
         [(name, kinds.get(name, pa.int64())) for name in ("site", *Outliers._fields)]
     )
-    with (
-        atomic.writing(path, private=private) as temporary,
-        _writer(temporary, path.suffix, schema) as writer,
-    ):
+    with writing_table(path, schema, private=private) as writer:
         for site, rows in sites.items():
             is_named = features is not None and rows.features is not None
             order = column_order(named, rows.features or (), f"site {site!r}") if is_named else None
@@ -90,15 +83,3 @@ def write_outliers(
 
 def _positions(model: RobustModel) -> list[str]:
     return [str(j) for j in range(len(model.linear.mean))]
-
-
-def _writer(path: Path, suffix: str, schema: Any) -> AbstractContextManager[Any]:
-    """Return a writer for one of `FORMATS`."""
-    import pyarrow.csv
-    import pyarrow.parquet
-
-    if suffix == ".csv":
-        return pyarrow.csv.CSVWriter(path, schema)  # type: ignore[no-any-return]
-    if suffix == ".parquet":
-        return pyarrow.parquet.ParquetWriter(path, schema)  # type: ignore[no-any-return]
-    raise InputError(f"{path.name}: outliers are written as {' or '.join(FORMATS)}")
