@@ -112,5 +112,5 @@ def test_a_promise_between_fields_is_a_function():
 
     asked = {"least": np.int64(3)}
     assert answer_count.check_answer({"n": np.int64(3)}, {}, asked) == {"n": 3}
-    with pytest.raises(MessageError, match="the answer to 'answer_count' lost rows"):
+    with pytest.raises(MessageError, match="the answer lost rows"):
         answer_count.check_answer({"n": np.int64(2)}, {}, asked)

@@ -179,7 +179,8 @@ def test_a_field_name_that_is_no_string_loses_the_site():
     model = FederatedPCA(2, solver="covariance").fit(rogue_federation(renamed))
     (lost,) = model.run_.lost
     assert lost["reason"] == (
-        "site 'rogue', round 2, question 'count_and_sum': the message cannot be read: ValueError"
+        "site 'rogue', round 2, while counting rows and adding up columns: the message cannot be "
+        "read: ValueError"
     )
 
 

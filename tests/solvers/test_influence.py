@@ -159,7 +159,8 @@ def test_weights_count_in_place_of_rows(method, weights):
     model = PersonalizedPCA(1, 1, method=method, weights=weights, random_state=0, tol=1e-4)
     influence = model.fit(rows).run_.influence
     assert influence["small"]["rows"] == pytest.approx(30 / 3030)
-    assert influence["small"]["weight"] == pytest.approx(30 / 3030 if weights == "rows" else 0.5)
+    # weights that are row counts are not told twice
+    assert influence["small"].get("weight") == (None if weights == "rows" else pytest.approx(0.5))
     assert (influence["small"]["variance"] > 0.85) == (weights == "site")
     assert model.run_.dominant_site is None
 

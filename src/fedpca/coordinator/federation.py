@@ -333,10 +333,14 @@ class Federation:
         return asked
 
     def _keep_told(self, asked: Round) -> None:
-        """Keep each site's share of the rows, weight, and variance, if all sites told them."""
+        """Keep each site's share of the rows, weight, and variance, if all sites told them.
+
+        Weights are kept if they differ from the numbers of rows.
+        """
         for word, kind in (("rows", "rows"), ("weight", "weight"), ("energy", "variance")):
             amounts = {name: told[word] for name, told in asked.told.items() if word in told}
-            if len(amounts) == len(self.record.sites):
+            is_new = any(told.get("rows") != told.get(word) for told in asked.told.values())
+            if len(amounts) == len(self.record.sites) and (word != "weight" or is_new):
                 self.report_influence(kind, shares_of(amounts))
                 if word == "energy":
                     self._energies = amounts
