@@ -111,6 +111,14 @@ def test_a_robust_fit_lists_its_outliers(files, tables, tmp_path, suffix, rank):
         np.testing.assert_allclose(own["fitted"], fitted)
 
 
+def test_robust_scores_of_a_file_are_written_without_a_warning(files, tmp_path):
+    model, scores = tmp_path / "m.fedpca", tmp_path / "s.csv"
+    assert run("fit", *files, "--method", "robust", "-k", 2, "-o", model).exit_code == 0
+    done = run("transform", model, str(files[0]).split("=")[-1], "-o", scores)
+    assert done.exit_code == 0, done.output
+    assert "warning" not in done.output.lower()
+
+
 CASES = {
     "no ranks": (["--method", "personalized"], "--shared 2 --local 1"),
     "no local rank": (["--method", "personalized", "--shared", 2], "--shared 2 --local 1"),
@@ -132,6 +140,14 @@ CASES = {
     "outliers of no known format": (
         ["--method", "robust", "-k", 2, "--outliers", "o.xls"],
         "o.xls must end in .csv or .parquet",
+    ),
+    "weights of a robust fit": (
+        ["--method", "robust", "-k", 2, "--weight", NAMES[0]],
+        "--weight does not apply to --method robust",
+    ),
+    "weights in a column that is dropped": (
+        ["--drop", NAMES[0], "--weight", NAMES[0]],
+        f"column {NAMES[0]} is dropped or an id",
     ),
     "unknown parameter": (["--parameter", "speed=9"], "no parameter speed"),
     "unknown method": (["--method", "magic"], "magic"),

@@ -207,3 +207,17 @@ def test_a_resumed_fit_tells_what_it_knows(tmp_path):
         again.fit(Federation.local(SITES, journal=journal))
         # a journal of sums has no site's own numbers
         assert again.run_.influence == ({} if solver == "covariance" else first.run_.influence)
+
+
+@pytest.mark.parametrize("solver", ["covariance", "tsqr", "merge", "average"])
+def test_rows_with_weights_have_the_influence_of_repeated_rows(solver):
+    rng = np.random.default_rng(0)
+    rows = {"a": rng.standard_normal((1000, 5)), "b": rng.standard_normal((10, 5)) + 1}
+    counts = {"a": np.ones(1000), "b": np.full(10, 1000.0)}
+    weighted = FederatedPCA(2, solver=solver).fit(rows, sample_weight=counts).run_.influence
+    repeated = FederatedPCA(2, solver=solver).fit({**rows, "b": np.tile(rows["b"], (1000, 1))})
+    for name, known in repeated.run_.influence.items():
+        assert weighted[name]["weight"] == pytest.approx(known["rows"])
+        assert weighted[name]["rows"] == pytest.approx(len(rows[name]) / 1010)
+        for kind in ("variance", "caused"):
+            assert weighted[name][kind] == pytest.approx(known[kind]), kind

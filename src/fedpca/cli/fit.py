@@ -205,6 +205,7 @@ def fit(
             {
                 "-k": components_typed(method, n_components),
                 "--missing": missing,
+                "--weight": weight,
                 "--shared": shared,
                 "--local": local_ranks_of(local),
                 "--gather": gathers or None,

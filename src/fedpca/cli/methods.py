@@ -46,7 +46,11 @@ KINDS = {
         find_robust,
     ),
 }
-FILE_OPTIONS = {"--local-models": Method.personalized, "--outliers": Method.robust}
+OTHER_OPTIONS = {  # that set no parameter
+    "--local-models": Method.personalized,
+    "--outliers": Method.robust,
+    "--weight": Method.pca,
+}
 
 
 def estimator_of(
@@ -67,7 +71,7 @@ def estimator_of(
     kind = KINDS[method]
     typed = {option: value for option, value in own.items() if value is not None}
     for option in typed:
-        if option not in kind.parameters and FILE_OPTIONS.get(option) is not method:
+        if option not in kind.parameters and OTHER_OPTIONS.get(option) is not method:
             allowed = ", ".join(kind.parameters)
             raise InputError(
                 f"{option} does not apply to --method {method}, whose own options are {allowed}"

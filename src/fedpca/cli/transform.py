@@ -71,9 +71,10 @@ def write_scores(
 
     check_format(output)
     model, header = _model(model_path, site)
+    score: Callable[[Any], Array]
     score = partial(model.transform, whiten=bool(header["parameters"].get("whiten")))
     if header.get("estimator") == RobustPCA.__name__:  # its scores ignore outliers
-        score = RobustPCA.load(model_path).set_output(transform="default").transform
+        score = RobustPCA.load(model_path).model_.transform
     if header["parameters"].get("missing") == "mean":
         score = partial(_score_filled, score, model.mean)
     k, d = model.components.shape

@@ -335,12 +335,15 @@ class Federation:
     def _keep_told(self, asked: Round) -> None:
         """Keep each site's share of the rows, weight, and variance, if all sites told them.
 
-        Weights are kept if they differ from the numbers of rows.
+        Rows are counted once. Weights are kept if they differ from the numbers of rows.
         """
         for word, kind in (("rows", "rows"), ("weight", "weight"), ("energy", "variance")):
             amounts = {name: told[word] for name, told in asked.told.items() if word in told}
-            is_new = any(told.get("rows") != told.get(word) for told in asked.told.values())
-            if len(amounts) == len(self.record.sites) and (word != "weight" or is_new):
+            is_new = {
+                "rows": not any("rows" in known for known in self.record.influence.values()),
+                "weight": any(told.get("rows") != told.get(word) for told in asked.told.values()),
+            }
+            if len(amounts) == len(self.record.sites) and is_new.get(word, True):
                 self.report_influence(kind, shares_of(amounts))
                 if word == "energy":
                     self._energies = amounts

@@ -108,8 +108,11 @@ def warn_dominant(run: RunRecord) -> None:
     if name is not None:
         known = run.influence[name]
         caused = known.get("caused", known["variance"])
+        part = f"{known['rows']:.1%} of the rows"
+        if "weight" in known:
+            part = f"{known['weight']:.1%} of the weight"
         warnings.warn(
-            f"site {name!r} has {known['rows']:.1%} of the rows but causes {caused:.1%} of the "
+            f"site {name!r} has {part} but causes {caused:.1%} of the "
             "variance, so the components are mostly its own; check the units and the values of its "
             "rows, or fit without it",
             UserWarning,

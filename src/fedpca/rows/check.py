@@ -10,6 +10,7 @@ import numpy as np
 
 from fedpca.arrays import Array
 from fedpca.errors import InputError
+from fedpca.protocol.invariants import MAX_VALUE
 from fedpca.rows.columns import matching_order, some_of
 from fedpca.rows.in_memory import Block, Rows, is_sparse
 
@@ -118,7 +119,11 @@ def findings_at(name: str, at: Examined, *, allow_missing: bool = False) -> list
         )
     huge = at.names(_squares_overflow(at))
     if huge:
-        add(f"the squares of columns {some_of(huge)} overflow; rescale these columns", True)
+        add(
+            f"columns {some_of(huge)} have values beyond {MAX_VALUE:.0e}, whose squares would "
+            "overflow; rescale these columns",
+            True,
+        )
     constant = at.names(at.is_constant)
     if constant:
         add(
@@ -186,6 +191,5 @@ def _finite_range(block: Block) -> tuple[Array, Array]:
 
 
 def _squares_overflow(at: Examined) -> Array:
-    bound = np.sqrt(np.finfo(np.float64).max / max(1, at.n_rows))
     largest: Array = np.maximum(np.abs(at.smallest), np.abs(at.largest))
-    return np.asarray((at.smallest <= at.largest) & (largest > bound))
+    return np.asarray((at.smallest <= at.largest) & (largest > MAX_VALUE))

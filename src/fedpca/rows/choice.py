@@ -55,6 +55,10 @@ class ColumnChoice:
 
     def also(self, name: str) -> ColumnChoice:
         """Return the choice with one more column, which all columns together contain anyway."""
+        if name in (*self.drop, *self.ids):
+            raise InputError(
+                f"column {name} is dropped or an id, so it cannot be used otherwise; list it once"
+            )
         if self.columns is None or name in self.columns:
             return self
         return replace(self, columns=(*self.columns, name))

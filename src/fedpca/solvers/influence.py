@@ -94,7 +94,8 @@ def report_caused(fed: Federation, within: Mapping[str, float], energy: float) -
     """
     for name, own in within.items():
         known = fed.record.influence.get(name, {})
-        if {"rows", "variance"} <= known.keys() and known["rows"] < 1 and energy > 0:
+        weight = known.get("weight", known.get("rows", 1.0))
+        if "variance" in known and weight < 1 and energy > 0:
             between = max(0.0, known["variance"] * energy - own)
-            caused = (own + between / (1 - known["rows"])) / energy
+            caused = (own + between / (1 - weight)) / energy
             fed.report_influence("caused", {name: min(1.0, caused)})
