@@ -6,6 +6,7 @@ A lie about a field, such as ``field:n=-5`` or ``text:features=[[``, is told at 
 from __future__ import annotations
 
 import re
+import signal
 import struct
 import sys
 import time
@@ -89,4 +90,6 @@ ERRORS = {
 LIES = ("names", "field", "text")
 
 if __name__ == "__main__":
+    # a process that is started in the background ignores interrupts
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     main(*sys.argv[1:])
