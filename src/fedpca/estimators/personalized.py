@@ -40,8 +40,7 @@ from fedpca.estimators.linear import tags_for_rows
 from fedpca.models import site_similarity
 from fedpca.models.personalized import PersonalizedModel, Split, load_personalized
 from fedpca.models.site_similarity import ClusterEvidence
-from fedpca.rows.columns import column_order
-from fedpca.rows.open import open_rows
+from fedpca.rows.matching import open_matching
 from fedpca.solvers.catalogue import PERSONALIZED, find_personalized
 from fedpca.solvers.personalized.contract import PersonalizedSolver
 from fedpca.solvers.personalized.local_ranks import LocalRanks
@@ -320,17 +319,10 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             raise InputError(
                 f"site {name!r} is already in the model; use a different name for the new site"
             )
-        rows = open_rows(X)
-        d, order = self.n_features_in_, None
-        features = getattr(self, "feature_names_in_", None)
-        if features is not None and rows.features is not None:
-            order = column_order(tuple(features), rows.features, f"site {name!r}")
-        elif rows.n_features != d:
-            raise InputError(
-                f"site {name!r} has {rows.n_features} columns instead of {d}; pass all features"
-            )
+        d, features = self.n_features_in_, getattr(self, "feature_names_in_", None)
+        rows = open_matching(X, features, d)
         LocalRanks.of(rank).check_features(len(self.components_), d)
-        model = self.model_.with_site(name, rows, rank, order)
+        model = self.model_.with_site(name, rows, rank)
         self._set_model(model, self.n_samples_, features)
         self.site_variance_[name] = self.model_.parts[name].shares
         return self

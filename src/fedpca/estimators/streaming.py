@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
 
@@ -20,14 +21,13 @@ from fedpca.estimators.files import file_header, from_header, usable_header
 from fedpca.estimators.fitting import as_stream, forget_features, set_features
 from fedpca.estimators.linear import LinearMethods
 from fedpca.estimators.stream_file import read_stream, write_stream
-from fedpca.linalg.rank_rules import RULES, check_n_components, rank_rule
+from fedpca.estimators.stream_rank import StreamRank, within_summary
+from fedpca.linalg.rank_rules import RULES
 from fedpca.models.linear import Model
 from fedpca.rows.centering import NotFinite, naming_bad_values
 from fedpca.rows.in_memory import Block, Rows, batches, canonical, is_sparse, rows_per_block
 from fedpca.rows.open import open_rows
 from fedpca.rows.standardized import refuse_tiny
-from fedpca.summary.adaptive_rank import AdaptiveRank, check_most
-from fedpca.summary.from_rows import MAX_COMPONENTS
 from fedpca.summary.lowrank import rows_at_once
 from fedpca.summary.scaled import scaled_summary
 from fedpca.summary.scatter import Scatter, scatter_fits, scatter_pays
@@ -229,7 +229,7 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         """Refuse parameters that were changed after the stream began and would have no effect."""
         carried = self._stream.carried
         if self.rank == "fixed" and self._stream.rank is None:
-            wanted, _ = self._first_rank(carried.n_features)
+            wanted, _ = self._rank.first(carried.n_features)
             if wanted != carried.n_components:
                 raise InputError(
                     f"n_components={self.n_components}, but the stream began with "
@@ -248,7 +248,7 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
             self._refuse_other_parameters()
         if not hasattr(self, "_stream"):
             if not rows.shape[0]:
-                self._first_rank(rows.shape[1])  # reject bad parameters immediately
+                self._rank.first(rows.shape[1])  # reject bad parameters immediately
                 return
             self._stream = self._begin(rows.shape[1], rows.shape[0])
         try:
@@ -285,30 +285,14 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         ``n_components`` is a number, a share of the variance, or a rule, as in `FederatedPCA`; by
         default, it is the summary's own number. ``scale`` is as in `StreamingPCA`.
         """
-        wanted: Any = summary.n_components if n_components is None else n_components
-        is_whole = isinstance(wanted, Integral)
-        if not is_whole:
-            check_n_components(wanted)
-            seen = scaled_summary(summary).summary if scale else summary
-            rank = rank_rule(wanted, max(2, round(summary.n)), summary.n_features)
-            wanted = rank.settle(seen.spectrum)
-        if not 1 <= wanted <= summary.n_features:
-            raise InputError(
-                f"n_components={wanted} is not between 1 and the {summary.n_features} features"
-            )
-        n_carried = len(summary.singular_values)
-        if wanted > n_carried and summary.known.dropped > 0:
-            raise InputError(
-                f"n_components={wanted} exceeds the {n_carried} directions that the summary carries; "
-                "summarize the rows with more components"
-            )
-        n_directions = max(summary.room, int(wanted))
-        n_spare = n_directions - int(wanted)
-        estimator = cls(
-            int(wanted), n_spare=n_spare, center=summary.centered, scale=scale, exact=False
-        )
+        seen = scaled_summary(summary).summary if scale else summary
+        wanted = summary.n_components if n_components is None else n_components
+        wanted = within_summary(summary, wanted, seen)
+        n_directions = max(summary.room, wanted)
+        n_spare = n_directions - wanted
+        estimator = cls(wanted, n_spare=n_spare, center=summary.centered, scale=scale, exact=False)
         estimator._refuse_scale()
-        carried = summary.resize(int(wanted), n_directions)
+        carried = summary.resize(wanted, n_directions)
         estimator._set_stream(Stream.of(carried))
         return estimator
 
@@ -419,7 +403,7 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
     def _begin(self, d: int, rows_at_a_time: int) -> Stream:
         """Start a stream with d features; ``rows_at_a_time`` is the expected batch size."""
         names = getattr(self, "feature_names_in_", None)
-        wanted, rank = self._first_rank(d)
+        wanted, rank = self._rank.first(d)
         carried = Summary.empty(d, wanted, n_spare=self.n_spare, center=self.center, features=names)
         keeps_whole = self.exact
         if self.exact == "auto":
@@ -432,38 +416,11 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         scatter = Scatter(d) if keeps_whole else None
         return Stream(carried, scatter, rank, n_spare=int(self.n_spare))
 
-    def _first_rank(self, d: int) -> tuple[int, AdaptiveRank | None]:
-        """Return the initial number of components, and the rule that adapts it, if any."""
-        self._refuse_scale()
-        is_fixed, is_rule = self.rank == "fixed", self._is_rule
-        most = min(d, self.max_components or (d if is_fixed and not is_rule else MAX_COMPONENTS))
-        check_most(None if is_rule else self.n_components, self.max_components, most, d)
-        if is_fixed:
-            return most if is_rule else int(self.n_components or most), None
-        if is_rule:
-            raise InputError(
-                f"n_components={self.n_components!r} requires rank='fixed', not rank={self.rank!r}, "
-                "which begins with a number of components; pass a number or None"
-            )
-        if not self.n_spare:
-            raise InputError(
-                f"rank={self.rank!r} needs spare directions, but n_spare=0; set n_spare to at least 1"
-            )
-        rank = AdaptiveRank.begin(
-            self.rank,
-            self.n_components,
-            most,
-            share=self.share,
-            alpha=self.alpha,
-            beta=self.beta,
-            cooldown=self.cooldown,
-        )
-        return rank.rank, rank
-
     @property
-    def _is_rule(self) -> bool:
-        """Return whether the number of components is a share or the name of a rule."""
-        return self.n_components is not None and not isinstance(self.n_components, Integral)
+    def _rank(self) -> StreamRank:
+        """Return the parameters that decide on the number of components."""
+        self._refuse_scale()
+        return StreamRank(**{field.name: getattr(self, field.name) for field in fields(StreamRank)})
 
     def _refuse_scale(self) -> None:
         """Refuse a scale that the stream could not apply."""
@@ -489,14 +446,8 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         """Return the linear model of the rows seen."""
         summary, scale = self._in_units()
         refuse_tiny(summary.mean, summary.energy)
-        wanted = summary.n_components
-        if self._is_rule:
-            n, d = max(2, round(summary.n)), summary.n_features
-            wanted = min(wanted, rank_rule(self.n_components, n, d).settle(summary.spectrum))
-        elif self.n_components is None and self.rank == "fixed":
-            wanted = max(1, min(wanted, self._stream.n_seen))
-        vectors, eigenvalues = summary.known.leading(wanted)
-        mean, n_seen = summary.mean, self._stream.n_seen
+        n_seen = self._stream.n_seen
+        vectors, eigenvalues = summary.known.leading(self._rank.shown(summary, n_seen))
         return Model.from_eigen(
-            vectors, eigenvalues, summary.energy, summary.n, mean, scale, n_seen
+            vectors, eigenvalues, summary.energy, summary.n, summary.mean, scale, n_seen
         )

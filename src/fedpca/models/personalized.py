@@ -203,24 +203,18 @@ class PersonalizedModel:
         squares = np.einsum("ij,ij->", remainders, remainders)
         return float(squares / max(1, len(remainders)))
 
-    def with_site(
-        self, name: str, rows: Rows, n_local: int, order: list[int] | None = None
-    ) -> PersonalizedModel:
+    def with_site(self, name: str, rows: Rows, n_local: int) -> PersonalizedModel:
         """Return the model with one more site, whose local components come from its own rows.
 
-        ``order`` gives the position of each model feature among the site's columns; None means that the
-        order is the same.
+        The rows' columns are in the order of the model's features.
         """
         n, sums = column_sums(rows)
         if not np.isfinite(sums).all():
             refuse_non_finite(rows)
         if n < 1:
             raise InputError(f"site {name!r} has no rows; local components require at least 1 row")
-        own_mean = sums / n if order is None else sums[order] / n
-        mean = own_mean if self.mean is None else self.mean
-        columns = None if order is None else np.array(order)
-        frame = Frame(mean, self.scale, order=columns)
-        standardized = StandardizedRows(rows, frame).without_constant_columns()
+        mean = sums / n if self.mean is None else self.mean
+        standardized = StandardizedRows(rows, Frame(mean, self.scale)).without_constant_columns()
         energy = standardized.energy()
         U = self.components.T
         values, V = leading_directions(standardized, n_local, energy, taken=U)

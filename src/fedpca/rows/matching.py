@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
@@ -35,8 +36,9 @@ def open_matching(
         choice = ColumnChoice(columns=tuple(features), ids=choice.ids, by_position=True)
     rows = open_rows(source, choice)
     if rows.n_features != n_features:
+        where = source if isinstance(source, str | os.PathLike) else "the table"
         raise InputError(
-            f"{source} has {rows.n_features} columns, but the model has {n_features} features; use the "
+            f"{where} has {rows.n_features} columns, but the model has {n_features} features; use the "
             "columns of the fit"
         )
     return rows

@@ -71,6 +71,15 @@ from fedpca.solvers.contract import (
     scaled,
     starting_block,
 )
+from fedpca.solvers.exact.faps_copy import (
+    BY_CONDITION,
+    Copy,
+    Product,
+    grown,
+    largest_eigenvalue,
+    masked_product,
+    solve_locally,
+)
 from fedpca.solvers.plan import LANCZOS_ROUNDS, block_bytes, expected_rounds
 from fedpca.solvers.standardize import standardize_sites
 
@@ -85,16 +94,6 @@ RECENT_STEPS = 4  # whose ratios say how fast an iteration comes to rest
 AT_REST = 1e-13  # smaller steps are rounding
 FEW_ROUNDS = 10  # a run this short needs no advice
 TIMES_LANCZOS = 5  # approximate number of FAPS rounds per Lanczos round
-PENALTY_GROWTH = 0.5  # theta in (25)
-MIN_APPROACH = 0.01  # mu in (25)
-MAX_PENALTY = 2.0  # beta_i does not grow beyond this share of ||A_i||_2^2
-SUFFICIENT = 0.1  # c_1 in (13), with c_1' = 1
-DECREASE = 0.5  # delta_i in (14)
-MAX_CHANGE = 1e-2  # epsilon_x in (26)
-MAX_LOCAL_STEPS = 50  # if a condition ends the steps
-BY_CONDITION = {"decrease": 0, "change": -1}  # codes sent in place of a number of local steps
-
-Product = Callable[[Array], Array]  # C times a block
 
 
 @dataclass(frozen=True)
@@ -309,100 +308,6 @@ def energy_within(site: Site, Z: Array) -> dict[str, Any]:
     state = site.recall(FapsState)
     within = Z.T @ site.standardized.gram_times(Z)
     return {"within": within, "penalty": np.float64(state.beta), "norm": np.float64(state.norm)}
-
-
-class Copy(NamedTuple):
-    """A site's copy of the subspace and the matrices that make up its multiplier."""
-
-    X: Array  # (d, k), orthonormal
-    W: Array  # (d, k), (16)
-    within: Array  # (k, k), X'CX
-
-    @classmethod
-    def at(cls, X: Array, CX: Array) -> Copy:
-        """Make a copy from X and its product with C."""
-        within = X.T @ CX
-        return cls(X, X @ within - CX, within)
-
-    @property
-    def CX(self) -> Array:
-        """Return C times X without computing another product with C."""
-        return np.asarray(self.X @ self.within - self.W)
-
-    def multiplier_times(self, V: Array) -> Array:
-        """Return Lambda V, (15)."""
-        return np.asarray(self.X @ (self.W.T @ V) + self.W @ (self.X.T @ V))
-
-    def distance(self, Z: Array) -> float:
-        """Return ``||X X' - Z Z'||_F``, computed without cancellation."""
-        return float(np.sqrt(2) * np.linalg.norm(outside(Z, self.X)))
-
-
-def solve_locally(
-    times_C: Product, copy: Copy, Z: Array, beta: float, norm: float, steps: int
-) -> Copy:
-    """Improve the solution of the local problem (11) for some steps or until a condition holds.
-
-    ``norm`` is ||A_i||_2^2. The condition is (13) with (14), or (26). For (26), subspaces are compared,
-    since a basis is free to rotate.
-    """
-
-    def times_H(X: Array, CX: Array) -> Array:
-        return np.asarray(CX + copy.multiplier_times(X) + beta * Z @ (Z.T @ X))
-
-    X, CX = copy.X, copy.CX
-    HX = times_H(X, CX)
-    value, violation = _objective(X, HX), _violation(X, HX)
-    required = SUFFICIENT / max(norm + beta, np.finfo(float).tiny) * violation**2
-    for _ in range(steps if steps > 0 else MAX_LOCAL_STEPS):
-        before, X = X, orth(HX)
-        CX = times_C(X)
-        HX = times_H(X, CX)
-        is_enough = False
-        if steps == BY_CONDITION["decrease"]:
-            is_enough = _violation(X, HX) <= DECREASE * violation and (
-                value - _objective(X, HX) >= required
-            )
-        elif steps == BY_CONDITION["change"]:
-            is_enough = np.linalg.norm(outside(before, X)) <= MAX_CHANGE * np.sqrt(X.shape[1])
-        if is_enough:
-            break
-    return Copy.at(X, CX)
-
-
-def masked_product(copy: Copy, Z: Array, beta: float) -> Array:
-    """Return ``Y = Q Z``, (18) and (19): the masked product that a site sends in a round."""
-    return np.asarray(beta * copy.X @ (copy.X.T @ Z) - copy.multiplier_times(Z))
-
-
-def grown(beta: float, before: float, distance: float, norm: float) -> float:
-    """Return the penalty after (25), which grows if the copy has not moved closer to Z.
-
-    ``distance`` is the distance from the copy to Z now, and ``before`` is that at the last check.
-    """
-    if before > (1 + MIN_APPROACH) * distance:
-        return beta
-    return max(beta, min((1 + PENALTY_GROWTH) * beta, MAX_PENALTY * norm))
-
-
-def largest_eigenvalue(times_C: Product, copy: Copy) -> float:
-    """Estimate ||A_i||_2^2 by power steps from a copy until a step adds at most one percent."""
-    largest = 0.0
-    for _ in range(MAX_LOCAL_STEPS):
-        before, largest = largest, float(np.linalg.eigvalsh(copy.within)[-1])
-        if largest <= (1 + MAX_CHANGE) * before:
-            break
-        X = orth(copy.CX)
-        copy = Copy.at(X, times_C(X))
-    return max(largest, 0.0)
-
-
-def _objective(X: Array, HX: Array) -> float:
-    return -float(np.vdot(X, HX)) / 2
-
-
-def _violation(X: Array, HX: Array) -> float:
-    return float(np.linalg.norm(outside(X, HX)))
 
 
 class End(NamedTuple):
