@@ -337,13 +337,15 @@ class Federation:
 
         Rows are counted once. Weights are kept if they differ from the numbers of rows.
         """
-        for word, kind in (("rows", "rows"), ("weight", "weight"), ("energy", "variance")):
-            amounts = {name: told[word] for name, told in asked.told.items() if word in told}
-            is_new = {
-                "rows": not any("rows" in known for known in self.record.influence.values()),
-                "weight": any(told.get("rows") != told.get(word) for told in asked.told.values()),
-            }
-            if len(amounts) == len(self.record.sites) and is_new.get(word, True):
+        told = asked.told
+        kinds = {"rows": "rows", "weight": "weight", "energy": "variance"}
+        if any("rows" in known for known in self.record.influence.values()):
+            del kinds["rows"]
+        if all(each.get("weight") == each.get("rows") for each in told.values()):
+            del kinds["weight"]
+        for word, kind in kinds.items():
+            amounts = {name: each[word] for name, each in told.items() if word in each}
+            if len(amounts) == len(self.record.sites):
                 self.report_influence(kind, shares_of(amounts))
                 if word == "energy":
                     self._energies = amounts
