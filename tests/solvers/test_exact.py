@@ -14,7 +14,7 @@ from fedpca.errors import InputError
 from fedpca.linalg.dense import sine_of_angle
 from fedpca.solvers import Covariance, Lanczos, Problem
 from fedpca.solvers.catalogue import cheapest_exact
-from fedpca.solvers.plan import expected_rounds
+from fedpca.solvers.costs import expected_rounds
 from fedpca.solvers.standardize import common_features
 
 SPECTRA = {  # of the singular values, d = 1000; and the most rounds to a scaled residual of 2e-6

@@ -14,6 +14,7 @@ from fedpca.engines.base import Engine
 from fedpca.engines.local import LocalEngine
 from fedpca.errors import InputError, SiteError
 from fedpca.protocol.message import Message, decode
+from fedpca.protocol.plan import DECLARE
 
 LISTENERS = {
     "seen": "every answer from the site",
@@ -109,6 +110,10 @@ class Listener:
         self.names = engine.names
         self.transcript = Transcript()
 
+    @property
+    def declares(self) -> bool:
+        return bool(getattr(self._engine, "declares", False))
+
     def fingerprints(self) -> Mapping[str, str]:
         return self._engine.fingerprints()
 
@@ -116,6 +121,9 @@ class Listener:
         self, names: Sequence[str], request: Message, timeout: float | None
     ) -> Iterator[tuple[str, Message | bytes | SiteError]]:
         header = request.header
+        if header["question"] == DECLARE:
+            yield from self._engine.ask(names, request, timeout)
+            return
         exchange = Exchange(header["question"], header["verb"], request.arrays, {})
         exchange = self.transcript.rounds.setdefault(header["round"], exchange)
         for name, reply in self._engine.ask(names, request, timeout):

@@ -22,7 +22,7 @@ from fedpca._version import __version__
 from fedpca.arrays import Array, Arrays, Dimensions
 from fedpca.coordinator.journal import Journal, recorded_sites
 from fedpca.coordinator.record import RunRecord, shares_of
-from fedpca.coordinator.round import Round
+from fedpca.coordinator.round import Round, raise_reported
 from fedpca.engines.base import Engine
 from fedpca.errors import (
     FedpcaError,
@@ -36,6 +36,8 @@ from fedpca.errors import (
     SitesLost,
 )
 from fedpca.linalg.blas_threads import threads_for_entries
+from fedpca.protocol.message import Message, compose
+from fedpca.protocol.plan import DECLARE, NO_KEY, RunPlan
 from fedpca.protocol.question import Question
 
 T = TypeVar("T")
@@ -63,6 +65,8 @@ class Federation:
     _best: Callable[[], Array] | None
     _unannounced: dict[str, Any] | None
     _is_held: bool  # whether the sites are reserved for the run
+    _is_declared: bool  # whether the sites know the plan of this attempt
+    _identity: Mapping[str, Any] | None  # what the plan says about the program
 
     def __init__(
         self,
@@ -174,11 +178,13 @@ class Federation:
 
     def sum(self, question: Question, **arrays: Any) -> Arrays:
         """Ask all sites and return the total of their answers; the program sees nothing else."""
-        return self._ask("sum", question, arrays).total
+        _check_verb(question, "sum")
+        return self._ask(question, arrays).total
 
     def gather(self, question: Question, **arrays: Any) -> dict[str, Arrays]:
         """Ask all sites and return their answers, keyed by site name; the coordinator sees each one."""
-        return self._ask("gather", question, arrays).answers
+        _check_verb(question, "gather")
+        return self._ask(question, arrays).answers
 
     def bind(self, **lengths: int) -> None:
         """Require these dimensions in all later messages of the run, as in ``bind(d=30)``."""
@@ -223,6 +229,7 @@ class Federation:
         seed: int | None,
     ) -> T:
         self._begin(secrets.randbits(63) if seed is None else seed)
+        self._identity = identity
         if self._journal_path is not None:
             identity = {
                 **identity,
@@ -270,6 +277,8 @@ class Federation:
         self._best = None
         self._unannounced = None
         self._is_held = False
+        self._is_declared = False
+        self._identity = None
 
     @contextmanager
     def _one_at_a_time(self) -> Iterator[None]:
@@ -293,7 +302,7 @@ class Federation:
             self._until_end.enter_context(hold(self._run))
             self._is_held = True
 
-    def _ask(self, verb: str, question: Question, arrays: Mapping[str, Any]) -> Round:
+    def _ask(self, question: Question, arrays: Mapping[str, Any]) -> Round:
         """Ask all sites a question, or read the answers from the journal, and record the round."""
         self._announce()
         began = time.perf_counter()
@@ -301,7 +310,6 @@ class Federation:
         asked = Round(
             run=f"{self._run}.{self._attempt}",
             number=self.record.rounds + 1,
-            verb=verb,
             question=question,
             arrays=question.check_request(arrays, dimensions),
             sites=self.record.sites,
@@ -332,6 +340,53 @@ class Federation:
         self._keep_told(asked)
         return asked
 
+    def _declare(self) -> dict[str, str]:
+        """Declare the run's plan to the sites before the first question of an attempt.
+
+        Return what went wrong at each site that did not answer. A refusal is raised. Only engines with
+        sites that follow a plan have ``declares``. The declaration is no round and in no ledger, since
+        it contains nothing about rows.
+        """
+        is_needed = self._identity is not None and getattr(self.engine, "declares", False)
+        if not is_needed or self._is_declared:
+            return {}
+        request = self._declaration()
+        failed = dict.fromkeys(self.record.sites, "")
+        for _ in range(2):
+            pending = tuple(failed)
+            failed = {name: f"site {name!r} did not answer the declared plan" for name in pending}
+            for name, reply in self.engine.ask(pending, request, self.timeout):
+                try:
+                    raise_reported(reply, f"site {name!r}, when the run was declared")
+                except (MessageError, SiteError) as error:
+                    failed[name] = str(error)
+                else:
+                    failed.pop(name, None)
+            if not failed:
+                break
+        self._is_declared = True
+        return failed
+
+    def _declaration(self) -> Message:
+        """Compose the message that declares the plan of this attempt."""
+        assert self._identity is not None
+        keys: Mapping[str, str] = getattr(self.engine, "keys", {})
+        plan = RunPlan(
+            run=self._run,
+            program=str(self._identity.get("program", "program")),
+            parameters=self._identity.get("parameters", {}),
+            sites={name: keys.get(name, NO_KEY) for name in self.record.sites},
+        )
+        header = {
+            "run": f"{self._run}.{self._attempt}",
+            "round": 0,
+            "question": DECLARE,
+            "verb": "gather",
+            "n_sites": len(self.record.sites),
+            "memory": self._memory,
+        }
+        return compose(header, {"plan": np.frombuffer(plan.to_bytes(), np.uint8)})
+
     def _keep_told(self, asked: Round) -> None:
         """Keep each site's share of the rows, weight, and variance, if all sites told them.
 
@@ -357,7 +412,10 @@ class Federation:
         whether to ask again or continue without it.
         """
         self._hold_sites()
-        failed: dict[str, str] = {}
+        failed = self._declare()
+        if failed:
+            asked.close(lost=failed, is_void=True)
+            return None
         refused: dict[str, FedpcaError] = {}
         for attempt in (1, 2):
             pending = asked.sites if attempt == 1 else tuple(failed)
@@ -413,6 +471,16 @@ class Federation:
         self.record.influence, self._energies = {}, {}
         self._attempt += 1
         self._memory = 0
+        self._is_declared = False
+
+
+def _check_verb(question: Question, verb: str) -> None:
+    """Refuse to combine answers in a way that the question does not declare."""
+    if question.verb != verb:
+        raise InputError(
+            f"the answers to {question.name!r} are for {question.verb!r}, not {verb!r}; use "
+            f"Federation.{question.verb}, or declare the question with verb={verb!r}"
+        )
 
 
 def _check_limits(quorum: Any, timeout: Any, n_sites: int | None = None) -> None:

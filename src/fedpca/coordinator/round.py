@@ -31,7 +31,6 @@ class Round:
 
     run: str
     number: int
-    verb: str
     question: Question
     arrays: Arrays
     sites: Sequence[str]
@@ -46,6 +45,11 @@ class Round:
     retried: list[str] = field(default_factory=list)
     lost: dict[str, str] = field(default_factory=dict)  # what went wrong at each lost site
     is_void: bool = False
+
+    @property
+    def verb(self) -> str:
+        """Return what becomes of the answers: "sum" or "gather"."""
+        return self.question.verb
 
     def __post_init__(self) -> None:
         self._unsummed = deque(self.sites)
@@ -195,10 +199,8 @@ class Round:
 
     def _check_header(self, message: Message, name: str) -> None:
         """Raise the error that a site reports, or one if the site answered a different question."""
+        raise_error_in(message)
         header = message.header
-        if "error" in header:
-            kind = REPORTED_BY_SITES.get(str(header["error"]), MessageError)
-            raise kind(_printable(str(header.get("text"))[:MAX_REASON]))
         expected = {
             "site": name,
             "round": self.number,
@@ -208,6 +210,24 @@ class Round:
         for key, value in expected.items():
             if header.get(key) != value:
                 raise MessageError(f"the answer's {key} is {header.get(key)!r}, not {value!r}")
+
+
+def raise_error_in(message: Message) -> None:
+    """Raise the error that a site reports in a message, if it does."""
+    header = message.header
+    if "error" in header:
+        kind = REPORTED_BY_SITES.get(str(header["error"]), MessageError)
+        raise kind(_printable(str(header.get("text"))[:MAX_REASON]))
+
+
+def raise_reported(reply: Message | bytes | SiteError, where: str) -> None:
+    """Raise the error that took the place of a site's reply, if any, with where it happened."""
+    try:
+        if isinstance(reply, SiteError):
+            raise reply
+        raise_error_in(decode(reply) if isinstance(reply, bytes) else reply)
+    except FedpcaError as error:
+        raise type(error)(f"{where}: {error}"[:MAX_REASON]) from None
 
 
 def _printable(text: str) -> str:

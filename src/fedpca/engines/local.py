@@ -78,6 +78,11 @@ class LocalEngine:
             for site in sites:
                 site.reserved_by = None
 
+    @property
+    def declares(self) -> bool:
+        """Return whether some sites follow a plan, which a run must declare."""
+        return any(not site.policy.is_open for site in self._sites.values())
+
     def ask(
         self, names: Sequence[str], request: Message, timeout: float | None
     ) -> Iterator[tuple[str, Message | SiteError]]:

@@ -15,6 +15,10 @@ squares"``; the words are those of `fedpca.protocol.invariants`. A promise that 
 is a function, ``check=``. It takes the answer's arrays and the question's arrays, and returns what is
 impossible about the answer, or None. Both sides check these promises too.
 
+The fields that are asked with may have bounds in the same way, as in ``"float64 d k, orthonormal"``;
+those words are in `fedpca.protocol.parameters`. ``verb`` says what becomes of the answers: "sum", or
+"gather" if the coordinator sees each one. It belongs to the question, so that a site knows it.
+
 A question that writes to ``site.memory`` must declare ``remembers=True``; for all other questions,
 memory is read-only. A question whose answer reveals nothing about the rows, such as the column names,
 should declare ``reads_rows=False``; no policy refuses such a question.
@@ -28,14 +32,14 @@ its bound: a number, another name, or a number that the question asks with, as i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedpca.arrays import Array, Arrays, Declared, Dimensions, check_arrays, declare
-from fedpca.errors import FedpcaError, MessageError
+from fedpca.errors import FedpcaError, MessageError, PolicyRefused
 from fedpca.protocol.invariants import (
     Problem,
     broken_promise,
@@ -45,15 +49,17 @@ from fedpca.protocol.invariants import (
     told,
 )
 from fedpca.protocol.message import MAX_BYTES
+from fedpca.protocol.parameters import check_asked_words, out_of_bounds
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
 
+VERBS = ("sum", "gather")
 MAX_HEADER_BYTES = 1 << 16  # an answer's header and padding, or the text of an error
 Check = Callable[[Arrays, Arrays], Problem]  # of an answer and the arrays that were asked with
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Question:
     """A function that runs at a site, with declarations of its input and output arrays."""
 
@@ -66,6 +72,8 @@ class Question:
     at_most: Mapping[str, str]
     words: Mapping[str, tuple[str, ...]]  # what each field of the answer means
     doing: str  # what a user reads instead of the name, as in "adding up squares"
+    verb: str = "sum"  # or "gather"
+    bounds: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of each asked field
     check: Check | None = None
 
     def __call__(self, site: Site, **arrays: Array) -> Mapping[str, Any]:
@@ -79,6 +87,13 @@ class Question:
     def check_request(self, arrays: Mapping[str, Any], dimensions: Dimensions) -> Arrays:
         """Return the question's arrays, or raise an error that names the field."""
         return _check(self.asks, arrays, dimensions, f"question {self.name!r}")
+
+    def check_bounds(self, arrays: Mapping[str, Array]) -> None:
+        """Raise an error that names the field if a number is out of its declared bounds."""
+        for name, words in self.bounds.items():
+            problem = out_of_bounds(arrays[name], words)
+            if problem is not None:
+                raise PolicyRefused(f"field {name!r} of question {self.name!r} {problem}")
 
     def check_answer(
         self,
@@ -147,6 +162,7 @@ def question(
     *,
     answers: Mapping[str, str],
     asks: Mapping[str, str] | None = None,
+    verb: str = "sum",
     remembers: bool = False,
     reads_rows: bool = True,
     at_most: Mapping[str, str] | None = None,
@@ -166,17 +182,22 @@ def question(
             raise ValueError(
                 f"question {name!r} already exists in {other.function.__module__}; rename it"
             )
-        shapes, words = _split_words(answers)
+        if verb not in VERBS:
+            raise ValueError(f"question {name!r}: verb={verb!r} must be one of {', '.join(VERBS)}")
+        shapes, words = _split_words(answers, check_words)
+        asked, bounds = _split_words(asks or {}, check_asked_words)
         _REGISTRY[name] = Question(
             name,
             function,
-            declare(asks or {}),
+            declare(asked),
             declare(shapes),
             remembers,
             reads_rows,
             at_most=dict(at_most or {}),
             words=words,
             doing=doing or f"answering {name.replace('_', ' ')!r}",
+            verb=verb,
+            bounds={field: each for field, each in bounds.items() if each},
             check=check,
         )
         return _REGISTRY[name]
@@ -196,13 +217,13 @@ def find_question(name: str) -> Question:
 
 
 def _split_words(
-    answers: Mapping[str, str],
+    fields: Mapping[str, str], check: Callable[[Sequence[str], str], None]
 ) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
-    """Split declarations such as "float64 d, squares" into arrays and words."""
-    parts = {name: [part.strip() for part in text.split(",")] for name, text in answers.items()}
+    """Split declarations such as "float64 d, squares" into arrays and words, and check the words."""
+    parts = {name: [part.strip() for part in text.split(",")] for name, text in fields.items()}
     words = {name: tuple(each[1:]) for name, each in parts.items()}
     for name, each in words.items():
-        check_words(each, name)
+        check(each, name)
     return {name: each[0] for name, each in parts.items()}, words
 
 

@@ -1,4 +1,4 @@
-"""Define which questions a site answers."""
+"""Define which runs a site takes part in, and which questions it answers."""
 
 from __future__ import annotations
 
@@ -9,37 +9,42 @@ from numbers import Integral
 from pathlib import Path
 
 from fedpca.errors import FileError, InputError, PolicyRefused
-from fedpca.protocol.message import Header
+from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import Question
+from fedpca.protocol.script import FEDERATED, Script
 
-ANY = "any"  # stands for every installed question
+ANY = "any"  # stands for every installed question, in any order
 
 
 @dataclass(frozen=True)
 class Policy:
-    """A site's own rules for the questions that it answers.
+    """A site's own rules for the runs that it takes part in and the questions that it answers.
 
     Parameters
     ----------
-    min_rows : int
-        The site answers only if it has at least this many rows.
-    min_sites : int
-        A sum must run over at least this many sites.
+    allow : sequence of str
+        The programs that the site takes part in. "federated" stands for `FederatedPCA` with a solver
+        that needs only sums and returns the components of the pooled rows. Others are opened by name:
+        "personalized", "robust", or the name of a solver, such as "merge" or one that an installed
+        package adds. "any" allows every installed question, with any numbers and in any order.
     gather : bool
         Whether the coordinator may see this site's individual answers about its rows.
-    questions : sequence of str
-        The questions that the site answers. Each entry is the name of a question, or the name of a
-        package to allow all of its questions; "any" allows every installed question. The default
-        allows only fedpca's own questions. Questions added by other packages must be listed.
+    min_rows : int
+        The site answers only if it has at least this many rows.
+    min_count : int
+        No count and no sum that stands on fewer rows than this leaves the site.
+    min_sites : int
+        A run must have at least this many sites.
     """
 
+    allow: tuple[str, ...] = (FEDERATED,)
+    gather: bool = False
     min_rows: int = 0
+    min_count: int = 5
     min_sites: int = 1
-    gather: bool = True
-    questions: tuple[str, ...] = ("fedpca",)
 
     def __post_init__(self) -> None:
-        for name, least in (("min_rows", 0), ("min_sites", 1)):
+        for name, least in (("min_rows", 0), ("min_count", 1), ("min_sites", 1)):
             value = getattr(self, name)
             if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
                 raise InputError(f"{name}={value!r} must be a whole number, at least {least}")
@@ -48,11 +53,16 @@ class Policy:
                 f"gather={self.gather!r} must be true or false, without quotes; false lets the "
                 "coordinator see no individual answers"
             )
-        listed = self.questions
+        listed = self.allow
         is_list = isinstance(listed, list | tuple) and all(isinstance(q, str) and q for q in listed)
         if not is_list:
-            raise InputError(f"questions={listed!r} must be a list of names, as in ['fedpca']")
-        object.__setattr__(self, "questions", tuple(listed))
+            raise InputError(f"allow={listed!r} must be a list of names, as in ['federated']")
+        object.__setattr__(self, "allow", tuple(listed))
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether the site answers every installed question, without a plan."""
+        return ANY in self.allow
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Policy:
@@ -74,41 +84,41 @@ class Policy:
 
     def in_words(self) -> str:
         """Return the policy as a short phrase."""
-        rules = []
+        rules = ["any installed question" if self.is_open else f"only {', '.join(self.allow)}"]
         if self.min_rows:
             rules.append(f"at least {self.min_rows} rows here")
         if self.min_sites > 1:
-            rules.append(f"sums over at least {self.min_sites} sites")
+            rules.append(f"at least {self.min_sites} sites")
         if not self.gather:
             rules.append("no individual answers from this site")
-        if ANY in self.questions:
-            rules.append("any installed question")
-        elif self.questions != ("fedpca",):
-            rules.append(f"only questions from {', '.join(self.questions)}")
-        return ", ".join(rules) or "any fedpca question"
+        return ", ".join(rules)
 
-    def check(self, question: Question, header: Header, n_rows: int | None) -> None:
-        """Refuse a question that the policy forbids, naming the rule."""
-        if header["verb"] not in ("sum", "gather"):
-            raise PolicyRefused(f"verb={header['verb']!r} is neither 'sum' nor 'gather'")
-        if not {ANY, question.package, question.name} & {*self.questions}:
+    def admit(self, plan: RunPlan, script: Script) -> None:
+        """Refuse a plan that the policy forbids, naming the rule."""
+        if script.family not in self.allow:
             raise PolicyRefused(
-                f"the policy does not allow the question {question.name!r} from {question.package}; to "
-                "allow it, the site must add it to its policy's questions"
+                f"the policy does not allow {script.family!r}, only {', '.join(self.allow)}; to allow "
+                f"it, the site must add {script.family!r} to its policy's allow"
             )
+        if script.sees and not self.gather:
+            raise PolicyRefused(
+                f"{plan.program} with solver {plan.solver!r} shows the coordinator this site's own "
+                f"answers to {', '.join(script.sees)}; the policy has gather=false"
+            )
+        self._check_sites(len(plan.sites))
+
+    def check(self, question: Question, n_sites: int, n_rows: int | None) -> None:
+        """Refuse a question that the policy forbids, naming the rule."""
         if not question.reads_rows:
             return
         if n_rows is not None:
             self.check_rows(n_rows)
-        if header["verb"] == "gather" and not self.gather:
+        if question.verb == "gather" and not self.gather:
             raise PolicyRefused(
                 "the policy does not let the coordinator see this site's own answer"
             )
-        if header["verb"] == "sum" and header["n_sites"] < self.min_sites:
-            raise PolicyRefused(
-                f"the sum covers {header['n_sites']} sites, fewer than the policy's "
-                f"min_sites={self.min_sites}"
-            )
+        if question.verb == "sum":
+            self._check_sites(n_sites)
 
     def check_rows(self, n_rows: int) -> None:
         """Refuse to answer about fewer rows than the policy allows."""
@@ -117,5 +127,13 @@ class Policy:
                 f"the site has fewer rows than its policy's min_rows={self.min_rows}"
             )
 
+    def _check_sites(self, n_sites: int) -> None:
+        if n_sites < self.min_sites:
+            raise PolicyRefused(
+                f"the sum covers {n_sites} sites, fewer than the policy's min_sites={self.min_sites}"
+            )
 
-TRUSTING = Policy(questions=(ANY,))  # for a site in the coordinator's own process
+
+TRUSTING = Policy(
+    allow=(ANY,), gather=True, min_count=1
+)  # for a site in the coordinator's own process

@@ -30,16 +30,20 @@ from fedpca.errors import (
     FileError,
     InputError,
     MessageError,
+    PolicyRefused,
     SiteFailed,
 )
 from fedpca.linalg.blas_threads import threads_for_entries
 from fedpca.protocol.message import Header, Message, compose, decode, encode
+from fedpca.protocol.plan import DECLARE, RunPlan
 from fedpca.protocol.question import find_question
 from fedpca.rows.choice import ALL_COLUMNS, ColumnChoice
 from fedpca.rows.in_memory import Rows, about_n_rows, checksum
 from fedpca.rows.open import file_states, open_rows, refuse_gone, state_of
 from fedpca.rows.standardized import MAX_CACHE_BYTES, Frame, StandardizedRows
 from fedpca.rows.weighted import WeightedRows, as_numbers, weight_fingerprint
+from fedpca.site.guard import Agreement, Guard
+from fedpca.site.guard import keep as keep_agreement
 from fedpca.site.memory import (
     MEMORY_GONE,
     ROWS_CHANGED,
@@ -139,6 +143,7 @@ class Site:
         self._answered: tuple[int, Message] | None = None  # the last round and its reply
         self._standardized: StandardizedRows | None = None
         self._lock = threading.Lock()
+        self._guard = Guard(self.policy)
 
     @property
     def fingerprint(self) -> str:
@@ -224,22 +229,33 @@ class Site:
         header = message.header
         if header["run"] != self._run:
             self._enter(header["run"], header["memory"])
+        if header["question"] == DECLARE:
+            return self._declare(message)
         if self._answered is not None and self._answered[0] == header["round"]:
             return self._answered[1]
         if header["round"] < self._round:
             raise MessageError(f"round {header['round']} was requested after round {self._round}")
         question = find_question(header["question"])
+        if header["verb"] != question.verb:
+            raise PolicyRefused(
+                f"verb={header['verb']!r}: the answers to {question.name!r} are for "
+                f"{question.verb!r}"
+            )
         self._refuse_changed_rows()
-        self.policy.check(question, header, self.rows.n_rows if self.policy.min_rows else None)
+        n_rows = self.rows.n_rows if self.policy.min_rows else None
+        self.policy.check(question, header["n_sites"], n_rows)
         dimensions = {"d": self.rows.n_features}
         arrays = question.check_request(message.arrays, dimensions)
         memory = self.memory
         # a repeated round starts from the same memory as the first time
         before = self._memory_before if header["round"] == self._round else memory
+        agreed = None
+        if not self.policy.is_open:
+            agreed = self._guard.check(before, question, header, arrays)
         try:
-            self.memory = before
+            self.memory = before if agreed is None else keep_agreement(before, agreed)
             if question.remembers:
-                self.memory = dict(before)
+                self.memory = dict(self.memory)
                 # copy, because a view in memory would keep the whole request alive
                 arrays = {key: array.copy() for key, array in arrays.items()}
             try:
@@ -264,6 +280,17 @@ class Site:
         self._round, self._memory_before = header["round"], before
         return reply
 
+    def _declare(self, message: Message) -> Message:
+        """Admit the plan of a run, or refuse it; a site that answers everything needs no plan."""
+        if not self.policy.is_open:
+            plan = RunPlan.from_bytes(message.arrays["plan"].tobytes())
+            agreed = self._guard.admit(self.memory, message.header["run"], plan)
+            is_new = not self.remembers(Agreement)
+            self.memory = _read_only(keep_agreement(self.memory, agreed))
+            if is_new:
+                self._save(0, self._reply(message.header, {}, {}))
+        return self._reply(message.header, {}, {})
+
     def _reply(self, asked: Header, more: Header, arrays: Mapping[str, Array]) -> Message:
         """Compose a reply whose header repeats the run, round, and question."""
         echo = {key: asked.get(key) for key in ("run", "round", "question")}
@@ -282,7 +309,7 @@ class Site:
             raise MessageError("this run is over because a newer run has started at this site")
         files = file_states(self._source)
         refuse_gone(files)
-        saved = self._load(run, files) if last else None
+        saved = self._load(run, files) if last or not self.policy.is_open else None
         if (0 if saved is None else saved.round) < last:
             raise MessageError(
                 f"this question needs the memory from round {last}, which the site does not have; "

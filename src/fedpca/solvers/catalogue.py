@@ -19,7 +19,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from fedpca.errors import InputError
+from fedpca.errors import InputError, PolicyRefused
+from fedpca.protocol.plan import RunPlan
 from fedpca.solvers.contract import Solver
 from fedpca.solvers.exact.covariance import Covariance
 from fedpca.solvers.exact.faps import Faps
@@ -105,6 +106,17 @@ def from_plain(plain: Any, names: Mapping[str, Any]) -> Any:
     name = options.pop("name")
     solver = names.get(name) or _added_solver(name)
     return type(solver)(**options)
+
+
+def plan_solver(plan: RunPlan, names: Mapping[str, Any]) -> Any:
+    """Return the solver that a plan declares, or None if the program chooses one."""
+    given = plan.parameters.get("solver")
+    if given in (None, AUTO):
+        return names.get(AUTO)
+    try:
+        return from_plain({"name": given} if isinstance(given, str) else given, names)
+    except (InputError, LookupError, TypeError, AttributeError) as error:
+        raise PolicyRefused(f"the plan's solver cannot be used here: {error}") from None
 
 
 def load_added_solvers() -> dict[str, Solver | InputError]:

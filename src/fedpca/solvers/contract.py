@@ -23,9 +23,11 @@ from fedpca.errors import InputError
 from fedpca.linalg.dense import orth
 from fedpca.linalg.rank_rules import RankRule, rank_rule
 from fedpca.protocol.invariants import ROUNDING
+from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import Question, question
+from fedpca.protocol.script import Order, Script, then
 from fedpca.solvers.sign_flips import SignFlips
-from fedpca.solvers.standardize import CommonFeatures, Moments, ask_moments
+from fedpca.solvers.standardize import CommonFeatures, Moments, ask_moments, moments_script
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
@@ -153,9 +155,20 @@ class Solver(Protocol):
         """Estimate the bytes to and from one site, for n rows, d features, and k components."""
         ...
 
+    def script(self, plan: RunPlan) -> Script:
+        """Return what `solve` asks, in which order and how often, so that sites can follow."""
+        ...
+
     def solve(self, fed: Federation, problem: Problem) -> Solution:
         """Find the leading eigenvectors by asking the sites."""
         ...
+
+
+def after_moments(plan: RunPlan, *parts: Question | Order, **more: Any) -> Script:
+    """Return the script of a solver that asks for moments first; ``more`` are fields of the script."""
+    moments = moments_script(plan)
+    values = {**moments.values, **more.pop("values", {})}
+    return Script(then(moments.order, *parts), values=values, **more)
 
 
 def moments_and_rank(fed: Federation, problem: Problem) -> tuple[Moments, RankRule]:
@@ -171,7 +184,7 @@ def moments_and_rank(fed: Federation, problem: Problem) -> tuple[Moments, RankRu
 
 @question(
     doing="improving the components",
-    asks={"Z": "float64 d k"},
+    asks={"Z": "float64 d k, orthonormal"},
     answers={"Y": "float64 d k, explained"},
 )
 def covariance_product(site: Site, Z: Array) -> Arrays:

@@ -12,10 +12,12 @@ from fedpca.arrays import Array, Arrays
 from fedpca.coordinator.federation import Federation
 from fedpca.coordinator.record import Outcome
 from fedpca.errors import PolicyRefused
+from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import Question, question
+from fedpca.protocol.script import FEDERATED, Script, either, maybe, script, then
 from fedpca.rows.centering import MAX_CANCELLATION
 from fedpca.rows.standardized import Frame, StandardizedRows, refuse_tiny
-from fedpca.solvers.catalogue import cheapest_exact
+from fedpca.solvers.catalogue import SOLVERS, cheapest_exact, plan_solver
 from fedpca.solvers.contract import (
     EXPLAINED,
     Problem,
@@ -26,7 +28,7 @@ from fedpca.solvers.contract import (
 )
 from fedpca.solvers.influence import report_caused
 from fedpca.solvers.sign_flips import SignFlips
-from fedpca.solvers.standardize import common_features
+from fedpca.solvers.standardize import column_names, common_features
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
@@ -76,9 +78,34 @@ def principal_components(
     return PcaResult(solution, _shares(explained), solution.outcome(solver.name), is_above)
 
 
+@script("FederatedPCA")
+def pca_script(plan: RunPlan) -> Script:
+    """Return what `principal_components` asks with the plan's solver, or with one that it chooses."""
+    declared = plan_solver(plan, SOLVERS)
+    solvers = [declared] if declared else [s for s in SOLVERS.values() if _needs_only_sums(s)]
+    parts = [solver.script(plan) for solver in solvers]
+    most: dict[str, int] = {}
+    values: dict[str, Any] = {}
+    for part in parts:
+        most, values = {**most, **part.most}, {**values, **part.values}
+    is_usual = all(_needs_only_sums(s) and s.name in SOLVERS for s in solvers)
+    return Script(
+        then(column_names, either(*(part.order for part in parts)), maybe(explained_energy)),
+        most=most,
+        values=values,
+        family=FEDERATED if is_usual else plan.solver,
+        sees=tuple(name for s in solvers for name in s.seen if name != "explained_in_summary"),
+    )
+
+
+def _needs_only_sums(solver: Solver) -> bool:
+    return solver.guarantee == "exact" and not solver.seen
+
+
 @question(
+    verb="gather",
     doing="measuring the variance explained at each site",
-    asks={"V": "float64 d k"},
+    asks={"V": "float64 d k, orthonormal"},
     answers=EXPLAINED,
     check=explains_too_much,
 )

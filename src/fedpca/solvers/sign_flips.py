@@ -30,8 +30,10 @@ from fedpca.linalg.dense import orth, pack_triangle, top_eigen, unpack_triangle
 from fedpca.linalg.krylov import MAX_KRYLOV_BYTES, KrylovSpace
 from fedpca.linalg.parallel_analysis import MANY_DRAWS, count_above, draws_for, quantile_floor
 from fedpca.linalg.rank_rules import Spectrum, parallel_analysis, settled
+from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import question
-from fedpca.solvers.plan import triangle_is_cheaper
+from fedpca.protocol.script import END, Order, either, repeat, then
+from fedpca.solvers.costs import triangle_is_cheaper
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
@@ -79,6 +81,13 @@ def flipped_floor(fed: Federation, n: float, d: int, p: int) -> Array:
         )
     found = leading_of_flips(partial(fed.sum, flipped_product), fed.rng(), n_flips, d, p)
     return quantile_floor(np.array([values for values, _ in found]))
+
+
+def flips_order(plan: RunPlan) -> Order:
+    """Return the order in which the rule "auto" asks, or nothing for other rules."""
+    if plan.parameters.get("n_components") != "auto":
+        return END
+    return then(draw_signs, either(flipped_triangles, repeat(flipped_product, most=MAX_ROUNDS)))
 
 
 def leading_of_flips(
@@ -138,7 +147,7 @@ def draw_signs(site: Site, seed: Array) -> dict[str, Any]:
 
 @question(
     doing="finding the number of components",
-    asks={"n_flips": "int64"},
+    asks={"n_flips": f"int64, 1..{MANY_DRAWS}"},
     answers={"triangles": "float64 flips triangle, semidefinite"},
     at_most={"flips": "n_flips"},
 )
@@ -154,7 +163,7 @@ def flipped_triangles(site: Site, n_flips: Array) -> Arrays:
 
 @question(
     doing="finding the number of components",
-    asks={"Z": "float64 d k", "flips": "int64 k"},
+    asks={"Z": "float64 d k", "flips": f"int64 k, 0..{MANY_DRAWS - 1}"},
     answers={"Y": "float64 d k"},
 )
 def flipped_product(site: Site, Z: Array, flips: Array) -> Arrays:

@@ -21,7 +21,9 @@ from fedpca.arrays import Array, Arrays
 from fedpca.coordinator.federation import Federation
 from fedpca.errors import InputError
 from fedpca.protocol.invariants import MAX_VALUE
+from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import question
+from fedpca.protocol.script import Script, then
 from fedpca.rows.columns import column_order, some_of
 from fedpca.rows.gaps import DROP, ERROR, MEAN, MISSING, column_totals
 from fedpca.rows.standardized import Frame, deviations, refuse_large, refuse_tiny, usable_energy
@@ -30,6 +32,7 @@ from fedpca.rows.weighted import WeightedRows
 if TYPE_CHECKING:
     from fedpca.site.site import Site
 
+MAX_PRODUCTS = 1 << 40  # columns by which rows can be multiplied in a run; a hint for the site
 MAX_NAMES_BYTES = 64 << 20  # of one site's column names as JSON
 
 
@@ -119,6 +122,7 @@ def misnamed(answer: Arrays, _: Arrays) -> str | None:
 
 
 @question(
+    verb="gather",
     doing="asking for column names",
     answers={
         "features": "uint8 bytes",
@@ -214,7 +218,11 @@ def squares(site: Site, mean: Array) -> dict[str, Any]:
 
 @question(
     doing="centering and scaling rows",
-    asks={"mean": "float64 d", "scale": "float64 d", "n_products": "int64"},
+    asks={
+        "mean": "float64 d, fixed",
+        "scale": "float64 d, fixed, positive",
+        "n_products": f"int64, 0..{MAX_PRODUCTS}",
+    },
     answers={"energy": "float64, squares, energy"},
     remembers=True,
 )
@@ -278,6 +286,13 @@ def ask_moments(
     if scale:  # the standard deviation is about the mean, even if the components are not
         factors = deviations(fed.sum(squares, mean=mean)["squares"] / weight, mean, n)
     return Moments(n, mean if center else np.zeros(d), factors, common.names, weight)
+
+
+def moments_script(plan: RunPlan) -> Script:
+    """Return the script of `ask_moments`."""
+    values = {"missing": MISSING.index(plan.parameters.get("missing", "error"))}
+    has_scale = bool(plan.parameters.get("scale"))
+    return Script(then(count_and_sum, *([squares] if has_scale else [])), values=values)
 
 
 def at_least_two(n: int, rows: str = "rows") -> int:

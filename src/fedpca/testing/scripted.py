@@ -92,6 +92,10 @@ class ScriptedEngine:
     def names(self) -> Sequence[str]:
         return self.engine.names
 
+    @property
+    def declares(self) -> bool:
+        return bool(getattr(self.engine, "declares", False))
+
     def fingerprints(self) -> Mapping[str, str]:
         return {} if self._hides_rows else self.engine.fingerprints()
 

@@ -27,7 +27,7 @@ from fedpca.solvers.contract import (
     scaled,
     starting_block,
 )
-from fedpca.solvers.plan import block_bytes, expected_rounds
+from fedpca.solvers.costs import block_bytes, expected_rounds
 from fedpca.solvers.standardize import standardize_sites
 
 

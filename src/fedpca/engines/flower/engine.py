@@ -65,6 +65,8 @@ class FlowerEngine:
         recorded answers cover all of them. The next round determines which sites are lost.
     """
 
+    declares = True  # sites on other machines follow the plan of a run
+
     def __init__(
         self,
         link: Link,

@@ -19,9 +19,12 @@ from fedpca.errors import InputError
 from fedpca.linalg.dense import angle_bounds, pack_triangle, top_eigen, unpack_triangle
 from fedpca.linalg.rank_rules import Spectrum
 from fedpca.protocol.message import MAX_BYTES
+from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import question
-from fedpca.solvers.contract import Problem, Solution, moments_and_rank
-from fedpca.solvers.plan import triangle_bytes
+from fedpca.protocol.script import Script, maybe
+from fedpca.solvers.contract import Problem, Solution, after_moments, moments_and_rank
+from fedpca.solvers.costs import triangle_bytes
+from fedpca.solvers.sign_flips import flips_order
 from fedpca.solvers.standardize import ColumnSums
 
 if TYPE_CHECKING:
@@ -40,6 +43,9 @@ class Covariance:
 
     def bytes_per_site(self, n: int, d: int, k: int) -> int:
         return triangle_bytes(d, k)
+
+    def script(self, plan: RunPlan) -> Script:
+        return after_moments(plan, covariance_triangle, maybe(flips_order(plan)))
 
     def solve(self, fed: Federation, problem: Problem) -> Solution:
         """Return the leading eigenvectors of the summed covariance, without iterating."""
@@ -70,7 +76,7 @@ class Covariance:
 
 @question(
     doing="computing the covariance",
-    asks={"mean": "float64 d", "scale": "float64 d"},
+    asks={"mean": "float64 d, fixed", "scale": "float64 d, fixed, positive"},
     answers={"triangle": "float64 triangle, semidefinite, energy"},
     remembers=True,
 )

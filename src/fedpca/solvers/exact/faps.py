@@ -59,11 +59,14 @@ from fedpca.arrays import Array, Arrays
 from fedpca.coordinator.federation import Federation
 from fedpca.linalg.dense import orth, outside, sine_of_angle, top_eigen
 from fedpca.linalg.rank_rules import Spectrum
+from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import question
+from fedpca.protocol.script import Script, maybe, repeat
 from fedpca.solvers.contract import (
     LOOK_TOL,
     Problem,
     Solution,
+    after_moments,
     check_choice,
     check_positive,
     check_whole,
@@ -71,6 +74,7 @@ from fedpca.solvers.contract import (
     scaled,
     starting_block,
 )
+from fedpca.solvers.costs import LANCZOS_ROUNDS, block_bytes, expected_rounds
 from fedpca.solvers.exact.faps_copy import (
     BY_CONDITION,
     Copy,
@@ -80,12 +84,13 @@ from fedpca.solvers.exact.faps_copy import (
     masked_product,
     solve_locally,
 )
-from fedpca.solvers.plan import LANCZOS_ROUNDS, block_bytes, expected_rounds
-from fedpca.solvers.standardize import standardize_sites
+from fedpca.solvers.sign_flips import flips_order
+from fedpca.solvers.standardize import standardize, standardize_sites
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
 
+MAX_STEPS = 1000  # at a site in a round
 LOCAL_STEPS = 5  # steps of subspace iteration at each site in each round
 PENALTY = 0.15  # initial beta_i, as a share of ||A_i||_2^2
 PENALTY_CHECK_ROUNDS = 5  # rounds between penalty checks, (25)
@@ -130,13 +135,24 @@ class Faps:
 
     def __post_init__(self) -> None:
         if self.local_steps not in BY_CONDITION:
-            check_whole("local_steps", self.local_steps, 1, 1000)
+            check_whole("local_steps", self.local_steps, 1, MAX_STEPS)
         check_positive("penalty", self.penalty, 1000)
         check_choice("stop", self.stop, STOP_RULES)
         check_choice("start_apart", self.start_apart, (True, False))
 
     def bytes_per_site(self, n: int, d: int, k: int) -> int:
         return block_bytes(d, k, TIMES_LANCZOS * expected_rounds(n, d, k))
+
+    def script(self, plan: RunPlan) -> Script:
+        values = {
+            "penalty": self.penalty,
+            "steps": BY_CONDITION.get(self.local_steps, self.local_steps),
+            "start_apart": self.start_apart,
+            "stop": STOP_RULES.index(self.stop),
+        }
+        rounds = repeat(repeat(consensus_step), energy_within, maybe(flips_order(plan)))
+        most = {consensus_step.name: plan.max_rounds, energy_within.name: plan.max_rounds}
+        return after_moments(plan, standardize, rounds, values=values, most=most)
 
     def solve(self, fed: Federation, problem: Problem) -> Solution:
         """Return the leading eigenvectors, with a residual of at most ``tol`` times the trace."""
@@ -254,11 +270,11 @@ class FapsState:
 @question(
     doing="improving the components",
     asks={
-        "Z": "float64 d k",
-        "penalty": "float64",
-        "steps": "int64",
-        "start_apart": "int64",
-        "stop": "int64",
+        "Z": "float64 d k, orthonormal",
+        "penalty": "float64, fixed, positive",
+        "steps": f"int64, fixed, {min(BY_CONDITION.values())}..{MAX_STEPS}",
+        "start_apart": "int64, fixed, flag",
+        "stop": f"int64, fixed, 0..{len(STOP_RULES) - 1}",
     },
     answers={"Y": "float64 d k", "stop_value": "float64, squares"},
     remembers=True,
@@ -293,7 +309,7 @@ def _first_state(times_C: Product, X: Array, penalty: float) -> FapsState:
 
 @question(
     doing="checking the components",
-    asks={"Z": "float64 d k"},
+    asks={"Z": "float64 d k, orthonormal"},
     answers={
         "within": "float64 k k, semidefinite, explained",
         "penalty": "float64, squares",

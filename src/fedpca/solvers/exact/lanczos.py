@@ -21,17 +21,21 @@ from fedpca.coordinator.federation import Federation
 from fedpca.linalg.dense import ROUNDING
 from fedpca.linalg.krylov import MAX_KRYLOV_BYTES, KrylovSpace, Ritz
 from fedpca.linalg.rank_rules import Spectrum
+from fedpca.protocol.plan import RunPlan
+from fedpca.protocol.script import Script, either, repeat
 from fedpca.solvers.contract import (
     Problem,
     Solution,
+    after_moments,
     check_whole,
     covariance_product,
     moments_and_rank,
     scaled,
     starting_block,
 )
-from fedpca.solvers.plan import block_bytes, expected_rounds
-from fedpca.solvers.standardize import standardize_sites
+from fedpca.solvers.costs import block_bytes, expected_rounds
+from fedpca.solvers.sign_flips import flips_order
+from fedpca.solvers.standardize import standardize, standardize_sites
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,11 @@ class Lanczos:
 
     def bytes_per_site(self, n: int, d: int, k: int) -> int:
         return block_bytes(d, k, expected_rounds(n, d, k))
+
+    def script(self, plan: RunPlan) -> Script:
+        rounds = repeat(either(covariance_product, flips_order(plan)))
+        most = {covariance_product.name: plan.max_rounds}
+        return after_moments(plan, standardize, rounds, most=most)
 
     def solve(self, fed: Federation, problem: Problem) -> Solution:
         """Return the leading eigenvectors, within the tolerance unless rounding prevents it."""

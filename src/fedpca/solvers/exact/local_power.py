@@ -15,10 +15,10 @@ as in Wang, Liu and Zhang (2023), saves almost nothing.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice, repeat
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -26,21 +26,28 @@ import numpy as np
 from fedpca.arrays import Array, Arrays
 from fedpca.coordinator.federation import Federation
 from fedpca.linalg.dense import orth, outside, procrustes
+from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import question
+from fedpca.protocol.script import Script, either, repeat
 from fedpca.solvers.contract import (
     Problem,
     Solution,
+    after_moments,
     check_whole,
+    covariance_product,
     moments_and_rank,
     scaled,
     starting_block,
 )
-from fedpca.solvers.exact.subspace_iteration import TIMES_LANCZOS, iterate
-from fedpca.solvers.plan import LANCZOS_ROUNDS, block_bytes, expected_rounds
-from fedpca.solvers.standardize import standardize_sites
+from fedpca.solvers.costs import LANCZOS_ROUNDS, block_bytes, expected_rounds
+from fedpca.solvers.exact.subspace_iteration import TIMES_LANCZOS, SubspaceIteration, iterate
+from fedpca.solvers.sign_flips import flips_order
+from fedpca.solvers.standardize import standardize, standardize_sites
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
+
+MAX_LOCAL_STEPS = 1000  # at a site in a round
 
 
 @dataclass(frozen=True)
@@ -63,11 +70,18 @@ class LocalPower:
     halve_every: int = 10
 
     def __post_init__(self) -> None:
-        check_whole("local_steps", self.local_steps, 1, 1000)
+        check_whole("local_steps", self.local_steps, 1, MAX_LOCAL_STEPS)
         check_whole("halve_every", self.halve_every, 1, 2**31)
 
     def bytes_per_site(self, n: int, d: int, k: int) -> int:
         return block_bytes(d, k, TIMES_LANCZOS * expected_rounds(n, d, k))
+
+    def script(self, plan: RunPlan) -> Script:
+        plain = SubspaceIteration().script(plan)
+        steps = repeat(either(local_power_steps, flips_order(plan)))
+        rounds = repeat(either(covariance_product, flips_order(plan)))
+        most = {**plain.most, local_power_steps.name: plan.max_rounds}
+        return after_moments(plan, standardize, steps, rounds, most=most)
 
     def solve(self, fed: Federation, problem: Problem) -> Solution:
         """Return the leading eigenvectors, within the tolerance unless rounding prevents it.
@@ -82,7 +96,9 @@ class LocalPower:
         energy = standardize_sites(fed, moments, p * min(self.local_steps * max_rounds, expected))
         Z = starting_block(fed, moments.d, p, problem.start)
         done = 0
-        for q in islice(local_steps_of_rounds(self.local_steps, self.halve_every), max_rounds - 1):
+        for q in itertools.islice(
+            local_steps_of_rounds(self.local_steps, self.halve_every), max_rounds - 1
+        ):
             Y = fed.sum(local_power_steps, Z=Z, steps=np.int64(q))["Y"]
             done += 1
             outside_share = scaled(float(np.linalg.norm(outside(Z, Y))), energy)
@@ -96,7 +112,7 @@ class LocalPower:
 
 @question(
     doing="improving the components",
-    asks={"Z": "float64 d k", "steps": "int64"},
+    asks={"Z": "float64 d k, orthonormal", "steps": f"int64, 1..{MAX_LOCAL_STEPS}"},
     answers={"Y": "float64 d k, explained"},
 )
 def local_power_steps(site: Site, Z: Array, steps: Array) -> Arrays:
@@ -110,5 +126,5 @@ def local_power_steps(site: Site, Z: Array, steps: Array) -> Arrays:
 def local_steps_of_rounds(steps: int, halve_every: int) -> Iterator[int]:
     """Yield the number of local steps for each round until the number would be one."""
     while steps > 1:
-        yield from repeat(steps, halve_every)
+        yield from itertools.repeat(steps, halve_every)
         steps //= 2

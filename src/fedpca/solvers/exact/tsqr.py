@@ -25,10 +25,13 @@ from fedpca.coordinator.federation import Federation
 from fedpca.coordinator.record import shares_of
 from fedpca.linalg.dense import angle_bounds
 from fedpca.linalg.rank_rules import Spectrum
+from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import question
-from fedpca.solvers.contract import Problem, Solution, moments_and_rank
+from fedpca.protocol.script import Script, maybe
+from fedpca.solvers.contract import Problem, Solution, after_moments, moments_and_rank
+from fedpca.solvers.costs import triangle_bytes
 from fedpca.solvers.influence import SitePart, report_angles
-from fedpca.solvers.plan import triangle_bytes
+from fedpca.solvers.sign_flips import flips_order
 from fedpca.solvers.standardize import ColumnSums
 
 if TYPE_CHECKING:
@@ -45,6 +48,9 @@ class Tsqr:
 
     def bytes_per_site(self, n: int, d: int, k: int) -> int:
         return triangle_bytes(d, k)
+
+    def script(self, plan: RunPlan) -> Script:
+        return after_moments(plan, triangular_factor, maybe(flips_order(plan)))
 
     def solve(self, fed: Federation, problem: Problem) -> Solution:
         """Return the leading right singular vectors of the stacked factors, without iterating."""
@@ -71,8 +77,9 @@ def misshapen_factor(answer: Arrays, asked: Arrays) -> str | None:
 
 
 @question(
+    verb="gather",
     doing="factoring the rows",
-    asks={"mean": "float64 d", "scale": "float64 d"},
+    asks={"mean": "float64 d, fixed", "scale": "float64 d, fixed, positive"},
     answers={"rank": "int64, count", "entries": "float64 entries"},
     remembers=True,
     at_most={"entries": "triangle"},

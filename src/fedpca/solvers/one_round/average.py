@@ -25,9 +25,18 @@ import numpy as np
 
 from fedpca.coordinator.federation import Federation
 from fedpca.linalg.rank_rules import Spectrum
-from fedpca.solvers.contract import Problem, Solution, check_choice, moments_and_rank
+from fedpca.protocol.plan import RunPlan
+from fedpca.protocol.script import Script, repeat
+from fedpca.solvers.contract import (
+    Problem,
+    Solution,
+    after_moments,
+    check_choice,
+    moments_and_rank,
+)
 from fedpca.solvers.influence import report_summaries
 from fedpca.solvers.one_round.merge import (
+    MAX_LOOKS,
     check_site_components,
     decided_rank,
     directions_to_ask,
@@ -68,6 +77,9 @@ class Average:
 
     def bytes_per_site(self, n: int, d: int, k: int) -> int:
         return 8 * d * (min(d, COLUMNS_PER_COMPONENT * k) + 5)
+
+    def script(self, plan: RunPlan) -> Script:
+        return after_moments(plan, repeat(summarize_about, most=MAX_LOOKS))
 
     def solve(self, fed: Federation, problem: Problem) -> Solution:
         """Return the leading eigenvectors of the average, without iterating."""

@@ -26,7 +26,9 @@ from fedpca.coordinator.federation import Federation
 from fedpca.errors import InputError
 from fedpca.linalg.rank_rules import RankRule, Spectrum, check_n_components, first_look, rank_rule
 from fedpca.protocol.invariants import ROUNDING
+from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import Question, question
+from fedpca.protocol.script import Script, either, maybe, repeat, then
 from fedpca.rows.centering import about_own_mean, naming_bad_values
 from fedpca.rows.gaps import WAY_OUT
 from fedpca.rows.in_memory import about_n_rows
@@ -35,6 +37,7 @@ from fedpca.solvers.contract import (
     EXPLAINED,
     Problem,
     Solution,
+    after_moments,
     check_choice,
     check_whole,
     explains_too_much,
@@ -67,7 +70,12 @@ SUMMARY = {
     name: ", ".join(filter(None, [f"float64 {shape}", MEANINGS.get(name, "")]))
     for name, shape in SHAPES.items()
 }
-WANTED = {"n_components": "int64", "rule": "uint8 rule", "n_spare": "int64"}
+WANTED = {
+    "n_components": "int64, nonnegative",
+    "rule": "uint8 rule, fixed",
+    "n_spare": "int64, nonnegative",
+}
+MAX_LOOKS = 64  # attempts, each with twice as many directions as the one before
 
 T = TypeVar("T")
 
@@ -105,6 +113,11 @@ class Merge:
 
     def bytes_per_site(self, n: int, d: int, k: int) -> int:
         return 8 * d * (min(d, k + N_SPARE) + 3)
+
+    def script(self, plan: RunPlan) -> Script:
+        about_common = after_moments(plan, repeat(summarize_about, most=MAX_LOOKS))
+        about_own = then(repeat(summarize_rows, most=MAX_LOOKS), maybe(explained_in_summary))
+        return replace(about_common, order=either(about_common.order, about_own))
 
     def solve(self, fed: Federation, problem: Problem) -> Solution:
         """Return the leading directions of the merged summaries, without iterating."""
@@ -179,6 +192,7 @@ def impossible_summary(answer: Arrays, _: Arrays) -> str | None:
 
 
 @question(
+    verb="gather",
     doing="summarizing rows",
     asks={"features": "uint8 names", **WANTED},
     answers=SUMMARY,
@@ -207,8 +221,14 @@ def summarize_rows(
 
 
 @question(
+    verb="gather",
     doing="summarizing rows",
-    asks={"mean": "float64 d", "scale": "float64 d", "sends_spare": "int64", **WANTED},
+    asks={
+        "mean": "float64 d, fixed",
+        "scale": "float64 d, fixed, positive",
+        "sends_spare": "int64, fixed, flag",
+        **WANTED,
+    },
     answers=SUMMARY,
     remembers=True,
     at_most={"r": "d"},
@@ -240,8 +260,9 @@ def summarize_about(
 
 
 @question(
+    verb="gather",
     doing="measuring the variance explained at each site",
-    asks={"V": "float64 d k"},
+    asks={"V": "float64 d k, orthonormal"},
     answers=EXPLAINED,
     check=explains_too_much,
 )

@@ -189,6 +189,7 @@ def finish_personalized(site: Site, U: Array, variance: Array, header: Array) ->
 
 
 @question(
+    verb="gather",
     doing="measuring the variance explained at each site",
     answers={
         "shared": "float64, squares",
@@ -208,6 +209,7 @@ def site_shares(site: Site) -> dict[str, Any]:
 
 
 @question(
+    verb="gather",
     doing="gathering local components",
     answers={
         "n": "int64, count",

@@ -15,6 +15,7 @@ from fedpca.errors import PolicyRefused
 from fedpca.linalg.dense import fix_signs, orth, top_eigen
 from fedpca.models.personalized import PersonalizedModel, SitePart, variance_shares
 from fedpca.rows.standardized import usable_energy
+from fedpca.solvers.costs import LANCZOS_ROUNDS
 from fedpca.solvers.personalized.at_site import (
     begin_personalized,
     finish_personalized,
@@ -27,7 +28,6 @@ from fedpca.solvers.personalized.local_ranks import LocalRanks
 from fedpca.solvers.personalized.power import power_step
 from fedpca.solvers.personalized.projections import leading_of_bases, leading_of_columns
 from fedpca.solvers.personalized.starts import find_starts, leading_of_rows
-from fedpca.solvers.plan import LANCZOS_ROUNDS
 from fedpca.solvers.standardize import CommonFeatures, ask_moments, at_least_two, common_features
 
 # A direction that the sites' local parts contain up to this share is tied with the shared directions.

@@ -21,7 +21,7 @@ from fedpca.linalg.blas_threads import threads_for
 from fedpca.linalg.dense import orth, pack_triangle, top_eigen, unpack_triangle
 from fedpca.linalg.krylov import leading_eigen
 from fedpca.protocol.question import question
-from fedpca.solvers.plan import LANCZOS_ROUNDS, triangle_is_cheaper
+from fedpca.solvers.costs import LANCZOS_ROUNDS, triangle_is_cheaper
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
@@ -66,6 +66,7 @@ def basis_product(site: Site, Z: Array, by_variance: Array) -> dict[str, Array]:
 
 
 @question(
+    verb="gather",
     doing="comparing the sites' directions",
     asks={"by_variance": "int64"},
     answers={"B": "float64 d r"},

@@ -19,9 +19,9 @@ from fedpca.arrays import Array
 from fedpca.coordinator.federation import Federation
 from fedpca.linalg.dense import complete_basis, orth
 from fedpca.linalg.krylov import leading_eigen
+from fedpca.solvers.costs import LANCZOS_ROUNDS
 from fedpca.solvers.personalized.power import power_step
 from fedpca.solvers.personalized.projections import TOL, leading_of_bases
-from fedpca.solvers.plan import LANCZOS_ROUNDS
 
 STARTS = ("stack", "average", "random")
 SECOND_TOL = 1e-3  # residual of Lanczos for the second start, which need not be exact

@@ -296,6 +296,7 @@ def too_many_outliers(answer: Arrays, _: Arrays) -> str | None:
 
 
 @question(
+    verb="gather",
     doing="counting outliers",
     answers={"outliers": "int64, count", "present": "int64, count"},
     check=too_many_outliers,

@@ -1,0 +1,104 @@
+"""Declare a run before it begins: who asks whom, for what, and by which method.
+
+The plan is the first message of a run. A site whose policy does not allow it answers nothing. Once a
+site has admitted a plan, it answers the questions that the plan's method asks, and no others
+(`fedpca.protocol.script`).
+
+A plan is encoded as JSON with sorted keys, so that the same plan always has the same bytes, which the
+coordinator signs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from fedpca.errors import MessageError
+
+DECLARE = "declare_run"  # takes the place of a question's name
+MAX_PLAN_BYTES = 1 << 20  # a plan lists sites, and perhaps numbers of components by site
+MAX_PURPOSE = 500  # characters
+MAX_ROUNDS = 10**6  # more rounds than any program takes
+NO_KEY = ""  # the fingerprint of a site in the coordinator's own process
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What a coordinator declares before it asks the first question.
+
+    Parameters
+    ----------
+    run : str
+        The name of the run, without the number of the attempt.
+    program : str
+        The estimator, as in "FederatedPCA".
+    parameters : dict
+        The estimator's parameters as plain values, with its ``solver`` as a name or as options.
+    sites : dict
+        The names of the sites that take part, and the fingerprints of their keys.
+    purpose : str
+        Why the run takes place, in a line of words.
+    """
+
+    run: str
+    program: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    sites: Mapping[str, str] = field(default_factory=dict)
+    purpose: str = ""
+
+    @property
+    def solver(self) -> str:
+        """Return the name of the solver, or "auto"."""
+        given = self.parameters.get("solver")
+        if isinstance(given, Mapping):
+            given = given.get("name")
+        return "auto" if given is None else str(given)
+
+    @property
+    def max_rounds(self) -> int:
+        """Return the most rounds that the solver may take."""
+        return int(self.parameters.get("max_rounds", MAX_ROUNDS))
+
+    @property
+    def digest(self) -> str:
+        """Return a hash that identifies the plan."""
+        return hashlib.sha256(self.to_bytes()).hexdigest()
+
+    def to_bytes(self) -> bytes:
+        """Encode the plan; the same plan always has the same bytes."""
+        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> RunPlan:
+        """Decode a plan, or raise an error that says what is wrong with it."""
+        if len(data) > MAX_PLAN_BYTES:
+            raise MessageError(
+                f"the plan has {len(data):,} bytes, more than the {MAX_PLAN_BYTES:,} allowed"
+            )
+        try:
+            given = json.loads(data)
+            plan = cls(**given)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise MessageError(f"the plan cannot be read: {type(error).__name__}") from None
+        plan._check()
+        return plan
+
+    def _check(self) -> None:
+        texts = (self.run, self.program, self.purpose)
+        if not all(isinstance(text, str) for text in texts) or not self.run or not self.program:
+            raise MessageError("the plan must name its run and its program")
+        if not isinstance(self.parameters, dict) or not isinstance(self.sites, dict):
+            raise MessageError("the plan's parameters and sites must be tables")
+        if not self.sites or not all(isinstance(key, str) for key in self.sites.values()):
+            raise MessageError("the plan must list its sites with the fingerprints of their keys")
+        keys = [key for key in self.sites.values() if key != NO_KEY]
+        if len(set(keys)) < len(keys):
+            raise MessageError("the plan lists two sites with the same key")
+        if len(self.purpose) > MAX_PURPOSE:
+            raise MessageError(f"the plan's purpose has more than {MAX_PURPOSE} characters")
+        rounds = self.parameters.get("max_rounds", 1)
+        if not isinstance(rounds, int) or not 1 <= rounds <= MAX_ROUNDS:
+            raise MessageError(f"the plan's max_rounds must be from 1 to {MAX_ROUNDS:,}")

@@ -1,0 +1,228 @@
+"""Describe in which order a program asks its questions, so that a site can follow along.
+
+::
+
+    order = then(column_names, count_and_sum, maybe(squares), standardize,
+                 repeat(covariance_product), maybe(explained_energy))
+
+A site that has admitted a run's plan finds the script of the plan's program, and answers a question
+only if it may come next. `Order.after` returns what may follow once a question has been asked, as a new
+order; it is the derivative of a regular expression.
+
+A program declares its script beside its code, with `script`. Sites find it by the program's name.
+
+Source: Brzozowski, "Derivatives of regular expressions" (1964).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedpca.errors import PolicyRefused
+from fedpca.protocol.plan import RunPlan
+from fedpca.protocol.question import Question
+
+MANY = 1 << 40  # repetitions, where `Script.most` bounds them
+FEDERATED = "federated"  # the family of programs that need only sums and return the pooled result
+
+
+@dataclass(frozen=True)
+class Order:
+    """A set of sequences of questions; this base class holds only the empty sequence."""
+
+    @property
+    def can_end(self) -> bool:
+        """Return whether no further question is needed."""
+        return True
+
+    def after(self, name: str) -> Order:
+        """Return what may follow the question with this name; `NEVER` if it may not come now."""
+        return NEVER
+
+    def next(self) -> Iterator[str]:
+        """Yield the names of the questions that may come now, some perhaps twice."""
+        return iter(())
+
+    def questions(self) -> Iterator[Question]:
+        """Yield all questions, some perhaps twice."""
+        return iter(())
+
+
+@dataclass(frozen=True)
+class _One(Order):
+    question: Question
+
+    @property
+    def can_end(self) -> bool:
+        return False
+
+    def after(self, name: str) -> Order:
+        return END if name == self.question.name else NEVER
+
+    def next(self) -> Iterator[str]:
+        yield self.question.name
+
+    def questions(self) -> Iterator[Question]:
+        yield self.question
+
+
+@dataclass(frozen=True)
+class _Either(Order):
+    options: tuple[Order, ...]
+
+    @property
+    def can_end(self) -> bool:
+        return any(option.can_end for option in self.options)
+
+    def after(self, name: str) -> Order:
+        return _either([option.after(name) for option in self.options])
+
+    def next(self) -> Iterator[str]:
+        for option in self.options:
+            yield from option.next()
+
+    def questions(self) -> Iterator[Question]:
+        for option in self.options:
+            yield from option.questions()
+
+
+@dataclass(frozen=True)
+class _Then(Order):
+    first: Order
+    rest: Order
+
+    @property
+    def can_end(self) -> bool:
+        return self.first.can_end and self.rest.can_end
+
+    def after(self, name: str) -> Order:
+        going_on = _then(self.first.after(name), self.rest)
+        if not self.first.can_end:
+            return going_on
+        return _either([going_on, self.rest.after(name)])
+
+    def next(self) -> Iterator[str]:
+        yield from self.first.next()
+        if self.first.can_end:
+            yield from self.rest.next()
+
+    def questions(self) -> Iterator[Question]:
+        yield from self.first.questions()
+        yield from self.rest.questions()
+
+
+@dataclass(frozen=True)
+class _Repeat(Order):
+    part: Order
+    most: int
+
+    def after(self, name: str) -> Order:
+        return _then(self.part.after(name), repeat(self.part, most=self.most - 1))
+
+    def next(self) -> Iterator[str]:
+        return self.part.next()
+
+    def questions(self) -> Iterator[Question]:
+        return self.part.questions()
+
+
+END = Order()
+NEVER = _Either(())
+
+
+def then(*parts: Question | Order) -> Order:
+    """Return the order in which the parts follow each other."""
+    order = END
+    for part in reversed(parts):
+        order = _then(_order(part), order)
+    return order
+
+
+def either(*parts: Question | Order) -> Order:
+    """Return the order in which one of the parts is asked."""
+    return _either([_order(part) for part in parts])
+
+
+def maybe(*parts: Question | Order) -> Order:
+    """Return the order in which the parts follow each other, or none of them is asked."""
+    return _either([END, then(*parts)])
+
+
+def repeat(*parts: Question | Order, most: int = MANY) -> Order:
+    """Return the order in which the parts are asked again and again, at most this often."""
+    part = then(*parts)
+    return END if most < 1 or part == END else _Repeat(part, most)
+
+
+def _order(part: Question | Order) -> Order:
+    return _One(part) if isinstance(part, Question) else part
+
+
+def _then(first: Order, rest: Order) -> Order:
+    if NEVER in (first, rest):
+        return NEVER
+    if first == END:
+        return rest
+    return first if rest == END else _Then(first, rest)
+
+
+def _either(options: list[Order]) -> Order:
+    flat: list[Order] = []
+    for option in options:
+        flat += option.options if isinstance(option, _Either) else [option]
+    distinct = tuple(dict.fromkeys(flat))
+    return distinct[0] if len(distinct) == 1 else _Either(distinct)
+
+
+@dataclass(frozen=True)
+class Script:
+    """What a program may ask in a run.
+
+    Parameters
+    ----------
+    order : Order
+        The order of the questions.
+    most : dict
+        How often a question may be asked in a run, by its name, if ``order`` does not say.
+    values : dict
+        The fields whose value follows from the plan, by name. A question with a different value is
+        refused.
+    family : str
+        The word by which a policy allows the program.
+    sees : sequence of str
+        The questions about rows that the program cannot do without and whose answers the coordinator
+        sees site by site.
+    """
+
+    order: Order
+    most: Mapping[str, int] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
+    family: str = FEDERATED
+    sees: tuple[str, ...] = ()
+
+
+_SCRIPTS: dict[str, Callable[[RunPlan], Script]] = {}
+
+
+def script(
+    program: str,
+) -> Callable[[Callable[[RunPlan], Script]], Callable[[RunPlan], Script]]:
+    """Register a function that returns a program's script for a plan."""
+
+    def register(function: Callable[[RunPlan], Script]) -> Callable[[RunPlan], Script]:
+        _SCRIPTS[program] = function
+        return function
+
+    return register
+
+
+def find_script(plan: RunPlan) -> Script:
+    """Return the script of the plan's program, or refuse a program that has none."""
+    if plan.program not in _SCRIPTS:
+        raise PolicyRefused(
+            f"the program {plan.program!r} declares no script, so the site cannot tell what it will "
+            f"ask; the programs with a script are {', '.join(sorted(_SCRIPTS))}"
+        )
+    return _SCRIPTS[plan.program](plan)
