@@ -1,7 +1,7 @@
 """Make text that came from elsewhere safe to print.
 
-Whoever sends a name or an error could hide in it a sequence that clears a terminal, a line that looks as
-if this program had written it, or a mark that turns the reading direction around.
+Whoever sends a name or an error could hide in it a sequence that clears a terminal, a line that looks
+as if this program had written it, or a mark that turns the reading direction around.
 """
 
 from __future__ import annotations

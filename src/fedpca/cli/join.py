@@ -18,6 +18,8 @@ from fedpca.site.policy import Policy
 from fedpca.site.site import Site
 from fedpca.solvers.catalogue import load_added_solvers
 
+ANSWER_TIMEOUT_S = 3600.0
+
 
 def join(
     address: Annotated[
@@ -46,6 +48,9 @@ def join(
     id: Id = [],  # noqa: B006
     allow_missing: AllowMissing = False,
     weight: Annotated[str | None, typer.Option(help="Column with the weight of each row.")] = None,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds after which the work on a question is ended.", min=0.001)
+    ] = ANSWER_TIMEOUT_S,
     insecure: Insecure = False,
     quiet: Quiet = False,
 ) -> None:
@@ -100,4 +105,5 @@ def join(
             else:
                 tell(f"the solver {added!r} is installed; its questions are subject to the policy")
         tell(f"policy: {site.policy.in_words()}; answers are recorded in {ledger}")
-        answer_questions(link, private_key, AnswerLog(site, ledger, tell).answer, tell)
+        log = AnswerLog(site, ledger, tell, timeout)
+        answer_questions(link, private_key, log.answer, tell)

@@ -9,8 +9,8 @@ bytes. Decoding never executes code or copies data; the arrays are read-only vie
 The checksum detects accidental corruption. The TLS channel that carries the bytes protects them against
 tampering.
 
-A message that crosses machines is bounded in every way before its parts are built: see ``MAX_BYTES`` and
-the constants after it. A journal or a memory file is this machine's own and may have more fields.
+A message that crosses machines is bounded in every way before its parts are built: see ``MAX_BYTES``
+and the constants after it. A journal or a memory file is this machine's own and may have more fields.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def _check_header(text: bytes) -> None:
 
 
 def _check_fields(fields: Sequence[tuple[str, Sequence[int]]]) -> None:
-    """Refuse too many fields, and a field whose name is too long or whose shape has too many numbers."""
+    """Refuse too many fields, and a field with too long a name or too many dimensions."""
     if len(fields) > MAX_FIELDS:
         raise MessageError(
             f"the message has {len(fields):,} fields, which exceeds the limit of {MAX_FIELDS}"
