@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpca import FederatedPCA, Federation, Site
+from fedpca.cli import console
 from fedpca.cli.console import teller, until_stopped
 from fedpca.engines.flower import server
 from fedpca.engines.flower.hold import Hold
@@ -89,6 +91,17 @@ def test_logs_and_errors_of_the_commands_are_printable(capsys):
     assert first.endswith(f"site: {SHOWN}")
     assert second.startswith(r"failed: north\x1b[2J\r")
     assert third.startswith("2026-11-16 12:00:00 server: all is well\\u202e\\u2028\\x07")
+
+
+def test_an_exception_in_the_log_of_a_site_quotes_nothing_that_looks_like_a_line():
+    try:
+        raise ValueError(HOSTILE)
+    except ValueError:
+        record = logging.LogRecord("fedpca", 40, "", 0, "cannot answer", (), sys.exc_info())
+    first, *rest = console._Indented().format(record).split("\n")
+    assert first == "cannot answer"
+    assert all(line.isprintable() and line.startswith("    ") for line in rest)
+    assert any(r"ValueError: north\x1b[2J" in line for line in rest)
 
 
 def test_flower_s_log_lines_are_printable():

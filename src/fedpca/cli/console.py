@@ -6,6 +6,7 @@ Exit codes: 0 for success, 1 for a failed run, 2 for bad usage or input, and 130
 from __future__ import annotations
 
 import datetime
+import logging
 import signal
 import sys
 import time
@@ -103,6 +104,22 @@ def until_stopped() -> Iterator[None]:
 def say(text: str) -> None:
     """Print a line without wrapping, so that paths are not broken."""
     out.print(text, soft_wrap=True)
+
+
+class _Indented(logging.Formatter):
+    """Escape and indent what an exception quotes, so that it cannot pass for a line of its own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = printable(super().format(record), MAX_ERROR_CHARS, keep="\n")
+        return text.replace("\n", "\n    ")
+
+
+def show_warnings_of_package() -> None:
+    """Print what the package logs about unexpected errors on standard error."""
+    handler = logging.StreamHandler()
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(_Indented())
+    logging.getLogger("fedpca").addHandler(handler)
 
 
 def teller(name: str, quiet: bool) -> Callable[[str], None]:

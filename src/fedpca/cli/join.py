@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedpca.cli.console import teller, until_stopped
+from fedpca.cli.console import show_warnings_of_package, teller, until_stopped
 from fedpca.cli.options import AllowMissing, Columns, Drop, Id, Insecure, Quiet, choice_of
 from fedpca.engines.whereabouts import home, with_port
 from fedpca.errors import InputError
@@ -78,6 +78,7 @@ def join(
         )
         private_key = read_site_key(key)
         tell = teller(site_name, quiet)
+        show_warnings_of_package()
 
         def check(rows: Rows) -> None:
             findings = findings_at(site_name, examine(rows), allow_missing=allow_missing)
