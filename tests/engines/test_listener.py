@@ -22,6 +22,8 @@ def small(monkeypatch):
     told = []
     made = Listener("127.0.0.1", 0, 1, told.append)
     made.told = told
+    for own in made.sockets:
+        own.listen()
     yield made
     for own in made.sockets:
         own.close()

@@ -65,14 +65,13 @@ class Listener:
         self.sockets = self._bound(host, port)
 
     def _bound(self, host: str, port: int) -> list[socket.socket]:
-        """Return a socket for each address of the host."""
+        """Return a socket for each address of the host; the server listens once it can answer."""
         bound: list[socket.socket] = []
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
             for family, *_, address in dict.fromkeys(found):
                 bound.append(_ListeningSocket(family, self))
                 bound[-1].bind(address)
-                bound[-1].listen()
         except OSError as error:
             for opened in bound:
                 opened.close()
