@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedpca.cli.console import teller, until_stopped
+from fedpca.cli.console import show_warnings_of_package, teller, until_stopped
 from fedpca.cli.options import AllowMissing, Columns, Drop, Id, Insecure, Quiet, choice_of
 from fedpca.engines.whereabouts import home, with_port
 from fedpca.errors import InputError
@@ -17,6 +17,8 @@ from fedpca.site.answer_log import AnswerLog, check_ledger, size
 from fedpca.site.policy import Policy
 from fedpca.site.site import Site
 from fedpca.solvers.catalogue import load_added_solvers
+
+ANSWER_TIMEOUT_S = 3600.0
 
 
 def join(
@@ -46,6 +48,9 @@ def join(
     id: Id = [],  # noqa: B006
     allow_missing: AllowMissing = False,
     weight: Annotated[str | None, typer.Option(help="Column with the weight of each row.")] = None,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds after which the work on a question is ended.", min=0.001)
+    ] = ANSWER_TIMEOUT_S,
     insecure: Insecure = False,
     quiet: Quiet = False,
 ) -> None:
@@ -73,6 +78,7 @@ def join(
         )
         private_key = read_site_key(key)
         tell = teller(site_name, quiet)
+        show_warnings_of_package()
 
         def check(rows: Rows) -> None:
             findings = findings_at(site_name, examine(rows), allow_missing=allow_missing)
@@ -100,4 +106,5 @@ def join(
             else:
                 tell(f"the solver {added!r} is installed; its questions are subject to the policy")
         tell(f"policy: {site.policy.in_words()}; answers are recorded in {ledger}")
-        answer_questions(link, private_key, AnswerLog(site, ledger, tell).reply, tell)
+        log = AnswerLog(site, ledger, tell, timeout)
+        answer_questions(link, private_key, log.reply, tell)

@@ -18,10 +18,10 @@ from fedpca.errors import (
     MessageError,
     SiteError,
 )
+from fedpca.printable import MAX_REASON_CHARS, printable
 from fedpca.protocol.message import Message, compose, decode
 from fedpca.protocol.question import Question
 
-MAX_REASON = 2000  # characters of an error that a site causes
 ENERGY_SLACK = 1e-6  # share of all sites' energy by which rounding may be off at one site
 
 
@@ -85,7 +85,7 @@ class Round:
                 message.arrays, dimensions, self.arrays, energy=self._most_explained.get(name)
             )
         except FedpcaError as error:
-            raise type(error)(f"{where}: {error}"[:MAX_REASON]) from None
+            raise type(error)(printable(f"{where}: {error}", MAX_REASON_CHARS)) from None
         self.answers[name] = arrays
         self.told[name] = self.question.told(arrays)
         self.sizes[name] = message.n_bytes
@@ -209,7 +209,8 @@ class Round:
         }
         for key, value in expected.items():
             if header.get(key) != value:
-                raise MessageError(f"the answer's {key} is {header.get(key)!r}, not {value!r}")
+                shown = printable(repr(header.get(key)))
+                raise MessageError(f"the answer's {key} is {shown}, not {value!r}")
 
 
 def raise_error_in(message: Message) -> None:
@@ -217,7 +218,7 @@ def raise_error_in(message: Message) -> None:
     header = message.header
     if "error" in header:
         kind = REPORTED_BY_SITES.get(str(header["error"]), MessageError)
-        raise kind(_printable(str(header.get("text"))[:MAX_REASON]))
+        raise kind(str(header.get("text")))
 
 
 def raise_reported(reply: Message | bytes | SiteError, where: str) -> None:
@@ -227,9 +228,4 @@ def raise_reported(reply: Message | bytes | SiteError, where: str) -> None:
             raise reply
         raise_error_in(decode(reply) if isinstance(reply, bytes) else reply)
     except FedpcaError as error:
-        raise type(error)(f"{where}: {error}"[:MAX_REASON]) from None
-
-
-def _printable(text: str) -> str:
-    """Replace characters that would change a terminal or cannot be written to a file."""
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+        raise type(error)(printable(f"{where}: {error}", MAX_REASON_CHARS)) from None

@@ -27,11 +27,13 @@ from typing import Any
 
 from fedpca.arrays import Array
 from fedpca.errors import InputError, MessageError, SiteFailed
+from fedpca.printable import MAX_REASON_CHARS, printable
 from fedpca.protocol.message import Message, decode, encode
 from fedpca.protocol.proof import NO_HEAD, SALT_BYTES, commitment, digest, statement
 from fedpca.rows.in_memory import Rows
 from fedpca.site.ledger_chain import append
 from fedpca.site.site import Site
+from fedpca.site.time_limit import interrupted_after
 from fedpca.storage import atomic
 
 
@@ -63,10 +65,18 @@ class AnswerLog:
         The site's ledger file; new lines are appended to it.
     tell : callable
         Called with a one-line description of each question.
+    timeout : float, optional
+        Seconds after which the work on a question is ended; see `fedpca.site.time_limit`.
     """
 
-    def __init__(self, site: Site, path: Path, tell: Callable[[str], None]) -> None:
-        self._site, self._path, self._tell = site, path, tell
+    def __init__(
+        self,
+        site: Site,
+        path: Path,
+        tell: Callable[[str], None],
+        timeout: float | None = None,
+    ) -> None:
+        self._site, self._path, self._tell, self._timeout = site, path, tell, timeout
 
     def answer(self, request: bytes) -> bytes:
         """Return the encoded answer to an encoded question."""
@@ -77,7 +87,8 @@ class AnswerLog:
         rows = self._site.rows
         try:
             asked = decode(request)
-            answered = self._site.answer(asked)
+            with interrupted_after(self._timeout):
+                answered = self._site.answer(asked)
         except MessageError as error:
             asked = Message({}, {}, len(request))
             answered = self._site.refusal({}, error)
@@ -124,14 +135,15 @@ def size(rows: Rows) -> str:
 
 
 def in_words(entry: dict[str, Any]) -> str:
-    """Return a ledger entry as a sentence."""
-    head = f"round {entry['round']}, {entry['question']}: "
+    """Return a ledger entry as a sentence, in which whatever the coordinator sent is printable."""
+    head = f"round {printable(entry['round'])}, {printable(entry['question'])}: "
     received = f"received {entry['bytes_in']:,} bytes{_fields(entry['came'])}; "
     if entry["refused"] is not None:
-        return f"{head}{received}not answered: {entry['refused']}"
+        why = printable(entry["refused"], MAX_REASON_CHARS)
+        return f"{head}{received}not answered: {why}"
     fate = "which the coordinator will see"
     if entry["verb"] == "sum":
-        fate = f"to be summed over {entry['sites']} sites"
+        fate = f"to be summed over {printable(entry['sites'])} sites"
     return f"{head}{received}sends {entry['bytes_out']:,} bytes{_fields(entry['left'])}, {fate}"
 
 
@@ -140,11 +152,11 @@ def _entry(asked: Message, answered: Message) -> dict[str, Any]:
     header = asked.header
     return {
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "run": header.get("run"),
-        "round": header.get("round"),
-        "question": header.get("question"),
-        "verb": header.get("verb"),
-        "sites": header.get("n_sites"),
+        "run": _brief(header.get("run")),
+        "round": _brief(header.get("round")),
+        "question": _brief(header.get("question")),
+        "verb": _brief(header.get("verb")),
+        "sites": _brief(header.get("n_sites")),
         "came": {name: list(array.shape) for name, array in asked.arrays.items()},
         "values": {name: _plain(v) for name, v in asked.arrays.items() if v.ndim == 0},
         "bytes_in": asked.n_bytes,
@@ -158,6 +170,9 @@ def _plain(scalar: Array) -> Any:
     """Return a single number as JSON holds it; JSON has no infinite numbers."""
     value = scalar.item()
     return value if math.isfinite(value) else str(value)
+def _brief(value: Any) -> Any:
+    """Return a value from a question's header; a long text must not fill the disk."""
+    return value if value is None or isinstance(value, int) else printable(value)
 
 
 def _fields(shapes: dict[str, list[int]]) -> str:
@@ -165,4 +180,4 @@ def _fields(shapes: dict[str, list[int]]) -> str:
     if not shapes:
         return ""
     described = [f"{name} {' x '.join(map(str, shape))}".strip() for name, shape in shapes.items()]
-    return f" ({', '.join(described)})"
+    return f" ({printable(', '.join(described), MAX_REASON_CHARS)})"
