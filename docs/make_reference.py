@@ -180,16 +180,24 @@ def commands() -> Iterator[str]:
         part for part in (console.__doc__ or "").split("\n\n") if part.startswith("Exit codes")
     ]
     yield from (_wrapped(_markdown(part)) for part in codes)
-    group: Any = typer.main.get_command(app)
-    context = typer.Context(group)
-    for name in group.list_commands(context):
-        command = group.get_command(context, name)
+    for name, command in _leaves(typer.main.get_command(app)):
         usage = " ".join(["fedpca", name, *_arguments(command), "[OPTIONS]"])
         parts = [f"### `fedpca {name}`\n", f"```text\n{usage}\n```\n"]
         parts += _paragraphs(inspect.cleandoc(command.help or "").splitlines())
         shown = (parameter for parameter in command.params if not _is_hidden(parameter))
         lines = [_option(parameter) for parameter in shown]
         yield "\n".join([*parts, *filter(None, lines)]) + "\n"
+
+
+def _leaves(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each command with its name; a command of a group has the group's name before its own."""
+    context = typer.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if hasattr(command, "list_commands"):
+            yield from _leaves(command, f"{prefix}{name} ")
+        else:
+            yield f"{prefix}{name}", command
 
 
 def _arguments(command: Any) -> Iterator[str]:

@@ -15,6 +15,7 @@
      +-- LinkError                     the coordinator's server cannot be reached or used
      |    +-- LinkRefused              the connection was refused; retrying will not help
      +-- JournalError                  a journal that is damaged or belongs to a different run
+     +-- LedgerError                   a site's ledger that was altered or does not match a run
      +-- FileError                     a file that cannot be read, used, or overwritten
 
 Each error message identifies the invalid value, the bound that it violated, and the way to fix it. A
@@ -79,6 +80,10 @@ class LinkRefused(LinkError):
 
 class JournalError(FedpcaError):
     """A journal that is damaged, is in use, or belongs to a different run."""
+
+
+class LedgerError(FedpcaError):
+    """A site's ledger that was altered, or that does not match the record of a run."""
 
 
 class FileError(FedpcaError):

@@ -100,4 +100,4 @@ def join(
             else:
                 tell(f"the solver {added!r} is installed; its questions are subject to the policy")
         tell(f"policy: {site.policy.in_words()}; answers are recorded in {ledger}")
-        answer_questions(link, private_key, AnswerLog(site, ledger, tell).answer, tell)
+        answer_questions(link, private_key, AnswerLog(site, ledger, tell).reply, tell)

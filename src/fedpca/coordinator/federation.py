@@ -434,6 +434,7 @@ class Federation:
             if not failed or refused:
                 break
         asked.close(lost=failed, is_void=bool(failed or refused))
+        self.record.proofs |= getattr(self.engine, "proofs", {})
         if not refused:
             return None
         kind = type(next(iter(refused.values())))

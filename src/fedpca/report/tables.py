@@ -218,6 +218,13 @@ def _print_run(out: Console, run: RunRecord) -> None:
         out.print(run.advice)
     for loss in run.lost:
         out.print(f"lost in round {loss['round']}: {loss['reason']}")
+    if run.proofs:
+        table = new_table(
+            "Signed answers", ("site", "fingerprint of its key", "head of its ledger"), ()
+        )
+        for site, proof in run.proofs.items():
+            table.add_row(site, proof["key"], proof["head"])
+        print_table(out, table)
 
 
 def _print_stream(out: Console, model: StreamingPCA) -> None:

@@ -4,6 +4,9 @@ The engine sends a question to each site's node, and resends it if the node goes
 back. A site that was killed and restarted is therefore asked again, and a site that has already
 answered returns the same answer. A run survives sites that disconnect and servers that restart, as long
 as they return within the time limit.
+
+Each answer comes with the site's signature, which the engine verifies. The server tells the sites'
+public keys, unless the coordinator keeps the NAME.pub files itself.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from numbers import Integral
 from typing import Any
 
@@ -21,22 +25,34 @@ from flwr.proto.control_pb2 import ListNodesRequest
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.control.control_http_client import ControlHttpClient
 
-from fedpca.engines.credentials import CA, read_authority, read_secret
+from fedpca.engines.credentials import (
+    CA,
+    PublicKey,
+    fingerprint,
+    pinned_site_keys,
+    public_key_from_pem,
+    read_authority,
+    read_secret,
+    verify,
+)
 from fedpca.engines.flower.connection import Link, is_unauthorized, mapped_errors
 from fedpca.engines.flower.hold import Hold
 from fedpca.engines.flower.run import ClaimedRun, control_client
 from fedpca.engines.whereabouts import coordinator_folder, with_port
 from fedpca.errors import (
+    FileError,
     InputError,
     JournalError,
     LinkError,
     LinkRefused,
+    MessageError,
     QuorumLost,
     SiteError,
     SiteFailed,
     SiteTimeout,
 )
 from fedpca.protocol.message import Message, encode
+from fedpca.protocol.proof import NO_HEAD, Proof, commitment, digest, statement
 
 POLL_S = 0.05  # pause between polls for answers
 NODE_POLL_S = 0.5  # pause between polls for which sites are online
@@ -63,6 +79,8 @@ class FlowerEngine:
     resumed : list of str, optional
         The sites in a resumed run. The run keeps them even if some do not come online, because the
         recorded answers cover all of them. The next round determines which sites are lost.
+    pinned : dict of public keys, optional
+        The sites' public keys that the coordinator knows itself; others are those that the server has.
     """
 
     declares = True  # sites on other machines follow the plan of a run
@@ -76,12 +94,15 @@ class FlowerEngine:
         quorum: int | None,
         wait: float,
         resumed: Sequence[str] | None = None,
+        pinned: Mapping[str, PublicKey] | None = None,
     ) -> None:
         self._link, self._secret, self._wait = link, secret, wait
         self._client: ControlHttpClient | None = None
         self._run: ClaimedRun | None = None
         self._hold: Hold | None = None
+        self._pinned = dict(pinned or {})
         self.absent: dict[str, str] = {}  # sites that a fit begins without, and why
+        self.proofs: dict[str, dict[str, str]] = {}  # of each site's last verified answer
         try:
             here = self._await_sites(resumed or sites, quorum, wait)
             self.names = list(resumed) if resumed else here
@@ -126,6 +147,8 @@ class FlowerEngine:
     def _ask(
         self, names: Sequence[str], request: Message, timeout: float | None
     ) -> Iterator[tuple[str, bytes | SiteError]]:
+        for name in names:
+            self.proofs.pop(name, None)  # it may be from a different run
         limit = math.inf if timeout is None else timeout
         began = reached = time.monotonic()  # when the server was last reached
         asked = _Asked(
@@ -261,10 +284,43 @@ class FlowerEngine:
         replies = self._run.pull(list(asked.numbers), asked.max_bytes) if self._run else ()
         for number, reply in replies:
             name = asked.numbers.pop(number)
-            if reply is not None:
+            if isinstance(reply, SiteError):
                 asked.finish(name, reply)
+            elif reply is not None and name in asked.pending:
+                asked.finish(name, self._verified(name, asked, *reply))
             elif name in asked.pending:
                 asked.pending[name] = ""  # ask this site again
+
+    def _verified(
+        self, name: str, asked: _Asked, data: bytes, proof: bytes | None
+    ) -> bytes | SiteError:
+        """Return a site's answer if the site signed it for this question, and keep the proof."""
+        if proof is None:
+            return SiteFailed("the answer is not signed; install the same version of fedpca there")
+        try:
+            shown, key = Proof.from_bytes(proof), self._key_of(name, asked)
+        except (FileError, MessageError) as error:
+            return SiteFailed(str(error))
+        committed = commitment(shown.salt, digest(data))
+        if not verify(key, shown.signature, statement(asked.digest, committed, shown.head)):
+            return SiteFailed(
+                f"the signature does not belong to this question, this answer, and the key "
+                f"{fingerprint(key)}; compare this fingerprint with the site's"
+            )
+        if shown.head == NO_HEAD:
+            return SiteFailed("the site cannot write to its ledger")
+        self.proofs[name] = {
+            "head": shown.head,
+            "digest_in": asked.digest,
+            "commitment": committed,
+            "signature": shown.signature.hex(),
+            "key": fingerprint(key),
+        }
+        return data
+
+    def _key_of(self, name: str, asked: _Asked) -> PublicKey:
+        """Return a site's public key: the coordinator's own copy, or else the server's."""
+        return self._pinned.get(name) or public_key_from_pem(asked.keys[name])
 
     def _push(self, asked: _Asked, online: Mapping[str, NodeInfo]) -> None:
         """Send the question to each site that has come online since it was last asked."""
@@ -279,6 +335,7 @@ class FlowerEngine:
         numbers = self._run.push(asked.data, [online[name].node_id for name in due])
         asked.numbers |= zip(numbers, due, strict=True)
         asked.pending |= {name: online[name].last_activated_at for name in due}
+        asked.keys |= {name: online[name].public_key for name in due}
 
 
 def connect(
@@ -314,6 +371,7 @@ def connect(
         quorum=quorum,
         wait=wait,
         resumed=resumed,
+        pinned=pinned_site_keys(folder),
     )
 
 
@@ -347,8 +405,14 @@ class _Asked:
     pending: dict[str, str]  # sites yet to answer: when the asked node came online
     seen: dict[str, float]  # when each site was last seen online
     numbers: dict[str, str] = field(default_factory=dict)  # sites by Flower's message ID
+    keys: dict[str, bytes] = field(default_factory=dict)  # the server's public keys of the sites
     look_at: float = 0.0  # when to check again which sites are online
     _finished: dict[str, bytes | SiteError] = field(default_factory=dict)
+
+    @cached_property
+    def digest(self) -> str:
+        """Return the digest of the question that the sites sign."""
+        return digest(self.data)
 
     def begin_again(self, now: float) -> None:
         """Arrange to ask every pending site again, and restart the absence clocks."""
