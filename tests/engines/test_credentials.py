@@ -173,9 +173,9 @@ def test_a_policy_comes_from_a_file(tmp_path):
     path.write_text("min_rows = 20\ngather = false\n")
     policy = Policy.load(path)
     assert policy == Policy(min_rows=20, gather=False)
-    assert policy.in_words() == "at least 20 rows here, no individual answers from this site"
-    assert Policy().in_words() == "any fedpca question"
-    assert Policy(min_sites=3).in_words() == "sums over at least 3 sites"
+    words = "only federated, at least 20 rows here, no individual answers from this site"
+    assert policy.in_words() == words
+    assert "at least 3 sites" in Policy(min_sites=3).in_words()
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_a_policy_comes_from_a_file(tmp_path):
         (
             "max_rows = 3",
             InputError,
-            "unknown rule 'max_rows'; the rules are min_rows, min_sites, gather",
+            "unknown rule 'max_rows'; the rules are allow, gather, min_rows",
         ),
         ("min_rows = true", InputError, "min_rows=True must be a whole number"),
         ("gather = 1", InputError, "gather=1 must be true or false"),
