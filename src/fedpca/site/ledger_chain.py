@@ -193,17 +193,14 @@ def _unsealed(loose: list[bytes], last: int) -> str:
 
 
 def _end_of_chain(file: IO[bytes], end: int) -> tuple[int, str, bytes | None, bool]:
-    """Return the last entry's number and chain, the bytes after it, and whether they end in a line."""
-    size = TAIL_BYTES
-    tail = _read(file, max(0, end - size), end)
-    while b"\n" not in tail[:-1] and size < end:
-        size *= 4
-        tail = _read(file, max(0, end - size), end)
+    """Return the last entry's number and chain, the lines after it, and whether the file is torn."""
+    tail = _read(file, max(0, end - TAIL_BYTES), end)
     lines = tail.removesuffix(b"\n").split(b"\n")
     is_torn = end > 0 and not tail.endswith(b"\n")  # a power failure can leave part of a line
     last = _chained(lines[-1])
     if last is not None:
         return last["entry"], last["chain"], None, is_torn
+    # the last line is longer, or it has no chain
     lines = _read(file, 0, end).removesuffix(b"\n").split(b"\n") if end else []
     for i in range(len(lines), 0, -1):
         last = _chained(lines[i - 1])
