@@ -149,7 +149,7 @@ class Site:
         self._answered: tuple[int, Message] | None = None  # the last round and its reply
         self._standardized: StandardizedRows | None = None
         self._lock = threading.Lock()
-        self._guard = Guard(self.policy, name, keys)
+        self._guard = None if self.policy.is_open else Guard(self.policy, name, keys)
         self._tell = tell
 
     @property
@@ -259,7 +259,7 @@ class Site:
         # a repeated round starts from the same memory as the first time
         before = self._memory_before if header["round"] == self._round else memory
         agreed = None
-        if not self.policy.is_open:
+        if self._guard is not None:
             agreed = self._guard.check(before, question, header, arrays)
         try:
             self.memory = before if agreed is None else keep_agreement(before, agreed)
@@ -295,7 +295,7 @@ class Site:
         A plan that is refused or waits for approval does not end the run that the site is in.
         """
         header = message.header
-        if self.policy.is_open:
+        if self._guard is None:
             if header["run"] != self._run:
                 self._enter(header["run"], header["memory"])
             return self._reply(header, {}, {})
@@ -355,13 +355,13 @@ class Site:
             raise MessageError("this run is over because a newer run has started at this site")
         files = file_states(self._source)
         refuse_gone(files)
-        saved = self._load(run, files) if last or not self.policy.is_open else None
+        saved = self._load(run, files) if last or self._guard is not None else None
         if (0 if saved is None else saved.round) < last:
             raise MessageError(
                 f"this question needs the memory from round {last}, which the site does not have; "
                 f"{MEMORY_GONE}"
             )
-        if saved is None and not is_declared and not self.policy.is_open:
+        if saved is None and not is_declared and self._guard is not None:
             raise PolicyRefused(UNDECLARED)  # and stay in the run that the site is in
         if files != self._files:
             self.rows, self._files, self._standardized = self._reopen(), files, None
