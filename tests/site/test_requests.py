@@ -69,7 +69,7 @@ def test_a_run_waits_until_a_person_approves_it(requests, told):
 def test_a_denied_run_is_refused_with_the_reason_and_cannot_be_asked_again(requests):
     ask(requests)
     requests.deny(requests.named("run1"), "no ethics vote")
-    with pytest.raises(PolicyRefused, match="denied run run1 on .*: no ethics vote") as refusal:
+    with pytest.raises(PolicyRefused, match=r"denied run run1 on .*: no ethics vote") as refusal:
         requests.check(PLAN, "key")
     assert not isinstance(refusal.value, ApprovalPending)
     age(requests, 1000)
@@ -90,7 +90,7 @@ def test_requests_and_approvals_expire(requests, told):
     ask(requests)
     age(requests, 8)
     assert [each.state for each in requests.all()] == ["expired"]
-    with pytest.raises(InputError, match="expired on .*; the coordinator must ask again"):
+    with pytest.raises(InputError, match=r"expired on .*; the coordinator must ask again"):
         requests.approve(requests.named("run1"))
     ask(requests)  # asks anew
     assert len(told) == 2
@@ -147,7 +147,7 @@ def test_a_run_is_named_by_a_unique_beginning(requests):
     assert requests.named("abd").run == "abd"
     with pytest.raises(InputError, match="3 runs have a name that begins with 'ab'"):
         requests.named("ab")
-    with pytest.raises(InputError, match="no run has .* 'x'; the runs are: ab"):
+    with pytest.raises(InputError, match=r"no run has .* 'x'; the runs are: ab"):
         requests.named("x")
     with pytest.raises(InputError, match="no run has"):
         requests.named("")
@@ -339,7 +339,7 @@ def test_a_run_stops_at_the_next_question_once_its_approval_is_taken_back(sites,
             at_north(tmp_path).deny(request, "stop")
 
     options = {"approval_wait": 3600.0, "on_waiting": on_waiting, "on_round": on_round}
-    with pytest.raises(PolicyRefused, match="round 3, .*: stop"):
+    with pytest.raises(PolicyRefused, match=r"round 3, .*: stop"):
         FederatedPCA(2, solver="lanczos").fit(Federation.local(sites, **options))
 
 
