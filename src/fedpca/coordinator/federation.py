@@ -422,7 +422,7 @@ class Federation:
             failed = {name: f"site {name!r} did not answer the declared plan" for name in names}
             for name, reply in self.engine.ask(names, request, self.timeout):
                 try:
-                    raise_reported(reply, f"site {name!r}, when the run was declared")
+                    raise_reported(reply, f"site {name!r}, round 0, while declaring the run")
                 except ApprovalPending as error:
                     pending[name] = str(error)
                     failed.pop(name, None)
