@@ -12,7 +12,14 @@ import pytest
 
 from fedpca import FederatedPCA, Federation, Policy, Site
 from fedpca.coordinator import approval
-from fedpca.errors import ApprovalPending, FileError, InputError, PolicyRefused, SiteFailed
+from fedpca.errors import (
+    ApprovalPending,
+    FileError,
+    InputError,
+    JournalError,
+    PolicyRefused,
+    SiteFailed,
+)
 from fedpca.protocol.message import compose
 from fedpca.protocol.plan import DECLARE, RunPlan
 from fedpca.site import requests as module
@@ -352,6 +359,13 @@ def test_a_journaled_run_keeps_its_approval_when_it_is_resumed(sites, rows, tmp_
     at_north(tmp_path).approve(request)
     model.fit(Federation.local(sites, journal=journal))
     assert [each.run for each in at_north(tmp_path).all()] == [request.run]
+
+
+def test_a_run_is_not_resumed_for_a_different_purpose(rows, tmp_path):
+    journal = tmp_path / "run.journal"
+    FederatedPCA(2).fit(Federation.local(rows, journal=journal, purpose="a study"))
+    with pytest.raises(JournalError, match="purpose: 'a study' in the journal, 'another' now"):
+        FederatedPCA(2).fit(Federation.local(rows, journal=journal, purpose="another"))
 
 
 def test_a_plan_that_waits_or_is_refused_does_not_end_the_run_at_the_site(rows, tmp_path):
