@@ -9,6 +9,7 @@
      |    +-- SiteFailed               the site's work raised an exception
      |    +-- SiteTimeout              the site was too slow
      +-- PolicyRefused                 a site's policy forbids the question
+     |    +-- ApprovalPending          a person at the site has not approved the run yet
      +-- SitesLost                     sites failed twice; the fit restarts without them
      +-- QuorumLost                    too few sites remain
      +-- SitesBusy                     a different run is using the sites
@@ -53,6 +54,10 @@ class PolicyRefused(FedpcaError):
     """A site's policy forbids the question; asking again will not help."""
 
 
+class ApprovalPending(PolicyRefused):
+    """A person at the site has not approved the run yet; asking again later may help."""
+
+
 class SitesLost(FedpcaError):
     """Sites that failed a round twice; `Federation.run` restarts without them."""
 
@@ -92,5 +97,6 @@ class FileError(FedpcaError):
 
 # The errors that a site may report by name. Any other error at a site becomes a SiteFailed.
 REPORTED_BY_SITES: dict[str, type[FedpcaError]] = {
-    error.__name__: error for error in (InputError, MessageError, PolicyRefused, SiteFailed)
+    error.__name__: error
+    for error in (InputError, MessageError, PolicyRefused, ApprovalPending, SiteFailed)
 }

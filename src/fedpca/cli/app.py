@@ -27,6 +27,9 @@ COMMANDS = (
     "demo",
     "serve",
     "join",
+    "requests",
+    "approve",
+    "deny",
     "site-key",
     "ledger",
 )

@@ -25,7 +25,12 @@ class Engine(Protocol):
     `RunRecord.proofs` describes. It turns an answer without a valid signature into a `SiteError`. An
     engine whose sites a second run could ask at the same time has a method ``hold(run)``. It returns a
     context manager that reserves the sites for one run, and raises `SitesBusy` if they are reserved for
-    a different one. `close` releases connections and threads; a later `ask` reopens them.
+    a different one.
+
+    A run declares its plan to the sites of an engine whose attribute ``declares`` is true. If the sites
+    have keys, ``keys`` holds the fingerprint of each site's key by name, which the plan lists. If the
+    coordinator has a key, ``sign(data)`` returns the signature of the plan that the sites check; it is
+    None otherwise. `close` releases connections and threads; a later `ask` reopens them.
 
     `fedpca.testing.check_engine` checks that an engine meets these requirements.
     """

@@ -3,7 +3,7 @@
 A site creates a key pair and sends the public key to the coordinator. The server admits only sites
 whose public keys it was given. It presents a certificate, which the sites use to verify it. Anyone who
 holds the coordinator's secret can ask the sites questions. A signature made with a private key shows
-everyone who has the public key who made it; a site signs its answers.
+everyone who has the public key who made it; a site signs its answers, and the coordinator its plans.
 
 ::
 
@@ -63,6 +63,7 @@ CA, CERTIFICATE, KEY, SECRET = "ca.pem", "server.pem", "server.key", "coordinato
 COORDINATOR_KEY, COORDINATOR_PUBLIC = "coordinator.key", "coordinator.pub"
 PINNED_SITES = "sites"  # folder with the public keys of sites that a coordinator checked itself
 _CURVE = ec.SECP384R1()
+_ED25519_BYTES = 32  # of a public key
 _VALIDITY = datetime.timedelta(days=825)  # the longest that common TLS clients accept
 # the exceptions that `cryptography` can raise for a file with arbitrary contents
 _MALFORMED = (
@@ -241,6 +242,20 @@ def verify(public_key: PublicKey, signature: bytes, data: bytes) -> bool:
     except InvalidSignature:
         return False
     return True
+
+
+def seal(key: Ed25519PrivateKey, data: bytes) -> bytes:
+    """Sign data; return the public key and the signature, from which `signer_of` names the signer."""
+    return key.public_key().public_bytes_raw() + sign(key, data)
+
+
+def signer_of(sealed: bytes, data: bytes) -> str:
+    """Return the fingerprint of the key that signed data, or nothing if the signature is not valid."""
+    try:
+        key = Ed25519PublicKey.from_public_bytes(sealed[:_ED25519_BYTES])
+    except _MALFORMED:
+        return ""
+    return fingerprint(key) if verify(key, sealed[_ED25519_BYTES:], data) else ""
 
 
 def refuse_unproven(proof: Mapping[str, str], public_key: PublicKey) -> None:

@@ -18,9 +18,11 @@ from typing import Any
 
 from fedpca.errors import MessageError
 
+DOMAIN = b"fedpca declared plan, version 1\0"
 DECLARE = "declare_run"  # takes the place of a question's name
 MAX_PLAN_BYTES = 1 << 20  # a plan lists sites, and perhaps numbers of components by site
 MAX_PURPOSE = 500  # characters
+MAX_RUN = 100  # characters of a run's name
 MAX_ROUNDS = 10**6  # more rounds than any program takes
 NO_KEY = ""  # the fingerprint of a site in the coordinator's own process
 
@@ -67,6 +69,11 @@ class RunPlan:
         """Return a hash that identifies the plan."""
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
+    @property
+    def statement(self) -> bytes:
+        """Return the bytes that the coordinator signs."""
+        return DOMAIN + self.to_bytes()
+
     def to_bytes(self) -> bytes:
         """Encode the plan; the same plan always has the same bytes."""
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":")).encode()
@@ -99,6 +106,8 @@ class RunPlan:
             raise MessageError("the plan lists two sites with the same key")
         if len(self.purpose) > MAX_PURPOSE:
             raise MessageError(f"the plan's purpose has more than {MAX_PURPOSE} characters")
+        if len(self.run) > MAX_RUN:
+            raise MessageError(f"the plan's run has a name of more than {MAX_RUN} characters")
         rounds = self.parameters.get("max_rounds", 1)
         if not isinstance(rounds, int) or not 1 <= rounds <= MAX_ROUNDS:
             raise MessageError(f"the plan's max_rounds must be from 1 to {MAX_ROUNDS:,}")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from fedpca.arrays import Array, Arrays
 from fedpca.errors import PolicyRefused
 from fedpca.protocol.message import Header
 from fedpca.protocol.parameters import FIXED
-from fedpca.protocol.plan import RunPlan
+from fedpca.protocol.plan import NO_KEY, RunPlan
 from fedpca.protocol.question import Question
 from fedpca.protocol.script import NEVER, Order, Script, find_script
 from fedpca.site.memory import recall, remember, remembers
@@ -44,19 +44,73 @@ class Agreement:
     fixed: Array  # hashes of the fixed fields by name, as JSON
 
 
-class Guard:
-    """The check of every question at a site that does not answer everything."""
+@dataclass(frozen=True)
+class Keys:
+    """The keys by which a site across machines knows who takes part in a run.
 
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
+    ``own`` and ``coordinator`` are fingerprints. Without the coordinator's, anyone may sign a plan, or
+    nobody. ``signer_of`` takes a signature and the signed bytes, and returns the fingerprint of the key
+    that made it, or an empty string if the signature is not valid.
+    """
+
+    own: str
+    signer_of: Callable[[bytes, bytes], str]
+    coordinator: str | None = None
+
+
+class Guard:
+    """The check of every question at a site that does not answer everything.
+
+    A site in the coordinator's own process has no keys.
+    """
+
+    def __init__(self, policy: Policy, site: str = "", keys: Keys | None = None) -> None:
+        self._policy, self._site, self._keys = policy, site, keys
         self._run: _Run | None = None  # of the agreement that was followed last
 
-    def admit(self, memory: Mapping[str, Array], run: str, plan: RunPlan) -> Agreement:
-        """Return the agreement to a plan that the policy allows, or refuse it and name the rule."""
+    def check_signature(self, plan: RunPlan, signature: bytes) -> str:
+        """Return the fingerprint of who signed a plan; refuse one that the coordinator did not sign.
+
+        Without a signature, the fingerprint is empty.
+        """
+        if self._keys is None:
+            return ""
+        signer = self._keys.signer_of(signature, plan.statement) if signature else ""
+        if signature and not signer:
+            raise PolicyRefused(
+                "the plan's signature is not valid: the plan or the signature changed"
+            )
+        pinned = self._keys.coordinator
+        if pinned is not None and not signer:
+            raise PolicyRefused(
+                f"the plan is not signed, but the site has pinned the coordinator's key {pinned}; put "
+                "coordinator.key into the folder of the fit's credentials"
+            )
+        if pinned is not None and signer != pinned:
+            raise PolicyRefused(
+                f"the plan is signed by a key with fingerprint {signer}, not the pinned {pinned}; "
+                "compare both with the coordinator's, as `fedpca site-key --show coordinator.pub` "
+                "prints it"
+            )
+        return signer
+
+    def consider(self, run: str, plan: RunPlan) -> None:
+        """Refuse a plan that the policy does not allow, and name the rule."""
         if plan.run != run.rpartition(".")[0]:
             raise PolicyRefused(
                 f"the plan is for run {plan.run!r}, but was declared in run {run!r}"
             )
+        own = NO_KEY if self._keys is None else self._keys.own
+        if self._keys is not None and plan.sites.get(self._site) != own:
+            raise PolicyRefused(
+                f"the plan does not list this site as {self._site!r} with the key {own}; compare the "
+                "NAME.pub that the server was given with the site's own"
+            )
+        self._policy.admit(plan, find_script(plan), own)
+
+    def admit(self, memory: Mapping[str, Array], run: str, plan: RunPlan) -> Agreement:
+        """Return the agreement to a plan that the policy allows, or refuse it and name the rule."""
+        self.consider(run, plan)
         if remembers(
             memory, Agreement
         ):  # the coordinator was restarted, or its message was repeated
@@ -64,7 +118,6 @@ class Guard:
             if agreed.plan.tobytes() != plan.to_bytes():
                 raise PolicyRefused("a different plan was declared for this run before")
             return agreed
-        self._policy.admit(plan, find_script(plan))
         return Agreement(*(_array(data) for data in (plan.to_bytes(), b"", b"{}")))
 
     def check(

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from numbers import Integral
 from pathlib import Path
+from typing import Any
 
 from fedpca.errors import FileError, InputError, PolicyRefused
-from fedpca.protocol.plan import RunPlan
+from fedpca.printable import printable
+from fedpca.protocol.plan import NO_KEY, RunPlan
 from fedpca.protocol.question import Question
 from fedpca.protocol.script import FEDERATED, Script
 
+MAX_APPROVAL_DAYS = 3650
 ANY = "any"  # stands for every installed question, in any order
 
 
@@ -35,6 +40,13 @@ class Policy:
         No count and no sum that stands on fewer rows than this leaves the site.
     min_sites : int
         A run must have at least this many sites.
+    peers : sequence of str, or dict
+        The fingerprints of the other sites' keys, or a table of names and fingerprints. The site takes
+        part only in runs whose other sites have these keys. By default, with any sites.
+    approval : bool
+        Whether a person must approve each run, with ``fedpca approve``, before the site takes part.
+    approval_days : int
+        How many days a request waits for a person, and how many days an approval lasts.
     """
 
     allow: tuple[str, ...] = (FEDERATED,)
@@ -42,9 +54,17 @@ class Policy:
     min_rows: int = 0
     min_count: int = 5
     min_sites: int = 1
+    peers: tuple[str, ...] = ()
+    approval: bool = False
+    approval_days: int = 7
 
     def __post_init__(self) -> None:
-        for name, least in (("min_rows", 0), ("min_count", 1), ("min_sites", 1)):
+        for name, least in (
+            ("min_rows", 0),
+            ("min_count", 1),
+            ("min_sites", 1),
+            ("approval_days", 1),
+        ):
             value = getattr(self, name)
             if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
                 raise InputError(f"{name}={value!r} must be a whole number, at least {least}")
@@ -58,6 +78,18 @@ class Policy:
         if not is_list:
             raise InputError(f"allow={listed!r} must be a list of names, as in ['federated']")
         object.__setattr__(self, "allow", tuple(listed))
+        object.__setattr__(self, "peers", _fingerprints(self.peers))
+        if self.approval_days > MAX_APPROVAL_DAYS:
+            raise InputError(
+                f"approval_days={self.approval_days} must be at most {MAX_APPROVAL_DAYS}"
+            )
+        if not isinstance(self.approval, bool):
+            raise InputError(f"approval={self.approval!r} must be true or false, without quotes")
+        if self.is_open and (self.peers or self.approval):
+            raise InputError(
+                f"allow has {ANY!r}, which answers questions without a plan, so peers and approval "
+                f"would have no effect; name the programs to allow, as in ['{FEDERATED}']"
+            )
 
     @property
     def is_open(self) -> bool:
@@ -91,10 +123,23 @@ class Policy:
             rules.append(f"at least {self.min_sites} sites")
         if not self.gather:
             rules.append("no individual answers from this site")
+        if self.peers:
+            rules.append(f"only with {len(self.peers)} known sites")
+        if self.approval:
+            rules.append(f"a person approves each run, for {self.approval_days} days")
         return ", ".join(rules)
 
-    def admit(self, plan: RunPlan, script: Script) -> None:
-        """Refuse a plan that the policy forbids, naming the rule."""
+    def refuse_unknown_sites(self) -> None:
+        """Refuse a rule about the number of sites if it cannot be checked across machines."""
+        if self.min_sites > 1 and not self.peers:
+            raise InputError(
+                f"min_sites={self.min_sites} needs peers across machines, because a coordinator could "
+                "invent sites; list the fingerprints of the other sites' keys in peers, which "
+                "`fedpca site-key --show NAME.pub` prints, or use min_sites = 1"
+            )
+
+    def admit(self, plan: RunPlan, script: Script, own_key: str = NO_KEY) -> None:
+        """Refuse a plan that the policy forbids, naming the rule; ``own_key`` is a fingerprint."""
         if script.family not in self.allow:
             raise PolicyRefused(
                 f"the policy does not allow {script.family!r}, only {', '.join(self.allow)}; to allow "
@@ -106,6 +151,13 @@ class Policy:
                 f"answers to {', '.join(script.sees)}; the policy has gather=false"
             )
         self._check_sites(len(plan.sites))
+        strangers = [name for name, key in plan.sites.items() if key not in (own_key, *self.peers)]
+        if self.peers and strangers:
+            names = ", ".join(printable(name) for name in sorted(strangers))
+            raise PolicyRefused(
+                f"the plan has sites whose keys are not in the policy's peers: {names}; the site must "
+                "add their fingerprints, or the run must leave them out"
+            )
 
     def check(self, question: Question, n_sites: int, n_rows: int | None) -> None:
         """Refuse a question that the policy forbids, naming the rule."""
@@ -132,6 +184,23 @@ class Policy:
             raise PolicyRefused(
                 f"the sum covers {n_sites} sites, fewer than the policy's min_sites={self.min_sites}"
             )
+
+
+def _fingerprints(peers: Any) -> tuple[str, ...]:
+    """Return the fingerprints of the peers' keys; the names in a table are for its readers."""
+    listed = list(peers.values()) if isinstance(peers, Mapping) else peers
+    is_list = isinstance(listed, list | tuple) and all(
+        isinstance(each, str) and re.fullmatch(r"[0-9a-f]{64}", each) for each in listed
+    )
+    if not is_list:
+        raise InputError(
+            f"peers={peers!r} must be a list of fingerprints, or a table of names and fingerprints; a "
+            "fingerprint has 64 characters from 0-9 and a-f, as `fedpca site-key --show NAME.pub` "
+            "prints it"
+        )
+    if len(set(listed)) < len(listed):
+        raise InputError("peers has the same fingerprint twice; each site has a key of its own")
+    return tuple(listed)
 
 
 TRUSTING = Policy(

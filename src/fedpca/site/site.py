@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import secrets
 import threading
 import zlib
@@ -42,7 +41,7 @@ from fedpca.rows.in_memory import Rows, about_n_rows, checksum
 from fedpca.rows.open import file_states, open_rows, refuse_gone, state_of
 from fedpca.rows.standardized import MAX_CACHE_BYTES, Frame, StandardizedRows
 from fedpca.rows.weighted import WeightedRows, as_numbers, weight_fingerprint
-from fedpca.site.guard import Agreement, Guard
+from fedpca.site.guard import UNDECLARED, Agreement, Guard, Keys
 from fedpca.site.guard import keep as keep_agreement
 from fedpca.site.memory import (
     MEMORY_GONE,
@@ -54,6 +53,7 @@ from fedpca.site.memory import (
     remembers,
 )
 from fedpca.site.policy import TRUSTING, Policy
+from fedpca.site.requests import Requests, file_stem, requests_folder
 
 log = logging.getLogger("fedpca.site")
 
@@ -95,6 +95,10 @@ class Site:
         A function that raises an `InputError` for rows that would fail a fit. It is called with the
         rows when the site opens them, and again when a run begins after a file has changed. In the
         second case, the site stays out of the run instead of stopping it for everybody.
+    keys : Keys, optional
+        The keys of the site and its coordinator, if they are on different machines.
+    tell : callable, optional
+        A function that is called with a line of text when a run asks for a person's approval.
 
     Examples
     --------
@@ -118,6 +122,8 @@ class Site:
         id: str | Sequence[str] | None = None,
         weight: Any = None,
         check: Callable[[Rows], None] | None = None,
+        keys: Keys | None = None,
+        tell: Callable[[str], None] | None = None,
     ) -> None:
         self._source = rows
         self._check = check
@@ -143,7 +149,8 @@ class Site:
         self._answered: tuple[int, Message] | None = None  # the last round and its reply
         self._standardized: StandardizedRows | None = None
         self._lock = threading.Lock()
-        self._guard = None if self.policy.is_open else Guard(self.policy)
+        self._guard = None if self.policy.is_open else Guard(self.policy, name, keys)
+        self._tell = tell
 
     @property
     def fingerprint(self) -> str:
@@ -227,10 +234,10 @@ class Site:
 
     def _answer(self, message: Message, keep: bool) -> Message:
         header = message.header
-        if header["run"] != self._run:
-            self._enter(header["run"], header["memory"])
         if header["question"] == DECLARE:
             return self._declare(message)
+        if header["run"] != self._run:
+            self._enter(header["run"], header["memory"])
         if self._answered is not None and self._answered[0] == header["round"]:
             return self._answered[1]
         if header["round"] < self._round:
@@ -241,6 +248,8 @@ class Site:
                 f"verb={header['verb']!r}: the answers to {question.name!r} are for "
                 f"{question.verb!r}"
             )
+        if self.policy.approval:
+            self._requests.refuse_undecided(header["run"].rpartition(".")[0])
         self._refuse_changed_rows()
         n_rows = self.rows.n_rows if self.policy.min_rows else None
         self.policy.check(question, header["n_sites"], n_rows)
@@ -281,22 +290,59 @@ class Site:
         return reply
 
     def _declare(self, message: Message) -> Message:
-        """Admit the plan of a run, or refuse it; a site that answers everything needs no plan."""
-        if self._guard is not None:
-            plan = RunPlan.from_bytes(message.arrays["plan"].tobytes())
-            agreed = self._guard.admit(self.memory, message.header["run"], plan)
-            is_new = not self.remembers(Agreement)
-            self.memory = _read_only(keep_agreement(self.memory, agreed))
-            if is_new:
-                self._save(0, self._reply(message.header, {}, {}))
-        return self._reply(message.header, {}, {})
+        """Admit the plan of a run, or refuse it; a site that answers everything needs no plan.
+
+        A plan that is refused or waits for approval does not end the run that the site is in.
+        """
+        header = message.header
+        if self._guard is None:
+            if header["run"] != self._run:
+                self._enter(header["run"], header["memory"])
+            return self._reply(header, {}, {})
+        plan = RunPlan.from_bytes(message.arrays["plan"].tobytes())
+        signature = message.arrays.get("signature", np.empty(0, np.uint8)).tobytes()
+        signer = self._guard.check_signature(plan, signature)
+        self._guard.consider(header["run"], plan)
+        if self.policy.approval:
+            self._ask_for_approval(plan, signer)
+        if header["run"] != self._run:
+            if not header["memory"] and header["run"] in self._ended:
+                self._ended.remove(header["run"])  # it waited for other sites, and begins only now
+            self._enter(header["run"], header["memory"], is_declared=True)
+        agreed = self._guard.admit(self.memory, header["run"], plan)
+        is_new = not self.remembers(Agreement)
+        self.memory = _read_only(keep_agreement(self.memory, agreed))
+        if is_new:
+            self._save(0, self._reply(header, {}, {}))
+        return self._reply(header, {}, {})
+
+    def _ask_for_approval(self, plan: RunPlan, signer: str) -> None:
+        """Refuse a plan until a person at the site has approved it."""
+        try:
+            self._requests.check(plan, signer)
+        except (FileError, OSError) as error:
+            log.error("site %s cannot keep the request of a run: %s", self.name, error)
+            raise SiteFailed(
+                "the site cannot keep the request for approval; see the site's log for details"
+            ) from None
+
+    @property
+    def _requests(self) -> Requests:
+        """Return the runs that asked for a person's approval."""
+        if self.store is None:
+            raise PolicyRefused(
+                "the policy asks a person about each run, but the site has no folder for the requests; "
+                "create it with Site(..., store=FOLDER)"
+            )
+        folder = requests_folder(self.store, self.name)
+        return Requests(folder, self.policy.approval_days, self._tell)
 
     def _reply(self, asked: Header, more: Header, arrays: Mapping[str, Array]) -> Message:
         """Compose a reply whose header repeats the run, round, and question."""
         echo = {key: asked.get(key) for key in ("run", "round", "question")}
         return compose({**echo, "site": self.name, **more}, arrays)
 
-    def _enter(self, run: str, last: int) -> None:
+    def _enter(self, run: str, last: int, *, is_declared: bool = False) -> None:
         """Begin a run with empty memory, or with the memory that an earlier process saved.
 
         ``last`` is the run's most recent round that changed the sites' memory. Without that memory, any
@@ -315,6 +361,8 @@ class Site:
                 f"this question needs the memory from round {last}, which the site does not have; "
                 f"{MEMORY_GONE}"
             )
+        if saved is None and not is_declared and self._guard is not None:
+            raise PolicyRefused(UNDECLARED)  # and stay in the run that the site is in
         if files != self._files:
             self.rows, self._files, self._standardized = self._reopen(), files, None
         self.memory = _read_only({} if saved is None else saved.memory)
@@ -357,9 +405,7 @@ class Site:
         """Return the path of a file in the site's folder, or None if it has no folder."""
         if self.store is None:
             return None
-        # different names may become the same file name; the checksum tells them apart
-        safe = re.sub(r"[^A-Za-z0-9._-]", "_", self.name)
-        return self.store / f"{safe}-{zlib.crc32(self.name.encode()):08x}{suffix}"
+        return self.store / f"{file_stem(self.name)}{suffix}"
 
     def _save(self, round_number: int, reply: Message) -> None:
         """Save the memory and its answer before the answer leaves."""

@@ -14,10 +14,10 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from numbers import Integral
 from typing import Any
 
@@ -27,12 +27,15 @@ from flwr.supercore.control.control_http_client import ControlHttpClient
 
 from fedpca.engines.credentials import (
     CA,
+    COORDINATOR_KEY,
     PublicKey,
     fingerprint,
     pinned_site_keys,
     public_key_from_pem,
     read_authority,
+    read_coordinator_key,
     read_secret,
+    seal,
     verify,
 )
 from fedpca.engines.flower.connection import Link, is_unauthorized, mapped_errors
@@ -81,6 +84,8 @@ class FlowerEngine:
         recorded answers cover all of them. The next round determines which sites are lost.
     pinned : dict of public keys, optional
         The sites' public keys that the coordinator knows itself; others are those that the server has.
+    sign : callable, optional
+        The function that signs a plan with the coordinator's key.
     """
 
     declares = True  # sites on other machines follow the plan of a run
@@ -95,12 +100,15 @@ class FlowerEngine:
         wait: float,
         resumed: Sequence[str] | None = None,
         pinned: Mapping[str, PublicKey] | None = None,
+        sign: Callable[[bytes], bytes] | None = None,
     ) -> None:
         self._link, self._secret, self._wait = link, secret, wait
         self._client: ControlHttpClient | None = None
         self._run: ClaimedRun | None = None
         self._hold: Hold | None = None
         self._pinned = dict(pinned or {})
+        self.sign = sign
+        self.keys: dict[str, str] = {}  # fingerprints of the sites' keys
         self.absent: dict[str, str] = {}  # sites that a fit begins without, and why
         self.proofs: dict[str, dict[str, str]] = {}  # of each site's last verified answer
         try:
@@ -225,6 +233,7 @@ class FlowerEngine:
                     raise
                 time.sleep(NODE_POLL_S)
                 continue
+            self.keys = self._fingerprints_of(nodes)
             online = {node.name for node in nodes if node.status == "online"}
             wanted = self._wanted(sites, sorted(node.name for node in nodes))
             here = [name for name in wanted if name in online]
@@ -253,6 +262,15 @@ class FlowerEngine:
         if not isinstance(sites, int):  # otherwise, nobody knows which of the others were meant
             self.absent = dict.fromkeys(offline, f"not online after {wait:g} s")
         return here
+
+    def _fingerprints_of(self, nodes: Iterable[NodeInfo]) -> dict[str, str]:
+        """Return the fingerprints of the sites' keys, without those that cannot be read."""
+        found: dict[str, str] = {}
+        for node in nodes:
+            with suppress(FileError):
+                key = self._pinned.get(node.name) or public_key_from_pem(node.public_key)
+                found[node.name] = fingerprint(key)
+        return found
 
     def _wanted(self, sites: int | Sequence[str] | None, registered: list[str]) -> list[str]:
         """Return the sites to ask, chosen from those whose keys the server has."""
@@ -364,6 +382,7 @@ def connect(
     secret = read_secret(folder)
     has_ca = not insecure and (folder / CA).exists()
     ca = read_authority(folder / CA) if has_ca else None
+    key = read_coordinator_key(folder) if (folder / COORDINATOR_KEY).exists() else None
     return FlowerEngine(
         Link(with_port(address), ca, plain=insecure),
         secret,
@@ -372,6 +391,7 @@ def connect(
         wait=wait,
         resumed=resumed,
         pinned=pinned_site_keys(folder),
+        sign=None if key is None else partial(seal, key),
     )
 
 
