@@ -28,6 +28,7 @@ COMMANDS = (
     "serve",
     "join",
     "site-key",
+    "policy",
 )
 MARKUP: Literal["markdown"] = "markdown"  # rewraps the lines of each paragraph
 

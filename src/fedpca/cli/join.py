@@ -8,13 +8,22 @@ from typing import Annotated
 import typer
 
 from fedpca.cli.console import teller, until_stopped
-from fedpca.cli.options import AllowMissing, Columns, Drop, Id, Insecure, Quiet, choice_of
+from fedpca.cli.options import (
+    AllowMissing,
+    Columns,
+    Drop,
+    Id,
+    Insecure,
+    Quiet,
+    choice_of,
+    read_policy,
+)
 from fedpca.engines.whereabouts import home, with_port
 from fedpca.errors import InputError
-from fedpca.rows.check import examine, findings_at, refuse_unfit
+from fedpca.rows.check import examine, few_findings, findings_at, refuse_unfit
 from fedpca.rows.in_memory import Rows
 from fedpca.site.answer_log import AnswerLog, check_ledger, size
-from fedpca.site.policy import Policy
+from fedpca.site.policy import JOINING
 from fedpca.site.site import Site
 from fedpca.solvers.catalogue import load_added_solvers
 
@@ -37,7 +46,9 @@ def join(
         Path | None,
         typer.Option(help="The coordinator's ca.pem; by default, the system's authorities."),
     ] = None,
-    policy: Annotated[Path | None, typer.Option(help="TOML file with the site's policy.")] = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="TOML file with the site's policy; see fedpca policy.")
+    ] = None,
     folder: Annotated[
         Path | None, typer.Option(help="Folder for the site's memory and ledger.")
     ] = None,
@@ -53,6 +64,9 @@ def join(
 
     HOST is the address of the coordinator's server. The rows stay on this machine. The command prints
     each question and what is sent in reply, and records both in the site's ledger.
+
+    Without --policy, the site takes part in plain PCA over sums, and shows no answers of its own.
+    `fedpca policy` writes a policy file, in which more can be opened.
 
     The command checks the rows first, as `fedpca check` does, and does not start if a fit would fail.
     If a file changes so that a fit would fail, the site stays out of runs until the file is corrected.
@@ -84,7 +98,7 @@ def join(
         site = Site(
             [*data, *(more or [])],
             name=site_name,
-            policy=Policy() if policy is None else Policy.load(policy),
+            policy=JOINING if policy is None else read_policy(policy),
             store=store,
             check=check,
             **choice_of(drop, columns, id),
@@ -99,5 +113,8 @@ def join(
                 tell(f"ignoring an installed solver: {solver}")
             else:
                 tell(f"the solver {added!r} is installed; its questions are subject to the policy")
-        tell(f"policy: {site.policy.in_words()}; answers are recorded in {ledger}")
+        for finding in few_findings(site_name, site.rows, site.policy.min_count):
+            tell(finding.text)
+        whose = "the default policy" if policy is None else "policy"
+        tell(f"{whose}: {site.policy.in_words()}; answers are recorded in {ledger}")
         answer_questions(link, private_key, AnswerLog(site, ledger, tell).answer, tell)

@@ -38,10 +38,13 @@ from fedpca.protocol.message import Header, Message, compose, decode, encode
 from fedpca.protocol.plan import DECLARE, RunPlan
 from fedpca.protocol.question import find_question
 from fedpca.rows.choice import ALL_COLUMNS, ColumnChoice
+from fedpca.rows.gaps import ERROR, MISSING
 from fedpca.rows.in_memory import Rows, about_n_rows, checksum
 from fedpca.rows.open import file_states, open_rows, refuse_gone, state_of
 from fedpca.rows.standardized import MAX_CACHE_BYTES, Frame, StandardizedRows
 from fedpca.rows.weighted import WeightedRows, as_numbers, weight_fingerprint
+from fedpca.site.budget import Budget
+from fedpca.site.disclosure import Disclosure
 from fedpca.site.guard import Agreement, Guard
 from fedpca.site.guard import keep as keep_agreement
 from fedpca.site.memory import (
@@ -144,6 +147,8 @@ class Site:
         self._standardized: StandardizedRows | None = None
         self._lock = threading.Lock()
         self._guard = Guard(self.policy)
+        self._disclosure, self._budget = Disclosure(self.policy), Budget(self.policy)
+        self._missing: int | None = None  # what happens to gaps in this run, if it is known
 
     @property
     def fingerprint(self) -> str:
@@ -252,6 +257,9 @@ class Site:
         agreed = None
         if not self.policy.is_open:
             agreed = self._guard.check(before, question, header, arrays)
+        if question.reads_rows:
+            self._check_disclosure(agreed, arrays)
+        self._budget.spend(str(header["run"]), self.file(".budget"))
         try:
             self.memory = before if agreed is None else keep_agreement(before, agreed)
             if question.remembers:
@@ -279,6 +287,17 @@ class Site:
         self._answered = (header["round"], reply) if keep else None
         self._round, self._memory_before = header["round"], before
         return reply
+
+    def _check_disclosure(self, agreed: Agreement | None, asked: Mapping[str, Array]) -> None:
+        """Refuse rows of which the policy lets no sum leave, given what happens to gaps."""
+        if "missing" in asked:
+            self._missing = int(asked["missing"])
+        elif self._missing is None and agreed is not None:
+            plan = RunPlan.from_bytes(agreed.plan.tobytes())
+            given = plan.parameters.get("missing")
+            self._missing = MISSING.index(given) if given in MISSING else ERROR
+        path = self.file(".rows") if self._files else None
+        self._disclosure.check(self.rows, self._missing or ERROR, path)
 
     def _declare(self, message: Message) -> Message:
         """Admit the plan of a run, or refuse it; a site that answers everything needs no plan."""
@@ -320,6 +339,7 @@ class Site:
         self.memory = _read_only({} if saved is None else saved.memory)
         self._answered = None if saved is None else (saved.round, saved.reply)
         self._round = 0 if saved is None else saved.round
+        self._missing = None
         if self._run is not None:
             self._ended.append(self._run)
         self._run = run
