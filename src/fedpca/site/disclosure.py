@@ -38,7 +38,6 @@ log = logging.getLogger("fedpca.site")
 MAX_NAMES = 50  # of rare columns in a message
 HASH_BYTES = 8  # of a row; two of 10^6 rows agree by chance with probability 3e-8
 SECRET_BYTES = 32
-KEPT = "-kept"  # ends the name of the array with the hashes of a kind of rows
 
 
 class Disclosure:
@@ -120,7 +119,7 @@ def n_changed(before: Array, after: Array) -> int:
 
 
 def row_hashes(rows: Rows, secret: bytes, *, only_whole: bool = False) -> Array:
-    """Return a hash of each row that counts, whatever the order of the columns, as uint64."""
+    """Return a hash of each row that counts, whatever the order of the columns, as int64."""
     order = None
     if rows.features is not None and list(rows.features) != sorted(rows.features):
         order = np.argsort(np.array(rows.features))
@@ -136,7 +135,7 @@ def row_hashes(rows: Rows, secret: bytes, *, only_whole: bool = False) -> Array:
             if weights is not None:
                 hashed.update(weights[i].tobytes())
             found.append(hashed.digest())
-    return np.frombuffer(b"".join(found), np.uint64)
+    return np.frombuffer(b"".join(found), np.int64)
 
 
 def _bytes_of_rows(block: Block) -> list[memoryview]:
@@ -166,9 +165,7 @@ def _read(path: Path) -> tuple[bytes, dict[str, Array]]:
     try:
         message = decode(path.read_bytes(), limit=None)
         arrays = {name: array.copy() for name, array in message.arrays.items()}
-        return arrays.pop("secret").tobytes(), {
-            name.removesuffix(KEPT): array for name, array in arrays.items()
-        }
+        return arrays.pop("secret").tobytes(), arrays
     except FileNotFoundError:
         return secrets.token_bytes(SECRET_BYTES), {}
     except OSError as error:
@@ -185,8 +182,7 @@ def _read(path: Path) -> tuple[bytes, dict[str, Array]]:
 
 def _write(path: Path, secret: bytes, kept: dict[str, Array]) -> None:
     """Record the rows of a run before its first answer leaves."""
-    arrays = {f"{kind}{KEPT}": hashes for kind, hashes in kept.items()}
-    arrays["secret"] = np.frombuffer(secret, np.uint8)
+    arrays = {**kept, "secret": np.frombuffer(secret, np.uint8)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with atomic.writing(path, private=True) as temporary:
