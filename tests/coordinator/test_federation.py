@@ -37,6 +37,11 @@ def double(site, x):
     return {"y": 2 * x, "n": np.int64(site.rows.n_rows)}
 
 
+@question(verb="gather", asks={"x": "float64 k"}, answers={"y": "float64 k", "n": "int64"})
+def double_each(site, x):
+    return {"y": 2 * x, "n": np.int64(site.rows.n_rows)}
+
+
 @question(answers={"count": "int64"}, remembers=True)
 def count_calls(site):
     site.memory["count"] = site.memory.get("count", np.int64(0)) + 1
@@ -71,6 +76,11 @@ def answer_wrongly(site):
 
 
 @question(answers={"y": "float64 m"})
+def answer_lengths_to_sum(site):
+    return answer_own_length.function(site)
+
+
+@question(verb="gather", answers={"y": "float64 m"})
 def answer_own_length(site):
     return {"y": np.ones(site.rows.n_rows)}
 
@@ -102,7 +112,7 @@ def remade(change):
 def test_sum_and_gather():
     fed = Federation.local(SITES)
     assert fed.sum(double, x=np.ones(2))["y"].tolist() == [8.0, 8.0]
-    gathered = fed.gather(double, x=np.ones(2))
+    gathered = fed.gather(double_each, x=np.ones(2))
     assert list(gathered) == list(SITES)
     assert gathered["north"]["n"] == 50
     assert [entry.how for entry in fed.record.ledger if entry.field == "y"] == ["summed"] * 4 + [
@@ -130,19 +140,19 @@ def test_sum_and_gather():
         (remade(lambda h, a: h.update(error="Strange", text="x")), "x"),
     ],
 )
-@pytest.mark.parametrize("verb", ["sum", "gather"])
-def test_a_wrong_answer_is_asked_again_then_reported_by_site_round_and_question(spoil, text, verb):
+@pytest.mark.parametrize("asked", [double, double_each], ids=["sum", "gather"])
+def test_a_wrong_answer_is_asked_again_then_reported_by_site_round_and_question(spoil, text, asked):
     engine = meddling(SITES, {"east": spoil})
     fed = Federation(engine)
     with pytest.raises(QuorumLost, match=text) as error:
-        fed.run(lambda f, _: getattr(f, verb)(double, x=np.ones(2)), identity={})
+        fed.run(lambda f, _: getattr(f, asked.verb)(asked, x=np.ones(2)), identity={})
     assert "'east'" in str(error.value)
     if "did not answer" not in text:
         assert "round 1" in str(error.value)
-        assert "'double'" in str(error.value)
-    assert engine.asked == [("double", 1, tuple(SITES)), ("double", 1, ("east",))]
+        assert asked.doing in str(error.value)
+    assert engine.asked == [(asked.name, 1, tuple(SITES)), (asked.name, 1, ("east",))]
     (loss,) = fed.record.lost
-    assert (loss["site"], loss["round"], loss["question"]) == ("east", 1, "double")
+    assert (loss["site"], loss["round"], loss["question"]) == ("east", 1, asked.name)
     assert re.search(text, loss["reason"])
 
 
@@ -250,7 +260,7 @@ def test_answers_of_different_lengths_can_be_gathered_and_not_summed():
     fed = Federation.local([np.ones((2, 1)), np.ones((3, 1))])
     assert [len(a["y"]) for a in fed.gather(answer_own_length).values()] == [2, 3]
     with pytest.raises(QuorumLost, match=r"'site-2'.*shape \(3,\).*m=2"):
-        fed.run(lambda f, _: f.sum(answer_own_length), identity={})
+        fed.run(lambda f, _: f.sum(answer_lengths_to_sum), identity={})
 
 
 def test_a_wrong_question_is_refused_before_anything_is_sent():
@@ -455,18 +465,29 @@ def test_a_site_may_keep_its_share_of_variance_to_itself():
     assert (run.bytes_up, run.bytes_down) == (run.ledger.bytes_up, run.ledger.bytes_down)
 
 
-def test_a_policy_allows_no_other_verb_than_it_knows():
-    site = Site(ROWS[0], name="north", policy=Policy(gather=False, min_sites=99))
+@pytest.mark.parametrize("verb", ["peek", "gather"])
+def test_the_verb_belongs_to_the_question(verb):
+    site = Site(ROWS[0], name="north")
     header = {
         "run": "r",
         "round": 1,
-        "verb": "peek",
+        "verb": verb,
         "n_sites": 1,
         "memory": 0,
         "question": "count_and_sum",
     }
     answer = site.answer(compose(header, {"features": np.empty(0, np.uint8)}))
     assert answer.header["error"] == "PolicyRefused"
+    assert "are for 'sum'" in answer.header["text"]
+
+
+def test_answers_are_not_combined_in_a_way_that_the_question_does_not_declare():
+    fed = Federation.local(SITES)
+    with pytest.raises(InputError, match=r"'double' are for 'sum', not 'gather'; use Federation.sum"):
+        fed.gather(double, x=np.ones(2))
+    with pytest.raises(InputError, match=r"'double_each' are for 'gather', not 'sum'"):
+        fed.sum(double_each, x=np.ones(2))
+    assert not fed.record.history
 
 
 def test_a_late_question_of_an_old_run_or_round_changes_nothing():

@@ -45,6 +45,11 @@ def rounds_asked(engine):
     return [asked.round for asked in engine.asked]
 
 
+@question(verb="gather", asks={"step": "float64"}, answers={"total": "float64"})
+def twice_the_step(site, step):
+    return {"total": 2 * step}
+
+
 @question(asks={"step": "float64"}, answers={"total": "float64"}, remembers=True)
 def add_to_memory(site, step):
     site.memory["total"] = site.memory.get("total", 0.0) + step
@@ -235,7 +240,7 @@ def test_a_program_that_asks_something_else_is_refused(tmp_path):
         step = np.float64(1)
         verbs = {
             "sum": lambda f, _: f.sum(add_to_memory, step=step),
-            "gather": lambda f, _: f.gather(add_to_memory, step=step),
+            "gather": lambda f, _: f.gather(twice_the_step, step=step),
         }
         return verbs[question_name]
 
@@ -251,7 +256,7 @@ def test_gathered_answers_are_replayed_by_site(tmp_path):
     for _ in range(2):
         fed = Federation.local(SITES, journal=path)
         results.append(
-            fed.run(lambda f, _: f.gather(add_to_memory, step=np.float64(2)), identity={})
+            fed.run(lambda f, _: f.gather(twice_the_step, step=np.float64(1)), identity={})
         )
     assert list(results[1]) == ["a", "b", "c"]
     assert [float(answer["total"]) for answer in results[1].values()] == [2.0, 2.0, 2.0]

@@ -40,7 +40,9 @@ def test_no_error_names_a_question(estimator, kind):
     rows = np.random.default_rng(0).normal(size=(20, 4))
     if kind == "infinite":
         rows[3, 1] = np.inf
-    policy = {"few rows": Policy(min_rows=50), "one site": Policy(min_sites=9)}.get(kind)
+    rules = {"few rows": {"min_rows": 50}, "one site": {"min_sites": 9}}.get(kind)
+    allow = ("federated", "personalized", "robust")
+    policy = None if rules is None else Policy(allow=allow, **rules)
     with pytest.raises(FedpcaError, match=r"site 'a', round \d+, while \w+ing ") as caught:
         estimator.fit(Federation.local({"a": Site(rows, name="a", policy=policy)}))
     names = {q.name for q in OWN if "_" in q.name}

@@ -34,6 +34,9 @@ class Broken:
     def bytes_per_site(self, n, d, k):
         return 1
 
+    def script(self, plan):
+        return Covariance().script(plan)
+
     def solve(self, fed, problem):
         return Covariance().solve(fed, problem)
 
@@ -51,7 +54,7 @@ class FreeOfCost(Broken):
         return 0
 
 
-@question(answers={"n": "int64"})
+@question(verb="gather", answers={"n": "int64"})
 def rows_of_a_site(site):
     return {"n": np.int64(site.rows.n_rows)}
 
@@ -100,6 +103,7 @@ def test_a_solver_whose_options_can_change_is_refused():
         guarantee: ClassVar[str] = "exact"
         seen: ClassVar[tuple[str, ...]] = ()
         bytes_per_site = Broken.bytes_per_site
+        script = Broken.script
         solve = Broken.solve
 
     globals()["Thawed"] = Thawed  # so that it can be pickled

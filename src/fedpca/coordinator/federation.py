@@ -357,7 +357,7 @@ class Federation:
             failed = {name: f"site {name!r} did not answer the declared plan" for name in pending}
             for name, reply in self.engine.ask(pending, request, self.timeout):
                 try:
-                    raise_reported(reply, f"site {name!r}, when the run was declared")
+                    raise_reported(reply, f"site {name!r}, round 0, while declaring the run")
                 except (MessageError, SiteError) as error:
                     failed[name] = str(error)
                 else:

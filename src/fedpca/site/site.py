@@ -146,7 +146,7 @@ class Site:
         self._answered: tuple[int, Message] | None = None  # the last round and its reply
         self._standardized: StandardizedRows | None = None
         self._lock = threading.Lock()
-        self._guard = Guard(self.policy)
+        self._guard = None if self.policy.is_open else Guard(self.policy)
         self._disclosure, self._budget = Disclosure(self.policy), Budget(self.policy)
         self._missing: int | None = None  # what happens to gaps in this run, if it is known
 
@@ -255,7 +255,7 @@ class Site:
         # a repeated round starts from the same memory as the first time
         before = self._memory_before if header["round"] == self._round else memory
         agreed = None
-        if not self.policy.is_open:
+        if self._guard is not None:
             agreed = self._guard.check(before, question, header, arrays)
         if question.reads_rows:
             self._check_disclosure(agreed, arrays)
@@ -301,7 +301,7 @@ class Site:
 
     def _declare(self, message: Message) -> Message:
         """Admit the plan of a run, or refuse it; a site that answers everything needs no plan."""
-        if not self.policy.is_open:
+        if self._guard is not None:
             plan = RunPlan.from_bytes(message.arrays["plan"].tobytes())
             agreed = self._guard.admit(self.memory, message.header["run"], plan)
             is_new = not self.remembers(Agreement)
@@ -328,7 +328,7 @@ class Site:
             raise MessageError("this run is over because a newer run has started at this site")
         files = file_states(self._source)
         refuse_gone(files)
-        saved = self._load(run, files) if last or not self.policy.is_open else None
+        saved = self._load(run, files) if last or self._guard is not None else None
         if (0 if saved is None else saved.round) < last:
             raise MessageError(
                 f"this question needs the memory from round {last}, which the site does not have; "
