@@ -75,7 +75,7 @@ def there(tmp_path_factory):
         np.save(
             folder / f"{site}.npy", gapped_rows(rng, 60 + 20 * i, 8 if i < 4 else 7, 3, offset=i)
         )
-    (folder / "policy.toml").write_text("gather = false\nmin_sites = 2\n")
+    (folder / "policy.toml").write_text("gather = false\nmin_sites = 2\nend = true\n")
     for i, part in enumerate(np.array_split(np.load(folder / "south.npy"), 2)):
         np.save(folder / f"south-{i}.npy", part)
     processes = Processes(folder, SITES)
