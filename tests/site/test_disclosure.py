@@ -274,11 +274,34 @@ def test_unchanged_files_are_hashed_once(tmp_path, monkeypatch):
     monkeypatch.setattr(disclosure, "row_hashes", lambda *a, **k: calls.append(1) or real(*a, **k))
     site = Hospital(tmp_path)
     site.fit(rows_of(40))
+    assert calls == [1]
     sites = [site.site, Site(tmp_path / "south.csv", name="south")]
     FederatedPCA(2, random_state=0).fit(Federation.local(sites))
     assert calls == [1]
     site.fit(rows_of(40))  # writes the file again
     assert calls == [1, 1]
+
+
+def test_a_record_that_is_deleted_while_the_site_runs_is_written_anew(tmp_path):
+    hospital, rows = Hospital(tmp_path), rows_of(60)
+    hospital.fit(rows[:40])
+    hospital.site.look_at_rows()
+    hospital.record.unlink()
+    hospital.fit(rows[:41])
+    with pytest.raises(PolicyRefused, match="min_change=5"):
+        hospital.fit(rows[:42])
+    with pytest.raises(PolicyRefused, match="min_change=5"):
+        hospital.fit(rows[:42], new=True)
+
+
+def test_rows_that_were_looked_at_before_are_compared_with_the_record(tmp_path):
+    hospital, rows = Hospital(tmp_path), rows_of(60)
+    hospital.fit(rows[:40])
+    np.savetxt(hospital.path, rows[:41], "%.17g", ",", header="a,b,c,d", comments="")
+    site = Site(hospital.path, name="north", policy=Policy(), store=tmp_path / "store")
+    site.look_at_rows()
+    with pytest.raises(PolicyRefused, match="min_change=5"):
+        FederatedPCA(2).fit(Federation.local([site, Site(tmp_path / "south.csv", name="south")]))
 
 
 def test_hashes_tell_rows_apart_and_nothing_else():

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import pytest
 
 from fedpca import Policy
-from fedpca.errors import FedpcaError, FileError, InputError
+from fedpca.errors import FileError, InputError
 from fedpca.site.policy import JOINING, TRUSTING
 from fedpca.site.policy_file import PREVENTS, explain, policy_text
 

@@ -113,6 +113,7 @@ def join(
                 tell(f"ignoring an installed solver: {solver}")
             else:
                 tell(f"the solver {added!r} is installed; its questions are subject to the policy")
+        site.look_at_rows()
         for finding in few_findings(site_name, site.rows, site.policy.min_count):
             tell(finding.text)
         whose = "the default policy" if policy is None else "policy"

@@ -27,7 +27,7 @@ from fedpca.arrays import Array
 from fedpca.errors import FileError, InputError, MessageError, PolicyRefused, SiteFailed
 from fedpca.protocol.message import compose, decode, encode
 from fedpca.rows.columns import some_of
-from fedpca.rows.gaps import DROP, has_gaps, rows_with_gaps
+from fedpca.rows.gaps import DROP, ERROR, has_gaps, rows_with_gaps
 from fedpca.rows.in_memory import Block, Rows, is_sparse, weighted_blocks
 from fedpca.rows.rare import Few, look_for_few
 from fedpca.site.policy import Policy
@@ -41,13 +41,26 @@ SECRET_BYTES = 32
 
 
 class Disclosure:
-    """The checks of a site's rows; each row is looked at once, when its file was opened."""
+    """The checks of a site's rows; the rows are looked at once after their files were opened."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._rows: Rows | None = None
-        self._reasons: dict[int, str | None] = {}  # what the policy says, by what happens to gaps
-        self._compared: set[int] = set()
+        self._begin(None)
+
+    def _begin(self, rows: Rows | None) -> None:
+        self._rows = rows
+        self._few: dict[int, Few] = {}  # by what happens to gaps
+        self._compared: set[int] = set()  # what happened to gaps when rows were compared
+        self._secret = secrets.token_bytes(SECRET_BYTES)
+        self._hashes: dict[bool, Array] = {}  # of all rows, or only of those without gaps
+
+    def look(self, rows: Rows, path: Path | None) -> None:
+        """Look at rows that were opened, so that the first run does not have to wait for it."""
+        if rows is not self._rows:
+            self._begin(rows)
+        self._few_of(rows, ERROR)
+        if path is not None and self._policy.least_change > 1:
+            self._hashes_of(rows, False, _read(path)[0])
 
     def check(self, rows: Rows, missing: int, path: Path | None) -> None:
         """Refuse rows that the policy does not let leave in a sum, naming the rule.
@@ -56,17 +69,47 @@ class Disclosure:
         run, or None if the rows cannot change or the site keeps no files.
         """
         if rows is not self._rows:
-            self._rows, self._reasons, self._compared = rows, {}, set()
-        if self._policy.min_count > 1:
-            if missing not in self._reasons:
-                few = look_for_few(rows, self._policy.min_count, missing)
-                self._reasons[missing] = reason_against(few, self._policy.min_count)
-            reason = self._reasons[missing]
-            if reason is not None:
-                raise PolicyRefused(reason)
+            self._begin(rows)
+        reason = reason_against(self._few_of(rows, missing), self._policy.min_count)
+        if reason is not None:
+            raise PolicyRefused(reason)
         if path is not None and self._policy.least_change > 1 and missing not in self._compared:
-            compare_with_last(rows, missing, path, self._policy.least_change)
+            self._compare(rows, missing, path)
             self._compared.add(missing)
+
+    def _few_of(self, rows: Rows, missing: int) -> Few:
+        if self._policy.min_count == 1:
+            return Few(0, 0, [])
+        if missing not in self._few:
+            self._few[missing] = look_for_few(rows, self._policy.min_count, missing)
+        return self._few[missing]
+
+    def _hashes_of(self, rows: Rows, only_whole: bool, secret: bytes | None) -> Array:
+        if secret is not None and secret != self._secret:
+            self._secret, self._hashes = secret, {}
+        if only_whole not in self._hashes:
+            found = row_hashes(rows, self._secret, only_whole=only_whole)
+            self._hashes[only_whole] = np.sort(found)
+        return self._hashes[only_whole]
+
+    def _compare(self, rows: Rows, missing: int, path: Path) -> None:
+        """Refuse rows of which too few have changed since the last run, or record them as the last.
+
+        Rows without gaps are recorded separately, because a run may have used only these.
+        """
+        secret, kept = _read(path)
+        hashes = self._hashes_of(rows, missing == DROP, secret)
+        least = self._policy.least_change
+        if any(0 < n_changed(before, hashes) < least for before in kept.values()):
+            raise PolicyRefused(
+                f"fewer rows have changed since the site's last run than its policy's "
+                f"min_change={least}, so the difference between the runs would give these rows away; "
+                f"wait until more rows have changed, or restore the rows of the last run; if their "
+                f"difference is no secret, the site can delete {path.name} in its folder"
+            )
+        kind = "whole" if missing == DROP else "all"
+        if kind not in kept or not np.array_equal(kept[kind], hashes):
+            _write(path, self._secret, {**kept, kind: hashes})
 
 
 def reason_against(few: Few, min_count: int) -> str | None:
@@ -88,30 +131,11 @@ def reason_against(few: Few, min_count: int) -> str | None:
     return None
 
 
-def compare_with_last(rows: Rows, missing: int, path: Path, least: int) -> None:
-    """Refuse rows of which too few have changed since the last run, or record them as the last.
-
-    The record holds a hash of each row, by a secret of the site. Rows without gaps are recorded
-    separately, because a run may have used only these. A changed row counts once, although its old
-    values were removed and new ones were added.
-    """
-    secret, kept = _read(path)
-    hashes = np.sort(row_hashes(rows, secret, only_whole=missing == DROP))
-    for before in kept.values():
-        if 0 < n_changed(before, hashes) < least:
-            raise PolicyRefused(
-                f"fewer rows have changed since the site's last run than its policy's "
-                f"min_change={least}, so the difference between the runs would give these rows away; "
-                f"wait until more rows have changed, or restore the rows of the last run; if their "
-                f"difference is no secret, the site can delete {path.name} in its folder"
-            )
-    kind = "whole" if missing == DROP else "all"
-    if kind not in kept or not np.array_equal(kept[kind], hashes):
-        _write(path, secret, {**kept, kind: hashes})
-
-
 def n_changed(before: Array, after: Array) -> int:
-    """Return how many rows were removed or were added, whichever is more."""
+    """Return how many rows were removed or were added, whichever is more.
+
+    A row with a new value counts once, although it is both.
+    """
     values, where = np.unique(np.concatenate([before, after]), return_inverse=True)
     counts = np.bincount(where[len(before) :], minlength=len(values))
     difference = counts - np.bincount(where[: len(before)], minlength=len(values))
@@ -160,14 +184,14 @@ def _one_form(values: Array) -> Array:
     return values
 
 
-def _read(path: Path) -> tuple[bytes, dict[str, Array]]:
-    """Return the secret and the hashes of the last run's rows, or a new secret and nothing."""
+def _read(path: Path) -> tuple[bytes | None, dict[str, Array]]:
+    """Return the site's secret and the hashes of the last run's rows, or nothing."""
     try:
         message = decode(path.read_bytes(), limit=None)
         arrays = {name: array.copy() for name, array in message.arrays.items()}
         return arrays.pop("secret").tobytes(), arrays
     except FileNotFoundError:
-        return secrets.token_bytes(SECRET_BYTES), {}
+        return None, {}
     except OSError as error:
         raise InputError(
             f"{path.name}, the record of the site's last rows, cannot be read: {error.strerror}; the "

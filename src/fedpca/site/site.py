@@ -208,6 +208,15 @@ class Site:
             )
         return self._standardized
 
+    def look_at_rows(self) -> None:
+        """Look at the rows as the policy requires, so that the first run does not wait for it."""
+        self._disclosure.look(self.rows, self._record)
+
+    @property
+    def _record(self) -> Path | None:
+        """Return the file that records the rows of the last run, if the rows can change."""
+        return self.file(".rows") if self._files else None
+
     def remembers(self, kind: type) -> bool:
         """Return whether an earlier question in this run stored a dataclass of this type."""
         return remembers(self.memory, kind)
@@ -296,8 +305,7 @@ class Site:
             plan = RunPlan.from_bytes(agreed.plan.tobytes())
             given = plan.parameters.get("missing")
             self._missing = MISSING.index(given) if given in MISSING else ERROR
-        path = self.file(".rows") if self._files else None
-        self._disclosure.check(self.rows, self._missing or ERROR, path)
+        self._disclosure.check(self.rows, self._missing or ERROR, self._record)
 
     def _declare(self, message: Message) -> Message:
         """Admit the plan of a run, or refuse it; a site that answers everything needs no plan."""
