@@ -55,6 +55,7 @@ from fedpca.errors import (
     QuorumLost,
 )
 from fedpca.linalg.dense import sine_of_angle
+from fedpca.protocol.plan import DECLARE
 from fedpca.solvers import SOLVERS
 from fedpca.testing import check_engine
 from processes import HANG_S, Processes, until
@@ -177,7 +178,8 @@ def test_the_shell_fits_a_federation_and_a_site_tells_what_left(there):
     model = load(there.folder / "shell.fedpca")
     within = near(there, FederatedPCA(3, random_state=0), *HONEST)
     assert model.components_.tobytes() == within.components_.tobytes()
-    told = ledger(there, "south")[before:]
+    declared, *told = ledger(there, "south")[before:]
+    assert declared["question"] == DECLARE  # which is no round, so the coordinator does not list it
     entries = [e for e in model.run_.ledger if e.site == "south" and e.direction == "up"]
     assert sum(line["bytes_out"] for line in told) == sum(entry.bytes for entry in entries)
     assert [line["question"] for line in told] == [e["question"] for e in within.run_.history]
