@@ -103,6 +103,15 @@ def test_a_clock_that_is_set_back_does_not_give_a_budget_back(clock, path):
     assert spend(Budget(policy, clock), path, "c")[0] == 1
 
 
+def test_runs_under_a_clock_that_was_set_back_count_when_it_is_right_again(clock, path):
+    policy = Policy(**{RUNS: 2})
+    assert spend(Budget(policy, clock), path, "a")[0] == 1
+    clock.minute -= 10 * DAY_MINUTES
+    assert spend(Budget(policy, clock), path, "b")[0] == 1
+    clock.minute += 10 * DAY_MINUTES
+    assert "2 runs" in spend(Budget(policy, clock), path, "c")[1]
+
+
 @pytest.mark.parametrize(
     "content",
     [
