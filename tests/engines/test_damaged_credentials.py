@@ -40,7 +40,7 @@ def write_all(folder):
     credentials.make_certificates(folder, ["localhost"])
     credentials.make_secret(folder)
     credentials.make_coordinator_key(folder)
-    (folder / "policy.toml").write_text("min_rows = 20\n")
+    (folder / "policy.toml").write_text("min_rows = 20\nend = true\n")
 
 
 def damaged(good, rng):
@@ -83,9 +83,8 @@ def test_a_public_key_in_a_form_that_is_not_ours_is_refused(folder):
 def test_a_folder_or_an_empty_file_in_its_place_is_refused(name, folder):
     path = folder / name
     path.write_bytes(b"")
-    if name != "policy.toml":  # nothing but the usual rules
-        with pytest.raises(FileError, match=str(path)):
-            READERS[name](path)
+    with pytest.raises(FileError, match=str(path)):
+        READERS[name](path)
     path.unlink()
     path.mkdir()
     with pytest.raises(FileError, match=str(path)):

@@ -32,6 +32,7 @@ COMMANDS = (
     "deny",
     "site-key",
     "ledger",
+    "policy",
 )
 MARKUP: Literal["markdown"] = "markdown"  # rewraps the lines of each paragraph
 

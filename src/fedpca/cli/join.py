@@ -8,14 +8,23 @@ from typing import Annotated
 import typer
 
 from fedpca.cli.console import show_warnings_of_package, teller, until_stopped
-from fedpca.cli.options import AllowMissing, Columns, Drop, Id, Insecure, Quiet, choice_of
+from fedpca.cli.options import (
+    AllowMissing,
+    Columns,
+    Drop,
+    Id,
+    Insecure,
+    Quiet,
+    choice_of,
+    read_policy,
+)
 from fedpca.engines.whereabouts import home, with_port
 from fedpca.errors import InputError
-from fedpca.rows.check import examine, findings_at, refuse_unfit
+from fedpca.rows.check import examine, few_findings, findings_at, refuse_unfit
 from fedpca.rows.in_memory import Rows
 from fedpca.site.answer_log import AnswerLog, check_ledger, size
 from fedpca.site.guard import Keys
-from fedpca.site.policy import Policy
+from fedpca.site.policy import JOINING, Policy
 from fedpca.site.site import Site
 from fedpca.solvers.catalogue import load_added_solvers
 
@@ -44,7 +53,9 @@ def join(
         Path | None,
         typer.Option(help="The coordinator's coordinator.pub; the site then obeys no other key."),
     ] = None,
-    policy: Annotated[Path | None, typer.Option(help="TOML file with the site's policy.")] = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="TOML file with the site's policy; see fedpca policy.")
+    ] = None,
     folder: Annotated[
         Path | None, typer.Option(help="Folder for the site's memory and ledger.")
     ] = None,
@@ -63,6 +74,9 @@ def join(
 
     HOST is the address of the coordinator's server. The rows stay on this machine. The command prints
     each question and what is sent in reply, and records both in the site's ledger.
+
+    Without --policy, the site takes part in plain PCA over sums, and shows no answers of its own.
+    `fedpca policy` writes a policy file, in which more can be opened.
 
     The command checks the rows first, as `fedpca check` does, and does not start if a fit would fail.
     If a file changes so that a fit would fail, the site stays out of runs until the file is corrected.
@@ -89,7 +103,7 @@ def join(
             pinned = credentials.fingerprint(credentials.read_coordinator_public(coordinator))
         own = credentials.fingerprint(private_key.public_key())
         keys = Keys(own, credentials.signer_of, pinned)
-        rules = Policy() if policy is None else Policy.load(policy)
+        rules = JOINING if policy is None else read_policy(policy)
         _refuse_unsafe(rules, has_coordinator=pinned is not None)
 
         def check(rows: Rows) -> None:
@@ -119,7 +133,11 @@ def join(
                 tell(f"ignoring an installed solver: {solver}")
             else:
                 tell(f"the solver {added!r} is installed; its questions are subject to the policy")
-        tell(f"policy: {site.policy.in_words()}; answers are recorded in {ledger}")
+        site.look_at_rows()
+        for finding in few_findings(site_name, site.rows, site.policy.min_count):
+            tell(finding.text)
+        whose = "the default policy" if policy is None else "policy"
+        tell(f"{whose}: {site.policy.in_words()}; answers are recorded in {ledger}")
         if pinned is None:
             tell(
                 "anyone with the server's secret can declare runs here; to obey only the coordinator's "

@@ -170,6 +170,8 @@ def _plain(scalar: Array) -> Any:
     """Return a single number as JSON holds it; JSON has no infinite numbers."""
     value = scalar.item()
     return value if math.isfinite(value) else str(value)
+
+
 def _brief(value: Any) -> Any:
     """Return a value from a question's header; a long text must not fill the disk."""
     return value if value is None or isinstance(value, int) else printable(value)

@@ -6,7 +6,8 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,18 @@ from fedpca.protocol.script import FEDERATED, Script
 
 MAX_APPROVAL_DAYS = 3650
 ANY = "any"  # stands for every installed question, in any order
+END = "end"  # the last line of a policy file
+UNLIMITED = "unlimited"  # in a policy file, for a rule that is None
+_LIMITS = {"max_runs_per_day": "runs", "max_rounds_per_day": "rounds"}
+_OPTIONAL = ("min_change", *_LIMITS)
+_LEAST = {
+    "min_rows": 0,
+    "min_count": 1,
+    "min_sites": 1,
+    "approval_days": 1,
+    "min_change": 1,
+    **dict.fromkeys(_LIMITS, 0),
+}
 
 
 @dataclass(frozen=True)
@@ -37,7 +50,9 @@ class Policy:
     min_rows : int
         The site answers only if it has at least this many rows.
     min_count : int
-        No count and no sum that stands on fewer rows than this leaves the site.
+        No count and no sum that stands on fewer rows than this leaves the site. Columns in which fewer
+        rows differ from the most frequent value are refused by name; see `fedpca.site.disclosure`. 1
+        turns the rule off.
     min_sites : int
         A run must have at least this many sites.
     peers : sequence of str, or dict
@@ -47,6 +62,12 @@ class Policy:
         Whether a person must approve each run, with ``fedpca approve``, before the site takes part.
     approval_days : int
         How many days a request waits for a person, and how many days an approval lasts.
+    min_change : int, optional
+        If the site's files have changed since the last run that the site answered, then at least this
+        many rows must have; by default, ``min_count``. 1 turns the rule off.
+    max_runs_per_day, max_rounds_per_day : int, optional
+        How many runs and rounds the site answers in 24 hours; by default, any number. A run that starts
+        over because a site was lost counts again.
     """
 
     allow: tuple[str, ...] = (FEDERATED,)
@@ -57,15 +78,15 @@ class Policy:
     peers: tuple[str, ...] = ()
     approval: bool = False
     approval_days: int = 7
+    min_change: int | None = None
+    max_runs_per_day: int | None = None
+    max_rounds_per_day: int | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("min_rows", 0),
-            ("min_count", 1),
-            ("min_sites", 1),
-            ("approval_days", 1),
-        ):
+        for name, least in _LEAST.items():
             value = getattr(self, name)
+            if value is None and name in _OPTIONAL:
+                continue
             if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
                 raise InputError(f"{name}={value!r} must be a whole number, at least {least}")
         if not isinstance(self.gather, bool):
@@ -96,21 +117,41 @@ class Policy:
         """Return whether the site answers every installed question, without a plan."""
         return ANY in self.allow
 
+    @property
+    def least_change(self) -> int:
+        """Return how many rows must have changed before a new run may use them."""
+        return self.min_count if self.min_change is None else self.min_change
+
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Policy:
-        """Read a policy from a TOML file; rules that are not in the file keep their defaults."""
+        """Read a policy from a TOML file; rules that are not in the file are as in `JOINING`.
+
+        The last line must be ``end = true``, so that a file that was cut off is refused.
+        """
         try:
-            given = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+            text = Path(path).read_text(encoding="utf-8")
+            given = tomllib.loads(text)
         except OSError as error:
             raise FileError(f"{path} cannot be read: {error.strerror}") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise FileError(f"{path} is not TOML: {error}") from None
+        if given.pop(END, None) is not True or not _ends(text):
+            raise FileError(
+                f"{path} does not end with the line '{END} = true', so a part of it may be missing; "
+                "add the line at the end if the file is complete"
+            )
         rules = [field.name for field in fields(cls)]
-        for name in given:
+        for name, value in given.items():
             if name not in rules:
-                raise InputError(f"{path}: unknown rule {name!r}; the rules are {', '.join(rules)}")
+                near = get_close_matches(name, rules, 1)
+                hint = f"did you mean {near[0]!r}? " if near else ""
+                raise InputError(
+                    f"{path}: unknown rule {name!r}; {hint}the rules are {', '.join(rules)}"
+                )
+            if name in _LIMITS and value == UNLIMITED:
+                given[name] = None
         try:
-            return cls(**given)
+            return replace(JOINING, **given)
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
 
@@ -119,6 +160,10 @@ class Policy:
         rules = ["any installed question" if self.is_open else f"only {', '.join(self.allow)}"]
         if self.min_rows:
             rules.append(f"at least {self.min_rows} rows here")
+        if self.min_count > 1:
+            rules.append(f"no number that stands on fewer than {self.min_count} rows")
+        if self.least_change != self.min_count:
+            rules.append(f"at least {self.least_change} rows changed between runs")
         if self.min_sites > 1:
             rules.append(f"at least {self.min_sites} sites")
         if not self.gather:
@@ -127,6 +172,10 @@ class Policy:
             rules.append(f"only with {len(self.peers)} known sites")
         if self.approval:
             rules.append(f"a person approves each run, for {self.approval_days} days")
+        for name, kind in _LIMITS.items():
+            limit = getattr(self, name)
+            if limit is not None:
+                rules.append(f"at most {limit:,} {kind} a day")
         return ", ".join(rules)
 
     def refuse_unknown_sites(self) -> None:
@@ -203,6 +252,14 @@ def _fingerprints(peers: Any) -> tuple[str, ...]:
     return tuple(listed)
 
 
+def _ends(text: str) -> bool:
+    """Return whether the last line that is no comment marks the end of a policy file."""
+    lines = [line.partition("#")[0].split() for line in text.splitlines()]
+    last = next((line for line in reversed(lines) if line), [])
+    return "".join(last) == f"{END}=true"
+
+
 TRUSTING = Policy(
     allow=(ANY,), gather=True, min_count=1
 )  # for a site in the coordinator's own process
+JOINING = Policy(max_runs_per_day=100, max_rounds_per_day=20_000)  # for a site on its own machine

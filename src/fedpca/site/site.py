@@ -37,10 +37,13 @@ from fedpca.protocol.message import Header, Message, compose, decode, encode
 from fedpca.protocol.plan import DECLARE, RunPlan
 from fedpca.protocol.question import find_question
 from fedpca.rows.choice import ALL_COLUMNS, ColumnChoice
+from fedpca.rows.gaps import ERROR, MISSING
 from fedpca.rows.in_memory import Rows, about_n_rows, checksum
 from fedpca.rows.open import file_states, open_rows, refuse_gone, state_of
 from fedpca.rows.standardized import MAX_CACHE_BYTES, Frame, StandardizedRows
 from fedpca.rows.weighted import WeightedRows, as_numbers, weight_fingerprint
+from fedpca.site.budget import Budget
+from fedpca.site.disclosure import Disclosure
 from fedpca.site.guard import UNDECLARED, Agreement, Guard, Keys
 from fedpca.site.guard import keep as keep_agreement
 from fedpca.site.memory import (
@@ -151,6 +154,8 @@ class Site:
         self._lock = threading.Lock()
         self._guard = None if self.policy.is_open else Guard(self.policy, name, keys)
         self._tell = tell
+        self._disclosure, self._budget = Disclosure(self.policy), Budget(self.policy)
+        self._missing: int | None = None  # what happens to gaps in this run, if it is known
 
     @property
     def fingerprint(self) -> str:
@@ -210,6 +215,15 @@ class Site:
             )
         return self._standardized
 
+    def look_at_rows(self) -> None:
+        """Look at the rows as the policy requires, so that the first run does not wait for it."""
+        self._disclosure.look(self.rows, self._record)
+
+    @property
+    def _record(self) -> Path | None:
+        """Return the file that records the rows of the last run, if the rows can change."""
+        return self.file(".rows") if self._files else None
+
     def remembers(self, kind: type) -> bool:
         """Return whether an earlier question in this run stored a dataclass of this type."""
         return remembers(self.memory, kind)
@@ -261,6 +275,9 @@ class Site:
         agreed = None
         if self._guard is not None:
             agreed = self._guard.check(before, question, header, arrays)
+        if question.reads_rows:
+            self._check_disclosure(agreed, arrays)
+        self._budget.spend(str(header["run"]), self.file(".budget"))
         try:
             self.memory = before if agreed is None else keep_agreement(before, agreed)
             if question.remembers:
@@ -288,6 +305,16 @@ class Site:
         self._answered = (header["round"], reply) if keep else None
         self._round, self._memory_before = header["round"], before
         return reply
+
+    def _check_disclosure(self, agreed: Agreement | None, asked: Mapping[str, Array]) -> None:
+        """Refuse rows of which the policy lets no sum leave, given what happens to gaps."""
+        if "missing" in asked:
+            self._missing = int(asked["missing"])
+        elif self._missing is None and agreed is not None:
+            plan = RunPlan.from_bytes(agreed.plan.tobytes())
+            given = plan.parameters.get("missing")
+            self._missing = MISSING.index(given) if given in MISSING else ERROR
+        self._disclosure.check(self.rows, self._missing or ERROR, self._record)
 
     def _declare(self, message: Message) -> Message:
         """Admit the plan of a run, or refuse it; a site that answers everything needs no plan.
@@ -368,6 +395,7 @@ class Site:
         self.memory = _read_only({} if saved is None else saved.memory)
         self._answered = None if saved is None else (saved.round, saved.reply)
         self._round = 0 if saved is None else saved.round
+        self._missing = None
         if self._run is not None:
             self._ended.append(self._run)
         self._run = run

@@ -21,6 +21,8 @@ import numpy as np
 
 from fedpca.errors import InputError, PolicyRefused
 from fedpca.protocol.plan import RunPlan
+from fedpca.protocol.script import FEDERATED
+from fedpca.site.policy import ANY
 from fedpca.solvers.contract import Solver
 from fedpca.solvers.exact.covariance import Covariance
 from fedpca.solvers.exact.faps import Faps
@@ -88,6 +90,13 @@ def cheapest_exact(n: int, d: int, k: int) -> Solver:
     exact = [s for s in SOLVERS.values() if s.guarantee == "exact" and not s.seen]
     # reversed, so that a tie goes to Lanczos, which sends less at a time
     return min(reversed(exact), key=lambda solver: solver.bytes_per_site(n, d, k))
+
+
+def policy_words() -> list[str]:
+    """Return the words that a site's policy can have in ``allow``."""
+    opened = [s.name for s in SOLVERS.values() if s.guarantee != "exact" or s.seen]
+    added = [point.name for point in entry_points(group=ENTRY_POINTS)]
+    return [FEDERATED, "personalized", "robust", *opened, *added, ANY]
 
 
 def to_plain(given: Any) -> Any:
