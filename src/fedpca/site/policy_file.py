@@ -24,6 +24,12 @@ PREVENTS = {
         "the most frequent value, and missing='drop' if it leaves out fewer rows. 1 turns it off."
     ),
     "min_sites": "Prevents runs with fewer sites, in whose sums this site would stand out.",
+    "peers": (
+        "Prevents that a coordinator invents sites: the fingerprints of the other sites' keys, which "
+        "`fedpca site-key --show NAME.pub` prints. Empty: any sites. Needed for min_sites above 1."
+    ),
+    "approval": "Prevents runs that no person here has approved, with `fedpca approve`.",
+    "approval_days": "Prevents that a request or an approval lasts longer than these days.",
     "min_change": (
         "Prevents that the difference between two runs tells of few rows: if the files have changed, "
         "so many rows must have. By default, min_count. 1 turns it off."
@@ -92,6 +98,17 @@ def explain(policy: Policy) -> list[str]:
         f"min_sites: a run must have at least {policy.min_sites} sites"
         if policy.min_sites > 1
         else "min_sites is 1: a run may have this site alone"
+    )
+    told.append(
+        f"peers: only sites with one of {len(policy.peers)} known keys may take part"
+        if policy.peers
+        else "peers: any sites may take part, also sites that a coordinator invents"
+    )
+    told.append(
+        f"approval: a person here approves each run; approval_days: requests and approvals end after "
+        f"{policy.approval_days} days"
+        if policy.approval
+        else "approval: no person has to approve a run, so approval_days has no effect"
     )
     told.append(
         f"min_change: if the files have changed, at least {policy.least_change} rows must have changed "
