@@ -1,8 +1,9 @@
 """Attack a site as a coordinator that lies would, and count the records and values that it recovers.
 
 The coordinator has its credentials and sends whatever messages it likes (`fedpca.audit.liar`). Each
-attack runs against sites that answer anything, against the default policy of `fedpca join`, and against
-a policy of your own. An attack first asks without a plan, and then declares the plans that help it most.
+attack runs against sites that answer anything, against the default policy of `fedpca join`, and
+against a policy of your own. An attack first asks without a plan, and then declares the plans that help
+it most.
 
 >>> import numpy as np
 >>> from fedpca.audit.lying import attack_site
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,6 +72,11 @@ def with_flag(rows: Array) -> Array:
     return np.column_stack([rows, np.eye(len(rows), 1)])
 
 
+def between_constants(rows: Array) -> Array:
+    """Return rows with a flag that no row has before the other columns, and one after them."""
+    return np.column_stack([np.zeros(len(rows)), rows, np.zeros(len(rows))])
+
+
 def with_gap(rows: Array) -> Array:
     """Return rows of which the first lacks its last value."""
     gapped = rows.copy()
@@ -90,6 +96,9 @@ ATTACKS = {
         Attack("extreme values", lying_robust.extreme_values, (ROBUST, LANCZOS)),
         Attack("far mean", lying_sums.far_mean, (LANCZOS,)),
         Attack("far mean, totals", lying_sums.far_mean, (LANCZOS,), "totals"),
+        Attack(
+            "constant columns", lying_sums.constant_columns, (LANCZOS,), plant=between_constants
+        ),
         Attack("sign flips", lying_sums.sign_flips, (_pca("lanczos", n_components="auto"),)),
         Attack("rare flag", lying_sums.rare_flag, (COVARIANCE,), plant=with_flag),
         Attack("rare flag, totals", lying_sums.rare_flag, (COVARIANCE,), "totals", with_flag),
@@ -257,8 +266,9 @@ def _extended(plant: Callable[[Array], Array], rows: Array, is_first: bool) -> A
     """Return rows with what an attack waits for; at other sites, only its columns, without it."""
     if is_first:
         return plant(rows)
-    n_more = plant(rows).shape[1] - rows.shape[1]
-    return np.column_stack([rows, np.zeros((len(rows), n_more))])
+    planted = np.zeros((len(rows), plant(rows).shape[1]))
+    planted[:, : rows.shape[1]] = rows
+    return planted
 
 
 class _Sites:
@@ -272,8 +282,10 @@ class _Sites:
         for i, name in enumerate(heard):
             np.save(folder / f"{i}.npy", rows[name])
             site = Site(folder / f"{i}.npy", name=name, policy=policy)
-            # a site that answers everything is one in the coordinator's own process
-            site.is_in_process = policy.is_open
+            # a site that answers everything is one in the coordinator's own process, and no rule of
+            # its own keeps products with chosen directions away from its rows
+            if policy.is_open:
+                site.is_in_process, site.memory_limit = True, 0
             self.asks[name] = site.answer_bytes
 
     def drop_last_row(self) -> None:

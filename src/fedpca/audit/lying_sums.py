@@ -1,4 +1,4 @@
-"""Attack sites with the questions of `FederatedPCA`, asked honestly, out of turn, or with chosen numbers.
+"""Attack sites with the questions of `FederatedPCA`, asked honestly, out of turn, or with odd numbers.
 
 An honest run tells n, the sums s, and ``C = sum (x - m)(x - m)'``, so that
 
@@ -226,10 +226,10 @@ def sign_flips(liar: Liar) -> Found:
 
 
 def far_mean(liar: Liar) -> Found:
-    """Center two columns on a point so far away that adding a third rounds its small values away.
+    """Center two columns so far away that adding a third to them rounds its values up or away.
 
-    Scores of a row are added up column by column: a huge number, then the key column, then the huge
-    number again with the other sign. What is left is a multiple of the rounding unit: 1 for rows whose
+    The scores of a row are added up column by column: a huge number, then the key column, then the
+    huge number with the other sign. What is left is a multiple of the rounding unit: 1 for rows whose
     key is beyond a threshold, and 0 for all others. So products hold sums over the rows beyond any
     threshold, and the sums for two thresholds differ by a single row.
     """
@@ -238,10 +238,37 @@ def far_mean(liar: Liar) -> Found:
     if d < MIN_COLUMNS_TO_ROUND:
         return Found()
     radius = _radius(liar, begun)
-    parts = []
-    for first, key, last in ((0, d // 2, d - 1), (1, d // 2 + 1, d - 2)):
-        parts.append(_selected_rows(liar, begun, radius, (first, key, last)))
+    unit = 2.0 ** np.ceil(np.log2(4 * (np.abs(begun.sums / begun.n).max() + radius)))
+    parts = [
+        _selected_rows(liar, begun, radius, unit, columns)
+        for columns in ((0, d // 2, d - 1), (1, d // 2 + 1, d - 2))
+    ]
     return Found(_joined(*parts))
+
+
+def constant_columns(liar: Liar) -> Found:
+    """Round keys away as with a far mean, about two columns that are constant at the site.
+
+    Such columns need no far mean: any two numbers that cancel are huge beside a small enough key.
+    """
+    begun = _begin(liar)
+    d, mean = begun.d, begun.sums / begun.n
+    radius = _radius(liar, begun)
+    liar.again()
+    _begin(liar)
+    liar.ask("standardize", mean=mean, scale=np.ones(d), n_products=np.int64(d))
+    squares = liar.ask("covariance_product", Z=np.eye(d))["Y"].diagonal()
+    constant = np.flatnonzero(squares <= IS_ONE)
+    if len(constant) < 2 or constant[-1] - constant[0] < 3:
+        return Found()
+    first, last = int(constant[0]), int(constant[-1])
+    parts = [
+        _selected_rows(liar, begun, radius, 2.0**-GRID_BITS, (first, key, last))
+        for key in (first + 1, first + 2)
+    ]
+    rows = _joined(*parts)
+    rows[:, [first, last]] = mean[[first, last]]
+    return Found(rows)
 
 
 class _Begun(NamedTuple):
@@ -303,15 +330,14 @@ class _Beyond(NamedTuple):
 
 
 def _selected_rows(
-    liar: Liar, begun: _Begun, radius: float, columns: tuple[int, int, int]
+    liar: Liar, begun: _Begun, radius: float, unit: float, columns: tuple[int, int, int]
 ) -> Array:
     """Return all rows, with NaN in the three columns that were needed to select them."""
     first, key, last = columns
     d, mean = begun.d, begun.sums / begun.n
-    unit = 2.0 ** np.ceil(np.log2(4 * (np.abs(mean).max() + radius)))
     huge = 1.5 * 2.0**GRID_BITS * unit
     center, scale = np.zeros(d), np.ones(d)
-    center[[first, last]] = -huge
+    center[[first, last]] = mean[[first, last]].round() - huge
     center[key] = mean[key] - 3 * radius  # so that keys are from 2 to 4 radii away from it
     scale[last], scale[key] = NOTCH, NOTCH * radius / unit
     other = next(j for j in range(d) if j not in columns)
