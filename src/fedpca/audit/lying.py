@@ -133,6 +133,11 @@ class Outcome(NamedTuple):
     rules: tuple[str, ...]  # the texts of the refusals, that of the best plan first
 
     @property
+    def has_found(self) -> bool:
+        """Return whether the attack recovered anything."""
+        return bool(self.records or self.values or self.facts)
+
+    @property
     def in_words(self) -> str:
         """Return what was recovered, in a few words."""
         found = []
@@ -245,7 +250,7 @@ def _attacked(attack: Attack, rows: Mapping[str, Array], name: str, policy: Poli
             break
     best = max(outcomes, key=lambda each: (each.records, each.values, len(each.facts)))
     told = [rule for outcome in (*outcomes[1:], outcomes[0]) for rule in outcome.rules]
-    questions = best.questions if best.in_words != "nothing" else outcomes[-1].questions
+    questions = best.questions if best.has_found else outcomes[-1].questions
     return best._replace(rules=tuple(dict.fromkeys(told)), questions=questions)
 
 

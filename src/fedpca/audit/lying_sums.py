@@ -84,7 +84,7 @@ def colluding_sites(liar: Liar) -> Found:
 def gathered_as_sum(liar: Liar) -> Found:
     """Ask for a triangular factor, which is meant to be gathered, as if it were summed."""
     moments = _begin(liar)
-    asked = {"mean": np.zeros(moments.d), "scale": np.ones(moments.d)}
+    asked: dict[str, Any] = {"mean": np.zeros(moments.d), "scale": np.ones(moments.d)}
     try:
         answer = liar.ask("triangular_factor", verb="sum", **asked)
     except Refused:
