@@ -7,6 +7,7 @@ several, only the total of their answers, as behind a secure sum.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,7 +17,7 @@ from scipy.stats import norm
 
 from fedpca.arrays import Array, Arrays
 from fedpca.protocol.message import Message, compose, decode, encode
-from fedpca.protocol.plan import DECLARE, NO_KEY, RunPlan
+from fedpca.protocol.plan import DECLARE, RunPlan
 from fedpca.protocol.question import find_question
 
 Ask = Callable[[bytes], bytes]  # an encoded question to one site, and the encoded answer
@@ -87,7 +88,7 @@ class Liar:
         self._sites = dict(sites)
         self.colluding = dict(colluding or {})
         self.meanwhile = meanwhile or (lambda: None)
-        self.roster = dict.fromkeys((*roster, *sites), NO_KEY)
+        self.roster = {name: made_up_key(name) for name in (*roster, *sites)}
         self.refusals: list[str] = []
         self.n_questions = 0
         self._n_runs = 0
@@ -162,6 +163,11 @@ class Liar:
                 self.refusals.append(text)
                 raise Refused(text)
         return answers
+
+
+def made_up_key(name: str) -> str:
+    """Return the fingerprint that a liar declares for a site."""
+    return hashlib.sha256(name.encode()).hexdigest()
 
 
 def score(found: Found, rows: Array) -> Score:

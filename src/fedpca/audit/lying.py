@@ -286,7 +286,8 @@ class _Sites:
         self.asks: dict[str, Callable[[bytes], bytes]] = {}
         for i, name in enumerate(heard):
             np.save(folder / f"{i}.npy", rows[name])
-            site = Site(folder / f"{i}.npy", name=name, policy=policy)
+            store = None if policy.is_open else folder / "store"
+            site = Site(folder / f"{i}.npy", name=name, policy=policy, store=store)
             # a site that answers everything is one in the coordinator's own process, and no rule of
             # its own keeps products with chosen directions away from its rows
             if policy.is_open:

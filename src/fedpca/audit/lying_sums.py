@@ -17,10 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedpca.arrays import Array
-from fedpca.audit.liar import Found, Liar, Refused
+from fedpca.audit.liar import Found, Liar, Refused, made_up_key
 from fedpca.linalg.dense import unpack_triangle
 from fedpca.linalg.parallel_analysis import MANY_DRAWS
-from fedpca.protocol.plan import NO_KEY
 from fedpca.rows.gaps import MISSING
 from fedpca.rows.in_memory import rows_per_block
 from fedpca.solvers.exact.local_power import MAX_LOCAL_STEPS
@@ -65,8 +64,8 @@ def claimed_sites(liar: Liar) -> Found:
 
 def invented_sites(liar: Liar) -> Found:
     """Declare a plan with a thousand sites, of which only those that the liar hears exist."""
-    invented = {f"invented-{i}": NO_KEY for i in range(N_INVENTED)}
-    liar.roster = {**dict.fromkeys(liar.names, NO_KEY), **invented}
+    invented = [f"invented-{i}" for i in range(N_INVENTED)]
+    liar.roster = {name: made_up_key(name) for name in (*liar.names, *invented)}
     liar.begin("FederatedPCA", solver="covariance", n_components=1)
     return _moments(liar).found
 
