@@ -1,4 +1,4 @@
-"""What a lying coordinator would learn from sums over few rows, from changed rows, and from many runs."""
+"""What a lying coordinator would learn from sums over few rows, changed rows, and many runs."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_invented_sites_are_refused_by_a_site_that_knows_its_peers():
     policy = Policy(peers=[made_up_key(name) for name in rows])
     site = Site(rows["north"], name="north", policy=policy)
     liar = Liar({"north": site.answer_bytes}, rows)
-    with pytest.raises(Refused, match="peers.*invented-0"):
+    with pytest.raises(Refused, match=r"peers.*invented-0"):
         lying_sums.invented_sites(liar)
     liar = Liar({"north": site.answer_bytes}, rows)
     liar.begin(**ATTACKS["honest run"].plans[0])
