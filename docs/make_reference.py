@@ -124,8 +124,8 @@ def reference() -> str:
         *(describe(name, getattr(solvers, name)) for name in public_names(solvers)),
         "## The leak lab\n\nFrom `fedpca.audit.leakage`; see [what is revealed](privacy.md).\n",
         describe("audit", leakage.audit),
-        "## The lab against a lying coordinator\n\nFrom `fedpca.audit.lying`; see [attack your own site]"
-        "(how-to/attack-your-own-site.md).\n",
+        "## The lab against a lying coordinator\n\nFrom `fedpca.audit.lying`; see "
+        "[attack your own site](how-to/attack-your-own-site.md).\n",
         describe("attack_site", lying.attack_site),
         "## What a fit gives back\n",
         *(_describe_result(module, name) for module, name in RESULTS),
