@@ -114,6 +114,7 @@ def reference() -> str:
     solvers = importlib.import_module("fedpca.solvers")
     testing = importlib.import_module("fedpca.testing")
     leakage = importlib.import_module("fedpca.audit.leakage")
+    lying = importlib.import_module("fedpca.audit.lying")
     own = [name for name in fedpca.__all__ if not name.startswith("_") and not _is_error(name)]
     parts = [
         HEAD,
@@ -123,6 +124,9 @@ def reference() -> str:
         *(describe(name, getattr(solvers, name)) for name in public_names(solvers)),
         "## The leak lab\n\nFrom `fedpca.audit.leakage`; see [what is revealed](privacy.md).\n",
         describe("audit", leakage.audit),
+        "## The lab against a lying coordinator\n\nFrom `fedpca.audit.lying`; see "
+        "[attack your own site](how-to/attack-your-own-site.md).\n",
+        describe("attack_site", lying.attack_site),
         "## What a fit gives back\n",
         *(_describe_result(module, name) for module, name in RESULTS),
         "## Testing your own engine or solver\n\nFrom `fedpca.testing`.\n",

@@ -101,3 +101,11 @@ def test_the_reference_is_what_the_docstrings_say():
     command = [sys.executable, str(ROOT / "docs" / "make_reference.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_page_on_privacy_says_what_a_lying_coordinator_recovers():
+    command = [sys.executable, str(ROOT / "examples" / "lying_coordinator.py")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    page = (ROOT / "docs" / "privacy.md").read_text()
+    assert done.stdout in page, "run: python examples/lying_coordinator.py --write"

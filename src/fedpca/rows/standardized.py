@@ -35,6 +35,7 @@ MAX_CACHE_BYTES = 256 << 20  # memory that a site may use to cache A'A
 TINY_VALUE, TINY_SQUARES = 1e-145, 1e-290  # squares of smaller values lose digits
 MIN_ENERGY = 1e-140  # above this, the square of a sum of squares does not underflow
 MAX_ENERGY = 1e150  # below this, it does not overflow
+FEW_FEATURES = 256  # up to which products always go by A'A, whatever it costs
 
 
 def column_sums(rows: Rows) -> tuple[int, Array]:
@@ -310,10 +311,16 @@ class StandardizedRows:
 
         The answer depends only on the frame, not on earlier questions, because a restarted site must
         produce the same bits.
+
+        Passes over the rows add up a row's scores along directions that the coordinator chooses. If
+        they nearly cancel, rounding selects rows, and the product reveals them. A'A is a sum over rows
+        before any direction is known. It costs little if there are few features, so it is used then.
         """
         if not self._gram_fits():
             return False
         n, d = self._rows.n_rows, len(self._mean)
+        if d <= FEW_FEATURES:
+            return True
         columns = max(self._n_products, width)
         one_pass = n * d * self._rows.pass_cost
         cached = n * d**2 + 2 * d**2 * columns + one_pass

@@ -45,10 +45,11 @@ from fedpca.solvers.contract import (
 )
 from fedpca.solvers.influence import report_summaries
 from fedpca.solvers.standardize import (
-    ColumnSums,
+    SCALES,
     Moments,
     at_least_two,
     large_mean,
+    own_frame,
     own_order,
 )
 from fedpca.summary.bounds import eigenvalue_bound
@@ -225,7 +226,7 @@ def summarize_rows(
     doing="summarizing rows",
     asks={
         "mean": "float64 d, fixed",
-        "scale": "float64 d, fixed, positive",
+        "scale": f"float64 d, fixed, {SCALES}",
         "sends_spare": "int64, fixed, flag",
         **WANTED,
     },
@@ -244,7 +245,7 @@ def summarize_about(
     n_spare: Array,
 ) -> dict[str, Any]:
     """Summarize a site's rows about the common mean and in the common scale."""
-    frame = site.recall(ColumnSums).frame(mean, scale)
+    frame = own_frame(site, mean, scale)
     site.remember(frame)
     summary = summarize_parts(
         site.standardized.parts(),
