@@ -151,3 +151,17 @@ def test_a_check_of_files_names_rare_columns_and_the_way_out(folder):
     ) in done.output
     assert "most frequent" not in run("check", "north.csv", "--drop", "hiv").output
     assert "most frequent" not in run("check", "north.csv", "--min-count", "4").output
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--method", "robust", "-k", "3"],
+        ["--method", "personalized", "--shared", "1", "--local", "north=2,south=1"],
+    ],
+)
+def test_the_default_policy_opens_no_other_method(folder, options):
+    run("policy")
+    done = run("policy", "--check", "policy.toml", "--sites", "north,south", *options)
+    assert done.exit_code == 1
+    assert done.output.startswith("refused: ")
