@@ -21,6 +21,7 @@ from fedpca.errors import MessageError
 DECLARE = "declare_run"  # takes the place of a question's name
 MAX_PLAN_BYTES = 1 << 20  # a plan lists sites, and perhaps numbers of components by site
 MAX_PURPOSE = 500  # characters
+MAX_NAME = 200  # characters of the name of a run or a program
 MAX_ROUNDS = 10**6  # more rounds than any program takes
 NO_KEY = ""  # the fingerprint of a site in the coordinator's own process
 
@@ -90,6 +91,8 @@ class RunPlan:
         texts = (self.run, self.program, self.purpose)
         if not all(isinstance(text, str) for text in texts) or not self.run or not self.program:
             raise MessageError("the plan must name its run and its program")
+        if max(len(self.run), len(self.program)) > MAX_NAME:
+            raise MessageError(f"the plan has a name of more than {MAX_NAME} characters")
         if not isinstance(self.parameters, dict) or not isinstance(self.sites, dict):
             raise MessageError("the plan's parameters and sites must be tables")
         if not self.sites or not all(isinstance(key, str) for key in self.sites.values()):

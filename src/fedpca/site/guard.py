@@ -22,7 +22,7 @@ import numpy as np
 from fedpca.arrays import Array, Arrays
 from fedpca.errors import PolicyRefused
 from fedpca.protocol.message import Header
-from fedpca.protocol.parameters import FIXED
+from fedpca.protocol.parameters import FIXED, out_of_bounds, split_words
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import Question
 from fedpca.protocol.script import NEVER, Order, Script, find_script
@@ -68,7 +68,12 @@ class Guard:
         return Agreement(*(_array(data) for data in (plan.to_bytes(), b"", b"{}")))
 
     def check(
-        self, memory: Mapping[str, Array], question: Question, header: Header, arrays: Arrays
+        self,
+        memory: Mapping[str, Array],
+        question: Question,
+        header: Header,
+        arrays: Arrays,
+        n_features: int,
     ) -> Agreement:
         """Refuse a question that the plan does not provide for; return the agreement after it."""
         if not remembers(memory, Agreement):
@@ -80,10 +85,10 @@ class Guard:
                 f"the question claims {header['n_sites']} sites, but the plan has "
                 f"{len(run.plan.sites)}"
             )
-        run.check_turn(question.name)
+        run.check_turn(question.name, n_features)
         question.check_bounds(arrays)
         run.check_values(question, arrays)
-        fixed = self._check_fixed(agreed, question, arrays)
+        fixed = run.check_fixed(agreed, question, arrays)
         asked = agreed.asked.tobytes() + question.name.encode() + b" "
         return replace(agreed, asked=_array(asked), fixed=_array(json.dumps(fixed).encode()))
 
@@ -98,19 +103,6 @@ class Guard:
             run = run.after(name)
         self._run = run
         return run
-
-    def _check_fixed(self, agreed: Agreement, question: Question, arrays: Arrays) -> dict[str, str]:
-        """Refuse a fixed field with a new value; return the hashes of all fixed fields."""
-        known: dict[str, str] = json.loads(agreed.fixed.tobytes())
-        for name, words in question.bounds.items():
-            if FIXED in words:
-                value = hashlib.sha256(arrays[name].tobytes()).hexdigest()
-                if known.setdefault(name, value) != value:
-                    raise PolicyRefused(
-                        f"field {name!r} of question {question.name!r} has changed; it is set once a "
-                        "run"
-                    )
-        return known
 
 
 @dataclass(frozen=True)
@@ -137,28 +129,47 @@ class _Run:
             counts=self.counts + Counter([name]),
         )
 
-    def check_turn(self, name: str) -> None:
+    def check_turn(self, name: str, n_features: int) -> None:
         """Refuse a question that may not come now, or that has been asked too often."""
-        if self.order.after(name) is NEVER or self.order.after(name) == NEVER:
+        if self.order.after(name) == NEVER:
             now = ", ".join(sorted(set(self.order.next()))) or "nothing"
             raise PolicyRefused(
                 f"question {name!r} is out of turn in the declared {self.plan.program} with solver "
                 f"{self.plan.solver!r}; it may ask {now} now"
             )
-        most = self.script.most.get(name)
-        if most is not None and self.counts[name] >= most:
+        most = self.script.most_times(name, n_features)
+        if self.counts[name] >= most:
             raise PolicyRefused(
                 f"question {name!r} has been asked {most} times, as often as the plan allows"
             )
 
     def check_values(self, question: Question, arrays: Arrays) -> None:
-        """Refuse a field whose value does not follow from the plan."""
-        for name, value in self.script.values.items():
-            if name in arrays and not np.array_equal(arrays[name], value):
-                raise PolicyRefused(
-                    f"field {name!r} of question {question.name!r} differs from the plan, which has "
-                    f"{_in_words(value)}"
-                )
+        """Refuse a field that does not follow from the plan."""
+        for name, array in arrays.items():
+            for key in (name, f"{question.name}.{name}"):
+                words = split_words(self.script.bounds.get(key, ""))
+                problem = out_of_bounds(array, words, arrays)
+                value = self.script.values.get(key)
+                if callable(value):
+                    value = value(self.counts[question.name])
+                if value is not None and not _is_all(array, value):
+                    problem = f"differs from the plan, which has {_in_words(value)}"
+                if problem is not None:
+                    raise PolicyRefused(f"field {name!r} of question {question.name!r} {problem}")
+
+    def check_fixed(self, agreed: Agreement, question: Question, arrays: Arrays) -> dict[str, str]:
+        """Refuse a fixed field with a new value; return the hashes of all fixed fields."""
+        known: dict[str, str] = json.loads(agreed.fixed.tobytes())
+        for name, array in arrays.items():
+            key = f"{question.name}.{name}"
+            if FIXED in question.bounds.get(name, ()) or key in self.script.fixed:
+                value = hashlib.sha256(array.tobytes()).hexdigest()
+                if known.setdefault(name, value) != value:
+                    raise PolicyRefused(
+                        f"field {name!r} of question {question.name!r} has changed; it is set once a "
+                        "run"
+                    )
+        return known
 
 
 def keep(memory: dict[str, Array], agreed: Agreement) -> dict[str, Array]:
@@ -170,6 +181,11 @@ def keep(memory: dict[str, Array], agreed: Agreement) -> dict[str, Array]:
 
 def _array(data: bytes) -> Array:
     return np.frombuffer(data, np.uint8)
+
+
+def _is_all(array: Array, value: Any) -> bool:
+    """Return whether an array is the value, or has this number in every entry."""
+    return bool(np.all(array == value)) if np.ndim(value) == 0 else np.array_equal(array, value)
 
 
 def _in_words(value: Any) -> str:

@@ -58,6 +58,16 @@ from fedpca.site.policy import TRUSTING, Policy
 log = logging.getLogger("fedpca.site")
 
 MAX_PROCESS_CACHE_BYTES = 512 << 20  # shared by all sites in a process, for cached A'A
+_STATE_OF_RUN = (
+    "memory",
+    "rows",
+    "_answered",
+    "_files",
+    "_memory_before",
+    "_round",
+    "_run",
+    "_standardized",
+)
 MAX_ENDED_RUNS = 1000  # ended runs whose late questions a site recognizes
 
 T = TypeVar("T")
@@ -226,6 +236,18 @@ class Site:
         return np.array([secrets.randbits(32) for _ in range(8)])
 
     def _answer(self, message: Message, keep: bool) -> Message:
+        if self.policy.is_open or message.header["run"] == self._run:
+            return self._answer_in_run(message, keep)
+        before = {name: getattr(self, name) for name in _STATE_OF_RUN}
+        before["_ended"] = self._ended.copy()
+        try:
+            return self._answer_in_run(message, keep)
+        except BaseException:
+            if not self.remembers(Agreement):  # nothing was agreed, so the present run goes on
+                vars(self).update(before)
+            raise
+
+    def _answer_in_run(self, message: Message, keep: bool) -> Message:
         header = message.header
         if header["run"] != self._run:
             self._enter(header["run"], header["memory"])
@@ -251,7 +273,7 @@ class Site:
         before = self._memory_before if header["round"] == self._round else memory
         agreed = None
         if not self.policy.is_open:
-            agreed = self._guard.check(before, question, header, arrays)
+            agreed = self._guard.check(before, question, header, arrays, dimensions["d"])
         try:
             self.memory = before if agreed is None else keep_agreement(before, agreed)
             if question.remembers:
@@ -269,21 +291,22 @@ class Site:
             # numbers that are too large come from rows that are, which a person must rescale
             answer = question.check_answer(values, dimensions, arrays, too_large=InputError)
             reply = self._reply(header, {}, answer)
-            if question.remembers:
+            if question.remembers or agreed is not None:
                 self._save(header["round"], reply)
         except BaseException:
             self.memory = memory
             raise
         # C order, as in a memory file: BLAS results differ in the last bits with the order
         self.memory = _read_only({k: np.asarray(v, order="C") for k, v in self.memory.items()})
-        self._answered = (header["round"], reply) if keep else None
+        # under a plan, a repeated round must not be answered with other numbers
+        self._answered = (header["round"], reply) if keep or agreed is not None else None
         self._round, self._memory_before = header["round"], before
         return reply
 
     def _declare(self, message: Message) -> Message:
         """Admit the plan of a run, or refuse it; a site that answers everything needs no plan."""
         if not self.policy.is_open:
-            plan = RunPlan.from_bytes(message.arrays["plan"].tobytes())
+            plan = RunPlan.from_bytes(message.arrays.get("plan", np.empty(0)).tobytes())
             agreed = self._guard.admit(self.memory, message.header["run"], plan)
             is_new = not self.remembers(Agreement)
             self.memory = _read_only(keep_agreement(self.memory, agreed))

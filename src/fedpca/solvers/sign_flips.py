@@ -28,7 +28,13 @@ from fedpca.coordinator.federation import Federation
 from fedpca.errors import InputError
 from fedpca.linalg.dense import orth, pack_triangle, top_eigen, unpack_triangle
 from fedpca.linalg.krylov import MAX_KRYLOV_BYTES, KrylovSpace
-from fedpca.linalg.parallel_analysis import MANY_DRAWS, count_above, draws_for, quantile_floor
+from fedpca.linalg.parallel_analysis import (
+    FEW_DRAWS,
+    MANY_DRAWS,
+    count_above,
+    draws_for,
+    quantile_floor,
+)
 from fedpca.linalg.rank_rules import Spectrum, parallel_analysis, settled
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import question
@@ -147,7 +153,7 @@ def draw_signs(site: Site, seed: Array) -> dict[str, Any]:
 
 @question(
     doing="finding the number of components",
-    asks={"n_flips": f"int64, 1..{MANY_DRAWS}"},
+    asks={"n_flips": f"int64, one of {FEW_DRAWS} {MANY_DRAWS}"},
     answers={"triangles": "float64 flips triangle, semidefinite"},
     at_most={"flips": "n_flips"},
 )
@@ -163,7 +169,7 @@ def flipped_triangles(site: Site, n_flips: Array) -> Arrays:
 
 @question(
     doing="finding the number of components",
-    asks={"Z": "float64 d k", "flips": f"int64 k, 0..{MANY_DRAWS - 1}"},
+    asks={"Z": "float64 d k, orthonormal by flips", "flips": f"int64 k, 0..{MANY_DRAWS - 1}"},
     answers={"Y": "float64 d k"},
 )
 def flipped_product(site: Site, Z: Array, flips: Array) -> Arrays:

@@ -28,13 +28,14 @@ from fedpca.solvers.contract import (
     Solution,
     after_moments,
     check_whole,
+    columns_asked,
     covariance_product,
     moments_and_rank,
     scaled,
     starting_block,
 )
 from fedpca.solvers.costs import block_bytes, expected_rounds
-from fedpca.solvers.sign_flips import flips_order
+from fedpca.solvers.sign_flips import draw_signs, flips_order
 from fedpca.solvers.standardize import standardize, standardize_sites
 
 
@@ -70,8 +71,14 @@ class Lanczos:
 
     def script(self, plan: RunPlan) -> Script:
         rounds = repeat(either(covariance_product, flips_order(plan)))
-        most = {covariance_product.name: plan.max_rounds}
-        return after_moments(plan, standardize, rounds, most=most)
+        return after_moments(
+            plan,
+            standardize,
+            rounds,
+            most={covariance_product.name: plan.max_rounds},
+            looks=(draw_signs.name,),
+            bounds={f"{covariance_product.name}.Z": columns_asked(plan, self.block or 1)},
+        )
 
     def solve(self, fed: Federation, problem: Problem) -> Solution:
         """Return the leading eigenvectors, within the tolerance unless rounding prevents it."""

@@ -30,13 +30,14 @@ from fedpca.solvers.contract import (
     Problem,
     Solution,
     after_moments,
+    columns_asked,
     covariance_product,
     moments_and_rank,
     scaled,
     starting_block,
 )
 from fedpca.solvers.costs import LANCZOS_ROUNDS, block_bytes, expected_rounds
-from fedpca.solvers.sign_flips import flips_order
+from fedpca.solvers.sign_flips import draw_signs, flips_order
 from fedpca.solvers.standardize import Moments, standardize, standardize_sites
 
 N_GUARDS = 3  # columns with which to look for a larger eigenvalue outside the block
@@ -59,8 +60,14 @@ class SubspaceIteration:
 
     def script(self, plan: RunPlan) -> Script:
         rounds = repeat(either(covariance_product, flips_order(plan)))
-        most = {covariance_product.name: plan.max_rounds * (1 + GUARD_ROUNDS)}
-        return after_moments(plan, standardize, rounds, most=most)
+        return after_moments(
+            plan,
+            standardize,
+            rounds,
+            most={covariance_product.name: plan.max_rounds * (1 + GUARD_ROUNDS)},
+            looks=(draw_signs.name,),
+            bounds={f"{covariance_product.name}.Z": columns_asked(plan, N_GUARDS)},
+        )
 
     def solve(self, fed: Federation, problem: Problem) -> Solution:
         """Return the leading eigenvectors, within the tolerance unless rounding prevents it."""
