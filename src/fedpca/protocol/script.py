@@ -25,7 +25,7 @@ from fedpca.protocol.parameters import check_asked_words, split_words
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import Question
 
-MANY = 1 << 40  # repetitions, where `Script.most` bounds them
+MANY = 1 << 40  # repetitions: any number, unless `Script.most` bounds it
 FEDERATED = "federated"  # the family of programs that need only sums and return the pooled result
 
 
@@ -120,7 +120,9 @@ class _Repeat(Order):
     most: int
 
     def after(self, name: str) -> Order:
-        return _then(self.part.after(name), repeat(self.part, most=self.most - 1))
+        # without a bound the rest stays the same, so that equal alternatives are recognized
+        rest = self if self.most == MANY else repeat(self.part, most=self.most - 1)
+        return _then(self.part.after(name), rest)
 
     def next(self) -> Iterator[str]:
         return self.part.next()

@@ -89,6 +89,10 @@ def pca_script(plan: RunPlan) -> Script:
     _check_parameters(plan)
     declared = plan_solver(plan, SOLVERS)
     solvers = [declared] if declared else chosen_by_auto()
+    if not all(hasattr(solver, "script") for solver in solvers):
+        raise PolicyRefused(
+            f"the solver {plan.solver!r} declares no script, so the site cannot tell what it will ask"
+        )
     # no field or question of one solver that "auto" chooses has another bound in the other's script
     parts = [solver.script(plan) for solver in solvers]
     is_usual = all(s.guarantee == "exact" and not s.seen and s.name in SOLVERS for s in solvers)

@@ -61,7 +61,7 @@ from fedpca.linalg.dense import orth, outside, sine_of_angle, top_eigen
 from fedpca.linalg.rank_rules import Spectrum
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import question
-from fedpca.protocol.script import Script, maybe, repeat, then
+from fedpca.protocol.script import Script, repeat, then
 from fedpca.solvers.contract import (
     LOOK_TOL,
     Problem,
@@ -156,7 +156,7 @@ class Faps:
         return after_moments(
             plan,
             standardize,
-            agree if is_one_look else repeat(agree, maybe(flips_order(plan))),
+            agree if is_one_look else then(agree, flips_order(plan, agree)),
             most={consensus_step.name: plan.max_rounds},
             looks=(energy_within.name, draw_signs.name),
             values=values,

@@ -22,7 +22,7 @@ from fedpca.linalg.dense import ROUNDING
 from fedpca.linalg.krylov import MAX_KRYLOV_BYTES, KrylovSpace, Ritz
 from fedpca.linalg.rank_rules import Spectrum
 from fedpca.protocol.plan import RunPlan
-from fedpca.protocol.script import Script, either, repeat
+from fedpca.protocol.script import Script, then
 from fedpca.solvers.contract import (
     Problem,
     Solution,
@@ -70,7 +70,7 @@ class Lanczos:
         return block_bytes(d, k, expected_rounds(n, d, k))
 
     def script(self, plan: RunPlan) -> Script:
-        rounds = repeat(either(covariance_product, flips_order(plan)))
+        rounds = then(covariance_product, flips_order(plan, covariance_product))
         return after_moments(
             plan,
             standardize,

@@ -28,7 +28,7 @@ from fedpca.coordinator.federation import Federation
 from fedpca.linalg.dense import orth, outside, procrustes
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import question
-from fedpca.protocol.script import Script, either, repeat
+from fedpca.protocol.script import END, Script, repeat, then
 from fedpca.solvers.contract import (
     Problem,
     Solution,
@@ -80,14 +80,13 @@ class LocalPower:
     def script(self, plan: RunPlan) -> Script:
         plain, name = SubspaceIteration().script(plan), local_power_steps.name
         halvings = self.local_steps.bit_length() - 1  # until one step is left
-        steps = repeat(
-            local_power_steps, most=min(plan.max_rounds - 1, halvings * self.halve_every)
-        )
-        rounds = repeat(either(covariance_product, flips_order(plan)))
+        n_rounds = min(plan.max_rounds - 1, halvings * self.halve_every)
+        steps = then(local_power_steps, repeat(local_power_steps, most=n_rounds - 1))
+        rounds = then(covariance_product, flips_order(plan, covariance_product))
         return after_moments(
             plan,
             standardize,
-            steps,
+            steps if n_rounds else END,
             rounds,
             most=plain.most,
             looks=plain.looks,

@@ -24,7 +24,7 @@ from fedpca.linalg.dense import ROUNDING, angle_bounds, orth, outside, top_eigen
 from fedpca.linalg.krylov import KrylovSpace
 from fedpca.linalg.rank_rules import RankRule, Spectrum
 from fedpca.protocol.plan import RunPlan
-from fedpca.protocol.script import Script, either, repeat
+from fedpca.protocol.script import Script, then
 from fedpca.solvers.contract import (
     LOOK_TOL,
     Problem,
@@ -59,7 +59,7 @@ class SubspaceIteration:
         return block_bytes(d, k, TIMES_LANCZOS * expected_rounds(n, d, k))
 
     def script(self, plan: RunPlan) -> Script:
-        rounds = repeat(either(covariance_product, flips_order(plan)))
+        rounds = then(covariance_product, flips_order(plan, covariance_product))
         return after_moments(
             plan,
             standardize,
