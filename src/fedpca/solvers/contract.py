@@ -179,16 +179,16 @@ def is_rank_rule(plan: RunPlan) -> bool:
     return isinstance(n_components, str) or (n_components is not None and n_components < 1)
 
 
-def columns_asked(plan: RunPlan, least: int = 1, times: int = 1) -> str:
+def columns_asked(plan: RunPlan, least: int = 1, more: int = 0) -> str:
     """Return the bound on the columns of a block, as a word of `fedpca.protocol.parameters`.
 
-    A block has ``times`` the number of components, or ``least`` columns if that is more. If a rule
+    A block has as many columns as there are components, and ``more``, but at least ``least``. If a rule
     chooses the number, an orthonormal block has at most as many columns as there are features.
     """
     n_components = plan.parameters.get("n_components")
     if n_components is None or is_rank_rule(plan):
         return ""
-    return f"columns 1..{max(least, times * int(n_components))}"
+    return f"columns 1..{max(least, int(n_components) + more)}"
 
 
 def moments_and_rank(fed: Federation, problem: Problem) -> tuple[Moments, RankRule]:
