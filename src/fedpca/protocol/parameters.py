@@ -25,6 +25,7 @@ bounds; see `fedpca.site.guard`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -90,6 +91,7 @@ def _is_orthonormal(array: Array) -> bool:
     )
 
 
+@lru_cache(maxsize=256)
 def _numbers(word: str) -> list[float] | None:
     try:
         listed = word.removeprefix(_ONE_OF).split()
@@ -98,6 +100,7 @@ def _numbers(word: str) -> list[float] | None:
         return None
 
 
+@lru_cache(maxsize=256)
 def _range(word: str) -> tuple[float, float] | None:
     low, dots, high = word.partition("..")
     try:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedpca.errors import MessageError
@@ -70,7 +70,7 @@ class RunPlan:
 
     def to_bytes(self) -> bytes:
         """Encode the plan; the same plan always has the same bytes."""
-        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":")).encode()
+        return json.dumps(vars(self), sort_keys=True, separators=(",", ":")).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> RunPlan:
