@@ -59,12 +59,11 @@ def out_of_bounds(
         bounds, numbers = _range(word.removeprefix(_COLUMNS)), _numbers(word)
         if bounds is not None:
             low, high = bounds
-            is_width = word.startswith(_COLUMNS)
-            given = np.array(array.shape[-1:]) if is_width else array
-            if given.size and (given.min() < low or given.max() > high):
-                return f"must {'have' if is_width else 'be'} from {low:g} to {high:g}" + (
-                    " columns" if is_width else ""
-                )
+            if word.startswith(_COLUMNS):
+                if not low <= array.shape[-1] <= high:
+                    return f"must have from {low:g} to {high:g} columns"
+            elif array.size and (array.min() < low or array.max() > high):
+                return f"must be from {low:g} to {high:g}"
         elif numbers is not None and not np.isin(array, numbers).all():
             return f"must be one of {', '.join(f'{number:g}' for number in numbers)}"
         elif word.startswith(_BY):
@@ -83,12 +82,14 @@ def out_of_bounds(
 
 
 def _is_orthonormal(array: Array) -> bool:
-    blocks = array if array.ndim > 2 else array[None]
-    return all(
-        block.shape[1] <= block.shape[0]
-        and bool(np.abs(block.T @ block - np.eye(block.shape[1])).max(initial=0.0) <= ROUNDING)
-        for block in blocks
-    )
+    if array.ndim > 2:
+        return all(_is_orthonormal(block) for block in array)
+    d, k = array.shape
+    if k > d:
+        return False
+    defect = array.T @ array
+    defect.flat[:: k + 1] -= 1
+    return bool(np.abs(defect).max(initial=0.0) <= ROUNDING)
 
 
 @lru_cache(maxsize=256)
