@@ -62,6 +62,13 @@ def test_benchmarks_run(name, ratios, sizes):
     assert done.stdout.count("MB") >= sizes
 
 
+def test_the_benchmark_of_the_guard_runs():
+    command = [sys.executable, str(ROOT / "benchmarks" / "guard.py"), "--quick"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("guard's share") == 2
+
+
 def test_the_benchmark_of_a_federation_runs():
     command = [sys.executable, str(ROOT / "benchmarks" / "flower.py"), "--quick"]
     done = subprocess.run(command, capture_output=True, text=True)

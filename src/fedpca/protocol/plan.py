@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedpca.errors import MessageError
@@ -22,7 +22,7 @@ DOMAIN = b"fedpca declared plan, version 1\0"
 DECLARE = "declare_run"  # takes the place of a question's name
 MAX_PLAN_BYTES = 1 << 20  # a plan lists sites, and perhaps numbers of components by site
 MAX_PURPOSE = 500  # characters
-MAX_RUN = 100  # characters of a run's name
+MAX_NAME = 100  # characters of the name of a run or a program
 MAX_ROUNDS = 10**6  # more rounds than any program takes
 NO_KEY = ""  # the fingerprint of a site in the coordinator's own process
 
@@ -76,7 +76,7 @@ class RunPlan:
 
     def to_bytes(self) -> bytes:
         """Encode the plan; the same plan always has the same bytes."""
-        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":")).encode()
+        return json.dumps(vars(self), sort_keys=True, separators=(",", ":")).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> RunPlan:
@@ -97,6 +97,8 @@ class RunPlan:
         texts = (self.run, self.program, self.purpose)
         if not all(isinstance(text, str) for text in texts) or not self.run or not self.program:
             raise MessageError("the plan must name its run and its program")
+        if max(len(self.run), len(self.program)) > MAX_NAME:
+            raise MessageError(f"the plan has a name of more than {MAX_NAME} characters")
         if not isinstance(self.parameters, dict) or not isinstance(self.sites, dict):
             raise MessageError("the plan's parameters and sites must be tables")
         if not self.sites or not all(isinstance(key, str) for key in self.sites.values()):
@@ -106,8 +108,6 @@ class RunPlan:
             raise MessageError("the plan lists two sites with the same key")
         if len(self.purpose) > MAX_PURPOSE:
             raise MessageError(f"the plan's purpose has more than {MAX_PURPOSE} characters")
-        if len(self.run) > MAX_RUN:
-            raise MessageError(f"the plan's run has a name of more than {MAX_RUN} characters")
         rounds = self.parameters.get("max_rounds", 1)
         if not isinstance(rounds, int) or not 1 <= rounds <= MAX_ROUNDS:
             raise MessageError(f"the plan's max_rounds must be from 1 to {MAX_ROUNDS:,}")

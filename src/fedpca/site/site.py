@@ -274,7 +274,7 @@ class Site:
         before = self._memory_before if header["round"] == self._round else memory
         agreed = None
         if self._guard is not None:
-            agreed = self._guard.check(before, question, header, arrays)
+            agreed = self._guard.check(before, question, header, arrays, dimensions["d"])
         if question.reads_rows:
             self._check_disclosure(agreed, arrays)
         self._budget.spend(str(header["run"]), self.file(".budget"))
@@ -295,14 +295,15 @@ class Site:
             # numbers that are too large come from rows that are, which a person must rescale
             answer = question.check_answer(values, dimensions, arrays, too_large=InputError)
             reply = self._reply(header, {}, answer)
-            if question.remembers:
+            if question.remembers or agreed is not None:
                 self._save(header["round"], reply)
         except BaseException:
             self.memory = memory
             raise
         # C order, as in a memory file: BLAS results differ in the last bits with the order
         self.memory = _read_only({k: np.asarray(v, order="C") for k, v in self.memory.items()})
-        self._answered = (header["round"], reply) if keep else None
+        # under a plan, a repeated round must not be answered with other numbers
+        self._answered = (header["round"], reply) if keep or agreed is not None else None
         self._round, self._memory_before = header["round"], before
         return reply
 
@@ -326,7 +327,7 @@ class Site:
             if header["run"] != self._run:
                 self._enter(header["run"], header["memory"])
             return self._reply(header, {}, {})
-        plan = RunPlan.from_bytes(message.arrays["plan"].tobytes())
+        plan = RunPlan.from_bytes(message.arrays.get("plan", np.empty(0)).tobytes())
         signature = message.arrays.get("signature", np.empty(0, np.uint8)).tobytes()
         signer = self._guard.check_signature(plan, signature)
         self._guard.consider(header["run"], plan)

@@ -42,6 +42,7 @@ from fedpca.solvers.robust.soft import Auto, LeastSquares
 
 AUTO = "auto"
 ENTRY_POINTS = "fedpca.solvers"
+SOLVER_NAMES = ("name", "guarantee", "seen", "bytes_per_site", "script", "solve")
 
 SOLVERS: dict[str, Solver] = {
     solver.name: solver
@@ -87,9 +88,13 @@ def find_robust(given: Any) -> RobustSolver:
 
 def cheapest_exact(n: int, d: int, k: int) -> Solver:
     """Return the built-in exact solver that should move the fewest bytes, all of them summed."""
-    exact = [s for s in SOLVERS.values() if s.guarantee == "exact" and not s.seen]
     # reversed, so that a tie goes to Lanczos, which sends less at a time
-    return min(reversed(exact), key=lambda solver: solver.bytes_per_site(n, d, k))
+    return min(reversed(chosen_by_auto()), key=lambda solver: solver.bytes_per_site(n, d, k))
+
+
+def chosen_by_auto() -> list[Solver]:
+    """Return the solvers that "auto" chooses from; other exact solvers that sum move more bytes."""
+    return [SOLVERS[Covariance.name], SOLVERS[Lanczos.name]]
 
 
 def policy_words() -> list[str]:
@@ -164,7 +169,11 @@ def _load(point: EntryPoint) -> Solver:
     except Exception as error:  # another package's code may raise anything
         raise InputError(f"{where} cannot be loaded: {type(error).__name__}: {error}") from error
     if not isinstance(solver, Solver):
-        raise InputError(f"{where} is not a solver; see fedpca.solvers.contract.Solver")
+        lacks = [name for name in SOLVER_NAMES if not hasattr(solver, name)]
+        raise InputError(
+            f"{where} is not a solver, because it has no {', '.join(lacks)}; see "
+            "fedpca.solvers.contract.Solver"
+        )
     return solver
 
 

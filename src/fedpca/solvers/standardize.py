@@ -19,7 +19,7 @@ import numpy as np
 
 from fedpca.arrays import Array, Arrays
 from fedpca.coordinator.federation import Federation
-from fedpca.errors import InputError, PolicyRefused
+from fedpca.errors import InputError, MessageError, PolicyRefused
 from fedpca.protocol.invariants import MAX_VALUE
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import question
@@ -236,6 +236,8 @@ def large_mean(total: Array, n: Array, most: float = MAX_VALUE) -> str | None:
 
 def own_order(site: Site, features: Array) -> Array | None:
     """Return the site's column for each common feature, or None if the order is the same."""
+    if misnamed({"features": features, "n_features": np.array(site.rows.n_features)}, {}):
+        raise MessageError("field 'features' must list the names of all columns, each once")
     wanted, own = names_from_bytes(features), site.rows.features
     if wanted is None or own is None:
         return None
@@ -329,9 +331,12 @@ def ask_moments(
 
 def moments_script(plan: RunPlan) -> Script:
     """Return the script of `ask_moments`."""
-    values = {"missing": MISSING.index(plan.parameters.get("missing", "error"))}
-    has_scale = bool(plan.parameters.get("scale"))
-    return Script(then(count_and_sum, *([squares] if has_scale else [])), values=values)
+    values: dict[str, Any] = {"missing": MISSING.index(plan.parameters.get("missing", "error"))}
+    if not plan.parameters.get("scale"):
+        return Script(then(count_and_sum), values={**values, "scale": 1.0})
+    # without center, the squares are about the mean, and the rows about zero
+    fixed = (f"{squares.name}.mean",) if plan.parameters.get("center", True) else ()
+    return Script(then(count_and_sum, squares), values=values, fixed=fixed)
 
 
 def at_least_two(n: int, rows: str = "rows") -> int:

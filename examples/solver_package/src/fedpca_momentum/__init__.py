@@ -20,18 +20,19 @@ from fedpca.arrays import Array, Arrays
 from fedpca.linalg.dense import top_eigen
 from fedpca.linalg.rank_rules import Spectrum
 from fedpca.protocol.plan import RunPlan
-from fedpca.protocol.script import Script, either, repeat
+from fedpca.protocol.script import Script
 from fedpca.solvers.contract import (
     Problem,
     Solution,
     after_moments,
     check_positive,
+    columns_asked,
     moments_and_rank,
     scaled,
     starting_block,
 )
 from fedpca.solvers.costs import block_bytes, expected_rounds
-from fedpca.solvers.sign_flips import flips_order
+from fedpca.solvers.sign_flips import draw_signs, flips_order
 from fedpca.solvers.standardize import standardize, standardize_sites
 
 
@@ -58,10 +59,14 @@ class Momentum:
         return block_bytes(d, k, 4 * expected_rounds(n, d, k))
 
     def script(self, plan: RunPlan) -> Script:
-        """Return what `solve` asks, so that sites can follow."""
-        rounds = repeat(either(momentum_product, flips_order(plan)))
         return after_moments(
-            plan, standardize, rounds, most={momentum_product.name: plan.max_rounds}
+            plan,
+            standardize,
+            momentum_product,
+            flips_order(plan, momentum_product),
+            most={momentum_product.name: plan.max_rounds},
+            looks=(draw_signs.name,),
+            bounds={"X": columns_asked(plan)},
         )
 
     def solve(self, fed: Federation, problem: Problem) -> Solution:

@@ -21,7 +21,7 @@ from fedpca.linalg.rank_rules import Spectrum
 from fedpca.protocol.message import MAX_BYTES
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import question
-from fedpca.protocol.script import Script, maybe
+from fedpca.protocol.script import Script
 from fedpca.solvers.contract import Problem, Solution, after_moments, moments_and_rank
 from fedpca.solvers.costs import triangle_bytes
 from fedpca.solvers.sign_flips import flips_order
@@ -45,7 +45,8 @@ class Covariance:
         return triangle_bytes(d, k)
 
     def script(self, plan: RunPlan) -> Script:
-        return after_moments(plan, covariance_triangle, maybe(flips_order(plan)))
+        flips = flips_order(plan, most=2)  # before and after looking at all eigenvalues
+        return after_moments(plan, covariance_triangle, flips)
 
     def solve(self, fed: Federation, problem: Problem) -> Solution:
         """Return the leading eigenvectors of the summed covariance, without iterating."""

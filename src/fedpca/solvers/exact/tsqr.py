@@ -27,7 +27,7 @@ from fedpca.linalg.dense import angle_bounds
 from fedpca.linalg.rank_rules import Spectrum
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import question
-from fedpca.protocol.script import Script, maybe
+from fedpca.protocol.script import Script
 from fedpca.solvers.contract import Problem, Solution, after_moments, moments_and_rank
 from fedpca.solvers.costs import triangle_bytes
 from fedpca.solvers.influence import SitePart, report_angles
@@ -50,7 +50,7 @@ class Tsqr:
         return triangle_bytes(d, k)
 
     def script(self, plan: RunPlan) -> Script:
-        return after_moments(plan, triangular_factor, maybe(flips_order(plan)))
+        return after_moments(plan, triangular_factor, flips_order(plan))
 
     def solve(self, fed: Federation, problem: Problem) -> Solution:
         """Return the leading right singular vectors of the stacked factors, without iterating."""
