@@ -42,7 +42,7 @@ Plan = Mapping[str, Any]
 
 def _pca(solver: str, **parameters: Any) -> Plan:
     """Return a plan of `FederatedPCA` that asks as much as any plan may."""
-    common = {"n_components": 1, "max_rounds": MAX_ROUNDS, "missing": "error"}
+    common = {"n_components": None, "max_rounds": MAX_ROUNDS, "missing": "error"}
     return {"program": "FederatedPCA", "solver": solver, **common, **parameters}
 
 
