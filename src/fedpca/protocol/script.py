@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedpca.errors import PolicyRefused
+from fedpca.errors import InputError, PolicyRefused
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import Question
 
@@ -156,6 +156,11 @@ def repeat(*parts: Question | Order, most: int = MANY) -> Order:
     return END if most < 1 or part == END else _Repeat(part, most)
 
 
+def repeat_from_once(part: Question | Order, most: int = MANY) -> Order:
+    """Return the order in which a part is asked at least once, and at most this often."""
+    return then(part, repeat(part, most=most - 1))
+
+
 def _order(part: Question | Order) -> Order:
     return _One(part) if isinstance(part, Question) else part
 
@@ -188,7 +193,9 @@ class Script:
         How often a question may be asked in a run, by its name, if ``order`` does not say.
     values : dict
         The fields whose value follows from the plan, by name. A question with a different value is
-        refused.
+        refused. One number stands for all numbers of a field.
+    lengths : dict
+        The largest lengths that the plan allows, by the name that declarations of fields use.
     family : str
         The word by which a policy allows the program.
     sees : sequence of str
@@ -199,6 +206,7 @@ class Script:
     order: Order
     most: Mapping[str, int] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
+    lengths: Mapping[str, int] = field(default_factory=dict)
     family: str = FEDERATED
     sees: tuple[str, ...] = ()
 
@@ -225,4 +233,10 @@ def find_script(plan: RunPlan) -> Script:
             f"the program {plan.program!r} declares no script, so the site cannot tell what it will "
             f"ask; the programs with a script are {', '.join(sorted(_SCRIPTS))}"
         )
-    return _SCRIPTS[plan.program](plan)
+    try:
+        return _SCRIPTS[plan.program](plan)
+    except (LookupError, TypeError, ValueError) as error:  # a plan may hold anything
+        what = error if isinstance(error, InputError) else type(error).__name__
+        raise PolicyRefused(
+            f"the plan's parameters are not those of {plan.program}: {what}"
+        ) from None

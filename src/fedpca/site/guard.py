@@ -83,6 +83,7 @@ class Guard:
         run.check_turn(question.name)
         question.check_bounds(arrays)
         run.check_values(question, arrays)
+        run.check_lengths(question, arrays)
         fixed = self._check_fixed(agreed, question, arrays)
         asked = agreed.asked.tobytes() + question.name.encode() + b" "
         return replace(agreed, asked=_array(asked), fixed=_array(json.dumps(fixed).encode()))
@@ -154,11 +155,22 @@ class _Run:
     def check_values(self, question: Question, arrays: Arrays) -> None:
         """Refuse a field whose value does not follow from the plan."""
         for name, value in self.script.values.items():
-            if name in arrays and not np.array_equal(arrays[name], value):
+            if name in arrays and not _equals(arrays[name], value):
                 raise PolicyRefused(
                     f"field {name!r} of question {question.name!r} differs from the plan, which has "
                     f"{_in_words(value)}"
                 )
+
+    def check_lengths(self, question: Question, arrays: Arrays) -> None:
+        """Refuse a field that is longer than the plan allows."""
+        for name, (_, lengths) in question.asks.items():
+            for length, found in zip(lengths, arrays[name].shape, strict=True):
+                most = self.script.lengths.get(length, found)
+                if found > most:
+                    raise PolicyRefused(
+                        f"field {name!r} of question {question.name!r} has length {length}={found}; "
+                        f"the plan allows at most {most}"
+                    )
 
 
 def keep(memory: dict[str, Array], agreed: Agreement) -> dict[str, Array]:
@@ -170,6 +182,12 @@ def keep(memory: dict[str, Array], agreed: Agreement) -> dict[str, Array]:
 
 def _array(data: bytes) -> Array:
     return np.frombuffer(data, np.uint8)
+
+
+def _equals(array: Array, value: Any) -> bool:
+    """Return whether a field has this value; one number stands for all numbers of a field."""
+    is_number = np.ndim(value) == 0
+    return bool((array == value).all() if is_number else np.array_equal(array, value))
 
 
 def _in_words(value: Any) -> str:

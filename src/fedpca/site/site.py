@@ -215,6 +215,13 @@ class Site:
         """Store a dataclass of arrays and numbers until the run ends."""
         remember(self.memory, value)
 
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """Return the names of the plan's questions so far, with the one that is being answered last."""
+        if not self.remembers(Agreement):
+            return ()
+        return tuple(self.recall(Agreement).asked.tobytes().decode().split())
+
     def secret(self, seed: int) -> Array:
         """Return random words that the coordinator does not know, for a question to remember.
 

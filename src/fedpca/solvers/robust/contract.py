@@ -10,8 +10,11 @@ import numpy as np
 from fedpca.arrays import Array, Arrays
 from fedpca.coordinator.federation import Federation
 from fedpca.models.robust import TIMES_MEDIAN
+from fedpca.protocol.plan import RunPlan
+from fedpca.protocol.script import Script
 
 NORMAL = 1.4826  # standard deviation of a normal variable over its median absolute value
+MAX_ROUNDS = 1000  # of a fit at sites that follow a plan; it usually takes fewer than 100
 NEGLIGIBLE = 1e-7  # a residual up to this share of the typical entry is never an outlier
 
 
@@ -36,6 +39,11 @@ class Limits:
 
     tol: float
     max_rounds: int
+
+
+def rounds_of(plan: RunPlan, most: int = MAX_ROUNDS) -> int:
+    """Return the most rounds that a fit may take at sites that follow the plan."""
+    return min(plan.max_rounds, most)
 
 
 @dataclass(frozen=True)
@@ -110,6 +118,10 @@ class RobustSolver(Protocol):
 
     name: ClassVar[str]
     needs_rank: ClassVar[bool]  # whether the solver needs the rank itself, not just a bound
+
+    def script(self, plan: RunPlan) -> Script:
+        """Return what `solve` asks, in which order and how often, so that sites can follow."""
+        ...
 
     def solve(self, fed: Federation, problem: RobustProblem) -> Solved:
         """Find the components by asking the sites."""

@@ -3,9 +3,11 @@
 The sites count each feature's values in bins, and the counts are summed. The next round divides the bin
 that holds the middle value. A bin is a range of a number's leading bits: the sign and the exponent come
 before the digits. So bins are fine where values are small, and a value that is 1e15 times too large
-costs the other values no digits. Six rounds find the median to a relative error of 2e-7, and eleven
-rounds find it to the last bit. The later rounds are needed if an offset puts too many values into one
-bin or if many values are equal. Missing values (NaN) are not counted.
+costs the other values no digits. A site divides a bin only if it holds at least five of its values, so
+that no histogram closes in on the value of one row. It spreads fewer values evenly over their bin. So
+the number found has at most four values too many or too few of each site on either side. Six rounds
+find it, and eleven if an offset puts many values into one bin or if many values are equal. Missing
+values (NaN) are not counted.
 
 For one number per site, such as the size of its residuals, one round is enough. From a millionth of a
 reference to 16 times the reference, each bin grows by a factor of the sixteenth root of 2, which gives
@@ -22,7 +24,9 @@ from fedpca.arrays import Array, Arrays
 
 BITS = 6  # bits of a median that are found in a round
 FIRST_SHIFT = 60  # low bits that the first round's bins ignore
+SHIFTS = range(FIRST_SHIFT, -1, -BITS)
 LAST_SHIFT = 30  # low bits that may remain unknown at the end, unless the bin is too full
+MIN_CELL = 5  # a site divides a bin only if it holds at least this many of its values
 MAX_BIN_SHARE = 0.01  # share of a feature's values that the last bin may hold
 BINS = 1 << BITS
 KINDS = ("values", "sizes", "sizes above zero")
@@ -35,16 +39,23 @@ FINE = 2.0**-20  # bins are fine above this multiple of the reference
 N_BINS = len(EDGES) + 1
 
 
-def count_in_bins(values: Array, present: Array, guess: Array, shift: int, kind: str) -> Arrays:
+def count_in_bins(
+    values: Array,
+    present: Array,
+    guess: Array,
+    shift: int,
+    kind: str,
+    undivided: Array | None = None,
+) -> Arrays:
     """Count values, ``(n, m)``, below the bin of a guess, in each part of it, and above it.
 
     Also count the values less than the guess and the values equal to it. ``kind`` selects what is
-    counted: values, their sizes, or sizes above zero.
+    counted: values, their sizes, or sizes above zero. Values in bins that are not divided
+    (`undivided_bins`) do not count.
     """
-    if kind != "values":
-        values = np.abs(values)
-    if kind == "sizes above zero":
-        present &= values > 0
+    values, present = _of_kind(values, present, kind)
+    if undivided is not None and (undivided >= 0).any():
+        present = present & ~((undivided >= 0) & same_bin(values, guess, undivided))
     part, own = (_ordered(x) >> np.uint64(shift) for x in (values, guess))
     bits, last = np.uint64(BITS), np.uint64(BINS - 1)
     inside = (part & last).astype(np.int64) + 1
@@ -58,6 +69,40 @@ def count_in_bins(values: Array, present: Array, guess: Array, shift: int, kind:
     }
 
 
+def inside_bins(values: Array, present: Array, guess: Array, shift: int, kind: str) -> Array:
+    """Count values in the guess's bin, for each histogram so far: ``(levels, m)``, coarse ones first."""
+    values, present = _of_kind(values, present, kind)
+    levels = [at for at in SHIFTS if at >= shift]
+    return np.array([(present & same_bin(values, guess, at)).sum(axis=0) for at in levels])
+
+
+def undivided_bins(inside: Array, least: int) -> tuple[Array, Array]:
+    """Return which histogram's bin holds too few values to be divided, or -1, and how many it holds.
+
+    Both are ``(m,)``. A feature with fewer than ``least`` values altogether is an exception: those are
+    protected by the number of rows (`Policy.min_count`), or not at all.
+    """
+    few = (inside > 0) & (inside < least) & (inside[0] >= least)
+    level = np.argmax(few, axis=0)
+    number = np.take_along_axis(inside, level[None], 0)[0]
+    has_few = few.any(axis=0)
+    return np.where(has_few, np.array(SHIFTS)[level], -1), np.where(has_few, number, 0)
+
+
+def add_spread(counted: Arrays, guess: Array, shift: int, bins: Array, number: Array) -> None:
+    """Count the values in bins that are not divided as if they were spread evenly over their bin."""
+    for j in np.flatnonzero(bins >= 0):
+        own, width = int(_ordered(guess[j : j + 1])[0]), int(bins[j]) + BITS
+        start = own >> width << width
+        for i in range(int(number[j])):
+            place = start + ((2 * i + 1) << width) // (2 * int(number[j]))
+            part, middle = place >> shift, own >> shift
+            is_inside = part >> BITS == middle >> BITS
+            cell = part % BINS + 1 if is_inside else 0 if part < middle else BINS + 1
+            counted["counts"][j, cell] += 1
+            counted["less"][j] += place < own
+
+
 def feature_medians(
     ask: Callable[..., Arrays], features: Array, about: Array, *, of: str = "values"
 ) -> Array:
@@ -68,7 +113,7 @@ def feature_medians(
     """
     medians = np.zeros(len(features))
     unfinished = np.arange(len(features))
-    for shift in range(FIRST_SHIFT, -1, -BITS):
+    for shift in SHIFTS:
         guess = medians[unfinished]
         answer = ask(
             features=features[unfinished],
@@ -90,6 +135,34 @@ def feature_medians(
         if not len(unfinished):
             break
     return medians
+
+
+def _of_kind(values: Array, present: Array, kind: str) -> tuple[Array, Array]:
+    """Return the values or their sizes, and which of them count."""
+    if kind != "values":
+        values = np.abs(values)
+    return values, present & (values > 0) if kind == "sizes above zero" else present
+
+
+def same_bin(values: Array, others: Array, shift: Array | int) -> Array:
+    """Return which values are in the bin that a histogram of this shift divides around the others."""
+    low_bits = np.asarray(shift, np.int64) + BITS
+    width = np.minimum(low_bits, 63).astype(np.uint64)
+    together = _ordered(values) >> width == _ordered(others) >> width
+    return np.asarray(together | (low_bits >= 64))
+
+
+def thinned(counts: Array, least: int) -> Array:
+    """Return a histogram, ``(m, b)``, in multiples of ``least``, each where its middle value is.
+
+    What remains of each line's total is not counted, so no cell stands on fewer than ``least`` values.
+    """
+    if least <= 1:
+        return counts
+    cumulative = np.cumsum(counts, axis=1)
+    whole = cumulative[:, -1:] // least * least
+    rounded = np.minimum((cumulative + least // 2) // least * least, whole)
+    return np.diff(rounded, axis=1, prepend=0)
 
 
 def _ordered(values: Array) -> Array:
