@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,7 +26,8 @@ def rows_by_site(n=120, d=12, noise=0.1, missing=0.0, apart=0, sizes=None, seed=
     if sizes is not None:
         X *= sizes
     if apart:
-        X[::3][:apart] += 40 * np.eye(d)[0] + rng.standard_normal((apart, d))
+        chosen = np.linspace(0, n - 1, apart).astype(int)
+        X[chosen] = 20 * rng.standard_normal(d) + rng.standard_normal((apart, d)) / 10
     X[rng.random(X.shape) < missing] = np.nan
     return dict(zip(("north", "south", "west"), np.array_split(X, 3), strict=True))
 
@@ -70,29 +72,47 @@ CASES = {
     "coarse": {"tol": 0.1},
     "missing entries": ({}, {"missing": 0.1}),
     "missing entries, bound": ({"n_components": None, "max_components": 4}, {"missing": 0.1}),
-    "rows apart": ({}, {"apart": 40}),
-    "rows apart, bound": ({"n_components": None, "max_components": 4}, {"apart": 40}),
+    "rows apart": ({}, {"apart": 24}),
+    "rows apart, bound": ({"n_components": None, "max_components": 4}, {"apart": 24}),
 }
+
+
+FEW_APART = {"exact, bound"}  # sites leave out fewer rows than the default min_count
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_honest_runs_pass_under_a_strict_policy_with_the_same_bits(case):
     options, of_rows = CASES[case] if isinstance(CASES[case], tuple) else (CASES[case], {})
     options = {"n_components": 3, "random_state": 0} | options
+    least = 1 if case in FEW_APART else STRICT.min_count
     rows = rows_by_site(**of_rows)
     plain = fitted(RobustPCA(**options), Federation.local(guarded(rows, None)))
-    strict = fitted(RobustPCA(**options), Federation.local(guarded(rows, STRICT_SHOWING)))
+    shows = replace(STRICT_SHOWING, min_count=least)
+    strict = fitted(RobustPCA(**options), Federation.local(guarded(rows, shows)))
     assert_same(plain, strict)
-    hidden = fitted(RobustPCA(**options), Federation.local(guarded(rows, STRICT)))
+    hides = replace(STRICT, min_count=least)
+    hidden = fitted(RobustPCA(**options), Federation.local(guarded(rows, hides)))
     assert hidden.components_.tobytes() == plain.components_.tobytes()
     assert hidden.sparse_share_ == {}
 
 
 def test_rows_that_lie_apart_are_left_out_under_a_policy():
     strict = fitted(
-        RobustPCA(3, random_state=0), Federation.local(guarded(rows_by_site(apart=40), STRICT))
+        RobustPCA(3, random_state=0), Federation.local(guarded(rows_by_site(apart=24), STRICT))
     )
-    assert strict.n_left_out_ == 40
+    assert strict.n_left_out_ == 24
+    assert strict.run_.ledger.totals()
+
+
+def test_fewer_rows_apart_than_min_count_are_not_left_out():
+    rows, few = rows_by_site(), 4
+    direction = 20 * np.random.default_rng(1).standard_normal(12)
+    rows["north"][:few] = direction + rows["north"][:few] / 10
+    plain = RobustPCA(3, random_state=0)
+    with pytest.warns(UserWarning, match="4 rows lie apart"):
+        plain.fit(Federation.local(guarded(rows, None)))
+    strict = fitted(RobustPCA(3, random_state=0), Federation.local(guarded(rows, STRICT)))
+    assert (plain.n_left_out_, strict.n_left_out_) == (few, 0)
     assert strict.run_.ledger.totals()
 
 

@@ -41,6 +41,7 @@ from fedpca.solvers.robust.medians import (
     BINS,
     FIRST_SHIFT,
     KINDS,
+    MANY,
     MIN_CELL,
     N_BINS,
     add_spread,
@@ -181,7 +182,7 @@ def count_values(
         inside_bins(block.A, block.present, guess, level, kind)
         for block in blocks_about(site, about, features=features)
     )
-    bins, number = undivided_bins(np.asarray(inside), max(MIN_CELL, site.policy.min_count))
+    bins, number = undivided_bins(np.asarray(inside), site.policy.min_count)
     parts = [
         count_in_bins(block.A, block.present, guess, level, kind, bins)
         for block in blocks_about(site, about, features=features)
@@ -217,6 +218,16 @@ def begin_robust(
     size = sizes.median() or above_zero.median()
     n = site.recall(PresentRows).n
     return {"sizes": as_bins(size, float(reference), n if size else 0)}
+
+
+def least_count(site: Site) -> int:
+    """Return the fewest rows that a sum may stand on.
+
+    A site with many rows loses nothing if it asks for a few of them, whatever its policy says. So the
+    result is the same under a policy with a ``min_count`` up to `MIN_CELL`.
+    """
+    has_many = site.recall(PresentRows).n >= MANY
+    return max(site.policy.min_count, MIN_CELL if has_many else 1)
 
 
 class Round:
@@ -332,7 +343,7 @@ def finish_robust(
             threshold=float(threshold),
         )
         _write_own_outliers(site, path, model)
-    if n < site.policy.min_count:
+    if n < least_count(site):
         VV, n = np.zeros_like(VV), 0
     return {"VV": VV, "rows": np.int64(n)}
 

@@ -37,7 +37,15 @@ from fedpca.models.robust import (
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import question
 from fedpca.protocol.script import Script, repeat_from_once
-from fedpca.solvers.robust.at_site import CARRY, NO_ROWS, SUMS, Round, Scores, carried_scores
+from fedpca.solvers.robust.at_site import (
+    CARRY,
+    NO_ROWS,
+    SUMS,
+    Round,
+    Scores,
+    carried_scores,
+    least_count,
+)
 from fedpca.solvers.robust.blocks import standardized_blocks
 from fedpca.solvers.robust.contract import (
     NEGLIGIBLE,
@@ -256,5 +264,5 @@ def hard_round(
             D, V, before = D[counts], V[counts], before[counts]
         this.add(D, V, before)
     site.remember(Scores(this.scores, NO_ROWS))
-    good = this.without_small(U, good, site.policy.min_count)
+    good = this.without_small(U, good, least_count(site))
     return {**this.answer(threshold), "good": good}
