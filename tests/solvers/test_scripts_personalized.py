@@ -113,9 +113,7 @@ def test_a_run_goes_on_without_a_lost_site_under_a_policy(lost_in):
 
 def test_a_killed_run_resumes_under_a_policy(tmp_path):
     rows = rows_by_site()
-    whole = fitted(
-        PersonalizedPCA(2, 1, random_state=0), Federation.local(guarded(rows, STRICT))
-    )
+    whole = fitted(PersonalizedPCA(2, 1, random_state=0), Federation.local(guarded(rows, STRICT)))
 
     def crash(reply):
         if reply.question == "finish_personalized":

@@ -7,6 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.solvers.attacks_on_robust import (
+    NO_NAMES,
+    Wire,
+    n_recovered,
+    records_by_moving_windows,
+    records_in_windows,
+    value_by_histograms,
+)
 
 from fedpca import Federation, Policy, RobustPCA, Site
 from fedpca.errors import PolicyRefused
@@ -14,7 +22,7 @@ from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.script import find_script
 from fedpca.solvers import Dcf
 from fedpca.testing.scripted import ScriptedEngine
-from tests.support import low_rank_rows
+from support import low_rank_rows
 
 STRICT = Policy(allow=("robust",), min_rows=10, min_sites=2)
 STRICT_SHOWING = Policy(allow=("robust",), gather=True, min_rows=10, min_sites=2)
@@ -139,23 +147,29 @@ def test_a_run_goes_on_without_a_lost_site_under_a_policy(lost_in):
     assert plain.components_.tobytes() == strict.components_.tobytes()
 
 
-def test_a_killed_run_resumes_under_a_policy(tmp_path):
+@pytest.mark.parametrize(
+    "after",
+    ["column_names", "squares_present", "clipped_product", "residual_product", "count_scores"],
+)
+def test_a_killed_run_resumes_under_a_policy(after, tmp_path):
     rows = rows_by_site()
-    whole = fitted(RobustPCA(3, random_state=0), Federation.local(guarded(rows, STRICT)))
+    options = {"max_components": 4, "random_state": 0}
+    whole = fitted(RobustPCA(**options), Federation.local(guarded(rows, STRICT)))
     seen = []
 
     def crash(reply):
-        seen.append(reply.question)
-        if seen.count("hard_round") > 12:
+        """Stop the run at the first question after all rounds of one question."""
+        if after in seen and reply.question != after:
             raise KeyboardInterrupt
+        seen.append(reply.question)
         return reply.answer
 
     journal = tmp_path / "run.journal"
     engine = ScriptedEngine(guarded(rows, STRICT), crash, journal=journal)
     with pytest.raises(KeyboardInterrupt):
-        fitted(RobustPCA(3, random_state=0), Federation(engine, journal=journal))
+        fitted(RobustPCA(**options), Federation(engine, journal=journal))
     engine = ScriptedEngine(guarded(rows, STRICT), journal=journal)
-    resumed = fitted(RobustPCA(3, random_state=0), Federation(engine, journal=journal))
+    resumed = fitted(RobustPCA(**options), Federation(engine, journal=journal))
     assert resumed.components_.tobytes() == whole.components_.tobytes()
 
 
@@ -168,3 +182,163 @@ def test_the_default_policy_refuses_the_program_by_name():
 def test_a_plan_without_its_parameters_is_refused():
     with pytest.raises(PolicyRefused, match="not those of RobustPCA"):
         find_script(RunPlan("run", "RobustPCA", {}, {"a": ""}))
+
+
+ALLOWED = Policy(allow=("robust",))
+
+
+def tables(n_sites, n=80, d=6, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal((n, d)) @ rng.standard_normal((d, d)) for _ in range(n_sites)]
+
+
+@pytest.mark.parametrize("n_sites", [1, 3])
+def test_chosen_frames_recover_all_records_of_open_sites_only(n_sites):
+    rows = tables(n_sites, n=40)
+    low, high = np.vstack(rows)[:, 0].min() - 1, np.vstack(rows)[:, 0].max() + 1
+    found = records_in_windows(Wire.to(rows, None), 6, low, high)
+    assert n_recovered(found, rows) == 40 * n_sites
+    with pytest.raises(PolicyRefused, match="no plan was declared"):
+        records_in_windows(Wire.to(rows, ALLOWED), 6, low, high)
+    wire = begun(rows)
+    frame = {"mean": np.ones(6), "scale": np.ones(6), "varies": np.ones(6, np.uint8)}
+    with pytest.raises(PolicyRefused, match=r"'mean' .* has changed"):
+        wire.send("begin_robust", **frame, reference=1.0)
+    product = {"U": np.eye(6)[:, :5], "threshold": 1.0}
+    wire.send("clipped_product", **product)
+    wire.send("clipped_product", **product)
+    with pytest.raises(PolicyRefused, match="out of turn"):
+        wire.send("clipped_product", **product)
+
+
+def begun(rows, **plan):
+    """A wire to sites that allow robust PCA, after they were told their center and scale."""
+    wire = Wire.to(rows, ALLOWED, {"n_components": 5, "center": "mean", "scale": False, **plan})
+    wire.send("squares_present", about=np.zeros(6))
+    frame = {"mean": np.zeros(6), "scale": np.ones(6), "varies": np.ones(6, np.uint8)}
+    wire.send("begin_robust", **frame, reference=1.0)
+    return wire
+
+
+def round_with(wire, threshold, is_first=0, r=5, reach=0.0):
+    return wire.send(
+        "hard_round", U=np.eye(6)[:, :r], turn=np.eye(r), center=np.zeros(6),
+        mean_scores=np.zeros(r), threshold=threshold, reach=np.full(6, reach),
+        is_first=np.int64(is_first),
+    )  # fmt: skip
+
+
+def test_thresholds_stay_or_fall_by_a_step_of_the_method():
+    wire = begun(tables(1))
+    round_with(wire, 8.0, is_first=1)
+    round_with(wire, 8.0)
+    round_with(wire, 6.4)  # by the decay
+    round_with(wire, 6.0, reach=6.0)
+    round_with(wire, 6.0, reach=8.0)
+    for wrong in (6.1, 5.99, 3.0, 8.0):
+        with pytest.raises(PolicyRefused, match="in the same fit"):
+            round_with(wire, wrong)
+    with pytest.raises(PolicyRefused, match="starts from scratch"):
+        round_with(wire, 6.0, is_first=1)
+    with pytest.raises(PolicyRefused, match="reach must be"):
+        round_with(wire, 6.0, reach=1.0)
+    with pytest.raises(PolicyRefused, match="at most 6"):
+        begun(tables(1)).send(
+            "hard_round", U=np.eye(6), turn=np.ones((7, 6)), center=np.zeros(6),
+            mean_scores=np.zeros(7), threshold=1.0, reach=np.zeros(6), is_first=np.int64(1),
+        )  # fmt: skip
+
+
+def test_no_sum_stands_on_fewer_rows_than_min_count():
+    rows = np.random.default_rng(0).standard_normal((30, 6))
+    rows[:4, 0] /= 1e6  # only these are within the threshold in the first column
+    rows[4:, 0] += 100
+    answer = {}
+    for policy in (Policy(allow=("any",), min_count=1), Policy(allow=("any",))):
+        wire = Wire.to([rows[:19]], policy)
+        wire.send("count_present", features=NO_NAMES)
+        frame = {"mean": np.zeros(6), "scale": np.ones(6), "varies": np.ones(6, np.uint8)}
+        wire.send("begin_robust", **frame, reference=1.0)
+        U = np.eye(6)[:, 1:]
+        answer[policy.min_count] = wire.send(
+            "hard_round", U=U, turn=np.eye(5), center=np.zeros(6), mean_scores=np.zeros(5),
+            threshold=10.0, reach=np.zeros(6), is_first=np.int64(1),
+        )  # fmt: skip
+    assert answer[1]["good"][0] == 4
+    assert answer[1]["total"][0] == pytest.approx(rows[:4, 0].sum())
+    assert answer[5]["good"][0] == answer[5]["total"][0] == 0
+    assert not answer[5]["AV"][0].any()
+    assert (answer[1]["AV"][1:] == answer[5]["AV"][1:]).all()
+
+
+def test_few_values_of_a_column_are_refused_and_the_column_is_named():
+    rows = np.random.default_rng(0).standard_normal((30, 3))
+    rows[3:, 1] = np.nan
+    with pytest.raises(PolicyRefused, match="column 1: fewer rows have a value"):
+        Wire.to([rows], ALLOWED, {"n_components": 1})
+    with pytest.raises(PolicyRefused, match="fewer rows have values"):
+        Wire.to([rows[:4]], ALLOWED, {"n_components": 1})
+
+
+def test_histograms_close_in_on_a_value_only_if_bins_with_few_values_are_divided(monkeypatch):
+    rows = tables(1)
+    values = rows[0][:, 0]
+
+    def closest(policy, plan):
+        wire = Wire.to(rows, policy, plan)
+        if plan is not None:
+            wire.send("squares_present", about=np.zeros(6))
+        found, _ = value_by_histograms(wire, 0, 6)
+        return np.abs(values / found - 1).min()
+
+    assert closest(ALLOWED, {"n_components": 2}) > 1e-3
+    monkeypatch.setattr("fedpca.solvers.robust.medians.MIN_CELL", 1)
+    assert closest(None, None) < 1e-12
+    assert closest(ALLOWED, {"n_components": 2}) > 1e-3  # the policy's min_count is enough
+
+
+def test_histograms_narrow_in_their_order():
+    wire = Wire.to(tables(1), ALLOWED, {"n_components": 2})
+    wire.send("squares_present", about=np.zeros(6))
+
+    def count(guess=0.0, shift=60, of=0, about=0.0, features=range(6)):
+        m = len(features)
+        return wire.send(
+            "count_values", features=np.array(features), about=np.full(m, about),
+            guess=np.full(m, guess), shift=np.int64(shift), of=np.int64(of),
+        )  # fmt: skip
+
+    for wrong, why in (
+        ({"shift": 54}, "go on with what was counted"),
+        ({"of": 1}, "out of turn"),
+        ({"about": 1.0}, "about 0"),
+        ({"guess": 1.0}, "guesses of 0"),
+        ({"features": [0, 0]}, "ascending"),
+        ({"features": [0]}, "covers all columns"),
+    ):
+        with pytest.raises(PolicyRefused, match=why):
+            count(**wrong)
+    count()
+    count(1.0, 54)
+    count(1.5, 48, features=[0, 1])
+    for wrong, why in (
+        ({"guess": 1e9, "shift": 42, "features": [0]}, "bin of the guess before"),
+        ({"guess": 1.5, "shift": 36, "features": [0]}, "divide the bins"),
+        ({"guess": 1.5, "shift": 42, "features": [2]}, "divide the bins"),
+        ({"guess": 1.5, "shift": 42, "features": [0], "about": 1.0}, "same point"),
+        ({"shift": 60}, "out of turn"),
+        ({"of": 1, "about": 100.0}, "about the medians"),
+    ):
+        with pytest.raises(PolicyRefused, match=why):
+            count(**wrong)
+
+
+def test_moving_windows_recover_some_records_but_no_more_than_the_rounds_of_a_run_allow():
+    rows = tables(1, n=200)
+    low, high = rows[0][:, 0].min() - 0.5, rows[0][:, 0].max() + 0.5
+    wire = Wire.to(rows, ALLOWED, {"n_components": 5})
+    found, columns = records_by_moving_windows(wire, 6, 5, low, high)
+    assert 0 < n_recovered(found, [rows[0][:, columns]], rtol=1e-3) < 100
+    assert "out of turn" in wire.refused[-1]
+    with pytest.raises(PolicyRefused, match="max_rounds=1000 exceeds 200"):
+        Wire.to(rows, ALLOWED, {"n_components": 5, "max_rounds": 1000})

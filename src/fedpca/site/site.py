@@ -276,7 +276,7 @@ class Site:
             # numbers that are too large come from rows that are, which a person must rescale
             answer = question.check_answer(values, dimensions, arrays, too_large=InputError)
             reply = self._reply(header, {}, answer)
-            if question.remembers:
+            if question.remembers or agreed is not None:  # how far the run has come is memory too
                 self._save(header["round"], reply)
         except BaseException:
             self.memory = memory

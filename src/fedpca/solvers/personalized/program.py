@@ -17,7 +17,7 @@ from fedpca.models.personalized import PersonalizedModel, SitePart, variance_sha
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.script import Script, maybe, script, then
 from fedpca.rows.standardized import usable_energy
-from fedpca.solvers.catalogue import PERSONALIZED, plan_solver
+from fedpca.solvers.contract import declared_method
 from fedpca.solvers.costs import LANCZOS_ROUNDS
 from fedpca.solvers.personalized.at_site import (
     begin_personalized,
@@ -27,8 +27,9 @@ from fedpca.solvers.personalized.at_site import (
     whole_local_part,
 )
 from fedpca.solvers.personalized.contract import PersonalizedSolver, Shared, Start
+from fedpca.solvers.personalized.gradient import Polar, Stiefel
 from fedpca.solvers.personalized.local_ranks import LocalRanks
-from fedpca.solvers.personalized.power import power_step
+from fedpca.solvers.personalized.power import Power, power_step
 from fedpca.solvers.personalized.projections import (
     bases_order,
     leading_of_bases,
@@ -45,6 +46,7 @@ from fedpca.solvers.standardize import (
     moments_script,
 )
 
+METHODS: dict[str, PersonalizedSolver] = {m.name: m for m in (Power(), Stiefel(), Polar())}
 # A direction that the sites' local parts contain up to this share is tied with the shared directions.
 TIE = 0.01
 
@@ -155,7 +157,7 @@ def shared_and_local(
 def personalized_script(plan: RunPlan) -> Script:
     """Return what `shared_and_local` asks with the plan's method."""
     given = plan.parameters
-    method = plan_solver(plan, PERSONALIZED) or PERSONALIZED["power"]
+    method = declared_method(plan, METHODS)
     ranks, n_shared = LocalRanks.of(given["n_local"]), int(given["n_shared"])
     n_init = int(given["n_init"]) if method.takes_many_starts else 1
     has_local, gather = bool(ranks.most), bool(given["gather"])

@@ -9,12 +9,13 @@ import numpy as np
 
 from fedpca.arrays import Array, Arrays
 from fedpca.coordinator.federation import Federation
+from fedpca.errors import InputError
 from fedpca.models.robust import TIMES_MEDIAN
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.script import Script
 
 NORMAL = 1.4826  # standard deviation of a normal variable over its median absolute value
-MAX_ROUNDS = 1000  # of a fit at sites that follow a plan; it usually takes fewer than 100
+MAX_ROUNDS = 200  # of a fit at sites that follow a plan, since each tells more about the rows
 NEGLIGIBLE = 1e-7  # a residual up to this share of the typical entry is never an outlier
 
 
@@ -42,7 +43,12 @@ class Limits:
 
 
 def rounds_of(plan: RunPlan, most: int = MAX_ROUNDS) -> int:
-    """Return the most rounds that a fit may take at sites that follow the plan."""
+    """Return the most rounds that a fit may take; refuse a plan with too many."""
+    if plan.max_rounds > MAX_ROUNDS:
+        raise InputError(
+            f"max_rounds={plan.max_rounds} exceeds {MAX_ROUNDS}, the most that sites with a policy "
+            f"allow for robust methods; use at most {MAX_ROUNDS}"
+        )
     return min(plan.max_rounds, most)
 
 

@@ -74,7 +74,7 @@ def count_in_bins(
 
 
 def inside_bins(values: Array, present: Array, guess: Array, shift: int, kind: str) -> Array:
-    """Count values in the guess's bin, for each histogram so far: ``(levels, m)``, coarse ones first."""
+    """Count the values in the guess's bin of each histogram so far, ``(levels, m)``."""
     values, present = _of_kind(values, present, kind)
     levels = [at for at in SHIFTS if at >= shift]
     return np.array([(present & same_bin(values, guess, at)).sum(axis=0) for at in levels])

@@ -23,7 +23,7 @@ from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.script import Script, maybe, repeat, repeat_from_once, script, then
 from fedpca.rows.columns import some_of
 from fedpca.rows.standardized import refuse_tiny, usable_energy
-from fedpca.solvers.catalogue import ROBUST, plan_solver
+from fedpca.solvers.contract import declared_method
 from fedpca.solvers.robust.at_site import (
     begin_robust,
     count_present,
@@ -41,8 +41,9 @@ from fedpca.solvers.robust.contract import (
     RobustSolver,
     Solved,
 )
+from fedpca.solvers.robust.dcf import Dcf
 from fedpca.solvers.robust.growth import FLIPS
-from fedpca.solvers.robust.hard import START_ROUNDS, clipped_product, start_clipped
+from fedpca.solvers.robust.hard import START_ROUNDS, Threshold, clipped_product, start_clipped
 from fedpca.solvers.robust.medians import (
     EDGES,
     FINE,
@@ -58,8 +59,11 @@ from fedpca.solvers.robust.rows_apart import (
     leave_out,
     leave_out_rows,
 )
+from fedpca.solvers.robust.soft import Auto, LeastSquares
 from fedpca.solvers.standardize import CommonFeatures, at_least_two, column_names, common_features
 
+METHODS: dict[str, RobustSolver] = {m.name: m for m in (Auto(), Threshold(), LeastSquares(), Dcf())}
+ROUNDS = ("hard_round", "soft_round", "gradient_round")
 MAX_REFERENCES = 64  # for the typical size of an entry
 MAX_ATTEMPTS = 4  # fits, each without the rows that lay apart in the one before
 ROUNDING = 16 * np.finfo(float).eps  # a distance of at most this share of a value counts as zero
@@ -135,7 +139,7 @@ def low_rank_and_sparse(
 def robust_script(plan: RunPlan) -> Script:
     """Return what `low_rank_and_sparse` asks with the plan's method."""
     given = plan.parameters
-    part = plan_solver(plan, ROBUST).script(plan)
+    part = declared_method(plan, METHODS).script(plan)
     n_kinds = len(KINDS) if given["scale"] else int(given["center"] == "median")
     attempt = then(
         repeat_from_once(begin_robust, MAX_REFERENCES),
@@ -161,6 +165,7 @@ def robust_script(plan: RunPlan) -> Script:
             *(more if given["rows"] != "all" else []),
             maybe(sparse_share),
         ),
+        most=dict.fromkeys(ROUNDS, MAX_ATTEMPTS * plan.max_rounds),
         values=values,
         lengths={"r": bound + 1, "q": bound + 1, "k": FLIPS},
         family="robust",

@@ -114,7 +114,11 @@ def follow_bins(
     if site.policy.is_open:
         return
     d = site.rows.n_features
-    if not len(features) or (np.diff(features) <= 0).any() or not 0 <= features[0] <= features[-1] < d:
+    if (
+        not len(features)
+        or (np.diff(features) <= 0).any()
+        or not 0 <= features[0] <= features[-1] < d
+    ):
         raise PolicyRefused("features must be positions of columns, in ascending order")
     known = site.recall(Narrowing) if site.remembers(Narrowing) else None
     if shift == FIRST_SHIFT:
