@@ -159,6 +159,11 @@ def repeat(*parts: Question | Order, most: int = MANY) -> Order:
     return END if most < 1 or part == END else _Repeat(part, most)
 
 
+def repeat_from_once(part: Question | Order, most: int = MANY) -> Order:
+    """Return the order in which a part is asked at least once, and at most this often."""
+    return then(part, repeat(part, most=most - 1))
+
+
 def _order(part: Question | Order) -> Order:
     return _One(part) if isinstance(part, Question) else part
 
@@ -201,6 +206,8 @@ class Script:
         `fedpca.protocol.parameters`.
     fixed : sequence of str
         Further fields that are set once a run, each as "question.field".
+    lengths : dict
+        The largest lengths that the plan allows, by the name that declarations of fields use.
     family : str
         The word by which a policy allows the program.
     sees : sequence of str
@@ -214,6 +221,7 @@ class Script:
     values: Mapping[str, Any] = field(default_factory=dict)
     bounds: Mapping[str, str] = field(default_factory=dict)
     fixed: tuple[str, ...] = ()
+    lengths: Mapping[str, int] = field(default_factory=dict)
     family: str = FEDERATED
     sees: tuple[str, ...] = ()
 

@@ -143,6 +143,7 @@ class Guard:
         run.check_turn(question.name, after, n_features)
         question.check_bounds(arrays)
         run.check_values(question, arrays)
+        run.check_lengths(question, arrays)
         fixed = run.check_fixed(agreed.fixed, question, arrays)
         self._runs = (run, after)
         return Agreement(agreed.plan, _array(after.asked), fixed)
@@ -230,6 +231,17 @@ class _Run:
                     f"field {name!r} of question {question.name!r} has changed; it is set once a run"
                 )
         return _array(json.dumps(known).encode())
+
+    def check_lengths(self, question: Question, arrays: Arrays) -> None:
+        """Refuse a field that is longer than the plan allows."""
+        for name, (_, lengths) in question.asks.items():
+            for length, found in zip(lengths, arrays[name].shape, strict=True):
+                most = self.script.lengths.get(length, found)
+                if found > most:
+                    raise PolicyRefused(
+                        f"field {name!r} of question {question.name!r} has length {length}={found}; "
+                        f"the plan allows at most {most}"
+                    )
 
 
 def keep(memory: dict[str, Array], agreed: Agreement) -> dict[str, Array]:

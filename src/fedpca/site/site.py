@@ -236,6 +236,13 @@ class Site:
         """Store a dataclass of arrays and numbers until the run ends."""
         remember(self.memory, value)
 
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """Return the names of the plan's questions so far, with the one that is being answered last."""
+        if not self.remembers(Agreement):
+            return ()
+        return tuple(self.recall(Agreement).asked.tobytes().decode().split())
+
     def secret(self, seed: int) -> Array:
         """Return random words that the coordinator does not know, for a question to remember.
 
@@ -295,7 +302,7 @@ class Site:
             # numbers that are too large come from rows that are, which a person must rescale
             answer = question.check_answer(values, dimensions, arrays, too_large=InputError)
             reply = self._reply(header, {}, answer)
-            if question.remembers or agreed is not None:
+            if question.remembers or agreed is not None:  # how far the run has come is memory too
                 self._save(header["round"], reply)
         except BaseException:
             self.memory = memory

@@ -32,13 +32,10 @@ from fedpca.solvers.exact.subspace_iteration import SubspaceIteration
 from fedpca.solvers.exact.tsqr import Tsqr
 from fedpca.solvers.one_round.average import Average
 from fedpca.solvers.one_round.merge import Merge
+from fedpca.solvers.personalized import program as personalized
 from fedpca.solvers.personalized.contract import PersonalizedSolver
-from fedpca.solvers.personalized.gradient import Polar, Stiefel
-from fedpca.solvers.personalized.power import Power
+from fedpca.solvers.robust import program as robust
 from fedpca.solvers.robust.contract import RobustSolver
-from fedpca.solvers.robust.dcf import Dcf
-from fedpca.solvers.robust.hard import Threshold
-from fedpca.solvers.robust.soft import Auto, LeastSquares
 
 AUTO = "auto"
 ENTRY_POINTS = "fedpca.solvers"
@@ -57,12 +54,8 @@ SOLVERS: dict[str, Solver] = {
         Average(),
     )
 }
-PERSONALIZED: dict[str, PersonalizedSolver] = {
-    solver.name: solver for solver in (Power(), Stiefel(), Polar())
-}
-ROBUST: dict[str, RobustSolver] = {
-    solver.name: solver for solver in (Auto(), Threshold(), LeastSquares(), Dcf())
-}
+PERSONALIZED: dict[str, PersonalizedSolver] = personalized.METHODS
+ROBUST: dict[str, RobustSolver] = robust.METHODS
 
 
 def find_solver(given: Any) -> Solver | None:

@@ -9,10 +9,10 @@ estimator, the planner, the leak lab, the command line, and the common tests nee
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -31,6 +31,8 @@ from fedpca.solvers.standardize import CommonFeatures, Moments, ask_moments, mom
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
+
+T = TypeVar("T")
 
 ANGLE_PER_TOL = 1000.0  # sine of the angle that "converged" allows, as a multiple of tol
 CERTAIN = (
@@ -162,6 +164,13 @@ class Solver(Protocol):
     def solve(self, fed: Federation, problem: Problem) -> Solution:
         """Find the leading eigenvectors by asking the sites."""
         ...
+
+
+def declared_method(plan: RunPlan, methods: Mapping[str, T]) -> T:
+    """Return the method that a plan declares by its name and options."""
+    given = plan.parameters["solver"]
+    options = {"name": given} if isinstance(given, str) else dict(given)
+    return type(methods[options.pop("name")])(**options)
 
 
 def after_moments(plan: RunPlan, *parts: Question | Order, **more: Any) -> Script:
