@@ -274,7 +274,7 @@ def test_no_sum_stands_on_fewer_rows_than_min_count():
 def test_few_values_of_a_column_are_refused_and_the_column_is_named():
     rows = np.random.default_rng(0).standard_normal((30, 3))
     rows[3:, 1] = np.nan
-    with pytest.raises(PolicyRefused, match="fewer than 5 rows differ .* in columns 1,"):
+    with pytest.raises(PolicyRefused, match=r"fewer than 5 rows differ .* in columns 1,"):
         Wire.to([rows], ALLOWED, {"n_components": 1})
     with pytest.raises(PolicyRefused, match="fewer rows that count"):
         Wire.to([rows[:4]], ALLOWED, {"n_components": 1})
