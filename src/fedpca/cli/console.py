@@ -18,7 +18,7 @@ from types import FrameType
 from rich.console import Console
 
 from fedpca.errors import FedpcaError, FileError, InputError, JournalError
-from fedpca.printable import printable
+from fedpca.protocol.printable import printable
 from fedpca.storage import atomic
 
 MAX_LINE_CHARS = 10_000  # of a line in the log of a site or a server

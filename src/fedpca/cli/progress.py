@@ -21,7 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from fedpca.cli.console import err
 from fedpca.coordinator.approval import OnWaiting
-from fedpca.printable import printable
+from fedpca.protocol.printable import printable
 from fedpca.protocol.question import find_question
 
 WINDOW = 8  # rounds over which the decay of the residual is measured

@@ -11,7 +11,7 @@ import typer
 from fedpca.cli.console import exit_codes, say
 from fedpca.engines.whereabouts import home
 from fedpca.errors import InputError
-from fedpca.printable import printable
+from fedpca.protocol.printable import printable
 from fedpca.site.requests import APPROVED, DENIED, SUFFIX, Request, Requests, in_minutes
 from fedpca.site.requests import requests_folder as folder_of
 

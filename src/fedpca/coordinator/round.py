@@ -19,8 +19,8 @@ from fedpca.errors import (
     PolicyRefused,
     SiteError,
 )
-from fedpca.printable import MAX_REASON_CHARS, printable
 from fedpca.protocol.message import Message, compose, decode
+from fedpca.protocol.printable import MAX_REASON_CHARS, printable
 from fedpca.protocol.question import Question
 
 ENERGY_SLACK = 1e-6  # share of all sites' energy by which rounding may be off at one site

@@ -28,7 +28,7 @@ import numpy as np
 
 from fedpca.arrays import DTYPES, Array
 from fedpca.errors import MessageError
-from fedpca.printable import printable
+from fedpca.protocol.printable import printable
 
 Header = dict[str, Any]
 

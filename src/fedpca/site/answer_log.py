@@ -27,8 +27,8 @@ from typing import Any
 
 from fedpca.arrays import Array
 from fedpca.errors import InputError, MessageError, SiteFailed
-from fedpca.printable import MAX_REASON_CHARS, printable
 from fedpca.protocol.message import Message, decode, encode
+from fedpca.protocol.printable import MAX_REASON_CHARS, printable
 from fedpca.protocol.proof import NO_HEAD, SALT_BYTES, commitment, digest, statement
 from fedpca.rows.in_memory import Rows
 from fedpca.site.ledger_chain import append

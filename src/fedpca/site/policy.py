@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fedpca.errors import FileError, InputError, PolicyRefused
-from fedpca.printable import printable
 from fedpca.protocol.plan import NO_KEY, RunPlan
+from fedpca.protocol.printable import printable
 from fedpca.protocol.question import Question
 from fedpca.protocol.script import FEDERATED, Script
 
@@ -116,6 +116,16 @@ class Policy:
     def is_open(self) -> bool:
         """Return whether the site answers every installed question, without a plan."""
         return ANY in self.allow
+
+    @property
+    def protects_few(self) -> bool:
+        """Return whether a rule protects numbers that stand on few rows."""
+        return self.min_count > 1 or self.least_change > 1
+
+    @property
+    def has_budget(self) -> bool:
+        """Return whether runs or rounds are limited."""
+        return any(getattr(self, name) is not None for name in _LIMITS)
 
     @property
     def least_change(self) -> int:

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from fedpca.errors import ApprovalPending, FileError, InputError, MessageError, PolicyRefused
-from fedpca.printable import printable
 from fedpca.protocol.plan import RunPlan
+from fedpca.protocol.printable import printable
 from fedpca.storage import atomic
 
 PENDING, APPROVED, DENIED, EXPIRED = "pending", "approved", "denied", "expired"

@@ -154,7 +154,8 @@ class Site:
         self._lock = threading.Lock()
         self._guard = None if self.policy.is_open else Guard(self.policy, name, keys)
         self._tell = tell
-        self._disclosure, self._budget = Disclosure(self.policy), Budget(self.policy)
+        self._disclosure = Disclosure(self.policy) if self.policy.protects_few else None
+        self._budget = Budget(self.policy) if self.policy.has_budget else None
         self._missing: int | None = None  # what happens to gaps in this run, if it is known
 
     @property
@@ -224,7 +225,8 @@ class Site:
 
     def look_at_rows(self) -> None:
         """Look at the rows as the policy requires, so that the first run does not wait for it."""
-        self._disclosure.look(self.rows, self._record)
+        if self._disclosure is not None:
+            self._disclosure.look(self.rows, self._record)
 
     @property
     def _record(self) -> Path | None:
@@ -289,9 +291,10 @@ class Site:
         agreed = None
         if self._guard is not None:
             agreed = self._guard.check(before, question, header, arrays, dimensions["d"])
-        if question.reads_rows:
-            self._check_disclosure(agreed, arrays)
-        self._budget.spend(str(header["run"]), self.file(".budget"))
+        if question.reads_rows and self._disclosure is not None:
+            self._check_disclosure(self._disclosure, agreed, arrays)
+        if self._budget is not None:
+            self._budget.spend(str(header["run"]), self.file(".budget"))
         try:
             self.memory = before if agreed is None else keep_agreement(before, agreed)
             if question.remembers:
@@ -321,7 +324,9 @@ class Site:
         self._round, self._memory_before = header["round"], before
         return reply
 
-    def _check_disclosure(self, agreed: Agreement | None, asked: Mapping[str, Array]) -> None:
+    def _check_disclosure(
+        self, disclosure: Disclosure, agreed: Agreement | None, asked: Mapping[str, Array]
+    ) -> None:
         """Refuse rows of which the policy lets no sum leave, given what happens to gaps."""
         if "missing" in asked:
             self._missing = int(asked["missing"])
@@ -329,7 +334,7 @@ class Site:
             plan = RunPlan.from_bytes(agreed.plan.tobytes())
             given = plan.parameters.get("missing")
             self._missing = MISSING.index(given) if given in MISSING else ERROR
-        self._disclosure.check(self.rows, self._missing or ERROR, self._record)
+        disclosure.check(self.rows, self._missing or ERROR, self._record)
 
     def _declare(self, message: Message) -> Message:
         """Admit the plan of a run, or refuse it; a site that answers everything needs no plan.

@@ -19,7 +19,7 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPu
 from flwr.supercore.protobuf.client import ProtobufClient, ProtobufClientInterceptor
 
 from fedpca.errors import FileError, InputError, LinkError, LinkRefused
-from fedpca.printable import MAX_REASON_CHARS, printable
+from fedpca.protocol.printable import MAX_REASON_CHARS, printable
 
 READ_TIMEOUT_S = 10.0  # a call fails if the server is silent for this long
 

@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fedpca.engines.flower.connection import Link, access_token, beating, mapped_errors
 from fedpca.errors import LinkError, LinkRefused, SitesBusy
-from fedpca.printable import MAX_REASON_CHARS, printable
+from fedpca.protocol.printable import MAX_REASON_CHARS, printable
 
 HOLD_PATH = "/fedpca/hold"
 TOKEN = "fedpca-coordinator"  # the header that shows the secret's token

@@ -38,7 +38,7 @@ from fedpca.engines.flower.connection import access_token
 from fedpca.engines.flower.gate import Gate
 from fedpca.engines.flower.hold import ReservationDesk
 from fedpca.engines.flower.listener import Listener, TimedProtocol
-from fedpca.printable import MAX_REASON_CHARS, printable
+from fedpca.protocol.printable import MAX_REASON_CHARS, printable
 
 MAX_HEADER_BYTES = 16 << 10  # of a request
 

@@ -17,8 +17,8 @@ from fedpca.cli.console import teller, until_stopped
 from fedpca.engines.flower import server
 from fedpca.engines.flower.hold import Hold
 from fedpca.errors import LinkError, QuorumLost
-from fedpca.printable import printable
 from fedpca.protocol.message import compose, decode, encode
+from fedpca.protocol.printable import printable
 from fedpca.site.answer_log import AnswerLog
 from fedpca.testing.scripted import ScriptedEngine
 
