@@ -27,6 +27,8 @@ OPEN = Policy(allow=("any",), gather=True, min_count=1)
 ALL_RECORDS = {
     "robust rows": N,
     "robust rows, totals": 3 * N,
+    "moved center": N,
+    "moved center, totals": 3 * N,
     "far mean": N,
     "far mean, totals": 3 * N,
     "constant columns": N,
@@ -61,6 +63,8 @@ RULES = {  # by which the default policy refuses an attack
     "single values": "'(RobustPCA|robust)'",
     "single values, totals": "'(RobustPCA|robust)'",
     "extreme values": "'(RobustPCA|robust)'",
+    "moved center": "'(RobustPCA|robust)'",
+    "moved center, totals": "'(RobustPCA|robust)'",
     "far mean": "field 'mean' is more than 1048576 times as large as every value",
     "far mean, totals": "field 'mean' is more than 1048576 times as large as every value",
     "claimed sites": "claims 1000 sites, but the plan has 3",
@@ -280,7 +284,7 @@ def run_audit(tmp_path, *words):
     rng = np.random.default_rng(5)
     np.save(tmp_path / "rows.npy", rng.normal(size=(30, 8)))
     policy = tmp_path / "policy.toml"
-    policy.write_text("min_sites = 4\n")
+    policy.write_text("min_sites = 4\nend = true\n")
     return CliRunner().invoke(
         app, ["audit", str(tmp_path / "rows.npy"), "--lying", "--policy", str(policy), *words]
     )

@@ -198,8 +198,9 @@ def sign_flips(liar: Liar) -> Found:
     n, d = begun.n, begun.d
     if d < 3 or n > rows_per_block(d):
         return Found()
-    mean, radius = begun.sums / n, _radius(liar, begun)
-    low = mean - 1.1 * radius
+    mean, ones = begun.sums / n, np.ones(d)
+    energy = liar.ask("standardize", mean=mean, scale=ones, n_products=np.int64(1))["energy"]
+    low = mean - 1.1 * np.sqrt(energy)
     pairs = [(j, k) for k in range(d) for j in range(k)]
     design: list[Array] = []
     totals: list[Array] = []
@@ -236,7 +237,7 @@ def far_mean(liar: Liar) -> Found:
     d = begun.d
     if d < MIN_COLUMNS_TO_ROUND:
         return Found()
-    radius = _radius(liar, begun)
+    radius = _radius(_squares(liar, begun))
     unit = 2.0 ** np.ceil(np.log2(4 * (np.abs(begun.sums / begun.n).max() + radius)))
     parts = [
         _selected_rows(liar, begun, radius, unit, columns)
@@ -251,12 +252,9 @@ def constant_columns(liar: Liar) -> Found:
     Such columns need no far mean: any two numbers that cancel are huge beside a small enough key.
     """
     begun = _begin(liar)
-    d, mean = begun.d, begun.sums / begun.n
-    radius = _radius(liar, begun)
-    liar.again()
-    _begin(liar)
-    liar.ask("standardize", mean=mean, scale=np.ones(d), n_products=np.int64(d))
-    squares = liar.ask("covariance_product", Z=np.eye(d))["Y"].diagonal()
+    mean = begun.sums / begun.n
+    squares = _squares(liar, begun)
+    radius = _radius(squares)
     constant = np.flatnonzero(squares <= IS_ONE)
     if len(constant) < 2 or constant[-1] - constant[0] < 3:
         return Found()
@@ -306,11 +304,14 @@ def _standardized(liar: Liar) -> int:
     return d
 
 
-def _radius(liar: Liar, begun: _Begun) -> float:
+def _squares(liar: Liar, begun: _Begun) -> Array:
+    """Return the sum of squares of each column about the mean, as a run that scales asks for it."""
+    return np.asarray(liar.ask("squares", mean=begun.sums / begun.n)["squares"])
+
+
+def _radius(squares: Array) -> float:
     """Return a distance from the mean that no value exceeds."""
-    mean, ones = begun.sums / begun.n, np.ones(begun.d)
-    energy = liar.ask("standardize", mean=mean, scale=ones, n_products=np.int64(1))["energy"]
-    return float(np.sqrt(energy))
+    return float(np.sqrt(squares.sum()))
 
 
 def _signs(name: str, seed: int, flip: int, shape: tuple[int, int]) -> Array:
@@ -342,6 +343,9 @@ def _selected_rows(
     other = next(j for j in range(d) if j not in columns)
     liar.again()
     _begin(liar)
+    liar.ask(
+        "squares", mean=center
+    )  # the mean of a run is fixed from here on, but the scale is not
     liar.ask("standardize", mean=center, scale=scale, n_products=np.int64(0))
 
     def beyond(threshold: float) -> _Beyond:
