@@ -21,6 +21,7 @@ from fedpca.audit.liar import Found, Liar, Refused, Score, guess_from_model, sco
 from fedpca.audit.lying import ATTACKS, STRICT, attack_site
 from fedpca.cli.app import app
 from fedpca.errors import InputError, PolicyRefused
+from fedpca.site.policy import JOINING
 
 N, D = 60, 8
 OPEN = Policy(allow=("any",), gather=True, min_count=1)
@@ -235,10 +236,22 @@ def test_a_mean_that_rounds_rows_away_is_refused_in_every_question(as_rows):
             liar.ask(question, mean=mean, scale=np.ones(D), **more)
 
 
+@pytest.mark.parametrize("d", [302, 1100])
+def test_products_of_wide_rows_under_a_policy_round_no_rows_away(d):
+    attack = ATTACKS["constant columns"]
+    rows = attack.plant(np.random.default_rng(6).normal(size=(N, d - 2)))
+    liar = liar_of(rows, JOINING)
+    liar.begin(**attack.plans[0])
+    found = score(attack.run(liar), rows)
+    assert liar.n_questions > 25
+    assert (found.records, found.values) == (0, 0)
+
+
 def test_an_unlikely_scale_is_refused():
     liar = liar_of(three_sites()["north"], Policy())
-    liar.begin("FederatedPCA", solver="lanczos", n_components=1)
+    liar.begin("FederatedPCA", solver="lanczos", n_components=1, scale=True)
     lying_sums._begin(liar)
+    liar.ask("squares", mean=np.zeros(D))
     asked = {"mean": np.zeros(D), "scale": np.full(D, 1e162), "n_products": np.int64(1)}
     with pytest.raises(Refused, match=r"field 'scale' .* must be from 1e-150 to 1e\+100"):
         liar.ask("standardize", **asked)
