@@ -34,6 +34,7 @@ ALL_RECORDS = {
     "far mean, totals": 3 * N,
     "constant columns": N,
     "sign flips": N,
+    "few rows flipped": 6,
 }
 ONE_RECORD = [
     "rare flag",
@@ -42,7 +43,13 @@ ONE_RECORD = [
     "one row less, totals",
     "gaps",
 ]
-VALUES = {"single values": N * D, "single values, totals": 3 * N * D, "extreme values": 2 * D}
+VALUES = {
+    "single values": N * D,
+    "single values, totals": 3 * N * D,
+    "extreme values": 2 * D,
+    "gaps, one value": 1,
+    "moved fill": D - 1,
+}
 MOMENTS = ("row count", "mean", "X'X")
 FACTS = {
     "honest run": MOMENTS,
@@ -68,6 +75,9 @@ RULES = {  # by which the default policy refuses an attack
     "moved center, totals": "'(RobustPCA|robust)'",
     "far mean": "field 'mean' is more than 1048576 times as large as every value",
     "far mean, totals": "field 'mean' is more than 1048576 times as large as every value",
+    "few rows flipped": "fewer than 50 rows|min_rows=20",
+    "gaps, one value": "in columns 6, 7, fewer than .*min_count=",
+    "moved fill": "in columns 7, fewer than .*min_count=",
     "claimed sites": "claims 1000 sites, but the plan has 3",
     "gathered as a sum": "does not allow 'tsqr'",
     "out of turn": "'covariance_triangle' is out of turn",

@@ -51,6 +51,7 @@ STRICT = Policy(
 )  # the lab adds the keys of the sites as peers
 MAX_FEATURES = 100
 MAX_ROWS = 200  # of each site; more rows take longer and show nothing else
+MANY_GAPS = 15  # rows with gaps, more than the min_count of a policy here
 N_MADE_UP = 2  # sites that join a site that is attacked alone
 
 Plan = Mapping[str, Any]
@@ -103,10 +104,23 @@ def between_constants(rows: Array) -> Array:
     return np.column_stack([np.zeros(len(rows)), rows, np.zeros(len(rows))])
 
 
+def few_rows(rows: Array) -> Array:
+    """Return six of the rows, as a small site would have."""
+    return rows[:6]
+
+
 def with_gap(rows: Array) -> Array:
     """Return rows of which the first lacks its last value."""
     gapped = rows.copy()
     gapped[0, -1] = np.nan
+    return gapped
+
+
+def with_gaps(rows: Array) -> Array:
+    """Return rows of which some lack their last value, and one the value before it."""
+    gapped = rows.copy()
+    gapped[1:MANY_GAPS, -1] = np.nan
+    gapped[0, -2] = np.nan
     return gapped
 
 
@@ -127,11 +141,19 @@ ATTACKS = {
         Attack("far mean, totals", lying_sums.far_mean, (SCALED,), "totals"),
         Attack("constant columns", lying_sums.constant_columns, (SCALED,), plant=between_constants),
         Attack("sign flips", lying_sums.sign_flips, (_pca("lanczos", n_components="auto"),)),
+        Attack(
+            "few rows flipped",
+            lying_sums.few_rows_flipped,
+            (_pca("lanczos", n_components="auto"),),
+            plant=few_rows,
+        ),
         Attack("rare flag", lying_sums.rare_flag, (COVARIANCE,), plant=with_flag),
         Attack("rare flag, totals", lying_sums.rare_flag, (COVARIANCE,), "totals", with_flag),
         Attack("one row less", lying_sums.one_row_less, (COVARIANCE,)),
         Attack("one row less, totals", lying_sums.one_row_less, (COVARIANCE,), "totals"),
         Attack("gaps", lying_sums.with_and_without_gaps, (COVARIANCE,), plant=with_gap),
+        Attack("gaps, one value", lying_sums.with_and_without_gaps, (COVARIANCE,), plant=with_gaps),
+        Attack("moved fill", lying_sums.moved_fill, (COVARIANCE,), plant=with_gap),
         Attack("claimed sites", lying_sums.claimed_sites, (COVARIANCE,)),
         Attack("invented sites", lying_sums.invented_sites, (COVARIANCE,)),
         Attack("colluding sites", lying_sums.colluding_sites, (COVARIANCE,), "colluding"),
@@ -171,7 +193,7 @@ class Outcome(NamedTuple):
         if self.records:
             found.append(f"{self.records} of {self.n_records} records")
         elif self.values:
-            found.append(f"{self.values} values")
+            found.append(f"{self.values} value{'' if self.values == 1 else 's'}")
         found += self.facts if not self.records else ()
         return ", ".join(found) or "nothing"
 
