@@ -65,7 +65,7 @@ def near(there):
 
 
 def write_policy(path, *rules):
-    path.write_text("\n".join(rules) + "\n")
+    path.write_text("\n".join([*rules, "end = true"]) + "\n")
 
 
 def join_north(there):

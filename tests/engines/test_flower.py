@@ -561,7 +561,7 @@ def test_objects_that_are_no_message_are_refused():
 
 
 def test_a_run_that_is_resumed_keeps_its_sites(there):
-    site = there.join("third", "third.npy")
+    site = there.join("third", "third.npy", "--policy", "agreed.toml")
     journal = there.folder / "finished.journal"
     options = {"quorum": 2, "journal": journal}
     with there.federation(sites=3, **options) as fed:

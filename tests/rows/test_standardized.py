@@ -64,8 +64,8 @@ def test_raw_moments_serve_near_the_origin_and_nowhere_else():
 @pytest.mark.parametrize(
     ("d", "n_products", "max_cache_bytes", "kept"),
     [
-        (FEW_FEATURES + 1, 1, 1 << 20, False),
-        (FEW_FEATURES + 1, 500, 1 << 20, True),
+        (FEW_FEATURES + 1, 1, 1 << 22, False),
+        (FEW_FEATURES + 1, 500, 1 << 22, True),
         (20, 1, 1 << 20, True),  # whatever it costs, since directions must not select rows
         (20, 500, 8 * 400 - 1, False),
     ],

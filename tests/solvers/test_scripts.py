@@ -44,10 +44,10 @@ SHARES = ("explained_energy", "explained_in_summary")
 every_solver = pytest.mark.parametrize("solver", RUNS)
 
 
-def assert_same_run(solver, rows, k=2, policy=None, **parameters):
-    free = fit(solver, Federation.local(sites_of(rows)), k, **parameters)
-    guarded = fit(
-        solver, Federation.local(sites_of(rows, policy or strictest(solver))), k, **parameters
+def assert_same_run(solver, rows, k=2, policy=None, options=None, **parameters):
+    free, guarded = (
+        fit(solver, Federation.local(sites_of(rows, each, **(options or {}))), k, **parameters)
+        for each in (None, policy or strictest(solver))
     )
     assert guarded.components_.tobytes() == free.components_.tobytes()
     assert guarded.explained_variance_.tobytes() == free.explained_variance_.tobytes()
@@ -78,7 +78,8 @@ def test_a_second_look_at_flipped_rows_passes(solver):
     )
     fit(solver, Federation(engine), "auto", max_rounds=60)
     assert asked.count("draw_signs") == 2 * len(NAMES)
-    assert_same_run(solver, rows, "auto", max_rounds=60)
+    # with so many features, a site that follows plans would multiply by A'A, which rounds differently
+    assert_same_run(solver, rows, "auto", options={"memory_limit": 0}, max_rounds=60)
 
 
 @every_solver

@@ -76,6 +76,7 @@ class Federation:
     _journal: Journal | None
     _best: Callable[[], Array] | None
     _unannounced: dict[str, Any] | None
+    _refused: Round | None  # the last round, if a policy refused it
     _is_held: bool  # whether the sites are reserved for the run
     _reservation: ExitStack  # which ends when it is closed
     _is_declared: bool  # whether the sites know the plan of this attempt
@@ -273,7 +274,9 @@ class Federation:
             while True:
                 try:
                     with threads_for_entries(0):  # until large arrays are at work
-                        return program(self, None if self._best is None else self._best())
+                        result = program(self, None if self._best is None else self._best())
+                    self._go_on_after_refusal()
+                    return result
                 except SitesLost as lost:
                     self._go_on_without(lost)
         finally:
@@ -283,6 +286,15 @@ class Federation:
                 if self._journal is not None:
                     self._journal.close()
                     self._journal = None
+
+    def _go_on_after_refusal(self) -> None:
+        """Record a round that a policy refused, once the program goes on without its answers.
+
+        If the refusal ends the run, a person may change the policy, so the resumed run asks again.
+        """
+        refused, self._refused = self._refused, None
+        if refused is not None and self._journal is not None:
+            self._journal.append(*refused.to_record())
 
     def _begin(self, seed: int) -> None:
         absent: Mapping[str, str] = getattr(self.engine, "absent", {})
@@ -299,6 +311,7 @@ class Federation:
         self._journal = None
         self._best = None
         self._unannounced = None
+        self._refused = None
         self._is_held = False
         self._is_declared = False
         self._identity = None
@@ -335,6 +348,7 @@ class Federation:
     def _ask(self, question: Question, arrays: Mapping[str, Any]) -> Round:
         """Ask all sites a question, or read the answers from the journal, and record the round."""
         self._announce()
+        self._go_on_after_refusal()
         began = time.perf_counter()
         dimensions = dict(self._dimensions)
         asked = Round(
@@ -348,21 +362,22 @@ class Federation:
             energies=self._energies,
         )
         recorded = None if self._journal is None else self._journal.next()
-        refused: FedpcaError | None = None
         if recorded is not None:
             asked.from_record(recorded)
         else:
-            refused = self._send(asked)
+            asked.refused = self._send(asked)
             # a loss that ends the run may pass, so the resumed run asks again
-            is_final = refused is None and self._has_quorum(asked.lost)
+            is_final = asked.refused is None and self._has_quorum(asked.lost)
             if self._journal is not None and is_final:
                 self._journal.append(*asked.to_record())
+            elif isinstance(asked.refused, PolicyRefused):
+                self._refused = asked
         entry = asked.enter(self.record.ledger)
         entry |= {"seconds": time.perf_counter() - began, "residual": None}
         self.record.history.append(entry)
         self._unannounced = entry
-        if refused is not None:
-            raise refused
+        if asked.refused is not None:
+            raise asked.refused
         if asked.lost:
             raise SitesLost(asked.lost)
         if question.remembers:

@@ -16,6 +16,7 @@ from fedpca.errors import (
     FedpcaError,
     JournalError,
     MessageError,
+    PolicyRefused,
     SiteError,
 )
 from fedpca.printable import MAX_REASON_CHARS, printable
@@ -44,6 +45,7 @@ class Round:
     told: dict[str, dict[str, float]] = field(default_factory=dict)  # rows and energy by site
     retried: list[str] = field(default_factory=list)
     lost: dict[str, str] = field(default_factory=dict)  # what went wrong at each lost site
+    refused: FedpcaError | None = None  # why sites refused, if some did
     is_void: bool = False
 
     @property
@@ -138,6 +140,8 @@ class Round:
         }
         if self.is_void:
             header["discarded"] = list(self.fields.items())
+        if self.refused is not None:
+            header["refused"] = str(self.refused)
         if self.verb == "sum":
             return header, dict(self.total)
         numbered = enumerate(self.answers.values())
@@ -157,7 +161,9 @@ class Round:
         self.sizes = dict(record.header["sizes"])
         self.retried = record.header["retried"]
         self.lost = dict(record.header["lost"])
-        self.is_void = bool(self.lost)
+        if "refused" in record.header:
+            self.refused = PolicyRefused(record.header["refused"])
+        self.is_void = bool(self.lost or self.refused)
         if self.is_void:
             self.fields = {
                 name: tuple((key, tuple(shape), size) for key, shape, size in fields)

@@ -210,10 +210,17 @@ class Site:
         """Return the rows, centered, scaled, and with features ordered as the run requires."""
         frame = self.recall(Frame)
         if self._standardized is None or not frame.is_same_as(self._standardized.frame):
-            self._standardized = StandardizedRows(
-                self.rows, frame, max_cache_bytes=self.memory_limit
-            )
+            self._standardized = self.rows_in(frame)
         return self._standardized
+
+    def rows_in(self, frame: Frame) -> StandardizedRows:
+        """Return the rows in a frame, multiplied only by A'A if the coordinator may lie."""
+        return StandardizedRows(
+            self.rows,
+            frame,
+            max_cache_bytes=self.memory_limit,
+            only_sums=self._guard is not None,
+        )
 
     def look_at_rows(self) -> None:
         """Look at the rows as the policy requires, so that the first run does not wait for it."""

@@ -19,7 +19,7 @@ from fedpca.protocol.question import Question, question
 from fedpca.protocol.script import FEDERATED, Script, either, maybe, script, then
 from fedpca.rows.centering import MAX_CANCELLATION
 from fedpca.rows.gaps import MISSING
-from fedpca.rows.standardized import Frame, StandardizedRows, refuse_tiny
+from fedpca.rows.standardized import Frame, refuse_tiny
 from fedpca.solvers.catalogue import SOLVERS, cheapest_exact, chosen_by_auto, plan_solver
 from fedpca.solvers.contract import (
     EXPLAINED,
@@ -147,7 +147,7 @@ def explained_energy(site: Site, V: Array) -> dict[str, Any]:
         explained, total = explained - n * float(np.sum((away @ V) ** 2)), total - between
     else:
         own_frame = replace(frame, mean=own_mean, sums=None, n_products=1)
-        own = StandardizedRows(site.rows, own_frame)
+        own = site.rows_in(own_frame)
         total = float(own.squares().sum())
         explained = own.energy_along(V, total)
     explained = min(max(explained, 0.0), total)  # rounding may take it across
