@@ -76,7 +76,7 @@ RULES = {  # by which the default policy refuses an attack
     "far mean": "field 'mean' is more than 1048576 times as large as every value",
     "far mean, totals": "field 'mean' is more than 1048576 times as large as every value",
     "few rows flipped": "fewer than 50 rows|min_rows=20",
-    "gaps, one value": "in columns 6, 7, fewer than .*min_count=",
+    "gaps, one value": "in columns 6, fewer than .*min_count=",
     "moved fill": "in columns 7, fewer than .*min_count=",
     "claimed sites": "claims 1000 sites, but the plan has 3",
     "gathered as a sum": "does not allow 'tsqr'",
