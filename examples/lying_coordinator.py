@@ -5,15 +5,16 @@ python examples/lying_coordinator.py --write    # puts the table into docs/priva
 """
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from fedpca.audit.lying import attack_site
+from fedpca.audit.lying import ATTACKS, attack_site
 from fedpca.report.tables import lying_as_markdown
+from fedpca.site.policy import JOINING
 
 PAGE = Path(__file__).parents[1] / "docs" / "privacy.md"
-BEGIN, END = "<!-- lying_coordinator.py -->\n", "\n<!-- end -->"
 
 # Each clinic has 100 patients and 8 measurements, in units of their own.
 rng = np.random.default_rng(0)
@@ -23,12 +24,22 @@ clinics = {
     for clinic in ("north", "east", "south")
 }
 
-found = attack_site(clinics)
-table = lying_as_markdown(found)
-print(table)
-if "--write" in sys.argv:
-    before, begin, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
+tables = {"lying_coordinator.py": lying_as_markdown(attack_site(clinics))}
+
+# A site that opens robust PCA by name, in a day or in a single run.
+allowed = replace(JOINING, allow=("federated", "robust"))
+policies = {"robust allowed": allowed, "one run a day": replace(allowed, max_runs_per_day=1)}
+asks_robust = [name for name, attack in ATTACKS.items() if "RobustPCA" in str(attack.plans)]
+found = attack_site(clinics, policy=policies, attacks=asks_robust)
+tables["lying_coordinator.py, robust"] = lying_as_markdown(found, policies)
+
+page = PAGE.read_text(encoding="utf-8")
+for name, table in tables.items():
+    print(table, end="\n\n")
+    before, begin, rest = page.partition(f"<!-- {name} -->\n")
+    _, end, after = rest.partition("\n<!-- end -->")
     if not begin or not end:
-        sys.exit(f"{PAGE} has no place for the table, between {BEGIN.strip()} and {END.strip()}")
-    PAGE.write_text(f"{before}{BEGIN}{table}{END}{after}", encoding="utf-8")
+        sys.exit(f"{PAGE} has no place for the table, between <!-- {name} --> and <!-- end -->")
+    page = f"{before}{begin}{table}{end}{after}"
+if "--write" in sys.argv:
+    PAGE.write_text(page, encoding="utf-8")

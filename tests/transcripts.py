@@ -44,8 +44,9 @@ def strictest(solver):
 def tables(seed=0, wide=False, gaps=False):
     rng = np.random.default_rng(seed)
     X = gapped_rows(rng, 24, 30, 2) if wide else gapped_rows(rng, 90, D, 2, offset=1.0)
-    if gaps:
-        X = np.where(rng.random(X.shape) < 0.15, np.nan, X)  # no site drops fewer than five rows
+    if gaps:  # at each site, in five rows or more that have the same values
+        for first in (0, 20, 50):
+            X[first : first + 6, :2] = X[first + 6 : first + 11, 2] = np.nan
     names = [f"x{i}" for i in range(30)] if wide else COLUMNS
     parts = np.split(X, [8, 16]) if wide else np.split(X, [20, 50])
     return {n: pd.DataFrame(p, columns=names) for n, p in zip(NAMES, parts, strict=True)}

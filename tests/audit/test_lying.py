@@ -21,16 +21,20 @@ from fedpca.audit.liar import Found, Liar, Refused, Score, guess_from_model, sco
 from fedpca.audit.lying import ATTACKS, STRICT, attack_site
 from fedpca.cli.app import app
 from fedpca.errors import InputError, PolicyRefused
+from fedpca.site.policy import JOINING
 
 N, D = 60, 8
 OPEN = Policy(allow=("any",), gather=True, min_count=1)
 ALL_RECORDS = {
     "robust rows": N,
     "robust rows, totals": 3 * N,
+    "moved center": N,
+    "moved center, totals": 3 * N,
     "far mean": N,
     "far mean, totals": 3 * N,
     "constant columns": N,
     "sign flips": N,
+    "few rows flipped": 6,
 }
 ONE_RECORD = [
     "rare flag",
@@ -39,7 +43,13 @@ ONE_RECORD = [
     "one row less, totals",
     "gaps",
 ]
-VALUES = {"single values": N * D, "single values, totals": 3 * N * D, "extreme values": 2 * D}
+VALUES = {
+    "single values": N * D,
+    "single values, totals": 3 * N * D,
+    "extreme values": 2 * D,
+    "gaps, one value": 1,
+    "moved fill": D - 1,
+}
 MOMENTS = ("row count", "mean", "X'X")
 FACTS = {
     "honest run": MOMENTS,
@@ -61,8 +71,13 @@ RULES = {  # by which the default policy refuses an attack
     "single values": "'(RobustPCA|robust)'",
     "single values, totals": "'(RobustPCA|robust)'",
     "extreme values": "'(RobustPCA|robust)'",
+    "moved center": "'(RobustPCA|robust)'",
+    "moved center, totals": "'(RobustPCA|robust)'",
     "far mean": "field 'mean' is more than 1048576 times as large as every value",
     "far mean, totals": "field 'mean' is more than 1048576 times as large as every value",
+    "few rows flipped": "fewer than 50 rows|min_rows=20",
+    "gaps, one value": "in columns 6, fewer than .*min_count=",
+    "moved fill": "in columns 7, fewer than .*min_count=",
     "claimed sites": "claims 1000 sites, but the plan has 3",
     "gathered as a sum": "does not allow 'tsqr'",
     "out of turn": "'covariance_triangle' is out of turn",
@@ -231,10 +246,22 @@ def test_a_mean_that_rounds_rows_away_is_refused_in_every_question(as_rows):
             liar.ask(question, mean=mean, scale=np.ones(D), **more)
 
 
+@pytest.mark.parametrize("d", [302, 1100])
+def test_products_of_wide_rows_under_a_policy_round_no_rows_away(d):
+    attack = ATTACKS["constant columns"]
+    rows = attack.plant(np.random.default_rng(6).normal(size=(N, d - 2)))
+    liar = liar_of(rows, JOINING)
+    liar.begin(**attack.plans[0])
+    found = score(attack.run(liar), rows)
+    assert liar.n_questions > 25
+    assert (found.records, found.values) == (0, 0)
+
+
 def test_an_unlikely_scale_is_refused():
     liar = liar_of(three_sites()["north"], Policy())
-    liar.begin("FederatedPCA", solver="lanczos", n_components=1)
+    liar.begin("FederatedPCA", solver="lanczos", n_components=1, scale=True)
     lying_sums._begin(liar)
+    liar.ask("squares", mean=np.zeros(D))
     asked = {"mean": np.zeros(D), "scale": np.full(D, 1e162), "n_products": np.int64(1)}
     with pytest.raises(Refused, match=r"field 'scale' .* must be from 1e-150 to 1e\+100"):
         liar.ask("standardize", **asked)
@@ -280,7 +307,7 @@ def run_audit(tmp_path, *words):
     rng = np.random.default_rng(5)
     np.save(tmp_path / "rows.npy", rng.normal(size=(30, 8)))
     policy = tmp_path / "policy.toml"
-    policy.write_text("min_sites = 4\n")
+    policy.write_text("min_sites = 4\nend = true\n")
     return CliRunner().invoke(
         app, ["audit", str(tmp_path / "rows.npy"), "--lying", "--policy", str(policy), *words]
     )

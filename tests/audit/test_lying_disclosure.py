@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from fedpca.audit import lying_sums
 from fedpca.audit.liar import Liar, Refused, made_up_key, score
 from fedpca.audit.lying import ATTACKS, attack_site
 from fedpca.errors import PolicyRefused
+from fedpca.site.policy import JOINING
 
 N, D = 60, 8
 RULES = {
@@ -58,6 +60,32 @@ def test_a_budget_ends_an_attack_that_takes_many_runs(rule, tmp_path):
     assert n_runs == (6 if rule == "max_runs_per_day" else 2)
 
 
+@pytest.mark.parametrize("has_store", [False, True])
+def test_a_run_that_is_declared_again_after_another_one_counts_again(has_store, tmp_path):
+    store = tmp_path if has_store else None
+    policy = Policy(max_runs_per_day=1)
+    site = Site(three_sites()["north"], name="north", policy=policy, store=store)
+    liar = Liar({"north": site.answer_bytes}, ["east", "south"])
+    liar.begin(**ATTACKS["honest run"].plans[0])
+    plan = liar.plan
+    lying_sums.honest_run(liar)
+    liar.begin_with(plan, "another")
+    liar.begin_with(plan, plan.run)
+    with pytest.raises(Refused, match="max_runs_per_day"):
+        lying_sums.honest_run(liar)
+
+
+def test_a_new_run_does_not_answer_from_the_state_of_the_run_before():
+    site = Site(three_sites()["north"], name="north", policy=JOINING)
+    liar = Liar({"north": site.answer_bytes}, ["east", "south"])
+    liar.begin(**ATTACKS["moved mean"].plans[0])
+    lying_sums._standardized(liar)
+    liar.again()
+    liar.go_back()
+    with pytest.raises(Refused, match="no plan was declared"):
+        liar.ask("standardize", mean=np.ones(D), scale=np.ones(D), n_products=np.int64(1))
+
+
 def test_invented_sites_are_refused_by_a_site_that_knows_its_peers():
     rows = three_sites()
     policy = Policy(peers=[made_up_key(name) for name in rows])
@@ -80,6 +108,15 @@ def test_robust_rows_stay_hidden_from_sites_that_allow_robust_by_name():
     for name in found.attacks:
         rules = found.of(name, "yours").rules
         assert not any("does not allow" in rule or "declares no script" in rule for rule in rules)
+
+
+def test_a_moved_center_recovers_records_from_sites_that_allow_robust_by_name():
+    allowed = replace(JOINING, allow=("federated", "robust"))
+    policies = {"robust": allowed, "once": replace(allowed, max_runs_per_day=1)}
+    found = attack_site(three_sites(), policy=policies, attacks=["moved center, totals"])
+    in_one_run, in_a_day = (found.of(*found.attacks, name).records for name in ("once", "robust"))
+    assert found.guess.records < in_one_run < in_a_day
+    assert in_a_day >= 0.9 * 3 * N
 
 
 def test_honest_fits_of_rows_without_rare_columns_go_on():

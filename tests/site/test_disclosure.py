@@ -148,14 +148,26 @@ def test_a_column_with_few_values_present_is_refused_by_name():
 def test_rows_left_out_for_gaps_are_many_or_none():
     rows = rows_of()
     rows[0, 0] = NAN
-    assert fit(rows, missing="mean").n_samples_ == 80
     with pytest.raises(PolicyRefused, match="missing='drop' would leave out fewer rows"):
         fit(rows, missing="drop")
     rows[:5, 0] = NAN
+    assert fit(rows, missing="mean").n_samples_ == 80
     assert fit(rows, missing="drop").n_samples_ == 75
     rows[:36, 0] = NAN
     with pytest.raises(PolicyRefused, match="fewer rows that count"):
         fit(rows, missing="drop")
+
+
+def test_gaps_that_are_filled_are_in_many_rows_that_have_other_values_or_in_none():
+    rows = rows_of()
+    rows[0, 0] = NAN
+    with pytest.raises(PolicyRefused, match="in columns 0, fewer than 5 rows have a gap"):
+        fit(rows, missing="mean")
+    rows[:5, 0] = rows[:5, 1] = NAN
+    assert fit(rows, missing="mean").n_samples_ == 80
+    rows[4, 1] = 1.0  # so that only one of the rows without the first value has the second
+    with pytest.raises(PolicyRefused, match="in columns 0, 1, fewer than 5 rows"):
+        fit(rows, missing="mean")
 
 
 def test_a_flag_that_is_rare_among_complete_rows_is_refused_when_the_others_are_dropped():

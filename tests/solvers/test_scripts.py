@@ -198,6 +198,8 @@ def oracle_of(solver, k, parameters):
         oracle.constant |= oracle_of("lanczos", k, parameters).constant
     if "covariance_product" in follows:  # it may take any number of rounds
         follows["covariance_product"] |= {"covariance_product", "explained_energy"}
+    if solver == "merge":  # rows with weights are summarized about the common mean
+        follows["column_names"] |= {"count_and_sum"}
     if k == "auto":  # with many features, flipped products are cheaper than triangles
         begin = {"covariance_product"} & set(follows) or {"covariance_triangle"}
         for name in begin:

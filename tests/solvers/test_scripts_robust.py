@@ -7,20 +7,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.solvers.attacks_on_robust import (
-    NO_NAMES,
-    Wire,
-    n_recovered,
-    records_by_moving_windows,
-    records_in_windows,
-    value_by_histograms,
-)
 
 from fedpca import Federation, Policy, RobustPCA, Site
+from fedpca.audit.liar import Liar, Refused, score
+from fedpca.audit.lying import ROBUST
+from fedpca.audit.lying_robust import moved_center, robust_rows, value_in_bins
 from fedpca.errors import PolicyRefused
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.script import find_script
 from fedpca.solvers import Dcf
+from fedpca.solvers.standardize import names_to_bytes
 from fedpca.testing.scripted import ScriptedEngine
 from support import low_rank_rows
 
@@ -185,6 +181,18 @@ def test_a_plan_without_its_parameters_is_refused():
 
 
 ALLOWED = Policy(allow=("robust",))
+NO_NAMES = names_to_bytes(None)
+
+
+def liar_to(tables, policy, plan=None):
+    """A coordinator's line to sites with these rows, after the first questions if there is a plan."""
+    sites = [Site(rows, name=f"site-{i}", policy=policy) for i, rows in enumerate(tables)]
+    liar = Liar({site.name: site.answer_bytes for site in sites})
+    liar.begin(**({} if plan is None else {**ROBUST, **plan}))
+    if plan is not None:
+        liar.ask_one("column_names")
+        liar.ask("count_present", features=NO_NAMES)
+    return liar
 
 
 def tables(n_sites, n=80, d=6, seed=0):
@@ -195,33 +203,40 @@ def tables(n_sites, n=80, d=6, seed=0):
 @pytest.mark.parametrize("n_sites", [1, 3])
 def test_chosen_frames_recover_all_records_of_open_sites_only(n_sites):
     rows = tables(n_sites, n=40)
-    low, high = np.vstack(rows)[:, 0].min() - 1, np.vstack(rows)[:, 0].max() + 1
-    found = records_in_windows(Wire.to(rows, None), 6, low, high)
-    assert n_recovered(found, rows) == 40 * n_sites
-    with pytest.raises(PolicyRefused, match="no plan was declared"):
-        records_in_windows(Wire.to(rows, ALLOWED), 6, low, high)
-    wire = begun(rows)
+    found = robust_rows(liar_to(rows, None))
+    assert score(found, np.vstack(rows)).records == 40 * n_sites
+    with pytest.raises(Refused, match="no plan was declared"):
+        robust_rows(liar_to(rows, ALLOWED))
+    liar = begun(rows)
     frame = {"mean": np.ones(6), "scale": np.ones(6), "varies": np.ones(6, np.uint8)}
-    with pytest.raises(PolicyRefused, match=r"'mean' .* has changed"):
-        wire.send("begin_robust", **frame, reference=1.0)
+    with pytest.raises(Refused, match=r"'mean' .* has changed"):
+        liar.ask("begin_robust", **frame, reference=1.0)
     product = {"U": np.eye(6)[:, :5], "threshold": 1.0}
-    wire.send("clipped_product", **product)
-    wire.send("clipped_product", **product)
-    with pytest.raises(PolicyRefused, match="out of turn"):
-        wire.send("clipped_product", **product)
+    liar.ask("clipped_product", **product)
+    liar.ask("clipped_product", **product)
+    with pytest.raises(Refused, match="out of turn"):
+        liar.ask("clipped_product", **product)
+
+
+def test_a_frame_of_its_own_in_every_run_singles_out_no_row():
+    rows = tables(1, n=40)
+    for least, n_found in ((1, 40), (5, 0)):
+        liar = liar_to(rows, Policy(allow=("robust",), min_count=least))
+        liar.begin(**ROBUST)
+        assert score(robust_rows(liar), rows[0]).records == n_found
 
 
 def begun(rows, **plan):
-    """A wire to sites that allow robust PCA, after they were told their center and scale."""
-    wire = Wire.to(rows, ALLOWED, {"n_components": 5, "center": "mean", "scale": False, **plan})
-    wire.send("squares_present", about=np.zeros(6))
+    """A line to sites that allow robust PCA, after they were told their center and scale."""
+    liar = liar_to(rows, ALLOWED, {"n_components": 5, "center": "mean", "scale": False, **plan})
+    liar.ask("squares_present", about=np.zeros(6))
     frame = {"mean": np.zeros(6), "scale": np.ones(6), "varies": np.ones(6, np.uint8)}
-    wire.send("begin_robust", **frame, reference=1.0)
-    return wire
+    liar.ask("begin_robust", **frame, reference=1.0)
+    return liar
 
 
-def round_with(wire, threshold, is_first=0, r=5, reach=0.0):
-    return wire.send(
+def round_with(liar, threshold, is_first=0, r=5, reach=0.0):
+    return liar.ask(
         "hard_round", U=np.eye(6)[:, :r], turn=np.eye(r), center=np.zeros(6),
         mean_scores=np.zeros(r), threshold=threshold, reach=np.full(6, reach),
         is_first=np.int64(is_first),
@@ -229,21 +244,21 @@ def round_with(wire, threshold, is_first=0, r=5, reach=0.0):
 
 
 def test_thresholds_stay_or_fall_by_a_step_of_the_method():
-    wire = begun(tables(1))
-    round_with(wire, 8.0, is_first=1)
-    round_with(wire, 8.0)
-    round_with(wire, 6.4)  # by the decay
-    round_with(wire, 6.0, reach=6.0)
-    round_with(wire, 6.0, reach=8.0)
+    liar = begun(tables(1))
+    round_with(liar, 8.0, is_first=1)
+    round_with(liar, 8.0)
+    round_with(liar, 6.4)  # by the decay
+    round_with(liar, 6.0, reach=6.0)
+    round_with(liar, 6.0, reach=8.0)
     for wrong in (6.1, 5.99, 3.0, 8.0):
-        with pytest.raises(PolicyRefused, match="in the same fit"):
-            round_with(wire, wrong)
-    with pytest.raises(PolicyRefused, match="starts from scratch"):
-        round_with(wire, 6.0, is_first=1)
-    with pytest.raises(PolicyRefused, match="reach must be"):
-        round_with(wire, 6.0, reach=1.0)
-    with pytest.raises(PolicyRefused, match="at most 6"):
-        begun(tables(1)).send(
+        with pytest.raises(Refused, match="in the same fit"):
+            round_with(liar, wrong)
+    with pytest.raises(Refused, match="starts from scratch"):
+        round_with(liar, 6.0, is_first=1)
+    with pytest.raises(Refused, match="reach must be"):
+        round_with(liar, 6.0, reach=1.0)
+    with pytest.raises(Refused, match="at most 6"):
+        begun(tables(1)).ask(
             "hard_round", U=np.eye(6), turn=np.ones((7, 6)), center=np.zeros(6),
             mean_scores=np.zeros(7), threshold=1.0, reach=np.zeros(6), is_first=np.int64(1),
         )  # fmt: skip
@@ -255,12 +270,12 @@ def test_no_sum_stands_on_fewer_rows_than_min_count():
     rows[4:, 0] += 100
     answer = {}
     for policy in (Policy(allow=("any",), min_count=1), Policy(allow=("any",))):
-        wire = Wire.to([rows[:19]], policy)
-        wire.send("count_present", features=NO_NAMES)
+        liar = liar_to([rows[:19]], policy)
+        liar.ask("count_present", features=NO_NAMES)
         frame = {"mean": np.zeros(6), "scale": np.ones(6), "varies": np.ones(6, np.uint8)}
-        wire.send("begin_robust", **frame, reference=1.0)
+        liar.ask("begin_robust", **frame, reference=1.0)
         U = np.eye(6)[:, 1:]
-        answer[policy.min_count] = wire.send(
+        answer[policy.min_count] = liar.ask(
             "hard_round", U=U, turn=np.eye(5), center=np.zeros(6), mean_scores=np.zeros(5),
             threshold=10.0, reach=np.zeros(6), is_first=np.int64(1),
         )  # fmt: skip
@@ -274,13 +289,13 @@ def test_no_sum_stands_on_fewer_rows_than_min_count():
 def test_few_values_of_a_column_are_refused_and_the_column_is_named():
     rows = np.random.default_rng(0).standard_normal((30, 3))
     rows[3:, 1] = np.nan
-    with pytest.raises(PolicyRefused, match=r"fewer than 5 rows differ .* in columns 1,"):
-        Wire.to([rows], ALLOWED, {"n_components": 1})
-    with pytest.raises(PolicyRefused, match="fewer rows that count"):
-        Wire.to([rows[:4]], ALLOWED, {"n_components": 1})
+    with pytest.raises(Refused, match=r"fewer than 5 rows differ .* in columns 1,"):
+        liar_to([rows], ALLOWED, {"n_components": 1})
+    with pytest.raises(Refused, match="fewer rows that count"):
+        liar_to([rows[:4]], ALLOWED, {"n_components": 1})
     rows[4:] = np.nan
-    with pytest.raises(PolicyRefused, match="in columns 0, 1, 2,"):
-        Wire.to([rows], ALLOWED, {"n_components": 1})
+    with pytest.raises(Refused, match="in columns 0, 1, 2,"):
+        liar_to([rows], ALLOWED, {"n_components": 1})
 
 
 def test_histograms_close_in_on_a_value_only_if_bins_with_few_values_are_divided(monkeypatch):
@@ -288,10 +303,12 @@ def test_histograms_close_in_on_a_value_only_if_bins_with_few_values_are_divided
     values = rows[0][:, 0]
 
     def closest(policy, plan):
-        wire = Wire.to(rows, policy, plan)
+        liar = liar_to(rows, policy, plan)
         if plan is not None:
-            wire.send("squares_present", about=np.zeros(6))
-        found, _ = value_by_histograms(wire, 0, 6)
+            liar.ask("squares_present", about=np.zeros(6))
+        else:
+            liar.ask("count_present", features=NO_NAMES)
+        found = value_in_bins(liar, 0, 6)
         return np.abs(values / found - 1).min()
 
     assert closest(ALLOWED, {"n_components": 2}) > 1e-3
@@ -301,12 +318,12 @@ def test_histograms_close_in_on_a_value_only_if_bins_with_few_values_are_divided
 
 
 def test_histograms_narrow_in_their_order():
-    wire = Wire.to(tables(1), ALLOWED, {"n_components": 2})
-    wire.send("squares_present", about=np.zeros(6))
+    liar = liar_to(tables(1), ALLOWED, {"n_components": 2})
+    liar.ask("squares_present", about=np.zeros(6))
 
     def count(guess=0.0, shift=60, of=0, about=0.0, features=range(6)):
         m = len(features)
-        return wire.send(
+        return liar.ask(
             "count_values", features=np.array(features), about=np.full(m, about),
             guess=np.full(m, guess), shift=np.int64(shift), of=np.int64(of),
         )  # fmt: skip
@@ -319,7 +336,7 @@ def test_histograms_narrow_in_their_order():
         ({"features": [0, 0]}, "ascending"),
         ({"features": [0]}, "covers all columns"),
     ):
-        with pytest.raises(PolicyRefused, match=why):
+        with pytest.raises(Refused, match=why):
             count(**wrong)
     count()
     count(1.0, 54)
@@ -332,16 +349,16 @@ def test_histograms_narrow_in_their_order():
         ({"shift": 60}, "out of turn"),
         ({"of": 1, "about": 100.0}, "about the medians"),
     ):
-        with pytest.raises(PolicyRefused, match=why):
+        with pytest.raises(Refused, match=why):
             count(**wrong)
 
 
-def test_moving_windows_recover_some_records_but_no_more_than_the_rounds_of_a_run_allow():
+def test_a_moved_center_recovers_no_more_records_than_the_rounds_of_a_day_allow():
     rows = tables(1, n=200)
-    low, high = rows[0][:, 0].min() - 0.5, rows[0][:, 0].max() + 0.5
-    wire = Wire.to(rows, ALLOWED, {"n_components": 5})
-    found, columns = records_by_moving_windows(wire, 6, 5, low, high)
-    assert 0 < n_recovered(found, [rows[0][:, columns]], rtol=1e-3) < 100
-    assert "out of turn" in wire.refused[-1]
-    with pytest.raises(PolicyRefused, match="max_rounds=1000 exceeds 200"):
-        Wire.to(rows, ALLOWED, {"n_components": 5, "max_rounds": 1000})
+    for most, low, high in ((1, 50, 90), (None, 195, 200)):
+        liar = liar_to(rows, replace(ALLOWED, max_runs_per_day=most))
+        liar.begin(**ROBUST)
+        assert low <= score(moved_center(liar), rows[0]).records <= high
+        assert "'hard_round' is out of turn" in liar.refusals[0]
+    with pytest.raises(Refused, match="max_rounds=1000 exceeds 200"):
+        liar_to(rows, ALLOWED, {"max_rounds": 1000})

@@ -104,10 +104,10 @@ class Liar:
         """Begin a run; declare a plan if a program is given."""
         self.begin_with(program and RunPlan("", program, parameters, self.roster))
 
-    def begin_with(self, plan: RunPlan | str | None) -> None:
+    def begin_with(self, plan: RunPlan | str | None, name: str | None = None) -> None:
         """Begin a run with this plan, which gets the name of the run, or without one."""
         self._n_runs += 1
-        name = f"run-{self._n_runs}"
+        name = name or f"run-{self._n_runs}"
         self._run, self._round = f"{name}.1", 0
         self.plan = replace(plan, run=name) if isinstance(plan, RunPlan) else None
         if self.plan is not None:
@@ -122,6 +122,10 @@ class Liar:
     def again(self) -> None:
         """Begin another run with the same plan."""
         self.begin_with(self.plan)
+
+    def go_back(self) -> None:
+        """Ask the next question with the number of the last one, or before the first one."""
+        self._round -= 1
 
     def ask(
         self, question: str, *, verb: str | None = None, n_sites: int | None = None, **arrays: Any

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,15 +26,32 @@ import numpy as np
 
 from fedpca.arrays import Array
 from fedpca.audit import lying_robust, lying_sums
-from fedpca.audit.liar import Found, Liar, Refused, Score, guess_from_model, score
+from fedpca.audit.liar import (
+    Found,
+    Liar,
+    Refused,
+    Score,
+    guess_from_model,
+    made_up_key,
+    score,
+)
 from fedpca.errors import InputError
 from fedpca.protocol.plan import MAX_ROUNDS
-from fedpca.site.policy import TRUSTING, Policy
+from fedpca.site.policy import JOINING, TRUSTING, Policy
 from fedpca.site.site import Site
+from fedpca.solvers.robust.contract import MAX_ROUNDS as MAX_ROBUST_ROUNDS
 
-STRICT = Policy(min_rows=20, min_count=10, min_sites=3)
+STRICT = Policy(
+    min_rows=20,
+    min_count=10,
+    min_change=20,
+    min_sites=3,
+    max_runs_per_day=20,
+    max_rounds_per_day=2000,
+)  # the lab adds the keys of the sites as peers
 MAX_FEATURES = 100
 MAX_ROWS = 200  # of each site; more rows take longer and show nothing else
+MANY_GAPS = 15  # rows with gaps, more than the min_count of a policy here
 N_MADE_UP = 2  # sites that join a site that is attacked alone
 
 Plan = Mapping[str, Any]
@@ -46,7 +63,17 @@ def _pca(solver: str, **parameters: Any) -> Plan:
     return {"program": "FederatedPCA", "solver": solver, **common, **parameters}
 
 
-ROBUST: Plan = {"program": "RobustPCA", "n_components": 1, "max_rounds": MAX_ROUNDS}
+ROBUST: Plan = {
+    "program": "RobustPCA",
+    "n_components": MAX_FEATURES,
+    "max_components": None,
+    "center": "median",
+    "scale": True,
+    "rows": "all",
+    "tol": 1e-9,
+    "max_rounds": MAX_ROBUST_ROUNDS,
+    "solver": "threshold",
+}
 
 
 @dataclass(frozen=True)
@@ -77,6 +104,11 @@ def between_constants(rows: Array) -> Array:
     return np.column_stack([np.zeros(len(rows)), rows, np.zeros(len(rows))])
 
 
+def few_rows(rows: Array) -> Array:
+    """Return six of the rows, as a small site would have."""
+    return rows[:6]
+
+
 def with_gap(rows: Array) -> Array:
     """Return rows of which the first lacks its last value."""
     gapped = rows.copy()
@@ -84,7 +116,16 @@ def with_gap(rows: Array) -> Array:
     return gapped
 
 
+def with_gaps(rows: Array) -> Array:
+    """Return rows of which some lack their last value, and one the value before it."""
+    gapped = rows.copy()
+    gapped[1:MANY_GAPS, -1] = np.nan
+    gapped[0, -2] = np.nan
+    return gapped
+
+
 COVARIANCE, LANCZOS = _pca("covariance"), _pca("lanczos")
+SCALED = _pca("lanczos", scale=True)  # which leaves the scale to the coordinator
 ATTACKS = {
     attack.name: attack
     for attack in (
@@ -94,17 +135,25 @@ ATTACKS = {
         Attack("single values", lying_robust.single_values, (ROBUST, LANCZOS)),
         Attack("single values, totals", lying_robust.single_values, (ROBUST, LANCZOS), "totals"),
         Attack("extreme values", lying_robust.extreme_values, (ROBUST, LANCZOS)),
-        Attack("far mean", lying_sums.far_mean, (LANCZOS,)),
-        Attack("far mean, totals", lying_sums.far_mean, (LANCZOS,), "totals"),
-        Attack(
-            "constant columns", lying_sums.constant_columns, (LANCZOS,), plant=between_constants
-        ),
+        Attack("moved center", lying_robust.moved_center, (ROBUST,)),
+        Attack("moved center, totals", lying_robust.moved_center, (ROBUST,), "totals"),
+        Attack("far mean", lying_sums.far_mean, (SCALED,)),
+        Attack("far mean, totals", lying_sums.far_mean, (SCALED,), "totals"),
+        Attack("constant columns", lying_sums.constant_columns, (SCALED,), plant=between_constants),
         Attack("sign flips", lying_sums.sign_flips, (_pca("lanczos", n_components="auto"),)),
+        Attack(
+            "few rows flipped",
+            lying_sums.few_rows_flipped,
+            (_pca("lanczos", n_components="auto"),),
+            plant=few_rows,
+        ),
         Attack("rare flag", lying_sums.rare_flag, (COVARIANCE,), plant=with_flag),
         Attack("rare flag, totals", lying_sums.rare_flag, (COVARIANCE,), "totals", with_flag),
         Attack("one row less", lying_sums.one_row_less, (COVARIANCE,)),
         Attack("one row less, totals", lying_sums.one_row_less, (COVARIANCE,), "totals"),
         Attack("gaps", lying_sums.with_and_without_gaps, (COVARIANCE,), plant=with_gap),
+        Attack("gaps, one value", lying_sums.with_and_without_gaps, (COVARIANCE,), plant=with_gaps),
+        Attack("moved fill", lying_sums.moved_fill, (COVARIANCE,), plant=with_gap),
         Attack("claimed sites", lying_sums.claimed_sites, (COVARIANCE,)),
         Attack("invented sites", lying_sums.invented_sites, (COVARIANCE,)),
         Attack("colluding sites", lying_sums.colluding_sites, (COVARIANCE,), "colluding"),
@@ -144,7 +193,7 @@ class Outcome(NamedTuple):
         if self.records:
             found.append(f"{self.records} of {self.n_records} records")
         elif self.values:
-            found.append(f"{self.values} values")
+            found.append(f"{self.values} value{'' if self.values == 1 else 's'}")
         found += self.facts if not self.records else ()
         return ", ".join(found) or "nothing"
 
@@ -181,7 +230,7 @@ class Lying:
 def attack_site(
     sites: Any,
     *,
-    policy: Policy | None = None,
+    policy: Policy | Mapping[str, Policy] | None = None,
     attacks: Iterable[str] | None = None,
     on_attack: Callable[[str], None] | None = None,
 ) -> Lying:
@@ -195,16 +244,19 @@ def attack_site(
         Each site's rows, as for `FederatedPCA.fit`, or a `Site`; at most 100 features. Of each, the
         first 200 rows without gaps are attacked. A single site is joined by two made-up ones, with rows
         drawn from a normal distribution with its mean and covariance.
-    policy : Policy, optional
-        The policy to attack beside an open one and the default one; by default, a strict one.
+    policy : Policy or dict, optional
+        The policy to attack beside an open one and the default one, or several by name; by default, a
+        strict one.
     attacks : iterable of str, optional
         The names of the attacks; by default, all in `ATTACKS`.
     on_attack : callable, optional
         Called with the name of each attack before it starts.
     """
     rows = _rows_of(sites)
-    policies = {"open": TRUSTING, "default": Policy()}
-    policies["strict" if policy is None else "yours"] = policy or STRICT
+    if policy is None:
+        policy = {"strict": replace(STRICT, peers=tuple(map(made_up_key, rows)))}
+    own = policy if isinstance(policy, Mapping) else {"yours": policy}
+    policies = {"open": TRUSTING, "default": JOINING, **own}
     outcomes = []
     for attack in _chosen(attacks):
         if on_attack is not None:

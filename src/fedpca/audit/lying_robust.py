@@ -1,150 +1,320 @@
 """Attack sites with the questions of robust PCA, which count and select rows.
 
-``count_values`` says how many values lie in each part of a bin. Asked for every bin that holds a value,
-over and over, it spells out all values, six bits in a round. ``clipped_product`` drops entries beyond a
-threshold. In a frame in which one row alone has a key within the threshold, it returns that row times
-its key. Both work on totals over sites as on one site's answers.
+- ``count_values`` says how many values are less than a point. Asked for many points at once, over and
+  over, it spells out all values, two bits in a round.
+- ``clipped_product`` drops entries beyond a threshold. In a frame in which a single row has its key
+  within the threshold, the product is that row times its key.
+- A site that allows "robust" holds a run to one frame, to thresholds that stay or fall, and to
+  histograms that narrow in order. But the center of ``hard_round`` moves in every round. In small
+  steps, it takes one row after another across the edge of what counts. What a row changes in the sums
+  is the row.
+
+All of them work on totals over sites as on one site's answers.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedpca.arrays import Array
 from fedpca.audit.liar import Found, Liar, Refused
-from fedpca.solvers.robust.medians import BINS, BITS, FIRST_SHIFT, KINDS, SIGN
+from fedpca.solvers.robust.medians import BITS, FIRST_SHIFT, KINDS, SHIFTS, SIGN
 from fedpca.solvers.standardize import names_to_bytes
 
-KEY = 0.5  # where the chosen row lies in units of the threshold, so that its product is not zero
+DIGIT = 2  # bits of a value that are found in a round
+MAX_POINTS = 1 << 14  # in a question
+LARGEST = np.finfo(np.float64).max
+FAR = 4.0  # below all values, in units of their largest distance from the mean
+IS_ONE_ROW = 1e-9  # a product of rank one, up to this
+NARROWEST = 1e-7  # of the range; rows that are closer together stay together
+MAX_DEVIATIONS = 5.0  # from the mean, within which a moved center looks for rows
+STEP = 1e-5  # of this range, by which the center moves to show the sums of scores
+PER_STEP = 32  # and no more than this part of the rest
+FLAT = 1e6  # scale of the columns that are read beside a moved center
 
 
 def single_values(liar: Liar) -> Found:
-    """Read every value of every column, bit by bit, with histograms."""
-    d = _count(liar)[0]
-    return Found(values=dict(enumerate(_values_of(liar, np.arange(d)))))
+    """Read every value of every column, bit by bit, by counting the values below many points."""
+    d, n, mean = _count(liar)
+    liar.ask("squares_present", about=mean)
+    columns, ranks = np.divmod(np.arange(d * n), n)
+    return Found(values=dict(enumerate(_values_at(liar, columns, ranks).reshape(d, n))))
 
 
 def extreme_values(liar: Liar) -> Found:
-    """Read the smallest and the largest value of each column with histograms."""
-    d = _count(liar)[0]
-    ends = [_narrow(liar, np.arange(d), last=last) for last in (False, True)]
-    values = {j: np.array([end[j] for end in ends]) for j in range(d)}
-    return Found(values=values, facts={"smallest": ends[0], "largest": ends[1]})
+    """Read the smallest and the largest value of each column by counting the values below points."""
+    d, n, mean = _count(liar)
+    liar.ask("squares_present", about=mean)
+    ends = _values_at(liar, np.tile(np.arange(d), 2), np.repeat([0, n - 1], d)).reshape(2, d)
+    facts = {"smallest": ends[0], "largest": ends[1]}
+    return Found(values=dict(enumerate(ends.T)), facts=facts)
 
 
 def robust_rows(liar: Liar) -> Found:
-    """Single out row after row by a threshold on one column, and read the others beside it."""
-    d, n = _count(liar)
-    key, keys = _key_column(liar, d, n)
-    if keys is None:
-        return Found()
-    scale = np.full(d, 4 * max(1.0, _largest(liar, d)))
-    records: list[Array] = []
-    for value, gap in zip(keys, _gaps(keys), strict=True):
-        mean, own = np.zeros(d), scale.copy()
-        own[key] = gap / 2  # all other rows are at least two units away
-        mean[key] = value - KEY * own[key]
-        try:
-            product = _product(liar, mean, own, key)
-        except Refused:
+    """Single out row after row by a window in one column, and read the others beside it."""
+    d, n, mean = _count(liar)
+    radius = np.sqrt(liar.ask("squares_present", about=mean)["squares"])
+    best: list[Array] = []
+    for pivot in range(d):
+        found: list[Array] = []
+        with suppress(Refused):
+            for record in _records_in_windows(liar, pivot, mean, radius):
+                found.append(record)  # what was found before a refusal stays
+        best = max(best, found, key=len)
+        if len(best) >= n:
             break
-        record = product * own * own[key] / (value - mean[key])
-        record[key] = value
-        records.append(record)
-    return Found(np.array(records) if records else None, {key: keys})
+    return Found(np.array(best) if best else None)
 
 
-def _count(liar: Liar) -> tuple[int, int]:
-    """Return the number of columns and the number of rows, which come first in an honest run."""
+def moved_center(liar: Liar) -> Found:
+    """Keep to the rules of a robust run, and move its center until one row after another crosses over.
+
+    When the rounds of a run are used up, the next run goes on.
+    """
+    found: list[Array] = []
+    with suppress(Refused):
+        for record in _Moving(liar).records():
+            found.append(record)  # what was found before a refusal stays
+    return Found(np.array(found) if found else None)
+
+
+class _Counted(NamedTuple):
+    """What comes first in an honest run: the number of columns and of rows, and the mean."""
+
+    d: int
+    n: int
+    mean: Array
+
+
+def _count(liar: Liar) -> _Counted:
     d = int(liar.ask_one("column_names")["n_features"])
-    return d, int(liar.ask("count_present", features=names_to_bytes(None))["n"])
+    answer = liar.ask("count_present", features=names_to_bytes(None))
+    return _Counted(d, int(answer["n"]), answer["total"] / np.maximum(answer["present"], 1))
 
 
-def _key_column(liar: Liar, d: int, n: int) -> tuple[int, Array | None]:
-    """Return a column in which all rows differ, and its values."""
-    for column in range(d):
-        values = _values_of(liar, np.array([column]))[0]
-        if len(np.unique(values)) == n:
-            return column, np.sort(values)
-    return 0, None
+def _values_at(liar: Liar, columns: Array, ranks: Array) -> Array:
+    """Return the values with these ranks in their columns, ``(m,)``; the smallest has rank 0."""
+    prefix = np.zeros(len(columns), np.uint64)
+    digits = np.arange(1, 1 << DIGIT, dtype=np.uint64)
+    for shift in range(64 - DIGIT, -1, -DIGIT):
+        begins = (prefix[:, None] << np.uint64(DIGIT) | digits) << np.uint64(shift)
+        below = _n_below(liar, np.repeat(columns, len(digits)), _from_bits(begins.ravel()))
+        is_reached = below.reshape(begins.shape) <= ranks[:, None]
+        prefix = prefix << np.uint64(DIGIT) | is_reached.sum(axis=1).astype(np.uint64)
+    return _from_bits(prefix)
 
 
-def _largest(liar: Liar, d: int) -> float:
-    ends = [np.abs(_narrow(liar, np.arange(d), last=last)).max() for last in (False, True)]
-    return float(max(ends))
+def _n_below(liar: Liar, columns: Array, points: Array) -> Array:
+    """Return how many values of each column are less than a point, ``(m,)``."""
+    counts = []
+    for start in range(0, len(points), MAX_POINTS):
+        about = np.clip(points[start : start + MAX_POINTS], -LARGEST, LARGEST)
+        some = columns[start : start + MAX_POINTS]
+        counts.append(_histograms(liar, some, about, np.zeros(len(some)), FIRST_SHIFT)["less"])
+    return np.concatenate(counts)
 
 
-def _product(liar: Liar, mean: Array, scale: Array, key: int) -> Array:
-    """Return the product of a column with all columns in a frame, of entries within one unit."""
-    d = len(mean)
-    U = np.zeros((d, 1))
-    U[key] = 1.0
+def _histograms(liar: Liar, features: Array, about: Array, guess: Array, shift: int) -> Any:
+    return liar.ask(
+        "count_values",
+        features=features.astype(np.int64),
+        about=about,
+        guess=guess,
+        shift=np.int64(shift),
+        of=np.int64(KINDS.index("values")),
+    )
+
+
+def _from_bits(ordered: Array) -> Array:
+    """Return the numbers whose bits sort like these integers; beyond the largest, an infinity."""
+    numbers = np.where(ordered & SIGN, ordered ^ SIGN, ~ordered).view(np.float64)
+    ends = np.where(ordered & SIGN, np.inf, -np.inf)
+    return np.where(np.isnan(numbers), ends, numbers)
+
+
+def value_in_bins(
+    liar: Liar, column: int, d: int, prefer: Callable[[Array], Any] = np.argmin
+) -> float:
+    """Return a number near a value of a column: follow the bin with the fewest values, in order."""
+    guess = np.zeros(d)
+    for shift in SHIFTS:
+        counts = _histograms(liar, np.arange(d), np.zeros(d), guess, shift)["counts"][column, 1:-1]
+        held = np.flatnonzero(counts)
+        if not held.size:
+            break
+        ordered = (guess[column : column + 1] + 0.0).view(np.uint64)
+        ordered = np.where(ordered & SIGN, ~ordered, ordered | SIGN) >> np.uint64(shift)
+        part = np.uint64(held[prefer(counts[held])])
+        bits = np.uint64(BITS)
+        guess = guess.copy()
+        guess[column] = _from_bits((ordered >> bits << bits | part) << np.uint64(shift))[0]
+    return float(guess[column])
+
+
+def _records_in_windows(liar: Liar, pivot: int, mean: Array, radius: Array) -> Iterator[Array]:
+    """Yield the records whose value in one column lies in a window that holds no other row.
+
+    The other columns are centered below all their values, and one of them at two points. So the
+    products tell the sum of the pivot's entries in the window, beside the sum of their squares. If the
+    square of the one is the other, there is one row.
+    """
+    d, far = len(mean), FAR * float(radius.max()) or 1.0
+    other = (pivot + 1) % d
+    windows = [(mean[pivot] - radius[pivot], mean[pivot] + radius[pivot])]
+    narrowest = NARROWEST * 2 * radius[pivot]
+    while windows:
+        low, high = windows.pop()
+        middle, half = (low + high) / 2, (high - low) / 2
+        scale = np.full(d, FAR * FAR * far / half if half else 1.0)
+        scale[pivot] = 1.0
+        sums = []
+        for times in (1, 2):
+            center = mean - far
+            center[[pivot, other]] = middle, mean[other] - times * far
+            sums.append(_product(liar, center, scale, pivot, half) * scale)
+        squares, total = sums[0][pivot], (sums[1][other] - sums[0][other]) / far
+        if squares and abs(squares - total**2) <= IS_ONE_ROW * squares:
+            record = sums[0] / total + mean - far
+            record[pivot] = total + middle
+            yield record
+        elif squares and high - low > narrowest:
+            windows += [(low, middle), (middle, high)]
+
+
+def _product(liar: Liar, center: Array, scale: Array, key: int, threshold: float) -> Array:
+    """Return the product of a column with all columns in a frame, of entries within a threshold."""
+    d = len(center)
     frame: dict[str, Any] = {
-        "mean": mean,
+        "mean": center,
         "scale": scale,
         "varies": np.ones(d, np.uint8),
         "reference": np.float64(1.0),
     }
     try:
         liar.ask("begin_robust", **frame)
-    except Refused:  # a frame may be set once a run, so that each row takes a run
+    except Refused:  # a frame may be set once a run, so that each window takes a run
         liar.again()
-        _count(liar)
+        liar.ask("squares_present", about=_count(liar).mean)
         liar.ask("begin_robust", **frame)
-    return np.asarray(liar.ask("clipped_product", U=U, threshold=np.float64(1.0))["Y"][:, 0])
+    U = np.eye(d)[:, [key]]
+    answer = liar.ask("clipped_product", U=U, threshold=np.float64(threshold))
+    return np.asarray(answer["Y"][:, 0])
 
 
-def _gaps(sorted_values: Array) -> Array:
-    """Return each value's distance to the nearest other value."""
-    apart = np.diff(sorted_values, prepend=-np.inf, append=np.inf)
-    gaps = np.minimum(apart[:-1], apart[1:])
-    return np.where(np.isfinite(gaps), gaps, 1.0)
+class _Below(NamedTuple):
+    """The number of rows below an edge, the sum of their keys, and the sums of their scores."""
 
+    n: int
+    keys: float
+    scores: Array
 
-def _counts(liar: Liar, features: Array, prefix: Array, shift: int) -> Array:
-    """Return how many values of each feature have these leading bits, by the next bits."""
-    is_first = shift == FIRST_SHIFT  # whose bins are the same about any guess
-    bits = (prefix << np.uint64(BITS)) << np.uint64(0 if is_first else shift)
-    guess = np.zeros(len(features)) if is_first else _from_bits(bits)
-    answer = liar.ask(
-        "count_values",
-        features=features.astype(np.int64),
-        about=np.zeros(len(features)),
-        guess=guess,
-        shift=np.int64(shift),
-        of=np.int64(KINDS.index("values")),
-    )
-    return np.asarray(answer["counts"][:, 1 : BINS + 1])
-
-
-def _values_of(liar: Liar, columns: Array) -> list[Array]:
-    """Return all values of some columns: split every bin that holds a value until it is a number."""
-    features, prefix = columns.astype(np.int64), np.zeros(len(columns), np.uint64)
-    for shift in range(FIRST_SHIFT, -1, -BITS):
-        counts = _counts(liar, features, prefix, shift)
-        where, part = np.nonzero(counts)
-        how_many = counts[where, part]
-        features = features[where]
-        prefix = (prefix[where] << np.uint64(BITS)) | part.astype(np.uint64)
-    numbers = np.repeat(_from_bits(prefix), how_many)
-    owners = np.repeat(features, how_many)
-    return [numbers[owners == column] for column in columns]
-
-
-def _narrow(liar: Liar, columns: Array, *, last: bool) -> Array:
-    """Return the smallest or the largest value of each column."""
-    prefix = np.zeros(len(columns), np.uint64)
-    for shift in range(FIRST_SHIFT, -1, -BITS):
-        is_held = _counts(liar, columns, prefix, shift) > 0
-        part = (
-            BINS - 1 - np.argmax(is_held[:, ::-1], axis=1) if last else np.argmax(is_held, axis=1)
+    def less(self, other: _Below) -> _Below:
+        return _Below(
+            self.n - other.n, self.keys - other.keys, np.asarray(self.scores - other.scores)
         )
-        prefix = (prefix << np.uint64(BITS)) | part.astype(np.uint64)
-    return _from_bits(prefix)
 
 
-def _from_bits(ordered: Array) -> Array:
-    """Return the numbers whose bits sort like these integers."""
-    return np.where(ordered & SIGN, ordered ^ SIGN, ~ordered).view(np.float64)
+class _Moving:
+    """Rounds of robust PCA whose scores are all columns but one, the key, in which the center moves.
+
+    An entry counts if it lies within the threshold of the center. So the keys below an edge count, or
+    those above it, as the center lies far to the one side or to the other.
+    """
+
+    def __init__(self, liar: Liar) -> None:
+        self._liar = liar
+        d, n, mean = _count(liar)
+        squares = self._squares(mean)
+        self._key = key = int(np.argmax(squares))
+        self._others = np.delete(np.arange(d), key)
+        away = MAX_DEVIATIONS * float(np.sqrt(squares[key] / n)) or 1.0
+        self._low, self._high = float(mean[key]) - away, float(mean[key]) + away
+        self._middle, self._reach = float(mean[key]), 4 * away
+        self._scale = np.full(d, FLAT)
+        self._scale[key] = 1.0
+        self._all: _Below | None = None
+        self._begin()
+
+    def _squares(self, mean: Array) -> Array:
+        return np.asarray(self._liar.ask("squares_present", about=mean)["squares"])
+
+    def _begin(self) -> None:
+        d = len(self._scale)
+        self._liar.ask(
+            "begin_robust",
+            mean=np.zeros(d),
+            scale=self._scale,
+            varies=np.ones(d, np.uint8),
+            reference=np.float64(1.0),
+        )
+        self._is_first = 1
+
+    def _go_on(self) -> None:
+        """Begin another run like this one."""
+        self._liar.again()
+        self._squares(_count(self._liar).mean)
+        self._begin()
+
+    def records(self) -> Iterator[Array]:
+        """Yield the rows that lie alone between two edges, halving the range until each row does."""
+        self._all = self._below(self._high, STEP * (self._high - self._low))
+        none = _Below(0, 0.0, np.zeros(len(self._others)))
+        pending = [] if self._all is None else [(self._low, self._high, none, self._all)]
+        while pending:
+            low, high, before, after = pending.pop()
+            between = after.less(before)
+            if between.n == 1:
+                record = np.empty(len(self._scale))
+                record[self._key], record[self._others] = between.keys, between.scores
+                yield record
+            elif between.n > 1 and high - low > NARROWEST * (self._high - self._low):
+                middle, at_middle = self._split(low, high)
+                pending += [(low, middle, before, at_middle), (middle, high, at_middle, after)]
+
+    def _split(self, low: float, high: float) -> tuple[float, _Below]:
+        """Return an edge near the middle of a range that no row is at, and what lies below it."""
+        step = min(STEP * (self._high - self._low), (high - low) / PER_STEP)
+        edge = (low + high) / 2
+        while (at_edge := self._below(edge, step)) is None:
+            edge += 2 * step
+        return edge, at_edge
+
+    def _below(self, edge: float, step: float) -> _Below | None:
+        """Return the sums over the rows below an edge, or None if a row is at the edge.
+
+        The center moves twice, and no row crosses in between. Then the products differ by the move
+        times the sums of the scores.
+        """
+        side = 1 if edge >= self._middle or self._all is None else -1
+        first, second = (self._ask(e, side) for e in (edge, edge + step))
+        if first[0] != second[0]:
+            return None
+        scores = (first[2] - second[2]) / step * FLAT
+        found = _Below(first[0], first[1], scores)
+        return found if side == 1 or self._all is None else self._all.less(found)
+
+    def _ask(self, edge: float, side: int) -> tuple[int, float, Array]:
+        """Return the number and the sum of the keys that count, and their products with the scores."""
+        center = np.zeros(len(self._scale))
+        center[self._key] = edge - side * self._reach
+        asked: dict[str, Any] = {
+            "U": np.eye(len(center))[:, self._others],
+            "turn": np.eye(len(self._others)),
+            "center": center,
+            "mean_scores": np.zeros(len(self._others)),
+            "threshold": np.float64(self._reach),
+            "reach": np.zeros(len(center)),
+        }
+        try:
+            answer = self._liar.ask("hard_round", **asked, is_first=np.int64(self._is_first))
+        except Refused:  # the rounds of the run are used up
+            self._go_on()
+            answer = self._liar.ask("hard_round", **asked, is_first=np.int64(1))
+        self._is_first = 0
+        n = int(answer["good"][self._key])
+        keys = float(answer["total"][self._key]) + n * float(center[self._key])
+        return n, keys, answer["AV"][self._key]

@@ -10,13 +10,14 @@ flag that only one row has, two sums that differ by one row, or a rounding that 
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedpca.arrays import Array
+from fedpca.arrays import Array, Arrays
 from fedpca.audit.liar import Found, Liar, Refused, made_up_key
 from fedpca.linalg.dense import unpack_triangle
 from fedpca.linalg.parallel_analysis import MANY_DRAWS
@@ -35,6 +36,10 @@ IS_ONE = 1e-9  # a sum within this of 1 stands on a single flag
 MIN_COLUMNS_TO_ROUND = 7  # two runs leave out three columns each, and share one
 GRID_BITS = 52
 NOTCH = 2.0**-14  # a small entry of a block, which keeps it orthonormal within the tolerance
+MIN_COLUMNS_TO_SOLVE = 4
+MAX_ROWS_TO_SOLVE = 8  # whose signs all occur within a day
+MAX_RUNS_TO_SOLVE = 99
+IS_SAME = 1e-12  # of the largest, for two sums with the same signs
 DEPTH = 60  # halvings of an interval of thresholds
 
 
@@ -122,8 +127,38 @@ def with_and_without_gaps(liar: Liar) -> Found:
             features=names_to_bytes(None),
             missing=np.int64(MISSING.index(missing)),
         )
+    apart = sums["mean"]["total"] - sums["drop"]["total"]
     is_one = sums["mean"]["n"] - sums["drop"]["n"] == 1
-    return Found((sums["mean"]["total"] - sums["drop"]["total"])[None] if is_one else None)
+    single = np.flatnonzero(sums["mean"]["present"] - sums["drop"]["n"] == 1)
+    return Found(apart[None] if is_one else None, {int(j): apart[[j]] for j in single})
+
+
+def moved_fill(liar: Liar) -> Found:
+    """Fill gaps with two means, which shows the sums over the rows without a gap in a column.
+
+    A filled gap is zero about the mean. So if the mean of column k moves by c, its product with column
+    j falls by c times the sum of column j over the rows that have a value in column k.
+    """
+    sums, products = _filled(liar, None)
+    n, d = int(sums["n"]), len(sums["total"])
+    gapped = np.flatnonzero(n - sums["present"] == 1)
+    values: dict[int, list[float]] = {j: [] for j in range(d)}
+    for k in gapped:
+        moved = _filled(liar, np.eye(d)[k])[1]
+        apart = sums["total"] - (products - moved)[:, k]
+        for j in np.flatnonzero(np.arange(d) != k):
+            values[int(j)].append(float(apart[j]))
+    return Found(values={j: np.array(each) for j, each in values.items()})
+
+
+def _filled(liar: Liar, mean: Array | None) -> tuple[Arrays, Array]:
+    """Return the sums of a run that fills gaps, and its products about a mean, or about zero."""
+    liar.begin("FederatedPCA", solver="covariance", n_components=1, missing="mean")
+    d = int(liar.ask_one("column_names")["n_features"])
+    sums = liar.ask(
+        "count_and_sum", features=names_to_bytes(None), missing=np.int64(MISSING.index("mean"))
+    )
+    return sums, _triangle(liar, d, mean)
 
 
 def out_of_turn(liar: Liar) -> Found:
@@ -198,21 +233,15 @@ def sign_flips(liar: Liar) -> Found:
     n, d = begun.n, begun.d
     if d < 3 or n > rows_per_block(d):
         return Found()
-    mean, radius = begun.sums / n, _radius(liar, begun)
-    low = mean - 1.1 * radius
+    mean, ones = begun.sums / n, np.ones(d)
+    energy = liar.ask("standardize", mean=mean, scale=ones, n_products=np.int64(1))["energy"]
+    low = mean - 1.1 * np.sqrt(energy)
     pairs = [(j, k) for k in range(d) for j in range(k)]
     design: list[Array] = []
     totals: list[Array] = []
     for seed in range(n // MANY_DRAWS + 2):
-        liar.again()
-        _begin(liar)
-        liar.ask("standardize", mean=low, scale=np.ones(d), n_products=np.int64(d))
-        liar.ask("covariance_product", Z=np.eye(d, 1))  # the rule asks after a look at the spectrum
-        liar.ask("draw_signs", seed=np.int64(seed))
-        flipped = liar.ask("flipped_triangles", n_flips=np.int64(MANY_DRAWS))["triangles"]
-        for flip in range(MANY_DRAWS):
-            design.append(_signs(liar.names[0], seed, flip, (n, d)))
-            totals.append(unpack_triangle(flipped[flip]))
+        totals += _flipped_grams(liar, low, seed)
+        design += [_signs(liar.names[0], seed, flip, (n, d)) for flip in range(MANY_DRAWS)]
     signs, grams = np.array(design), np.array(totals)
     logs = np.zeros((len(pairs), n))
     for index, (j, k) in enumerate(pairs):
@@ -222,6 +251,91 @@ def sign_flips(liar: Liar) -> Found:
     for index, pair in enumerate(pairs):
         from_pairs[index, list(pair)] = 1.0
     return Found(low + np.exp(np.linalg.lstsq(from_pairs, logs, rcond=None)[0]).T)
+
+
+def few_rows_flipped(liar: Liar) -> Found:
+    """Collect products with unknown signs over many runs, until all signs of a few rows have occurred.
+
+    With all entries positive, the product of two columns is ``sum +-p_i``, with one p_i for each row.
+    Over all signs, the distances to the largest sum are all sums over subsets of the p_i, which tell
+    the p_i. The products of three columns then tell the entries.
+    """
+    begun = _begin(liar)
+    n, d = begun.n, begun.d
+    if d < MIN_COLUMNS_TO_SOLVE or n > MAX_ROWS_TO_SOLVE:
+        return Found()
+    mean, ones = begun.sums / n, np.ones(d)
+    energy = liar.ask("standardize", mean=mean, scale=ones, n_products=np.int64(1))["energy"]
+    low = mean - 1.1 * np.sqrt(energy)
+    grams: list[Array] = []
+    for seed in range(MAX_RUNS_TO_SOLVE):
+        try:
+            grams += _flipped_grams(liar, low, seed)
+        except Refused:
+            break
+        subsets = _products_of_rows(np.array(grams), n)
+        if subsets is not None:
+            return Found(low + _entries_from_products(subsets, n, d))
+    return Found()
+
+
+def _flipped_grams(liar: Liar, mean: Array, seed: int) -> list[Array]:
+    """Return the products of all columns with all flips of one run."""
+    liar.again()
+    d = _begin(liar).d
+    liar.ask("standardize", mean=mean, scale=np.ones(d), n_products=np.int64(d))
+    liar.ask("covariance_product", Z=np.eye(d, 1))  # the rule asks after a look at the spectrum
+    liar.ask("draw_signs", seed=np.int64(seed))
+    flipped = liar.ask("flipped_triangles", n_flips=np.int64(MANY_DRAWS))["triangles"]
+    return [unpack_triangle(each) for each in flipped]
+
+
+def _products_of_rows(grams: Array, n: int) -> dict[tuple[int, int], Array] | None:
+    """Return each pair of columns' products in all rows, ``(n,)``, if all signs have occurred."""
+    d = grams.shape[1]
+    found = {}
+    for k in range(d):
+        for j in range(k):
+            seen = np.sort(grams[:, j, k])
+            sums = seen[np.diff(seen, prepend=-np.inf) > IS_SAME * seen[-1]]
+            if len(sums) != 1 << n:
+                return None
+            found[j, k] = _from_subset_sums((sums[-1] - sums[::-1]) / 2)
+    return found
+
+
+def _from_subset_sums(sums: Array) -> Array:
+    """Return the positive numbers whose sums over all subsets these are, in ascending order."""
+    known, numbers = np.zeros(1), []
+    left = sums[1:]
+    while len(left):
+        numbers.append(left[0])
+        added = known + left[0]
+        known = np.concatenate([known, added])
+        left = np.delete(left, np.unique([np.argmin(np.abs(left - each)) for each in added]))
+    return np.array(numbers)
+
+
+def _entries_from_products(products: dict[tuple[int, int], Array], n: int, d: int) -> Array:
+    """Return the rows whose products of columns these are; the order within each pair is unknown.
+
+    ``u = a_0 a_1``, ``v = a_0 a_2`` and ``w = a_1 a_2`` belong to one row if the entries that follow
+    from them have the products with another column that were found.
+    """
+    rows = []
+    for u, v, w in itertools.product(products[0, 1], products[0, 2], products[1, 2]):
+        row = np.zeros(d)
+        row[0] = np.sqrt(u * v / w)
+        row[1:3] = u / row[0], v / row[0]
+        off = 0.0
+        for k in range(3, d):
+            given = products[0, k] / row[0]
+            also = [products[j, k] / row[j] / given[:, None] - 1 for j in (1, 2)]
+            errors = np.max([np.abs(each).min(axis=1) for each in also], axis=0)
+            row[k], off = given[np.argmin(errors)], max(off, float(errors.min()))
+        rows.append((off, row))
+    rows.sort(key=lambda each: each[0])
+    return np.array([row for _, row in rows[:n]])
 
 
 def far_mean(liar: Liar) -> Found:
@@ -236,7 +350,7 @@ def far_mean(liar: Liar) -> Found:
     d = begun.d
     if d < MIN_COLUMNS_TO_ROUND:
         return Found()
-    radius = _radius(liar, begun)
+    radius = _radius(_squares(liar, begun))
     unit = 2.0 ** np.ceil(np.log2(4 * (np.abs(begun.sums / begun.n).max() + radius)))
     parts = [
         _selected_rows(liar, begun, radius, unit, columns)
@@ -251,12 +365,9 @@ def constant_columns(liar: Liar) -> Found:
     Such columns need no far mean: any two numbers that cancel are huge beside a small enough key.
     """
     begun = _begin(liar)
-    d, mean = begun.d, begun.sums / begun.n
-    radius = _radius(liar, begun)
-    liar.again()
-    _begin(liar)
-    liar.ask("standardize", mean=mean, scale=np.ones(d), n_products=np.int64(d))
-    squares = liar.ask("covariance_product", Z=np.eye(d))["Y"].diagonal()
+    mean = begun.sums / begun.n
+    squares = _squares(liar, begun)
+    radius = _radius(squares)
     constant = np.flatnonzero(squares <= IS_ONE)
     if len(constant) < 2 or constant[-1] - constant[0] < 3:
         return Found()
@@ -306,11 +417,14 @@ def _standardized(liar: Liar) -> int:
     return d
 
 
-def _radius(liar: Liar, begun: _Begun) -> float:
+def _squares(liar: Liar, begun: _Begun) -> Array:
+    """Return the sum of squares of each column about the mean, as a run that scales asks for it."""
+    return np.asarray(liar.ask("squares", mean=begun.sums / begun.n)["squares"])
+
+
+def _radius(squares: Array) -> float:
     """Return a distance from the mean that no value exceeds."""
-    mean, ones = begun.sums / begun.n, np.ones(begun.d)
-    energy = liar.ask("standardize", mean=mean, scale=ones, n_products=np.int64(1))["energy"]
-    return float(np.sqrt(energy))
+    return float(np.sqrt(squares.sum()))
 
 
 def _signs(name: str, seed: int, flip: int, shape: tuple[int, int]) -> Array:
@@ -342,6 +456,9 @@ def _selected_rows(
     other = next(j for j in range(d) if j not in columns)
     liar.again()
     _begin(liar)
+    liar.ask(
+        "squares", mean=center
+    )  # the mean of a run is fixed from here on, but the scale is not
     liar.ask("standardize", mean=center, scale=scale, n_products=np.int64(0))
 
     def beyond(threshold: float) -> _Beyond:

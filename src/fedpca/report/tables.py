@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -158,15 +158,16 @@ def lying_as_json(lying: Lying) -> str:
     return json.dumps(contents, indent=2)
 
 
-def lying_as_markdown(lying: Lying) -> str:
-    """Return the table of what each attack recovers, for a page of documentation."""
-    lines = [
-        f"| attack | {' | '.join(lying.policies)} |",
-        f"|---|{'---|' * len(lying.policies)}",
-    ]
+def lying_as_markdown(lying: Lying, policies: Iterable[str] | None = None) -> str:
+    """Return the table of what each attack recovers under some policies, for a page of documentation.
+
+    By default, the table has all policies.
+    """
+    policies = list(lying.policies if policies is None else policies)
+    lines = [f"| attack | {' | '.join(policies)} |", f"|---|{'---|' * len(policies)}"]
     for attack in lying.attacks:
         cells = []
-        for policy in lying.policies:
+        for policy in policies:
             outcome = lying.of(attack, policy)
             cells.append(
                 f"**{outcome.in_words}**, {outcome.questions:,} questions"

@@ -8,12 +8,14 @@ the first 2m rows are enough.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import scipy.sparse as sp
 
 from fedpca.arrays import Array
-from fedpca.rows.gaps import DROP, has_gaps, rows_with_gaps
+from fedpca.rows.gaps import DROP, MEAN, gaps_of, has_gaps, rows_with_gaps
 from fedpca.rows.in_memory import Block, Rows, is_sparse, weighted_blocks
 
 
@@ -23,6 +25,7 @@ class Few(NamedTuple):
     n_rows: int  # that count, or at least 2 m
     n_left_out: int  # because they have gaps, or at least m
     rare: list[str]  # columns in which fewer than m rows, but at least one, differ from most
+    gapped: Sequence[str] = ()  # columns with gaps in fewer than m rows that have a value elsewhere
 
 
 def look_for_few(rows: Rows, m: int, missing: int) -> Few:
@@ -59,9 +62,34 @@ def look_for_few(rows: Rows, m: int, missing: int) -> Few:
         is_rare = _is_rare(np.sort(np.vstack(head), axis=0), m) if n >= m else np.zeros(0, bool)
     else:
         is_rare = (differ > 0) & (differ < m)
-    positions = np.flatnonzero(is_rare)
-    names = [str(i) if rows.features is None else rows.features[i] for i in positions]
-    return Few(n, n_left_out, names)
+    is_gapped = _has_few_gaps(rows, m) if missing == MEAN else np.zeros(0, bool)
+    return Few(n, n_left_out, _names(rows, is_rare), _names(rows, is_gapped))
+
+
+def _has_few_gaps(rows: Rows, m: int) -> Array:
+    """Return in which columns fewer than m rows have a gap and also a value in some other column.
+
+    If gaps take the mean, then moving the mean of the column shows the sum of the other column over
+    these rows.
+    """
+    together = sp.csr_array(
+        (rows.n_features, rows.n_features)
+    )  # rows with gaps in both of two columns
+    for block, _ in weighted_blocks(rows):
+        if has_gaps(block):
+            gaps = sp.csr_array(gaps_of(block))
+            together = together + gaps.T @ gaps
+    number = together.diagonal()
+    pairs = together.tocoo()
+    apart = number[pairs.row] - pairs.data  # rows with a gap in the one, and a value in the other
+    has_few = (number > 0) & (number < m)
+    has_few[pairs.row[(apart > 0) & (apart < m)]] = True
+    return np.asarray(has_few)
+
+
+def _names(rows: Rows, chosen: Array) -> list[str]:
+    positions = np.flatnonzero(chosen)
+    return [str(i) if rows.features is None else rows.features[i] for i in positions]
 
 
 def _is_rare(ordered: Array, m: int) -> Array:

@@ -39,7 +39,12 @@ class Budget:
         self._counted: Counts | None = None
         self._latest = 0  # minute that was seen
         self._run: str | None = None  # that was counted last
+        self._starts_over = False
         self._aside, self._aside_at = 0, 0  # rounds that are set aside, and since which minute
+
+    def start_over(self) -> None:
+        """Count the run that comes next as a new one, also if it has the name of the last."""
+        self._starts_over = True
 
     def spend(self, run: str, path: Path | None) -> None:
         """Count a round of a run, and the run if it is new, or refuse when the budget is spent."""
@@ -47,6 +52,8 @@ class Budget:
             return
         if self._counted is None:
             self._counted = self._load(path)
+        if self._starts_over:
+            self._starts_over, self._run = False, None
         self._latest = max(self._latest, int(self._clock() // 60))
         if run == self._run and self._aside and self._latest < self._aside_at + MAX_ASIDE_MINUTES:
             self._aside -= 1

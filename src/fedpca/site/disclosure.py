@@ -7,6 +7,8 @@
   sum over the column is a sum over these rows;
 - if ``missing="drop"`` leaves out fewer than m rows, the difference from a run that fills the gaps
   would be a sum over these rows;
+- if ``missing="mean"`` fills gaps of one column in fewer than m rows that have a value in another, runs
+  with other means, or without the rows that have gaps, would show sums over these rows;
 - if fewer than `Policy.min_change` rows have changed since the last run, so would the difference from
   that run.
 
@@ -120,7 +122,13 @@ def reason_against(few: Few, min_count: int) -> str | None:
     if 0 < few.n_left_out < min_count:
         return (
             f"missing='drop' would leave out fewer rows than {rule}, and a fit that fills their gaps "
-            "would tell them apart; use missing='mean', or remove these rows from the site's files"
+            "would tell them apart; remove these rows from the site's files, or fill their gaps"
+        )
+    if few.gapped:
+        return (
+            f"in columns {some_of(few.gapped, MAX_NAMES)}, fewer than {min_count} rows have a gap and "
+            f"a value elsewhere, and fits that fill gaps with other means would tell them apart "
+            f"({rule}); fill these gaps in the site's files, or use missing='drop'"
         )
     if few.rare:
         return (

@@ -415,7 +415,11 @@ class Site:
         self.memory = _read_only({} if saved is None else saved.memory)
         self._answered = None if saved is None else (saved.round, saved.reply)
         self._round = 0 if saved is None else saved.round
+        # that of the run before must not answer a round of this one
+        self._memory_before = self.memory
         self._missing = None
+        if saved is None:
+            self._budget.start_over()
         if self._run is not None:
             self._ended.append(self._run)
         self._run = run

@@ -25,7 +25,7 @@ import numpy as np
 
 from fedpca.arrays import Array, Arrays
 from fedpca.coordinator.federation import Federation
-from fedpca.errors import InputError
+from fedpca.errors import InputError, PolicyRefused
 from fedpca.linalg.dense import orth, pack_triangle, top_eigen, unpack_triangle
 from fedpca.linalg.krylov import MAX_KRYLOV_BYTES, KrylovSpace
 from fedpca.linalg.parallel_analysis import (
@@ -39,12 +39,16 @@ from fedpca.linalg.rank_rules import Spectrum, parallel_analysis, settled
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import Question, question
 from fedpca.protocol.script import Order, either, maybe, repeat, then
+from fedpca.rows.gaps import ERROR
+from fedpca.rows.rare import look_for_few
 from fedpca.solvers.costs import triangle_is_cheaper
+from fedpca.solvers.standardize import ColumnSums
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
 
 MAX_ROUNDS = 20  # of block Lanczos on flipped rows; fewer than these find their largest eigenvalues
+LEAST_ROWS = 50  # of 10^6 flips, two differ in the sign of a single row with probability 2 %
 SETTLED = (
     3e-3  # the eigenvalues are known well enough once a round changes them by no more than this
 )
@@ -156,10 +160,25 @@ class FlipSecret:
     check=lambda answer, _: None if answer["n_sites"] == 1 else "does not count as one site",
 )
 def draw_signs(site: Site, seed: Array) -> dict[str, Any]:
-    """Let the site choose the secret that its signs are drawn from, unless it has done so."""
+    """Let the site choose the secret that its signs are drawn from, unless it has done so.
+
+    A few rows have few combinations of signs. Over many runs, whoever collects all of them can tell the
+    rows, although the signs are secret. So a site with few rows and a policy refuses.
+    """
+    if not site.policy.is_open and not site.is_in_process and _has_few_rows(site):
+        raise PolicyRefused(
+            f"the site has fewer than {LEAST_ROWS} rows, and n_components='auto' would tell them apart "
+            "over many runs; use a number of components, or another rule such as 'gap'"
+        )
     if not site.remembers(FlipSecret):
         site.remember(FlipSecret(site.secret(int(seed))))
     return {"n_sites": np.int64(1)}
+
+
+def _has_few_rows(site: Site) -> bool:
+    """Return whether fewer than `LEAST_ROWS` of a site's rows count in this run."""
+    missing = site.recall(ColumnSums).missing if site.remembers(ColumnSums) else ERROR
+    return look_for_few(site.rows, LEAST_ROWS // 2, missing).n_rows < LEAST_ROWS
 
 
 @question(

@@ -201,10 +201,18 @@ def turn_by_noise(deviation: float, squares: Array, inlier_share: Array) -> floa
     answers={"Y": "float64 d r"},
 )
 def clipped_product(site: Site, U: Array, threshold: Array) -> dict[str, Any]:
-    """Send C'(C U), where C is the rows with zeros for entries missing or beyond the threshold."""
-    Y = np.zeros_like(U)
+    """Send C'(C U), where C is the rows with zeros for entries missing or beyond the threshold.
+
+    A column with fewer entries left than the site's ``min_count`` counts as if it had none.
+    """
+    Y, most = np.zeros_like(U), float(threshold)
+    n_left = sum(
+        np.count_nonzero(block.present & (np.abs(block.A) <= most), axis=0)
+        for block in standardized_blocks(site)
+    )
+    few = n_left < site.policy.min_count
     for block in standardized_blocks(site):
-        C = without_large(block.A, float(threshold))
+        C = np.where(few, 0.0, without_large(block.A, most))
         Y += C.T @ (C @ U)
     return {"Y": Y}
 
