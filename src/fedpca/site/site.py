@@ -419,7 +419,8 @@ class Site:
         self._memory_before = self.memory
         self._missing = None
         if saved is None:
-            self._budget.start_over()
+            if self._budget is not None:
+                self._budget.start_over()
         if self._run is not None:
             self._ended.append(self._run)
         self._run = run
