@@ -46,6 +46,9 @@ with Federation.flower(address, credentials="tls", journal=journal, on_round=on_
 """
 
 
+AGREED = ("--policy", "agreed.toml")
+
+
 @pytest.fixture(scope="module")
 def there(tmp_path_factory):
     """A server and two sites; the second keeps its memory and its ledger on a disk of its own."""
@@ -58,8 +61,9 @@ def there(tmp_path_factory):
     is_mounted = _mount(folder / "disk")
     processes = Processes(folder, SITES)
     processes.disk = folder / "disk" if is_mounted else None
-    processes.north = processes.join("north", "north.npy")
-    processes.south = processes.join("south", "south.npy", "--folder", "disk")
+    (folder / "agreed.toml").write_text("gather = true\nend = true\n")
+    processes.north = processes.join("north", "north.npy", *AGREED)
+    processes.south = processes.join("south", "south.npy", "--folder", "disk", *AGREED)
     processes.federation().close()  # which waits until both are online
     yield processes
     processes.stop_all()

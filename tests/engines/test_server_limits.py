@@ -306,7 +306,7 @@ def test_a_site_stores_only_answers_to_questions_that_it_was_asked(there):
         assert answer(stray) == 409
         assert answer(FlowerMessage(wrap(b"first"), reply_to=question)) == 200
         assert answer(FlowerMessage(wrap(b"second"), reply_to=question)) == 409
-        assert answers() == [b"first"]
+        assert answers() == [(b"first", None)]
         assert answer(FlowerMessage(wrap(b"third"), reply_to=question)) == 409
 
 
@@ -317,10 +317,10 @@ def test_a_site_cannot_fill_the_server_s_memory(there):
         assert answer(FlowerMessage(wrap(data[0]), reply_to=question)) == 200
         too_much, _ = ask()
         assert answer(FlowerMessage(wrap(data[1]), reply_to=too_much)) == 413
-        assert answers() == [data[0]]
+        assert answers() == [(data[0], None)]
         question, answers = ask()
         assert answer(FlowerMessage(wrap(data[2]), reply_to=question)) == 200  # there is room again
-        assert answers() == [data[2]]
+        assert answers() == [(data[2], None)]
 
 
 def test_a_site_ends_a_question_that_takes_too_long_and_answers_the_next(there):

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from fedpca import FederatedPCA, Federation, load
+from fedpca import FederatedPCA, Federation, Policy, Site, load
 from fedpca.engines import credentials
 from fedpca.engines.flower import engine
 from fedpca.engines.flower import envelope as wire
@@ -96,11 +96,9 @@ def test_an_answer_of_another_round_is_refused_with_its_own_good_signature(there
     with there.federation(sites=SITES, quorum=2) as fed:
         run = FederatedPCA(3).fit(fed).run_
     there.stop(site, signal.SIGINT)
-    assert (
-        f"site 'third', round 2, while counting rows and adding up columns: {REFUSED}"
-        in run.lost[0]["reason"]
-    )
-    assert set(run.proofs) == set(SITES)  # the first answer was good, and what it proves is kept
+    where = "site 'third', round 1, while asking for column names: "
+    assert where + REFUSED in run.lost[0]["reason"]
+    assert set(run.proofs) == set(SITES)  # the declaration's answer was good, and its proof is kept
 
 
 @pytest.mark.process
@@ -138,8 +136,8 @@ def test_a_run_record_proves_what_each_site_was_asked(there):
 def test_a_federation_in_one_process_has_the_ledger_of_many_and_no_proofs(there):
     with there.federation(sites=HONEST) as fed:
         far = FederatedPCA(3, random_state=0).fit(fed)
-    files = {site: there.folder / f"{site}.npy" for site in HONEST}
-    within = FederatedPCA(3, random_state=0).fit(Federation.local(files))
+    sites = {n: Site(there.folder / f"{n}.npy", name=n, policy=Policy()) for n in HONEST}
+    within = FederatedPCA(3, random_state=0).fit(Federation.local(sites))
     assert list(far.run_.ledger) == list(within.run_.ledger)
     assert far.components_.tobytes() == within.components_.tobytes()
     assert within.run_.proofs == {}
