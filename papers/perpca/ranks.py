@@ -40,7 +40,7 @@ GROUPS = 10
 MORE_NOISE = (0.1, 1.0, 4.0)  # variances; the first is that of the target
 
 
-@question(answers={"V": "float64 d r"})
+@question(verb="gather", answers={"V": "float64 d r"})
 def last_iterate(site: Site) -> dict[str, Any]:
     """Send the V_i at which the last round of a published method was, for the script to look at."""
     return {"V": site.recall(LocalSteps).here}
