@@ -36,6 +36,8 @@ from fedpca.engines import credentials
 from fedpca.protocol.message import Message, encode
 from fedpca.protocol.question import Question
 from fedpca.site.answer_log import AnswerLog
+from fedpca.site.policy import TRUSTING
+from fedpca.site.policy_file import policy_text
 from fedpca.solvers.contract import covariance_product
 from fedpca.solvers.standardize import count_and_sum, standardize
 
@@ -184,11 +186,14 @@ def main() -> None:
         served = ("--credentials", "tls", "--port", f"{port}")
         stack.enter_context(trial.running("serve", *keys, *served, "-q"))
         await_port(port)
+        # the blocks belong to no estimator, and the sites within this process follow no plan either
+        (folder / "policy.toml").write_text(policy_text(TRUSTING))
         for (rows, features), programs in cases.items():
             draw(folder, rows, features)
             with ExitStack() as sites:
                 for site in NAMES:
                     own = ("--data", f"{site}.npy", "--key", f"{site}.key", "--ca", "tls/ca.pem")
+                    own += ("--policy", "policy.toml")
                     sites.enter_context(trial.running("join", here, *own, "-q"))
                 fed = sites.enter_context(Federation.flower(here, credentials=tls))
                 done = [[rounds_of(fed, p) for _ in range(repeats)] for p in programs.values()]

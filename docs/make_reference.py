@@ -114,6 +114,7 @@ def reference() -> str:
     solvers = importlib.import_module("fedpca.solvers")
     testing = importlib.import_module("fedpca.testing")
     leakage = importlib.import_module("fedpca.audit.leakage")
+    lying = importlib.import_module("fedpca.audit.lying")
     own = [name for name in fedpca.__all__ if not name.startswith("_") and not _is_error(name)]
     parts = [
         HEAD,
@@ -123,6 +124,9 @@ def reference() -> str:
         *(describe(name, getattr(solvers, name)) for name in public_names(solvers)),
         "## The leak lab\n\nFrom `fedpca.audit.leakage`; see [what is revealed](privacy.md).\n",
         describe("audit", leakage.audit),
+        "## The lab against a lying coordinator\n\nFrom `fedpca.audit.lying`; see "
+        "[attack your own site](how-to/attack-your-own-site.md).\n",
+        describe("attack_site", lying.attack_site),
         "## What a fit gives back\n",
         *(_describe_result(module, name) for module, name in RESULTS),
         "## Testing your own engine or solver\n\nFrom `fedpca.testing`.\n",
@@ -180,16 +184,24 @@ def commands() -> Iterator[str]:
         part for part in (console.__doc__ or "").split("\n\n") if part.startswith("Exit codes")
     ]
     yield from (_wrapped(_markdown(part)) for part in codes)
-    group: Any = typer.main.get_command(app)
-    context = typer.Context(group)
-    for name in group.list_commands(context):
-        command = group.get_command(context, name)
+    for name, command in _leaves(typer.main.get_command(app)):
         usage = " ".join(["fedpca", name, *_arguments(command), "[OPTIONS]"])
         parts = [f"### `fedpca {name}`\n", f"```text\n{usage}\n```\n"]
         parts += _paragraphs(inspect.cleandoc(command.help or "").splitlines())
         shown = (parameter for parameter in command.params if not _is_hidden(parameter))
         lines = [_option(parameter) for parameter in shown]
         yield "\n".join([*parts, *filter(None, lines)]) + "\n"
+
+
+def _leaves(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each command with its name; a command of a group has the group's name before its own."""
+    context = typer.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if hasattr(command, "list_commands"):
+            yield from _leaves(command, f"{prefix}{name} ")
+        else:
+            yield f"{prefix}{name}", command
 
 
 def _arguments(command: Any) -> Iterator[str]:

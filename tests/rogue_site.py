@@ -1,11 +1,14 @@
 """A site that errs on purpose, in the way that its last argument names, from its third question on.
 
-A lie about a field, such as ``field:n=-5`` or ``text:features=[[``, is told at every question.
+A lie about a field, such as ``field:n=-5`` or ``text:features=[[``, is told at every question. All
+answers are signed as they should be, unless the way is about signatures.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
+import secrets
 import signal
 import struct
 import sys
@@ -22,6 +25,8 @@ from fedpca.engines.flower import envelope as wire
 from fedpca.engines.flower import site_client as node
 from fedpca.engines.flower.connection import Link
 from fedpca.protocol.message import PREFIX_BYTES, compose, decode, encode
+from fedpca.protocol.proof import NO_HEAD, digest
+from fedpca.site.answer_log import Recorded
 
 
 def main(address, name, data, key, ca, folder, kind):
@@ -39,11 +44,17 @@ def main(address, name, data, key, ca, folder, kind):
             wire.push_objects = lambda *args, **options: None
         return ERRORS.get(kind, lambda reply, _: reply)(reply, argument)
 
+    def reply(request):
+        head, salt = secrets.token_hex(32), secrets.token_hex(16)
+        return Recorded(answer(request), digest(request), head, salt)
+
+    if kind in SEALS:
+        node._signed = SEALS[kind](argument, node._signed)
     if kind == "twice":
         send_once = node.send
         node.send = lambda *args: (send_once(*args), send_once(*args))
     link = Link(address, credentials.read_authority(Path(ca)))
-    node.join(link, credentials.read_site_key(Path(key)), answer, lambda t: print(t, flush=True))
+    node.join(link, credentials.read_site_key(Path(key)), reply, lambda t: print(t, flush=True))
 
 
 def changed(reply, change):
@@ -72,6 +83,74 @@ def slow(reply, seconds):
     return reply
 
 
+def unsigned(_, signed):
+    """Send answers as a site of an older fedpca does."""
+    return lambda *given: (signed(*given)[0], None)
+
+
+def altered(_, signed):
+    """Change answers after they were signed, as someone on the way could."""
+
+    def sealed(*given):
+        data, proof = signed(*given)
+        return changed(data, lambda array: array + 1), proof
+
+    return sealed
+
+
+def stolen(path, signed):
+    """Sign with another site's key."""
+    key = credentials.read_site_key(Path(path))
+    return lambda own, *given: signed(key, *given)
+
+
+def replayed(_, signed):
+    """Send the first answer of a run to every question, with its own good signature."""
+    first = []
+
+    def sealed(*given):
+        first.append(signed(*given))
+        return first[0]
+
+    return sealed
+
+
+def truncated(size, signed):
+    """Send only the first bytes of a proof."""
+
+    def sealed(*given):
+        data, proof = signed(*given)
+        return data, proof[: int(size)]
+
+    return sealed
+
+
+def rewritten(_, signed):
+    """Name another head of the ledger than the signed one."""
+
+    def sealed(*given):
+        data, proof = signed(*given)
+        return data, secrets.token_bytes(32) + proof[32:]
+
+    return sealed
+
+
+def unrecorded(_, signed):
+    """Say that no line of the ledger records the answers."""
+    return lambda key, reply, request: signed(
+        key, lambda given: dataclasses.replace(reply(given), head=NO_HEAD), request
+    )
+
+
+SEALS = {
+    "unsigned": unsigned,
+    "altered": altered,
+    "stolen": stolen,
+    "replayed": replayed,
+    "truncated": truncated,
+    "rewritten": rewritten,
+    "unrecorded": unrecorded,
+}
 ERRORS = {
     "garbage": lambda reply, _: b"garbage",
     "huge": lambda reply, size: reply + np.random.default_rng(0).bytes(int(size)),

@@ -9,12 +9,14 @@
      |    +-- SiteFailed               the site's work raised an exception
      |    +-- SiteTimeout              the site was too slow
      +-- PolicyRefused                 a site's policy forbids the question
+     |    +-- ApprovalPending          a person at the site has not approved the run yet
      +-- SitesLost                     sites failed twice; the fit restarts without them
      +-- QuorumLost                    too few sites remain
      +-- SitesBusy                     a different run is using the sites
      +-- LinkError                     the coordinator's server cannot be reached or used
      |    +-- LinkRefused              the connection was refused; retrying will not help
      +-- JournalError                  a journal that is damaged or belongs to a different run
+     +-- LedgerError                   a site's ledger that was altered or does not match a run
      +-- FileError                     a file that cannot be read, used, or overwritten
 
 Each error message identifies the invalid value, the bound that it violated, and the way to fix it. A
@@ -52,6 +54,10 @@ class PolicyRefused(FedpcaError):
     """A site's policy forbids the question; asking again will not help."""
 
 
+class ApprovalPending(PolicyRefused):
+    """A person at the site has not approved the run yet; asking again later may help."""
+
+
 class SitesLost(FedpcaError):
     """Sites that failed a round twice; `Federation.run` restarts without them."""
 
@@ -81,11 +87,16 @@ class JournalError(FedpcaError):
     """A journal that is damaged, is in use, or belongs to a different run."""
 
 
+class LedgerError(FedpcaError):
+    """A site's ledger that was altered, or that does not match the record of a run."""
+
+
 class FileError(FedpcaError):
     """A file, other than a data file, that cannot be read or used or must not be overwritten."""
 
 
 # The errors that a site may report by name. Any other error at a site becomes a SiteFailed.
 REPORTED_BY_SITES: dict[str, type[FedpcaError]] = {
-    error.__name__: error for error in (InputError, MessageError, PolicyRefused, SiteFailed)
+    error.__name__: error
+    for error in (InputError, MessageError, PolicyRefused, ApprovalPending, SiteFailed)
 }

@@ -199,10 +199,12 @@ def test_over_a_federation_local_models_and_outliers_stay_at_the_sites(tables, f
     folder.mkdir()
     for site, table in tables.items():
         table.to_parquet(folder / f"{site}.parquet")
+    opened = 'allow = ["federated", "personalized", "robust"]\ngather = true\nend = true\n'
+    (folder / "policy.toml").write_text(opened)
     running = Processes(folder, SITES)
     try:
         for site in SITES:
-            running.join(site, f"{site}.parquet")
+            running.join(site, f"{site}.parquet", "--policy", "policy.toml")
         far = ("--federation", running.address, "--credentials", "tls", "--wait", "900")
         robust = ("--method", "robust", "-k", "3", "--seed", "0")
         refused = running.run("fit", *far, *robust, "-o", "x", "--outliers", "o.csv", check=False)

@@ -12,10 +12,10 @@ import time
 import numpy as np
 import pytest
 
-from fedpca import FederatedPCA, Federation, Site
+from fedpca import FederatedPCA, Federation, Policy, Site
 from fedpca.coordinator.journal import Journal
 from fedpca.engines.local import LocalEngine
-from fedpca.errors import InputError, JournalError, QuorumLost
+from fedpca.errors import InputError, JournalError, PolicyRefused, QuorumLost
 from fedpca.protocol.message import PREFIX_BYTES, compose, decode, encode, encoded_size
 from fedpca.protocol.question import question
 from fedpca.solvers import SOLVERS
@@ -400,3 +400,30 @@ def test_killed_with_kill_9_in_the_middle_of_a_fit_and_resumed(tmp_path):
     victim.wait()
     victim.stdout.close()
     assert start("killed", 0).communicate()[0].splitlines()[-1] == whole
+
+
+def test_a_finished_run_in_which_a_site_withheld_an_answer_asks_nothing_when_resumed(tmp_path):
+    def fit(policy):
+        sites = {n: Site(rows, name=n, policy=policy) for n, rows in SITES.items()}
+        engine = ScriptedEngine(sites, journal=tmp_path / "j")
+        model = FederatedPCA(2, random_state=0).fit(Federation(engine, journal=tmp_path / "j"))
+        return model, [asked.question for asked in engine.asked]
+
+    first, asked = fit(Policy())
+    assert asked[-1] == "explained_energy"
+    again, asked_again = fit(Policy())
+    assert asked_again == []
+    assert again.site_variance_ratio_ == first.site_variance_ratio_ == {}
+    assert list(again.run_.ledger) == list(first.run_.ledger)
+    assert again.components_.tobytes() == first.components_.tobytes()
+
+
+def test_a_run_that_a_policy_ended_asks_again_when_it_is_resumed(tmp_path):
+    def fit(policy):
+        sites = {n: Site(rows, name=n, policy=policy) for n, rows in SITES.items()}
+        fed = Federation.local(sites, journal=tmp_path / "j")
+        return FederatedPCA(2, random_state=0).fit(fed)
+
+    with pytest.raises(PolicyRefused, match="min_rows=50"):
+        fit(Policy(min_rows=50))
+    assert fit(Policy()).n_samples_ == 120

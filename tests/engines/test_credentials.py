@@ -168,40 +168,6 @@ def test_files_of_ours_go_where_the_environment_says(tmp_path, monkeypatch):
     assert coordinator_folder("here").name == "here"
 
 
-def test_a_policy_comes_from_a_file(tmp_path):
-    path = tmp_path / "policy.toml"
-    path.write_text("min_rows = 20\ngather = false\n")
-    policy = Policy.load(path)
-    assert policy == Policy(min_rows=20, gather=False)
-    words = "only federated, at least 20 rows here, no individual answers from this site"
-    assert policy.in_words() == words
-    assert "at least 3 sites" in Policy(min_sites=3).in_words()
-
-
-@pytest.mark.parametrize(
-    ("text", "kind", "said"),
-    [
-        (
-            "max_rows = 3",
-            InputError,
-            "unknown rule 'max_rows'; the rules are allow, gather, min_rows",
-        ),
-        ("min_rows = true", InputError, "min_rows=True must be a whole number"),
-        ("gather = 1", InputError, "gather=1 must be true or false"),
-        ("min_rows = -1", InputError, "min_rows=-1 must be a whole number, at least 0"),
-        ("min_sites = 0", InputError, "min_sites=0 must be a whole number, at least 1"),
-        ("gather", FileError, "is not TOML"),
-    ],
-)
-def test_a_policy_that_cannot_be_meant_is_refused(tmp_path, text, kind, said):
-    path = tmp_path / "policy.toml"
-    path.write_text(text)
-    with pytest.raises(kind, match=said):
-        Policy.load(path)
-    with pytest.raises(FileError, match="cannot be read"):
-        Policy.load(tmp_path / "missing.toml")
-
-
 def test_a_site_writes_down_what_left_and_agrees_with_the_coordinator(tmp_path):
     rng = np.random.default_rng(0)
     rows = {"a": rng.normal(size=(30, 4)), "b": rng.normal(size=(9, 4))}

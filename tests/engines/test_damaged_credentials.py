@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 
 import numpy as np
@@ -21,9 +22,11 @@ READERS = {
     "server.pem": lambda path: credentials.server_files(path.parent),
     "server.key": lambda path: credentials.server_files(path.parent),
     "coordinator.secret": lambda path: credentials.read_secret(path.parent),
+    "coordinator.key": lambda path: credentials.read_coordinator_key(path.parent),
+    "coordinator.pub": credentials.read_coordinator_public,
     "policy.toml": Policy.load,
 }
-SECRETS = ["north.key", "server.key", "coordinator.secret"]
+SECRETS = ["north.key", "server.key", "coordinator.secret", "coordinator.key"]
 
 
 @pytest.fixture
@@ -36,7 +39,8 @@ def write_all(folder):
     credentials.make_site_key(folder, "north")
     credentials.make_certificates(folder, ["localhost"])
     credentials.make_secret(folder)
-    (folder / "policy.toml").write_text("min_rows = 20\n")
+    credentials.make_coordinator_key(folder)
+    (folder / "policy.toml").write_text("min_rows = 20\nend = true\n")
 
 
 def damaged(good, rng):
@@ -79,9 +83,8 @@ def test_a_public_key_in_a_form_that_is_not_ours_is_refused(folder):
 def test_a_folder_or_an_empty_file_in_its_place_is_refused(name, folder):
     path = folder / name
     path.write_bytes(b"")
-    if name != "policy.toml":  # nothing but the usual rules
-        with pytest.raises(FileError, match=str(path)):
-            READERS[name](path)
+    with pytest.raises(FileError, match=str(path)):
+        READERS[name](path)
     path.unlink()
     path.mkdir()
     with pytest.raises(FileError, match=str(path)):
@@ -103,6 +106,32 @@ def test_a_key_that_belongs_to_another_certificate_is_refused(folder, tmp_path_f
     (other / "server.key").replace(folder / "server.key")
     with pytest.raises(FileError, match="are not a PEM certificate and its key"):
         credentials.server_files(folder)
+
+
+def test_a_coordinator_key_and_its_public_part_belong_together(folder, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    credentials.make_coordinator_key(other)
+    public = (folder / "coordinator.pub").read_bytes()
+    shutil.copy(other / "coordinator.pub", folder)
+    with pytest.raises(FileError, match=r"coordinator\.pub does not belong to .*coordinator\.key"):
+        credentials.make_coordinator_key(folder)
+    (folder / "coordinator.pub").unlink()
+    credentials.make_coordinator_key(folder)
+    assert (folder / "coordinator.pub").read_bytes() == public  # written again from the key
+    (folder / "coordinator.key").unlink()
+    with pytest.raises(FileError, match=r"coordinator\.pub exists without its key"):
+        credentials.make_coordinator_key(folder)
+    assert not (folder / "coordinator.key").exists()
+
+
+def test_a_key_of_another_kind_is_refused(folder):
+    shutil.copy2(folder / "north.key", folder / "coordinator.key")
+    with pytest.raises(FileError, match=r"coordinator\.key is not a coordinator's key"):
+        credentials.read_coordinator_key(folder)
+    with pytest.raises(FileError, match=r"north\.pub is not a coordinator's public key"):
+        credentials.read_coordinator_public(folder / "north.pub")
+    with pytest.raises(FileError, match=r"coordinator\.pub is not a public key written by"):
+        credentials.read_public_keys([folder / "coordinator.pub"])
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o602, 0o610])
@@ -144,6 +173,10 @@ def test_the_commands_refuse_secrets_that_others_can_read(folder):
     np.save(folder / "rows.npy", np.eye(3))
     for name in SECRETS:
         (folder / name).chmod(0o644)
+    (folder / "kept").mkdir()
+    for name in ("server.pem", "server.key", "coordinator.key"):
+        shutil.copy2(folder / name, folder / "kept")
+    (folder / "kept" / "server.key").chmod(0o600)
     where = ("--credentials", folder)
     commands = {
         "north.key": ("join", "localhost:1", "--data", folder / "rows.npy", "--key",
@@ -151,6 +184,9 @@ def test_the_commands_refuse_secrets_that_others_can_read(folder):
         "server.key": ("serve", folder / "north.pub", *where),
         "coordinator.secret": ("fit", "--federation", "localhost:1", *where, "-o", folder / "m"),
     }  # fmt: skip
+    commands["kept/coordinator.key"] = (
+        "serve", folder / "north.pub", "--credentials", folder / "kept"
+    )  # fmt: skip
     for name, words in commands.items():
         done = run(*words)
         assert done.exit_code == 2

@@ -139,12 +139,16 @@ def no_byte_more(there):
         resource.prlimit(there.south.pid, resource.RLIMIT_FSIZE, limits)
 
 
+UNWRITABLE = "the site cannot write to its ledger|the site cannot save its memory"
+
+
 @pytest.mark.parametrize(
     ("outage", "text"),
     [
         (stopped, "no answer within 1 s"),
-        (full_disk, "the site cannot save its memory; free up disk space at the site"),
-        (no_byte_more, "the site cannot write to its ledger|the site cannot save its memory"),
+        # the last page of the ledger may or may not have room for another line
+        (full_disk, UNWRITABLE),
+        (no_byte_more, UNWRITABLE),
     ],
     ids=["stop", "disk full", "file limit"],
 )
@@ -160,7 +164,7 @@ def test_a_run_that_an_outage_of_a_site_ended_goes_on_after_it(there, near, outa
     outages = []
     with lasting, there.federation(journal=journal, on_round=on_round) as fed:
         for _ in range(2):  # resumed too early, it ends again
-            with pytest.raises(QuorumLost, match=rf"site 'south', round 3.*({text})"):
+            with pytest.raises(QuorumLost, match=rf"site 'south', round [03].*({text})"):
                 LANCZOS().fit(fed)
     with there.federation(journal=journal) as fed:
         far = LANCZOS().fit(fed)

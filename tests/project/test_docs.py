@@ -62,6 +62,13 @@ def test_benchmarks_run(name, ratios, sizes):
     assert done.stdout.count("MB") >= sizes
 
 
+def test_the_benchmark_of_the_guard_runs():
+    command = [sys.executable, str(ROOT / "benchmarks" / "guard.py"), "--quick"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("guard's share") == 2
+
+
 def test_the_benchmark_of_a_federation_runs():
     command = [sys.executable, str(ROOT / "benchmarks" / "flower.py"), "--quick"]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -101,3 +108,11 @@ def test_the_reference_is_what_the_docstrings_say():
     command = [sys.executable, str(ROOT / "docs" / "make_reference.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_page_on_privacy_says_what_a_lying_coordinator_recovers():
+    command = [sys.executable, str(ROOT / "examples" / "lying_coordinator.py")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    page = (ROOT / "docs" / "privacy.md").read_text()
+    assert done.stdout in page, "run: python examples/lying_coordinator.py --write"

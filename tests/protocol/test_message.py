@@ -15,6 +15,7 @@ from hypothesis.extra import numpy as hnp
 from fedpca.errors import MessageError
 from fedpca.protocol.message import (
     MARK,
+    MAX_HEADER_BYTES,
     PREFIX_BYTES,
     VERSION,
     compose,
@@ -22,6 +23,11 @@ from fedpca.protocol.message import (
     encode,
     encoded_size,
 )
+
+
+def fields(*given):
+    return json.dumps({"fields": given}).encode()
+
 
 arrays = hnp.arrays(
     dtype=st.sampled_from([np.float64, np.float32, np.int64, np.uint8]),
@@ -110,12 +116,105 @@ def test_only_plain_numbers_travel(bad):
         json.dumps({"fields": [[1, "float64", [0]]]}).encode(),
         json.dumps({"fields": [[None, "float64", [0]]]}).encode(),
         json.dumps({"fields": [[["x"], "float64", [0]]]}).encode(),
-        b"[" * 100_000,
         json.dumps({"fields": []}).encode() + b"\0\0",
     ],
 )
 def test_a_message_with_a_right_checksum_and_wrong_contents_is_refused(header):
+    with pytest.raises(MessageError, match="cannot be read"):
+        decode(with_prefix(header))
+
+
+def with_prefix(header):
+    """A message of this header and no arrays, with the checksum that belongs to it."""
     total = PREFIX_BYTES + len(header)
     prefix = struct.pack("<4sIIIQ", MARK, VERSION, zlib.crc32(header), len(header), total)
-    with pytest.raises(MessageError, match="cannot be read"):
-        decode(prefix + header)
+    return prefix + header
+
+
+@pytest.mark.parametrize(
+    ("header", "bound"),
+    [
+        (
+            b" " * (MAX_HEADER_BYTES + 1),
+            "has 1,048,577 bytes, which exceeds the limit of 1,048,576",
+        ),
+        (b"[" * 100_000, "nested more deeply than the limit of 16 levels"),
+        (b'{"a":' * 17 + b"1" + b"}" * 17, "nested more deeply than the limit of 16 levels"),
+        (fields(*[[f"x{i}", "float64", [0]] for i in range(257)]), "257 fields.* limit of 256"),
+        (fields(["x" * 101, "float64", [0]]), "name has 101 characters.* limit of 100"),
+        (fields(["x\n", "float64", [1] * 9]), r"field 'x\\\\n' has 9 dimensions.* limit of 8"),
+    ],
+    ids=["bytes", "open brackets", "depth", "fields", "name", "rank"],
+)
+def test_a_header_beyond_a_bound_is_refused_and_the_bound_is_named(header, bound):
+    with pytest.raises(MessageError, match=bound):
+        decode(with_prefix(header))
+
+
+@pytest.mark.parametrize(
+    ("header", "arrays", "bound"),
+    [
+        ({"text": "x" * MAX_HEADER_BYTES}, {}, "exceeds the limit of 1,048,576"),
+        ({}, {f"x{i}": 0.0 for i in range(257)}, "257 fields"),
+        ({}, {"x" * 101: 0.0}, "101 characters"),
+        ({}, {"x": np.zeros((1,) * 9)}, "9 dimensions"),
+    ],
+    ids=["bytes", "fields", "name", "rank"],
+)
+def test_the_sender_hears_of_the_same_bounds_and_a_file_has_none(header, arrays, bound):
+    with pytest.raises(MessageError, match=bound):
+        compose(header, arrays)
+    kept = decode(encode(compose(header, arrays, limit=None)), limit=None)
+    assert list(kept.arrays) == list(arrays)
+
+
+def test_brackets_within_a_text_are_no_depth():
+    header = {"text": '[{"' * 100 + "\\"}
+    assert decode(encode(compose(header, {}))).header == header
+
+
+hostile = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text() | st.just("fields"), inner, max_size=4)
+    ),
+)
+hostile_fields = st.lists(
+    st.tuples(
+        st.text() | st.integers() | st.lists(st.text(), max_size=2),
+        st.sampled_from(["float64", "int64", "uint8", "object", "", 3, None]),
+        st.lists(st.integers(-2, 2**70) | st.floats() | st.booleans(), max_size=12) | hostile,
+    ),
+    max_size=4,
+)
+structured = st.builds(
+    lambda a, f: a | {"fields": f}, st.dictionaries(st.text(), hostile), hostile_fields
+)
+
+
+@given(
+    st.binary(max_size=200)
+    | st.text(alphabet='[]{}",:\\0 a').map(str.encode)
+    | (structured | hostile).map(lambda header: json.dumps(header).encode())
+)
+def test_any_header_is_read_or_refused_with_a_message_error(header):
+    said = ""
+    try:
+        message = decode(with_prefix(header))
+    except MessageError as error:
+        said = str(error)
+    else:
+        assert isinstance(message.header, dict)
+        assert all(array.size == 0 for array in message.arrays.values())
+    assert said.isprintable()
+    assert len(said) < 1000
+
+
+@pytest.mark.parametrize("unit", [b'"', b'\\"', b'"\\', b"[]", b"\\", b'"[', b'{"":'])
+def test_no_header_takes_long_to_refuse(unit):
+    """A pattern that searches again from each quote would take hours here."""
+    n = MAX_HEADER_BYTES // len(unit)
+    for header in (unit * n, b'"' + unit * (n - 1)):
+        with pytest.raises(MessageError):
+            decode(with_prefix(header))

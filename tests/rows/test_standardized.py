@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse as sp
 
 from fedpca.rows.open import open_rows
-from fedpca.rows.standardized import Frame, RawMoments, StandardizedRows, column_sums
+from fedpca.rows.standardized import FEW_FEATURES, Frame, RawMoments, StandardizedRows, column_sums
 
 RNG = np.random.default_rng(0)
 
@@ -61,18 +61,23 @@ def test_raw_moments_serve_near_the_origin_and_nowhere_else():
     assert not far.add(RNG.standard_normal((50, 3)) + 1e3, None)
 
 
-def test_the_gram_matrix_is_cached_only_where_it_pays_and_fits():
-    rows = open_rows(RNG.standard_normal((1000, 20)))
-    Z = np.ones((20, 2))
-    for n_products, max_cache_bytes, kept in (
-        (1, 1 << 20, False),
-        (500, 1 << 20, True),
-        (500, 8 * 400 - 1, False),
-    ):
-        frame = Frame(np.zeros(20), np.ones(20), n_products=n_products)
-        view = StandardizedRows(rows, frame, max_cache_bytes=max_cache_bytes)
-        view.gram_times(Z)
-        assert (view._gram is not None) == kept
+@pytest.mark.parametrize(
+    ("d", "n_products", "max_cache_bytes", "kept"),
+    [
+        (FEW_FEATURES + 1, 1, 1 << 22, False),
+        (FEW_FEATURES + 1, 500, 1 << 22, True),
+        (20, 1, 1 << 20, True),  # whatever it costs, since directions must not select rows
+        (20, 500, 8 * 400 - 1, False),
+    ],
+)
+def test_the_gram_matrix_is_cached_where_it_pays_or_is_small_and_fits(
+    d, n_products, max_cache_bytes, kept
+):
+    rows = open_rows(RNG.standard_normal((1000, d)))
+    frame = Frame(np.zeros(d), np.ones(d), n_products=n_products)
+    view = StandardizedRows(rows, frame, max_cache_bytes=max_cache_bytes)
+    view.gram_times(np.ones((d, 2)))
+    assert (view._gram is not None) == kept
 
 
 def test_an_empty_site_adds_nothing():

@@ -36,7 +36,7 @@ def medians_of(parts, **options):
 
 @settings(max_examples=30)
 @given(data=st.data())
-def test_medians_over_sites_are_those_of_all_rows(data):
+def test_medians_over_sites_are_those_of_all_rows_up_to_bins_that_stay_whole(data):
     rng = np.random.default_rng(data.draw(st.integers(0, 2**31)))
     n, d = data.draw(st.integers(2, 60)), data.draw(st.integers(1, 5))
     X = rng.standard_cauchy((n, d)) * 10.0 ** data.draw(st.integers(-6, 6))
@@ -45,12 +45,16 @@ def test_medians_over_sites_are_those_of_all_rows(data):
     X[rng.random(X.shape) < 0.2] = np.nan
     X[0] = np.nan_to_num(X[0])
     of = data.draw(st.sampled_from(["values", "sizes"]))
-    found, _ = medians_of(np.array_split(X, data.draw(st.integers(1, 4))), of=of)
+    parts = np.array_split(X, data.draw(st.integers(1, 4)))
+    found, _ = medians_of(parts, of=of)
     ordered = np.sort(np.abs(X) if of == "sizes" else X, axis=0)
     for j in range(d):
         values = ordered[: np.isfinite(X[:, j]).sum(), j]
-        low, high = values[(len(values) - 1) // 2], values[len(values) // 2]
-        slack = 3e-7 * abs(low)
+        # sites with many values keep bins whole that hold fewer than 5 of them
+        off = 4 * sum(np.isfinite(part[:, j]).sum() >= 20 for part in parts)
+        low = values[max(0, (len(values) - 1) // 2 - off)]
+        high = values[min(len(values) - 1, len(values) // 2 + off)]
+        slack = 3e-7 * max(abs(low), abs(high))
         assert low - slack <= found[j] <= high + slack
 
 

@@ -27,7 +27,12 @@ COMMANDS = (
     "demo",
     "serve",
     "join",
+    "requests",
+    "approve",
+    "deny",
     "site-key",
+    "ledger",
+    "policy",
 )
 MARKUP: Literal["markdown"] = "markdown"  # rewraps the lines of each paragraph
 
@@ -42,8 +47,11 @@ class Commands(TyperGroup):
         if cmd_name not in COMMANDS:
             return None
         name = cmd_name.replace("-", "_")
+        found = getattr(import_module(f"fedpca.cli.{name}"), name)
+        if isinstance(found, typer.Typer):  # a group of commands
+            return typer.main.get_command(found)
         one = typer.Typer(add_completion=False, rich_markup_mode=MARKUP)
-        one.command(cmd_name)(getattr(import_module(f"fedpca.cli.{name}"), name))
+        one.command(cmd_name)(found)
         return typer.main.get_command(one)
 
 

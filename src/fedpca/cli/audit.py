@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fedpca.audit import leakage
+from fedpca.audit.lying import attack_site
 from fedpca.cli.console import attacking, exit_codes, out, refuse_overwriting
 from fedpca.cli.options import (
     Columns,
@@ -26,7 +27,15 @@ from fedpca.cli.options import (
 from fedpca.errors import InputError
 from fedpca.estimators import FederatedPCA
 from fedpca.report.plots import draw_leakage, pyplot
-from fedpca.report.tables import print_leakage, write_exposures
+from fedpca.report.tables import (
+    lying_as_csv,
+    lying_as_json,
+    print_leakage,
+    print_lying,
+    write_exposures,
+)
+from fedpca.site.policy import Policy
+from fedpca.site.site import Site
 from fedpca.solvers import SOLVERS
 
 DEFAULTS = FederatedPCA()
@@ -67,6 +76,22 @@ def audit(
         Path | None, typer.Option(help="Write the result of every attack to this file (.csv).")
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Write a plot to this file (.png).")] = None,
+    lying: Annotated[
+        bool,
+        typer.Option(
+            "--lying", help="Attack the first site as a coordinator that lies, with any question."
+        ),
+    ] = False,
+    policy: Annotated[
+        Path | None,
+        typer.Option(help="With --lying: TOML file with the policy to attack beside the default."),
+    ] = None,
+    csv: Annotated[
+        bool, typer.Option("--csv", help="With --lying: print the table as CSV.")
+    ] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="With --lying: print the table as JSON.")
+    ] = False,
     force: Force = False,
     quiet: Quiet = False,
 ) -> None:
@@ -76,8 +101,19 @@ def audit(
     most 1000 features. Nothing leaves this machine.
 
     Compare each error with the error of a guess that uses no messages.
+
+    With --lying, the coordinator does not follow the protocol. The table says which records and values
+    of the first site it recovers from sites that answer anything, under the default policy of join, and
+    under yours.
     """
     with exit_codes():
+        if lying:
+            _attack_as_liar(
+                opened_sites(files, choice_of(drop, columns, id)), policy, csv, json, quiet
+            )
+            return
+        if policy is not None or csv or json:
+            raise InputError("--policy, --csv, and --json require --lying")
         for path, suffix in ((table, ".csv"), (plot, ".png")):
             if path is not None:
                 refuse_overwriting(path, force)
@@ -104,3 +140,17 @@ def audit(
         if plot is not None:
             draw_leakage(measured, plot)
             out.print(f"Wrote {plot}")
+
+
+def _attack_as_liar(
+    sites: dict[str, Site], policy: Path | None, csv: bool, json: bool, quiet: bool
+) -> None:
+    """Attack sites as a lying coordinator would, and print the table."""
+    if csv and json:
+        raise InputError("--csv and --json are mutually exclusive; use only one")
+    own = None if policy is None else Policy.load(policy)
+    found = attack_site(sites, policy=own, on_attack=attacking(quiet))
+    if csv or json:
+        typer.echo(lying_as_json(found) if json else lying_as_csv(found))
+    else:
+        print_lying(out, found)

@@ -10,9 +10,17 @@ from fedpca.cli.console import exit_codes, out
 from fedpca.cli.options import AllowMissing, Columns, Drop, Files, Id, choice_of, named_sites
 from fedpca.errors import InputError
 from fedpca.report.findings import print_check
-from fedpca.rows.check import Examined, Finding, examine, findings_at, findings_between
+from fedpca.rows.check import (
+    Examined,
+    Finding,
+    examine,
+    few_findings,
+    findings_at,
+    findings_between,
+)
 from fedpca.rows.choice import ColumnChoice
 from fedpca.rows.open import open_rows
+from fedpca.site.policy import JOINING
 
 
 def check(
@@ -21,6 +29,9 @@ def check(
     columns: Columns = [],  # noqa: B006
     id: Id = [],  # noqa: B006
     allow_missing: AllowMissing = False,
+    min_count: Annotated[
+        int, typer.Option(help="Note what a site with this rule in its policy would refuse.")
+    ] = JOINING.min_count,
     list_columns: Annotated[
         bool, typer.Option("--list", help="Also list the columns of each site.")
     ] = False,
@@ -36,11 +47,13 @@ def check(
         findings: list[Finding] = []
         for name, path in named_sites(files).items():
             try:
-                examined[name] = examine(open_rows(path, choice))
+                rows = open_rows(path, choice)
+                examined[name] = examine(rows)
             except InputError as error:
                 findings.append(Finding(name, str(error), True))
             else:
                 findings += findings_at(name, examined[name], allow_missing=allow_missing)
+                findings += few_findings(name, rows, min_count)
         findings += findings_between(examined)
         print_check(out, examined, findings, listed=list_columns)
         n_stops = sum(finding.stops_fit for finding in findings)

@@ -6,6 +6,7 @@ Exit codes: 0 for success, 1 for a failed run, 2 for bad usage or input, and 130
 from __future__ import annotations
 
 import datetime
+import logging
 import signal
 import sys
 import time
@@ -17,7 +18,11 @@ from types import FrameType
 from rich.console import Console
 
 from fedpca.errors import FedpcaError, FileError, InputError, JournalError
+from fedpca.printable import printable
 from fedpca.storage import atomic
+
+MAX_LINE_CHARS = 10_000  # of a line in the log of a site or a server
+MAX_ERROR_CHARS = 100_000  # of an error, which may list every site of a large federation
 
 # no markup, because column and site names may contain brackets
 out = Console(highlight=False, markup=False)
@@ -65,14 +70,19 @@ def exit_codes(hint: str = "") -> Iterator[None]:
         sys.exit(130)
     except (FedpcaError, OSError, ValueError) as error:
         if _is_bad_usage(error):
-            err.print(f"error: {error}", style="red", soft_wrap=True)
+            err.print(f"error: {_in_words(error)}", style="red", soft_wrap=True)
             sys.exit(2)
         if isinstance(error, FedpcaError | OSError):
-            err.print(f"failed: {error}", style="red", soft_wrap=True)
+            err.print(f"failed: {_in_words(error)}", style="red", soft_wrap=True)
             sys.exit(1)
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _in_words(error: Exception) -> str:
+    """Return the error's text, in which a name from a file or a server cannot change the terminal."""
+    return printable(error, MAX_ERROR_CHARS, keep="\n")
 
 
 def _is_bad_usage(error: Exception) -> bool:
@@ -96,6 +106,22 @@ def say(text: str) -> None:
     out.print(text, soft_wrap=True)
 
 
+class _Indented(logging.Formatter):
+    """Escape and indent what an exception quotes, so that it cannot pass for a line of its own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = printable(super().format(record), MAX_ERROR_CHARS, keep="\n")
+        return text.replace("\n", "\n    ")
+
+
+def show_warnings_of_package() -> None:
+    """Print what the package logs about unexpected errors on standard error."""
+    handler = logging.StreamHandler()
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(_Indented())
+    logging.getLogger("fedpca").addHandler(handler)
+
+
 def teller(name: str, quiet: bool) -> Callable[[str], None]:
     """Return a function that prints a line prefixed with the time and the name.
 
@@ -108,9 +134,10 @@ def teller(name: str, quiet: bool) -> Callable[[str], None]:
         if quiet or (text == last[0] and time.monotonic() - last[1] < 60):
             return
         last = text, time.monotonic()
+        line = printable(text, MAX_LINE_CHARS)
         now = datetime.datetime.now().astimezone()
         # a site that logs to a full disk goes on; err would keep every line that it could not write
         with suppress(OSError):
-            print(f"{now:%Y-%m-%d %H:%M:%S} {name}: {text}", file=sys.stderr, flush=True)
+            print(f"{now:%Y-%m-%d %H:%M:%S} {name}: {line}", file=sys.stderr, flush=True)
 
     return tell

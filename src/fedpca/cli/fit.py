@@ -27,7 +27,7 @@ from fedpca.cli.options import (
     opened_sites,
     sites_of,
 )
-from fedpca.cli.progress import progress
+from fedpca.cli.progress import approvals, progress
 from fedpca.coordinator.federation import Federation
 from fedpca.errors import InputError
 from fedpca.estimators import FederatedPCA, RobustPCA
@@ -177,6 +177,13 @@ def fit(
             help="Seconds to wait for sites that are offline or in use by a different fit."
         ),
     ] = 60.0,
+    purpose: Annotated[
+        str, typer.Option(help="Why the fit takes place, in a line for people at the sites.")
+    ] = "",
+    approval_wait: Annotated[
+        float | None,
+        typer.Option(help="Seconds to wait for sites where a person must approve the fit."),
+    ] = None,
     credentials: Credentials = None,
     insecure: Insecure = False,
     csv: Csv = False,
@@ -240,6 +247,8 @@ def fit(
                 raise InputError(
                     "--sites, --credentials, --insecure, and --gather require --federation HOST"
                 )
+            if purpose or approval_wait is not None:
+                raise InputError("--purpose and --approval-wait require --federation HOST")
             fed = Federation.local(opened, n_jobs=jobs, **options)
         else:
             if jobs is not None:
@@ -259,6 +268,9 @@ def fit(
                 wait=wait,
                 credentials=credentials,
                 insecure=insecure,
+                purpose=purpose,
+                approval_wait=approval_wait or 0.0,
+                on_waiting=approvals(quiet),
                 **options,
             )
         with (

@@ -7,16 +7,28 @@ from typing import Annotated
 
 import typer
 
-from fedpca.cli.console import teller, until_stopped
-from fedpca.cli.options import AllowMissing, Columns, Drop, Id, Insecure, Quiet, choice_of
+from fedpca.cli.console import show_warnings_of_package, teller, until_stopped
+from fedpca.cli.options import (
+    AllowMissing,
+    Columns,
+    Drop,
+    Id,
+    Insecure,
+    Quiet,
+    choice_of,
+    read_policy,
+)
 from fedpca.engines.whereabouts import home, with_port
 from fedpca.errors import InputError
-from fedpca.rows.check import examine, findings_at, refuse_unfit
+from fedpca.rows.check import examine, few_findings, findings_at, refuse_unfit
 from fedpca.rows.in_memory import Rows
 from fedpca.site.answer_log import AnswerLog, check_ledger, size
-from fedpca.site.policy import Policy
+from fedpca.site.guard import Keys
+from fedpca.site.policy import JOINING, Policy
 from fedpca.site.site import Site
 from fedpca.solvers.catalogue import load_added_solvers
+
+ANSWER_TIMEOUT_S = 3600.0
 
 
 def join(
@@ -37,7 +49,13 @@ def join(
         Path | None,
         typer.Option(help="The coordinator's ca.pem; by default, the system's authorities."),
     ] = None,
-    policy: Annotated[Path | None, typer.Option(help="TOML file with the site's policy.")] = None,
+    coordinator: Annotated[
+        Path | None,
+        typer.Option(help="The coordinator's coordinator.pub; the site then obeys no other key."),
+    ] = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="TOML file with the site's policy; see fedpca policy.")
+    ] = None,
     folder: Annotated[
         Path | None, typer.Option(help="Folder for the site's memory and ledger.")
     ] = None,
@@ -46,6 +64,9 @@ def join(
     id: Id = [],  # noqa: B006
     allow_missing: AllowMissing = False,
     weight: Annotated[str | None, typer.Option(help="Column with the weight of each row.")] = None,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds after which the work on a question is ended.", min=0.001)
+    ] = ANSWER_TIMEOUT_S,
     insecure: Insecure = False,
     quiet: Quiet = False,
 ) -> None:
@@ -54,11 +75,14 @@ def join(
     HOST is the address of the coordinator's server. The rows stay on this machine. The command prints
     each question and what is sent in reply, and records both in the site's ledger.
 
+    Without --policy, the site takes part in plain PCA over sums, and shows no answers of its own.
+    `fedpca policy` writes a policy file, in which more can be opened.
+
     The command checks the rows first, as `fedpca check` does, and does not start if a fit would fail.
     If a file changes so that a fit would fail, the site stays out of runs until the file is corrected.
     """
     with until_stopped():
-        from fedpca.engines.credentials import read_authority, read_site_key
+        from fedpca.engines import credentials
         from fedpca.engines.flower.connection import Link
         from fedpca.engines.flower.site_client import join as answer_questions
 
@@ -68,11 +92,19 @@ def join(
         store = folder or home() / "sites" / site_name
         link = Link(
             with_port(address),
-            None if ca is None else read_authority(ca),
+            None if ca is None else credentials.read_authority(ca),
             plain=insecure,
         )
-        private_key = read_site_key(key)
+        private_key = credentials.read_site_key(key)
         tell = teller(site_name, quiet)
+        show_warnings_of_package()
+        pinned = None
+        if coordinator is not None:
+            pinned = credentials.fingerprint(credentials.read_coordinator_public(coordinator))
+        own = credentials.fingerprint(private_key.public_key())
+        keys = Keys(own, credentials.signer_of, pinned)
+        rules = JOINING if policy is None else read_policy(policy)
+        _refuse_unsafe(rules, has_coordinator=pinned is not None)
 
         def check(rows: Rows) -> None:
             findings = findings_at(site_name, examine(rows), allow_missing=allow_missing)
@@ -84,11 +116,13 @@ def join(
         site = Site(
             [*data, *(more or [])],
             name=site_name,
-            policy=Policy() if policy is None else Policy.load(policy),
+            policy=rules,
             store=store,
             check=check,
             **choice_of(drop, columns, id),
             weight=weight,
+            keys=keys,
+            tell=tell,
         )
         store.mkdir(parents=True, exist_ok=True, mode=0o700)
         ledger = store / "ledger.jsonl"
@@ -99,5 +133,27 @@ def join(
                 tell(f"ignoring an installed solver: {solver}")
             else:
                 tell(f"the solver {added!r} is installed; its questions are subject to the policy")
-        tell(f"policy: {site.policy.in_words()}; answers are recorded in {ledger}")
-        answer_questions(link, private_key, AnswerLog(site, ledger, tell).answer, tell)
+        site.look_at_rows()
+        for finding in few_findings(site_name, site.rows, site.policy.min_count):
+            tell(finding.text)
+        whose = "the default policy" if policy is None else "policy"
+        tell(f"{whose}: {site.policy.in_words()}; answers are recorded in {ledger}")
+        if pinned is None:
+            tell(
+                "anyone with the server's secret can declare runs here; to obey only the coordinator's "
+                "key, use --coordinator coordinator.pub"
+            )
+        else:
+            tell(f"only plans signed by the key {pinned} are considered")
+        log = AnswerLog(site, ledger, tell, timeout)
+        answer_questions(link, private_key, log.reply, tell)
+
+
+def _refuse_unsafe(policy: Policy, *, has_coordinator: bool) -> None:
+    """Refuse rules that a coordinator on a different machine could evade."""
+    policy.refuse_unknown_sites()
+    if has_coordinator and policy.is_open:
+        raise InputError(
+            "--coordinator has no effect with a policy that allows 'any', which answers questions "
+            "without a signed plan; name the programs to allow, or omit --coordinator"
+        )

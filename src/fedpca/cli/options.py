@@ -6,6 +6,7 @@ import ast
 import csv
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,9 +14,11 @@ import typer
 
 from fedpca.errors import InputError
 from fedpca.linalg.rank_rules import RULES, check_n_components
+from fedpca.protocol.script import FEDERATED
 from fedpca.rows.files import name_of
+from fedpca.site.policy import Policy
 from fedpca.site.site import Site, cache_share
-from fedpca.solvers.catalogue import AUTO, find_solver
+from fedpca.solvers.catalogue import AUTO, SOLVERS, find_solver, policy_words
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing output file.")]
@@ -152,6 +155,24 @@ def values_of(option: str, texts: list[str], example: str) -> dict[str, Any]:
         except (ValueError, SyntaxError):
             given[key] = value
     return given
+
+
+def read_policy(path: Path) -> Policy:
+    """Read a site's policy, and refuse words in its ``allow`` that allow nothing."""
+    policy = Policy.load(path)
+    words = policy_words()
+    for word in policy.allow:
+        if word in words:
+            continue
+        if word in SOLVERS:
+            raise InputError(f"{path}: allow has {word!r}, which {FEDERATED!r} includes; use that")
+        near = get_close_matches(word, words, 1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise InputError(
+            f"{path}: allow has {word!r}, which is unknown here; {hint}the words are "
+            f"{', '.join(words)}"
+        )
+    return policy
 
 
 def solver_of(name: str, options: list[str], find: Callable[[str], Any] = find_solver) -> Any:

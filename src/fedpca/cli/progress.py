@@ -20,6 +20,8 @@ from typing import Any
 from rich.progress import BarColumn, Progress, TextColumn
 
 from fedpca.cli.console import err
+from fedpca.coordinator.approval import OnWaiting
+from fedpca.printable import printable
 from fedpca.protocol.question import find_question
 
 WINDOW = 8  # rounds over which the decay of the residual is measured
@@ -84,6 +86,20 @@ def progress(quiet: bool, *, tol: float, max_rounds: int) -> Iterator[OnRound | 
             yield _on_bar(bar, Estimate(tol, max_rounds))
     else:
         yield _on_lines(Estimate(tol, max_rounds))
+
+
+def approvals(quiet: bool) -> OnWaiting | None:
+    """Return a function that prints which sites have still to approve a run, or None if quiet."""
+
+    def show(run: str, sites: tuple[str, ...]) -> None:
+        if sites:
+            names = ", ".join(printable(site) for site in sites)
+            text = f"run {run} waits for approval at {names}: fedpca approve {run}"
+        else:
+            text = f"run {run} was approved at all sites"
+        err.print(text, soft_wrap=True)
+
+    return None if quiet else show
 
 
 def _on_bar(bar: Progress, estimate: Estimate) -> OnRound:

@@ -43,6 +43,11 @@ def serve(
             say(f"Wrote {folder / files.CA}; give it to the sites")
         certificate, key = (None, None) if insecure else files.server_files(folder)
         secret = files.make_secret(folder)
+        is_new = not (folder / files.COORDINATOR_PUBLIC).exists()
+        mark = files.fingerprint(files.make_coordinator_key(folder).public_key())
+        if is_new:
+            say(f"Wrote {folder / files.COORDINATOR_PUBLIC}; give it to the sites")
+            say(f"Its fingerprint is {mark}")
         tell = teller("server", quiet)
         manner = "plain HTTP, not encrypted" if insecure else "TLS"
         tell(f"{len(sites)} sites may join on port {port} ({manner}): {', '.join(sites)}")

@@ -20,14 +20,18 @@ import numpy as np
 
 from fedpca._version import __version__
 from fedpca.arrays import Array, Arrays, Dimensions
+from fedpca.coordinator.approval import ApprovalWait, OnWaiting
 from fedpca.coordinator.journal import Journal, recorded_sites
 from fedpca.coordinator.record import RunRecord, shares_of
 from fedpca.coordinator.round import Round, raise_reported
 from fedpca.engines.base import Engine
 from fedpca.errors import (
+    ApprovalPending,
     FedpcaError,
     InputError,
     JournalError,
+    LinkError,
+    LinkRefused,
     MessageError,
     PolicyRefused,
     QuorumLost,
@@ -37,7 +41,7 @@ from fedpca.errors import (
 )
 from fedpca.linalg.blas_threads import threads_for_entries
 from fedpca.protocol.message import Message, compose
-from fedpca.protocol.plan import DECLARE, NO_KEY, RunPlan
+from fedpca.protocol.plan import DECLARE, MAX_PURPOSE, NO_KEY, RunPlan
 from fedpca.protocol.question import Question
 
 T = TypeVar("T")
@@ -58,13 +62,23 @@ class Federation:
         The file from which the run can be resumed.
     on_round : callable, optional
         A function that is called after each round with that round's entry in `RunRecord.history`.
+    purpose : str
+        Why the runs take place, in a line of words that people at the sites read.
+    approval_wait : float
+        How many seconds a run waits for sites where a person must approve it. After that,
+        `ApprovalPending` names those that have not.
+    on_waiting : callable, optional
+        A function that is called with the run's name and the names of the sites that have still to
+        approve it, whenever they change.
     """
 
     # state of the current run, set by _begin
     _journal: Journal | None
     _best: Callable[[], Array] | None
     _unannounced: dict[str, Any] | None
+    _refused: Round | None  # the last round, if a policy refused it
     _is_held: bool  # whether the sites are reserved for the run
+    _reservation: ExitStack  # which ends when it is closed
     _is_declared: bool  # whether the sites know the plan of this attempt
     _identity: Mapping[str, Any] | None  # what the plan says about the program
 
@@ -76,6 +90,9 @@ class Federation:
         timeout: float | None = None,
         journal: str | os.PathLike[str] | None = None,
         on_round: Callable[[dict[str, Any]], None] | None = None,
+        purpose: str = "",
+        approval_wait: float = 0.0,
+        on_waiting: OnWaiting | None = None,
     ) -> None:
         names = list(engine.names)
         if not names:
@@ -83,10 +100,14 @@ class Federation:
         if len(set(names)) < len(names):
             raise InputError(f"site names must be unique, but they are {names}")
         _check_limits(quorum, timeout, len(names))
+        _check_approval(purpose, approval_wait)
         self.engine = engine
         self.quorum = len(names) if quorum is None else quorum
         self.timeout = timeout
         self.on_round = on_round
+        self.purpose = purpose
+        self.approval_wait = approval_wait
+        self.on_waiting = on_waiting
         self._journal_path = journal
         self._in_use = threading.Lock()
         self._until_end: ExitStack | None = None  # what a run gives back when it ends
@@ -104,7 +125,8 @@ class Federation:
         n_jobs : int, optional
             The number of sites that work at the same time, each in a thread; by default, one at a time.
         **options
-            ``quorum``, ``timeout``, ``journal``, and ``on_round``, as for `Federation`. A site's time
+            ``quorum``, ``timeout``, ``journal``, ``on_round``, ``purpose``, ``approval_wait``, and
+            ``on_waiting``, as for `Federation`. A site's time
             limit starts when the site begins to work. With a journal ``F``, the sites keep their memory
             in the folder ``F.sites``.
         """
@@ -151,6 +173,7 @@ class Federation:
         from fedpca.engines.flower.engine import connect
 
         _check_limits(quorum, timeout)
+        _check_approval(options.get("purpose", ""), options.get("approval_wait", 0.0))
         engine = connect(
             address,
             sites=sites,
@@ -236,6 +259,7 @@ class Federation:
                 "version": __version__,
                 "sites": list(self.record.sites),
                 "quorum": self.quorum,
+                "purpose": self.purpose,
                 "rows": dict(self.engine.fingerprints()),
             }
             journal = Journal(self._journal_path, identity=identity, seed=self.record.seed)
@@ -250,7 +274,9 @@ class Federation:
             while True:
                 try:
                     with threads_for_entries(0):  # until large arrays are at work
-                        return program(self, None if self._best is None else self._best())
+                        result = program(self, None if self._best is None else self._best())
+                    self._go_on_after_refusal()
+                    return result
                 except SitesLost as lost:
                     self._go_on_without(lost)
         finally:
@@ -260,6 +286,15 @@ class Federation:
                 if self._journal is not None:
                     self._journal.close()
                     self._journal = None
+
+    def _go_on_after_refusal(self) -> None:
+        """Record a round that a policy refused, once the program goes on without its answers.
+
+        If the refusal ends the run, a person may change the policy, so the resumed run asks again.
+        """
+        refused, self._refused = self._refused, None
+        if refused is not None and self._journal is not None:
+            self._journal.append(*refused.to_record())
 
     def _begin(self, seed: int) -> None:
         absent: Mapping[str, str] = getattr(self.engine, "absent", {})
@@ -276,6 +311,7 @@ class Federation:
         self._journal = None
         self._best = None
         self._unannounced = None
+        self._refused = None
         self._is_held = False
         self._is_declared = False
         self._identity = None
@@ -299,12 +335,20 @@ class Federation:
         """Reserve the sites before the first question of a run, if the engine shares them."""
         hold = getattr(self.engine, "hold", None)
         if hold is not None and self._until_end is not None and not self._is_held:
-            self._until_end.enter_context(hold(self._run))
+            self._reservation = self._until_end.enter_context(ExitStack())
+            self._reservation.enter_context(hold(self._run))
             self._is_held = True
+
+    def _release_sites(self) -> None:
+        """Let other runs use the sites, until `_hold_sites` reserves them again."""
+        if self._is_held:
+            self._is_held = False
+            self._reservation.close()
 
     def _ask(self, question: Question, arrays: Mapping[str, Any]) -> Round:
         """Ask all sites a question, or read the answers from the journal, and record the round."""
         self._announce()
+        self._go_on_after_refusal()
         began = time.perf_counter()
         dimensions = dict(self._dimensions)
         asked = Round(
@@ -318,21 +362,22 @@ class Federation:
             energies=self._energies,
         )
         recorded = None if self._journal is None else self._journal.next()
-        refused: FedpcaError | None = None
         if recorded is not None:
             asked.from_record(recorded)
         else:
-            refused = self._send(asked)
+            asked.refused = self._send(asked)
             # a loss that ends the run may pass, so the resumed run asks again
-            is_final = refused is None and self._has_quorum(asked.lost)
+            is_final = asked.refused is None and self._has_quorum(asked.lost)
             if self._journal is not None and is_final:
                 self._journal.append(*asked.to_record())
+            elif isinstance(asked.refused, PolicyRefused):
+                self._refused = asked
         entry = asked.enter(self.record.ledger)
         entry |= {"seconds": time.perf_counter() - began, "residual": None}
         self.record.history.append(entry)
         self._unannounced = entry
-        if refused is not None:
-            raise refused
+        if asked.refused is not None:
+            raise asked.refused
         if asked.lost:
             raise SitesLost(asked.lost)
         if question.remembers:
@@ -350,22 +395,59 @@ class Federation:
         is_needed = self._identity is not None and getattr(self.engine, "declares", False)
         if not is_needed or self._is_declared:
             return {}
-        request = self._declaration()
-        failed = dict.fromkeys(self.record.sites, "")
+        failed = self._declare_until_approved()
+        self._is_declared = True
+        return failed
+
+    def _declare_until_approved(self) -> dict[str, str]:
+        """Declare the plan again while people at some sites have still to approve it.
+
+        Meanwhile, other runs may use the sites. A site that is away may come back before the others
+        have decided. So all sites are declared to once more in the end.
+        """
+        request, has_journal = self._declaration(), self._journal is not None
+        wait = ApprovalWait(self._run, self.approval_wait, has_journal, self.on_waiting)
+        waiting: dict[str, str] = {}
+        while True:
+            try:
+                self._hold_sites()
+                failed, pending = self._declare_to(tuple(waiting) or self.record.sites, request)
+            except (SitesBusy, LinkError) as error:
+                if not waiting or isinstance(error, LinkRefused):
+                    raise
+                failed, pending = {}, waiting
+            if waiting:
+                still = failed.keys() | pending.keys()
+                pending = {n: pending.get(n, text) for n, text in waiting.items() if n in still}
+            elif failed or not pending:
+                wait.tell(())
+                return failed
+            if pending:
+                self._release_sites()
+                wait.pause(pending)
+            waiting = pending
+
+    def _declare_to(
+        self, names: Sequence[str], request: Message
+    ) -> tuple[dict[str, str], dict[str, str]]:
+        """Return what went wrong at sites that failed, and what sites said that ask a person."""
+        failed, pending = dict.fromkeys(names, ""), dict[str, str]()
         for _ in range(2):
-            pending = tuple(failed)
-            failed = {name: f"site {name!r} did not answer the declared plan" for name in pending}
-            for name, reply in self.engine.ask(pending, request, self.timeout):
+            names = tuple(failed)
+            failed = {name: f"site {name!r} did not answer the declared plan" for name in names}
+            for name, reply in self.engine.ask(names, request, self.timeout):
                 try:
                     raise_reported(reply, f"site {name!r}, round 0, while declaring the run")
+                except ApprovalPending as error:
+                    pending[name] = str(error)
+                    failed.pop(name, None)
                 except (MessageError, SiteError) as error:
                     failed[name] = str(error)
                 else:
                     failed.pop(name, None)
             if not failed:
                 break
-        self._is_declared = True
-        return failed
+        return failed, pending
 
     def _declaration(self) -> Message:
         """Compose the message that declares the plan of this attempt."""
@@ -376,7 +458,12 @@ class Federation:
             program=str(self._identity.get("program", "program")),
             parameters=self._identity.get("parameters", {}),
             sites={name: keys.get(name, NO_KEY) for name in self.record.sites},
+            purpose=self.purpose,
         )
+        arrays = {"plan": np.frombuffer(plan.to_bytes(), np.uint8)}
+        sign: Callable[[bytes], bytes] | None = getattr(self.engine, "sign", None)
+        if sign is not None:
+            arrays["signature"] = np.frombuffer(sign(plan.statement), np.uint8)
         header = {
             "run": f"{self._run}.{self._attempt}",
             "round": 0,
@@ -385,7 +472,7 @@ class Federation:
             "n_sites": len(self.record.sites),
             "memory": self._memory,
         }
-        return compose(header, {"plan": np.frombuffer(plan.to_bytes(), np.uint8)})
+        return compose(header, arrays)
 
     def _keep_told(self, asked: Round) -> None:
         """Keep each site's share of the rows, weight, and variance, if all sites told them.
@@ -434,6 +521,7 @@ class Federation:
             if not failed or refused:
                 break
         asked.close(lost=failed, is_void=bool(failed or refused))
+        self.record.proofs |= getattr(self.engine, "proofs", {})
         if not refused:
             return None
         kind = type(next(iter(refused.values())))
@@ -481,6 +569,14 @@ def _check_verb(question: Question, verb: str) -> None:
             f"the answers to {question.name!r} are for {question.verb!r}, not {verb!r}; use "
             f"Federation.{question.verb}, or declare the question with verb={verb!r}"
         )
+
+
+def _check_approval(purpose: Any, approval_wait: Any) -> None:
+    """Refuse a purpose that no plan can hold, or a wait that is no number of seconds."""
+    if not isinstance(purpose, str) or len(purpose) > MAX_PURPOSE:
+        raise InputError(f"the purpose must be a text of at most {MAX_PURPOSE} characters")
+    if not isinstance(approval_wait, Real) or not float(approval_wait) >= 0:
+        raise InputError(f"approval_wait={approval_wait!r} must be a nonnegative number of seconds")
 
 
 def _check_limits(quorum: Any, timeout: Any, n_sites: int | None = None) -> None:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from fedpca.coordinator.ledger import Ledger
+from fedpca.protocol.proof import check_proofs
 
 DOMINANT_SHARE = 0.9  # of the variance
 MAX_DOMINANT_WEIGHT = 0.5  # share of the rows; a site with more of them is no exception
@@ -43,9 +44,13 @@ class RunRecord:
     ``influence`` tells what is known about each site's part in the result: its share of the ``rows``,
     its share of the ``weight`` if sites are not weighted by rows, its share of the ``variance`` about
     the common mean, the share of the variance that it ``caused``, which would vanish without the site,
-    and the ``angle``, the sine of the largest angle by which the components move without it. The other
-    fields are those of `Outcome`. A model file keeps everything except the seconds and the influence,
-    which would tell others how many rows a site has.
+    and the ``angle``, the sine of the largest angle by which the components move without it.
+
+    ``proofs`` holds what proves the last answer of each site that signs its answers: the ``head`` of
+    the site's ledger, the ``digest_in`` of the question, a ``commitment`` to the answer, the site's
+    ``signature`` of the three, and the fingerprint of its ``key``. `fedpca ledger verify` compares it
+    with the site's ledger. The other fields are those of `Outcome`. A model file keeps everything
+    except the seconds and the influence, which would tell others how many rows a site has.
     """
 
     seed: int = 0
@@ -60,6 +65,7 @@ class RunRecord:
     advice: str = ""
     n_certain: int = 0
     influence: dict[str, dict[str, float]] = field(default_factory=dict)
+    proofs: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def with_outcome(self, outcome: Outcome) -> RunRecord:
         """Return the record with the outcome filled in."""
@@ -68,9 +74,11 @@ class RunRecord:
     def to_header(self) -> dict[str, Any]:
         """Return the record as plain values for a file.
 
-        The seconds vary between equal runs, and the influence is for the coordinator only.
+        The seconds vary between equal runs, and the influence is for the coordinator only. Proofs are
+        left out if there are none, as in a run within one process.
         """
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "influence"}
+        left_out = {"influence"} if self.proofs else {"influence", "proofs"}
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
         history = [{**entry, "seconds": None} for entry in self.history]
         return {**values, "history": history, "ledger": self.ledger.to_header()}
 
@@ -78,7 +86,9 @@ class RunRecord:
     def from_header(cls, header: dict[str, Any]) -> RunRecord:
         """Restore a record from the values that `to_header` returned."""
         ledger = Ledger.from_header(header["ledger"])
-        return cls(**{**header, "sites": tuple(header["sites"]), "ledger": ledger})
+        proofs = check_proofs(header.get("proofs", {}))
+        known = {"sites": tuple(header["sites"]), "ledger": ledger, "proofs": proofs}
+        return cls(**{**header, **known})
 
     @property
     def dominant_site(self) -> str | None:

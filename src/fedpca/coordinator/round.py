@@ -16,12 +16,13 @@ from fedpca.errors import (
     FedpcaError,
     JournalError,
     MessageError,
+    PolicyRefused,
     SiteError,
 )
+from fedpca.printable import MAX_REASON_CHARS, printable
 from fedpca.protocol.message import Message, compose, decode
 from fedpca.protocol.question import Question
 
-MAX_REASON = 2000  # characters of an error that a site causes
 ENERGY_SLACK = 1e-6  # share of all sites' energy by which rounding may be off at one site
 
 
@@ -44,6 +45,7 @@ class Round:
     told: dict[str, dict[str, float]] = field(default_factory=dict)  # rows and energy by site
     retried: list[str] = field(default_factory=list)
     lost: dict[str, str] = field(default_factory=dict)  # what went wrong at each lost site
+    refused: FedpcaError | None = None  # why sites refused, if some did
     is_void: bool = False
 
     @property
@@ -85,7 +87,7 @@ class Round:
                 message.arrays, dimensions, self.arrays, energy=self._most_explained.get(name)
             )
         except FedpcaError as error:
-            raise type(error)(f"{where}: {error}"[:MAX_REASON]) from None
+            raise type(error)(printable(f"{where}: {error}", MAX_REASON_CHARS)) from None
         self.answers[name] = arrays
         self.told[name] = self.question.told(arrays)
         self.sizes[name] = message.n_bytes
@@ -138,6 +140,8 @@ class Round:
         }
         if self.is_void:
             header["discarded"] = list(self.fields.items())
+        if self.refused is not None:
+            header["refused"] = str(self.refused)
         if self.verb == "sum":
             return header, dict(self.total)
         numbered = enumerate(self.answers.values())
@@ -157,7 +161,9 @@ class Round:
         self.sizes = dict(record.header["sizes"])
         self.retried = record.header["retried"]
         self.lost = dict(record.header["lost"])
-        self.is_void = bool(self.lost)
+        if "refused" in record.header:
+            self.refused = PolicyRefused(record.header["refused"])
+        self.is_void = bool(self.lost or self.refused)
         if self.is_void:
             self.fields = {
                 name: tuple((key, tuple(shape), size) for key, shape, size in fields)
@@ -209,7 +215,8 @@ class Round:
         }
         for key, value in expected.items():
             if header.get(key) != value:
-                raise MessageError(f"the answer's {key} is {header.get(key)!r}, not {value!r}")
+                shown = printable(repr(header.get(key)))
+                raise MessageError(f"the answer's {key} is {shown}, not {value!r}")
 
 
 def raise_error_in(message: Message) -> None:
@@ -217,7 +224,7 @@ def raise_error_in(message: Message) -> None:
     header = message.header
     if "error" in header:
         kind = REPORTED_BY_SITES.get(str(header["error"]), MessageError)
-        raise kind(_printable(str(header.get("text"))[:MAX_REASON]))
+        raise kind(str(header.get("text")))
 
 
 def raise_reported(reply: Message | bytes | SiteError, where: str) -> None:
@@ -227,9 +234,4 @@ def raise_reported(reply: Message | bytes | SiteError, where: str) -> None:
             raise reply
         raise_error_in(decode(reply) if isinstance(reply, bytes) else reply)
     except FedpcaError as error:
-        raise type(error)(f"{where}: {error}"[:MAX_REASON]) from None
-
-
-def _printable(text: str) -> str:
-    """Replace characters that would change a terminal or cannot be written to a file."""
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+        raise type(error)(printable(f"{where}: {error}", MAX_REASON_CHARS)) from None

@@ -20,10 +20,17 @@ class Engine(Protocol):
 
     `fingerprints` identifies the rows that the engine itself can read, so that a resumed run can
     recognize them. An engine that begins without some of the sites it was given may name them and the
-    reasons in an attribute ``absent``. An engine whose sites a second run could ask at the same time
-    has a method ``hold(run)``. It returns a context manager that reserves the sites for one run, and
-    raises `SitesBusy` if they are reserved for a different one. `close` releases connections and
-    threads; a later `ask` reopens them.
+    reasons in an attribute ``absent``. An engine whose sites sign their answers keeps what proves each
+    site's last verified answer in an attribute ``proofs``: for each site, the fields that
+    `RunRecord.proofs` describes. It turns an answer without a valid signature into a `SiteError`. An
+    engine whose sites a second run could ask at the same time has a method ``hold(run)``. It returns a
+    context manager that reserves the sites for one run, and raises `SitesBusy` if they are reserved for
+    a different one.
+
+    A run declares its plan to the sites of an engine whose attribute ``declares`` is true. If the sites
+    have keys, ``keys`` holds the fingerprint of each site's key by name, which the plan lists. If the
+    coordinator has a key, ``sign(data)`` returns the signature of the plan that the sites check; it is
+    None otherwise. `close` releases connections and threads; a later `ask` reopens them.
 
     `fedpca.testing.check_engine` checks that an engine meets these requirements.
     """

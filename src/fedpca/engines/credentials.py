@@ -2,7 +2,8 @@
 
 A site creates a key pair and sends the public key to the coordinator. The server admits only sites
 whose public keys it was given. It presents a certificate, which the sites use to verify it. Anyone who
-holds the coordinator's secret can ask the sites questions.
+holds the coordinator's secret can ask the sites questions. A signature made with a private key shows
+everyone who has the public key who made it; a site signs its answers, and the coordinator its plans.
 
 ::
 
@@ -12,6 +13,8 @@ holds the coordinator's secret can ask the sites questions.
     server.pem          the server's certificate
     server.key          the server's private key                   (mode 600)
     coordinator.secret  lets a fit use the server                  (mode 600)
+    coordinator.key     the coordinator's private signing key      (mode 600)
+    coordinator.pub     the matching public key, for the sites
 
 A secret that other users of the machine can read is refused, as ssh does, and not quietly mended: only
 a person can know whether someone has read it.
@@ -20,6 +23,7 @@ a person can know whether someone has read it.
 from __future__ import annotations
 
 import datetime
+import hashlib
 import ipaddress
 import os
 import re
@@ -27,14 +31,22 @@ import secrets
 import socket
 import ssl
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 try:
     from cryptography import x509
-    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+        Ed25519PrivateKey,
+        Ed25519PublicKey,
+    )
+    from cryptography.hazmat.primitives.asymmetric.utils import (
+        decode_dss_signature,
+        encode_dss_signature,
+    )
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 except ImportError as error:  # pragma: no cover - the tests have it
     from fedpca.errors import InputError as _InputError
@@ -43,11 +55,15 @@ except ImportError as error:  # pragma: no cover - the tests have it
         "keys and certificates require an extra; install it with: pip install 'fedpca[flower]'"
     ) from error
 
-from fedpca.errors import FileError, InputError
+from fedpca.errors import FileError, InputError, LedgerError
+from fedpca.protocol.proof import statement
 from fedpca.storage import atomic
 
 CA, CERTIFICATE, KEY, SECRET = "ca.pem", "server.pem", "server.key", "coordinator.secret"
+COORDINATOR_KEY, COORDINATOR_PUBLIC = "coordinator.key", "coordinator.pub"
+PINNED_SITES = "sites"  # folder with the public keys of sites that a coordinator checked itself
 _CURVE = ec.SECP384R1()
+_ED25519_BYTES = 32  # of a public key
 _VALIDITY = datetime.timedelta(days=825)  # the longest that common TLS clients accept
 # the exceptions that `cryptography` can raise for a file with arbitrary contents
 _MALFORMED = (
@@ -58,6 +74,9 @@ _MALFORMED = (
     ValueError,
     x509.InvalidVersion,
 )
+
+PrivateKey = ec.EllipticCurvePrivateKey | Ed25519PrivateKey
+PublicKey = ec.EllipticCurvePublicKey | Ed25519PublicKey
 
 
 def make_site_key(folder: Path, name: str) -> tuple[Path, Path]:
@@ -70,19 +89,8 @@ def make_site_key(folder: Path, name: str) -> tuple[Path, Path]:
     private_path, public_path = folder / f"{name}.key", folder / f"{name}.pub"
     _refuse_overwriting(private_path, public_path)
     key = ec.generate_private_key(_CURVE)
-    _write(
-        private_path,
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.OpenSSH,
-            serialization.NoEncryption(),
-        ),
-        private=True,
-    )
-    public = key.public_key().public_bytes(
-        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-    )
-    _write(public_path, public + f" {name}\n".encode())
+    _write(private_path, _private_bytes(key), private=True)
+    _write(public_path, _public_line(key.public_key(), name))
     return private_path, public_path
 
 
@@ -119,6 +127,147 @@ def read_public_keys(paths: Iterable[Path]) -> dict[str, ec.EllipticCurvePublicK
     if not keys:
         raise InputError("a server needs its sites' public keys, as in north.pub south.pub")
     return keys
+
+
+def pinned_site_keys(folder: Path) -> dict[str, ec.EllipticCurvePublicKey]:
+    """Read the sites' public keys that a coordinator keeps in its folder, if it keeps any."""
+    paths = sorted((folder / PINNED_SITES).glob("*.pub"))
+    return read_public_keys(paths) if paths else {}
+
+
+def make_coordinator_key(folder: Path) -> Ed25519PrivateKey:
+    """Return the coordinator's signing key from a folder, creating both of its files if necessary."""
+    private_path, public_path = folder / COORDINATOR_KEY, folder / COORDINATOR_PUBLIC
+    if not private_path.exists():
+        if public_path.exists():
+            raise FileError(
+                f"{public_path} exists without its key, and sites may rely on it; put the key back "
+                f"at {private_path}, or move {public_path} away and give the sites the new one"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(private_path, _private_bytes(Ed25519PrivateKey.generate()), private=True)
+    key = read_coordinator_key(folder)
+    if not public_path.exists():
+        _write(public_path, _public_line(key.public_key(), "coordinator"))
+    if read_coordinator_public(public_path) != key.public_key():
+        raise FileError(
+            f"{public_path} does not belong to {private_path}; move it away, and a new one is written"
+        )
+    return key
+
+
+def read_coordinator_key(folder: Path) -> Ed25519PrivateKey:
+    """Read the coordinator's private signing key from a folder."""
+    path = folder / COORDINATOR_KEY
+    try:
+        key = serialization.load_ssh_private_key(_read(path), None)
+    except _MALFORMED:
+        key = None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise FileError(f"{path} is not a coordinator's key written by `fedpca serve`")
+    _refuse_open_to_others(path)
+    return key
+
+
+def read_coordinator_public(path: Path) -> Ed25519PublicKey:
+    """Read the coordinator's public key from a file."""
+    try:
+        key = serialization.load_ssh_public_key(_read(path))
+    except _MALFORMED:
+        key = None
+    if not isinstance(key, Ed25519PublicKey):
+        raise FileError(
+            f"{path} is not a coordinator's public key; ask the coordinator for the coordinator.pub "
+            "that `fedpca serve` wrote"
+        )
+    return key
+
+
+def public_key_in(path: Path) -> PublicKey:
+    """Return the public key in a key file: a site's or the coordinator's, private or public."""
+    text = _read(path)
+    key: object = None
+    try:
+        if text.startswith(b"-----BEGIN"):
+            private = serialization.load_ssh_private_key(text, None)
+            key = private.public_key()
+        else:
+            key = serialization.load_ssh_public_key(text)
+    except _MALFORMED:
+        pass
+    if not isinstance(key, PublicKey):
+        raise FileError(f"{path} is not a key written by `fedpca site-key` or `fedpca serve`")
+    return key
+
+
+def public_key_from_pem(text: bytes) -> PublicKey:
+    """Return a public key from the form in which Flower's server tells it."""
+    try:
+        key = serialization.load_pem_public_key(text)
+    except _MALFORMED:
+        key = None
+    if not isinstance(key, PublicKey):
+        raise FileError("the server's public key of this site cannot be read")
+    return key
+
+
+def fingerprint(public_key: PublicKey) -> str:
+    """Return 64 hexadecimal digits that identify a public key: the SHA-256 of its DER bytes."""
+    der = public_key.public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    return hashlib.sha256(der).hexdigest()
+
+
+def sign(key: PrivateKey, data: bytes) -> bytes:
+    """Sign data; a kind of key always gives the same length: 64 bytes (Ed25519) or 96 (P-384)."""
+    if isinstance(key, Ed25519PrivateKey):
+        return key.sign(data)
+    size = _coordinate_bytes(key)
+    r, s = decode_dss_signature(key.sign(data, ec.ECDSA(hashes.SHA384())))
+    return r.to_bytes(size, "big") + s.to_bytes(size, "big")
+
+
+def verify(public_key: PublicKey, signature: bytes, data: bytes) -> bool:
+    """Return whether the holder of this public key's private key signed the data."""
+    try:
+        if isinstance(public_key, Ed25519PublicKey):
+            public_key.verify(signature, data)
+            return True
+        size = _coordinate_bytes(public_key)
+        if len(signature) != 2 * size:
+            return False
+        r, s = (int.from_bytes(half, "big") for half in (signature[:size], signature[size:]))
+        public_key.verify(encode_dss_signature(r, s), data, ec.ECDSA(hashes.SHA384()))
+    except InvalidSignature:
+        return False
+    return True
+
+
+def seal(key: Ed25519PrivateKey, data: bytes) -> bytes:
+    """Sign data; return the public key and the signature, from which `signer_of` names the signer."""
+    return key.public_key().public_bytes_raw() + sign(key, data)
+
+
+def signer_of(sealed: bytes, data: bytes) -> str:
+    """Return the fingerprint of the key that signed data, or nothing if the signature is not valid."""
+    try:
+        key = Ed25519PublicKey.from_public_bytes(sealed[:_ED25519_BYTES])
+    except _MALFORMED:
+        return ""
+    return fingerprint(key) if verify(key, sealed[_ED25519_BYTES:], data) else ""
+
+
+def refuse_unproven(proof: Mapping[str, str], public_key: PublicKey) -> None:
+    """Refuse a site's entry in `RunRecord.proofs` that the holder of this key did not sign."""
+    if fingerprint(public_key) != proof["key"]:
+        raise LedgerError(
+            f"the run record holds an answer signed with the key {proof['key']}, not with "
+            f"{fingerprint(public_key)}"
+        )
+    signed = statement(proof["digest_in"], proof["commitment"], proof["head"])
+    if not verify(public_key, bytes.fromhex(proof["signature"]), signed):
+        raise LedgerError("the signature in the run record was not made with this key")
 
 
 def make_certificates(folder: Path, hosts: Sequence[str] = ()) -> None:
@@ -232,6 +381,23 @@ def read_secret(folder: Path) -> bytes:
         raise FileError(f"{folder / SECRET} is not a secret written by `fedpca serve`")
     _refuse_open_to_others(folder / SECRET)
     return secret
+
+
+def _private_bytes(key: PrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.OpenSSH,
+        serialization.NoEncryption(),
+    )
+
+
+def _public_line(key: PublicKey, name: str) -> bytes:
+    form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    return key.public_bytes(*form) + f" {name}\n".encode()
+
+
+def _coordinate_bytes(key: ec.EllipticCurvePrivateKey | ec.EllipticCurvePublicKey) -> int:
+    return (key.curve.key_size + 7) // 8
 
 
 def _name(common_name: str) -> x509.Name:

@@ -8,6 +8,9 @@ bytes. Decoding never executes code or copies data; the arrays are read-only vie
 
 The checksum detects accidental corruption. The TLS channel that carries the bytes protects them against
 tampering.
+
+A message that crosses machines is bounded in every way before its parts are built: see ``MAX_BYTES``
+and the constants after it. A journal or a memory file is this machine's own and may have more fields.
 """
 
 from __future__ import annotations
@@ -15,9 +18,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,18 +29,31 @@ import numpy as np
 
 from fedpca.arrays import DTYPES, Array
 from fedpca.errors import MessageError
+from fedpca.printable import printable
 
 Header = dict[str, Any]
 
 MARK = b"FedP"
 VERSION = 2
 MAX_BYTES = 1 << 30
+MAX_HEADER_BYTES = (
+    1 << 20
+)  # column names travel as arrays; the longest honest header is an error's text
+MAX_HEADER_DEPTH = 16  # the fields take four levels
+MAX_FIELDS = 256
+MAX_NAME_CHARS = 100  # of a field
+MAX_RANK = 8  # dimensions of an array
 
 _PREFIX = struct.Struct("<4sIIIQ")  # mark, version, CRC of the rest, header bytes, total bytes
 _DTYPE_BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
 _ALIGN_BYTES = 8
 _JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 PREFIX_BYTES = _PREFIX.size
+
+# each takes time in proportion to the header, whatever is in it
+_ESCAPED = re.compile(rb"\\.", re.DOTALL)
+_STRING = re.compile(rb'"[^"]*"?')
+_NOT_A_BRACKET = re.compile(rb"[^][{}]+")
 
 # the exceptions that Python and numpy can raise for a header with arbitrary contents
 _UNREADABLE = (ArithmeticError, LookupError, ValueError, TypeError, AttributeError, RecursionError)
@@ -60,9 +77,13 @@ def compose(
 ) -> Message:
     """Return a message with these arrays; copy only those that need a new layout or byte order."""
     ready = {name: _plain(name, array) for name, array in arrays.items()}
+    text = _header_text(header, ready)
+    if limit is not None:
+        _check_header(text)
+        _check_fields([(name, array.shape) for name, array in ready.items()])
     total = (
         PREFIX_BYTES
-        + len(_header_text(header, ready))
+        + len(text)
         + sum(array.nbytes + _padding(array.nbytes) for array in ready.values())
     )
     if limit is not None and total > limit:
@@ -112,9 +133,14 @@ def decode(data: bytes, *, limit: int | None = MAX_BYTES) -> Message:
     view = memoryview(data)
     if zlib.crc32(view[_PREFIX.size :]) != crc:
         raise MessageError("the message was altered in transit: its checksum does not match")
+    text = bytes(view[_PREFIX.size : _PREFIX.size + n_header])
+    if limit is not None:
+        _check_header(text)
     try:
-        header = json.loads(bytes(view[_PREFIX.size : _PREFIX.size + n_header]))
+        header = json.loads(text)
         fields = header.pop("fields")
+        if limit is not None:
+            _check_fields([(name, shape) for name, _, shape in fields])
         arrays = _read_arrays(view[_PREFIX.size + n_header :], fields)
     except _UNREADABLE as error:
         raise MessageError(f"the message cannot be read: {type(error).__name__}") from None
@@ -132,6 +158,42 @@ def _header_text(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> byte
     fields = [[name, DTYPES[array.dtype], array.shape] for name, array in arrays.items()]
     text = _JSON.encode({**header, "fields": fields}).encode()
     return text + b" " * _padding(PREFIX_BYTES + len(text))
+
+
+def _check_header(text: bytes) -> None:
+    """Refuse a header that is too long or too deep, before it is parsed."""
+    if len(text) > MAX_HEADER_BYTES:
+        raise MessageError(
+            f"the message's header has {len(text):,} bytes, which exceeds the limit of "
+            f"{MAX_HEADER_BYTES:,}"
+        )
+    depth = 0
+    for bracket in _NOT_A_BRACKET.sub(b"", _STRING.sub(b"", _ESCAPED.sub(b"", text))):
+        depth += 1 if bracket in b"[{" else -1
+        if depth > MAX_HEADER_DEPTH:
+            raise MessageError(
+                "the message's header is nested more deeply than the limit of "
+                f"{MAX_HEADER_DEPTH} levels"
+            )
+
+
+def _check_fields(fields: Sequence[tuple[str, Sequence[int]]]) -> None:
+    """Refuse too many fields, and a field with too long a name or too many dimensions."""
+    if len(fields) > MAX_FIELDS:
+        raise MessageError(
+            f"the message has {len(fields):,} fields, which exceeds the limit of {MAX_FIELDS}"
+        )
+    for name, shape in fields:
+        if len(name) > MAX_NAME_CHARS:
+            raise MessageError(
+                f"the message has a field whose name has {len(name):,} characters, which exceeds the "
+                f"limit of {MAX_NAME_CHARS}"
+            )
+        if len(shape) > MAX_RANK:
+            raise MessageError(
+                f"field {printable(name)!r} has {len(shape):,} dimensions, which exceeds the limit of "
+                f"{MAX_RANK}"
+            )
 
 
 def _plain(name: str, array: Any) -> Array:
@@ -152,7 +214,7 @@ def _read_arrays(body: memoryview, fields: list[tuple[str, str, list[int]]]) -> 
     for name, dtype_name, shape in fields:
         if not isinstance(name, str) or name in arrays:
             raise ValueError("name")
-        if dtype_name not in _DTYPE_BY_NAME or any(n < 0 for n in shape):
+        if dtype_name not in _DTYPE_BY_NAME or any(type(n) is not int or n < 0 for n in shape):
             raise ValueError(name)
         dtype = _DTYPE_BY_NAME[dtype_name]
         count = math.prod(shape)

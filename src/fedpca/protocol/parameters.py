@@ -7,7 +7,10 @@ A field that is asked with may be followed by words that bound its numbers::
 =============  =====================================================================================
 word           bound
 =============  =====================================================================================
-orthonormal    a matrix, or each matrix of a stack, has orthonormal columns
+orthonormal    a matrix, or each matrix of a stack, has orthonormal columns; in "orthonormal by FIELD",
+               the columns with the same number in the other field are orthonormal
+columns A..B   a matrix has from A to B columns
+one of A B     one of these numbers
 flag           0 or 1
 positive       greater than 0
 nonnegative    at least 0
@@ -15,12 +18,14 @@ A..B           from A to B, both included
 fixed          the same in all questions of a run that ask with a fixed field of this name
 =============  =====================================================================================
 
-Sites that follow a plan check these bounds; see `fedpca.site.guard`.
+A program's script may bound a field further, in the same words. Sites that follow a plan check these
+bounds; see `fedpca.site.guard`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -29,24 +34,42 @@ from fedpca.protocol.invariants import ROUNDING
 
 FIXED = "fixed"
 _WORDS = (FIXED, "orthonormal", "flag", "positive", "nonnegative")
+_COLUMNS, _ONE_OF, _BY = "columns ", "one of ", "orthonormal by "
 
 
 def check_asked_words(words: Sequence[str], field: str) -> None:
     """Refuse words that no declaration of an asked field may use."""
     for word in words:
-        if word not in _WORDS and _range(word) is None:
-            known = ", ".join(_WORDS)
+        is_known = word in _WORDS or word.startswith(_BY) or _numbers(word) is not None
+        if not is_known and _range(word.removeprefix(_COLUMNS)) is None:
+            known = ", ".join((*_WORDS, f"{_COLUMNS}A..B", f"{_ONE_OF}A B", f"{_BY}FIELD"))
             raise ValueError(f"field {field!r}: {word!r} must be a range A..B or one of {known}")
 
 
-def out_of_bounds(array: Array, words: Sequence[str]) -> str | None:
-    """Return how a field breaks the bounds of its words, or None."""
+def split_words(text: str) -> list[str]:
+    """Split words such as "fixed, 1..8"."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def out_of_bounds(
+    array: Array, words: Sequence[str], others: Mapping[str, Array] | None = None
+) -> str | None:
+    """Return how a field breaks the bounds of its words, or None; ``others`` are all fields."""
     for word in words:
-        bounds = _range(word)
+        bounds, numbers = _range(word.removeprefix(_COLUMNS)), _numbers(word)
         if bounds is not None:
             low, high = bounds
-            if array.size and (array.min() < low or array.max() > high):
+            if word.startswith(_COLUMNS):
+                if not low <= array.shape[-1] <= high:
+                    return f"must have from {low:g} to {high:g} columns"
+            elif array.size and (array.min() < low or array.max() > high):
                 return f"must be from {low:g} to {high:g}"
+        elif numbers is not None and not np.isin(array, numbers).all():
+            return f"must be one of {', '.join(f'{number:g}' for number in numbers)}"
+        elif word.startswith(_BY):
+            groups = (others or {})[word.removeprefix(_BY)]
+            if not all(_is_orthonormal(array[:, groups == group]) for group in np.unique(groups)):
+                return "must have orthonormal columns for each number"
         elif word == "orthonormal" and not _is_orthonormal(array):
             return "must have orthonormal columns"
         elif word == "flag" and not np.isin(array, (0, 1)).all():
@@ -59,14 +82,26 @@ def out_of_bounds(array: Array, words: Sequence[str]) -> str | None:
 
 
 def _is_orthonormal(array: Array) -> bool:
-    blocks = array if array.ndim > 2 else array[None]
-    return all(
-        block.shape[1] <= block.shape[0]
-        and bool(np.abs(block.T @ block - np.eye(block.shape[1])).max(initial=0.0) <= ROUNDING)
-        for block in blocks
-    )
+    if array.ndim > 2:
+        return all(_is_orthonormal(block) for block in array)
+    d, k = array.shape
+    if k > d:
+        return False
+    defect = array.T @ array
+    defect.flat[:: k + 1] -= 1
+    return bool(np.abs(defect).max(initial=0.0) <= ROUNDING)
 
 
+@lru_cache(maxsize=256)
+def _numbers(word: str) -> list[float] | None:
+    try:
+        listed = word.removeprefix(_ONE_OF).split()
+        return [float(number) for number in listed] if word.startswith(_ONE_OF) else None
+    except ValueError:
+        return None
+
+
+@lru_cache(maxsize=256)
 def _range(word: str) -> tuple[float, float] | None:
     low, dots, high = word.partition("..")
     try:

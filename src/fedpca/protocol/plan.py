@@ -13,14 +13,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedpca.errors import MessageError
 
+DOMAIN = b"fedpca declared plan, version 1\0"
 DECLARE = "declare_run"  # takes the place of a question's name
 MAX_PLAN_BYTES = 1 << 20  # a plan lists sites, and perhaps numbers of components by site
 MAX_PURPOSE = 500  # characters
+MAX_NAME = 100  # characters of the name of a run or a program
 MAX_ROUNDS = 10**6  # more rounds than any program takes
 NO_KEY = ""  # the fingerprint of a site in the coordinator's own process
 
@@ -67,9 +69,14 @@ class RunPlan:
         """Return a hash that identifies the plan."""
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
+    @property
+    def statement(self) -> bytes:
+        """Return the bytes that the coordinator signs."""
+        return DOMAIN + self.to_bytes()
+
     def to_bytes(self) -> bytes:
         """Encode the plan; the same plan always has the same bytes."""
-        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":")).encode()
+        return json.dumps(vars(self), sort_keys=True, separators=(",", ":")).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> RunPlan:
@@ -90,6 +97,8 @@ class RunPlan:
         texts = (self.run, self.program, self.purpose)
         if not all(isinstance(text, str) for text in texts) or not self.run or not self.program:
             raise MessageError("the plan must name its run and its program")
+        if max(len(self.run), len(self.program)) > MAX_NAME:
+            raise MessageError(f"the plan has a name of more than {MAX_NAME} characters")
         if not isinstance(self.parameters, dict) or not isinstance(self.sites, dict):
             raise MessageError("the plan's parameters and sites must be tables")
         if not self.sites or not all(isinstance(key, str) for key in self.sites.values()):

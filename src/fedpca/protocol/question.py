@@ -91,7 +91,7 @@ class Question:
     def check_bounds(self, arrays: Mapping[str, Array]) -> None:
         """Raise an error that names the field if a number is out of its declared bounds."""
         for name, words in self.bounds.items():
-            problem = out_of_bounds(arrays[name], words)
+            problem = out_of_bounds(arrays[name], words, arrays)
             if problem is not None:
                 raise PolicyRefused(f"field {name!r} of question {self.name!r} {problem}")
 

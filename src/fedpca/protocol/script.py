@@ -20,11 +20,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedpca.errors import PolicyRefused
+from fedpca.errors import FedpcaError, PolicyRefused
+from fedpca.protocol.parameters import check_asked_words, split_words
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import Question
 
-MANY = 1 << 40  # repetitions, where `Script.most` bounds them
+MANY = 1 << 40  # repetitions: any number, unless `Script.most` bounds it
 FEDERATED = "federated"  # the family of programs that need only sums and return the pooled result
 
 
@@ -119,7 +120,9 @@ class _Repeat(Order):
     most: int
 
     def after(self, name: str) -> Order:
-        return _then(self.part.after(name), repeat(self.part, most=self.most - 1))
+        # without a bound the rest stays the same, so that equal alternatives are recognized
+        rest = self if self.most == MANY else repeat(self.part, most=self.most - 1)
+        return _then(self.part.after(name), rest)
 
     def next(self) -> Iterator[str]:
         return self.part.next()
@@ -156,6 +159,11 @@ def repeat(*parts: Question | Order, most: int = MANY) -> Order:
     return END if most < 1 or part == END else _Repeat(part, most)
 
 
+def repeat_from_once(part: Question | Order, most: int = MANY) -> Order:
+    """Return the order in which a part is asked at least once, and at most this often."""
+    return then(part, repeat(part, most=most - 1))
+
+
 def _order(part: Question | Order) -> Order:
     return _One(part) if isinstance(part, Question) else part
 
@@ -186,9 +194,20 @@ class Script:
         The order of the questions.
     most : dict
         How often a question may be asked in a run, by its name, if ``order`` does not say.
+    looks : sequence of str
+        The questions that are asked once for each look at the spectrum. A rank rule looks at twice as
+        many directions each time, up to the number of features.
     values : dict
-        The fields whose value follows from the plan, by name. A question with a different value is
-        refused.
+        The fields whose value follows from the plan, by name or as "question.field". A question with a
+        different value is refused. A number stands for all entries of an array; a function takes how
+        often the question has been asked before, and returns the value.
+    bounds : dict
+        Further bounds of fields, by name or as "question.field", in the words of
+        `fedpca.protocol.parameters`.
+    fixed : sequence of str
+        Further fields that are set once a run, each as "question.field".
+    lengths : dict
+        The largest lengths that the plan allows, by the name that declarations of fields use.
     family : str
         The word by which a policy allows the program.
     sees : sequence of str
@@ -198,9 +217,22 @@ class Script:
 
     order: Order
     most: Mapping[str, int] = field(default_factory=dict)
+    looks: tuple[str, ...] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
+    bounds: Mapping[str, str] = field(default_factory=dict)
+    fixed: tuple[str, ...] = ()
+    lengths: Mapping[str, int] = field(default_factory=dict)
     family: str = FEDERATED
     sees: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, words in self.bounds.items():
+            check_asked_words(split_words(words), name)
+
+    def most_times(self, name: str, n_features: int) -> int:
+        """Return how often a question may be asked in a run, if the order does not say."""
+        looks = max(2, 1 + (n_features - 1).bit_length()) if name in self.looks else MANY
+        return min(looks, self.most.get(name, MANY))
 
 
 _SCRIPTS: dict[str, Callable[[RunPlan], Script]] = {}
@@ -225,4 +257,13 @@ def find_script(plan: RunPlan) -> Script:
             f"the program {plan.program!r} declares no script, so the site cannot tell what it will "
             f"ask; the programs with a script are {', '.join(sorted(_SCRIPTS))}"
         )
-    return _SCRIPTS[plan.program](plan)
+    try:
+        return _SCRIPTS[plan.program](plan)
+    except PolicyRefused:
+        raise
+    except FedpcaError as error:
+        raise PolicyRefused(f"the declared {plan.program} is not possible: {error}") from None
+    except Exception as error:  # the plan may contain anything, and other packages have scripts
+        raise PolicyRefused(
+            f"the site cannot tell what the declared {plan.program} will ask: {type(error).__name__}"
+        ) from None

@@ -113,6 +113,7 @@ def as_json(fitted: Fitted | Summary, *, ledger: list[Total] | None = None) -> s
             "bytes_down": run.bytes_down,
             "sites": list(run.sites),
             "lost": run.lost,
+            "proofs": run.proofs,
         }
     if ledger is not None:
         contents["ledger"] = [entry._asdict() for entry in ledger]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import io
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedpca.audit.exposures import Exposure, Leakage
+from fedpca.audit.lying import ATTACKS, Lying, Outcome
 from fedpca.audit.transcript import LISTENERS
 from fedpca.coordinator.record import RunRecord
 from fedpca.errors import InputError
@@ -103,6 +106,75 @@ def write_exposures(path: Path, leakage: Leakage) -> None:
         writer = csv.writer(file)
         writer.writerow(Exposure._fields)
         writer.writerows(leakage.exposures)
+
+
+def print_lying(out: Console, lying: Lying) -> None:
+    """Print what each attack of a lying coordinator recovers under each policy, and what refused it."""
+    headings = [name for policy in lying.policies for name in (policy, "questions")]
+    table = new_table("What a lying coordinator recovers", ("attack", *headings), ())
+    for attack in lying.attacks:
+        cells = []
+        for policy in lying.policies:
+            outcome = lying.of(attack, policy)
+            cells += [outcome.in_words, f"{outcome.questions:,}"]
+        table.add_row(attack, *cells)
+    print_table(out, table)
+    rules = new_table("What stopped it", ("attack", "policy", "rule"), ())
+    for attack in lying.attacks:
+        for policy in lying.policies:
+            outcome = lying.of(attack, policy)
+            if not outcome.has_found and outcome.rules:
+                rules.add_row(attack, policy, outcome.rules[0])
+    print_table(out, rules)
+    for name in lying.attacks:
+        out.print(f"{name}: {ATTACKS[name].words}", soft_wrap=True)
+    guess = lying.guess
+    out.print(
+        f"A guess from the published model recovers {guess.records} records and {guess.values} values."
+    )
+    for policy in lying.policies:
+        better = [outcome.attack for outcome in lying.better_than_guess(policy)]
+        listed = ", ".join(better) or "none"
+        out.print(f"Attacks that do better, policy {policy!r}: {listed}.", soft_wrap=True)
+
+
+def lying_as_csv(lying: Lying) -> str:
+    """Return the outcome of every attack under every policy as CSV."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(Outcome._fields)
+    for outcome in lying.outcomes:
+        writer.writerow(["; ".join(x) if isinstance(x, tuple) else x for x in outcome])
+    return text.getvalue().rstrip("\n")
+
+
+def lying_as_json(lying: Lying) -> str:
+    """Return the outcome of every attack under every policy, and of the guess, as JSON."""
+    contents = {
+        "policies": {name: policy.in_words() for name, policy in lying.policies.items()},
+        "guess": {"records": lying.guess.records, "values": lying.guess.values},
+        "outcomes": [outcome._asdict() for outcome in lying.outcomes],
+    }
+    return json.dumps(contents, indent=2)
+
+
+def lying_as_markdown(lying: Lying) -> str:
+    """Return the table of what each attack recovers, for a page of documentation."""
+    lines = [
+        f"| attack | {' | '.join(lying.policies)} |",
+        f"|---|{'---|' * len(lying.policies)}",
+    ]
+    for attack in lying.attacks:
+        cells = []
+        for policy in lying.policies:
+            outcome = lying.of(attack, policy)
+            cells.append(
+                f"**{outcome.in_words}**, {outcome.questions:,} questions"
+                if outcome.has_found
+                else "nothing"
+            )
+        lines.append(f"| {attack} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def print_model(out: Console, model: Fitted) -> None:
@@ -218,6 +290,13 @@ def _print_run(out: Console, run: RunRecord) -> None:
         out.print(run.advice)
     for loss in run.lost:
         out.print(f"lost in round {loss['round']}: {loss['reason']}")
+    if run.proofs:
+        table = new_table(
+            "Signed answers", ("site", "fingerprint of its key", "head of its ledger"), ()
+        )
+        for site, proof in run.proofs.items():
+            table.add_row(site, proof["key"], proof["head"])
+        print_table(out, table)
 
 
 def _print_stream(out: Console, model: StreamingPCA) -> None:

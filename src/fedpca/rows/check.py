@@ -12,10 +12,14 @@ from fedpca.arrays import Array
 from fedpca.errors import InputError
 from fedpca.protocol.invariants import MAX_VALUE
 from fedpca.rows.columns import matching_order, some_of
+from fedpca.rows.gaps import ERROR
 from fedpca.rows.in_memory import Block, Rows, is_sparse
+from fedpca.rows.rare import look_for_few
 
 MIN_ROWS = 2  # of all sites together
 MIN_NUMBERED_ROWS = 3  # of fewer rows, measurements may look like numbers of rows
+
+MAX_NAMED = 50  # rare columns in a finding
 
 
 class Finding(NamedTuple):
@@ -139,6 +143,24 @@ def findings_at(name: str, at: Examined, *, allow_missing: bool = False) -> list
             False,
         )
     return findings
+
+
+def few_findings(name: str, rows: Rows, min_count: int) -> list[Finding]:
+    """Return what a site whose policy has this ``min_count`` would refuse to answer about."""
+    if min_count <= 1:
+        return []
+    few = look_for_few(rows, min_count, ERROR)
+    refuses = f"a site whose policy has min_count={min_count} refuses every run"
+    texts = []
+    if 0 < few.n_rows < min_count:
+        texts.append(f"there are fewer than {min_count} rows, and {refuses}")
+    if few.rare:
+        texts.append(
+            f"fewer than {min_count} rows differ from the most frequent value in columns "
+            f"{some_of(few.rare, MAX_NAMED)}, and {refuses}; agree with all sites to leave these "
+            "columns out with --drop"
+        )
+    return [Finding(name, text, False) for text in texts]
 
 
 def findings_between(sites: Mapping[str, Examined]) -> list[Finding]:

@@ -72,7 +72,7 @@ def counting_blocks(
         if missing == ERROR or not has_gaps(block):
             yield block, weights
         elif missing == DROP:
-            is_whole = ~_rows_with_gaps(block)
+            is_whole = ~rows_with_gaps(block)
             yield block[is_whole], None if weights is None else weights[is_whole]
         else:
             yield block if fill is None else filled(block, fill), weights
@@ -103,6 +103,7 @@ def filled(block: Block, fill: Array) -> Block:
     return copy
 
 
-def _rows_with_gaps(block: Block) -> Array:
+def rows_with_gaps(block: Block) -> Array:
+    """Return which rows of a block have a missing value, ``(m,)`` of bool."""
     gaps = gaps_of(block)
     return np.asarray(gaps @ np.ones(block.shape[1]) > 0)

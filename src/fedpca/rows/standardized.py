@@ -35,6 +35,7 @@ MAX_CACHE_BYTES = 256 << 20  # memory that a site may use to cache A'A
 TINY_VALUE, TINY_SQUARES = 1e-145, 1e-290  # squares of smaller values lose digits
 MIN_ENERGY = 1e-140  # above this, the square of a sum of squares does not underflow
 MAX_ENERGY = 1e150  # below this, it does not overflow
+FEW_FEATURES = 512  # up to which products always go by A'A, whatever it costs
 
 
 def column_sums(rows: Rows) -> tuple[int, Array]:
@@ -144,10 +145,20 @@ class StandardizedRows:
         The feature order, mean, and scale.
     max_cache_bytes : int
         The maximum memory for caching A'A.
+    only_sums : bool
+        Whether products always go by A'A if it fits, so that they contain nothing but sums over rows.
     """
 
-    def __init__(self, rows: Rows, frame: Frame, *, max_cache_bytes: int = MAX_CACHE_BYTES) -> None:
+    def __init__(
+        self,
+        rows: Rows,
+        frame: Frame,
+        *,
+        max_cache_bytes: int = MAX_CACHE_BYTES,
+        only_sums: bool = False,
+    ) -> None:
         self.frame = frame
+        self._only_sums = only_sums
         self._rows = rows
         self._order = slice(None) if frame.order is None else frame.order
         self._mean = self._to_own_order(frame.mean)
@@ -193,7 +204,9 @@ class StandardizedRows:
             return self
         scale = np.where(constant, np.inf, self._scale)
         frame = replace(self.frame, scale=scale)
-        return StandardizedRows(self._rows, frame, max_cache_bytes=self._max_cache_bytes)
+        return StandardizedRows(
+            self._rows, frame, max_cache_bytes=self._max_cache_bytes, only_sums=self._only_sums
+        )
 
     def energy(self) -> float:
         """Return the sum of the squared entries of A, using A'A if it is computed anyway."""
@@ -310,10 +323,17 @@ class StandardizedRows:
 
         The answer depends only on the frame, not on earlier questions, because a restarted site must
         produce the same bits.
+
+        Passes over the rows add up a row's scores along directions that the coordinator chooses. If
+        they nearly cancel, rounding selects rows, and the product reveals them. A'A is a sum over rows
+        before any direction is known. It costs little if there are few features, so it is used then; a
+        site with a coordinator that may lie always uses it if it fits.
         """
         if not self._gram_fits():
             return False
         n, d = self._rows.n_rows, len(self._mean)
+        if d <= FEW_FEATURES or self._only_sums:
+            return True
         columns = max(self._n_products, width)
         one_pass = n * d * self._rows.pass_cost
         cached = n * d**2 + 2 * d**2 * columns + one_pass

@@ -3,26 +3,55 @@
 The coordinator also keeps a ledger, but the site cannot check it. The site writes this one itself, on
 its own disk, before each answer leaves. Each question gets one line of JSON::
 
-    {"time": "2026-11-15T12:00:00+00:00", "run": "1f..0", "round": 3, "question": "covariance_product",
-     "verb": "sum", "sites": 3, "came": {"Z": [30, 5]}, "bytes_in": 1408,
-     "left": {"Y": [30, 5]}, "bytes_out": 1400, "refused": null}
+    {"entry": 3, "time": "2026-11-15T12:00:00+00:00", "run": "1f..0", "round": 3,
+     "question": "local_power_steps", "verb": "sum", "sites": 3,
+     "came": {"Z": [30, 5], "steps": []}, "values": {"steps": 4}, "bytes_in": 1408,
+     "left": {"Y": [30, 5]}, "bytes_out": 1400, "refused": null,
+     "digest_in": "5e..1", "digest_out": "a0..7", "salt": "77..c", "previous": "c4..9",
+     "chain": "0b..2"}
+
+``values`` holds the parameters that are single numbers. ``digest_in`` and ``digest_out`` are the
+SHA-256 of the question's and the answer's bytes. `fedpca.site.ledger_chain` describes the chain.
 """
 
 from __future__ import annotations
 
 import datetime
-import json
-import os
+import math
+import secrets
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedpca.arrays import Array
 from fedpca.errors import InputError, MessageError, SiteFailed
+from fedpca.printable import MAX_REASON_CHARS, printable
 from fedpca.protocol.message import Message, decode, encode
+from fedpca.protocol.proof import NO_HEAD, SALT_BYTES, commitment, digest, statement
 from fedpca.rows.in_memory import Rows
+from fedpca.site.ledger_chain import append
 from fedpca.site.site import Site
+from fedpca.site.time_limit import interrupted_after
 from fedpca.storage import atomic
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """An encoded answer, and what proves its place in the ledger.
+
+    ``head`` is the chain value of the answer's line. It is `NO_HEAD` if the line could not be written.
+    """
+
+    data: bytes
+    digest_in: str
+    head: str
+    salt: str
+
+    def statement(self) -> bytes:
+        """Return the bytes for the site to sign."""
+        return statement(self.digest_in, commitment(self.salt, digest(self.data)), self.head)
 
 
 class AnswerLog:
@@ -36,17 +65,30 @@ class AnswerLog:
         The site's ledger file; new lines are appended to it.
     tell : callable
         Called with a one-line description of each question.
+    timeout : float, optional
+        Seconds after which the work on a question is ended; see `fedpca.site.time_limit`.
     """
 
-    def __init__(self, site: Site, path: Path, tell: Callable[[str], None]) -> None:
-        self._site, self._path, self._tell = site, path, tell
+    def __init__(
+        self,
+        site: Site,
+        path: Path,
+        tell: Callable[[str], None],
+        timeout: float | None = None,
+    ) -> None:
+        self._site, self._path, self._tell, self._timeout = site, path, tell, timeout
 
     def answer(self, request: bytes) -> bytes:
         """Return the encoded answer to an encoded question."""
+        return self.reply(request).data
+
+    def reply(self, request: bytes) -> Recorded:
+        """Return the encoded answer to an encoded question, and its place in the ledger."""
         rows = self._site.rows
         try:
             asked = decode(request)
-            answered = self._site.answer(asked)
+            with interrupted_after(self._timeout):
+                answered = self._site.answer(asked)
         except MessageError as error:
             asked = Message({}, {}, len(request))
             answered = self._site.refusal({}, error)
@@ -55,20 +97,27 @@ class AnswerLog:
                 InputError
             ):  # the next question that reads the rows will report this error
                 self._tell(f"the files changed and were reopened: {size(self._site.rows)}")
-        entry = _entry(asked, answered)
+        data, digest_in = encode(answered), digest(request)
+        salt = secrets.token_hex(SALT_BYTES)
+        entry = {
+            **_entry(asked, answered),
+            "digest_in": digest_in,
+            "digest_out": digest(data),
+            "salt": salt,
+        }
         try:
-            _append(self._path, json.dumps(entry))
+            entry = append(self._path, entry)
         except OSError as error:  # no answer may leave unrecorded
             self._tell(
                 f"cannot write to {self._path}: {error.strerror}; no answers will leave until this is "
                 "fixed"
             )
-            answered = self._site.refusal(
+            refusal = self._site.refusal(
                 asked.header, SiteFailed("the site cannot write to its ledger")
             )
-        else:
-            self._tell(in_words(entry))
-        return encode(answered)
+            return Recorded(encode(refusal), digest_in, NO_HEAD, salt)
+        self._tell(in_words(entry))
+        return Recorded(data, digest_in, entry["chain"], salt)
 
 
 def check_ledger(path: Path) -> None:
@@ -80,36 +129,21 @@ def check_ledger(path: Path) -> None:
         raise atomic.unwritable(path, error) from None
 
 
-def _append(path: Path, line: str) -> None:
-    """Append a line to a file and flush it to disk, either completely or not at all."""
-    with path.open("ab+", buffering=0) as file:
-        end = file.seek(0, os.SEEK_END)
-        file.seek(max(0, end - 1))
-        is_torn = file.read() not in (b"", b"\n")  # a power failure can leave an unterminated line
-        data = b"\n" * is_torn + line.encode() + b"\n"
-        try:
-            while data:  # a nearly full disk may accept only some of the bytes
-                data = data[file.write(data) :]
-            os.fsync(file.fileno())
-        except OSError:
-            file.truncate(end)
-            raise
-
-
 def size(rows: Rows) -> str:
     """Return the number of rows and features in words."""
     return f"{rows.n_rows:,} rows with {rows.n_features} features"
 
 
 def in_words(entry: dict[str, Any]) -> str:
-    """Return a ledger entry as a sentence."""
-    head = f"round {entry['round']}, {entry['question']}: "
+    """Return a ledger entry as a sentence, in which whatever the coordinator sent is printable."""
+    head = f"round {printable(entry['round'])}, {printable(entry['question'])}: "
     received = f"received {entry['bytes_in']:,} bytes{_fields(entry['came'])}; "
     if entry["refused"] is not None:
-        return f"{head}{received}not answered: {entry['refused']}"
+        why = printable(entry["refused"], MAX_REASON_CHARS)
+        return f"{head}{received}not answered: {why}"
     fate = "which the coordinator will see"
     if entry["verb"] == "sum":
-        fate = f"to be summed over {entry['sites']} sites"
+        fate = f"to be summed over {printable(entry['sites'])} sites"
     return f"{head}{received}sends {entry['bytes_out']:,} bytes{_fields(entry['left'])}, {fate}"
 
 
@@ -118,12 +152,13 @@ def _entry(asked: Message, answered: Message) -> dict[str, Any]:
     header = asked.header
     return {
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "run": header.get("run"),
-        "round": header.get("round"),
-        "question": header.get("question"),
-        "verb": header.get("verb"),
-        "sites": header.get("n_sites"),
+        "run": _brief(header.get("run")),
+        "round": _brief(header.get("round")),
+        "question": _brief(header.get("question")),
+        "verb": _brief(header.get("verb")),
+        "sites": _brief(header.get("n_sites")),
         "came": {name: list(array.shape) for name, array in asked.arrays.items()},
+        "values": {name: _plain(v) for name, v in asked.arrays.items() if v.ndim == 0},
         "bytes_in": asked.n_bytes,
         "left": {name: list(array.shape) for name, array in answered.arrays.items()},
         "bytes_out": answered.n_bytes,
@@ -131,9 +166,20 @@ def _entry(asked: Message, answered: Message) -> dict[str, Any]:
     }
 
 
+def _plain(scalar: Array) -> Any:
+    """Return a single number as JSON holds it; JSON has no infinite numbers."""
+    value = scalar.item()
+    return value if math.isfinite(value) else str(value)
+
+
+def _brief(value: Any) -> Any:
+    """Return a value from a question's header; a long text must not fill the disk."""
+    return value if value is None or isinstance(value, int) else printable(value)
+
+
 def _fields(shapes: dict[str, list[int]]) -> str:
     """List a message's fields with their shapes."""
     if not shapes:
         return ""
     described = [f"{name} {' x '.join(map(str, shape))}".strip() for name, shape in shapes.items()]
-    return f" ({', '.join(described)})"
+    return f" ({printable(', '.join(described), MAX_REASON_CHARS)})"

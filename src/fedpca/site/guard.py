@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,8 +21,8 @@ import numpy as np
 from fedpca.arrays import Array, Arrays
 from fedpca.errors import PolicyRefused
 from fedpca.protocol.message import Header
-from fedpca.protocol.parameters import FIXED
-from fedpca.protocol.plan import RunPlan
+from fedpca.protocol.parameters import FIXED, out_of_bounds, split_words
+from fedpca.protocol.plan import NO_KEY, RunPlan
 from fedpca.protocol.question import Question
 from fedpca.protocol.script import NEVER, Order, Script, find_script
 from fedpca.site.memory import recall, remember, remembers
@@ -44,19 +43,73 @@ class Agreement:
     fixed: Array  # hashes of the fixed fields by name, as JSON
 
 
+@dataclass(frozen=True)
+class Keys:
+    """The keys by which a site across machines knows who takes part in a run.
+
+    ``own`` and ``coordinator`` are fingerprints. Without the coordinator's, anyone may sign a plan, or
+    nobody. ``signer_of`` takes a signature and the signed bytes, and returns the fingerprint of the key
+    that made it, or an empty string if the signature is not valid.
+    """
+
+    own: str
+    signer_of: Callable[[bytes, bytes], str]
+    coordinator: str | None = None
+
+
 class Guard:
-    """The check of every question at a site that does not answer everything."""
+    """The check of every question at a site that does not answer everything.
 
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-        self._run: _Run | None = None  # of the agreement that was followed last
+    A site in the coordinator's own process has no keys.
+    """
 
-    def admit(self, memory: Mapping[str, Array], run: str, plan: RunPlan) -> Agreement:
-        """Return the agreement to a plan that the policy allows, or refuse it and name the rule."""
+    def __init__(self, policy: Policy, site: str = "", keys: Keys | None = None) -> None:
+        self._policy, self._site, self._keys = policy, site, keys
+        self._runs: tuple[_Run, ...] = ()  # before and after the question that was checked last
+
+    def check_signature(self, plan: RunPlan, signature: bytes) -> str:
+        """Return the fingerprint of who signed a plan; refuse one that the coordinator did not sign.
+
+        Without a signature, the fingerprint is empty.
+        """
+        if self._keys is None:
+            return ""
+        signer = self._keys.signer_of(signature, plan.statement) if signature else ""
+        if signature and not signer:
+            raise PolicyRefused(
+                "the plan's signature is not valid: the plan or the signature changed"
+            )
+        pinned = self._keys.coordinator
+        if pinned is not None and not signer:
+            raise PolicyRefused(
+                f"the plan is not signed, but the site has pinned the coordinator's key {pinned}; put "
+                "coordinator.key into the folder of the fit's credentials"
+            )
+        if pinned is not None and signer != pinned:
+            raise PolicyRefused(
+                f"the plan is signed by a key with fingerprint {signer}, not the pinned {pinned}; "
+                "compare both with the coordinator's, as `fedpca site-key --show coordinator.pub` "
+                "prints it"
+            )
+        return signer
+
+    def consider(self, run: str, plan: RunPlan) -> None:
+        """Refuse a plan that the policy does not allow, and name the rule."""
         if plan.run != run.rpartition(".")[0]:
             raise PolicyRefused(
                 f"the plan is for run {plan.run!r}, but was declared in run {run!r}"
             )
+        own = NO_KEY if self._keys is None else self._keys.own
+        if self._keys is not None and plan.sites.get(self._site) != own:
+            raise PolicyRefused(
+                f"the plan does not list this site as {self._site!r} with the key {own}; compare the "
+                "NAME.pub that the server was given with the site's own"
+            )
+        self._policy.admit(plan, find_script(plan), own)
+
+    def admit(self, memory: Mapping[str, Array], run: str, plan: RunPlan) -> Agreement:
+        """Return the agreement to a plan that the policy allows, or refuse it and name the rule."""
+        self.consider(run, plan)
         if remembers(
             memory, Agreement
         ):  # the coordinator was restarted, or its message was repeated
@@ -64,11 +117,17 @@ class Guard:
             if agreed.plan.tobytes() != plan.to_bytes():
                 raise PolicyRefused("a different plan was declared for this run before")
             return agreed
-        self._policy.admit(plan, find_script(plan))
-        return Agreement(*(_array(data) for data in (plan.to_bytes(), b"", b"{}")))
+        script, data = find_script(plan), plan.to_bytes()
+        self._runs = (_Run(data, plan, script, b"", script.order, {}),)
+        return Agreement(*(_array(each) for each in (data, b"", b"{}")))
 
     def check(
-        self, memory: Mapping[str, Array], question: Question, header: Header, arrays: Arrays
+        self,
+        memory: Mapping[str, Array],
+        question: Question,
+        header: Header,
+        arrays: Arrays,
+        n_features: int,
     ) -> Agreement:
         """Refuse a question that the plan does not provide for; return the agreement after it."""
         if not remembers(memory, Agreement):
@@ -80,37 +139,27 @@ class Guard:
                 f"the question claims {header['n_sites']} sites, but the plan has "
                 f"{len(run.plan.sites)}"
             )
-        run.check_turn(question.name)
+        after = run.after(question.name)
+        run.check_turn(question.name, after, n_features)
         question.check_bounds(arrays)
         run.check_values(question, arrays)
-        fixed = self._check_fixed(agreed, question, arrays)
-        asked = agreed.asked.tobytes() + question.name.encode() + b" "
-        return replace(agreed, asked=_array(asked), fixed=_array(json.dumps(fixed).encode()))
+        run.check_lengths(question, arrays)
+        fixed = run.check_fixed(agreed.fixed, question, arrays)
+        self._runs = (run, after)
+        return Agreement(agreed.plan, _array(after.asked), fixed)
 
     def _follow(self, agreed: Agreement) -> _Run:
         """Return how far a run has come, going on from where it was followed last if possible."""
-        plan, asked = agreed.plan.tobytes(), agreed.asked.tobytes()
-        run = self._run
-        if run is None or run.data != plan or not asked.startswith(run.asked):
-            decoded = RunPlan.from_bytes(plan)
-            run = _Run.begin(plan, decoded, find_script(decoded))
-        for name in asked[len(run.asked) :].decode().split():
+        data, asked = agreed.plan.tobytes(), agreed.asked.tobytes()
+        for run in self._runs:
+            if run.data == data and run.asked == asked:
+                return run
+        plan = RunPlan.from_bytes(data)
+        script = find_script(plan)
+        run = _Run(data, plan, script, b"", script.order, {})
+        for name in asked.decode().split():
             run = run.after(name)
-        self._run = run
         return run
-
-    def _check_fixed(self, agreed: Agreement, question: Question, arrays: Arrays) -> dict[str, str]:
-        """Refuse a fixed field with a new value; return the hashes of all fixed fields."""
-        known: dict[str, str] = json.loads(agreed.fixed.tobytes())
-        for name, words in question.bounds.items():
-            if FIXED in words:
-                value = hashlib.sha256(arrays[name].tobytes()).hexdigest()
-                if known.setdefault(name, value) != value:
-                    raise PolicyRefused(
-                        f"field {name!r} of question {question.name!r} has changed; it is set once a "
-                        "run"
-                    )
-        return known
 
 
 @dataclass(frozen=True)
@@ -122,43 +171,77 @@ class _Run:
     script: Script
     asked: bytes
     order: Order  # what may follow
-    counts: Counter[str]
-
-    @classmethod
-    def begin(cls, data: bytes, plan: RunPlan, script: Script) -> _Run:
-        return cls(data, plan, script, b"", script.order, Counter())
+    counts: Mapping[str, int]  # of the questions asked
 
     def after(self, name: str) -> _Run:
         """Return the state once a question has been answered."""
-        return replace(
-            self,
-            asked=self.asked + name.encode() + b" ",
-            order=self.order.after(name),
-            counts=self.counts + Counter([name]),
+        return _Run(
+            self.data,
+            self.plan,
+            self.script,
+            self.asked + name.encode() + b" ",
+            self.order.after(name),
+            {**self.counts, name: self.counts.get(name, 0) + 1},
         )
 
-    def check_turn(self, name: str) -> None:
+    def check_turn(self, name: str, after: _Run, n_features: int) -> None:
         """Refuse a question that may not come now, or that has been asked too often."""
-        if self.order.after(name) is NEVER or self.order.after(name) == NEVER:
+        if after.order == NEVER:
             now = ", ".join(sorted(set(self.order.next()))) or "nothing"
             raise PolicyRefused(
                 f"question {name!r} is out of turn in the declared {self.plan.program} with solver "
                 f"{self.plan.solver!r}; it may ask {now} now"
             )
-        most = self.script.most.get(name)
-        if most is not None and self.counts[name] >= most:
+        most = self.script.most_times(name, n_features)
+        if after.counts[name] > most:
             raise PolicyRefused(
                 f"question {name!r} has been asked {most} times, as often as the plan allows"
             )
 
     def check_values(self, question: Question, arrays: Arrays) -> None:
-        """Refuse a field whose value does not follow from the plan."""
-        for name, value in self.script.values.items():
-            if name in arrays and not np.array_equal(arrays[name], value):
+        """Refuse a field that does not follow from the plan."""
+        for name, array in arrays.items():
+            for key in (name, f"{question.name}.{name}"):
+                problem, words = None, self.script.bounds.get(key)
+                if words:
+                    problem = out_of_bounds(array, split_words(words), arrays)
+                value = self.script.values.get(key)
+                if callable(value):
+                    value = value(self.counts.get(question.name, 0))
+                if value is not None and not _is_all(array, value):
+                    problem = f"differs from the plan, which has {_in_words(value)}"
+                if problem is not None:
+                    raise PolicyRefused(f"field {name!r} of question {question.name!r} {problem}")
+
+    def check_fixed(self, hashes: Array, question: Question, arrays: Arrays) -> Array:
+        """Refuse a fixed field with a new value; return the hashes of all fixed fields."""
+        names = [
+            name
+            for name in arrays
+            if FIXED in question.bounds.get(name, ())
+            or f"{question.name}.{name}" in self.script.fixed
+        ]
+        if not names:
+            return hashes
+        known: dict[str, str] = json.loads(hashes.tobytes())
+        for name in names:
+            value = hashlib.sha256(arrays[name].tobytes()).hexdigest()
+            if known.setdefault(name, value) != value:
                 raise PolicyRefused(
-                    f"field {name!r} of question {question.name!r} differs from the plan, which has "
-                    f"{_in_words(value)}"
+                    f"field {name!r} of question {question.name!r} has changed; it is set once a run"
                 )
+        return _array(json.dumps(known).encode())
+
+    def check_lengths(self, question: Question, arrays: Arrays) -> None:
+        """Refuse a field that is longer than the plan allows."""
+        for name, (_, lengths) in question.asks.items():
+            for length, found in zip(lengths, arrays[name].shape, strict=True):
+                most = self.script.lengths.get(length, found)
+                if found > most:
+                    raise PolicyRefused(
+                        f"field {name!r} of question {question.name!r} has length {length}={found}; "
+                        f"the plan allows at most {most}"
+                    )
 
 
 def keep(memory: dict[str, Array], agreed: Agreement) -> dict[str, Array]:
@@ -170,6 +253,11 @@ def keep(memory: dict[str, Array], agreed: Agreement) -> dict[str, Array]:
 
 def _array(data: bytes) -> Array:
     return np.frombuffer(data, np.uint8)
+
+
+def _is_all(array: Array, value: Any) -> bool:
+    """Return whether an array is the value, or has this number in every entry."""
+    return bool(np.all(array == value)) if np.ndim(value) == 0 else np.array_equal(array, value)
 
 
 def _in_words(value: Any) -> str:

@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from numbers import Integral
 from pathlib import Path
+from typing import Any
 
 from fedpca.errors import FileError, InputError, PolicyRefused
-from fedpca.protocol.plan import RunPlan
+from fedpca.printable import printable
+from fedpca.protocol.plan import NO_KEY, RunPlan
 from fedpca.protocol.question import Question
 from fedpca.protocol.script import FEDERATED, Script
 
+MAX_APPROVAL_DAYS = 3650
 ANY = "any"  # stands for every installed question, in any order
+END = "end"  # the last line of a policy file
+UNLIMITED = "unlimited"  # in a policy file, for a rule that is None
+_LIMITS = {"max_runs_per_day": "runs", "max_rounds_per_day": "rounds"}
+_OPTIONAL = ("min_change", *_LIMITS)
+_LEAST = {
+    "min_rows": 0,
+    "min_count": 1,
+    "min_sites": 1,
+    "approval_days": 1,
+    "min_change": 1,
+    **dict.fromkeys(_LIMITS, 0),
+}
 
 
 @dataclass(frozen=True)
@@ -32,9 +50,24 @@ class Policy:
     min_rows : int
         The site answers only if it has at least this many rows.
     min_count : int
-        No count and no sum that stands on fewer rows than this leaves the site.
+        No count and no sum that stands on fewer rows than this leaves the site. Columns in which fewer
+        rows differ from the most frequent value are refused by name; see `fedpca.site.disclosure`. 1
+        turns the rule off.
     min_sites : int
         A run must have at least this many sites.
+    peers : sequence of str, or dict
+        The fingerprints of the other sites' keys, or a table of names and fingerprints. The site takes
+        part only in runs whose other sites have these keys. By default, with any sites.
+    approval : bool
+        Whether a person must approve each run, with ``fedpca approve``, before the site takes part.
+    approval_days : int
+        How many days a request waits for a person, and how many days an approval lasts.
+    min_change : int, optional
+        If the site's files have changed since the last run that the site answered, then at least this
+        many rows must have; by default, ``min_count``. 1 turns the rule off.
+    max_runs_per_day, max_rounds_per_day : int, optional
+        How many runs and rounds the site answers in 24 hours; by default, any number. A run that starts
+        over because a site was lost counts again.
     """
 
     allow: tuple[str, ...] = (FEDERATED,)
@@ -42,10 +75,18 @@ class Policy:
     min_rows: int = 0
     min_count: int = 5
     min_sites: int = 1
+    peers: tuple[str, ...] = ()
+    approval: bool = False
+    approval_days: int = 7
+    min_change: int | None = None
+    max_runs_per_day: int | None = None
+    max_rounds_per_day: int | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("min_rows", 0), ("min_count", 1), ("min_sites", 1)):
+        for name, least in _LEAST.items():
             value = getattr(self, name)
+            if value is None and name in _OPTIONAL:
+                continue
             if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
                 raise InputError(f"{name}={value!r} must be a whole number, at least {least}")
         if not isinstance(self.gather, bool):
@@ -58,27 +99,59 @@ class Policy:
         if not is_list:
             raise InputError(f"allow={listed!r} must be a list of names, as in ['federated']")
         object.__setattr__(self, "allow", tuple(listed))
+        object.__setattr__(self, "peers", _fingerprints(self.peers))
+        if self.approval_days > MAX_APPROVAL_DAYS:
+            raise InputError(
+                f"approval_days={self.approval_days} must be at most {MAX_APPROVAL_DAYS}"
+            )
+        if not isinstance(self.approval, bool):
+            raise InputError(f"approval={self.approval!r} must be true or false, without quotes")
+        if self.is_open and (self.peers or self.approval):
+            raise InputError(
+                f"allow has {ANY!r}, which answers questions without a plan, so peers and approval "
+                f"would have no effect; name the programs to allow, as in ['{FEDERATED}']"
+            )
 
     @property
     def is_open(self) -> bool:
         """Return whether the site answers every installed question, without a plan."""
         return ANY in self.allow
 
+    @property
+    def least_change(self) -> int:
+        """Return how many rows must have changed before a new run may use them."""
+        return self.min_count if self.min_change is None else self.min_change
+
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Policy:
-        """Read a policy from a TOML file; rules that are not in the file keep their defaults."""
+        """Read a policy from a TOML file; rules that are not in the file are as in `JOINING`.
+
+        The last line must be ``end = true``, so that a file that was cut off is refused.
+        """
         try:
-            given = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+            text = Path(path).read_text(encoding="utf-8")
+            given = tomllib.loads(text)
         except OSError as error:
             raise FileError(f"{path} cannot be read: {error.strerror}") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise FileError(f"{path} is not TOML: {error}") from None
+        if given.pop(END, None) is not True or not _ends(text):
+            raise FileError(
+                f"{path} does not end with the line '{END} = true', so a part of it may be missing; "
+                "add the line at the end if the file is complete"
+            )
         rules = [field.name for field in fields(cls)]
-        for name in given:
+        for name, value in given.items():
             if name not in rules:
-                raise InputError(f"{path}: unknown rule {name!r}; the rules are {', '.join(rules)}")
+                near = get_close_matches(name, rules, 1)
+                hint = f"did you mean {near[0]!r}? " if near else ""
+                raise InputError(
+                    f"{path}: unknown rule {name!r}; {hint}the rules are {', '.join(rules)}"
+                )
+            if name in _LIMITS and value == UNLIMITED:
+                given[name] = None
         try:
-            return cls(**given)
+            return replace(JOINING, **given)
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
 
@@ -87,14 +160,35 @@ class Policy:
         rules = ["any installed question" if self.is_open else f"only {', '.join(self.allow)}"]
         if self.min_rows:
             rules.append(f"at least {self.min_rows} rows here")
+        if self.min_count > 1:
+            rules.append(f"no number that stands on fewer than {self.min_count} rows")
+        if self.least_change != self.min_count:
+            rules.append(f"at least {self.least_change} rows changed between runs")
         if self.min_sites > 1:
             rules.append(f"at least {self.min_sites} sites")
         if not self.gather:
             rules.append("no individual answers from this site")
+        if self.peers:
+            rules.append(f"only with {len(self.peers)} known sites")
+        if self.approval:
+            rules.append(f"a person approves each run, for {self.approval_days} days")
+        for name, kind in _LIMITS.items():
+            limit = getattr(self, name)
+            if limit is not None:
+                rules.append(f"at most {limit:,} {kind} a day")
         return ", ".join(rules)
 
-    def admit(self, plan: RunPlan, script: Script) -> None:
-        """Refuse a plan that the policy forbids, naming the rule."""
+    def refuse_unknown_sites(self) -> None:
+        """Refuse a rule about the number of sites if it cannot be checked across machines."""
+        if self.min_sites > 1 and not self.peers:
+            raise InputError(
+                f"min_sites={self.min_sites} needs peers across machines, because a coordinator could "
+                "invent sites; list the fingerprints of the other sites' keys in peers, which "
+                "`fedpca site-key --show NAME.pub` prints, or use min_sites = 1"
+            )
+
+    def admit(self, plan: RunPlan, script: Script, own_key: str = NO_KEY) -> None:
+        """Refuse a plan that the policy forbids, naming the rule; ``own_key`` is a fingerprint."""
         if script.family not in self.allow:
             raise PolicyRefused(
                 f"the policy does not allow {script.family!r}, only {', '.join(self.allow)}; to allow "
@@ -106,6 +200,13 @@ class Policy:
                 f"answers to {', '.join(script.sees)}; the policy has gather=false"
             )
         self._check_sites(len(plan.sites))
+        strangers = [name for name, key in plan.sites.items() if key not in (own_key, *self.peers)]
+        if self.peers and strangers:
+            names = ", ".join(printable(name) for name in sorted(strangers))
+            raise PolicyRefused(
+                f"the plan has sites whose keys are not in the policy's peers: {names}; the site must "
+                "add their fingerprints, or the run must leave them out"
+            )
 
     def check(self, question: Question, n_sites: int, n_rows: int | None) -> None:
         """Refuse a question that the policy forbids, naming the rule."""
@@ -134,6 +235,31 @@ class Policy:
             )
 
 
+def _fingerprints(peers: Any) -> tuple[str, ...]:
+    """Return the fingerprints of the peers' keys; the names in a table are for its readers."""
+    listed = list(peers.values()) if isinstance(peers, Mapping) else peers
+    is_list = isinstance(listed, list | tuple) and all(
+        isinstance(each, str) and re.fullmatch(r"[0-9a-f]{64}", each) for each in listed
+    )
+    if not is_list:
+        raise InputError(
+            f"peers={peers!r} must be a list of fingerprints, or a table of names and fingerprints; a "
+            "fingerprint has 64 characters from 0-9 and a-f, as `fedpca site-key --show NAME.pub` "
+            "prints it"
+        )
+    if len(set(listed)) < len(listed):
+        raise InputError("peers has the same fingerprint twice; each site has a key of its own")
+    return tuple(listed)
+
+
+def _ends(text: str) -> bool:
+    """Return whether the last line that is no comment marks the end of a policy file."""
+    lines = [line.partition("#")[0].split() for line in text.splitlines()]
+    last = next((line for line in reversed(lines) if line), [])
+    return "".join(last) == f"{END}=true"
+
+
 TRUSTING = Policy(
     allow=(ANY,), gather=True, min_count=1
 )  # for a site in the coordinator's own process
+JOINING = Policy(max_runs_per_day=100, max_rounds_per_day=20_000)  # for a site on its own machine

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import secrets
 import threading
 import zlib
@@ -38,11 +37,14 @@ from fedpca.protocol.message import Header, Message, compose, decode, encode
 from fedpca.protocol.plan import DECLARE, RunPlan
 from fedpca.protocol.question import find_question
 from fedpca.rows.choice import ALL_COLUMNS, ColumnChoice
+from fedpca.rows.gaps import ERROR, MISSING
 from fedpca.rows.in_memory import Rows, about_n_rows, checksum
 from fedpca.rows.open import file_states, open_rows, refuse_gone, state_of
 from fedpca.rows.standardized import MAX_CACHE_BYTES, Frame, StandardizedRows
 from fedpca.rows.weighted import WeightedRows, as_numbers, weight_fingerprint
-from fedpca.site.guard import Agreement, Guard
+from fedpca.site.budget import Budget
+from fedpca.site.disclosure import Disclosure
+from fedpca.site.guard import UNDECLARED, Agreement, Guard, Keys
 from fedpca.site.guard import keep as keep_agreement
 from fedpca.site.memory import (
     MEMORY_GONE,
@@ -54,6 +56,7 @@ from fedpca.site.memory import (
     remembers,
 )
 from fedpca.site.policy import TRUSTING, Policy
+from fedpca.site.requests import Requests, file_stem, requests_folder
 
 log = logging.getLogger("fedpca.site")
 
@@ -95,6 +98,10 @@ class Site:
         A function that raises an `InputError` for rows that would fail a fit. It is called with the
         rows when the site opens them, and again when a run begins after a file has changed. In the
         second case, the site stays out of the run instead of stopping it for everybody.
+    keys : Keys, optional
+        The keys of the site and its coordinator, if they are on different machines.
+    tell : callable, optional
+        A function that is called with a line of text when a run asks for a person's approval.
 
     Examples
     --------
@@ -118,6 +125,8 @@ class Site:
         id: str | Sequence[str] | None = None,
         weight: Any = None,
         check: Callable[[Rows], None] | None = None,
+        keys: Keys | None = None,
+        tell: Callable[[str], None] | None = None,
     ) -> None:
         self._source = rows
         self._check = check
@@ -143,7 +152,10 @@ class Site:
         self._answered: tuple[int, Message] | None = None  # the last round and its reply
         self._standardized: StandardizedRows | None = None
         self._lock = threading.Lock()
-        self._guard = None if self.policy.is_open else Guard(self.policy)
+        self._guard = None if self.policy.is_open else Guard(self.policy, name, keys)
+        self._tell = tell
+        self._disclosure, self._budget = Disclosure(self.policy), Budget(self.policy)
+        self._missing: int | None = None  # what happens to gaps in this run, if it is known
 
     @property
     def fingerprint(self) -> str:
@@ -198,10 +210,26 @@ class Site:
         """Return the rows, centered, scaled, and with features ordered as the run requires."""
         frame = self.recall(Frame)
         if self._standardized is None or not frame.is_same_as(self._standardized.frame):
-            self._standardized = StandardizedRows(
-                self.rows, frame, max_cache_bytes=self.memory_limit
-            )
+            self._standardized = self.rows_in(frame)
         return self._standardized
+
+    def rows_in(self, frame: Frame) -> StandardizedRows:
+        """Return the rows in a frame, multiplied only by A'A if the coordinator may lie."""
+        return StandardizedRows(
+            self.rows,
+            frame,
+            max_cache_bytes=self.memory_limit,
+            only_sums=self._guard is not None,
+        )
+
+    def look_at_rows(self) -> None:
+        """Look at the rows as the policy requires, so that the first run does not wait for it."""
+        self._disclosure.look(self.rows, self._record)
+
+    @property
+    def _record(self) -> Path | None:
+        """Return the file that records the rows of the last run, if the rows can change."""
+        return self.file(".rows") if self._files else None
 
     def remembers(self, kind: type) -> bool:
         """Return whether an earlier question in this run stored a dataclass of this type."""
@@ -215,6 +243,13 @@ class Site:
         """Store a dataclass of arrays and numbers until the run ends."""
         remember(self.memory, value)
 
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """Return the names of the plan's questions so far, with the one that is being answered last."""
+        if not self.remembers(Agreement):
+            return ()
+        return tuple(self.recall(Agreement).asked.tobytes().decode().split())
+
     def secret(self, seed: int) -> Array:
         """Return random words that the coordinator does not know, for a question to remember.
 
@@ -227,10 +262,10 @@ class Site:
 
     def _answer(self, message: Message, keep: bool) -> Message:
         header = message.header
-        if header["run"] != self._run:
-            self._enter(header["run"], header["memory"])
         if header["question"] == DECLARE:
             return self._declare(message)
+        if header["run"] != self._run:
+            self._enter(header["run"], header["memory"])
         if self._answered is not None and self._answered[0] == header["round"]:
             return self._answered[1]
         if header["round"] < self._round:
@@ -241,6 +276,8 @@ class Site:
                 f"verb={header['verb']!r}: the answers to {question.name!r} are for "
                 f"{question.verb!r}"
             )
+        if self.policy.approval:
+            self._requests.refuse_undecided(header["run"].rpartition(".")[0])
         self._refuse_changed_rows()
         n_rows = self.rows.n_rows if self.policy.min_rows else None
         self.policy.check(question, header["n_sites"], n_rows)
@@ -251,7 +288,10 @@ class Site:
         before = self._memory_before if header["round"] == self._round else memory
         agreed = None
         if self._guard is not None:
-            agreed = self._guard.check(before, question, header, arrays)
+            agreed = self._guard.check(before, question, header, arrays, dimensions["d"])
+        if question.reads_rows:
+            self._check_disclosure(agreed, arrays)
+        self._budget.spend(str(header["run"]), self.file(".budget"))
         try:
             self.memory = before if agreed is None else keep_agreement(before, agreed)
             if question.remembers:
@@ -269,34 +309,82 @@ class Site:
             # numbers that are too large come from rows that are, which a person must rescale
             answer = question.check_answer(values, dimensions, arrays, too_large=InputError)
             reply = self._reply(header, {}, answer)
-            if question.remembers:
+            if question.remembers or agreed is not None:  # how far the run has come is memory too
                 self._save(header["round"], reply)
         except BaseException:
             self.memory = memory
             raise
         # C order, as in a memory file: BLAS results differ in the last bits with the order
         self.memory = _read_only({k: np.asarray(v, order="C") for k, v in self.memory.items()})
-        self._answered = (header["round"], reply) if keep else None
+        # under a plan, a repeated round must not be answered with other numbers
+        self._answered = (header["round"], reply) if keep or agreed is not None else None
         self._round, self._memory_before = header["round"], before
         return reply
 
+    def _check_disclosure(self, agreed: Agreement | None, asked: Mapping[str, Array]) -> None:
+        """Refuse rows of which the policy lets no sum leave, given what happens to gaps."""
+        if "missing" in asked:
+            self._missing = int(asked["missing"])
+        elif self._missing is None and agreed is not None:
+            plan = RunPlan.from_bytes(agreed.plan.tobytes())
+            given = plan.parameters.get("missing")
+            self._missing = MISSING.index(given) if given in MISSING else ERROR
+        self._disclosure.check(self.rows, self._missing or ERROR, self._record)
+
     def _declare(self, message: Message) -> Message:
-        """Admit the plan of a run, or refuse it; a site that answers everything needs no plan."""
-        if self._guard is not None:
-            plan = RunPlan.from_bytes(message.arrays["plan"].tobytes())
-            agreed = self._guard.admit(self.memory, message.header["run"], plan)
-            is_new = not self.remembers(Agreement)
-            self.memory = _read_only(keep_agreement(self.memory, agreed))
-            if is_new:
-                self._save(0, self._reply(message.header, {}, {}))
-        return self._reply(message.header, {}, {})
+        """Admit the plan of a run, or refuse it; a site that answers everything needs no plan.
+
+        A plan that is refused or waits for approval does not end the run that the site is in.
+        """
+        header = message.header
+        if self._guard is None:
+            if header["run"] != self._run:
+                self._enter(header["run"], header["memory"])
+            return self._reply(header, {}, {})
+        plan = RunPlan.from_bytes(message.arrays.get("plan", np.empty(0)).tobytes())
+        signature = message.arrays.get("signature", np.empty(0, np.uint8)).tobytes()
+        signer = self._guard.check_signature(plan, signature)
+        self._guard.consider(header["run"], plan)
+        if self.policy.approval:
+            self._ask_for_approval(plan, signer)
+        if header["run"] != self._run:
+            if not header["memory"] and header["run"] in self._ended:
+                self._ended.remove(header["run"])  # it waited for other sites, and begins only now
+            self._enter(header["run"], header["memory"], is_declared=True)
+        agreed = self._guard.admit(self.memory, header["run"], plan)
+        is_new = not self.remembers(Agreement)
+        self.memory = _read_only(keep_agreement(self.memory, agreed))
+        if is_new:
+            self._save(0, self._reply(header, {}, {}))
+        return self._reply(header, {}, {})
+
+    def _ask_for_approval(self, plan: RunPlan, signer: str) -> None:
+        """Refuse a plan until a person at the site has approved it."""
+        try:
+            self._requests.check(plan, signer)
+        except (FileError, OSError) as error:
+            log.error("site %s cannot keep the request of a run: %s", self.name, error)
+            raise SiteFailed(
+                "the site cannot keep the request for approval; see the site's log for details"
+            ) from None
+
+    @property
+    def _requests(self) -> Requests:
+        """Return the runs that asked for a person's approval."""
+        if self.store is None:
+            raise PolicyRefused(
+                "the policy asks a person about each run, but the site has no folder for the requests; "
+                "create it with Site(..., store=FOLDER)"
+            )
+        folder = requests_folder(self.store, self.name)
+        return Requests(folder, self.policy.approval_days, self._tell)
 
     def _reply(self, asked: Header, more: Header, arrays: Mapping[str, Array]) -> Message:
         """Compose a reply whose header repeats the run, round, and question."""
         echo = {key: asked.get(key) for key in ("run", "round", "question")}
         return compose({**echo, "site": self.name, **more}, arrays)
 
-    def _enter(self, run: str, last: int) -> None:
+    def _enter(self, run: str, last: int, *, is_declared: bool = False) -> None:
         """Begin a run with empty memory, or with the memory that an earlier process saved.
 
         ``last`` is the run's most recent round that changed the sites' memory. Without that memory, any
@@ -315,11 +403,14 @@ class Site:
                 f"this question needs the memory from round {last}, which the site does not have; "
                 f"{MEMORY_GONE}"
             )
+        if saved is None and not is_declared and self._guard is not None:
+            raise PolicyRefused(UNDECLARED)  # and stay in the run that the site is in
         if files != self._files:
             self.rows, self._files, self._standardized = self._reopen(), files, None
         self.memory = _read_only({} if saved is None else saved.memory)
         self._answered = None if saved is None else (saved.round, saved.reply)
         self._round = 0 if saved is None else saved.round
+        self._missing = None
         if self._run is not None:
             self._ended.append(self._run)
         self._run = run
@@ -357,9 +448,7 @@ class Site:
         """Return the path of a file in the site's folder, or None if it has no folder."""
         if self.store is None:
             return None
-        # different names may become the same file name; the checksum tells them apart
-        safe = re.sub(r"[^A-Za-z0-9._-]", "_", self.name)
-        return self.store / f"{safe}-{zlib.crc32(self.name.encode()):08x}{suffix}"
+        return self.store / f"{file_stem(self.name)}{suffix}"
 
     def _save(self, round_number: int, reply: Message) -> None:
         """Save the memory and its answer before the answer leaves."""

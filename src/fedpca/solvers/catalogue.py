@@ -21,6 +21,8 @@ import numpy as np
 
 from fedpca.errors import InputError, PolicyRefused
 from fedpca.protocol.plan import RunPlan
+from fedpca.protocol.script import FEDERATED
+from fedpca.site.policy import ANY
 from fedpca.solvers.contract import Solver
 from fedpca.solvers.exact.covariance import Covariance
 from fedpca.solvers.exact.faps import Faps
@@ -30,16 +32,14 @@ from fedpca.solvers.exact.subspace_iteration import SubspaceIteration
 from fedpca.solvers.exact.tsqr import Tsqr
 from fedpca.solvers.one_round.average import Average
 from fedpca.solvers.one_round.merge import Merge
+from fedpca.solvers.personalized import program as personalized
 from fedpca.solvers.personalized.contract import PersonalizedSolver
-from fedpca.solvers.personalized.gradient import Polar, Stiefel
-from fedpca.solvers.personalized.power import Power
+from fedpca.solvers.robust import program as robust
 from fedpca.solvers.robust.contract import RobustSolver
-from fedpca.solvers.robust.dcf import Dcf
-from fedpca.solvers.robust.hard import Threshold
-from fedpca.solvers.robust.soft import Auto, LeastSquares
 
 AUTO = "auto"
 ENTRY_POINTS = "fedpca.solvers"
+SOLVER_NAMES = ("name", "guarantee", "seen", "bytes_per_site", "script", "solve")
 
 SOLVERS: dict[str, Solver] = {
     solver.name: solver
@@ -54,12 +54,8 @@ SOLVERS: dict[str, Solver] = {
         Average(),
     )
 }
-PERSONALIZED: dict[str, PersonalizedSolver] = {
-    solver.name: solver for solver in (Power(), Stiefel(), Polar())
-}
-ROBUST: dict[str, RobustSolver] = {
-    solver.name: solver for solver in (Auto(), Threshold(), LeastSquares(), Dcf())
-}
+PERSONALIZED: dict[str, PersonalizedSolver] = personalized.METHODS
+ROBUST: dict[str, RobustSolver] = robust.METHODS
 
 
 def find_solver(given: Any) -> Solver | None:
@@ -85,9 +81,20 @@ def find_robust(given: Any) -> RobustSolver:
 
 def cheapest_exact(n: int, d: int, k: int) -> Solver:
     """Return the built-in exact solver that should move the fewest bytes, all of them summed."""
-    exact = [s for s in SOLVERS.values() if s.guarantee == "exact" and not s.seen]
     # reversed, so that a tie goes to Lanczos, which sends less at a time
-    return min(reversed(exact), key=lambda solver: solver.bytes_per_site(n, d, k))
+    return min(reversed(chosen_by_auto()), key=lambda solver: solver.bytes_per_site(n, d, k))
+
+
+def chosen_by_auto() -> list[Solver]:
+    """Return the solvers that "auto" chooses from; other exact solvers that sum move more bytes."""
+    return [SOLVERS[Covariance.name], SOLVERS[Lanczos.name]]
+
+
+def policy_words() -> list[str]:
+    """Return the words that a site's policy can have in ``allow``."""
+    opened = [s.name for s in SOLVERS.values() if s.guarantee != "exact" or s.seen]
+    added = [point.name for point in entry_points(group=ENTRY_POINTS)]
+    return [FEDERATED, "personalized", "robust", *opened, *added, ANY]
 
 
 def to_plain(given: Any) -> Any:
@@ -155,7 +162,11 @@ def _load(point: EntryPoint) -> Solver:
     except Exception as error:  # another package's code may raise anything
         raise InputError(f"{where} cannot be loaded: {type(error).__name__}: {error}") from error
     if not isinstance(solver, Solver):
-        raise InputError(f"{where} is not a solver; see fedpca.solvers.contract.Solver")
+        lacks = [name for name in SOLVER_NAMES if not hasattr(solver, name)]
+        raise InputError(
+            f"{where} is not a solver, because it has no {', '.join(lacks)}; see "
+            "fedpca.solvers.contract.Solver"
+        )
     return solver
 
 

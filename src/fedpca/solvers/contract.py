@@ -9,10 +9,10 @@ estimator, the planner, the leak lab, the command line, and the common tests nee
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -31,6 +31,8 @@ from fedpca.solvers.standardize import CommonFeatures, Moments, ask_moments, mom
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
+
+T = TypeVar("T")
 
 ANGLE_PER_TOL = 1000.0  # sine of the angle that "converged" allows, as a multiple of tol
 CERTAIN = (
@@ -164,11 +166,38 @@ class Solver(Protocol):
         ...
 
 
+def declared_method(plan: RunPlan, methods: Mapping[str, T]) -> T:
+    """Return the method that a plan declares by its name and options."""
+    given = plan.parameters["solver"]
+    options = {"name": given} if isinstance(given, str) else dict(given)
+    return type(methods[options.pop("name")])(**options)
+
+
 def after_moments(plan: RunPlan, *parts: Question | Order, **more: Any) -> Script:
     """Return the script of a solver that asks for moments first; ``more`` are fields of the script."""
-    moments = moments_script(plan)
+    moments, after = moments_script(plan), then(*parts)
     values = {**moments.values, **more.pop("values", {})}
-    return Script(then(moments.order, *parts), values=values, **more)
+    if not plan.parameters.get("center", True):
+        values |= {f"{asked.name}.mean": 0.0 for asked in after.questions() if "mean" in asked.asks}
+    return Script(then(moments.order, after), values=values, fixed=moments.fixed, **more)
+
+
+def is_rank_rule(plan: RunPlan) -> bool:
+    """Return whether a rule chooses the number of components, and may need several looks."""
+    n_components = plan.parameters.get("n_components")
+    return isinstance(n_components, str) or (n_components is not None and n_components < 1)
+
+
+def columns_asked(plan: RunPlan, least: int = 1, more: int = 0) -> str:
+    """Return the bound on the columns of a block, as a word of `fedpca.protocol.parameters`.
+
+    A block has as many columns as there are components, and ``more``, but at least ``least``. If a rule
+    chooses the number, an orthonormal block has at most as many columns as there are features.
+    """
+    n_components = plan.parameters.get("n_components")
+    if n_components is None or is_rank_rule(plan):
+        return ""
+    return f"columns 1..{max(least, int(n_components) + more)}"
 
 
 def moments_and_rank(fed: Federation, problem: Problem) -> tuple[Moments, RankRule]:

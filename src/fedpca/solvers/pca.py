@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,17 +13,21 @@ from fedpca.arrays import Array, Arrays
 from fedpca.coordinator.federation import Federation
 from fedpca.coordinator.record import Outcome
 from fedpca.errors import PolicyRefused
+from fedpca.linalg.rank_rules import check_n_components
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import Question, question
 from fedpca.protocol.script import FEDERATED, Script, either, maybe, script, then
 from fedpca.rows.centering import MAX_CANCELLATION
-from fedpca.rows.standardized import Frame, StandardizedRows, refuse_tiny
-from fedpca.solvers.catalogue import SOLVERS, cheapest_exact, plan_solver
+from fedpca.rows.gaps import MISSING
+from fedpca.rows.standardized import Frame, refuse_tiny
+from fedpca.solvers.catalogue import SOLVERS, cheapest_exact, chosen_by_auto, plan_solver
 from fedpca.solvers.contract import (
     EXPLAINED,
     Problem,
     Solution,
     Solver,
+    check_choice,
+    columns_asked,
     explains_too_much,
     moments_and_rank,
 )
@@ -81,25 +86,38 @@ def principal_components(
 @script("FederatedPCA")
 def pca_script(plan: RunPlan) -> Script:
     """Return what `principal_components` asks with the plan's solver, or with one that it chooses."""
+    _check_parameters(plan)
     declared = plan_solver(plan, SOLVERS)
-    solvers = [declared] if declared else [s for s in SOLVERS.values() if _needs_only_sums(s)]
+    solvers = [declared] if declared else chosen_by_auto()
+    if not all(hasattr(solver, "script") for solver in solvers):
+        raise PolicyRefused(
+            f"the solver {plan.solver!r} declares no script, so the site cannot tell what it will ask"
+        )
+    # no field or question of one solver that "auto" chooses has another bound in the other's script
     parts = [solver.script(plan) for solver in solvers]
-    most: dict[str, int] = {}
-    values: dict[str, Any] = {}
-    for part in parts:
-        most, values = {**most, **part.most}, {**values, **part.values}
-    is_usual = all(_needs_only_sums(s) and s.name in SOLVERS for s in solvers)
+    is_usual = all(s.guarantee == "exact" and not s.seen and s.name in SOLVERS for s in solvers)
     return Script(
         then(column_names, either(*(part.order for part in parts)), maybe(explained_energy)),
-        most=most,
-        values=values,
+        most={k: v for part in parts for k, v in part.most.items()},
+        looks=tuple(name for part in parts for name in part.looks),
+        values={k: v for part in parts for k, v in part.values.items()},
+        bounds={"V": columns_asked(plan)} | {k: v for p in parts for k, v in p.bounds.items()},
+        fixed=tuple(name for part in parts for name in part.fixed),
         family=FEDERATED if is_usual else plan.solver,
         sees=tuple(name for s in solvers for name in s.seen if name != "explained_in_summary"),
     )
 
 
-def _needs_only_sums(solver: Solver) -> bool:
-    return solver.guarantee == "exact" and not solver.seen
+def _check_parameters(plan: RunPlan) -> None:
+    """Refuse parameters that `principal_components` does not take."""
+    known = {p.name for p in signature(principal_components).parameters.values()}
+    for name, value in plan.parameters.items():
+        if name not in known - {"fed", "start"}:
+            raise PolicyRefused("the plan has a parameter that FederatedPCA does not have")
+        if name in ("center", "scale"):
+            check_choice(name, value, (True, False))
+    check_n_components(plan.parameters.get("n_components"))
+    check_choice("missing", plan.parameters.get("missing", "error"), MISSING)
 
 
 @question(
@@ -129,7 +147,7 @@ def explained_energy(site: Site, V: Array) -> dict[str, Any]:
         explained, total = explained - n * float(np.sum((away @ V) ** 2)), total - between
     else:
         own_frame = replace(frame, mean=own_mean, sums=None, n_products=1)
-        own = StandardizedRows(site.rows, own_frame)
+        own = site.rows_in(own_frame)
         total = float(own.squares().sum())
         explained = own.energy_along(V, total)
     explained = min(max(explained, 0.0), total)  # rounding may take it across

@@ -28,11 +28,17 @@ from fedpca.coordinator.federation import Federation
 from fedpca.errors import InputError
 from fedpca.linalg.dense import orth, pack_triangle, top_eigen, unpack_triangle
 from fedpca.linalg.krylov import MAX_KRYLOV_BYTES, KrylovSpace
-from fedpca.linalg.parallel_analysis import MANY_DRAWS, count_above, draws_for, quantile_floor
+from fedpca.linalg.parallel_analysis import (
+    FEW_DRAWS,
+    MANY_DRAWS,
+    count_above,
+    draws_for,
+    quantile_floor,
+)
 from fedpca.linalg.rank_rules import Spectrum, parallel_analysis, settled
 from fedpca.protocol.plan import RunPlan
-from fedpca.protocol.question import question
-from fedpca.protocol.script import END, Order, either, repeat, then
+from fedpca.protocol.question import Question, question
+from fedpca.protocol.script import Order, either, maybe, repeat, then
 from fedpca.solvers.costs import triangle_is_cheaper
 
 if TYPE_CHECKING:
@@ -83,11 +89,22 @@ def flipped_floor(fed: Federation, n: float, d: int, p: int) -> Array:
     return quantile_floor(np.array([values for values, _ in found]))
 
 
-def flips_order(plan: RunPlan) -> Order:
-    """Return the order in which the rule "auto" asks, or nothing for other rules."""
+def flips_order(plan: RunPlan, *parts: Question | Order, most: int = 1) -> Order:
+    """Return the order in which a solver repeats its parts, with the rule's questions in between.
+
+    Without parts, the rule is asked at most ``most`` times. Triangles give the whole floor, so they
+    come last; products give a part of it, and may come again after a further look. Other rules than
+    "auto" ask nothing.
+    """
+    again = repeat(*parts)
     if plan.parameters.get("n_components") != "auto":
-        return END
-    return then(draw_signs, either(flipped_triangles, repeat(flipped_product, most=MAX_ROUNDS)))
+        return again
+    products = then(draw_signs, flipped_product, repeat(flipped_product, most=MAX_ROUNDS - 1))
+    triangles = then(draw_signs, flipped_triangles)
+    if not parts:
+        return then(repeat(products, most=most - 1), maybe(either(products, triangles)))
+    rounds = repeat(either(then(*parts), then(products, *parts)))
+    return then(rounds, maybe(either(products, then(triangles, again))))
 
 
 def leading_of_flips(
@@ -147,7 +164,7 @@ def draw_signs(site: Site, seed: Array) -> dict[str, Any]:
 
 @question(
     doing="finding the number of components",
-    asks={"n_flips": f"int64, 1..{MANY_DRAWS}"},
+    asks={"n_flips": f"int64, one of {FEW_DRAWS} {MANY_DRAWS}"},
     answers={"triangles": "float64 flips triangle, semidefinite"},
     at_most={"flips": "n_flips"},
 )
@@ -163,7 +180,7 @@ def flipped_triangles(site: Site, n_flips: Array) -> Arrays:
 
 @question(
     doing="finding the number of components",
-    asks={"Z": "float64 d k", "flips": f"int64 k, 0..{MANY_DRAWS - 1}"},
+    asks={"Z": "float64 d k, orthonormal by flips", "flips": f"int64 k, 0..{MANY_DRAWS - 1}"},
     answers={"Y": "float64 d k"},
 )
 def flipped_product(site: Site, Z: Array, flips: Array) -> Arrays:

@@ -19,13 +19,14 @@ import numpy as np
 
 from fedpca.arrays import Array, Arrays
 from fedpca.coordinator.federation import Federation
-from fedpca.errors import InputError
+from fedpca.errors import InputError, MessageError, PolicyRefused
 from fedpca.protocol.invariants import MAX_VALUE
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import question
 from fedpca.protocol.script import Script, then
 from fedpca.rows.columns import column_order, some_of
 from fedpca.rows.gaps import DROP, ERROR, MEAN, MISSING, column_totals
+from fedpca.rows.in_memory import is_sparse
 from fedpca.rows.standardized import Frame, deviations, refuse_large, refuse_tiny, usable_energy
 from fedpca.rows.weighted import WeightedRows
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 MAX_PRODUCTS = 1 << 40  # columns by which rows can be multiplied in a run; a hint for the site
 MAX_NAMES_BYTES = 64 << 20  # of one site's column names as JSON
+SCALES = "1e-150..1e100"  # beyond these, squares of scaled values underflow or overflow one by one
+MAX_TIMES_LARGEST = 2.0**20  # a mean beyond this multiple of a site's values would round them away
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,42 @@ class ColumnSums:
             fill=mean if self.missing == MEAN else None,
             weight=self.weight,
         )
+
+
+def own_frame(site: Site, mean: Array, scale: Array, n_products: int = 1) -> Frame:
+    """Return the frame for a mean and a scale; refuse a mean that would round the site's rows away.
+
+    About a point that is 2^50 times as large as the values, each value becomes a multiple of the
+    rounding unit. Products would then hold sums over the rows whose values were rounded up, and so over
+    any rows that the coordinator selects. A site that answers everything does not refuse it.
+    """
+    sums = site.recall(ColumnSums)
+    if not site.policy.is_open:
+        own = sums.sums / (sums.weight or 1)
+        far = np.abs(mean) > MAX_TIMES_LARGEST * np.abs(
+            own if sums.order is None else own[sums.order]
+        )
+        if far.any():  # the mean may be far from a mean near zero, but not from all values
+            largest = _largest_values(site)
+            largest = largest if sums.order is None else largest[sums.order]
+            far &= (largest > 0) & (np.abs(mean) > MAX_TIMES_LARGEST * largest)
+        if far.any():
+            raise PolicyRefused(
+                f"field 'mean' is more than {MAX_TIMES_LARGEST:.0f} times as large as every value of "
+                f"{int(far.sum())} of this site's columns; about it, values would be rounded away"
+            )
+    return sums.frame(mean, scale, n_products)
+
+
+def _largest_values(site: Site) -> Array:
+    """Return the largest absolute value of each of a site's columns, in their own order."""
+    largest = np.zeros(site.rows.n_features)
+    for block in site.rows.blocks():
+        if block.shape[0]:
+            sizes = abs(block).max(axis=0)
+            dense = sizes.toarray().ravel() if is_sparse(block) else np.asarray(sizes, np.float64)
+            largest = np.fmax(largest, dense)
+    return largest
 
 
 def misnamed(answer: Arrays, _: Arrays) -> str | None:
@@ -197,6 +236,8 @@ def large_mean(total: Array, n: Array, most: float = MAX_VALUE) -> str | None:
 
 def own_order(site: Site, features: Array) -> Array | None:
     """Return the site's column for each common feature, or None if the order is the same."""
+    if misnamed({"features": features, "n_features": np.array(site.rows.n_features)}, {}):
+        raise MessageError("field 'features' must list the names of all columns, each once")
     wanted, own = names_from_bytes(features), site.rows.features
     if wanted is None or own is None:
         return None
@@ -212,7 +253,7 @@ def own_order(site: Site, features: Array) -> Array | None:
 )
 def squares(site: Site, mean: Array) -> dict[str, Any]:
     """Sum the squares of each column about the mean."""
-    site.remember(site.recall(ColumnSums).frame(mean, np.ones_like(mean)))
+    site.remember(own_frame(site, mean, np.ones_like(mean)))
     return {"squares": site.standardized.squares()}
 
 
@@ -220,7 +261,7 @@ def squares(site: Site, mean: Array) -> dict[str, Any]:
     doing="centering and scaling rows",
     asks={
         "mean": "float64 d, fixed",
-        "scale": "float64 d, fixed, positive",
+        "scale": f"float64 d, fixed, {SCALES}",
         "n_products": f"int64, 0..{MAX_PRODUCTS}",
     },
     answers={"energy": "float64, squares, energy"},
@@ -228,7 +269,7 @@ def squares(site: Site, mean: Array) -> dict[str, Any]:
 )
 def standardize(site: Site, mean: Array, scale: Array, n_products: Array) -> dict[str, Any]:
     """Store the mean and the scale, and send the sum of squares of the standardized rows."""
-    frame = site.recall(ColumnSums).frame(mean, scale, int(n_products))
+    frame = own_frame(site, mean, scale, int(n_products))
     site.remember(frame)
     energy = site.standardized.squares().sum()
     site.remember(replace(frame, energy=energy))
@@ -290,9 +331,12 @@ def ask_moments(
 
 def moments_script(plan: RunPlan) -> Script:
     """Return the script of `ask_moments`."""
-    values = {"missing": MISSING.index(plan.parameters.get("missing", "error"))}
-    has_scale = bool(plan.parameters.get("scale"))
-    return Script(then(count_and_sum, *([squares] if has_scale else [])), values=values)
+    values: dict[str, Any] = {"missing": MISSING.index(plan.parameters.get("missing", "error"))}
+    if not plan.parameters.get("scale"):
+        return Script(then(count_and_sum), values={**values, "scale": 1.0})
+    # without center, the squares are about the mean, and the rows about zero
+    fixed = (f"{squares.name}.mean",) if plan.parameters.get("center", True) else ()
+    return Script(then(count_and_sum, squares), values=values, fixed=fixed)
 
 
 def at_least_two(n: int, rows: str = "rows") -> int:

@@ -6,6 +6,7 @@ import pickle
 import tempfile
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,22 @@ from sklearn.exceptions import ConvergenceWarning
 
 from fedpca.arrays import Array
 from fedpca.coordinator.federation import Federation
-from fedpca.errors import FedpcaError
+from fedpca.errors import FedpcaError, PolicyRefused
 from fedpca.estimators import FederatedPCA
 from fedpca.linalg.dense import sine_of_angle
-from fedpca.solvers.catalogue import find_solver, from_plain, to_plain
+from fedpca.protocol.message import Message, compose
+from fedpca.protocol.script import FEDERATED
+from fedpca.site.policy import Policy
+from fedpca.site.site import Site
+from fedpca.solvers.catalogue import SOLVERS, find_solver, from_plain, to_plain
 from fedpca.solvers.contract import Solver
-from fedpca.testing.scripted import ScriptedEngine
+from fedpca.testing.scripted import Reply, ScriptedEngine
 
 N_COMPONENTS = 3
 MAX_ROUNDS = 5000
 SUBSPACE_TOL = 1e-7  # sine of the largest angle to the pooled components
+MANY_TIMES = 1000  # more than any solver asks a question within two rounds
+SET_ONCE = ("column_names", "count_and_sum", "squares", "standardize")
 USUAL_SEEN = {"column_names", "explained_energy"}  # gathered by the program that calls the solver
 
 
@@ -44,6 +51,9 @@ def check_solver(solver: Solver) -> None:
     _check_disclosure(solver, sites)
     _check_resumes(solver, sites)
     _check_no_false_convergence(solver, sites)
+    with _installed(solver):
+        _check_script_admits(solver, sites)
+        _check_script_refuses(solver, sites)
 
 
 def _check_value(solver: Solver) -> None:
@@ -223,6 +233,96 @@ def _check_no_false_convergence(solver: Solver, sites: dict[str, Array]) -> None
                 f"with max_rounds={max_rounds}, the solver reports {model.run_.stop_reason!r}, but its "
                 f"subspace is off by {angle:.1e}",
             )
+
+
+@contextmanager
+def _installed(solver: Solver) -> Iterator[None]:
+    """Let sites find the solver by its name, as if its package were installed."""
+    is_new = solver.name not in SOLVERS
+    SOLVERS.setdefault(solver.name, solver)
+    try:
+        yield
+    finally:
+        if is_new:
+            del SOLVERS[solver.name]
+
+
+def _guarded(solver: Solver, sites: dict[str, Array]) -> list[Site]:
+    """Return sites that answer only what the script of the declared solver admits."""
+    policy = Policy(allow=(FEDERATED, solver.name), gather=True)
+    return [Site(rows, name=name, policy=policy) for name, rows in sites.items()]
+
+
+def _check_script_admits(solver: Solver, sites: dict[str, Array]) -> None:
+    """Check that sites that follow the script answer all that honest runs ask."""
+    runs: list[dict[str, Any]] = [{"n_components": k} for k in (N_COMPONENTS, 0.9, "auto", None)]
+    runs += [{"scale": True}, {"center": False}, {"missing": "mean"}, {"max_rounds": 1}]
+    for given in runs:
+        parameters = {"n_components": N_COMPONENTS, "random_state": 0, "max_rounds": 100, **given}
+        results = []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for where in (sites, _guarded(solver, sites)):
+                try:
+                    results.append(FederatedPCA(solver=solver, **parameters).fit(where).components_)
+                except PolicyRefused as error:
+                    raise AssertionError(
+                        f"with {given}, a site that follows the solver's script refuses an honest run: "
+                        f"{error}"
+                    ) from None
+        _require(
+            results[0].tobytes() == results[1].tobytes(),
+            f"with {given}, sites that follow the solver's script give a different result",
+        )
+
+
+def _check_script_refuses(solver: Solver, sites: dict[str, Array]) -> None:
+    """Check that the script admits no question too early, too late, or without end."""
+    requests: list[Message] = []
+
+    def keep(reply: Reply) -> Any:
+        if reply.site == "site-1":
+            requests.append(reply.request)
+        return reply.answer
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        engine = ScriptedEngine(_guarded(solver, sites), keep)
+        _fit(solver, Federation(engine), max_rounds=2)
+    plan, first, *others = requests
+    site = _guarded(solver, sites)[0]
+    site.answer(plan)
+    for request in others:
+        _require_refused(site, request, 1, "before the column names")
+    for request in (first, *others):
+        if request.header["question"] == others[-1].header["question"]:
+            break
+        site.answer(request)
+        if request.header["question"] in SET_ONCE:
+            _require_refused(site, request, request.header["round"] + 1, "twice")
+    names = [request.header["question"] for request in others[:-1]]
+    looping = others[names.index(max(names, key=names.count))]
+    number = site._round
+    for _ in range(MANY_TIMES):
+        number += 1
+        if "error" in site.answer(_renumbered(looping, number)).header:
+            break
+    else:
+        raise AssertionError(
+            f"the script admits {looping.header['question']!r} without end; bound it with `most`"
+        )
+    site.answer(_renumbered(others[-1], number))
+    for request in (first, *others):
+        _require_refused(site, request, number + 1, "after the last question")
+
+
+def _renumbered(request: Message, number: int) -> Message:
+    return compose({**request.header, "round": number}, request.arrays)
+
+
+def _require_refused(site: Site, request: Message, number: int, when: str) -> None:
+    answer = site.answer(_renumbered(request, number))
+    _require("error" in answer.header, f"the script admits {request.header['question']!r} {when}")
 
 
 def _require(condition: bool, text: str) -> None:

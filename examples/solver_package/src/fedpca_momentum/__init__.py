@@ -19,16 +19,21 @@ from fedpca import Federation, Site, question
 from fedpca.arrays import Array, Arrays
 from fedpca.linalg.dense import top_eigen
 from fedpca.linalg.rank_rules import Spectrum
+from fedpca.protocol.plan import RunPlan
+from fedpca.protocol.script import Script
 from fedpca.solvers.contract import (
     Problem,
     Solution,
+    after_moments,
     check_positive,
+    columns_asked,
     moments_and_rank,
     scaled,
     starting_block,
 )
 from fedpca.solvers.costs import block_bytes, expected_rounds
-from fedpca.solvers.standardize import standardize_sites
+from fedpca.solvers.sign_flips import draw_signs, flips_order
+from fedpca.solvers.standardize import standardize, standardize_sites
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,17 @@ class Momentum:
 
     def bytes_per_site(self, n: int, d: int, k: int) -> int:
         return block_bytes(d, k, 4 * expected_rounds(n, d, k))
+
+    def script(self, plan: RunPlan) -> Script:
+        return after_moments(
+            plan,
+            standardize,
+            momentum_product,
+            flips_order(plan, momentum_product),
+            most={momentum_product.name: plan.max_rounds},
+            looks=(draw_signs.name,),
+            bounds={"X": columns_asked(plan)},
+        )
 
     def solve(self, fed: Federation, problem: Problem) -> Solution:
         """Return the leading eigenvectors, with a residual of at most ``tol`` times the trace."""
@@ -83,7 +99,7 @@ class Momentum:
         return Solution(moments, V[:, :k], np.maximum(theta, 0.0)[:k], energy, reason)
 
 
-@question(asks={"X": "float64 d k"}, answers={"Y": "float64 d k"})
+@question(asks={"X": "float64 d k, orthonormal"}, answers={"Y": "float64 d k"})
 def momentum_product(site: Site, X: Array) -> Arrays:
     """Return A_i'(A_i X), where A_i holds a site's standardized rows."""
     return {"Y": site.standardized.gram_times(X)}

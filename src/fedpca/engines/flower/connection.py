@@ -19,6 +19,7 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPu
 from flwr.supercore.protobuf.client import ProtobufClient, ProtobufClientInterceptor
 
 from fedpca.errors import FileError, InputError, LinkError, LinkRefused
+from fedpca.printable import MAX_REASON_CHARS, printable
 
 READ_TIMEOUT_S = 10.0  # a call fails if the server is silent for this long
 
@@ -113,7 +114,8 @@ def mapped_errors(link: Link) -> Iterator[None]:
         yield
     except httpx.HTTPStatusError as error:
         flower_error = FlowerError.from_json(error.response.text)
-        text = flower_error.message if flower_error else error.response.reason_phrase
+        said = flower_error.message if flower_error else error.response.reason_phrase
+        text = printable(said, MAX_REASON_CHARS)
         raise LinkError(f"the server at {link.address} returned an error: {text}") from error
     except httpx.TransportError as error:
         raise _unreachable(link, error) from None
@@ -143,7 +145,10 @@ def _unreachable(link: Link, error: httpx.TransportError) -> LinkError:
             f"the certificate of {link.address} cannot be verified ({text}); ask the coordinator for "
             "the right ca.pem and host name"
         )
-    if isinstance(error.__cause__ or error.__context__, ssl.SSLError) or "SSL" in text:
+    # a server that is busy or about to end closes a connection before it is encrypted
+    is_cut_off = "EOF" in text
+    is_from_tls = isinstance(error.__cause__ or error.__context__, ssl.SSLError) or "SSL" in text
+    if is_from_tls and not is_cut_off:
         return LinkRefused(f"{link.address} does not use TLS ({text}); check the port")
     if isinstance(error, httpx.RemoteProtocolError) and link.plain:
         return LinkRefused(

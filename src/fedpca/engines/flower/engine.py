@@ -4,6 +4,9 @@ The engine sends a question to each site's node, and resends it if the node goes
 back. A site that was killed and restarted is therefore asked again, and a site that has already
 answered returns the same answer. A run survives sites that disconnect and servers that restart, as long
 as they return within the time limit.
+
+Each answer comes with the site's signature, which the engine verifies. The server tells the sites'
+public keys, unless the coordinator keeps the NAME.pub files itself.
 """
 
 from __future__ import annotations
@@ -11,9 +14,10 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from numbers import Integral
 from typing import Any
 
@@ -21,22 +25,37 @@ from flwr.proto.control_pb2 import ListNodesRequest
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.control.control_http_client import ControlHttpClient
 
-from fedpca.engines.credentials import CA, read_authority, read_secret
+from fedpca.engines.credentials import (
+    CA,
+    COORDINATOR_KEY,
+    PublicKey,
+    fingerprint,
+    pinned_site_keys,
+    public_key_from_pem,
+    read_authority,
+    read_coordinator_key,
+    read_secret,
+    seal,
+    verify,
+)
 from fedpca.engines.flower.connection import Link, is_unauthorized, mapped_errors
 from fedpca.engines.flower.hold import Hold
 from fedpca.engines.flower.run import ClaimedRun, control_client
 from fedpca.engines.whereabouts import coordinator_folder, with_port
 from fedpca.errors import (
+    FileError,
     InputError,
     JournalError,
     LinkError,
     LinkRefused,
+    MessageError,
     QuorumLost,
     SiteError,
     SiteFailed,
     SiteTimeout,
 )
 from fedpca.protocol.message import Message, encode
+from fedpca.protocol.proof import NO_HEAD, Proof, commitment, digest, statement
 
 POLL_S = 0.05  # pause between polls for answers
 NODE_POLL_S = 0.5  # pause between polls for which sites are online
@@ -63,6 +82,10 @@ class FlowerEngine:
     resumed : list of str, optional
         The sites in a resumed run. The run keeps them even if some do not come online, because the
         recorded answers cover all of them. The next round determines which sites are lost.
+    pinned : dict of public keys, optional
+        The sites' public keys that the coordinator knows itself; others are those that the server has.
+    sign : callable, optional
+        The function that signs a plan with the coordinator's key.
     """
 
     declares = True  # sites on other machines follow the plan of a run
@@ -76,12 +99,18 @@ class FlowerEngine:
         quorum: int | None,
         wait: float,
         resumed: Sequence[str] | None = None,
+        pinned: Mapping[str, PublicKey] | None = None,
+        sign: Callable[[bytes], bytes] | None = None,
     ) -> None:
         self._link, self._secret, self._wait = link, secret, wait
         self._client: ControlHttpClient | None = None
         self._run: ClaimedRun | None = None
         self._hold: Hold | None = None
+        self._pinned = dict(pinned or {})
+        self.sign = sign
+        self.keys: dict[str, str] = {}  # fingerprints of the sites' keys
         self.absent: dict[str, str] = {}  # sites that a fit begins without, and why
+        self.proofs: dict[str, dict[str, str]] = {}  # of each site's last verified answer
         try:
             here = self._await_sites(resumed or sites, quorum, wait)
             self.names = list(resumed) if resumed else here
@@ -126,6 +155,8 @@ class FlowerEngine:
     def _ask(
         self, names: Sequence[str], request: Message, timeout: float | None
     ) -> Iterator[tuple[str, bytes | SiteError]]:
+        for name in names:
+            self.proofs.pop(name, None)  # it may be from a different run
         limit = math.inf if timeout is None else timeout
         began = reached = time.monotonic()  # when the server was last reached
         asked = _Asked(
@@ -202,6 +233,7 @@ class FlowerEngine:
                     raise
                 time.sleep(NODE_POLL_S)
                 continue
+            self.keys = self._fingerprints_of(nodes)
             online = {node.name for node in nodes if node.status == "online"}
             wanted = self._wanted(sites, sorted(node.name for node in nodes))
             here = [name for name in wanted if name in online]
@@ -230,6 +262,15 @@ class FlowerEngine:
         if not isinstance(sites, int):  # otherwise, nobody knows which of the others were meant
             self.absent = dict.fromkeys(offline, f"not online after {wait:g} s")
         return here
+
+    def _fingerprints_of(self, nodes: Iterable[NodeInfo]) -> dict[str, str]:
+        """Return the fingerprints of the sites' keys, without those that cannot be read."""
+        found: dict[str, str] = {}
+        for node in nodes:
+            with suppress(FileError):
+                key = self._pinned.get(node.name) or public_key_from_pem(node.public_key)
+                found[node.name] = fingerprint(key)
+        return found
 
     def _wanted(self, sites: int | Sequence[str] | None, registered: list[str]) -> list[str]:
         """Return the sites to ask, chosen from those whose keys the server has."""
@@ -261,10 +302,43 @@ class FlowerEngine:
         replies = self._run.pull(list(asked.numbers), asked.max_bytes) if self._run else ()
         for number, reply in replies:
             name = asked.numbers.pop(number)
-            if reply is not None:
+            if isinstance(reply, SiteError):
                 asked.finish(name, reply)
+            elif reply is not None and name in asked.pending:
+                asked.finish(name, self._verified(name, asked, *reply))
             elif name in asked.pending:
                 asked.pending[name] = ""  # ask this site again
+
+    def _verified(
+        self, name: str, asked: _Asked, data: bytes, proof: bytes | None
+    ) -> bytes | SiteError:
+        """Return a site's answer if the site signed it for this question, and keep the proof."""
+        if proof is None:
+            return SiteFailed("the answer is not signed; install the same version of fedpca there")
+        try:
+            shown, key = Proof.from_bytes(proof), self._key_of(name, asked)
+        except (FileError, MessageError) as error:
+            return SiteFailed(str(error))
+        committed = commitment(shown.salt, digest(data))
+        if not verify(key, shown.signature, statement(asked.digest, committed, shown.head)):
+            return SiteFailed(
+                f"the signature does not belong to this question, this answer, and the key "
+                f"{fingerprint(key)}; compare this fingerprint with the site's"
+            )
+        if shown.head == NO_HEAD:
+            return SiteFailed("the site cannot write to its ledger")
+        self.proofs[name] = {
+            "head": shown.head,
+            "digest_in": asked.digest,
+            "commitment": committed,
+            "signature": shown.signature.hex(),
+            "key": fingerprint(key),
+        }
+        return data
+
+    def _key_of(self, name: str, asked: _Asked) -> PublicKey:
+        """Return a site's public key: the coordinator's own copy, or else the server's."""
+        return self._pinned.get(name) or public_key_from_pem(asked.keys[name])
 
     def _push(self, asked: _Asked, online: Mapping[str, NodeInfo]) -> None:
         """Send the question to each site that has come online since it was last asked."""
@@ -279,6 +353,7 @@ class FlowerEngine:
         numbers = self._run.push(asked.data, [online[name].node_id for name in due])
         asked.numbers |= zip(numbers, due, strict=True)
         asked.pending |= {name: online[name].last_activated_at for name in due}
+        asked.keys |= {name: online[name].public_key for name in due}
 
 
 def connect(
@@ -307,6 +382,7 @@ def connect(
     secret = read_secret(folder)
     has_ca = not insecure and (folder / CA).exists()
     ca = read_authority(folder / CA) if has_ca else None
+    key = read_coordinator_key(folder) if (folder / COORDINATOR_KEY).exists() else None
     return FlowerEngine(
         Link(with_port(address), ca, plain=insecure),
         secret,
@@ -314,6 +390,8 @@ def connect(
         quorum=quorum,
         wait=wait,
         resumed=resumed,
+        pinned=pinned_site_keys(folder),
+        sign=None if key is None else partial(seal, key),
     )
 
 
@@ -347,8 +425,14 @@ class _Asked:
     pending: dict[str, str]  # sites yet to answer: when the asked node came online
     seen: dict[str, float]  # when each site was last seen online
     numbers: dict[str, str] = field(default_factory=dict)  # sites by Flower's message ID
+    keys: dict[str, bytes] = field(default_factory=dict)  # the server's public keys of the sites
     look_at: float = 0.0  # when to check again which sites are online
     _finished: dict[str, bytes | SiteError] = field(default_factory=dict)
+
+    @cached_property
+    def digest(self) -> str:
+        """Return the digest of the question that the sites sign."""
+        return digest(self.data)
 
     def begin_again(self, now: float) -> None:
         """Arrange to ask every pending site again, and restart the absence clocks."""

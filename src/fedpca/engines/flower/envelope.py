@@ -2,6 +2,7 @@
 
 Flower splits a message into objects, identifies each object by its hash, and carries each one
 separately. A question for many sites is therefore uploaded once, and a large message travels in pieces.
+A site's signature travels beside its answer, so that the fedpca message is the same on every engine.
 """
 
 from __future__ import annotations
@@ -51,16 +52,24 @@ from fedpca.errors import MessageError
 from fedpca.protocol.message import MAX_BYTES
 
 _RECORD, _FIELD = "fedpca", "message"
+_PROOF = "proof"
 _MAX_OBJECT_BYTES = FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE  # larger messages are split
 _WRAPPING_BYTES = 1 << 16  # what Flower adds to the largest message, at most
 
 
-def wrap(data: bytes) -> RecordDict:
-    """Return Flower message content that carries ``data`` in as few objects as possible."""
+def wrap(data: bytes, proof: bytes | None = None) -> RecordDict:
+    """Return Flower message content that carries ``data`` in as few objects as possible.
+
+    ``proof`` is what a site sends beside an answer; see `fedpca.protocol.proof`.
+    """
+    beside = {} if proof is None else {_PROOF: proof}
     if len(data) <= _MAX_OBJECT_BYTES:
-        return RecordDict({_RECORD: ConfigRecord({_FIELD: data})})
+        return RecordDict({_RECORD: ConfigRecord({_FIELD: data, **beside})})
     array = Array("uint8", (len(data),), _RECORD, data)
-    return RecordDict({_RECORD: ArrayRecord({_FIELD: array})})
+    content = RecordDict({_RECORD: ArrayRecord({_FIELD: array})})
+    if beside:
+        content[_PROOF] = ConfigRecord({**beside})
+    return content
 
 
 def message_to(node_id: int, run_id: int, content: RecordDict) -> FlowerMessage:
@@ -90,6 +99,16 @@ def unwrap(message: FlowerMessage) -> bytes:
     if not isinstance(data, bytes):
         raise MessageError("this is not a fedpca message")
     return data
+
+
+def unwrap_proof(message: FlowerMessage) -> bytes | None:
+    """Return the proof that was passed to `wrap` beside the data, or None if there is none."""
+    records = (message.content.get(name) for name in (_RECORD, _PROOF))
+    for record in records:
+        proof = record.get(_PROOF) if isinstance(record, ConfigRecord) else None
+        if isinstance(proof, bytes):
+            return proof
+    return None
 
 
 class Carrier(Protocol):

@@ -27,6 +27,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fedpca.engines.flower.connection import Link, access_token, beating, mapped_errors
 from fedpca.errors import LinkError, LinkRefused, SitesBusy
+from fedpca.printable import MAX_REASON_CHARS, printable
 
 HOLD_PATH = "/fedpca/hold"
 TOKEN = "fedpca-coordinator"  # the header that shows the secret's token
@@ -87,13 +88,15 @@ class ReservationDesk:
             return
         try:
             wanted = await request.json()
-            run, sites, holder = str(wanted["run"]), list(wanted["sites"]), str(wanted["holder"])
+            run, sites = str(wanted["run"]), [str(name) for name in wanted["sites"]]
+            holder = printable(wanted["holder"])
         except (ValueError, LookupError, TypeError):
             await Response(status_code=400)(scope, receive, send)
             return
         other = self._reservations.take(run, sites, holder)
         if other is not None:
-            self._tell(f"{holder} must wait for {', '.join(other.sites)}, in use by {other.holder}")
+            names = printable(", ".join(other.sites), MAX_REASON_CHARS)
+            self._tell(f"{holder} must wait for {names}, in use by {other.holder}")
         reply = None if other is None else {"sites": other.sites, "holder": other.holder}
         await JSONResponse(reply)(scope, receive, send)
 
@@ -192,7 +195,8 @@ class Hold:
         """Return an error that says who is using which of the sites."""
         names = ", ".join(name for name in self._sites if name in other["sites"])
         return SitesBusy(
-            f"{what} {names}, started by {other['holder']}; wait until it ends, or increase wait"
+            f"{what} {names}, started by {printable(other['holder'])}; wait until it ends, or increase "
+            "wait"
         )
 
 

@@ -40,7 +40,14 @@ from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from flwr.supercore.runtime import RuntimeHttpClient
 
 from fedpca.engines.flower.connection import Link, access_token, beating
-from fedpca.engines.flower.envelope import Incoming, message_to, send, unwrap, wrap
+from fedpca.engines.flower.envelope import (
+    Incoming,
+    message_to,
+    send,
+    unwrap,
+    unwrap_proof,
+    wrap,
+)
 from fedpca.errors import LinkError, MessageError, SiteError, SiteFailed
 
 # Flower does not start a run without an app.
@@ -97,10 +104,11 @@ class ClaimedRun:
 
     def pull(
         self, numbers: Sequence[str], max_bytes: int
-    ) -> Iterator[tuple[str, bytes | SiteError | None]]:
-        """Yield the replies that have arrived; None means that a reply will never arrive.
+    ) -> Iterator[tuple[str, tuple[bytes, bytes | None] | SiteError | None]]:
+        """Yield the replies that have arrived, each with the proof beside it if it has one.
 
-        A reply with more than ``max_bytes`` becomes an error before it is downloaded completely.
+        None means that a reply will never arrive. A reply with more than ``max_bytes`` becomes an error
+        before it is downloaded completely.
         """
         self._asked = {number: self._asked[number] for number in numbers}
         self._incoming = {n: reply for n, reply in self._incoming.items() if n in self._asked}
@@ -117,9 +125,10 @@ class ClaimedRun:
         for number, incoming in list(self._incoming.items()):
             try:
                 message = incoming.fetch()
-                if message is not None:
-                    # Flower replies with an error if the node is gone
-                    yield number, None if message.has_error() else unwrap(message)
+                if message is not None and message.has_error():  # the node is gone
+                    yield number, None
+                elif message is not None:
+                    yield number, (unwrap(message), unwrap_proof(message))
             except ObjectPullError:  # the sender died while sending
                 yield number, None
             except MessageError as error:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hmac
 import logging
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 import uvicorn
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
@@ -25,7 +25,7 @@ from flwr.common.constant import (
     TRANSPORT_TYPE_GRPC_RERE,
     Status,
 )
-from flwr.server.superlink.linkstate import LinkState
+from flwr.server.superlink.linkstate import InMemoryLinkState, LinkState
 from flwr.supercore.auth.typing import AccountInfo
 from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
@@ -33,34 +33,14 @@ from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
 from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
 from flwr.superlink.config_loader import SuperLinkLifespanConfig
 from flwr.superlink.main import create_app
-from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fedpca.engines.flower.connection import access_token
+from fedpca.engines.flower.gate import Gate
 from fedpca.engines.flower.hold import ReservationDesk
-from fedpca.errors import LinkError
+from fedpca.engines.flower.listener import Listener, TimedProtocol
+from fedpca.printable import MAX_REASON_CHARS, printable
 
-MAX_BODY_BYTES = 16 << 20
-
-
-class _SmallBodies:
-    """Middleware that rejects large requests, since Flower reads the body before checking the key."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            headers = dict(scope["headers"])
-            length = headers.get(b"content-length", b"0").decode()
-            if (
-                b"transfer-encoding" in headers
-                or not length.isdigit()
-                or int(length) > MAX_BODY_BYTES
-            ):
-                await Response(status_code=413)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+MAX_HEADER_BYTES = 16 << 10  # of a request
 
 
 class _SecretHolders(NoOpControlAuthnPlugin):
@@ -95,13 +75,7 @@ def serve(
     that must outlive it. ``tell`` is called with a line of text when a site connects or disconnects,
     and when a fit has to wait for sites that are in use.
     """
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        socket.create_server((host, port), family=family).close()
-    except OSError as error:
-        raise LinkError(
-            f"cannot listen on {host}, port {port}: {error.strerror}; use a different --host or --port"
-        ) from None
+    listener = Listener(host, port, len(sites), tell)
     app = create_app(
         SuperLinkLifespanConfig(
             control_address="",
@@ -138,18 +112,30 @@ def serve(
             HEARTBEAT_DEFAULT_INTERVAL,
             name=name,
         )
-    logging.getLogger("flwr").setLevel(logging.WARNING)
+    flower_log = logging.getLogger("flwr")
+    flower_log.setLevel(logging.WARNING)
+    flower_log.addFilter(_escape)
     threading.Thread(target=_watch, args=(state, tell), daemon=True).start()
-    uvicorn.run(
-        _SmallBodies(ReservationDesk(app, secret, tell)),
-        host=host,
-        port=port,
-        log_level="warning",
+    config = uvicorn.Config(
+        Gate(ReservationDesk(app, secret, tell), secret, cast(InMemoryLinkState, state)),
+        http=TimedProtocol,
+        ws="none",
+        loop="asyncio",  # uvloop accepts connections by itself, without counting them
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        log_level="error",  # strangers must not be able to fill the log
         access_log=False,
+        server_header=False,
         timeout_graceful_shutdown=2,  # otherwise, connected sites delay shutdown
         ssl_certfile=certificate,
         ssl_keyfile=key,
     )
+    uvicorn.Server(config).run(sockets=listener.sockets)
+
+
+def _escape(record: logging.LogRecord) -> bool:
+    """Make a line of Flower's log printable, since it may quote what a site sent."""
+    record.msg, record.args = printable(record.getMessage(), MAX_REASON_CHARS), ()
+    return True
 
 
 def _watch(state: LinkState, tell: Callable[[str], None]) -> None:

@@ -32,9 +32,12 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
+from fedpca.engines import credentials
 from fedpca.engines.flower.connection import Link, beating, is_unauthorized, mapped_errors
 from fedpca.engines.flower.envelope import Incoming, send, unwrap, wrap
 from fedpca.errors import LinkError, LinkRefused, MessageError
+from fedpca.protocol.proof import Proof
+from fedpca.site.answer_log import Recorded
 
 POLL_S, IDLE_POLL_S = 0.05, 1.0  # pause between polls for questions, during and between runs
 IDLE_AFTER_S = 30.0  # a run counts as over this long after its last question
@@ -50,13 +53,14 @@ RETRY_AFTER_S = 2.0  # how long to wait before reconnecting
 def join(
     link: Link,
     key: EllipticCurvePrivateKey,
-    answer: Callable[[bytes], bytes],
+    answer: Callable[[bytes], Recorded],
     tell: Callable[[str], None],
 ) -> NoReturn:
     """Answer questions until interrupted, and reconnect whenever the connection is lost.
 
-    ``tell`` is called with messages about the connection. `LinkRefused` is raised if the server does
-    not recognize the site's key, or if the site rejects the server's certificate.
+    ``answer`` is usually `AnswerLog.reply`. The site's key signs each answer. ``tell`` is called with
+    messages about the connection. `LinkRefused` is raised if the server does not recognize the site's
+    key, or if the site rejects the server's certificate.
     """
     patience = REJOIN_PATIENCE_S
     while True:
@@ -64,7 +68,7 @@ def join(
             with mapped_errors(link), _connected(link, key) as (client, node, presence):
                 tell(f"connected to {link.address}; waiting for questions")
                 patience = REJOIN_PATIENCE_S
-                _answer_questions(client, node, presence, answer, tell)
+                _answer_questions(client, node, presence, partial(_signed, key, answer), tell)
         except _NotLetIn as error:
             patience -= RETRY_AFTER_S
             if patience < 0:
@@ -170,7 +174,7 @@ def _answer_questions(
     client: FleetHttpClient,
     node: Node,
     presence: _Presence,
-    answer: Callable[[bytes], bytes],
+    answer: Callable[[bytes], tuple[bytes, bytes]],
     tell: Callable[[str], None],
 ) -> NoReturn:
     """Fetch and answer questions until an error ends the connection."""
@@ -186,7 +190,7 @@ def _answer_questions(
         run_id = waiting.messages_list[0].metadata.run_id
         try:
             question = _whole(Incoming(client, node, run_id, waiting.message_object_trees[0]))
-            reply = FlowerMessage(wrap(answer(unwrap(question))), reply_to=question)
+            reply = FlowerMessage(wrap(*answer(unwrap(question))), reply_to=question)
         except MessageError as error:
             tell(f"could not answer a message: {error}")
             continue
@@ -198,6 +202,15 @@ def _answer_questions(
                 raise
             tell("this answer was not sent because the run is over")
         last = time.monotonic()
+
+
+def _signed(
+    key: EllipticCurvePrivateKey, answer: Callable[[bytes], Recorded], request: bytes
+) -> tuple[bytes, bytes]:
+    """Return an answer and the proof that this site gave it to this question."""
+    recorded = answer(request)
+    signature = credentials.sign(key, recorded.statement())
+    return recorded.data, Proof(recorded.head, recorded.salt, signature).to_bytes()
 
 
 def _whole(incoming: Incoming) -> FlowerMessage:

@@ -21,11 +21,11 @@ from fedpca.linalg.rank_rules import Spectrum
 from fedpca.protocol.message import MAX_BYTES
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import question
-from fedpca.protocol.script import Script, maybe
+from fedpca.protocol.script import Script
 from fedpca.solvers.contract import Problem, Solution, after_moments, moments_and_rank
 from fedpca.solvers.costs import triangle_bytes
 from fedpca.solvers.sign_flips import flips_order
-from fedpca.solvers.standardize import ColumnSums
+from fedpca.solvers.standardize import SCALES, own_frame
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
@@ -45,7 +45,8 @@ class Covariance:
         return triangle_bytes(d, k)
 
     def script(self, plan: RunPlan) -> Script:
-        return after_moments(plan, covariance_triangle, maybe(flips_order(plan)))
+        flips = flips_order(plan, most=2)  # before and after looking at all eigenvalues
+        return after_moments(plan, covariance_triangle, flips)
 
     def solve(self, fed: Federation, problem: Problem) -> Solution:
         """Return the leading eigenvectors of the summed covariance, without iterating."""
@@ -76,7 +77,7 @@ class Covariance:
 
 @question(
     doing="computing the covariance",
-    asks={"mean": "float64 d, fixed", "scale": "float64 d, fixed, positive"},
+    asks={"mean": "float64 d, fixed", "scale": f"float64 d, fixed, {SCALES}"},
     answers={"triangle": "float64 triangle, semidefinite, energy"},
     remembers=True,
 )
@@ -85,7 +86,7 @@ def covariance_triangle(site: Site, mean: Array, scale: Array) -> Arrays:
     d = len(mean)
     # A'A is already computed; if it is much smaller than the rows, it answers later questions
     n_products = d if site.rows.n_rows > ROWS_PER_FEATURE_TO_KEEP * d else 0
-    frame = site.recall(ColumnSums).frame(mean, scale, n_products)
+    frame = own_frame(site, mean, scale, n_products)
     site.remember(frame)
     gram = site.standardized.gram()
     site.remember(replace(frame, energy=float(np.trace(gram))))

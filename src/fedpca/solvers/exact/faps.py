@@ -61,7 +61,7 @@ from fedpca.linalg.dense import orth, outside, sine_of_angle, top_eigen
 from fedpca.linalg.rank_rules import Spectrum
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import question
-from fedpca.protocol.script import Script, maybe, repeat
+from fedpca.protocol.script import Script, repeat, then
 from fedpca.solvers.contract import (
     LOOK_TOL,
     Problem,
@@ -70,6 +70,7 @@ from fedpca.solvers.contract import (
     check_choice,
     check_positive,
     check_whole,
+    columns_asked,
     moments_and_rank,
     scaled,
     starting_block,
@@ -84,7 +85,7 @@ from fedpca.solvers.exact.faps_copy import (
     masked_product,
     solve_locally,
 )
-from fedpca.solvers.sign_flips import flips_order
+from fedpca.solvers.sign_flips import draw_signs, flips_order
 from fedpca.solvers.standardize import standardize, standardize_sites
 
 if TYPE_CHECKING:
@@ -150,9 +151,17 @@ class Faps:
             "start_apart": self.start_apart,
             "stop": STOP_RULES.index(self.stop),
         }
-        rounds = repeat(repeat(consensus_step), energy_within, maybe(flips_order(plan)))
-        most = {consensus_step.name: plan.max_rounds, energy_within.name: plan.max_rounds}
-        return after_moments(plan, standardize, rounds, values=values, most=most)
+        agree = then(consensus_step, repeat(consensus_step), energy_within)
+        is_one_look = isinstance(plan.parameters.get("n_components"), int | None)
+        return after_moments(
+            plan,
+            standardize,
+            agree if is_one_look else then(agree, flips_order(plan, agree)),
+            most={consensus_step.name: plan.max_rounds},
+            looks=(energy_within.name, draw_signs.name),
+            values=values,
+            bounds={f"{asked.name}.Z": columns_asked(plan) for asked in agree.questions()},
+        )
 
     def solve(self, fed: Federation, problem: Problem) -> Solution:
         """Return the leading eigenvectors, with a residual of at most ``tol`` times the trace."""

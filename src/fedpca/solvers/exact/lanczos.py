@@ -22,19 +22,20 @@ from fedpca.linalg.dense import ROUNDING
 from fedpca.linalg.krylov import MAX_KRYLOV_BYTES, KrylovSpace, Ritz
 from fedpca.linalg.rank_rules import Spectrum
 from fedpca.protocol.plan import RunPlan
-from fedpca.protocol.script import Script, either, repeat
+from fedpca.protocol.script import Script, then
 from fedpca.solvers.contract import (
     Problem,
     Solution,
     after_moments,
     check_whole,
+    columns_asked,
     covariance_product,
     moments_and_rank,
     scaled,
     starting_block,
 )
 from fedpca.solvers.costs import block_bytes, expected_rounds
-from fedpca.solvers.sign_flips import flips_order
+from fedpca.solvers.sign_flips import draw_signs, flips_order
 from fedpca.solvers.standardize import standardize, standardize_sites
 
 
@@ -69,9 +70,15 @@ class Lanczos:
         return block_bytes(d, k, expected_rounds(n, d, k))
 
     def script(self, plan: RunPlan) -> Script:
-        rounds = repeat(either(covariance_product, flips_order(plan)))
-        most = {covariance_product.name: plan.max_rounds}
-        return after_moments(plan, standardize, rounds, most=most)
+        rounds = then(covariance_product, flips_order(plan, covariance_product))
+        return after_moments(
+            plan,
+            standardize,
+            rounds,
+            most={covariance_product.name: plan.max_rounds},
+            looks=(draw_signs.name,),
+            bounds={f"{covariance_product.name}.Z": columns_asked(plan, self.block or 1)},
+        )
 
     def solve(self, fed: Federation, problem: Problem) -> Solution:
         """Return the leading eigenvectors, within the tolerance unless rounding prevents it."""

@@ -28,12 +28,13 @@ from fedpca.coordinator.federation import Federation
 from fedpca.linalg.dense import orth, outside, procrustes
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import question
-from fedpca.protocol.script import Script, either, repeat
+from fedpca.protocol.script import END, Script, repeat, then
 from fedpca.solvers.contract import (
     Problem,
     Solution,
     after_moments,
     check_whole,
+    columns_asked,
     covariance_product,
     moments_and_rank,
     scaled,
@@ -77,11 +78,21 @@ class LocalPower:
         return block_bytes(d, k, TIMES_LANCZOS * expected_rounds(n, d, k))
 
     def script(self, plan: RunPlan) -> Script:
-        plain = SubspaceIteration().script(plan)
-        steps = repeat(either(local_power_steps, flips_order(plan)))
-        rounds = repeat(either(covariance_product, flips_order(plan)))
-        most = {**plain.most, local_power_steps.name: plan.max_rounds}
-        return after_moments(plan, standardize, steps, rounds, most=most)
+        plain, name = SubspaceIteration().script(plan), local_power_steps.name
+        halvings = self.local_steps.bit_length() - 1  # until one step is left
+        n_rounds = min(plan.max_rounds - 1, halvings * self.halve_every)
+        steps = then(local_power_steps, repeat(local_power_steps, most=n_rounds - 1))
+        rounds = then(covariance_product, flips_order(plan, covariance_product))
+        return after_moments(
+            plan,
+            standardize,
+            steps if n_rounds else END,
+            rounds,
+            most=plain.most,
+            looks=plain.looks,
+            values={f"{name}.steps": lambda asked: self.local_steps >> asked // self.halve_every},
+            bounds={**plain.bounds, f"{name}.Z": columns_asked(plan)},
+        )
 
     def solve(self, fed: Federation, problem: Problem) -> Solution:
         """Return the leading eigenvectors, within the tolerance unless rounding prevents it.

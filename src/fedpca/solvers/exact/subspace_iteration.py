@@ -24,19 +24,20 @@ from fedpca.linalg.dense import ROUNDING, angle_bounds, orth, outside, top_eigen
 from fedpca.linalg.krylov import KrylovSpace
 from fedpca.linalg.rank_rules import RankRule, Spectrum
 from fedpca.protocol.plan import RunPlan
-from fedpca.protocol.script import Script, either, repeat
+from fedpca.protocol.script import Script, then
 from fedpca.solvers.contract import (
     LOOK_TOL,
     Problem,
     Solution,
     after_moments,
+    columns_asked,
     covariance_product,
     moments_and_rank,
     scaled,
     starting_block,
 )
 from fedpca.solvers.costs import LANCZOS_ROUNDS, block_bytes, expected_rounds
-from fedpca.solvers.sign_flips import flips_order
+from fedpca.solvers.sign_flips import draw_signs, flips_order
 from fedpca.solvers.standardize import Moments, standardize, standardize_sites
 
 N_GUARDS = 3  # columns with which to look for a larger eigenvalue outside the block
@@ -58,9 +59,15 @@ class SubspaceIteration:
         return block_bytes(d, k, TIMES_LANCZOS * expected_rounds(n, d, k))
 
     def script(self, plan: RunPlan) -> Script:
-        rounds = repeat(either(covariance_product, flips_order(plan)))
-        most = {covariance_product.name: plan.max_rounds * (1 + GUARD_ROUNDS)}
-        return after_moments(plan, standardize, rounds, most=most)
+        rounds = then(covariance_product, flips_order(plan, covariance_product))
+        return after_moments(
+            plan,
+            standardize,
+            rounds,
+            most={covariance_product.name: plan.max_rounds * (1 + GUARD_ROUNDS)},
+            looks=(draw_signs.name,),
+            bounds={f"{covariance_product.name}.Z": columns_asked(plan, N_GUARDS)},
+        )
 
     def solve(self, fed: Federation, problem: Problem) -> Solution:
         """Return the leading eigenvectors, within the tolerance unless rounding prevents it."""

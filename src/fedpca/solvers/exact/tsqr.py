@@ -27,12 +27,12 @@ from fedpca.linalg.dense import angle_bounds
 from fedpca.linalg.rank_rules import Spectrum
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import question
-from fedpca.protocol.script import Script, maybe
+from fedpca.protocol.script import Script
 from fedpca.solvers.contract import Problem, Solution, after_moments, moments_and_rank
 from fedpca.solvers.costs import triangle_bytes
 from fedpca.solvers.influence import SitePart, report_angles
 from fedpca.solvers.sign_flips import flips_order
-from fedpca.solvers.standardize import ColumnSums
+from fedpca.solvers.standardize import SCALES, own_frame
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
@@ -50,7 +50,7 @@ class Tsqr:
         return triangle_bytes(d, k)
 
     def script(self, plan: RunPlan) -> Script:
-        return after_moments(plan, triangular_factor, maybe(flips_order(plan)))
+        return after_moments(plan, triangular_factor, flips_order(plan))
 
     def solve(self, fed: Federation, problem: Problem) -> Solution:
         """Return the leading right singular vectors of the stacked factors, without iterating."""
@@ -79,7 +79,7 @@ def misshapen_factor(answer: Arrays, asked: Arrays) -> str | None:
 @question(
     verb="gather",
     doing="factoring the rows",
-    asks={"mean": "float64 d, fixed", "scale": "float64 d, fixed, positive"},
+    asks={"mean": "float64 d, fixed", "scale": f"float64 d, fixed, {SCALES}"},
     answers={"rank": "int64, count", "entries": "float64 entries"},
     remembers=True,
     at_most={"entries": "triangle"},
@@ -87,7 +87,7 @@ def misshapen_factor(answer: Arrays, asked: Arrays) -> str | None:
 )
 def triangular_factor(site: Site, mean: Array, scale: Array) -> dict[str, Any]:
     """Send the R of a QR factorization of A_i, without its zeros, and store the mean and the scale."""
-    frame = site.recall(ColumnSums).frame(mean, scale)
+    frame = own_frame(site, mean, scale)
     site.remember(frame)
     R = reduce(stacked_factor, site.standardized.dense_blocks(), np.empty((0, len(mean))))
     site.remember(replace(frame, energy=float(np.vdot(R, R))))

@@ -26,7 +26,7 @@ import numpy as np
 from fedpca.coordinator.federation import Federation
 from fedpca.linalg.rank_rules import Spectrum
 from fedpca.protocol.plan import RunPlan
-from fedpca.protocol.script import Script, repeat
+from fedpca.protocol.script import Script
 from fedpca.solvers.contract import (
     Problem,
     Solution,
@@ -36,7 +36,7 @@ from fedpca.solvers.contract import (
 )
 from fedpca.solvers.influence import report_summaries
 from fedpca.solvers.one_round.merge import (
-    MAX_LOOKS,
+    asked_directions,
     check_site_components,
     decided_rank,
     directions_to_ask,
@@ -45,6 +45,7 @@ from fedpca.solvers.one_round.merge import (
     looks,
     solution_of,
     summarize_about,
+    summarizing,
 )
 from fedpca.summary.summary import Summary, merge_in_tree
 
@@ -79,7 +80,13 @@ class Average:
         return 8 * d * (min(d, COLUMNS_PER_COMPONENT * k) + 5)
 
     def script(self, plan: RunPlan) -> Script:
-        return after_moments(plan, repeat(summarize_about, most=MAX_LOOKS))
+        values, bounds = asked_directions(plan, self.site_components, COLUMNS_PER_COMPONENT)
+        if self.site_components is None and "n_components" in bounds:
+            bounds["n_spare"] = bounds["n_components"]
+        values["sends_spare"] = False
+        part = summarizing(plan, summarize_about)
+        looks = (summarize_about.name,)
+        return after_moments(plan, part, looks=looks, values=values, bounds=bounds)
 
     def solve(self, fed: Federation, problem: Problem) -> Solution:
         """Return the leading eigenvectors of the average, without iterating."""

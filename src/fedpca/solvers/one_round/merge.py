@@ -28,7 +28,7 @@ from fedpca.linalg.rank_rules import RankRule, Spectrum, check_n_components, fir
 from fedpca.protocol.invariants import ROUNDING
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import Question, question
-from fedpca.protocol.script import Script, either, maybe, repeat, then
+from fedpca.protocol.script import Order, Script, either, maybe, repeat, then
 from fedpca.rows.centering import about_own_mean, naming_bad_values
 from fedpca.rows.gaps import WAY_OUT
 from fedpca.rows.in_memory import about_n_rows
@@ -41,14 +41,16 @@ from fedpca.solvers.contract import (
     check_choice,
     check_whole,
     explains_too_much,
+    is_rank_rule,
     moments_and_rank,
 )
 from fedpca.solvers.influence import report_summaries
 from fedpca.solvers.standardize import (
-    ColumnSums,
+    SCALES,
     Moments,
     at_least_two,
     large_mean,
+    own_frame,
     own_order,
 )
 from fedpca.summary.bounds import eigenvalue_bound
@@ -75,7 +77,6 @@ WANTED = {
     "rule": "uint8 rule, fixed",
     "n_spare": "int64, nonnegative",
 }
-MAX_LOOKS = 64  # attempts, each with twice as many directions as the one before
 
 T = TypeVar("T")
 
@@ -115,9 +116,17 @@ class Merge:
         return 8 * d * (min(d, k + N_SPARE) + 3)
 
     def script(self, plan: RunPlan) -> Script:
-        about_common = after_moments(plan, repeat(summarize_about, most=MAX_LOOKS))
-        about_own = then(repeat(summarize_rows, most=MAX_LOOKS), maybe(explained_in_summary))
-        return replace(about_common, order=either(about_common.order, about_own))
+        common, own = summarizing(plan, summarize_about), summarizing(plan, summarize_rows)
+        values, bounds = asked_directions(plan, self.site_components)
+        values |= {"n_spare": N_SPARE, "sends_spare": True}
+        looks = (summarize_about.name, summarize_rows.name)
+        script = after_moments(plan, common, looks=looks, values=values, bounds=bounds)
+        given = plan.parameters
+        is_one_round = self.own_means and given.get("center", True) and not given.get("scale")
+        if not is_one_round or given.get("missing", "error") != "error":
+            return script
+        # if rows have weights, they are summarized about the common mean after all
+        return replace(script, order=either(script.order, then(own, maybe(explained_in_summary))))
 
     def solve(self, fed: Federation, problem: Problem) -> Solution:
         """Return the leading directions of the merged summaries, without iterating."""
@@ -225,7 +234,7 @@ def summarize_rows(
     doing="summarizing rows",
     asks={
         "mean": "float64 d, fixed",
-        "scale": "float64 d, fixed, positive",
+        "scale": f"float64 d, fixed, {SCALES}",
         "sends_spare": "int64, fixed, flag",
         **WANTED,
     },
@@ -244,7 +253,7 @@ def summarize_about(
     n_spare: Array,
 ) -> dict[str, Any]:
     """Summarize a site's rows about the common mean and in the common scale."""
-    frame = site.recall(ColumnSums).frame(mean, scale)
+    frame = own_frame(site, mean, scale)
     site.remember(frame)
     summary = summarize_parts(
         site.standardized.parts(),
@@ -341,6 +350,27 @@ def directions_to_ask(
         "rule": np.frombuffer(rule, np.uint8),
         "n_spare": np.int64(n_spare),
     }
+
+
+def summarizing(plan: RunPlan, asked: Question) -> Order:
+    """Return the order of `look_further`: one question, or more if a rule looks again."""
+    return repeat(asked) if is_rank_rule(plan) else then(asked)
+
+
+def asked_directions(
+    plan: RunPlan, site_components: Any, times: int = 1
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the values and bounds of `directions_to_ask`, for ``times`` the number of components."""
+    fields = directions_to_ask(site_components, 1, 1)
+    values: dict[str, Any] = {"rule": fields["rule"]}
+    if fields["rule"].size:
+        return {**values, "n_components": 0}, {}
+    if site_components is None:
+        n_components = plan.parameters.get("n_components")
+        if n_components is None or is_rank_rule(plan):
+            return values, {}
+        site_components = times * int(n_components)
+    return values, {"n_components": f"1..{site_components}"}
 
 
 def _wanted(n_components: Array, rule: Array) -> Any:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedpca.arrays import Array, Arrays
+from fedpca.errors import InputError
 from fedpca.models.personalized import PersonalizedModel, SitePart
 from fedpca.protocol.invariants import ROUNDING
 from fedpca.protocol.question import question
@@ -29,6 +30,9 @@ from fedpca.solvers.standardize import own_order
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
+
+
+HEADER = ("features", "n_samples", "total_variance", "parameters")  # of a site's model file
 
 
 @dataclass(frozen=True)
@@ -69,14 +73,14 @@ def exceeds_total(answer: Arrays, _: Arrays) -> str | None:
     doing="finding each site's leading directions",
     asks={
         "features": "uint8 bytes",
-        "mean": "float64 d",
-        "scale": "float64 d",
-        "own_mean": "int64",
-        "by_rows": "int64",
+        "mean": "float64 d, fixed",
+        "scale": "float64 d, fixed, positive",
+        "own_mean": "int64, flag",
+        "by_rows": "int64, flag",
         "ranks": "uint8 letters",
-        "n_shared": "int64",
-        "n_products": "int64",
-        "prepares_start": "int64",
+        "n_shared": "int64, nonnegative",
+        "n_products": "int64, nonnegative",
+        "prepares_start": "int64, flag",
     },
     answers={
         "n": "int64, count, rows",
@@ -109,7 +113,9 @@ def begin_personalized(
     if own_mean:
         mean = sums[slice(None) if order is None else order] / max(1, n)
     weight = float(n if by_rows else n > 0)
-    n_local = LocalRanks.from_bytes(ranks).at(site.name)
+    local_ranks = LocalRanks.from_bytes(ranks)
+    local_ranks.check_features(int(n_shared), site.rows.n_features)
+    n_local = local_ranks.at(site.name)
     factor = weight / max(1, n)
     site.remember(Frame(mean, scale, order, sums, int(n_products)))
     frame = site.standardized.without_constant_columns().frame
@@ -136,6 +142,19 @@ def to_bytes(plain: Any) -> Array:
     return np.frombuffer(json.dumps(plain).encode(), np.uint8)
 
 
+def own_header(header: Array) -> dict[str, Any]:
+    """Return the header of a site's model file; refuse anything else that a message may hold."""
+    try:
+        plain = json.loads(header.tobytes())
+        kinds = {name: type(value) for name, value in plain.items()}
+    except (ValueError, AttributeError, RecursionError):
+        kinds = {}
+    named = kinds.pop("features", None) in (list, type(None))
+    if not named or kinds != {"n_samples": int, "total_variance": float, "parameters": dict}:
+        raise InputError(f"the header must hold {', '.join(HEADER)}, and nothing else")
+    return {name: plain[name] for name in HEADER}
+
+
 def energy_of(site: Site) -> float:
     """Return the sum of squares of A_i, or zero if A_i contains only rounding errors."""
     energy = site.recall(Frame).energy
@@ -157,7 +176,11 @@ def local_directions(site: Site, U: Array, tol: float = TOL) -> tuple[Array, Arr
 
 @question(
     doing="finding each site's local components",
-    asks={"U": "float64 d k", "variance": "float64 k", "header": "uint8 bytes"},
+    asks={
+        "U": "float64 d k, orthonormal",
+        "variance": "float64 k, nonnegative",
+        "header": "uint8 bytes",
+    },
     answers={"local": "float64, squares, explained"},
     remembers=True,
 )
@@ -184,7 +207,7 @@ def finish_personalized(site: Site, U: Array, variance: Array, header: Array) ->
             {site.name: part},
         )
         path.parent.mkdir(parents=True, exist_ok=True)
-        model.save(path, json.loads(header.tobytes()))
+        model.save(path, own_header(header))
     return {"local": personal.factor * values.sum()}
 
 

@@ -7,6 +7,8 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 from fedpca.arrays import Array
 from fedpca.coordinator.federation import Federation
+from fedpca.protocol.plan import RunPlan
+from fedpca.protocol.script import Script
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,10 @@ class PersonalizedSolver(Protocol):
 
     name: ClassVar[str]
     takes_many_starts: ClassVar[bool]  # otherwise, it begins at the first point
+
+    def script(self, plan: RunPlan) -> Script:
+        """Return what `solve` asks, in which order and how often, so that sites can follow."""
+        ...
 
     def solve(self, fed: Federation, start: Start) -> Shared:
         """Find the shared directions by asking the sites."""

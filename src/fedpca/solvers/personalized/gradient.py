@@ -23,7 +23,9 @@ import numpy as np
 from fedpca.arrays import Array
 from fedpca.coordinator.federation import Federation
 from fedpca.linalg.dense import outside, polar, qr_factor
+from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import Question, question
+from fedpca.protocol.script import Script, repeat, then
 from fedpca.rows.leading import leading_directions
 from fedpca.solvers.contract import check_choice, check_positive
 from fedpca.solvers.personalized.at_site import (
@@ -63,6 +65,9 @@ class Stiefel:
     def __post_init__(self) -> None:
         _check_options(self.step, self.retraction)
 
+    def script(self, plan: RunPlan) -> Script:
+        return steps_script(plan, stiefel_step, self.retraction)
+
     def solve(self, fed: Federation, start: Start) -> Shared:
         """Iterate until a step adds at most ``tol`` times the shared variance."""
         return gradient_ascent(fed, start, stiefel_step, self.step, self.retraction)
@@ -87,9 +92,18 @@ class Polar:
     def __post_init__(self) -> None:
         _check_options(self.step, self.retraction)
 
+    def script(self, plan: RunPlan) -> Script:
+        return steps_script(plan, polar_step, self.retraction)
+
     def solve(self, fed: Federation, start: Start) -> Shared:
         """Iterate until a step adds at most ``tol`` times the shared variance."""
         return gradient_ascent(fed, start, polar_step, self.step, self.retraction)
+
+
+def steps_script(plan: RunPlan, asked: Question, retraction: str) -> Script:
+    """Return the script of `gradient_ascent`."""
+    values = {"by_qr": retraction == "qr"}
+    return Script(then(prepare_steps, repeat(asked, most=plan.max_rounds)), values=values)
 
 
 def _check_options(step: Any, retraction: Any) -> None:
@@ -150,7 +164,11 @@ class LocalSteps:
 
 @question(
     doing="choosing a step length",
-    asks={"U": "float64 d k", "reference": "float64", "seed": "int64"},
+    asks={
+        "U": "float64 d k, orthonormal",
+        "reference": "float64, positive",
+        "seed": "int64, -1..2147483647",
+    },
     answers={"largest": "float64, nonnegative, large"},
     remembers=True,
 )
@@ -167,7 +185,12 @@ def prepare_steps(site: Site, U: Array, reference: Array, seed: Array) -> dict[s
     return {"largest": (values.sum() / n / reference) ** NORM_POWER}
 
 
-STEP_ASKS = {"U": "float64 d k", "step": "float64", "back": "int64", "by_qr": "int64"}
+STEP_ASKS = {
+    "U": "float64 d k, orthonormal",
+    "step": "float64, positive",
+    "back": "int64, flag",
+    "by_qr": "int64, flag",
+}
 STEP_ANSWERS = {
     "U": "float64 d k, large",  # a step may be too long, and is then undone
     "along": "float64 k k, semidefinite, explained",

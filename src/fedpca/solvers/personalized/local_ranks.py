@@ -35,8 +35,8 @@ class LocalRanks:
         return cls.of(json.loads(field.tobytes()))
 
     def to_bytes(self) -> Array:
-        """Encode the ranks as a message field."""
-        return np.frombuffer(json.dumps(self.plain).encode(), np.uint8)
+        """Encode the ranks as a message field; the same ranks always have the same bytes."""
+        return np.frombuffer(json.dumps(self.plain, sort_keys=True).encode(), np.uint8)
 
     @property
     def plain(self) -> int | dict[str, int]:

@@ -35,7 +35,9 @@ from fedpca.arrays import Array
 from fedpca.coordinator.federation import Federation
 from fedpca.linalg.anderson import Anderson
 from fedpca.linalg.dense import outside, polar, procrustes, sine_of_angle
+from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import question
+from fedpca.protocol.script import Script, repeat
 from fedpca.solvers.personalized.at_site import PersonalSite, gram_times, local_directions
 from fedpca.solvers.personalized.contract import Shared, Start, share_of
 
@@ -56,6 +58,9 @@ class Power:
 
     name: ClassVar[str] = "power"
     takes_many_starts: ClassVar[bool] = True
+
+    def script(self, plan: RunPlan) -> Script:
+        return Script(repeat(power_step, most=plan.max_rounds))
 
     def solve(self, fed: Federation, start: Start) -> Shared:
         """Climb from all starts until a step's guaranteed gain is at most ``tol`` of the variance."""
@@ -149,7 +154,7 @@ def _ambiguity(best: Climb, climbs: Sequence[Climb]) -> float:
 
 @question(
     doing="improving the shared components",
-    asks={"U": "float64 m d k"},
+    asks={"U": "float64 m d k, orthonormal"},
     answers={
         "G": "float64 m d k, explained",
         "along": "float64 m k k, semidefinite, explained",

@@ -14,7 +14,10 @@ from fedpca.coordinator.record import Outcome
 from fedpca.errors import PolicyRefused
 from fedpca.linalg.dense import fix_signs, orth, top_eigen
 from fedpca.models.personalized import PersonalizedModel, SitePart, variance_shares
+from fedpca.protocol.plan import RunPlan
+from fedpca.protocol.script import Script, maybe, script, then
 from fedpca.rows.standardized import usable_energy
+from fedpca.solvers.contract import declared_method
 from fedpca.solvers.costs import LANCZOS_ROUNDS
 from fedpca.solvers.personalized.at_site import (
     begin_personalized,
@@ -24,12 +27,26 @@ from fedpca.solvers.personalized.at_site import (
     whole_local_part,
 )
 from fedpca.solvers.personalized.contract import PersonalizedSolver, Shared, Start
+from fedpca.solvers.personalized.gradient import Polar, Stiefel
 from fedpca.solvers.personalized.local_ranks import LocalRanks
-from fedpca.solvers.personalized.power import power_step
-from fedpca.solvers.personalized.projections import leading_of_bases, leading_of_columns
-from fedpca.solvers.personalized.starts import find_starts, leading_of_rows
-from fedpca.solvers.standardize import CommonFeatures, ask_moments, at_least_two, common_features
+from fedpca.solvers.personalized.power import Power, power_step
+from fedpca.solvers.personalized.projections import (
+    bases_order,
+    leading_of_bases,
+    leading_of_columns,
+    whole_basis,
+)
+from fedpca.solvers.personalized.starts import find_starts, leading_of_rows, starts_order
+from fedpca.solvers.standardize import (
+    CommonFeatures,
+    ask_moments,
+    at_least_two,
+    column_names,
+    common_features,
+    moments_script,
+)
 
+METHODS: dict[str, PersonalizedSolver] = {m.name: m for m in (Power(), Stiefel(), Polar())}
 # A direction that the sites' local parts contain up to this share is tied with the shared directions.
 TIE = 0.01
 
@@ -86,7 +103,7 @@ def shared_and_local(
         by_rows=np.int64(weights == "rows"),
         ranks=ranks.to_bytes(),
         n_shared=np.int64(n_shared),
-        n_products=np.int64((n_shared + ranks.most) * LANCZOS_ROUNDS * n_init),
+        n_products=np.int64(expected_products(n_shared, ranks, n_init)),
         prepares_start=np.int64(asks_leading),
     )
     weight, energy = float(begun["weight"]), usable_energy(float(begun["energy"]))
@@ -134,6 +151,59 @@ def shared_and_local(
         site_variance={k: p.shares for k, p in end.parts.items()} if gather else _shares(fed),
         outcome=Outcome(solver.name, shared.stop_reason),
     )
+
+
+@script("PersonalizedPCA")
+def personalized_script(plan: RunPlan) -> Script:
+    """Return what `shared_and_local` asks with the plan's method."""
+    given = plan.parameters
+    method = declared_method(plan, METHODS)
+    ranks, n_shared = LocalRanks.of(given["n_local"]), int(given["n_shared"])
+    n_init = int(given["n_init"]) if method.takes_many_starts else 1
+    has_local, gather = bool(ranks.most), bool(given["gather"])
+    needs_moments = given["center"] == "common" or given["scale"]
+    moments = moments_script(plan) if needs_moments else Script(then())
+    part = method.script(plan)
+    search = []
+    if n_shared:
+        starts = starts_order(given["start"], n_init, has_local=has_local, gather=gather)
+        search = [starts, part.order]
+    local = [whole_local_part] if gather else [bases_order()] if has_local else []
+    ending = then(finish_personalized, *local)
+    shares = [] if gather else [maybe(site_shares)]
+    values = {
+        **moments.values,
+        **part.values,
+        "own_mean": given["center"] == "site",
+        "by_rows": given["weights"] == "rows",
+        "ranks": ranks.to_bytes(),
+        "n_shared": n_shared,
+        "n_products": expected_products(n_shared, ranks, n_init),
+    }
+    if not given["scale"]:
+        values["scale"] = 1
+    if not needs_moments:
+        values["mean"] = 0
+    return Script(
+        then(
+            column_names,
+            moments.order,
+            begin_personalized,
+            *search,
+            ending,
+            maybe(power_step, ending),
+            *shares,
+        ),
+        values=values,
+        lengths={"m": n_init, "k": n_shared + ranks.most},
+        family="personalized",
+        sees=(whole_basis.name, whole_local_part.name) if gather else (),
+    )
+
+
+def expected_products(n_shared: int, ranks: LocalRanks, n_init: int) -> int:
+    """Return about how many columns a site's rows are multiplied by in a fit."""
+    return (n_shared + ranks.most) * LANCZOS_ROUNDS * n_init
 
 
 @dataclass(frozen=True)

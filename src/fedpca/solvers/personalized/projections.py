@@ -21,6 +21,7 @@ from fedpca.linalg.blas_threads import threads_for
 from fedpca.linalg.dense import orth, pack_triangle, top_eigen, unpack_triangle
 from fedpca.linalg.krylov import leading_eigen
 from fedpca.protocol.question import question
+from fedpca.protocol.script import Order, either, repeat
 from fedpca.solvers.costs import LANCZOS_ROUNDS, triangle_is_cheaper
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 MAX_SVD_COLUMNS = 500  # with more columns, Lanczos is faster than an SVD
 TOL = 1e-8  # default residual of Lanczos
+MAX_PRODUCTS = 4 * LANCZOS_ROUNDS
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Basis:
 
 @question(
     doing="comparing the sites' directions",
-    asks={"by_variance": "int64"},
+    asks={"by_variance": "int64, flag"},
     answers={"triangle": "float64 triangle, semidefinite"},
 )
 def basis_triangle(site: Site, by_variance: Array) -> dict[str, Array]:
@@ -56,7 +58,7 @@ def basis_triangle(site: Site, by_variance: Array) -> dict[str, Array]:
 
 @question(
     doing="comparing the sites' directions",
-    asks={"Z": "float64 d k", "by_variance": "int64"},
+    asks={"Z": "float64 d k, orthonormal", "by_variance": "int64, flag"},
     answers={"Y": "float64 d k"},
 )
 def basis_product(site: Site, Z: Array, by_variance: Array) -> dict[str, Array]:
@@ -68,7 +70,7 @@ def basis_product(site: Site, Z: Array, by_variance: Array) -> dict[str, Array]:
 @question(
     verb="gather",
     doing="comparing the sites' directions",
-    asks={"by_variance": "int64"},
+    asks={"by_variance": "int64, flag"},
     answers={"B": "float64 d r"},
     at_most={"r": "d"},
 )
@@ -105,7 +107,13 @@ def leading_of_bases(
     with threads_for(start):
         start = orth(start)
     times = partial(_summed_product, fed, by_variance)
-    return leading_eigen(times, start, k, tol=tol, most=4 * LANCZOS_ROUNDS)
+    return leading_eigen(times, start, k, tol=tol, most=MAX_PRODUCTS)
+
+
+def bases_order(n_times: int = 1, *, gather: bool = False) -> Order:
+    """Return the order in which `leading_of_bases` asks if it is called at most so many times."""
+    whole = [whole_basis] if gather else []
+    return repeat(either(basis_triangle, basis_product, *whole), most=n_times * MAX_PRODUCTS)
 
 
 def leading_of_columns(B: Array, k: int) -> tuple[Array, Array]:

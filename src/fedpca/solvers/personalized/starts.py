@@ -19,9 +19,14 @@ from fedpca.arrays import Array
 from fedpca.coordinator.federation import Federation
 from fedpca.linalg.dense import complete_basis, orth
 from fedpca.linalg.krylov import leading_eigen
-from fedpca.solvers.costs import LANCZOS_ROUNDS
+from fedpca.protocol.script import Order, repeat
 from fedpca.solvers.personalized.power import power_step
-from fedpca.solvers.personalized.projections import TOL, leading_of_bases
+from fedpca.solvers.personalized.projections import (
+    MAX_PRODUCTS,
+    TOL,
+    bases_order,
+    leading_of_bases,
+)
 
 STARTS = ("stack", "average", "random")
 SECOND_TOL = 1e-3  # residual of Lanczos for the second start, which need not be exact
@@ -37,7 +42,7 @@ def find_starts(
     the coordinator to see each W_i.
     """
     n_init, d, k = shape
-    informed = [] if first == "random" else [first, *({"stack", "average"} - {first})]
+    informed = informed_starts(first)
     points = []
     for kind, tol in zip(informed[:n_init], (TOL, SECOND_TOL), strict=False):
         by_variance = kind == "average"
@@ -48,10 +53,22 @@ def find_starts(
     return np.stack(points)
 
 
+def informed_starts(first: str) -> list[str]:
+    """Return the kinds of starts that depend on the rows, the first one first."""
+    return [] if first == "random" else [first, *({"stack", "average"} - {first})]
+
+
+def starts_order(first: str, n_init: int, *, has_local: bool, gather: bool) -> Order:
+    """Return the order in which `find_starts` asks, or `leading_of_rows` without local directions."""
+    if not has_local:
+        return repeat(power_step, most=MAX_PRODUCTS)
+    return bases_order(len(informed_starts(first)[:n_init]), gather=gather)
+
+
 def leading_of_rows(fed: Federation, d: int, k: int) -> Array:
     """Return the k leading directions of all rows, ``(1, d, k)``, if sites have no local directions."""
     start = orth(fed.rng().standard_normal((d, k)))
-    _, U = leading_eigen(partial(_product, fed), start, k, tol=EXACT_TOL, most=4 * LANCZOS_ROUNDS)
+    _, U = leading_eigen(partial(_product, fed), start, k, tol=EXACT_TOL, most=MAX_PRODUCTS)
     return complete_basis(U, k)[None]
 
 

@@ -36,7 +36,20 @@ from fedpca.solvers.robust.blocks import (
     present_rows,
     standardized_blocks,
 )
-from fedpca.solvers.robust.medians import BINS, KINDS, N_BINS, as_bins, count_in_bins
+from fedpca.solvers.robust.medians import (
+    BINS,
+    FIRST_SHIFT,
+    KINDS,
+    MANY,
+    MIN_CELL,
+    N_BINS,
+    add_spread,
+    as_bins,
+    count_in_bins,
+    inside_bins,
+    undivided_bins,
+)
+from fedpca.solvers.robust.schedule import check_last_threshold, follow_bins
 from fedpca.solvers.standardize import large_mean, own_order
 
 if TYPE_CHECKING:
@@ -127,14 +140,15 @@ def squares_present(site: Site, about: Array) -> dict[str, Array]:
         "features": "int64 m",
         "about": "float64 m",
         "guess": "float64 m",
-        "shift": "int64",
-        "of": "int64",
+        "shift": f"int64, 0..{FIRST_SHIFT}",
+        "of": f"int64, 0..{len(KINDS) - 1}",
     },
     answers={
         "counts": f"int64 m {BINS + 2}, count",
         "less": "int64 m, count",
         "equal": "int64 m, count",
     },
+    remembers=True,
 )
 def count_values(
     site: Site, features: Array, about: Array, guess: Array, shift: Array, of: Array
@@ -142,22 +156,32 @@ def count_values(
     """Count some features' values below the bin of a guess, in each part of it, and above it.
 
     Also count the values less than the guess and the values equal to it. ``of`` selects what is
-    counted: the values about a point, their distances from it, or their nonzero distances from it.
+    counted: the values about a point, their distances from it, or their nonzero distances from it. A
+    bin that holds few of the site's values is not divided.
     """
+    follow_bins(site, features, about, guess, int(shift), int(of))
+    level, kind = int(shift), KINDS[int(of)]
+    inside = sum(
+        inside_bins(block.A, block.present, guess, level, kind)
+        for block in blocks_about(site, about, features=features)
+    )
+    bins, number = undivided_bins(np.asarray(inside), site.policy.min_count)
     parts = [
-        count_in_bins(block.A, block.present, guess, int(shift), KINDS[int(of)])
+        count_in_bins(block.A, block.present, guess, level, kind, bins)
         for block in blocks_about(site, about, features=features)
     ]
-    return {name: np.sum([part[name] for part in parts], axis=0) for name in parts[0]}
+    counted = {name: np.sum([part[name] for part in parts], axis=0) for name in parts[0]}
+    add_spread(counted, guess, level, bins, number)
+    return counted
 
 
 @question(
     doing="measuring the typical size of values",
     asks={
-        "mean": "float64 d",
-        "scale": "float64 d",
-        "varies": "uint8 d",
-        "reference": "float64",
+        "mean": "float64 d, fixed",
+        "scale": "float64 d, fixed, positive",
+        "varies": "uint8 d, flag",
+        "reference": "float64, positive",
     },
     answers={"sizes": f"int64 {N_BINS}, count"},
     remembers=True,
@@ -179,6 +203,16 @@ def begin_robust(
     return {"sizes": as_bins(size, float(reference), n if size else 0)}
 
 
+def least_count(site: Site) -> int:
+    """Return the fewest rows that a sum may stand on.
+
+    A site with many rows loses nothing if it asks for a few of them, whatever its policy says. So the
+    result is the same under a policy with a ``min_count`` up to `MIN_CELL`.
+    """
+    has_many = site.recall(PresentRows).n >= MANY
+    return max(site.policy.min_count, MIN_CELL if has_many else 1)
+
+
 class Round:
     """What a site adds up over its blocks in a round, and the scores that it will remember."""
 
@@ -188,13 +222,35 @@ class Round:
         self.sizes = Sizes(site)
         self.AV, self.VV = np.zeros((d, r)), np.zeros((r, r))
         self._total, self._n = np.zeros(d), 0
+        self._fitted, self._fitted_total = np.zeros((r, r)), np.zeros(r)
 
-    def add(self, D: Array, V: Array) -> None:
-        """Add a block's cleaned rows D and their scores V to the sums."""
+    def add(self, D: Array, V: Array, before: Array | None = None) -> None:
+        """Add a block's cleaned rows D and their scores V to the sums.
+
+        ``before`` are the scores of the fit that replaces entries in D.
+        """
+        if before is not None:
+            self._fitted += before.T @ V
+            self._fitted_total += before.sum(axis=0)
         self.AV += D.T @ V
         self.VV += V.T @ V
         self._total += D.sum(axis=0)
         self._n += len(D)
+
+    def without_small(self, U: Array, good: Array, least: int) -> Array:
+        """Remove sums that stand on fewer rows than ``least``; return the inliers of each column.
+
+        A column with fewer inliers counts as if it had none: the fit replaces all of its entries. If
+        fewer rows count, none do.
+        """
+        few = (good > 0) & (good < least)
+        self.AV[few] = U[few] @ self._fitted
+        self._total[few] = U[few] @ self._fitted_total
+        good = np.where(few, 0, good)
+        if self._n < least:
+            self.AV[:], self.VV[:], self._total[:], self._n = 0.0, 0.0, 0.0, 0
+            good[:] = 0
+        return good
 
     def answer(self, threshold: Array) -> dict[str, Any]:
         """Return the sums, and the bin of the median size relative to the threshold."""
@@ -211,10 +267,10 @@ def carried_scores(site: Site, turn: Array, mean_scores: Array) -> Array:
 @question(
     doing="separating outliers at the end",
     asks={
-        "U": "float64 d r",
+        "U": "float64 d r, orthonormal",
         **CARRY,
-        "threshold": "float64",
-        "afresh": "int64",
+        "threshold": "float64, positive",
+        "afresh": "int64, flag",
     },
     answers={"VV": "float64 r r, semidefinite, energy", "rows": "int64, count"},
     remembers=True,
@@ -235,6 +291,7 @@ def finish_robust(
 
     If the site has a folder, it writes the list of its outliers there.
     """
+    check_last_threshold(site, threshold)
     carried = None if afresh else carried_scores(site, turn, mean_scores)
     first = 0.0 if carried is not None else TIMES_MEDIAN * typical_size(site, center)
     r = U.shape[1]
@@ -269,6 +326,8 @@ def finish_robust(
             threshold=float(threshold),
         )
         _write_own_outliers(site, path, model)
+    if n < least_count(site):
+        VV, n = np.zeros_like(VV), 0
     return {"VV": VV, "rows": np.int64(n)}
 
 
@@ -302,6 +361,7 @@ def too_many_outliers(answer: Arrays, _: Arrays) -> str | None:
     check=too_many_outliers,
 )
 def sparse_share(site: Site) -> dict[str, Any]:
-    """Count the site's outliers and its present entries."""
+    """Count the site's outliers and its present entries; fewer than ``min_count`` count as none."""
     part = site.recall(SparsePart)
-    return {"outliers": np.int64(part.n_outliers), "present": np.int64(part.n_present)}
+    n = part.n_outliers if part.n_outliers >= site.policy.min_count else 0
+    return {"outliers": np.int64(n), "present": np.int64(part.n_present)}

@@ -9,9 +9,13 @@ import numpy as np
 
 from fedpca.arrays import Array, Arrays
 from fedpca.coordinator.federation import Federation
+from fedpca.errors import InputError
 from fedpca.models.robust import TIMES_MEDIAN
+from fedpca.protocol.plan import RunPlan
+from fedpca.protocol.script import Script
 
 NORMAL = 1.4826  # standard deviation of a normal variable over its median absolute value
+MAX_ROUNDS = 200  # of a fit at sites that follow a plan, since each tells more about the rows
 NEGLIGIBLE = 1e-7  # a residual up to this share of the typical entry is never an outlier
 
 
@@ -36,6 +40,16 @@ class Limits:
 
     tol: float
     max_rounds: int
+
+
+def rounds_of(plan: RunPlan, most: int = MAX_ROUNDS) -> int:
+    """Return the most rounds that a fit may take; refuse a plan with too many."""
+    if plan.max_rounds > MAX_ROUNDS:
+        raise InputError(
+            f"max_rounds={plan.max_rounds} exceeds {MAX_ROUNDS}, the most that sites with a policy "
+            f"allow for robust methods; use at most {MAX_ROUNDS}"
+        )
+    return min(plan.max_rounds, most)
 
 
 @dataclass(frozen=True)
@@ -110,6 +124,10 @@ class RobustSolver(Protocol):
 
     name: ClassVar[str]
     needs_rank: ClassVar[bool]  # whether the solver needs the rank itself, not just a bound
+
+    def script(self, plan: RunPlan) -> Script:
+        """Return what `solve` asks, in which order and how often, so that sites can follow."""
+        ...
 
     def solve(self, fed: Federation, problem: RobustProblem) -> Solved:
         """Find the components by asking the sites."""

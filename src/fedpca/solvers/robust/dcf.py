@@ -21,11 +21,21 @@ from fedpca.arrays import Array
 from fedpca.coordinator.federation import Federation
 from fedpca.linalg.dense import orth
 from fedpca.models.robust import without_large
+from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import question
+from fedpca.protocol.script import Script, repeat_from_once
 from fedpca.solvers.contract import check_positive, check_whole
 from fedpca.solvers.robust.at_site import NO_ROWS, Round, Scores
 from fedpca.solvers.robust.blocks import PresentRows, standardized_blocks
-from fedpca.solvers.robust.contract import Limits, RobustFit, RobustMoments, RobustProblem, Solved
+from fedpca.solvers.robust.contract import (
+    Limits,
+    RobustFit,
+    RobustMoments,
+    RobustProblem,
+    Solved,
+    rounds_of,
+)
+from fedpca.solvers.robust.schedule import follow_threshold
 from fedpca.solvers.robust.soft import (
     PASSES,
     in_unit,
@@ -65,6 +75,12 @@ class Dcf:
         check_whole("local_steps", self.local_steps, 1, 1000)
         if self.step is not None:
             check_positive("step", self.step)
+
+    def script(self, plan: RunPlan) -> Script:
+        values = {"passes": PASSES, "steps": self.local_steps, "center": 0}
+        if self.step is None:
+            values["step"] = 0
+        return Script(repeat_from_once(gradient_round, rounds_of(plan)), values=values)
 
     def solve(self, fed: Federation, problem: RobustProblem) -> Solved:
         """Return the components and the rank that the singular values show."""
@@ -128,13 +144,13 @@ def by_gradients(
     doing="separating outliers",
     asks={
         "U": "float64 d r",
-        "threshold": "float64",
-        "ridge": "float64",
-        "step": "float64",
-        "steps": "int64",
+        "threshold": "float64, positive",
+        "ridge": "float64, positive",
+        "step": "float64, nonnegative",
+        "steps": "int64, 1..1000",
         "passes": "int64",
-        "n": "int64",
-        "is_first": "int64",
+        "n": "int64, positive",
+        "is_first": "int64, flag",
     },
     answers={"U": "float64 d r", "VV": "float64 r r, semidefinite"},
     remembers=True,
@@ -154,6 +170,7 @@ def gradient_round(
 
     A ``step`` of 0 means half the longest stable step length.
     """
+    follow_threshold(site, threshold, decay=1.0, is_first=bool(is_first))
     V = None if is_first else site.recall(Scores).V
     weight = site.recall(PresentRows).n / int(n)
     for _ in range(int(steps)):

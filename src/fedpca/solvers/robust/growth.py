@@ -21,16 +21,27 @@ from fedpca.coordinator.federation import Federation
 from fedpca.linalg.dense import orth
 from fedpca.linalg.parallel_analysis import FEW_DRAWS, quantile_floor
 from fedpca.models.robust import without_large
+from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import question
+from fedpca.protocol.script import Order, maybe, repeat, repeat_from_once, then
 from fedpca.solvers.robust.at_site import CARRY, carried_scores
 from fedpca.solvers.robust.blocks import standardized_blocks
-from fedpca.solvers.robust.contract import Carry, Limits, Rank, RobustFit, RobustMoments
-from fedpca.solvers.robust.hard import by_hard_threshold
-from fedpca.solvers.sign_flips import draw_signs, leading_of_flips, product_of_flips
+from fedpca.solvers.robust.contract import (
+    Carry,
+    Limits,
+    Rank,
+    RobustFit,
+    RobustMoments,
+    rounds_of,
+)
+from fedpca.solvers.robust.hard import by_hard_threshold, hard_round
+from fedpca.solvers.robust.schedule import check_last_threshold
+from fedpca.solvers.sign_flips import MAX_ROUNDS, draw_signs, leading_of_flips, product_of_flips
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
 
+FLIPS = 1 + FEW_DRAWS  # the residuals as they are, and with random signs
 AS_IS = 0  # the flip that changes no sign
 MARGIN = 1.1  # an eigenvalue of residuals stands out if it is this much larger than those of flips
 
@@ -51,6 +62,14 @@ def grown(
         fit = by_hard_threshold(fed, U, moments, limits, carry=replace(carry, turn=turn))
 
 
+def growth_order(plan: RunPlan) -> Order:
+    """Return the order in which `grown` asks."""
+    compare = repeat_from_once(residual_product, MAX_ROUNDS)
+    fit = repeat_from_once(hard_round, rounds_of(plan))
+    bound = int(plan.parameters["max_components"])
+    return then(draw_signs, repeat(compare, fit, most=bound - 1), maybe(compare))
+
+
 def missing_direction(
     fed: Federation, fit: RobustFit, moments: RobustMoments, limits: Limits
 ) -> Array | None:
@@ -60,7 +79,7 @@ def missing_direction(
         return None
     threshold = np.float64(fit.threshold)
     ask = partial(fed.sum, residual_product, U=fit.U, **fit.carry.asked, threshold=threshold)
-    (largest, vectors), *flipped = leading_of_flips(ask, fed.rng(), 1 + FEW_DRAWS, d, 1)
+    (largest, vectors), *flipped = leading_of_flips(ask, fed.rng(), FLIPS, d, 1)
     floor = quantile_floor(np.array([values for values, _ in flipped]))
     n = moments.n
     stands_out = largest[0] > MARGIN * fewer_directions(n, d, r) * floor[0]
@@ -82,11 +101,11 @@ def fewer_directions(n: int, d: int, r: int) -> float:
 @question(
     doing="finding the number of components",
     asks={
-        "U": "float64 d r",
+        "U": "float64 d r, orthonormal",
         **CARRY,
-        "threshold": "float64",
+        "threshold": "float64, positive",
         "Z": "float64 d k",
-        "flips": "int64 k",
+        "flips": f"int64 k, 0..{FEW_DRAWS}",
     },
     answers={"Y": "float64 d k"},
 )
@@ -101,6 +120,7 @@ def residual_product(
     flips: Array,
 ) -> dict[str, Any]:
     """Send R'(R Z), where ``flips`` says by which signs the residuals R are multiplied."""
+    check_last_threshold(site, threshold)
     scores = carried_scores(site, turn, mean_scores)
     residuals = (
         without_large(A - (scores[rows] @ U.T) * present, threshold)

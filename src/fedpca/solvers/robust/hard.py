@@ -34,8 +34,18 @@ from fedpca.models.robust import (
     stepped,
     without_large,
 )
+from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import question
-from fedpca.solvers.robust.at_site import CARRY, NO_ROWS, SUMS, Round, Scores, carried_scores
+from fedpca.protocol.script import Script, repeat_from_once
+from fedpca.solvers.robust.at_site import (
+    CARRY,
+    NO_ROWS,
+    SUMS,
+    Round,
+    Scores,
+    carried_scores,
+    least_count,
+)
 from fedpca.solvers.robust.blocks import standardized_blocks
 from fedpca.solvers.robust.contract import (
     NEGLIGIBLE,
@@ -47,8 +57,10 @@ from fedpca.solvers.robust.contract import (
     RobustMoments,
     RobustProblem,
     Solved,
+    rounds_of,
 )
 from fedpca.solvers.robust.medians import median_of_bins
+from fedpca.solvers.robust.schedule import check_reach, follow_threshold
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
@@ -65,6 +77,9 @@ class Threshold:
 
     name: ClassVar[str] = "threshold"
     needs_rank: ClassVar[bool] = True
+
+    def script(self, plan: RunPlan) -> Script:
+        return Script(repeat_from_once(hard_round, rounds_of(plan)))
 
     def solve(self, fed: Federation, problem: RobustProblem) -> Solved:
         """Return the components once a round rotates them by at most ``tol``."""
@@ -182,7 +197,7 @@ def turn_by_noise(deviation: float, squares: Array, inlier_share: Array) -> floa
 
 @question(
     doing="finding a start without large values",
-    asks={"U": "float64 d r", "threshold": "float64"},
+    asks={"U": "float64 d r, orthonormal", "threshold": "float64, positive"},
     answers={"Y": "float64 d r"},
 )
 def clipped_product(site: Site, U: Array, threshold: Array) -> dict[str, Any]:
@@ -197,11 +212,11 @@ def clipped_product(site: Site, U: Array, threshold: Array) -> dict[str, Any]:
 @question(
     doing="separating outliers",
     asks={
-        "U": "float64 d r",
+        "U": "float64 d r, orthonormal",
         **CARRY,
-        "threshold": "float64",
-        "reach": "float64 d",
-        "is_first": "int64",
+        "threshold": "float64, positive",
+        "reach": "float64 d, nonnegative",
+        "is_first": "int64, flag",
     },
     answers={**SUMS, "good": "int64 d, count"},
     remembers=True,
@@ -222,6 +237,10 @@ def hard_round(
     ``mean_scores``. Rows that are mostly outliers get new scores from scratch. If they started from
     their current scores, a decreasing threshold would leave them behind.
     """
+    first = follow_threshold(
+        site, threshold, decay=THRESHOLD_DECAY, least_step=FLOOR_MARGIN, is_first=bool(is_first)
+    )
+    check_reach(site, reach, threshold, first)
     carried = None if is_first else carried_scores(site, turn, mean_scores)
     this, good = Round(site, U), np.zeros(len(U), np.int64)
     for own, A, present in standardized_blocks(site, center):
@@ -235,12 +254,15 @@ def hard_round(
             rows = judge(A - L, present, threshold, reach)
         V, L = stepped(V, L, U, rows)
         rows = judge(A - L, present, threshold, reach)
+        before = V
         D, V = L + rows.pull, V + rows.pull @ U
         this.scores[own] = V
         this.sizes.add(own, rows.R, present)
         good += np.count_nonzero(rows.inliers, axis=0)
         if rows.mostly_outliers.any():  # such rows do not affect U until their scores fit
-            D, V = D[~rows.mostly_outliers], V[~rows.mostly_outliers]
-        this.add(D, V)
+            counts = ~rows.mostly_outliers
+            D, V, before = D[counts], V[counts], before[counts]
+        this.add(D, V, before)
     site.remember(Scores(this.scores, NO_ROWS))
+    good = this.without_small(U, good, least_count(site))
     return {**this.answer(threshold), "good": good}

@@ -7,6 +7,11 @@ costs the other values no digits. Six rounds find the median to a relative error
 rounds find it to the last bit. The later rounds are needed if an offset puts too many values into one
 bin or if many values are equal. Missing values (NaN) are not counted.
 
+No histogram shall close in on the value of one row. So a site with twenty values or more divides a bin
+only if it holds at least five of them. The site spreads fewer values evenly over their bin. The number
+found then has up to four values of each site on the wrong side. A site with fewer values protects them
+only if its policy says so.
+
 For one number per site, such as the size of its residuals, one round is enough. From a millionth of a
 reference to 16 times the reference, each bin grows by a factor of the sixteenth root of 2, which gives
 a median to within 2 %. Below that range, the factor is 2. One such answer takes 3 kB.
@@ -22,7 +27,10 @@ from fedpca.arrays import Array, Arrays
 
 BITS = 6  # bits of a median that are found in a round
 FIRST_SHIFT = 60  # low bits that the first round's bins ignore
+SHIFTS = range(FIRST_SHIFT, -1, -BITS)
 LAST_SHIFT = 30  # low bits that may remain unknown at the end, unless the bin is too full
+MIN_CELL = 5  # a site with many values divides a bin only if it holds at least this many
+MANY = 20  # values of a site
 MAX_BIN_SHARE = 0.01  # share of a feature's values that the last bin may hold
 BINS = 1 << BITS
 KINDS = ("values", "sizes", "sizes above zero")
@@ -35,16 +43,23 @@ FINE = 2.0**-20  # bins are fine above this multiple of the reference
 N_BINS = len(EDGES) + 1
 
 
-def count_in_bins(values: Array, present: Array, guess: Array, shift: int, kind: str) -> Arrays:
+def count_in_bins(
+    values: Array,
+    present: Array,
+    guess: Array,
+    shift: int,
+    kind: str,
+    undivided: Array | None = None,
+) -> Arrays:
     """Count values, ``(n, m)``, below the bin of a guess, in each part of it, and above it.
 
     Also count the values less than the guess and the values equal to it. ``kind`` selects what is
-    counted: values, their sizes, or sizes above zero.
+    counted: values, their sizes, or sizes above zero. Values in bins that are not divided
+    (`undivided_bins`) do not count.
     """
-    if kind != "values":
-        values = np.abs(values)
-    if kind == "sizes above zero":
-        present &= values > 0
+    values, present = _of_kind(values, present, kind)
+    if undivided is not None and (undivided >= 0).any():
+        present = present & ~((undivided >= 0) & same_bin(values, guess, undivided))
     part, own = (_ordered(x) >> np.uint64(shift) for x in (values, guess))
     bits, last = np.uint64(BITS), np.uint64(BINS - 1)
     inside = (part & last).astype(np.int64) + 1
@@ -58,6 +73,40 @@ def count_in_bins(values: Array, present: Array, guess: Array, shift: int, kind:
     }
 
 
+def inside_bins(values: Array, present: Array, guess: Array, shift: int, kind: str) -> Array:
+    """Count the values in the guess's bin of each histogram so far, ``(levels, m)``."""
+    values, present = _of_kind(values, present, kind)
+    levels = [at for at in SHIFTS if at >= shift]
+    return np.array([(present & same_bin(values, guess, at)).sum(axis=0) for at in levels])
+
+
+def undivided_bins(inside: Array, min_count: int) -> tuple[Array, Array]:
+    """Return which histogram's bin holds too few values to be divided, or -1, and how many it holds.
+
+    Both are ``(m,)``. ``min_count`` is that of the site's policy.
+    """
+    least = np.maximum(min_count, np.where(inside[0] >= MANY, MIN_CELL, 1))
+    few = (inside > 0) & (inside < least)
+    level = np.argmax(few, axis=0)
+    number = np.take_along_axis(inside, level[None], 0)[0]
+    has_few = few.any(axis=0)
+    return np.where(has_few, np.array(SHIFTS)[level], -1), np.where(has_few, number, 0)
+
+
+def add_spread(counted: Arrays, guess: Array, shift: int, bins: Array, number: Array) -> None:
+    """Count the values in bins that are not divided as if they were spread evenly over their bin."""
+    for j in np.flatnonzero(bins >= 0):
+        own, width = int(_ordered(guess[j : j + 1])[0]), int(bins[j]) + BITS
+        start = own >> width << width
+        for i in range(int(number[j])):
+            place = start + ((2 * i + 1) << width) // (2 * int(number[j]))
+            part, middle = place >> shift, own >> shift
+            is_inside = part >> BITS == middle >> BITS
+            cell = part % BINS + 1 if is_inside else 0 if part < middle else BINS + 1
+            counted["counts"][j, cell] += 1
+            counted["less"][j] += place < own
+
+
 def feature_medians(
     ask: Callable[..., Arrays], features: Array, about: Array, *, of: str = "values"
 ) -> Array:
@@ -68,7 +117,7 @@ def feature_medians(
     """
     medians = np.zeros(len(features))
     unfinished = np.arange(len(features))
-    for shift in range(FIRST_SHIFT, -1, -BITS):
+    for shift in SHIFTS:
         guess = medians[unfinished]
         answer = ask(
             features=features[unfinished],
@@ -90,6 +139,34 @@ def feature_medians(
         if not len(unfinished):
             break
     return medians
+
+
+def _of_kind(values: Array, present: Array, kind: str) -> tuple[Array, Array]:
+    """Return the values or their sizes, and which of them count."""
+    if kind != "values":
+        values = np.abs(values)
+    return values, present & (values > 0) if kind == "sizes above zero" else present
+
+
+def same_bin(values: Array, others: Array, shift: Array | int) -> Array:
+    """Return which values are in the bin that a histogram of this shift divides around the others."""
+    low_bits = np.asarray(shift, np.int64) + BITS
+    width = np.minimum(low_bits, 63).astype(np.uint64)
+    together = _ordered(values) >> width == _ordered(others) >> width
+    return np.asarray(together | (low_bits >= 64))
+
+
+def thinned(counts: Array, least: int) -> Array:
+    """Return a histogram, ``(m, b)``, in multiples of ``least``, each where its middle value is.
+
+    What remains of each line's total is not counted, so no cell stands on fewer than ``least`` values.
+    """
+    if least <= 1:
+        return counts
+    cumulative = np.cumsum(counts, axis=1)
+    whole = cumulative[:, -1:] // least * least
+    rounded = np.minimum((cumulative + least // 2) // least * least, whole)
+    return np.diff(rounded, axis=1, prepend=0)
 
 
 def _ordered(values: Array) -> Array:

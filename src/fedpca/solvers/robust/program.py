@@ -19,8 +19,11 @@ from fedpca.coordinator.record import Outcome
 from fedpca.errors import InputError, PolicyRefused
 from fedpca.linalg.dense import fix_signs, top_eigen
 from fedpca.models.robust import RobustModel
+from fedpca.protocol.plan import RunPlan
+from fedpca.protocol.script import Script, maybe, repeat, repeat_from_once, script, then
 from fedpca.rows.columns import some_of
 from fedpca.rows.standardized import refuse_tiny, usable_energy
+from fedpca.solvers.contract import declared_method
 from fedpca.solvers.robust.at_site import (
     begin_robust,
     count_present,
@@ -38,11 +41,30 @@ from fedpca.solvers.robust.contract import (
     RobustSolver,
     Solved,
 )
-from fedpca.solvers.robust.hard import start_clipped
-from fedpca.solvers.robust.medians import EDGES, FINE, feature_medians, median_of_bins
-from fedpca.solvers.robust.rows_apart import FarRows, find_far_rows, leave_out
-from fedpca.solvers.standardize import CommonFeatures, at_least_two, common_features
+from fedpca.solvers.robust.dcf import Dcf
+from fedpca.solvers.robust.growth import FLIPS
+from fedpca.solvers.robust.hard import START_ROUNDS, Threshold, clipped_product, start_clipped
+from fedpca.solvers.robust.medians import (
+    EDGES,
+    FINE,
+    KINDS,
+    SHIFTS,
+    feature_medians,
+    median_of_bins,
+)
+from fedpca.solvers.robust.rows_apart import (
+    FarRows,
+    count_scores,
+    find_far_rows,
+    leave_out,
+    leave_out_rows,
+)
+from fedpca.solvers.robust.soft import Auto, LeastSquares
+from fedpca.solvers.standardize import CommonFeatures, at_least_two, column_names, common_features
 
+METHODS: dict[str, RobustSolver] = {m.name: m for m in (Auto(), Threshold(), LeastSquares(), Dcf())}
+ROUNDS = ("hard_round", "soft_round", "gradient_round")
+MAX_REFERENCES = 64  # for the typical size of an entry
 MAX_ATTEMPTS = 4  # fits, each without the rows that lay apart in the one before
 ROUNDING = 16 * np.finfo(float).eps  # a distance of at most this share of a value counts as zero
 
@@ -95,6 +117,8 @@ def low_rank_and_sparse(
         if rows == "all" or attempt == MAX_ATTEMPTS or not 0 < n_apart < frame.n - bound:
             break
         n_now, present = leave_out(fed, far)
+        if not n_now:  # at no site do enough rows lie apart
+            break
         n_left_out += n_now
         frame = replace(frame, n=frame.n - n_now, present=np.where(frame.present, present, 0))
         U = None
@@ -108,6 +132,43 @@ def low_rank_and_sparse(
         mostly_outliers=solved.fit.mostly_outliers,
         rank_is_clear=solved.rank.is_clear,
         outcome=Outcome(solved.methods, solved.fit.stop_reason),
+    )
+
+
+@script("RobustPCA")
+def robust_script(plan: RunPlan) -> Script:
+    """Return what `low_rank_and_sparse` asks with the plan's method."""
+    given = plan.parameters
+    part = declared_method(plan, METHODS).script(plan)
+    n_kinds = len(KINDS) if given["scale"] else int(given["center"] == "median")
+    attempt = then(
+        repeat_from_once(begin_robust, MAX_REFERENCES),
+        repeat(clipped_product, most=START_ROUNDS),
+        part.order,
+        finish_robust,
+        count_scores,
+    )
+    more = [repeat(leave_out_rows, attempt, most=MAX_ATTEMPTS - 1), maybe(leave_out_rows)]
+    values = dict(part.values)
+    if given["center"] == "none":
+        values |= {"mean": 0, "center": 0}
+    if not given["scale"]:
+        values["scale"] = 1
+    bound = int(given["n_components"] or given["max_components"])
+    return Script(
+        then(
+            column_names,
+            count_present,
+            squares_present,
+            repeat(count_values, most=n_kinds * len(SHIFTS)),
+            attempt,
+            *(more if given["rows"] != "all" else []),
+            maybe(sparse_share),
+        ),
+        most=dict.fromkeys(ROUNDS, MAX_ATTEMPTS * plan.max_rounds),
+        values=values,
+        lengths={"r": bound + 1, "q": bound + 1, "k": FLIPS},
+        family="robust",
     )
 
 

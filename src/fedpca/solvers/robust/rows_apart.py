@@ -29,6 +29,8 @@ from fedpca.protocol.question import question
 from fedpca.solvers.robust.at_site import NO_ROWS, Scores
 from fedpca.solvers.robust.blocks import PresentRows, present_rows
 from fedpca.solvers.robust.contract import NORMAL
+from fedpca.solvers.robust.medians import thinned
+from fedpca.solvers.robust.schedule import forget_thresholds
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
@@ -120,33 +122,43 @@ def _weighted_median(values: Array, counts: Array) -> float:
 
 @question(
     doing="looking for rows that lie apart",
-    asks={"axes": "float64 r r", "widths": "float64 r"},
+    asks={"axes": "float64 r r, orthonormal", "widths": "float64 r, positive"},
     answers={"counts": f"int64 r {N_BINS}, count"},
 )
 def count_scores(site: Site, axes: Array, widths: Array) -> dict[str, Any]:
     """Count the rows' scores on each component in bins of these widths about zero.
 
-    Rows that are mostly outliers do not count, since they do not affect the components.
+    Rows that are mostly outliers do not count, since they do not affect the components. The counts
+    are in multiples of the policy's ``min_count``.
     """
     scores, r = site.recall(Scores), len(widths)
     V = np.delete(scores.V, scores.mostly_outliers, axis=0) @ axes
     bins = np.clip(np.floor(V / widths + N_BINS / 2), 0, N_BINS - 1).astype(np.int64)
     cells = (bins + N_BINS * np.arange(r)).ravel()
-    return {"counts": np.bincount(cells, minlength=r * N_BINS).reshape(r, N_BINS)}
+    counts = np.bincount(cells, minlength=r * N_BINS).reshape(r, N_BINS)
+    return {"counts": thinned(counts, site.policy.min_count)}
 
 
 @question(
     doing="leaving out rows that lie apart",
-    asks={"axes": "float64 r r", "low": "float64 r", "high": "float64 r"},
+    asks={"axes": "float64 r r, orthonormal", "low": "float64 r", "high": "float64 r"},
     answers={"left_out": "int64, count", "present": "int64 d, count"},
     remembers=True,
 )
 def leave_out_rows(site: Site, axes: Array, low: Array, high: Array) -> dict[str, Any]:
-    """Leave out rows with a score outside these bounds from now on; count them and the values left."""
+    """Leave out rows with a score outside these bounds from now on; count them and the values left.
+
+    A site leaves out no rows if they are fewer than its policy's ``min_count``: sums with and without
+    them would tell what is in them.
+    """
     scores, rows = site.recall(Scores), site.recall(PresentRows)
     V = scores.V @ axes
     is_far = np.asarray(((low > V) | (high < V)).any(axis=1))
     is_far[scores.mostly_outliers] = False
+    least = site.policy.min_count
+    n_left = rows.n - int(is_far.sum())
+    if is_far.sum() < least or 0 < n_left < least:
+        is_far[:] = False
     before = NO_ROWS if rows.left_out is None else rows.left_out
     counted = np.delete(np.arange(rows.n + len(before)), before)
     left_out = np.union1d(before, counted[is_far])
@@ -155,4 +167,6 @@ def leave_out_rows(site: Site, axes: Array, low: Array, high: Array) -> dict[str
     present = np.zeros(site.rows.n_features, np.int64)
     for values in present_rows(site, which):
         present += np.count_nonzero(~np.isnan(values), axis=0)
+    present[present < least] = 0
+    forget_thresholds(site)
     return {"left_out": np.int64(is_far.sum()), "present": present}

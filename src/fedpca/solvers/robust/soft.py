@@ -20,7 +20,9 @@ from fedpca.arrays import Array
 from fedpca.coordinator.federation import Federation
 from fedpca.linalg.dense import orth
 from fedpca.models.robust import TIMES_MEDIAN, without_large
+from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import question
+from fedpca.protocol.script import Script, maybe, repeat_from_once, then
 from fedpca.solvers.robust.at_site import CARRY, NO_ROWS, SUMS, Round, Scores, carried_scores
 from fedpca.solvers.robust.blocks import standardized_blocks
 from fedpca.solvers.robust.contract import (
@@ -32,10 +34,12 @@ from fedpca.solvers.robust.contract import (
     RobustMoments,
     RobustProblem,
     Solved,
+    rounds_of,
 )
-from fedpca.solvers.robust.growth import grown
-from fedpca.solvers.robust.hard import by_hard_threshold
+from fedpca.solvers.robust.growth import grown, growth_order
+from fedpca.solvers.robust.hard import by_hard_threshold, hard_round
 from fedpca.solvers.robust.medians import median_of_bins
+from fedpca.solvers.robust.schedule import follow_threshold
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
@@ -56,6 +60,14 @@ class Auto:
 
     name: ClassVar[str] = "auto"
     needs_rank: ClassVar[bool] = False
+
+    def script(self, plan: RunPlan) -> Script:
+        hard = repeat_from_once(hard_round, rounds_of(plan))
+        if plan.parameters["n_components"] is not None:
+            soft = repeat_from_once(soft_round, rounds_of(plan, SOFT_ROUNDS))
+            return Script(then(hard, maybe(soft, hard)), values={"passes": PASSES})
+        soft = repeat_from_once(soft_round, rounds_of(plan, RANK_ROUNDS))
+        return Script(then(soft, hard, growth_order(plan)), values={"passes": PASSES})
 
     def solve(self, fed: Federation, problem: RobustProblem) -> Solved:
         """Return the components; if only a bound is given, find the rank by soft thresholds first."""
@@ -79,6 +91,10 @@ class LeastSquares:
 
     name: ClassVar[str] = "least-squares"
     needs_rank: ClassVar[bool] = False
+
+    def script(self, plan: RunPlan) -> Script:
+        order = repeat_from_once(soft_round, rounds_of(plan))
+        return Script(order, values={"passes": PASSES})
 
     def solve(self, fed: Federation, problem: RobustProblem) -> Solved:
         """Return the components and the rank that the singular values show."""
@@ -126,7 +142,8 @@ def by_least_squares(
         if change <= limits.tol:
             reason = "converged"
             break
-        threshold, ridge = max(SOFT_DECAY * threshold, median), max(SOFT_DECAY * ridge, least_ridge)
+        threshold = min(max(SOFT_DECAY * threshold, median), threshold)
+        ridge = max(SOFT_DECAY * ridge, least_ridge)
     least = max(10 * limits.tol, NEGLIGIBLE) * moments.size
     bound = max(threshold, TIMES_MEDIAN * median, least)
     axes = leading_axes(U, squares)
@@ -201,10 +218,10 @@ def rank_of(values: Array, bound: int) -> Rank:
     asks={
         "U": "float64 d r",
         **CARRY,
-        "threshold": "float64",
-        "ridge": "float64",
+        "threshold": "float64, positive",
+        "ridge": "float64, positive",
         "passes": "int64",
-        "is_first": "int64",
+        "is_first": "int64, flag",
     },
     answers=SUMS,
     remembers=True,
@@ -221,6 +238,7 @@ def soft_round(
     is_first: Array,
 ) -> dict[str, Any]:
     """Fit scores on U by ridge regression, with residuals clipped to the threshold."""
+    follow_threshold(site, threshold, decay=SOFT_DECAY, is_first=bool(is_first))
     carried = None if is_first else carried_scores(site, turn, mean_scores)
     this, to_scores = Round(site, U), regression(U, float(ridge))
     for rows, A, present in standardized_blocks(site, center):

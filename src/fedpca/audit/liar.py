@@ -1,0 +1,243 @@
+"""Send a site whatever a coordinator that lies would send, over the path of real messages.
+
+A liar has the coordinator's credentials. It declares any plan, asks any installed question with any
+numbers, and claims anything in a message's header. Then it hears the answer of one site, or, with
+several, only the total of their answers, as behind a secure sum.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from scipy.stats import norm
+
+from fedpca.arrays import Array, Arrays
+from fedpca.protocol.message import Message, compose, decode, encode
+from fedpca.protocol.plan import DECLARE, RunPlan
+from fedpca.protocol.question import find_question
+
+Ask = Callable[[bytes], bytes]  # an encoded question to one site, and the encoded answer
+
+RELATIVE_ERROR = 1e-6  # a record or a value counts as recovered up to this
+
+
+class Refused(Exception):
+    """A site did not answer; the text is the reason that it gave."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What an attack claims to have recovered.
+
+    Parameters
+    ----------
+    records : ndarray of shape (m, d)
+        Whole rows.
+    values : dict
+        Single values, by the index of their column.
+    facts : dict
+        What else the attacker knows of the sites that it heard, by name: "row count", "mean", "X'X",
+        "smallest", "largest". Other names say what a site was made to do, and have no value.
+    """
+
+    records: Array | None = None
+    values: Mapping[int, Array] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Score:
+    """How many records and single values of the sites an attack really recovered, and which facts."""
+
+    records: int = 0
+    values: int = 0
+    facts: tuple[str, ...] = ()
+
+    def is_better_than(self, guess: Score) -> bool:
+        """Return whether more records or more single values are known than by a guess."""
+        return self.records > guess.records or self.values > guess.values
+
+
+class Liar:
+    """A coordinator that says and asks what it likes.
+
+    Parameters
+    ----------
+    sites : dict
+        How to ask each site that the liar hears. With several, it hears only totals.
+    roster : iterable of str
+        The names of all sites of the federation, which an honest plan would list.
+    colluding : dict
+        The rows of sites among those heard that tell the liar everything.
+    meanwhile : callable, optional
+        What happens at the sites between two runs.
+    """
+
+    def __init__(
+        self,
+        sites: Mapping[str, Ask],
+        roster: Iterable[str] = (),
+        *,
+        colluding: Mapping[str, Array] | None = None,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> None:
+        self._sites = dict(sites)
+        self.colluding = dict(colluding or {})
+        self.meanwhile = meanwhile or (lambda: None)
+        self.roster = {name: made_up_key(name) for name in (*roster, *sites)}
+        self.refusals: list[str] = []
+        self.n_questions = 0
+        self._n_runs = 0
+        self.plan: RunPlan | None = None
+        self._run, self._round = "", 0
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of the sites that the liar hears."""
+        return list(self._sites)
+
+    def begin(self, program: str | None = None, **parameters: Any) -> None:
+        """Begin a run; declare a plan if a program is given."""
+        self.begin_with(program and RunPlan("", program, parameters, self.roster))
+
+    def begin_with(self, plan: RunPlan | str | None) -> None:
+        """Begin a run with this plan, which gets the name of the run, or without one."""
+        self._n_runs += 1
+        name = f"run-{self._n_runs}"
+        self._run, self._round = f"{name}.1", 0
+        self.plan = replace(plan, run=name) if isinstance(plan, RunPlan) else None
+        if self.plan is not None:
+            self.declare(self.plan)
+
+    def declare(self, plan: RunPlan) -> None:
+        """Declare a plan in the present run."""
+        self._send(
+            DECLARE, "gather", {"plan": np.frombuffer(plan.to_bytes(), np.uint8)}, len(plan.sites)
+        )
+
+    def again(self) -> None:
+        """Begin another run with the same plan."""
+        self.begin_with(self.plan)
+
+    def ask(
+        self, question: str, *, verb: str | None = None, n_sites: int | None = None, **arrays: Any
+    ) -> Arrays:
+        """Return the answer, or the total of the answers; raise `Refused` if a site refuses."""
+        self._round += 1
+        self.n_questions += 1
+        roster = self.roster if self.plan is None else self.plan.sites
+        claimed = len(roster) if n_sites is None else n_sites
+        answers = self._send(question, verb or find_question(question).verb, arrays, claimed)
+        return {
+            key: np.sum([each.arrays[key] for each in answers], axis=0) for key in answers[0].arrays
+        }
+
+    def ask_one(self, question: str, **arrays: Any) -> Arrays:
+        """Return the first site's answer to a gathered question, which no sum hides."""
+        self._round += 1
+        self.n_questions += 1
+        return self._send(question, find_question(question).verb, arrays, len(self.roster))[
+            0
+        ].arrays
+
+    def _send(
+        self, question: str, verb: str, arrays: Mapping[str, Any], n_sites: int
+    ) -> list[Message]:
+        header = {
+            "run": self._run,
+            "round": self._round,
+            "question": question,
+            "verb": verb,
+            "n_sites": n_sites,
+            "memory": 0,
+        }
+        request = encode(compose(header, arrays))
+        answers = [decode(ask(request)) for ask in self._sites.values()]
+        for answer in answers:
+            if "error" in answer.header:
+                text = str(answer.header["text"])
+                self.refusals.append(text)
+                raise Refused(text)
+        return answers
+
+
+def made_up_key(name: str) -> str:
+    """Return the fingerprint that a liar declares for a site."""
+    return hashlib.sha256(name.encode()).hexdigest()
+
+
+def score(found: Found, rows: Array) -> Score:
+    """Compare what an attack claims with the rows, ``(n, d)``, of the sites that it heard.
+
+    An attack may claim no more records than there are rows, and no more values of a column. A record
+    that is known counts as its values.
+    """
+    n, d = rows.shape
+    claimed = np.empty((0, d)) if found.records is None else found.records[:n]
+    known = np.zeros(rows.shape, bool)
+    known[_matched(claimed, rows)] = True
+    records = int(known[:, 0].sum())
+    for column, values in found.values.items():
+        own = rows[:, column : column + 1]
+        known[_matched(np.asarray(values)[:n, None], own), column] = True
+    facts = tuple(name for name, value in found.facts.items() if _is_true(name, value, rows))
+    return Score(records, int(known.sum()), facts)
+
+
+def guess_from_model(pooled: Array, rows: Array) -> Score:
+    """Score a guess of a site's rows from the published model of all rows, with all its components.
+
+    The guess of a column is its normal distribution, at as many points as there are rows. The guess of
+    a record is the mean and a step along each component. Both are also rounded to whole numbers, and
+    the better guess counts.
+    """
+    n, d = rows.shape
+    mean = pooled.mean(axis=0)
+    _, s, Vt = np.linalg.svd(pooled - mean, full_matrices=False)
+    steps = Vt * s[:, None] / np.sqrt(max(len(pooled) - 1, 1))
+    deviations = np.sqrt(np.sum(steps**2, axis=0))
+    quantiles = norm.ppf((np.arange(n) + 0.5) / n)
+    columns = {j: mean[j] + deviations[j] * quantiles for j in range(d)}
+    records = np.vstack([mean, mean + steps, mean - steps])
+    guesses = [
+        Found(records, columns),
+        Found(np.rint(records), {j: np.rint(x) for j, x in columns.items()}),
+    ]
+    return max(
+        (score(each, rows) for each in guesses), key=lambda each: (each.records, each.values)
+    )
+
+
+def _matched(claims: Array, rows: Array) -> Array:
+    """Return the indices of the rows that claims reproduce, each by one claim; gaps match anything."""
+    is_left = np.ones(len(rows), bool)
+    size = np.sqrt(np.nansum(rows**2, axis=1))
+    for claim in claims:
+        if not np.isfinite(claim).all():
+            continue
+        off = np.sqrt(np.nansum((rows - claim) ** 2, axis=1))
+        off[~is_left] = np.inf
+        nearest = int(np.argmin(off)) if len(off) else 0
+        if len(off) and off[nearest] <= RELATIVE_ERROR * max(
+            float(size[nearest]), np.finfo(float).tiny
+        ):
+            is_left[nearest] = False
+    return np.flatnonzero(~is_left)
+
+
+def _is_true(name: str, value: Any, rows: Array) -> bool:
+    truths: dict[str, Callable[[], Any]] = {
+        "row count": lambda: len(rows),
+        "mean": lambda: np.nanmean(rows, axis=0),
+        "X'X": lambda: rows.T @ rows,
+        "smallest": lambda: np.nanmin(rows, axis=0),
+        "largest": lambda: np.nanmax(rows, axis=0),
+    }
+    if name not in truths:
+        return value is None
+    truth = np.asarray(truths[name](), float)
+    return bool(np.linalg.norm(value - truth) <= RELATIVE_ERROR * np.linalg.norm(truth))

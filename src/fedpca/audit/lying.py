@@ -1,0 +1,340 @@
+"""Attack a site as a coordinator that lies would, and count the records and values that it recovers.
+
+The coordinator has its credentials and sends whatever messages it likes (`fedpca.audit.liar`). Each
+attack runs against sites that answer anything, against the default policy of `fedpca join`, and
+against a policy of your own. An attack first asks without a plan, and then declares the plans that help
+it most.
+
+>>> import numpy as np
+>>> from fedpca.audit.lying import attack_site
+>>> rng = np.random.default_rng(0)
+>>> rows = {name: rng.normal(size=(30, 8)) for name in ("north", "east", "south")}
+>>> lying = attack_site(rows, attacks=["single values"])
+>>> lying.of("single values", "open").values, lying.of("single values", "default").values
+(240, 0)
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedpca.arrays import Array
+from fedpca.audit import lying_robust, lying_sums
+from fedpca.audit.liar import Found, Liar, Refused, Score, guess_from_model, score
+from fedpca.errors import InputError
+from fedpca.protocol.plan import MAX_ROUNDS
+from fedpca.site.policy import TRUSTING, Policy
+from fedpca.site.site import Site
+
+STRICT = Policy(min_rows=20, min_count=10, min_sites=3)
+MAX_FEATURES = 100
+MAX_ROWS = 200  # of each site; more rows take longer and show nothing else
+N_MADE_UP = 2  # sites that join a site that is attacked alone
+
+Plan = Mapping[str, Any]
+
+
+def _pca(solver: str, **parameters: Any) -> Plan:
+    """Return a plan of `FederatedPCA` that asks as much as any plan may."""
+    common = {"n_components": None, "max_rounds": MAX_ROUNDS, "missing": "error"}
+    return {"program": "FederatedPCA", "solver": solver, **common, **parameters}
+
+
+ROBUST: Plan = {"program": "RobustPCA", "n_components": 1, "max_rounds": MAX_ROUNDS}
+
+
+@dataclass(frozen=True)
+class Attack:
+    """An attack: how it runs, and what it needs."""
+
+    name: str
+    run: Callable[[Liar], Found]
+    plans: tuple[Plan, ...]  # that help it, the best first
+    hears: str = (
+        "site"  # or "totals" over all sites, or "colluding": totals less other sites' terms
+    )
+    plant: Callable[[Array], Array] | None = None  # what the attack waits for in the rows
+
+    @property
+    def words(self) -> str:
+        """Return what the attack does, in a sentence."""
+        return (self.run.__doc__ or "").partition("\n")[0]
+
+
+def with_flag(rows: Array) -> Array:
+    """Return rows with a flag that only the first row has, as a further column."""
+    return np.column_stack([rows, np.eye(len(rows), 1)])
+
+
+def between_constants(rows: Array) -> Array:
+    """Return rows with a flag that no row has before the other columns, and one after them."""
+    return np.column_stack([np.zeros(len(rows)), rows, np.zeros(len(rows))])
+
+
+def with_gap(rows: Array) -> Array:
+    """Return rows of which the first lacks its last value."""
+    gapped = rows.copy()
+    gapped[0, -1] = np.nan
+    return gapped
+
+
+COVARIANCE, LANCZOS = _pca("covariance"), _pca("lanczos")
+ATTACKS = {
+    attack.name: attack
+    for attack in (
+        Attack("honest run", lying_sums.honest_run, (COVARIANCE,)),
+        Attack("robust rows", lying_robust.robust_rows, (ROBUST, LANCZOS)),
+        Attack("robust rows, totals", lying_robust.robust_rows, (ROBUST, LANCZOS), "totals"),
+        Attack("single values", lying_robust.single_values, (ROBUST, LANCZOS)),
+        Attack("single values, totals", lying_robust.single_values, (ROBUST, LANCZOS), "totals"),
+        Attack("extreme values", lying_robust.extreme_values, (ROBUST, LANCZOS)),
+        Attack("far mean", lying_sums.far_mean, (LANCZOS,)),
+        Attack("far mean, totals", lying_sums.far_mean, (LANCZOS,), "totals"),
+        Attack(
+            "constant columns", lying_sums.constant_columns, (LANCZOS,), plant=between_constants
+        ),
+        Attack("sign flips", lying_sums.sign_flips, (_pca("lanczos", n_components="auto"),)),
+        Attack("rare flag", lying_sums.rare_flag, (COVARIANCE,), plant=with_flag),
+        Attack("rare flag, totals", lying_sums.rare_flag, (COVARIANCE,), "totals", with_flag),
+        Attack("one row less", lying_sums.one_row_less, (COVARIANCE,)),
+        Attack("one row less, totals", lying_sums.one_row_less, (COVARIANCE,), "totals"),
+        Attack("gaps", lying_sums.with_and_without_gaps, (COVARIANCE,), plant=with_gap),
+        Attack("claimed sites", lying_sums.claimed_sites, (COVARIANCE,)),
+        Attack("invented sites", lying_sums.invented_sites, (COVARIANCE,)),
+        Attack("colluding sites", lying_sums.colluding_sites, (COVARIANCE,), "colluding"),
+        Attack("gathered as a sum", lying_sums.gathered_as_sum, (_pca("tsqr"), LANCZOS)),
+        Attack("out of turn", lying_sums.out_of_turn, (LANCZOS,)),
+        Attack("asked again", lying_sums.asked_again, (COVARIANCE,)),
+        Attack("replayed plan", lying_sums.replayed_plan, (COVARIANCE,)),
+        Attack("moved mean", lying_sums.moved_mean, (LANCZOS,)),
+        Attack("stretched direction", lying_sums.stretched_direction, (LANCZOS,)),
+        Attack("endless steps", lying_sums.endless_steps, (_pca("local-power"),)),
+        Attack("wide block", lying_sums.wide_block, (LANCZOS,)),
+    )
+}
+
+
+class Outcome(NamedTuple):
+    """What one attack recovered from sites with one policy."""
+
+    attack: str
+    policy: str
+    records: int
+    values: int
+    facts: tuple[str, ...]
+    questions: int
+    n_records: int  # that there were
+    rules: tuple[str, ...]  # the texts of the refusals, that of the best plan first
+
+    @property
+    def has_found(self) -> bool:
+        """Return whether the attack recovered anything."""
+        return bool(self.records or self.values or self.facts)
+
+    @property
+    def in_words(self) -> str:
+        """Return what was recovered, in a few words."""
+        found = []
+        if self.records:
+            found.append(f"{self.records} of {self.n_records} records")
+        elif self.values:
+            found.append(f"{self.values} values")
+        found += self.facts if not self.records else ()
+        return ", ".join(found) or "nothing"
+
+
+@dataclass(frozen=True)
+class Lying:
+    """The outcomes of all attacks, and what a guess from the published model recovers."""
+
+    outcomes: tuple[Outcome, ...]
+    guess: Score
+    policies: Mapping[str, Policy]
+
+    @property
+    def attacks(self) -> tuple[str, ...]:
+        """Return the names of the attacks."""
+        return tuple(dict.fromkeys(outcome.attack for outcome in self.outcomes))
+
+    def of(self, attack: str, policy: str) -> Outcome:
+        """Return the outcome of an attack on sites with a policy."""
+        for outcome in self.outcomes:
+            if (outcome.attack, outcome.policy) == (attack, policy):
+                return outcome
+        raise InputError(
+            f"no attack {attack!r} on policy {policy!r}; the attacks are {', '.join(self.attacks)}, "
+            f"and the policies {', '.join(self.policies)}"
+        )
+
+    def better_than_guess(self, policy: str) -> list[Outcome]:
+        """Return the attacks that recover more records or values than the guess does."""
+        found = [outcome for outcome in self.outcomes if outcome.policy == policy]
+        return [o for o in found if Score(o.records, o.values).is_better_than(self.guess)]
+
+
+def attack_site(
+    sites: Any,
+    *,
+    policy: Policy | None = None,
+    attacks: Iterable[str] | None = None,
+    on_attack: Callable[[str], None] | None = None,
+) -> Lying:
+    """Attack the first of some sites, and totals over all of them, as a lying coordinator would.
+
+    Nothing leaves this machine: the sites answer encoded messages in this process.
+
+    Parameters
+    ----------
+    sites : list or dict
+        Each site's rows, as for `FederatedPCA.fit`, or a `Site`; at most 100 features. Of each, the
+        first 200 rows without gaps are attacked. A single site is joined by two made-up ones, with rows
+        drawn from a normal distribution with its mean and covariance.
+    policy : Policy, optional
+        The policy to attack beside an open one and the default one; by default, a strict one.
+    attacks : iterable of str, optional
+        The names of the attacks; by default, all in `ATTACKS`.
+    on_attack : callable, optional
+        Called with the name of each attack before it starts.
+    """
+    rows = _rows_of(sites)
+    policies = {"open": TRUSTING, "default": Policy()}
+    policies["strict" if policy is None else "yours"] = policy or STRICT
+    outcomes = []
+    for attack in _chosen(attacks):
+        if on_attack is not None:
+            on_attack(attack.name)
+        outcomes += [_attacked(attack, rows, name, each) for name, each in policies.items()]
+    pooled = np.vstack(list(rows.values()))
+    return Lying(tuple(outcomes), guess_from_model(pooled, next(iter(rows.values()))), policies)
+
+
+def _chosen(names: Iterable[str] | None) -> list[Attack]:
+    chosen = list(ATTACKS) if names is None else list(names)
+    for name in chosen:
+        if name not in ATTACKS:
+            raise InputError(f"no attack {name!r}; the attacks are {', '.join(ATTACKS)}")
+    return [ATTACKS[name] for name in chosen]
+
+
+def _attacked(attack: Attack, rows: Mapping[str, Array], name: str, policy: Policy) -> Outcome:
+    """Return the best outcome of an attack over the plans that it may declare."""
+    planted = dict(rows)
+    first = next(iter(rows))
+    if attack.plant is not None:
+        planted = {
+            site: _extended(attack.plant, each, site == first) for site, each in rows.items()
+        }
+    heard = [first] if attack.hears == "site" else list(planted)
+    truth = (
+        planted[first] if attack.hears == "colluding" else np.vstack([planted[s] for s in heard])
+    )
+    outcomes = []
+    for plan in (None, *attack.plans):
+        with tempfile.TemporaryDirectory() as folder:
+            sites = _Sites(planted, heard, policy, Path(folder))
+            colluding = {s: planted[s] for s in heard[1:]} if attack.hears == "colluding" else {}
+            liar = Liar(sites.asks, planted, colluding=colluding, meanwhile=sites.drop_last_row)
+            found = _run(attack, liar, plan)
+        got = score(found, truth)
+        rules = tuple(dict.fromkeys(liar.refusals))
+        outcomes.append(
+            Outcome(attack.name, name, *_fields(got), liar.n_questions, len(truth), rules)
+        )
+        if got.facts or got.values:
+            break
+    best = max(outcomes, key=lambda each: (each.records, each.values, len(each.facts)))
+    told = [rule for outcome in (*outcomes[1:], outcomes[0]) for rule in outcome.rules]
+    questions = best.questions if best.has_found else outcomes[-1].questions
+    return best._replace(rules=tuple(dict.fromkeys(told)), questions=questions)
+
+
+def _fields(got: Score) -> tuple[int, int, tuple[str, ...]]:
+    return got.records, got.values, got.facts
+
+
+def _run(attack: Attack, liar: Liar, plan: Plan | None) -> Found:
+    """Run an attack with a plan or without one; an attack that is refused has found nothing."""
+    try:
+        liar.begin(**({} if plan is None else plan))
+        return attack.run(liar)
+    except Refused:
+        return Found()
+
+
+def _extended(plant: Callable[[Array], Array], rows: Array, is_first: bool) -> Array:
+    """Return rows with what an attack waits for; at other sites, only its columns, without it."""
+    if is_first:
+        return plant(rows)
+    planted = np.zeros((len(rows), plant(rows).shape[1]))
+    planted[:, : rows.shape[1]] = rows
+    return planted
+
+
+class _Sites:
+    """Sites with rows in files of their own, which answer encoded messages."""
+
+    def __init__(
+        self, rows: Mapping[str, Array], heard: list[str], policy: Policy, folder: Path
+    ) -> None:
+        self._first, self._rows = folder / "0.npy", rows[heard[0]]
+        self.asks: dict[str, Callable[[bytes], bytes]] = {}
+        for i, name in enumerate(heard):
+            np.save(folder / f"{i}.npy", rows[name])
+            store = None if policy.is_open else folder / "store"
+            site = Site(folder / f"{i}.npy", name=name, policy=policy, store=store)
+            # a site that answers everything is one in the coordinator's own process, and no rule of
+            # its own keeps products with chosen directions away from its rows
+            if policy.is_open:
+                site.is_in_process, site.memory_limit = True, 0
+            self.asks[name] = site.answer_bytes
+
+    def drop_last_row(self) -> None:
+        """Remove a row of the first site, as when a patient withdraws between two runs."""
+        np.save(self._first, self._rows[:-1])
+
+
+def _rows_of(sites: Any) -> dict[str, Array]:
+    """Return each site's first rows without gaps as dense arrays, with made-up sites if it is alone."""
+    if not isinstance(sites, Mapping | list | tuple) or not sites:
+        raise InputError("sites must be a dict or list with each site's rows")
+    if not isinstance(sites, Mapping):
+        sites = {getattr(each, "name", f"site-{i}"): each for i, each in enumerate(sites)}
+    rows = {str(name): _dense(str(name), each) for name, each in sites.items()}
+    widths = {each.shape[1] for each in rows.values()}
+    if len(widths) > 1:
+        raise InputError(
+            f"the sites have {sorted(widths)} columns; use the same columns everywhere"
+        )
+    if len(rows) == 1:
+        (own,) = rows.values()
+        rng = np.random.default_rng(0)
+        covariance = np.atleast_2d(np.cov(own, rowvar=False))
+        for i in range(N_MADE_UP):
+            drawn = rng.multivariate_normal(own.mean(axis=0), covariance, len(own))
+            rows[f"made-up-{i + 1}"] = np.asarray(drawn)
+    return rows
+
+
+def _dense(name: str, given: Any) -> Array:
+    opened = (given if isinstance(given, Site) else Site(given, name=name)).rows
+    if opened.n_features > MAX_FEATURES:
+        raise InputError(
+            f"site {name!r}: {opened.n_features} features exceed the limit of {MAX_FEATURES} for these "
+            "attacks; attack the same rows with fewer columns"
+        )
+    kept: list[Array] = []
+    for block in opened.blocks():
+        part = np.asarray(block.toarray() if hasattr(block, "toarray") else block, np.float64)
+        kept.append(part[np.isfinite(part).all(axis=1)])
+        if sum(map(len, kept)) >= MAX_ROWS:
+            break
+    rows = np.vstack(kept)[:MAX_ROWS] if kept else np.empty((0, opened.n_features))
+    if len(rows) < 2:
+        raise InputError(f"site {name!r} has {len(rows)} rows without gaps; at least 2 are needed")
+    return rows

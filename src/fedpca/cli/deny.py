@@ -1,0 +1,25 @@
+"""Run `fedpca deny`: keep this site out of a run."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fedpca.cli.console import exit_codes
+from fedpca.cli.requests import Folder, Name, Run, describe, requests_of
+
+
+def deny(
+    run: Run,
+    reason: Annotated[str, typer.Option(help="Why; the coordinator is told this.")] = "",
+    name: Name = None,
+    folder: Folder = None,
+) -> None:
+    """Deny a run, or take its approval back.
+
+    A run that has begun stops at its next question. The coordinator cannot ask again with this run.
+    """
+    with exit_codes():
+        requests = requests_of(name, folder)
+        describe(requests.deny(requests.named(run), reason))

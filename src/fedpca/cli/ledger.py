@@ -1,0 +1,115 @@
+"""Run `fedpca ledger`: check a site's ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedpca.cli.console import exit_codes, say
+from fedpca.engines.whereabouts import home
+from fedpca.errors import InputError, LedgerError
+from fedpca.site.ledger_chain import check_chain, check_proof
+
+LEDGER = "ledger.jsonl"
+
+ledger = typer.Typer(
+    name="ledger",
+    help="Check a site's ledger.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+)
+
+
+@ledger.callback()
+def group() -> None:
+    """Check a site's ledger."""
+
+
+@ledger.command("verify")
+def verify(
+    file: Annotated[
+        Path | None, typer.Argument(help="The ledger; by default, the one that join writes.")
+    ] = None,
+    site: Annotated[
+        str | None, typer.Option(help="The site's name; by default, the ledger's folder.")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="Also compare with the run record in this model file.")
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="With --model: the site's NAME.pub or NAME.key.")
+    ] = None,
+) -> None:
+    """Check that nobody changed, removed, or inserted a line of a site's ledger.
+
+    Lines that were removed from the end do not show in the ledger itself. With --model, the command
+    also looks for the entry that the site signed for that fit, which shows them. With --key, it checks
+    the signature too.
+
+    The exit code is 1 if the ledger was altered or does not match the model.
+    """
+    with exit_codes():
+        if key is not None and model is None:
+            raise InputError("--key checks a signature in a model; use it with --model")
+        path = file or _ledger_of(site)
+        check = check_chain(path)
+        entries = f"{check.n_entries} entries from {len(check.runs)} runs"
+        for note in check.notes:
+            say(note)
+        if check.problem:
+            raise LedgerError(f"{path}: {check.problem}; before it, {entries} are verified")
+        say(f"{path}: {entries}, and the chain is whole")
+        say(f"head {check.head}")
+        if model is None:
+            say("use --model to see whether the last lines were removed")
+        else:
+            name, proof = _proof_in(model, site, path)
+            _compare(path, name, proof, model, key)
+
+
+def _compare(
+    path: Path, site: str, proof: Mapping[str, str], model: Path, key: Path | None
+) -> None:
+    """Say which entry a model's proof is about; refuse a ledger or a key that does not match it."""
+    number, problem = check_proof(path, proof)
+    if problem:
+        raise LedgerError(f"{path} does not match {model} for {site!r}: {problem}")
+    if key is not None:
+        from fedpca.engines.credentials import public_key_in, refuse_unproven
+
+        refuse_unproven(proof, public_key_in(key))
+    signed = "" if key is None else ", and its signature is valid"
+    say(f"entry {number} is the last answer of {site} in {model}{signed}")
+
+
+def _ledger_of(site: str | None) -> Path:
+    """Return the ledger that `fedpca join` writes for a site, or for the only site there is."""
+    folder = home() / "sites"
+    if site is not None:
+        return folder / site / LEDGER
+    found = sorted(folder.glob(f"*/{LEDGER}"))
+    if len(found) != 1:
+        names = ", ".join(path.parent.name for path in found) or "none"
+        raise InputError(f"name a ledger file, or use --site; the sites in {folder} are: {names}")
+    return found[0]
+
+
+def _proof_in(model: Path, site: str | None, path: Path) -> tuple[str, Mapping[str, str]]:
+    """Return the name of the site that wrote a ledger, and what a model file proves about it."""
+    from fedpca.estimators import load
+
+    run = getattr(load(model), "run_", None)
+    proofs: dict[str, dict[str, str]] = {} if run is None else run.proofs
+    name = site or path.resolve().parent.name
+    if site is None and name not in proofs and len(proofs) == 1:
+        name = next(iter(proofs))
+    if name not in proofs:
+        raise InputError(
+            f"{model} has no signed answer of {name!r}; use --site with one of: "
+            f"{', '.join(proofs) or 'none, since no site signed an answer'}"
+        )
+    return name, proofs[name]

@@ -1,0 +1,197 @@
+"""Run `fedpca policy`: write, explain, or try a site's policy."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedpca.cli.console import exit_codes, refuse_overwriting, say
+from fedpca.cli.methods import Method, components_typed, estimator_of, local_ranks_of
+from fedpca.cli.options import Force, read_policy, sites_of
+from fedpca.coordinator.federation import Federation
+from fedpca.errors import FileError, InputError, MessageError, PolicyRefused, SiteError
+from fedpca.protocol.message import Message
+from fedpca.protocol.plan import RunPlan
+from fedpca.protocol.script import find_script
+from fedpca.site.policy import JOINING
+from fedpca.site.policy_file import explain as explained
+from fedpca.site.policy_file import policy_text
+from fedpca.solvers.catalogue import load_added_solvers
+from fedpca.storage import atomic
+
+TRY_PANEL = "The plan for --check and --save-plan, as for fedpca fit"
+
+
+def policy(
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Write a commented policy to this file.")
+    ] = Path("policy.toml"),
+    explain: Annotated[
+        Path | None, typer.Option(help="Say what the policy in this file allows and prevents.")
+    ] = None,
+    check: Annotated[
+        Path | None, typer.Option(help="Say whether the policy in this file admits a plan.")
+    ] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(help="A file from --save-plan, instead.", rich_help_panel=TRY_PANEL),
+    ] = None,
+    save_plan: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the plan to this file, for sites to check.", rich_help_panel=TRY_PANEL
+        ),
+    ] = None,
+    method: Annotated[
+        Method, typer.Option(help="What to find.", rich_help_panel=TRY_PANEL)
+    ] = Method.pca,
+    n_components: Annotated[
+        str | None,
+        typer.Option("-k", "--components", help="Number of components.", rich_help_panel=TRY_PANEL),
+    ] = None,
+    shared: Annotated[
+        int | None,
+        typer.Option(help="Number of shared components.", rich_help_panel=TRY_PANEL),
+    ] = None,
+    local: Annotated[
+        str | None,
+        typer.Option(help="Number of local components.", rich_help_panel=TRY_PANEL),
+    ] = None,
+    gather: Annotated[
+        bool,
+        typer.Option("--gather", help="Ask for local components.", rich_help_panel=TRY_PANEL),
+    ] = False,
+    solver: Annotated[str | None, typer.Option(help="Solver.", rich_help_panel=TRY_PANEL)] = None,
+    option: Annotated[
+        list[str], typer.Option(help="Solver option as NAME=VALUE.", rich_help_panel=TRY_PANEL)
+    ] = [],  # noqa: B006
+    parameter: Annotated[
+        list[str],
+        typer.Option(help="Other parameter as NAME=VALUE.", rich_help_panel=TRY_PANEL),
+    ] = [],  # noqa: B006
+    sites: Annotated[
+        str, typer.Option(help="Number of sites, or their names.", rich_help_panel=TRY_PANEL)
+    ] = "3",
+    force: Force = False,
+) -> None:
+    """Write a site's policy with comments, explain one, or check one against a plan.
+
+    Without options, the command writes policy.toml with the rules of a site that joins without
+    --policy. Edit it, and pass it to `fedpca join --policy`.
+
+    With --check FILE, the other options describe a plan as for `fedpca fit`, as in `fedpca policy
+    --check policy.toml --method robust -k 5`. If the policy refuses the plan, the exit code is 1.
+    """
+    with exit_codes():
+        if sum(given is not None for given in (explain, check, save_plan)) > 1:
+            raise InputError(
+                "--explain, --check, and --save-plan are mutually exclusive; use only one"
+            )
+        if explain is not None:
+            for line in explained(read_policy(explain)):
+                say(f"- {line}")
+            return
+        if check is None and save_plan is None:
+            _write(output, policy_text(JOINING), force)
+            say(f"Wrote {output}; edit it, and pass it to fedpca join --policy")
+            return
+        own = {
+            "-k": components_typed(method, n_components),
+            "--shared": shared,
+            "--local": local_ranks_of(local),
+            "--gather": gather or None,
+        }
+        asked = (
+            plan_of(method, own, solver, option, parameter, sites)
+            if plan is None
+            else read_plan(plan)
+        )
+        if save_plan is not None:
+            _write(save_plan, asked.to_bytes().decode() + "\n", force)
+            say(f"Wrote {save_plan}; sites can pass it to fedpca policy --check FILE --plan")
+        if check is not None and not _is_admitted(check, asked):
+            sys.exit(1)
+
+
+def plan_of(
+    method: Method,
+    own: Mapping[str, Any],
+    solver: str | None,
+    solver_options: list[str],
+    parameters: list[str],
+    sites: str,
+) -> RunPlan:
+    """Return the plan that a fit with these options would declare to sites."""
+    estimator = estimator_of(
+        method, own, solver=solver, solver_options=solver_options, more=parameters, common={}
+    )
+    given = sites_of(sites)
+    names = [f"site {i + 1}" for i in range(given)] if isinstance(given, int) else given or []
+    if not names:
+        raise InputError(f"--sites {sites} must be a number of sites, at least 1, or their names")
+    try:
+        estimator.fit(Federation(_Listener(names)))
+    except _Declared as declared:
+        return declared.plan
+    raise InputError(f"--method {method} declares no plan")
+
+
+def read_plan(path: Path) -> RunPlan:
+    """Read a plan from a file that `fedpca policy --save-plan` wrote."""
+    try:
+        return RunPlan.from_bytes(path.read_bytes())
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {error.strerror}") from None
+    except MessageError as error:
+        raise FileError(f"{path}: {error}") from None
+
+
+class _Declared(Exception):
+    """The plan that a program declared."""
+
+    def __init__(self, plan: RunPlan) -> None:
+        self.plan = plan
+
+
+class _Listener:
+    """An engine without sites, which raises the first plan that it is to carry."""
+
+    declares = True
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+
+    def fingerprints(self) -> Mapping[str, str]:
+        return {}
+
+    def ask(
+        self, names: Sequence[str], request: Message, timeout: float | None
+    ) -> Iterator[tuple[str, Message | bytes | SiteError]]:
+        raise _Declared(RunPlan.from_bytes(request.arrays["plan"].tobytes()))
+
+    def close(self) -> None:
+        return
+
+
+def _is_admitted(path: Path, plan: RunPlan) -> bool:
+    """Return whether a policy admits a plan, and say so or name the rule."""
+    allowed = read_policy(path)
+    try:
+        load_added_solvers()
+        if not allowed.is_open:
+            allowed.admit(plan, find_script(plan))
+    except PolicyRefused as refusal:
+        say(f"refused: {refusal}")
+        return False
+    say(f"admitted: {plan.program} with solver {plan.solver!r} at {len(plan.sites)} sites")
+    return True
+
+
+def _write(path: Path, text: str, force: bool) -> None:
+    refuse_overwriting(path, force)
+    with atomic.writing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")

@@ -1,0 +1,105 @@
+"""Run `fedpca requests`: show the runs that asked a person at this site for approval."""
+
+from __future__ import annotations
+
+import json as json_text
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedpca.cli.console import exit_codes, say
+from fedpca.engines.whereabouts import home
+from fedpca.errors import InputError
+from fedpca.printable import printable
+from fedpca.site.requests import APPROVED, DENIED, SUFFIX, Request, Requests, in_minutes
+from fedpca.site.requests import requests_folder as folder_of
+
+MAX_SHOWN = 2000  # characters of a line of parameters, purpose, or sites
+
+Run = Annotated[str, typer.Argument(help="The run's name, or the beginning of it.")]
+Name = Annotated[
+    str | None, typer.Option(help="The site's name; by default, the only site on this machine.")
+]
+Folder = Annotated[
+    Path | None, typer.Option(help="The folder for the site's memory and ledger, as in join.")
+]
+
+
+def requests(
+    name: Name = None,
+    folder: Folder = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the requests as JSON.")] = False,
+) -> None:
+    """Show the runs that asked a person at this site for approval.
+
+    A site asks if its policy has `approval = true`. Use `fedpca approve` or `fedpca deny` to decide.
+    """
+    with exit_codes():
+        found = requests_of(name, folder).all()
+        if json:
+            typer.echo(json_text.dumps([contents(request) for request in found], indent=2))
+        elif not found:
+            say("no run has asked for approval here")
+        for request in [] if json else found:
+            describe(request)
+
+
+def requests_of(name: str | None, folder: Path | None) -> Requests:
+    """Return the requests of a site: the named one, the one in a folder, or the only one here."""
+    if name is not None:
+        return Requests(folder_of(folder or home() / "sites" / name, name))
+    where, pattern = (
+        (home() / "sites", f"*/*{SUFFIX}") if folder is None else (folder, f"*{SUFFIX}")
+    )
+    found = sorted(where.glob(pattern))
+    if len(found) > 1:
+        raise InputError(f"several sites keep requests in {where}; name one with --name")
+    if not found and not where.is_dir():
+        raise InputError(f"{where} does not exist; use --name or --folder as fedpca join does")
+    return Requests(found[0] if found else where)
+
+
+def describe(request: Request) -> None:
+    """Print a request; a plan can have any text in it, so all of it is escaped."""
+    plan, until = request.declared, in_minutes(request.until)
+    words = {
+        APPROVED: f"approved {in_minutes(request.decided or request.since)}, until {until}",
+        DENIED: f"denied {in_minutes(request.decided or request.since)}",
+    }
+    state = request.state
+    say(f"run {printable(request.run)}: {words.get(state, f'{state}, until {until}')}")
+    parameters = [f"{key}={json_text.dumps(value)}" for key, value in plan.parameters.items()]
+    lines = {
+        "asked": in_minutes(request.since),
+        "program": plan.program,
+        "solver": plan.solver,
+        "parameters": ", ".join(parameters),
+        "sites": ", ".join(f"{site} ({key[:16] or 'no key'})" for site, key in plan.sites.items()),
+        "signed by": request.signer or "nobody",
+        "purpose": plan.purpose or "not given",
+        "reason": request.reason,
+    }
+    for label, text in lines.items():
+        if text:
+            say(f"  {label:11} {printable(text, MAX_SHOWN)}")
+
+
+def contents(request: Request) -> dict[str, Any]:
+    """Return a request as plain values."""
+    plan = request.declared
+    return {
+        "run": request.run,
+        "state": request.state,
+        "since": request.since,
+        "until": request.until,
+        "decided": request.decided,
+        "reason": request.reason,
+        "program": plan.program,
+        "solver": plan.solver,
+        "parameters": dict(plan.parameters),
+        "sites": dict(plan.sites),
+        "signer": request.signer,
+        "purpose": plan.purpose,
+        "digest": plan.digest,
+    }

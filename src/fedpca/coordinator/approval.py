@@ -1,0 +1,71 @@
+"""Wait until people at the sites have approved a run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from fedpca.errors import ApprovalPending
+
+FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 30.0  # between two times at which the sites are asked
+GROWTH = 1.5  # of the pause
+
+OnWaiting = Callable[[str, tuple[str, ...]], None]
+
+
+class ApprovalWait:
+    """The time that a run waits for approval, which begins with the first site that asks for it.
+
+    Parameters
+    ----------
+    run : str
+        The name of the run, which people at the sites approve.
+    seconds : float
+        How long to wait.
+    can_resume : bool
+        Whether the run has a journal, so that it can continue later.
+    on_waiting : callable, optional
+        Called with the run and the names of the sites that have still to approve it, whenever they
+        change.
+    """
+
+    def __init__(
+        self, run: str, seconds: float, can_resume: bool, on_waiting: OnWaiting | None
+    ) -> None:
+        self._run, self._seconds, self._can_resume = run, seconds, can_resume
+        self._on_waiting = on_waiting
+        self._told: tuple[str, ...] = ()
+        self._until: float | None = None
+        self._pause_s = FIRST_PAUSE_S
+
+    def pause(self, pending: Mapping[str, str]) -> None:
+        """Wait a while for these sites, or raise an error if the time is over.
+
+        ``pending`` holds what each site said.
+        """
+        self.tell(tuple(pending))
+        now = time.monotonic()
+        if self._until is None:
+            self._until = now + self._seconds
+        if now >= self._until:
+            raise ApprovalPending(self._in_words(pending))
+        time.sleep(min(self._pause_s, self._until - now))
+        self._pause_s = min(GROWTH * self._pause_s, MAX_PAUSE_S)
+
+    def tell(self, names: tuple[str, ...]) -> None:
+        """Tell which sites have still to approve, once for each change."""
+        if names != self._told and self._on_waiting is not None:
+            self._on_waiting(self._run, names)
+        self._told = names
+
+    def _in_words(self, pending: Mapping[str, str]) -> str:
+        continues = (
+            "then the same fit with the same journal continues this run"
+            if self._can_resume
+            else "this run has no journal and cannot continue later, so use one or a longer wait"
+        )
+        return (
+            f"run {self._run} was not approved within {self._seconds:g} s at {', '.join(pending)}; "
+            f"someone there must run `fedpca approve {self._run}`; {continues} "
+            f"({'; '.join(pending.values())})"
+        )

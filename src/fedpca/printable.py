@@ -1,0 +1,30 @@
+"""Make text that came from elsewhere safe to print.
+
+Whoever sends a name or an error could hide in it a sequence that clears a terminal, a line that looks
+as if this program had written it, or a mark that turns the reading direction around.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+MAX_CHARS = 200  # of a name
+MAX_REASON_CHARS = 2000  # of an error that a different party causes
+
+
+def printable(text: Any, max_chars: int = MAX_CHARS, *, keep: str = "") -> str:
+    r"""Return the text on one line, with escapes for what is not printable, cut after ``max_chars``.
+
+    The characters in ``keep`` stay as they are.
+
+    >>> printable("north\x1b[2J\nserver: all is well")
+    'north\\x1b[2J\\nserver: all is well'
+    """
+    # a character becomes at least one, so the rest would be cut anyway
+    start = str(text)[: max_chars + 1]
+    shown = "".join(c if c.isprintable() or c in keep else _escape(c) for c in start)
+    return shown if len(shown) <= max_chars else shown[: max_chars - 3] + "..."
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")

@@ -1,0 +1,95 @@
+"""Find columns in which only a few rows differ from the most frequent value.
+
+A sum over such a column is a sum over these few rows. If fewer than m of n >= 2m rows differ from the
+most frequent value, then more than m of the first 2m rows have it, so it is their upper median. The
+other rows are compared with that value, until every column has m rows that differ. With measurements,
+the first 2m rows are enough.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedpca.arrays import Array
+from fedpca.rows.gaps import DROP, has_gaps, rows_with_gaps
+from fedpca.rows.in_memory import Block, Rows, is_sparse, weighted_blocks
+
+
+class Few(NamedTuple):
+    """What a site has few of, counted no further than to a bound m."""
+
+    n_rows: int  # that count, or at least 2 m
+    n_left_out: int  # because they have gaps, or at least m
+    rare: list[str]  # columns in which fewer than m rows, but at least one, differ from most
+
+
+def look_for_few(rows: Rows, m: int, missing: int) -> Few:
+    """Count the rows that count and those left out, and name the columns that are rare.
+
+    ``missing`` says what happens to gaps, as a position in `fedpca.rows.gaps.MISSING`. A gap counts as
+    a value of its own. Rows with weight zero do not count.
+    """
+    head: list[Array] = []
+    n = n_left_out = 0
+    usual: Array | None = None  # each column's most frequent value, if a column is rare
+    differ, open_columns = np.zeros(0, int), np.arange(rows.n_features)
+    for block, _ in weighted_blocks(rows):
+        if missing == DROP and has_gaps(block):
+            whole = ~rows_with_gaps(block)
+            n_left_out += int(block.shape[0] - whole.sum())
+            block = block[whole]
+        n += block.shape[0]
+        if usual is None:
+            start = min(block.shape[0], 2 * m - sum(part.shape[0] for part in head))
+            head.append(_dense(block[:start]))
+            block = block[start:]
+            if n >= 2 * m:
+                first = np.sort(np.vstack(head), axis=0)
+                usual = first[m]
+                differ = (~_same(first, usual)).sum(axis=0)
+                open_columns = np.flatnonzero(differ < m)
+        if usual is not None and open_columns.size and block.shape[0]:
+            differ[open_columns] += _n_other(block, open_columns, usual[open_columns])
+            open_columns = open_columns[differ[open_columns] < m]
+        if usual is not None and not open_columns.size and (missing != DROP or n_left_out >= m):
+            break
+    if usual is None:
+        is_rare = _is_rare(np.sort(np.vstack(head), axis=0), m) if n >= m else np.zeros(0, bool)
+    else:
+        is_rare = (differ > 0) & (differ < m)
+    positions = np.flatnonzero(is_rare)
+    names = [str(i) if rows.features is None else rows.features[i] for i in positions]
+    return Few(n, n_left_out, names)
+
+
+def _is_rare(ordered: Array, m: int) -> Array:
+    """Return which columns of sorted values are rare: fewer than m rows differ from the usual value.
+
+    A value that occurs once is not the usual one. So m rows with m values are not rare.
+    """
+    apart = max(ordered.shape[0] - m, 1)  # from the first to the last row with the usual value
+    is_frequent = _same(ordered[apart:], ordered[:-apart]).any(axis=0)
+    return np.asarray(is_frequent & ~_same(ordered[0], ordered[-1]))
+
+
+def _same(values: Array, others: Array) -> Array:
+    """Return where values are equal; NaN equals NaN."""
+    return np.asarray((values == others) | (np.isnan(values) & np.isnan(others)))
+
+
+def _n_other(block: Block, columns: Array, usual: Array) -> Array:
+    """Return the number of rows in each chosen column that differ from its usual value."""
+    if not is_sparse(block):
+        return np.asarray((~_same(np.asarray(block[:, columns], np.float64), usual)).sum(axis=0))
+    part = block[:, columns]
+    stored = np.bincount(part.indices, minlength=len(columns))
+    values = part.data.astype(np.float64)
+    same = _same(values, usual[part.indices])
+    other = np.bincount(part.indices[~same], minlength=len(columns))
+    return np.asarray(other + (block.shape[0] - stored) * (usual != 0))
+
+
+def _dense(block: Block) -> Array:
+    return np.asarray(block.toarray() if is_sparse(block) else block, np.float64)

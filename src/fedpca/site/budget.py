@@ -1,0 +1,134 @@
+"""Count the runs and rounds that a site answers in a day, in a file that outlives the process.
+
+Whoever asks often enough learns more than one fit tells. The file has the counts of each minute in the
+last 24 hours. A clock that is set back does not free any of them: the latest time that was seen stands
+still until the clock has passed it again.
+
+The file is not written in every round. A part of the budget is set aside in the file, and rounds take
+from it. What a process had set aside when it ended counts as spent.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedpca.errors import FileError, InputError, PolicyRefused, SiteFailed
+from fedpca.site.policy import Policy
+from fedpca.storage import atomic
+
+log = logging.getLogger("fedpca.site")
+
+DAY_MINUTES = 24 * 60
+SET_ASIDE = 50  # rounds for which the file is written once
+MAX_ASIDE_MINUTES = 60  # for which they are set aside
+
+Counts = dict[int, list[int]]  # runs and rounds, by minute
+
+
+class Budget:
+    """What a site has answered in the last 24 hours, held against its policy."""
+
+    def __init__(self, policy: Policy, clock: Callable[[], float] = time.time) -> None:
+        self._max_runs, self._max_rounds = policy.max_runs_per_day, policy.max_rounds_per_day
+        self._clock = clock
+        self._counted: Counts | None = None
+        self._latest = 0  # minute that was seen
+        self._run: str | None = None  # that was counted last
+        self._aside, self._aside_at = 0, 0  # rounds that are set aside, and since which minute
+
+    def spend(self, run: str, path: Path | None) -> None:
+        """Count a round of a run, and the run if it is new, or refuse when the budget is spent."""
+        if self._max_runs is None and self._max_rounds is None:
+            return
+        if self._counted is None:
+            self._counted = self._load(path)
+        self._latest = max(self._latest, int(self._clock() // 60))
+        if run == self._run and self._aside and self._latest < self._aside_at + MAX_ASIDE_MINUTES:
+            self._aside -= 1
+            return
+        self._set_aside(run, self._counted, path)
+
+    def _set_aside(self, run: str, counted: Counts, path: Path | None) -> None:
+        """Set rounds aside for a run in the file, and take the first of them."""
+        now, is_new = self._latest, run != self._run
+        counts = {m: list(n) for m, n in counted.items()}
+        if self._aside:  # is counted, but was not used
+            counts[self._aside_at][1] -= self._aside
+        counts = {m: n for m, n in counts.items() if m > now - DAY_MINUTES}
+        n_runs, n_rounds = (sum(each[i] for each in counts.values()) for i in (0, 1))
+        if is_new:
+            refuse_spent("runs", n_runs, self._max_runs, path)
+        refuse_spent("rounds", n_rounds, self._max_rounds, path)
+        granted = SET_ASIDE
+        if self._max_rounds is not None:
+            granted = min(granted, self._max_rounds - n_rounds)
+        runs, rounds = counts.get(now, (0, 0))
+        counts[now] = [runs + is_new, rounds + granted]
+        _save(path, {"latest": now, "run": run, "counted": counts})
+        self._counted, self._run = counts, run
+        self._aside, self._aside_at = granted - 1, now
+
+    def _load(self, path: Path | None) -> Counts:
+        kept = _read(path)
+        self._latest, self._run = kept["latest"], kept["run"]
+        return {int(minute): list(counts) for minute, counts in kept["counted"].items()}
+
+
+def refuse_spent(kind: str, used: int, limit: int | None, path: Path | None) -> None:
+    """Refuse to go on if the budget of runs or rounds is spent."""
+    if limit is not None and used >= limit:
+        where = "" if path is None else f", which are counted in {path.name} in its folder"
+        raise PolicyRefused(
+            f"the site has answered {limit:,} {kind} in 24 hours, as many as its policy's "
+            f"max_{kind}_per_day allows{where}; wait, or ask the site to raise the limit"
+        )
+
+
+def _read(path: Path | None) -> dict[str, Any]:
+    """Return the counts in a file, or none if there is no file."""
+    try:
+        if path is None:
+            raise FileNotFoundError
+        kept = json.loads(path.read_bytes())
+        is_sound = (
+            isinstance(kept["latest"], int)
+            and isinstance(kept["run"], str)
+            and all(
+                len([int(n) for n in (m, *counts)]) == 3 for m, counts in kept["counted"].items()
+            )
+        )
+    except FileNotFoundError:
+        return {"latest": 0, "run": None, "counted": {}}
+    except OSError as error:
+        raise InputError(
+            f"{path}, the site's budget, cannot be read: {error.strerror}; the site must correct this"
+        ) from None
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        is_sound = False
+    if not is_sound:
+        assert path is not None
+        raise InputError(
+            f"{path.name}, the site's budget, is damaged; the site must restore it, or delete it to "
+            "start a new day"
+        )
+    return dict(kept)
+
+
+def _save(path: Path | None, kept: dict[str, Any]) -> None:
+    """Write the counts before the answer that they count leaves."""
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with atomic.writing(path, private=True) as temporary:
+            temporary.write_text(json.dumps(kept))
+    except (FileError, OSError) as error:
+        log.error("the site's budget cannot be written: %s", error)
+        raise SiteFailed(
+            "the site cannot record its budget; free up disk space at the site"
+        ) from None

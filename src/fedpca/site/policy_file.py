@@ -1,0 +1,130 @@
+"""Write a policy as a commented file, and say in words what it allows and prevents."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from dataclasses import fields
+
+from fedpca.site.policy import ANY, END, UNLIMITED, Policy
+
+# what each rule prevents, as a comment above its line
+PREVENTS = {
+    "allow": (
+        "Prevents runs that nobody here has agreed to. federated: components of the pooled rows, from "
+        "sums over sites. Open others by name: personalized, robust, merge, average, tsqr, or a solver "
+        "from an installed package. any: every question, in any order and with any numbers."
+    ),
+    "gather": (
+        "Prevents that the coordinator sees numbers of this site alone, such as its own variance."
+    ),
+    "min_rows": "Prevents runs while this site has fewer rows.",
+    "min_count": (
+        "Prevents counts and sums that stand on fewer rows, columns in which fewer rows differ from "
+        "the most frequent value, and missing='drop' if it leaves out fewer rows. 1 turns it off."
+    ),
+    "min_sites": "Prevents runs with fewer sites, in whose sums this site would stand out.",
+    "peers": (
+        "Prevents that a coordinator invents sites: the fingerprints of the other sites' keys, which "
+        "`fedpca site-key --show NAME.pub` prints. Empty: any sites. Needed for min_sites above 1."
+    ),
+    "approval": "Prevents runs that no person here has approved, with `fedpca approve`.",
+    "approval_days": "Prevents that a request or an approval lasts longer than these days.",
+    "min_change": (
+        "Prevents that the difference between two runs tells of few rows: if the files have changed, "
+        "so many rows must have. By default, min_count. 1 turns it off."
+    ),
+    "max_runs_per_day": (
+        "Prevents many runs that together tell more than one. Counted over 24 hours. "
+        f'"{UNLIMITED}" turns it off.'
+    ),
+    "max_rounds_per_day": (
+        f'Prevents the same for rounds; a fit takes 5 to 500. "{UNLIMITED}" turns it off.'
+    ),
+}
+TITLE = (
+    "# What this site takes part in, and what it tells. `fedpca policy --explain FILE` says more."
+)
+WIDTH = 96  # characters of a comment line
+
+
+def policy_text(policy: Policy) -> str:
+    """Return a policy as the text of a file, with a comment on what each rule prevents."""
+    lines = [TITLE, ""]
+    for field in fields(policy):
+        value = getattr(policy, field.name)
+        lines += [f"# {line}" for line in textwrap.wrap(PREVENTS[field.name], WIDTH)]
+        if field.name == "min_change" and value is None:
+            lines.append(f"# {field.name} = {policy.least_change}")
+        else:
+            lines.append(f"{field.name} = {_as_toml(value)}")
+        lines.append("")
+    lines.append(f"{END} = true  # the last line, so that a file that was cut off is refused")
+    return "\n".join(lines) + "\n"
+
+
+def explain(policy: Policy) -> list[str]:
+    """Return sentences that say what a policy allows and what it prevents."""
+    told = []
+    if policy.is_open:
+        told.append(
+            f"allow has {ANY!r}: the site answers every installed question, in any order and with any "
+            "numbers; whoever has the coordinator's secret can reconstruct single rows"
+        )
+    elif policy.allow:
+        told.append(
+            f"the site takes part in {', '.join(policy.allow)}, and answers only what a declared plan "
+            "asks, in its order"
+        )
+    else:
+        told.append("the site takes part in no run, because allow is empty")
+    told.append(
+        "gather: the coordinator may see this site's own answers about its rows, such as its variance"
+        if policy.gather
+        else "gather: the coordinator gets sums over sites; of this site alone, it gets column names"
+    )
+    told.append(
+        f"min_rows: the site must have at least {policy.min_rows:,} rows"
+        if policy.min_rows
+        else "min_rows: no rule of its own"
+    )
+    told.append(
+        f"min_count: no count and no sum that stands on fewer than {policy.min_count} rows leaves; "
+        "columns in which fewer rows differ from the most frequent value are refused by name"
+        if policy.min_count > 1
+        else "min_count is 1: counts and sums may stand on a single row"
+    )
+    told.append(
+        f"min_sites: a run must have at least {policy.min_sites} sites"
+        if policy.min_sites > 1
+        else "min_sites is 1: a run may have this site alone"
+    )
+    told.append(
+        f"peers: only sites with one of {len(policy.peers)} known keys may take part"
+        if policy.peers
+        else "peers: any sites may take part, also sites that a coordinator invents"
+    )
+    told.append(
+        f"approval: a person here approves each run; approval_days: requests and approvals end after "
+        f"{policy.approval_days} days"
+        if policy.approval
+        else "approval: no person has to approve a run, so approval_days has no effect"
+    )
+    told.append(
+        f"min_change: if the files have changed, at least {policy.least_change} rows must have changed "
+        "since the last run"
+        if policy.least_change > 1
+        else "min_change is 1: the difference between two runs may describe a single row"
+    )
+    for name, kind in (("max_runs_per_day", "runs"), ("max_rounds_per_day", "rounds")):
+        limit = getattr(policy, name)
+        amount = f"any number of {kind}" if limit is None else f"at most {limit:,} {kind}"
+        told.append(f"{name}: {amount} in 24 hours")
+    return told
+
+
+def _as_toml(value: object) -> str:
+    if value is None:
+        return f'"{UNLIMITED}"'
+    # strings, lists, numbers, and booleans look the same in JSON
+    return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)

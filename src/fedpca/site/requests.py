@@ -1,0 +1,283 @@
+"""Keep the runs that ask a person at the site for approval, and what the person decided.
+
+Each request is a file in the site's folder, so that a restart loses none. A request is pending until a
+person approves or denies it, or until it expires. An approval expires as well.
+
+An approval is for one plan: the same run with the same program, parameters, purpose, and signer. The
+run may lose sites and start over with the others, but it may not gain any. A name that was used for one
+plan cannot be used for a different one, so what a person has read is what the person approves.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import re
+import zlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedpca.errors import ApprovalPending, FileError, InputError, MessageError, PolicyRefused
+from fedpca.printable import printable
+from fedpca.protocol.plan import RunPlan
+from fedpca.storage import atomic
+
+PENDING, APPROVED, DENIED, EXPIRED = "pending", "approved", "denied", "expired"
+SUFFIX = ".requests"  # of the folder
+MAX_PENDING = 50  # a coordinator that lies must not fill the disk
+MAX_EXPIRED = 50  # undecided requests that are kept after they expired
+MAX_REASON = 500  # characters
+_NAME = "request-*.json"
+
+
+@dataclass(frozen=True)
+class Request:
+    """A run that asked for approval, as a file holds it; times are in ISO format."""
+
+    run: str
+    plan: str  # the plan's JSON
+    signer: str  # the fingerprint of the key that signed the plan; empty if nobody did
+    decision: str  # pending, approved, or denied
+    since: str  # when the run first asked
+    until: str  # when the request or the approval expires
+    days: int  # how long an approval will last
+    decided: str = ""
+    reason: str = ""  # of a denial
+
+    def __post_init__(self) -> None:
+        texts = (self.run, self.plan, self.signer, self.decided, self.reason)
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError("text")
+        if self.decision not in (PENDING, APPROVED, DENIED):
+            raise ValueError("decision")
+        if not isinstance(self.days, int) or _time(self.since) > _time(self.until):
+            raise ValueError("times")
+        if self.declared.run != self.run:
+            raise ValueError("run")
+
+    @property
+    def declared(self) -> RunPlan:
+        """Return the plan."""
+        return RunPlan.from_bytes(self.plan.encode())
+
+    @property
+    def state(self) -> str:
+        """Return "pending", "approved", "denied", or "expired", as of now."""
+        is_over = self.decision != DENIED and _now() >= _time(self.until)
+        return EXPIRED if is_over else self.decision
+
+    def covers(self, plan: RunPlan, signer: str) -> bool:
+        """Return whether a plan is the same, but for sites that are missing from it."""
+        asked = self.declared
+        is_same = replace(plan, sites=asked.sites).to_bytes() == asked.to_bytes()
+        has_no_more = plan.sites.items() <= asked.sites.items()
+        return is_same and has_no_more and signer == self.signer
+
+
+class Requests:
+    """The requests in a site's folder.
+
+    Parameters
+    ----------
+    folder : path
+        The folder of the files; it is created with the first request.
+    days : int
+        How many days a request waits, and how many days an approval lasts.
+    tell : callable, optional
+        Called with a line of text when a run asks for approval.
+    """
+
+    def __init__(
+        self, folder: Path, days: int = 7, tell: Callable[[str], None] | None = None
+    ) -> None:
+        self._folder, self._days, self._tell = folder, days, tell
+
+    def check(self, plan: RunPlan, signer: str) -> None:
+        """Refuse a plan that no person has approved, and keep the request if it is new."""
+        known = self._find(plan.run)
+        if known is not None:
+            self._refuse_other(known, plan, signer)
+            if known.state == APPROVED:
+                return
+        if known is None or known.state == EXPIRED:
+            known = self._ask(plan, signer)
+        raise ApprovalPending(
+            f"run {printable(plan.run)} waits for a person at the site to approve it, until "
+            f"{in_minutes(known.until)}"
+        )
+
+    def refuse_undecided(self, run: str) -> None:
+        """Refuse a question of a run that was not approved, or whose approval is no longer valid."""
+        known = self._find(run)
+        if known is not None and known.state == DENIED:
+            raise _denial(known)
+        if known is None or known.state != APPROVED:
+            raise PolicyRefused(
+                f"run {printable(run)} has no approval at this site that is still valid; resume the "
+                "run to ask again"
+            )
+
+    def all(self) -> list[Request]:
+        """Return all requests, the oldest first."""
+        found = [_read(path) for path in sorted(self._folder.glob(_NAME))]
+        return sorted(found, key=lambda request: request.since)
+
+    def named(self, run: str) -> Request:
+        """Return the request of the run with this name, or with the only name that begins so."""
+        requests = self.all()
+        found = [each for each in requests if run in (each.run, printable(each.run))]
+        found = found or [each for each in requests if run and printable(each.run).startswith(run)]
+        if len(found) != 1:
+            fit = "no run has" if not found else f"{len(found)} runs have"
+            names = ", ".join(printable(each.run) for each in found or requests) or "none"
+            raise InputError(
+                f"{fit} a name that begins with {printable(run)!r}; the runs are: {names}"
+            )
+        return found[0]
+
+    def approve(self, request: Request) -> Request:
+        """Approve a pending request; the approval lasts as long as the site's policy says."""
+        if request.state == DENIED:
+            raise InputError(
+                f"run {printable(request.run)} was denied on {in_minutes(request.decided)}; the "
+                "coordinator must ask with a new run"
+            )
+        if request.state == EXPIRED:
+            raise InputError(
+                f"the request of run {printable(request.run)} expired on {in_minutes(request.until)}; "
+                "the coordinator must ask again"
+            )
+        if request.state == APPROVED:
+            return request
+        now = _now()
+        until = now + datetime.timedelta(days=request.days)
+        return self._write(
+            replace(request, decision=APPROVED, decided=_text(now), until=_text(until))
+        )
+
+    def deny(self, request: Request, reason: str = "") -> Request:
+        """Deny a request, or take its approval back; the coordinator is told the reason."""
+        if len(reason) > MAX_REASON:
+            raise InputError(f"the reason has {len(reason)} characters; use at most {MAX_REASON}")
+        if request.state == DENIED:
+            return request
+        return self._write(replace(request, decision=DENIED, decided=_text(_now()), reason=reason))
+
+    def _refuse_other(self, known: Request, plan: RunPlan, signer: str) -> None:
+        """Refuse a run that was denied, or whose plan is not the one that was asked with."""
+        if known.state == DENIED:
+            raise _denial(known)
+        if not known.covers(plan, signer):
+            raise PolicyRefused(
+                f"run {printable(plan.run)} asked for approval of a different plan before; begin a new "
+                "run, without its journal, to ask for this one"
+            )
+
+    def _ask(self, plan: RunPlan, signer: str) -> Request:
+        """Keep a new request, and tell the people at the site."""
+        self._make_room()
+        now = _now()
+        until = now + datetime.timedelta(days=self._days)
+        request = Request(
+            run=plan.run,
+            plan=plan.to_bytes().decode(),
+            signer=signer,
+            decision=PENDING,
+            since=_text(now),
+            until=_text(until),
+            days=self._days,
+        )
+        self._write(request)
+        if self._tell is not None:
+            self._tell(
+                f"run {printable(plan.run)} asks for approval: {printable(plan.program)} with solver "
+                f"{printable(plan.solver)} over {len(plan.sites)} sites, signed by "
+                f"{signer or 'nobody'}, purpose: {printable(plan.purpose) or 'not given'}; see "
+                "fedpca requests"
+            )
+        return request
+
+    def _make_room(self) -> None:
+        """Refuse a request if too many are pending, and remove the oldest that expired undecided."""
+        requests = self.all()
+        if sum(each.state == PENDING for each in requests) >= MAX_PENDING:
+            raise PolicyRefused(
+                f"{MAX_PENDING} runs wait for approval at this site, the most that it keeps; someone "
+                "there must approve or deny some of them"
+            )
+        expired = [r for r in requests if r.state == EXPIRED and r.decision == PENDING]
+        for request in expired[: max(0, len(expired) - MAX_EXPIRED)]:
+            self._path(request.run).unlink(missing_ok=True)
+
+    def _find(self, run: str) -> Request | None:
+        path = self._path(run)
+        return _read(path) if path.exists() else None
+
+    def _write(self, request: Request) -> Request:
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with atomic.writing(self._path(request.run), private=True) as path:
+            path.write_text(json.dumps(asdict(request), indent=1), encoding="ascii")
+        return request
+
+    def _path(self, run: str) -> Path:
+        """Return the file of a run, whatever characters a coordinator puts into its name."""
+        digest = hashlib.sha256(run.encode(errors="surrogatepass")).hexdigest()
+        return self._folder / _NAME.replace("*", digest)
+
+
+def requests_folder(store: Path, site: str) -> Path:
+    """Return the folder for the requests of a site that keeps its files in ``store``."""
+    return store / f"{file_stem(site)}{SUFFIX}"
+
+
+def file_stem(site: str) -> str:
+    """Return the beginning of the names of a site's files."""
+    # different names may become the same file name; the checksum tells them apart
+    safe = re.sub(r"[^A-Za-z0-9._-]", "_", site)
+    return f"{safe}-{zlib.crc32(site.encode()):08x}"
+
+
+def in_minutes(time: str) -> str:
+    """Return a time in the local time zone, to the minute."""
+    return f"{_time(time).astimezone():%Y-%m-%d %H:%M %Z}"
+
+
+def _denial(request: Request) -> PolicyRefused:
+    reason = f": {printable(request.reason, MAX_REASON)}" if request.reason else ""
+    return PolicyRefused(
+        f"a person at the site denied run {printable(request.run)} on "
+        f"{in_minutes(request.decided)}{reason}"
+    )
+
+
+def _read(path: Path) -> Request:
+    """Read a request, or raise an error that says which file is damaged."""
+    try:
+        given: Any = json.loads(path.read_bytes())
+        return Request(**given)
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, TypeError, RecursionError, MessageError):
+        raise FileError(
+            f"{path} is not a request that fedpca wrote; move it away, and the coordinator can ask "
+            "again"
+        ) from None
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
+
+
+def _time(text: str) -> datetime.datetime:
+    """Return a time with its zone, or raise a ValueError."""
+    time = datetime.datetime.fromisoformat(text)
+    if time.tzinfo is None:
+        raise ValueError("a time without a zone")
+    return time
+
+
+def _text(time: datetime.datetime) -> str:
+    return time.isoformat(timespec="seconds")

@@ -1,0 +1,134 @@
+"""A policy comes from a file; what cannot be meant is refused, and nothing makes it weaker."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+
+from fedpca import Policy
+from fedpca.errors import FileError, InputError
+from fedpca.site.policy import JOINING, TRUSTING
+from fedpca.site.policy_file import PREVENTS, explain, policy_text
+
+STRICT = Policy(
+    allow=("federated", "robust"),
+    min_rows=20,
+    min_count=7,
+    min_sites=3,
+    min_change=9,
+    max_runs_per_day=2,
+    max_rounds_per_day=300,
+)
+
+
+def written(folder, text):
+    path = folder / "policy.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_policy_comes_from_a_file_and_the_rest_is_as_for_a_site_that_joins(tmp_path):
+    path = written(tmp_path, "min_rows = 20\ngather = true\nend = true\n")
+    assert Policy.load(path) == replace(JOINING, min_rows=20, gather=True)
+    assert Policy.load(written(tmp_path, "end=true # nothing else")) == JOINING
+    unlimited = written(tmp_path, 'max_runs_per_day = "unlimited"\nend = true')
+    assert Policy.load(unlimited).max_runs_per_day is None
+
+
+def test_a_site_that_joins_is_closed_by_default():
+    assert JOINING.allow == ("federated",)
+    assert not JOINING.gather
+    assert not JOINING.is_open
+    assert JOINING.min_count == JOINING.least_change == 5
+    assert JOINING.max_runs_per_day
+    assert JOINING.max_rounds_per_day
+    assert TRUSTING.is_open
+    assert TRUSTING.min_count == TRUSTING.least_change == 1
+
+
+@pytest.mark.parametrize("policy", [JOINING, STRICT, TRUSTING, Policy(), Policy(allow=())])
+def test_a_policy_that_was_written_is_read_as_it_was(tmp_path, policy):
+    assert Policy.load(written(tmp_path, policy_text(policy))) == policy
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        policy_text(STRICT),
+        policy_text(replace(STRICT, allow=("federated", "end = true"))),
+        "min_rows = 20\nend = true\n# end = true\n",
+    ],
+)
+def test_a_file_that_was_cut_off_is_refused(tmp_path, text):
+    whole = Policy.load(written(tmp_path, text))
+    complete = text.index("\nend = true") + len("\nend = true")
+    for size in range(len(text)):
+        path = written(tmp_path, text[:size])
+        if size >= complete:  # only the last comment is missing
+            assert Policy.load(path) == whole
+        else:
+            with pytest.raises(FileError, match=str(path)):
+                Policy.load(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "said"),
+    [
+        ("", FileError, "does not end with the line 'end = true', so a part of it may be missing"),
+        ("min_rows = 20", FileError, "does not end with the line"),
+        ("end = false", FileError, "does not end with the line"),
+        ("end = 1", FileError, "does not end with the line"),
+        ("end = true\nmin_rows = 20", FileError, "does not end with the line"),
+        ("[other]\nend = true", FileError, "does not end with the line"),
+        (
+            "min_row = 3\nend = true",
+            InputError,
+            "unknown rule 'min_row'; did you mean 'min_rows'[?] the rules are allow, gather, min_rows",
+        ),
+        ("min_rows = true\nend = true", InputError, "min_rows=True must be a whole number"),
+        ("min_rows = '20'\nend = true", InputError, "min_rows='20' must be a whole number"),
+        ("min_rows = 2.0\nend = true", InputError, "min_rows=2.0 must be a whole number"),
+        ("gather = 1\nend = true", InputError, "gather=1 must be true or false"),
+        ("min_rows = -1\nend = true", InputError, "min_rows=-1 must be a whole number, at least 0"),
+        ("min_count = 0\nend = true", InputError, "min_count=0 must be a whole number, at least 1"),
+        ("min_sites = 0\nend = true", InputError, "min_sites=0 must be a whole number, at least 1"),
+        ("min_change = 0\nend = true", InputError, "min_change=0 must be a whole number"),
+        (
+            "min_count = 'unlimited'\nend = true",
+            InputError,
+            "min_count='unlimited' must be a whole",
+        ),
+        ("max_runs_per_day = -1\nend = true", InputError, "max_runs_per_day=-1 must be a whole"),
+        ("allow = 'any'\nend = true", InputError, "allow='any' must be a list of names"),
+        ("allow = [1]\nend = true", InputError, "must be a list of names"),
+        ("gather\nend = true", FileError, "is not TOML"),
+        ("min_rows = 1\nmin_rows = 2\nend = true", FileError, "is not TOML"),
+        ("a=" + "[" * 100_000, FileError, "is not TOML"),
+    ],
+)
+def test_a_policy_that_cannot_be_meant_is_refused(tmp_path, text, kind, said):
+    with pytest.raises(kind, match=said):
+        Policy.load(written(tmp_path, text))
+    with pytest.raises(FileError, match="cannot be read"):
+        Policy.load(tmp_path / "missing.toml")
+
+
+def test_every_rule_is_written_explained_and_said_to_prevent_something():
+    names = [field.name for field in fields(Policy)]
+    assert list(PREVENTS) == names
+    for policy in (JOINING, STRICT, TRUSTING):
+        text, words = policy_text(policy), "\n".join(explain(policy))
+        for name in names:
+            assert f"{name} = " in text
+            assert name in words or name == "allow"
+        assert "allow has 'any'" in words if policy.is_open else ", ".join(policy.allow) in words
+
+
+def test_a_policy_is_said_in_a_phrase():
+    assert Policy(gather=True, min_count=1).in_words() == "only federated"
+    assert STRICT.in_words() == (
+        "only federated, robust, at least 20 rows here, no number that stands on fewer than 7 rows, "
+        "at least 9 rows changed between runs, at least 3 sites, no individual answers from this "
+        "site, at most 2 runs a day, at most 300 rounds a day"
+    )

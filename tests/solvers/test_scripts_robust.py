@@ -1,0 +1,347 @@
+"""Sites that follow a plan answer what `RobustPCA` asks, and nothing else."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.solvers.attacks_on_robust import (
+    NO_NAMES,
+    Wire,
+    n_recovered,
+    records_by_moving_windows,
+    records_in_windows,
+    value_by_histograms,
+)
+
+from fedpca import Federation, Policy, RobustPCA, Site
+from fedpca.errors import PolicyRefused
+from fedpca.protocol.plan import RunPlan
+from fedpca.protocol.script import find_script
+from fedpca.solvers import Dcf
+from fedpca.testing.scripted import ScriptedEngine
+from support import low_rank_rows
+
+STRICT = Policy(allow=("robust",), min_rows=10, min_sites=2)
+STRICT_SHOWING = Policy(allow=("robust",), gather=True, min_rows=10, min_sites=2)
+
+
+def rows_by_site(n=120, d=12, noise=0.1, missing=0.0, apart=0, sizes=None, seed=0):
+    X, _, _ = low_rank_rows(n, d, 3, noise=noise, seed=seed)
+    rng = np.random.default_rng(seed)
+    if sizes is not None:
+        X *= sizes
+    if apart:
+        chosen = np.linspace(0, n - 1, apart).astype(int)
+        X[chosen] = 20 * rng.standard_normal(d) + rng.standard_normal((apart, d)) / 10
+    X[rng.random(X.shape) < missing] = np.nan
+    return dict(zip(("north", "south", "west"), np.array_split(X, 3), strict=True))
+
+
+def guarded(rows, policy):
+    return {name: Site(own, name=name, policy=policy) for name, own in rows.items()}
+
+
+def fitted(estimator, fed):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return estimator.fit(fed)
+
+
+def assert_same(a, b):
+    assert a.components_.tobytes() == b.components_.tobytes()
+    assert a.explained_variance_.tobytes() == b.explained_variance_.tobytes()
+    assert a.mean_.tobytes() == b.mean_.tobytes()
+    assert a.threshold_ == b.threshold_
+    assert list(a.run_.ledger) == list(b.run_.ledger)
+
+
+CASES = {
+    "auto": {},
+    "exact": ({}, {"noise": 0.0}),
+    "auto, bound": {"n_components": None, "max_components": 5},
+    "exact, bound": ({"n_components": None, "max_components": 5}, {"noise": 0.0}),
+    "components of different sizes": ({}, {"sizes": np.geomspace(1, 100, 12)}),
+    "threshold": {"method": "threshold"},
+    "least squares": {"method": "least-squares"},
+    "least squares, bound": {"method": "least-squares", "n_components": None, "max_components": 4},
+    "dcf": {"method": "dcf", "max_rounds": 30},
+    "dcf with options": {"method": Dcf(local_steps=3, step=1e-4), "max_rounds": 10},
+    "dcf, bound": {"method": "dcf", "n_components": None, "max_components": 4, "max_rounds": 20},
+    "mean": {"center": "mean"},
+    "no center": {"center": "none"},
+    "scaled": {"scale": True},
+    "mean, scaled": {"center": "mean", "scale": True},
+    "no center, scaled": {"center": "none", "scale": True},
+    "all rows": {"rows": "all"},
+    "few rounds": {"max_rounds": 2},
+    "coarse": {"tol": 0.1},
+    "missing entries": ({}, {"missing": 0.1}),
+    "missing entries, bound": ({"n_components": None, "max_components": 4}, {"missing": 0.1}),
+    "rows apart": ({}, {"apart": 24}),
+    "rows apart, bound": ({"n_components": None, "max_components": 4}, {"apart": 24}),
+}
+
+
+FEW_APART = {"exact, bound"}  # sites leave out fewer rows than the default min_count
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_honest_runs_pass_under_a_strict_policy_with_the_same_bits(case):
+    options, of_rows = CASES[case] if isinstance(CASES[case], tuple) else (CASES[case], {})
+    options = {"n_components": 3, "random_state": 0} | options
+    least = 1 if case in FEW_APART else STRICT.min_count
+    rows = rows_by_site(**of_rows)
+    plain = fitted(RobustPCA(**options), Federation.local(guarded(rows, None)))
+    shows = replace(STRICT_SHOWING, min_count=least)
+    strict = fitted(RobustPCA(**options), Federation.local(guarded(rows, shows)))
+    assert_same(plain, strict)
+    hides = replace(STRICT, min_count=least)
+    hidden = fitted(RobustPCA(**options), Federation.local(guarded(rows, hides)))
+    assert hidden.components_.tobytes() == plain.components_.tobytes()
+    assert hidden.sparse_share_ == {}
+
+
+def test_rows_that_lie_apart_are_left_out_under_a_policy():
+    strict = fitted(
+        RobustPCA(3, random_state=0), Federation.local(guarded(rows_by_site(apart=24), STRICT))
+    )
+    assert strict.n_left_out_ == 24
+    assert strict.run_.ledger.totals()
+
+
+def test_fewer_rows_apart_than_min_count_are_not_left_out():
+    rows, few = rows_by_site(), 4
+    direction = 20 * np.random.default_rng(1).standard_normal(12)
+    rows["north"][:few] = direction + rows["north"][:few] / 10
+    plain = RobustPCA(3, random_state=0)
+    with pytest.warns(UserWarning, match="4 rows lie apart"):
+        plain.fit(Federation.local(guarded(rows, None)))
+    strict = fitted(RobustPCA(3, random_state=0), Federation.local(guarded(rows, STRICT)))
+    assert (plain.n_left_out_, strict.n_left_out_) == (few, 0)
+    assert strict.run_.ledger.totals()
+
+
+def test_counts_of_a_flag_pass_with_their_scale():
+    rng = np.random.default_rng(0)
+    rows = {name: rng.poisson(0.6, (60, 9)).astype(float) for name in ("north", "south")}
+    options = {"n_components": 2, "scale": True, "random_state": 0}
+    plain = fitted(RobustPCA(**options), Federation.local(guarded(rows, None)))
+    strict = fitted(RobustPCA(**options), Federation.local(guarded(rows, STRICT_SHOWING)))
+    assert_same(plain, strict)
+
+
+@pytest.mark.parametrize("lost_in", ["begin_robust", "hard_round", "finish_robust"])
+def test_a_run_goes_on_without_a_lost_site_under_a_policy(lost_in):
+    def lose(reply):
+        return None if (reply.site, reply.question) == ("west", lost_in) else reply.answer
+
+    def fit(policy):
+        engine = ScriptedEngine(guarded(rows_by_site(), policy), lose)
+        return fitted(RobustPCA(3, random_state=0), Federation(engine, quorum=2))
+
+    plain, strict = fit(None), fit(STRICT_SHOWING)
+    assert strict.run_.sites == ("north", "south")
+    assert plain.components_.tobytes() == strict.components_.tobytes()
+
+
+@pytest.mark.parametrize(
+    "after",
+    ["column_names", "squares_present", "clipped_product", "residual_product", "count_scores"],
+)
+def test_a_killed_run_resumes_under_a_policy(after, tmp_path):
+    rows = rows_by_site()
+    options = {"max_components": 4, "random_state": 0}
+    whole = fitted(RobustPCA(**options), Federation.local(guarded(rows, STRICT)))
+    seen = []
+
+    def crash(reply):
+        """Stop the run at the first question after all rounds of one question."""
+        if after in seen and reply.question != after:
+            raise KeyboardInterrupt
+        seen.append(reply.question)
+        return reply.answer
+
+    journal = tmp_path / "run.journal"
+    engine = ScriptedEngine(guarded(rows, STRICT), crash, journal=journal)
+    with pytest.raises(KeyboardInterrupt):
+        fitted(RobustPCA(**options), Federation(engine, journal=journal))
+    engine = ScriptedEngine(guarded(rows, STRICT), journal=journal)
+    resumed = fitted(RobustPCA(**options), Federation(engine, journal=journal))
+    assert resumed.components_.tobytes() == whole.components_.tobytes()
+
+
+def test_the_default_policy_refuses_the_program_by_name():
+    fed = Federation.local(guarded(rows_by_site(), Policy()))
+    with pytest.raises(PolicyRefused, match="does not allow 'robust'"):
+        RobustPCA(3).fit(fed)
+
+
+def test_a_plan_without_its_parameters_is_refused():
+    with pytest.raises(PolicyRefused, match="cannot tell what the declared RobustPCA will ask"):
+        find_script(RunPlan("run", "RobustPCA", {}, {"a": ""}))
+
+
+ALLOWED = Policy(allow=("robust",))
+
+
+def tables(n_sites, n=80, d=6, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal((n, d)) @ rng.standard_normal((d, d)) for _ in range(n_sites)]
+
+
+@pytest.mark.parametrize("n_sites", [1, 3])
+def test_chosen_frames_recover_all_records_of_open_sites_only(n_sites):
+    rows = tables(n_sites, n=40)
+    low, high = np.vstack(rows)[:, 0].min() - 1, np.vstack(rows)[:, 0].max() + 1
+    found = records_in_windows(Wire.to(rows, None), 6, low, high)
+    assert n_recovered(found, rows) == 40 * n_sites
+    with pytest.raises(PolicyRefused, match="no plan was declared"):
+        records_in_windows(Wire.to(rows, ALLOWED), 6, low, high)
+    wire = begun(rows)
+    frame = {"mean": np.ones(6), "scale": np.ones(6), "varies": np.ones(6, np.uint8)}
+    with pytest.raises(PolicyRefused, match=r"'mean' .* has changed"):
+        wire.send("begin_robust", **frame, reference=1.0)
+    product = {"U": np.eye(6)[:, :5], "threshold": 1.0}
+    wire.send("clipped_product", **product)
+    wire.send("clipped_product", **product)
+    with pytest.raises(PolicyRefused, match="out of turn"):
+        wire.send("clipped_product", **product)
+
+
+def begun(rows, **plan):
+    """A wire to sites that allow robust PCA, after they were told their center and scale."""
+    wire = Wire.to(rows, ALLOWED, {"n_components": 5, "center": "mean", "scale": False, **plan})
+    wire.send("squares_present", about=np.zeros(6))
+    frame = {"mean": np.zeros(6), "scale": np.ones(6), "varies": np.ones(6, np.uint8)}
+    wire.send("begin_robust", **frame, reference=1.0)
+    return wire
+
+
+def round_with(wire, threshold, is_first=0, r=5, reach=0.0):
+    return wire.send(
+        "hard_round", U=np.eye(6)[:, :r], turn=np.eye(r), center=np.zeros(6),
+        mean_scores=np.zeros(r), threshold=threshold, reach=np.full(6, reach),
+        is_first=np.int64(is_first),
+    )  # fmt: skip
+
+
+def test_thresholds_stay_or_fall_by_a_step_of_the_method():
+    wire = begun(tables(1))
+    round_with(wire, 8.0, is_first=1)
+    round_with(wire, 8.0)
+    round_with(wire, 6.4)  # by the decay
+    round_with(wire, 6.0, reach=6.0)
+    round_with(wire, 6.0, reach=8.0)
+    for wrong in (6.1, 5.99, 3.0, 8.0):
+        with pytest.raises(PolicyRefused, match="in the same fit"):
+            round_with(wire, wrong)
+    with pytest.raises(PolicyRefused, match="starts from scratch"):
+        round_with(wire, 6.0, is_first=1)
+    with pytest.raises(PolicyRefused, match="reach must be"):
+        round_with(wire, 6.0, reach=1.0)
+    with pytest.raises(PolicyRefused, match="at most 6"):
+        begun(tables(1)).send(
+            "hard_round", U=np.eye(6), turn=np.ones((7, 6)), center=np.zeros(6),
+            mean_scores=np.zeros(7), threshold=1.0, reach=np.zeros(6), is_first=np.int64(1),
+        )  # fmt: skip
+
+
+def test_no_sum_stands_on_fewer_rows_than_min_count():
+    rows = np.random.default_rng(0).standard_normal((30, 6))
+    rows[:4, 0] /= 1e6  # only these are within the threshold in the first column
+    rows[4:, 0] += 100
+    answer = {}
+    for policy in (Policy(allow=("any",), min_count=1), Policy(allow=("any",))):
+        wire = Wire.to([rows[:19]], policy)
+        wire.send("count_present", features=NO_NAMES)
+        frame = {"mean": np.zeros(6), "scale": np.ones(6), "varies": np.ones(6, np.uint8)}
+        wire.send("begin_robust", **frame, reference=1.0)
+        U = np.eye(6)[:, 1:]
+        answer[policy.min_count] = wire.send(
+            "hard_round", U=U, turn=np.eye(5), center=np.zeros(6), mean_scores=np.zeros(5),
+            threshold=10.0, reach=np.zeros(6), is_first=np.int64(1),
+        )  # fmt: skip
+    assert answer[1]["good"][0] == 4
+    assert answer[1]["total"][0] == pytest.approx(rows[:4, 0].sum())
+    assert answer[5]["good"][0] == answer[5]["total"][0] == 0
+    assert not answer[5]["AV"][0].any()
+    assert (answer[1]["AV"][1:] == answer[5]["AV"][1:]).all()
+
+
+def test_few_values_of_a_column_are_refused_and_the_column_is_named():
+    rows = np.random.default_rng(0).standard_normal((30, 3))
+    rows[3:, 1] = np.nan
+    with pytest.raises(PolicyRefused, match=r"fewer than 5 rows differ .* in columns 1,"):
+        Wire.to([rows], ALLOWED, {"n_components": 1})
+    with pytest.raises(PolicyRefused, match="fewer rows that count"):
+        Wire.to([rows[:4]], ALLOWED, {"n_components": 1})
+    rows[4:] = np.nan
+    with pytest.raises(PolicyRefused, match="in columns 0, 1, 2,"):
+        Wire.to([rows], ALLOWED, {"n_components": 1})
+
+
+def test_histograms_close_in_on_a_value_only_if_bins_with_few_values_are_divided(monkeypatch):
+    rows = tables(1)
+    values = rows[0][:, 0]
+
+    def closest(policy, plan):
+        wire = Wire.to(rows, policy, plan)
+        if plan is not None:
+            wire.send("squares_present", about=np.zeros(6))
+        found, _ = value_by_histograms(wire, 0, 6)
+        return np.abs(values / found - 1).min()
+
+    assert closest(ALLOWED, {"n_components": 2}) > 1e-3
+    monkeypatch.setattr("fedpca.solvers.robust.medians.MIN_CELL", 1)
+    assert closest(None, None) < 1e-12
+    assert closest(ALLOWED, {"n_components": 2}) > 1e-3  # the policy's min_count is enough
+
+
+def test_histograms_narrow_in_their_order():
+    wire = Wire.to(tables(1), ALLOWED, {"n_components": 2})
+    wire.send("squares_present", about=np.zeros(6))
+
+    def count(guess=0.0, shift=60, of=0, about=0.0, features=range(6)):
+        m = len(features)
+        return wire.send(
+            "count_values", features=np.array(features), about=np.full(m, about),
+            guess=np.full(m, guess), shift=np.int64(shift), of=np.int64(of),
+        )  # fmt: skip
+
+    for wrong, why in (
+        ({"shift": 54}, "go on with what was counted"),
+        ({"of": 1}, "out of turn"),
+        ({"about": 1.0}, "about 0"),
+        ({"guess": 1.0}, "guesses of 0"),
+        ({"features": [0, 0]}, "ascending"),
+        ({"features": [0]}, "covers all columns"),
+    ):
+        with pytest.raises(PolicyRefused, match=why):
+            count(**wrong)
+    count()
+    count(1.0, 54)
+    count(1.5, 48, features=[0, 1])
+    for wrong, why in (
+        ({"guess": 1e9, "shift": 42, "features": [0]}, "bin of the guess before"),
+        ({"guess": 1.5, "shift": 36, "features": [0]}, "divide the bins"),
+        ({"guess": 1.5, "shift": 42, "features": [2]}, "divide the bins"),
+        ({"guess": 1.5, "shift": 42, "features": [0], "about": 1.0}, "same point"),
+        ({"shift": 60}, "out of turn"),
+        ({"of": 1, "about": 100.0}, "about the medians"),
+    ):
+        with pytest.raises(PolicyRefused, match=why):
+            count(**wrong)
+
+
+def test_moving_windows_recover_some_records_but_no_more_than_the_rounds_of_a_run_allow():
+    rows = tables(1, n=200)
+    low, high = rows[0][:, 0].min() - 0.5, rows[0][:, 0].max() + 0.5
+    wire = Wire.to(rows, ALLOWED, {"n_components": 5})
+    found, columns = records_by_moving_windows(wire, 6, 5, low, high)
+    assert 0 < n_recovered(found, [rows[0][:, columns]], rtol=1e-3) < 100
+    assert "out of turn" in wire.refused[-1]
+    with pytest.raises(PolicyRefused, match="max_rounds=1000 exceeds 200"):
+        Wire.to(rows, ALLOWED, {"n_components": 5, "max_rounds": 1000})
