@@ -9,7 +9,7 @@ secret, and their masks do not cancel.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,8 +19,7 @@ from fedpca.errors import MessageError, PolicyRefused
 from fedpca.privacy.masks import KEY_BYTES
 from fedpca.protocol.plan import NO_KEY, RunPlan
 
-MAX_IDENTITY_BYTES = 512  # of a public key in DER form
-MAX_SIGNATURE_BYTES = 512
+MAX_OFFER_BYTES = 1024
 _DOMAIN = b"fedpca offer"
 
 Verify = Callable[[bytes, bytes, bytes], bool]  # of a public key in DER form, a signature, and data
@@ -38,27 +37,24 @@ class Offer:
     identity: bytes = b""  # the site's own public key, in DER form
     signature: bytes = b""
 
-    def to_arrays(self) -> Arrays:
-        """Return the offer as message fields."""
-        parts = {"public": self.public, "identity": self.identity, "signature": self.signature}
-        return {name: np.frombuffer(data, np.uint8) for name, data in parts.items()}
+    def to_bytes(self) -> bytes:
+        """Encode the offer; each part follows its length."""
+        parts = (self.public, self.identity, self.signature)
+        return b"".join(len(part).to_bytes(2, "big") + part for part in parts)
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Array]) -> Offer:
-        """Restore an offer from message fields; refuse fields that cannot be one."""
-        limits = {
-            "public": KEY_BYTES,
-            "identity": MAX_IDENTITY_BYTES,
-            "signature": MAX_SIGNATURE_BYTES,
-        }
-        for name, most in limits.items():
-            array = arrays.get(name)
-            if array is None or array.dtype != np.uint8 or array.ndim != 1 or array.size > most:
-                raise MessageError(f"field {name!r} is not part of an offer of a key")
-        offer = cls(*(arrays[name].tobytes() for name in limits))
-        if len(offer.public) != KEY_BYTES:
-            raise MessageError(f"the offered key has {len(offer.public)} bytes, not {KEY_BYTES}")
-        return offer
+    def from_bytes(cls, data: bytes) -> Offer:
+        """Decode an offer; refuse bytes that cannot be one."""
+        parts, rest = [], data
+        for _ in range(3):
+            size = int.from_bytes(rest[:2], "big")
+            parts.append(rest[2 : 2 + size])
+            if len(rest) < 2 + size:
+                raise MessageError("the offer of a key is cut off")
+            rest = rest[2 + size :]
+        if rest or len(data) > MAX_OFFER_BYTES or len(parts[0]) != KEY_BYTES:
+            raise MessageError("these bytes are not the offer of a key")
+        return cls(*parts)
 
 
 def text_to_sign(run: str, plan: RunPlan, public: bytes) -> bytes:
@@ -85,9 +81,6 @@ def check_offers(
     run: str, plan: RunPlan, offers: Mapping[str, Offer], verify: Verify | None
 ) -> None:
     """Refuse offers that are not from exactly the sites of the plan, with the plan's keys."""
-    if set(offers) != set(plan.sites):
-        odd = sorted(set(offers) ^ set(plan.sites))
-        raise PolicyRefused(f"the offered keys are not those of the plan's sites: {odd[0]!r}")
     for name, key in plan.sites.items():
         if key == NO_KEY and verify is None:
             continue
@@ -100,18 +93,13 @@ def check_offers(
 
 
 def pack_offers(offers: Mapping[str, Offer]) -> Arrays:
-    """Return all offers as message fields."""
-    return {
-        f"{i}/{part}": array
-        for i, (_, offer) in enumerate(sorted(offers.items()))
-        for part, array in offer.to_arrays().items()
-    }
+    """Return all offers as message fields, which are numbered in the order of the sites' names."""
+    ordered = [offer for _, offer in sorted(offers.items())]
+    return {str(i): np.frombuffer(offer.to_bytes(), np.uint8) for i, offer in enumerate(ordered)}
 
 
-def unpack_offers(names: list[str], arrays: Mapping[str, Array]) -> dict[str, Offer]:
-    """Restore the offers of these sites from message fields."""
-    parts = ("public", "identity", "signature")
-    return {
-        name: Offer.from_arrays({p: arrays[f"{i}/{p}"] for p in parts if f"{i}/{p}" in arrays})
-        for i, name in enumerate(sorted(names))
-    }
+def unpack_offers(names: Sequence[str], arrays: Mapping[str, Array]) -> dict[str, Offer]:
+    """Restore the offers of these sites, in the order of their names, from message fields."""
+    if set(arrays) != {str(i) for i in range(len(names))}:
+        raise PolicyRefused(f"the number of offered keys is not {len(names)}, as in the plan")
+    return {name: Offer.from_bytes(arrays[str(i)].tobytes()) for i, name in enumerate(names)}

@@ -1,7 +1,8 @@
 """Agree on how the fields of an answer are masked: in which ring, and how large they may be.
 
 Both ends use these rules. A field of whole numbers is summed as it is. A matrix goes into a narrow
-ring, and a vector or a number into a wide one, since the columns of a table may have very different units.
+ring, and a vector or a number into a wide one, since the columns of a table may have very different
+units.
 
 A ring needs a bound. Where a field is part of the rows' sum of squares, as the question declares with
 the word "explained", the total sum of squares bounds it. Otherwise, the sites find a bound first
@@ -25,7 +26,7 @@ from fedpca.protocol.question import Question
 
 BOUND = "bound"  # the mask of a message that asks only for a bound
 WHOLE = Ring(NARROW, 0)  # for whole numbers
-BINS = {"narrow": WHOLE, "wide": WHOLE}  # the fields of an answer about bounds
+KINDS = {NARROW: "narrow", WIDE: "wide"}
 MIN_FRACTION_BITS, MAX_FRACTION_BITS = -1100, 1200  # what the largest and smallest floats need
 ENERGY_SLACK = 1e-6  # by which rounding may exceed a total
 
@@ -40,11 +41,15 @@ def rings_from_bounds(question: Question, bounds: Mapping[str, float]) -> dict[s
     """Return the ring of each field; ``bounds`` are those on totals in narrow and in wide rings."""
     rings = {}
     for name, declared in question.answers.items():
-        bits = bits_of(declared)
-        kind = "narrow" if bits == NARROW else "wide"
-        is_whole = declared.dtype == "int64"
-        rings[name] = WHOLE if is_whole else Ring.for_bound(bits, bounds[kind])
+        bits, is_whole = bits_of(declared), declared.dtype == "int64"
+        rings[name] = WHOLE if is_whole else Ring.for_bound(bits, bounds[KINDS[bits]])
     return rings
+
+
+def bins_of(question: Question) -> dict[str, Ring]:
+    """Return the fields of an answer about bounds: one for each kind of ring that fractions need."""
+    kinds = {KINDS[bits_of(each)] for each in question.answers.values() if each.dtype != "int64"}
+    return dict.fromkeys(sorted(kinds), WHOLE)
 
 
 def explained_bounds(
@@ -52,17 +57,22 @@ def explained_bounds(
 ) -> dict[str, float] | None:
     """Return bounds on totals that follow from the rows' sum of squares, or None if they do not.
 
-    The norm of ``A'A Z`` is at most the trace of ``A'A`` times the norm of Z. A question without
-    fractions needs no bound.
+    The norm of ``A'A Z`` is at most the trace of ``A'A`` times the norm of Z. A question may also
+    declare a factor, ``times_energy``. A question without fractions needs no bound.
     """
     fractions = [name for name, declared in question.answers.items() if declared.dtype != "int64"]
     if not fractions:
-        return dict.fromkeys(BINS, 0.0)
-    if energy is None or not all("explained" in question.words[name] for name in fractions):
+        return {}
+    if energy is None:
         return None
-    blocks = (array for array in arrays.values() if array.ndim > 1)
-    factor = max([1.0, *(float(np.linalg.norm(block)) for block in blocks)])
-    return dict.fromkeys(BINS, (1 + ENERGY_SLACK) * factor * energy)
+    if question.times_energy is not None:
+        factor = question.times_energy(arrays)
+    elif all("explained" in question.words[name] for name in fractions):
+        blocks = (array for array in arrays.values() if array.ndim > 1)
+        factor = max([1.0, *(float(np.linalg.norm(block)) for block in blocks)])
+    else:
+        return None
+    return dict.fromkeys(bins_of(question), (1 + ENERGY_SLACK) * factor * energy)
 
 
 def to_header(rings: Mapping[str, Ring]) -> dict[str, list[int]]:
@@ -98,12 +108,11 @@ def masked_answer(
     """
     mask = request.header.get("mask")
     if mask == BOUND:
-        sizes: dict[str, list[Array]] = {"narrow": [], "wide": []}
+        rings = bins_of(question)
+        sizes: dict[str, list[Array]] = {kind: [] for kind in rings}
         for name, declared in question.answers.items():
             if declared.dtype != "int64":
-                kind = "narrow" if bits_of(declared) == NARROW else "wide"
-                sizes[kind].append(np.abs(answer[name]).max(initial=0.0))
-        rings: Mapping[str, Ring] = BINS
+                sizes[KINDS[bits_of(declared)]].append(np.abs(answer[name]).max(initial=0.0))
         elements = {kind: size_bins(np.array(found)) for kind, found in sizes.items()}
     else:
         rings = from_header(question, mask)
@@ -121,15 +130,19 @@ def masked_answer(
 def check_masked(
     question: Question, rings: Mapping[str, Ring], arrays: Arrays, dimensions: Dimensions
 ) -> Arrays:
-    """Return the elements in a masked answer, or raise an error that names the field."""
-    declared = {name: Declared("int64", (str(N_BINS),)) for name in BINS}
-    if rings is not BINS:
+    """Return the elements in a masked answer, or raise an error that names the field.
+
+    The rings are those of the answer's fields, or those of the bins that `bins_of` returns.
+    """
+    if set(rings) == set(question.answers):
         declared = {
             name: Declared(
                 "int64", (*each.dimensions, *(("2",) if rings[name].bits == WIDE else ()))
             )
             for name, each in question.answers.items()
         }
+    else:
+        declared = {name: Declared("int64", (str(N_BINS),)) for name in rings}
     if set(arrays) != set(declared):
         raise MessageError(f"the answer has fields {sorted(arrays)} instead of {sorted(declared)}")
     checked = check_arrays(declared, arrays, dimensions, "the answer", MessageError)

@@ -41,6 +41,10 @@ PREVENTS = {
     "max_rounds_per_day": (
         f'Prevents the same for rounds; a fit takes 5 to 500. "{UNLIMITED}" turns it off.'
     ),
+    "require": (
+        'Prevents that the coordinator reads what this site adds to a sum: ["secure"] takes part only '
+        "in runs with secure sums. Empty: in all runs."
+    ),
 }
 TITLE = (
     "# What this site takes part in, and what it tells. `fedpca policy --explain FILE` says more."
@@ -120,6 +124,11 @@ def explain(policy: Policy) -> list[str]:
         limit = getattr(policy, name)
         amount = f"any number of {kind}" if limit is None else f"at most {limit:,} {kind}"
         told.append(f"{name}: {amount} in 24 hours")
+    told.append(
+        "require: only runs with secure sums, in which the coordinator reads totals alone"
+        if policy.require
+        else "require: nothing, so the coordinator's process can read what this site adds to a sum"
+    )
     return told
 
 
