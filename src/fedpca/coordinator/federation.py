@@ -132,10 +132,10 @@ class Federation:
         n_jobs : int, optional
             The number of sites that work at the same time, each in a thread; by default, one at a time.
         **options
-            ``quorum``, ``timeout``, ``journal``, ``on_round``, ``purpose``, ``approval_wait``, and
-            ``on_waiting``, as for `Federation`. A site's time
-            limit starts when the site begins to work. With a journal ``F``, the sites keep their memory
-            in the folder ``F.sites``.
+            ``quorum``, ``timeout``, ``journal``, ``on_round``, ``purpose``, ``approval_wait``,
+            ``on_waiting``, and ``secure``, as for `Federation`. A site's time limit starts when the
+            site begins to work. With a journal ``F``, the sites keep their memory in the folder
+            ``F.sites``.
         """
         from fedpca.engines.local import LocalEngine
 
@@ -304,8 +304,10 @@ class Federation:
         """Begin an attempt in which nothing is known about the size of sums."""
         if self.secure:
             from fedpca.coordinator.secure import SecureSums
+            from fedpca.privacy.offers import roster_hash
 
             self._secure_sums = SecureSums()
+            self.record.secure = {"roster": roster_hash(self._plan())}
 
     def _go_on_after_refusal(self) -> None:
         """Record a round that a policy refused, once the program goes on without its answers.
@@ -449,15 +451,7 @@ class Federation:
         is_needed = self.secure or getattr(self.engine, "declares", False)
         if not is_needed or self._is_declared or self._identity is None:
             return {}
-        keys: Mapping[str, str] = getattr(self.engine, "keys", {})
-        plan = RunPlan(
-            run=self._run,
-            program=str(self._identity.get("program", "program")),
-            parameters=self._identity.get("parameters", {}),
-            sites={name: keys.get(name, NO_KEY) for name in self.record.sites},
-            purpose=self.purpose,
-            privacy={SECURE: True} if self.secure else {},
-        )
+        plan = self._plan()
         if self.secure:
             refuse_unmaskable(plan)
         attempt = f"{self._run}.{self._attempt}"
@@ -469,6 +463,19 @@ class Federation:
             failed = declaration.agree_on_keys()
         self._is_declared = True
         return failed
+
+    def _plan(self) -> RunPlan:
+        """Return the plan of this attempt, as the sites are told."""
+        identity = self._identity or {}
+        keys: Mapping[str, str] = getattr(self.engine, "keys", {})
+        return RunPlan(
+            run=self._run,
+            program=str(identity.get("program", "program")),
+            parameters=identity.get("parameters", {}),
+            sites={name: keys.get(name, NO_KEY) for name in self.record.sites},
+            purpose=self.purpose,
+            privacy={SECURE: True} if self.secure else {},
+        )
 
     def _keep_told(self, asked: Round) -> None:
         """Keep each site's share of the rows, weight, and variance, if all sites told them.

@@ -130,13 +130,16 @@ class Round:
             alike.setdefault(self.fields[name], {})[name] = size
         for fields, sizes in alike.items():
             ledger.record(self.number, self.question.name, how, fields, sizes)
-        return {
+        entry = {
             "round": self.number,
             "question": self.question.name,
             "sites": len(self.sizes),
             "bytes_up": sum(self.sizes.values()),
             "bytes_down": len(asked) * self.request.n_bytes,
         }
+        if self.masks is not None and not self.masks.is_bound:
+            entry["rings"] = self.masks.header
+        return entry
 
     def raise_outcome(self) -> None:
         """Raise the refusal or the loss of sites with which the round ended, if it did."""

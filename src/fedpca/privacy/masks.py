@@ -22,13 +22,20 @@ import hashlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
 from fedpca.arrays import Array, Arrays
+from fedpca.errors import InputError
 from fedpca.privacy.rings import Ring, add, subtract
+
+try:
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
+except ImportError:
+    raise InputError(
+        "secure sums require an extra; install it with: pip install 'fedpca[privacy]'"
+    ) from None
 
 MAX_ALL_PAIRS = 100  # sites, up to which all are neighbors
 N_RINGS = 32  # random rings in which a site has two neighbors each

@@ -70,8 +70,8 @@ class Policy:
         over because a site was lost counts again.
     require : sequence of str
         What a run must have: "secure" for secure sums, so that the coordinator cannot read an answer of
-        this site alone. A run that starts over because a site was lost gives away the difference of two
-        sums; ``max_runs_per_day`` limits how often.
+        this site alone. The run must then have two sites or more. A run that starts over because a
+        site was lost gives away the difference of two sums; ``max_runs_per_day`` limits how often.
     """
 
     allow: tuple[str, ...] = (FEDERATED,)
@@ -191,11 +191,15 @@ class Policy:
 
     def refuse_unknown_sites(self) -> None:
         """Refuse a rule about the number of sites if it cannot be checked across machines."""
-        if self.min_sites > 1 and not self.peers:
+        rules = {f"min_sites={self.min_sites}": "min_sites = 1"} if self.min_sites > 1 else {}
+        if self.require:
+            rules[f"require={list(self.require)}"] = "require = []"
+        if rules and not self.peers:
+            needs = "need" if len(rules) > 1 else "needs"
             raise InputError(
-                f"min_sites={self.min_sites} needs peers across machines, because a coordinator could "
+                f"{' and '.join(rules)} {needs} peers across machines, because a coordinator could "
                 "invent sites; list the fingerprints of the other sites' keys in peers, which "
-                "`fedpca site-key --show NAME.pub` prints, or use min_sites = 1"
+                f"`fedpca site-key --show NAME.pub` prints, or use {' and '.join(rules.values())}"
             )
 
     def admit(self, plan: RunPlan, script: Script, own_key: str = NO_KEY) -> None:
@@ -209,6 +213,11 @@ class Policy:
             raise PolicyRefused(
                 "the policy requires secure sums, but the plan has none; use Federation(secure=True) "
                 "or `fedpca fit --secure`"
+            )
+        if SECURE in self.require and len(plan.sites) < 2:
+            raise PolicyRefused(
+                "the policy requires secure sums, and a sum over this site alone hides nothing; the "
+                "run must have two sites or more"
             )
         if script.sees and not self.gather:
             raise PolicyRefused(

@@ -26,7 +26,8 @@ PREVENTS = {
     "min_sites": "Prevents runs with fewer sites, in whose sums this site would stand out.",
     "peers": (
         "Prevents that a coordinator invents sites: the fingerprints of the other sites' keys, which "
-        "`fedpca site-key --show NAME.pub` prints. Empty: any sites. Needed for min_sites above 1."
+        "`fedpca site-key --show NAME.pub` prints. Empty: any sites. Needed for min_sites above 1 and "
+        "for require."
     ),
     "approval": "Prevents runs that no person here has approved, with `fedpca approve`.",
     "approval_days": "Prevents that a request or an approval lasts longer than these days.",
@@ -43,7 +44,7 @@ PREVENTS = {
     ),
     "require": (
         'Prevents that the coordinator reads what this site adds to a sum: ["secure"] takes part only '
-        "in runs with secure sums. Empty: in all runs."
+        "in runs with secure sums over two sites or more. Needs peers. Empty: in all runs."
     ),
 }
 TITLE = (
