@@ -107,7 +107,10 @@ def print_leakage(out: Console, leakage: Leakage, by_site: bool) -> None:
     out.print(f"Errors of guesses that use no messages: {guesses}.")
     out.print("'exposed' is the share of the site's variance on eigenvectors known to within 10%.")
     for listener in ("seen", "summed"):
-        out.print(f"'{listener}' hears {LISTENERS[listener]}.")
+        masked = ", which is masked unless it is gathered" if leakage.is_secure else ""
+        out.print(
+            f"'{listener}' hears {LISTENERS[listener]}{masked if listener == 'seen' else ''}."
+        )
 
 
 def write_exposures(path: Path, leakage: Leakage) -> None:
