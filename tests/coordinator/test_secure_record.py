@@ -126,6 +126,7 @@ def test_other_estimators_do_without_what_sites_tell_alone(estimator, parts, tmp
     hows = {entry.how for entry in estimator.run_.ledger if entry.question != "column_names"}
     assert hows == {"sent", "masked"}
     assert estimator.run_.influence == {}
+    assert getattr(estimator, "site_variance_", {}) == getattr(estimator, "sparse_share_", {}) == {}
     path = tmp_path / "secure.fedpca"
     estimator.save(path)
     done = run_command("info", path)
@@ -216,3 +217,14 @@ def test_secure_sums_without_the_extra_name_it():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1
     assert "pip install 'fedpca[privacy]'" in done.stderr
+
+
+def test_plain_runs_and_audits_do_without_the_extra():
+    code = (
+        "import sys; sys.modules['cryptography'] = None; import numpy as np;"
+        "from fedpca import *; from fedpca.audit.leakage import audit;"
+        "rows = np.random.default_rng(0).normal(size=(2, 30, 4));"
+        "FederatedPCA(1).fit(list(rows)); audit(list(rows), 1, solvers='lanczos', refits=0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

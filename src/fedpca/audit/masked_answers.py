@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedpca.arrays import Arrays
-from fedpca.privacy.masks import masked
+from fedpca.privacy.masks import masked, neighbors
 from fedpca.privacy.rings import Ring, subtract
 from fedpca.privacy.secure_sum import BOUND, add_masked, decoded, from_header
 from fedpca.protocol.message import Message, digest_of
@@ -68,4 +68,8 @@ class MaskedRound(NamedTuple):
 def secrets_of(site: Site) -> dict[str, bytes]:
     """Return the secrets that a site shares with its neighbors, which it tells if it colludes."""
     plan = RunPlan.from_bytes(site.recall(Agreement).plan.tobytes())
-    return site.recall(MaskKeys).secrets_by_site(plan, site.name)
+    keys = site.recall(MaskKeys)
+    if keys.seed is None or keys.secrets is None:
+        return {}
+    others = neighbors(site.name, sorted(plan.sites), keys.seed.tobytes())
+    return dict(zip(others, (row.tobytes() for row in keys.secrets), strict=True))

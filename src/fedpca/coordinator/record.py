@@ -52,12 +52,12 @@ class RunRecord:
     ``signature`` of the three, and the fingerprint of its ``key``. `fedpca ledger verify` compares it
     with the site's ledger.
 
-    In a run with secure sums, ``secure`` has the hash of the ``roster``, which are
-    the names and keys of the sites that share masks, and the entry of each masked round has ``rings``:
-    the bits of each field's ring, and the power of 2 by which numbers were multiplied.
+    In a run with secure sums, ``secure`` has the hash of the ``roster``, which is the names and keys of
+    the sites that share masks. The entry of each masked round then has ``rings``: the bits of each
+    field's ring, and the power of 2 by which numbers were multiplied.
 
-    The other fields are those of `Outcome`. A model file keeps everything
-    except the seconds and the influence, which would tell others how many rows a site has.
+    The other fields are those of `Outcome`. A model file keeps everything except the seconds and the
+    influence, which would tell others how many rows a site has.
     """
 
     seed: int = 0
