@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import chi2
 
 from fedpca.privacy import masks
-from fedpca.privacy.bounds import N_BINS, bound_from_bins, size_bins
+from fedpca.privacy.bounds import N_BINS, bound_from_bins, masks_cancel, size_bins
 from fedpca.privacy.masks import masked, neighbors, new_private_key, pair_secret, public_key_of
 from fedpca.privacy.rings import NARROW, WIDE, Ring, add
 
@@ -128,10 +128,13 @@ def test_many_sites_stay_connected_without_half_of_them():
 
 @pytest.mark.parametrize("sizes", [[1e-12, 3.0, 1e12], [0.0, 1e-9], [5.0], [1e100, 1.0]])
 def test_bins_show_the_largest_size_and_nothing_else(sizes):
-    total = np.zeros(N_BINS, np.uint64)
-    for size in sizes:
-        total += size_bins(np.array([size, -size / 2]))
+    rng, total = np.random.default_rng(0), np.zeros(N_BINS, np.uint64)
+    words = [rng.integers(0, 2**64, N_BINS, np.uint64, endpoint=False) for _ in sizes]
+    for size, own in zip(sizes, words, strict=True):
+        total += size_bins(np.array([size, -size / 2]), own)
+    assert masks_cancel(total)
+    assert not masks_cancel(total + words[0])
     bound = bound_from_bins(total)
     assert max(sizes) < bound <= 512 * max(sizes)
     assert (total[: np.flatnonzero(total)[-1] + 1] != 0).all()
-    assert bound_from_bins(size_bins(np.zeros(3))) == 0
+    assert bound_from_bins(size_bins(np.zeros(3), words[0])) == 0

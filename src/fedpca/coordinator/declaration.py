@@ -33,6 +33,10 @@ Failed = dict[str, str]  # what went wrong at each site that did not answer
 
 def refuse_unmaskable(plan: RunPlan) -> None:
     """Refuse a program that cannot do without answers that the coordinator sees site by site."""
+    from fedpca.privacy.secure_sum import MIN_SITES, ONE_SITE
+
+    if len(plan.sites) < MIN_SITES:
+        raise InputError(ONE_SITE)
     try:
         sees = find_script(plan).sees
     except PolicyRefused:  # a program without a script may sum everything

@@ -421,8 +421,13 @@ class Federation:
         If nobody knows how large the answers are, the sites are asked for that first, in a message
         within the same round.
         """
-        if self._secure_sums is None or question.verb != "sum":
+        if not self.secure or question.verb != "sum":
             return None
+        if self._secure_sums is None:
+            raise InputError(
+                "secure sums need a run, in which the sites exchange keys; use Federation.run, or an "
+                "estimator's fit"
+            )
 
         def ask(masks: Masks) -> Arrays:
             asked = self._round(question, arrays, dict(self._dimensions), masks)

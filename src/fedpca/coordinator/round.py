@@ -212,9 +212,11 @@ class Round:
     def _unmasked(self, masks: Masks) -> Arrays:
         """Return the total of masked answers, in which no mask is left."""
         total = masks.decode(self.total)
-        if masks.is_bound:
-            return total
         try:
+            if not masks.cancel(total):
+                raise MessageError("the total is not a sum of answers")
+            if masks.is_bound:
+                return total
             return self.question.check_answer(
                 total, dict(self.dimensions), self.arrays, is_total=True
             )

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedpca.arrays import Arrays, Dimensions
-from fedpca.privacy.bounds import bound_from_bins
+from fedpca.privacy.bounds import bound_from_bins, masks_cancel
 from fedpca.privacy.rings import Ring
 from fedpca.privacy.secure_sum import (
     BOUND,
@@ -48,6 +48,10 @@ class Masks:
     def add(self, total: Arrays, elements: Arrays) -> None:
         """Add a site's elements to a total, in place."""
         add_masked(total, elements, self.rings)
+
+    def cancel(self, total: Arrays) -> bool:
+        """Return whether no mask is left in a total, as far as the total shows it."""
+        return not self.is_bound or all(masks_cancel(bins) for bins in total.values())
 
     def decode(self, total: Arrays) -> Arrays:
         """Return a total as numbers."""

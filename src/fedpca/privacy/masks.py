@@ -23,9 +23,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedpca.arrays import Array, Arrays
 from fedpca.errors import InputError
-from fedpca.privacy.rings import Ring, add, subtract
 
 try:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -36,6 +34,9 @@ except ImportError:
     raise InputError(
         "secure sums require an extra; install it with: pip install 'fedpca[privacy]'"
     ) from None
+
+from fedpca.arrays import Array, Arrays
+from fedpca.privacy.rings import Ring, add, subtract
 
 MAX_ALL_PAIRS = 100  # sites, up to which all are neighbors
 N_RINGS = 32  # random rings in which a site has two neighbors each
@@ -61,12 +62,14 @@ def neighbors(name: str, roster: Sequence[str], seed: bytes) -> list[str]:
     """
     if len(roster) <= MAX_ALL_PAIRS:
         return sorted(other for other in roster if other != name)
+    names = sorted(roster)
+    drawn = b"".join(hashlib.shake_256(seed + each.encode()).digest(8 * N_RINGS) for each in names)
+    places = np.frombuffer(drawn, ">u8").reshape(len(names), N_RINGS)
     found: set[str] = set()
     for ring in range(N_RINGS):
-        start = seed + ring.to_bytes(4, "big")
-        order = sorted(roster, key=lambda site: hashlib.sha256(start + site.encode()).digest())
-        place = order.index(name)
-        found |= {order[place - 1], order[(place + 1) % len(order)]}
+        order = np.argsort(places[:, ring], kind="stable")
+        place = int(np.flatnonzero(order == names.index(name))[0])
+        found |= {names[order[place - 1]], names[order[(place + 1) % len(names)]]}
     return sorted(found - {name})
 
 
@@ -93,7 +96,7 @@ def masked(
     total = {field: elements.copy() for field, elements in fields.items()}
     n_words = sum(elements.size for elements in total.values())
     for other, secret in secrets.items():
-        stream, start = _stream(secret, context, n_words), 0
+        stream, start = words_of(secret, _ROUND + context, n_words), 0
         for field, elements in total.items():
             mask = stream[start : start + elements.size].reshape(elements.shape)
             start += elements.size
@@ -102,8 +105,8 @@ def masked(
     return total
 
 
-def _stream(secret: bytes, context: bytes, n_words: int) -> Array:
+def words_of(secret: bytes, context: bytes, n_words: int) -> Array:
     """Return pseudorandom words that only the holders of the secret can compute."""
-    key = HKDFExpand(SHA256(), KEY_BYTES, info=_ROUND + context).derive(secret)
+    key = HKDFExpand(SHA256(), KEY_BYTES, info=context).derive(secret)
     encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
     return np.frombuffer(encryptor.update(bytes(8 * n_words)), np.uint64)

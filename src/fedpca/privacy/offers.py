@@ -45,16 +45,21 @@ class Offer:
     @classmethod
     def from_bytes(cls, data: bytes) -> Offer:
         """Decode an offer; refuse bytes that cannot be one."""
-        parts, rest = [], data
+        parts, start = [], 0
         for _ in range(3):
-            size = int.from_bytes(rest[:2], "big")
-            parts.append(rest[2 : 2 + size])
-            if len(rest) < 2 + size:
-                raise MessageError("the offer of a key is cut off")
-            rest = rest[2 + size :]
-        if rest or len(data) > MAX_OFFER_BYTES or len(parts[0]) != KEY_BYTES:
+            size = int.from_bytes(data[start : start + 2], "big")
+            parts.append(data[start + 2 : start + 2 + size])
+            start += 2 + size
+        if start != len(data) or len(data) > MAX_OFFER_BYTES or len(parts[0]) != KEY_BYTES:
             raise MessageError("these bytes are not the offer of a key")
         return cls(*parts)
+
+    @staticmethod
+    def end(data: bytes, start: int) -> int:
+        """Return where an offer ends that begins at ``start``; its last part may be cut off."""
+        for _ in range(3):
+            start += 2 + int.from_bytes(data[start : start + 2], "big")
+        return start
 
 
 def text_to_sign(run: str, plan: RunPlan, public: bytes) -> bytes:
@@ -93,13 +98,18 @@ def check_offers(
 
 
 def pack_offers(offers: Mapping[str, Offer]) -> Arrays:
-    """Return all offers as message fields, which are numbered in the order of the sites' names."""
-    ordered = [offer for _, offer in sorted(offers.items())]
-    return {str(i): np.frombuffer(offer.to_bytes(), np.uint8) for i, offer in enumerate(ordered)}
+    """Return all offers as one message field, in the order of the sites' names."""
+    ordered = b"".join(offer.to_bytes() for _, offer in sorted(offers.items()))
+    return {"offers": np.frombuffer(ordered, np.uint8)}
 
 
 def unpack_offers(names: Sequence[str], arrays: Mapping[str, Array]) -> dict[str, Offer]:
-    """Restore the offers of these sites, in the order of their names, from message fields."""
-    if set(arrays) != {str(i) for i in range(len(names))}:
+    """Restore the offers of these sites, in the order of their names, from a message field."""
+    data, start, offers = arrays.get("offers", np.empty(0, np.uint8)).tobytes(), 0, {}
+    for name in names:
+        end = Offer.end(data, start)
+        offers[name] = Offer.from_bytes(data[start:end])
+        start = end
+    if start != len(data):
         raise PolicyRefused(f"the number of offered keys is not {len(names)}, as in the plan")
-    return {name: Offer.from_bytes(arrays[str(i)].tobytes()) for i, name in enumerate(names)}
+    return offers

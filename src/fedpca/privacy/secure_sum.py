@@ -19,16 +19,23 @@ import numpy as np
 from fedpca.arrays import Array, Arrays, Declared, Dimensions, check_arrays
 from fedpca.errors import MessageError, PolicyRefused
 from fedpca.privacy.bounds import N_BINS, size_bins
-from fedpca.privacy.masks import masked
+from fedpca.privacy.masks import masked, words_of
 from fedpca.privacy.rings import NARROW, WIDE, Ring, add
 from fedpca.protocol.message import Message, digest_of
 from fedpca.protocol.question import Question
 
+MIN_SITES = 2
+ONE_SITE = "a secure sum over one site would show this site's answer; it needs at least two sites"
 BOUND = "bound"  # the mask of a message that asks only for a bound
 WHOLE = Ring(NARROW, 0)  # for whole numbers
 KINDS = {NARROW: "narrow", WIDE: "wide"}
 MIN_FRACTION_BITS, MAX_FRACTION_BITS = -1100, 1200  # what the largest and smallest floats need
 ENERGY_SLACK = 1e-6  # by which rounding may exceed a total
+_SIZES = b"fedpca size words"
+
+
+class BeyondBound(PolicyRefused):
+    """A site refuses to mask a number that is larger than the ring allows."""
 
 
 def bits_of(declared: Declared) -> int:
@@ -100,30 +107,41 @@ def from_header(question: Question, mask: Any) -> dict[str, Ring]:
 
 
 def masked_answer(
-    question: Question, request: Message, answer: Arrays, site: str, secrets: Mapping[str, bytes]
+    question: Question,
+    request: Message,
+    answer: Arrays,
+    site: str,
+    secrets: Mapping[str, bytes],
+    private: bytes,
 ) -> Arrays:
     """Return a site's answer under masks, or only how large its numbers are, under masks too.
 
-    A number beyond the bound is refused and never clipped.
+    ``secrets`` are those that the site shares with its neighbors, and ``private`` is one of its own. A
+    number beyond the bound is refused and never clipped.
     """
-    mask = request.header.get("mask")
+    mask, digest = request.header.get("mask"), digest_of(request)
     if mask == BOUND:
         rings = bins_of(question)
         sizes: dict[str, list[Array]] = {kind: [] for kind in rings}
         for name, declared in question.answers.items():
             if declared.dtype != "int64":
                 sizes[KINDS[bits_of(declared)]].append(np.abs(answer[name]).max(initial=0.0))
-        elements = {kind: size_bins(np.array(found)) for kind, found in sizes.items()}
+        elements = {
+            kind: size_bins(
+                np.array(found), words_of(private, _SIZES + kind.encode() + digest, N_BINS)
+            )
+            for kind, found in sizes.items()
+        }
     else:
         rings = from_header(question, mask)
         for name, ring in rings.items():
             if ring != WHOLE and np.abs(answer[name]).max(initial=0.0) >= ring.largest:
-                raise PolicyRefused(
+                raise BeyondBound(
                     f"field {name!r} is larger than the bound of {ring.largest:.3g} that was sent, and "
                     "is not clipped"
                 )
         elements = {name: ring.encode(answer[name]) for name, ring in rings.items()}
-    hidden = masked(site, secrets, digest_of(request), elements, rings)
+    hidden = masked(site, secrets, digest, elements, rings)
     return {name: array.view(np.int64) for name, array in hidden.items()}
 
 

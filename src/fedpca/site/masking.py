@@ -29,12 +29,11 @@ from fedpca.privacy.offers import (
     text_to_sign,
     unpack_offers,
 )
-from fedpca.privacy.secure_sum import BOUND, masked_answer
+from fedpca.privacy.secure_sum import BOUND, MIN_SITES, ONE_SITE, masked_answer
 from fedpca.protocol.message import Message, digest_of
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import Question
 from fedpca.site.guard import Keys
-from fedpca.site.memory import recall
 
 
 @dataclass(frozen=True)
@@ -52,6 +51,8 @@ class MaskKeys:
     @classmethod
     def new(cls, run: str, plan: RunPlan, keys: Keys | None) -> MaskKeys:
         """Return new keys, and sign the offer of the public one if the site has a key to sign with."""
+        if len(plan.sites) < MIN_SITES:
+            raise PolicyRefused(ONE_SITE)
         private = new_private_key()
         public = public_key_of(private)
         offer = Offer(public)
@@ -79,7 +80,10 @@ class MaskKeys:
         seed = seed_of(run, offers)
         if self.seed is not None:
             if self.seed.tobytes() != seed:
-                raise PolicyRefused("other keys were offered for this run before")
+                raise PolicyRefused(
+                    "other keys were offered for this run before; if a site has lost its memory, start "
+                    "over with a new journal"
+                )
             return self
         others = neighbors(site, sorted(plan.sites), seed)
         private = self.private.tobytes()
@@ -87,12 +91,21 @@ class MaskKeys:
         packed = np.frombuffer(b"".join(secrets), np.uint8).reshape(-1, KEY_BYTES)
         return MaskKeys(self.private, self.offer, _array(seed), packed)
 
-    def secrets_by_site(self, plan: RunPlan, site: str) -> dict[str, bytes]:
-        """Return the secrets that the site shares with its neighbors."""
+    def secrets_of(self, plan: RunPlan, site: str) -> MaskSecrets:
+        """Return the secrets from which the masks of a run follow."""
         if self.seed is None or self.secrets is None:
             raise PolicyRefused("the sites have not exchanged keys, so no answer can be masked")
         others = neighbors(site, sorted(plan.sites), self.seed.tobytes())
-        return dict(zip(others, (row.tobytes() for row in self.secrets), strict=True))
+        shared = dict(zip(others, (row.tobytes() for row in self.secrets), strict=True))
+        return MaskSecrets(shared, self.private.tobytes())
+
+
+@dataclass(frozen=True)
+class MaskSecrets:
+    """The secrets that a site shares with its neighbors, by their names, and one of its own."""
+
+    shared: Mapping[str, bytes]
+    private: bytes
 
 
 @dataclass(frozen=True)
@@ -102,25 +115,14 @@ class AnswerMasks:
     question: Question
     request: Message
     site: str
-    secrets: Mapping[str, bytes]
+    secrets: MaskSecrets
 
-    @classmethod
-    def of_request(
-        cls,
-        memory: Mapping[str, Array],
-        plan: RunPlan,
-        site: str,
-        question: Question,
-        request: Message,
-    ) -> AnswerMasks:
-        """Return the masks for a request; refuse one that asks for an answer without masks."""
-        if "mask" not in request.header:
+    def __post_init__(self) -> None:
+        if "mask" not in self.request.header:
             raise PolicyRefused(
-                f"the declared plan has secure sums, but question {question.name!r} asks for an answer "
-                "without masks"
+                f"the declared plan has secure sums, but question {self.question.name!r} asks for an "
+                "answer without masks"
             )
-        secrets = recall(memory, MaskKeys).secrets_by_site(plan, site)
-        return cls(question, request, site, secrets)
 
     @property
     def is_bound(self) -> bool:
@@ -135,7 +137,14 @@ class AnswerMasks:
 
     def of(self, answer: Arrays) -> Arrays:
         """Return an answer, or how large it is, under masks."""
-        return masked_answer(self.question, self.request, answer, self.site, self.secrets)
+        return masked_answer(
+            self.question,
+            self.request,
+            answer,
+            self.site,
+            self.secrets.shared,
+            self.secrets.private,
+        )
 
 
 def _array(data: bytes) -> Array:

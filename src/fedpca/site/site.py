@@ -60,7 +60,7 @@ from fedpca.site.policy import TRUSTING, Policy
 from fedpca.site.requests import Requests, file_stem, requests_folder
 
 if TYPE_CHECKING:
-    from fedpca.site.masking import AnswerMasks
+    from fedpca.site.masking import AnswerMasks, MaskSecrets
 
 log = logging.getLogger("fedpca.site")
 
@@ -168,6 +168,8 @@ class Site:
         self._guard = None if self.policy.is_open else Guard(self.policy, name, keys)
         self._tell, self._keys = tell, keys
         self._pending: Pending | None = None  # an answer of which only the size was told
+        self._mask_secrets: MaskSecrets | None = None  # of this run, once they were needed
+        self._is_beyond_bound = False  # whether an answer was too large for its masks in this run
         self._disclosure, self._budget = Disclosure(self.policy), Budget(self.policy)
         self._missing: int | None = None  # what happens to gaps in this run, if it is known
 
@@ -279,7 +281,8 @@ class Site:
         if header["question"] == DECLARE:
             return self._declare(message)
         if header["run"] != self._run:
-            self._enter(header["run"], header["memory"])
+            is_masked = header["question"] == AGREE or "mask" in header
+            self._enter(header["run"], header["memory"], has_keys=is_masked)
         if header["question"] == AGREE:
             return self._agree_on_keys(message)
         if self._answered is not None and self._answered[0] == header["round"]:
@@ -323,7 +326,7 @@ class Site:
                     self._pending = Pending(masks.key, answer, self.memory)
                     self.memory = memory
                     return self._reply(header, {}, masks.of(answer))
-                answer = masks.of(answer)
+                answer = self._masked(masks, answer)
             reply = self._reply(header, {}, answer)
             if question.remembers or agreed is not None:  # how far the run has come is memory too
                 self._save(header["round"], reply)
@@ -335,6 +338,7 @@ class Site:
         # under a plan, a repeated round must not be answered with other numbers
         self._answered = (header["round"], reply) if keep or agreed is not None else None
         self._round, self._memory_before = header["round"], before
+        self._pending = None
         return reply
 
     def _compute(self, question: Question, arrays: Arrays, dimensions: Dimensions) -> Arrays:
@@ -356,23 +360,41 @@ class Site:
             if "mask" in request.header:
                 raise PolicyRefused("the declared plan has no secure sums, so nothing is masked")
             return None
-        from fedpca.site.masking import AnswerMasks
+        from fedpca.site.masking import AnswerMasks, MaskKeys
 
-        plan = RunPlan.from_bytes(self.recall(Agreement).plan.tobytes())
-        return AnswerMasks.of_request(self.memory, plan, self.name, question, request)
+        if self._is_beyond_bound:  # each further bound would tell more about the answer's size
+            raise PolicyRefused("an answer was larger than its bound, which ends this run here")
+        if self._mask_secrets is None:
+            plan = RunPlan.from_bytes(self.recall(Agreement).plan.tobytes())
+            self._mask_secrets = self.recall(MaskKeys).secrets_of(plan, self.name)
+        return AnswerMasks(question, request, self.name, self._mask_secrets)
 
     def _take_pending(self, masks: AnswerMasks) -> Arrays | None:
         """Return the answer whose size was asked for before, and restore the memory after it.
 
-        A round may ask for the size of one answer only, or sizes would tell of answers never given.
+        Whoever asks for the size of an answer must then ask for the answer, or sizes would tell of
+        answers never given.
         """
         pending = self._pending
-        if pending is None or pending.key[0] != masks.key[0]:
+        if pending is None:
             return None
         if pending.key != masks.key:
-            raise PolicyRefused("this round asked for the size of a different answer before")
+            raise PolicyRefused(
+                f"round {pending.key[0]} asked for the size of a different answer before, and not for "
+                "the answer itself"
+            )
         self.memory = pending.memory
         return pending.answer
+
+    def _masked(self, masks: AnswerMasks, answer: Arrays) -> Arrays:
+        """Return an answer under masks; one beyond its bound is the last that the run asks for."""
+        from fedpca.privacy.secure_sum import BeyondBound
+
+        try:
+            return masks.of(answer)
+        except BeyondBound:
+            self._is_beyond_bound = True
+            raise
 
     def _agree_on_keys(self, message: Message) -> Message:
         """Share secrets with other sites, so that answers can be masked."""
@@ -412,12 +434,10 @@ class Site:
         plan = RunPlan.from_bytes(message.arrays.get("plan", np.empty(0)).tobytes())
         if self._guard is None:
             if header["run"] != self._run:
-                self._enter(header["run"], header["memory"])
-            return (
-                self._begin_plan(header, plan, agreement_to(plan))
-                if plan.is_secure
-                else (self._reply(header, {}, {}))
-            )
+                self._enter(header["run"], header["memory"], has_keys=plan.is_secure)
+            if not plan.is_secure:
+                return self._reply(header, {}, {})
+            return self._begin_plan(header, plan, agreement_to(plan))
         signature = message.arrays.get("signature", np.empty(0, np.uint8)).tobytes()
         signer = self._guard.check_signature(plan, signature)
         self._guard.consider(header["run"], plan)
@@ -472,7 +492,9 @@ class Site:
         echo = {key: asked.get(key) for key in ("run", "round", "question")}
         return compose({**echo, "site": self.name, **more}, arrays)
 
-    def _enter(self, run: str, last: int, *, is_declared: bool = False) -> None:
+    def _enter(
+        self, run: str, last: int, *, is_declared: bool = False, has_keys: bool = False
+    ) -> None:
         """Begin a run with empty memory, or with the memory that an earlier process saved.
 
         ``last`` is the run's most recent round that changed the sites' memory. Without that memory, any
@@ -485,7 +507,8 @@ class Site:
             raise MessageError("this run is over because a newer run has started at this site")
         files = file_states(self._source)
         refuse_gone(files)
-        saved = self._load(run, files) if last or self._guard is not None else None
+        is_saved = last or has_keys or self._guard is not None
+        saved = self._load(run, files) if is_saved else None
         if (0 if saved is None else saved.round) < last:
             raise MessageError(
                 f"this question needs the memory from round {last}, which the site does not have; "
@@ -498,7 +521,8 @@ class Site:
         self.memory = _read_only({} if saved is None else saved.memory)
         self._answered = None if saved is None else (saved.round, saved.reply)
         self._round = 0 if saved is None else saved.round
-        self._missing = None
+        self._missing = self._pending = self._mask_secrets = None
+        self._is_beyond_bound = False
         if self._run is not None:
             self._ended.append(self._run)
         self._run = run
