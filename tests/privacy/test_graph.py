@@ -63,4 +63,3 @@ def test_the_page_on_privacy_has_the_figures(figures, capsys):
     page = PAGE.read_text()
     chances = capsys.readouterr().out.split("\n\n")[0]  # what follows may differ in a last digit
     assert chances in page, "run: python examples/secure_sums.py"
-

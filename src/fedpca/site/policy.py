@@ -70,8 +70,8 @@ class Policy:
         over because a site was lost counts again.
     require : sequence of str
         What a run must have: "secure" for secure sums, so that the coordinator cannot read an answer of
-        this site alone. The run must then have two sites or more. A run that starts over because a
-        site was lost gives away the difference of two sums; ``max_runs_per_day`` limits how often.
+        this site alone. A run that starts over because a site was lost gives away the difference of two
+        sums; ``max_runs_per_day`` limits how often.
     """
 
     allow: tuple[str, ...] = (FEDERATED,)
@@ -213,11 +213,6 @@ class Policy:
             raise PolicyRefused(
                 "the policy requires secure sums, but the plan has none; use Federation(secure=True) "
                 "or `fedpca fit --secure`"
-            )
-        if SECURE in self.require and len(plan.sites) < 2:
-            raise PolicyRefused(
-                "the policy requires secure sums, and a sum over this site alone hides nothing; the "
-                "run must have two sites or more"
             )
         if script.sees and not self.gather:
             raise PolicyRefused(
