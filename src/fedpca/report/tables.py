@@ -303,8 +303,8 @@ def _print_run(out: Console, run: RunRecord) -> None:
         out.print(run.advice)
     if run.secure:
         out.print(
-            f"secure sums: answers were masked, and tell only totals over {len(run.sites)} sites; hash of "
-            f"their roster: {run.secure['roster']}",
+            f"secure sums: answers were masked, and tell only totals over {len(run.sites)} sites; hash "
+            f"of their roster: {run.secure['roster']}",
             soft_wrap=True,
         )
     for loss in run.lost:
