@@ -165,3 +165,24 @@ def test_the_default_policy_opens_no_other_method(folder, options):
     done = run("policy", "--check", "policy.toml", "--sites", "north,south", *options)
     assert done.exit_code == 1
     assert done.output.startswith("refused: ")
+
+
+def test_a_policy_that_requires_secure_sums_admits_plans_that_have_them(folder):
+    secure = write(folder, 'require = ["secure"]')
+    plain = run("policy", "--check", secure, "-k", "3")
+    assert plain.exit_code == 1
+    assert "requires secure sums, but the plan has none" in plain.output
+    done = run("policy", "--check", secure, "-k", "3", "--secure")
+    assert done.exit_code == 0, done.output
+    assert "at 3 sites, with secure sums" in done.output
+    alone = run("policy", "--check", secure, "-k", "3", "--secure", "--sites", "1")
+    assert alone.exit_code == 2
+    assert "it needs at least two sites" in alone.output
+    explained = run("policy", "--explain", secure)
+    assert "only runs with secure sums" in explained.output
+
+
+def test_a_plan_that_no_secure_sum_can_hide_is_not_even_declared(folder):
+    done = run("policy", "--check", write(folder, ""), *MERGE, "--secure")
+    assert done.exit_code == 2
+    assert "which no secure sum can hide" in done.output

@@ -55,6 +55,7 @@ def audit(
     refits: int = 5,
     colluding: Iterable[str] | str = (),
     simulate: bool = False,
+    secure: bool = False,
     random_state: int = 0,
     on_solver: Callable[[str], None] | None = None,
     **parameters: Any,
@@ -77,6 +78,9 @@ def audit(
     simulate : bool
         Whether to also attack "faps" by simulation (`fedpca.audit.simulation`). This supports at most
         40 features, and takes about a minute per site with 30 features.
+    secure : bool
+        Whether the fits have secure sums, as in `Federation`. The listener "seen" then hears masked
+        answers. Sites that collude tell it the masks that they share with others.
     random_state : int
         Seed for the first fit's start; the refits use the seeds that follow it.
     on_solver : callable, optional
@@ -84,18 +88,24 @@ def audit(
     **parameters
         Parameters for `FederatedPCA`: ``scale``, ``tol``, and ``max_rounds``.
     """
-    attacked = _solvers(solvers)
+    if secure and simulate:
+        raise InputError(
+            "simulate=True fits a program to answers, and masked answers are random; use simulate or "
+            "secure, but not both"
+        )
+    attacked = _solvers(solvers, secure=secure)
     most = MAX_SIMULATED_FEATURES if simulate else MAX_FEATURES
     _check(sites, refits, random_state, most)
 
-    def runs_of(solver: Solver, n: int) -> list[Transcript]:
+    def runs_of(solver: Solver, n: int, *, secure: bool) -> list[Transcript]:
         seeds = range(random_state, random_state + n)
         models = (
             FederatedPCA(n_components, solver=solver, random_state=s, **parameters) for s in seeds
         )
-        return [_recorded(model, sites) for model in models]
+        return [_recorded(model, sites, secure=secure) for model in models]
 
-    exact = runs_of(SOLVERS["covariance"], 1)[0]
+    # the truth needs each site's answers as they are
+    exact = runs_of(SOLVERS["covariance"], 1, secure=False)[0]
     truth, rows = _covariances(exact)
     honest = _honest(truth, _names(colluding))
     exposures: list[Exposure] = []
@@ -104,7 +114,7 @@ def audit(
         if on_solver is not None:
             on_solver(name)
         try:
-            runs = runs_of(solver, 1 + refits)
+            runs = runs_of(solver, 1 + refits, secure=secure)
         except PolicyRefused:
             if solvers is None:
                 continue  # by default, skip solvers that a policy forbids
@@ -117,7 +127,7 @@ def audit(
             if simulate and name == "faps":
                 seen = runs[0].heard(site, "seen", rows)
                 exposures += _simulated(seen, site, target)
-    return Leakage(tuple(exposures), _guesses(exact, honest, rows))
+    return Leakage(tuple(exposures), _guesses(exact, honest, rows), is_secure=secure)
 
 
 def rounds_to_look_at(last: int) -> list[int]:
@@ -218,10 +228,10 @@ def _check(sites: Any, refits: int, random_state: Any, most_features: int) -> No
             )
 
 
-def _solvers(given: Any) -> list[Solver]:
-    """Return the solvers to attack; None means all solvers in the catalogue."""
+def _solvers(given: Any, *, secure: bool) -> list[Solver]:
+    """Return the solvers to attack; None means all in the catalogue that secure sums can serve."""
     if given is None:
-        return list(SOLVERS.values())
+        return [solver for solver in SOLVERS.values() if not (secure and solver.seen)]
     items = [given] if isinstance(given, str | Solver) else list(given)
     chosen = [solver for solver in map(find_solver, items) if solver is not None]
     if not chosen or len(chosen) < len(items):
@@ -235,12 +245,12 @@ def _names(names: Iterable[str] | str) -> list[str]:
     return [names] if isinstance(names, str) else list(names)
 
 
-def _recorded(model: FederatedPCA, sites: Any) -> Transcript:
+def _recorded(model: FederatedPCA, sites: Any, *, secure: bool) -> Transcript:
     """Return the messages from a fit; refuse a question that no attack covers."""
     with warnings.catch_warnings():
         # a run that stops early reveals no more than a complete run
         warnings.simplefilter("ignore", ConvergenceWarning)
-        run = record(model, sites)
+        run = record(model, sites, secure=secure)
     for exchange in run.rounds.values():
         if exchange.question not in (*ROUNDS, *BESIDE):
             raise InputError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,11 @@ from fedpca.engines.base import Engine
 from fedpca.engines.local import LocalEngine
 from fedpca.errors import InputError, SiteError
 from fedpca.protocol.message import Message, decode
-from fedpca.protocol.plan import DECLARE
+from fedpca.protocol.plan import AGREE, DECLARE
+
+if TYPE_CHECKING:
+    from fedpca.audit.masked_answers import MaskedRound
+    from fedpca.site.site import Site
 
 LISTENERS = {
     "seen": "every answer from the site",
@@ -49,20 +53,26 @@ class View(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """A question and every site's answer to it."""
+    """A question and every site's answer to it, as the coordinator receives them."""
 
     question: str
     verb: str
     asked: Arrays
     answers: dict[str, Arrays]
+    masks: MaskedRound | None = None  # of the answers, in a run with secure sums
 
 
 @dataclass
 class Transcript:
-    """All messages from a run, by round number, and the resulting model."""
+    """All messages from a run, by round number, and the resulting model.
+
+    ``secrets`` are those that each site shares with its neighbors in a run with secure sums. A listener
+    knows those of sites that collude.
+    """
 
     rounds: dict[int, Exchange] = field(default_factory=dict)
     model: Published | None = None
+    secrets: dict[str, dict[str, bytes]] = field(default_factory=dict)
 
     def heard(
         self,
@@ -78,7 +88,8 @@ class Transcript:
         site : str
             The site whose C is to be estimated.
         listener : {"seen", "summed", "published"}
-            "seen" hears every answer from the site. "summed" hears its answers to gathered questions,
+            "seen" hears every answer from the site; in a run with secure sums, it reads masked ones as
+            if they were numbers. "summed" hears its answers to gathered questions,
             and estimates its part of each sum as the total times the site's share of the rows.
             "published" knows only the model.
         rows : dict
@@ -92,10 +103,17 @@ class Transcript:
             raise InputError("the run has no model yet; set the transcript's model after the fit")
         among = rows if among is None else among
         weight = rows[site] / sum(rows[name] for name in among)
+        told = {name: secrets for name, secrets in self.secrets.items() if name not in among}
+
+        def answer(exchange: Exchange) -> Arrays:
+            if listener == "summed" and exchange.verb == "sum":
+                return _weighted_total(exchange, weight, among, told)
+            if exchange.masks is not None:
+                return exchange.masks.sum(exchange.answers, [site], told)
+            return exchange.answers[site]
+
         messages = [
-            Heard(e.question, e.asked, _weighted_total(e, weight, among))
-            if listener == "summed" and e.verb == "sum"
-            else Heard(e.question, e.asked, e.answers[site])
+            Heard(e.question, e.asked, answer(e))
             for e in (self.rounds.values() if listener != "published" else ())
             if site in e.answers  # the site may have refused
         ]
@@ -121,10 +139,22 @@ class Listener:
         self, names: Sequence[str], request: Message, timeout: float | None
     ) -> Iterator[tuple[str, Message | bytes | SiteError]]:
         header = request.header
-        if header["question"] == DECLARE:
+        if header["question"] in (DECLARE, AGREE):
             yield from self._engine.ask(names, request, timeout)
+            if header["question"] == AGREE:
+                self._note_secrets()
             return
-        exchange = Exchange(header["question"], header["verb"], request.arrays, {})
+        masks = None
+        if "mask" in header:
+            from fedpca.audit.masked_answers import MaskedRound
+
+            masks = MaskedRound.of(request)
+            if (
+                masks is None
+            ):  # the total tells the size of the largest number, which no attack uses
+                yield from self._engine.ask(names, request, timeout)
+                return
+        exchange = Exchange(header["question"], header["verb"], request.arrays, {}, masks)
         exchange = self.transcript.rounds.setdefault(header["round"], exchange)
         for name, reply in self._engine.ask(names, request, timeout):
             if not isinstance(reply, SiteError):
@@ -136,11 +166,18 @@ class Listener:
     def close(self) -> None:
         self._engine.close()
 
+    def _note_secrets(self) -> None:
+        """Keep what sites would tell if they colluded."""
+        from fedpca.audit.masked_answers import secrets_of
 
-def record(estimator: Any, sites: Any) -> Transcript:
+        sites: Mapping[str, Site] = getattr(self._engine, "sites", {})
+        self.transcript.secrets = {name: secrets_of(site) for name, site in sites.items()}
+
+
+def record(estimator: Any, sites: Any, *, secure: bool = False) -> Transcript:
     """Fit an estimator to sites in this process, and return all messages from the run."""
     listener = Listener(LocalEngine(sites))
-    estimator.fit(Federation(listener))
+    estimator.fit(Federation(listener, secure=secure))
     listener.transcript.model = Published(
         estimator.components_.T,
         estimator.singular_values_**2,
@@ -150,8 +187,17 @@ def record(estimator: Any, sites: Any) -> Transcript:
     return listener.transcript
 
 
-def _weighted_total(exchange: Exchange, weight: float, among: Collection[str]) -> Arrays:
-    """Return the sum of some sites' answers, times a weight."""
+def _weighted_total(
+    exchange: Exchange,
+    weight: float,
+    among: Collection[str],
+    told: Mapping[str, Mapping[str, bytes]],
+) -> Arrays:
+    """Return the sum of some sites' answers, times a weight; ``told`` are secrets behind masks."""
+    if exchange.masks is not None:
+        sites = [site for site in exchange.answers if site in among]
+        total = exchange.masks.sum(exchange.answers, sites, told)
+        return {name: np.asarray(weight * array) for name, array in total.items()}
     answers = [answer for site, answer in exchange.answers.items() if site in among]
     return {
         name: np.asarray(weight * np.sum([answer[name] for answer in answers], axis=0))

@@ -67,6 +67,9 @@ def audit(
     simulate: Annotated[
         bool, typer.Option("--simulate", help="Also attack faps by simulation (slow).")
     ] = False,
+    secure: Annotated[
+        bool, typer.Option("--secure", help="Attack fits with secure sums, under masks.")
+    ] = False,
     max_rounds: MaxRounds = DEFAULTS.max_rounds,
     seed: Annotated[int, typer.Option(help="Seed for the first random start.")] = 0,
     by_site: Annotated[
@@ -107,6 +110,8 @@ def audit(
     under yours.
     """
     with exit_codes():
+        if lying and secure:
+            raise InputError("--secure does not apply to --lying, which attacks single sites")
         if lying:
             _attack_as_liar(
                 opened_sites(files, choice_of(drop, columns, id)), policy, csv, json, quiet
@@ -128,6 +133,7 @@ def audit(
             refits=refits,
             colluding=colluding,
             simulate=simulate,
+            secure=secure,
             random_state=seed,
             on_solver=attacking(quiet),
             scale=scale,

@@ -180,6 +180,9 @@ def fit(
     purpose: Annotated[
         str, typer.Option(help="Why the fit takes place, in a line for people at the sites.")
     ] = "",
+    secure: Annotated[
+        bool, typer.Option("--secure", help="Sum so that the coordinator reads only totals.")
+    ] = False,
     approval_wait: Annotated[
         float | None,
         typer.Option(help="Seconds to wait for sites where a person must approve the fit."),
@@ -237,6 +240,7 @@ def fit(
         options: dict[str, Any] = {
             "quorum": quorum,
             "journal": journal,
+            "secure": secure,
         }
         if timeout is not None:
             options["timeout"] = timeout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -102,7 +103,14 @@ def join(
         if coordinator is not None:
             pinned = credentials.fingerprint(credentials.read_coordinator_public(coordinator))
         own = credentials.fingerprint(private_key.public_key())
-        keys = Keys(own, credentials.signer_of, pinned)
+        keys = Keys(
+            own,
+            credentials.signer_of,
+            pinned,
+            identity=credentials.to_der(private_key.public_key()),
+            sign=partial(credentials.sign, private_key),
+            verify=credentials.verify_der,
+        )
         rules = JOINING if policy is None else read_policy(policy)
         _refuse_unsafe(rules, has_coordinator=pinned is not None)
 

@@ -73,6 +73,9 @@ def policy(
         list[str],
         typer.Option(help="Other parameter as NAME=VALUE.", rich_help_panel=TRY_PANEL),
     ] = [],  # noqa: B006
+    secure: Annotated[
+        bool, typer.Option("--secure", help="With secure sums.", rich_help_panel=TRY_PANEL)
+    ] = False,
     sites: Annotated[
         str, typer.Option(help="Number of sites, or their names.", rich_help_panel=TRY_PANEL)
     ] = "3",
@@ -106,7 +109,7 @@ def policy(
             "--gather": gather or None,
         }
         asked = (
-            plan_of(method, own, solver, option, parameter, sites)
+            plan_of(method, own, solver, option, parameter, sites, secure=secure)
             if plan is None
             else read_plan(plan)
         )
@@ -124,6 +127,8 @@ def plan_of(
     solver_options: list[str],
     parameters: list[str],
     sites: str,
+    *,
+    secure: bool = False,
 ) -> RunPlan:
     """Return the plan that a fit with these options would declare to sites."""
     estimator = estimator_of(
@@ -134,7 +139,7 @@ def plan_of(
     if not names:
         raise InputError(f"--sites {sites} must be a number of sites, at least 1, or their names")
     try:
-        estimator.fit(Federation(_Listener(names)))
+        estimator.fit(Federation(_Listener(names), secure=secure))
     except _Declared as declared:
         return declared.plan
     raise InputError(f"--method {method} declares no plan")
@@ -187,7 +192,8 @@ def _is_admitted(path: Path, plan: RunPlan) -> bool:
     except PolicyRefused as refusal:
         say(f"refused: {refusal}")
         return False
-    say(f"admitted: {plan.program} with solver {plan.solver!r} at {len(plan.sites)} sites")
+    secure = ", with secure sums" if plan.is_secure else ""
+    say(f"admitted: {plan.program} with solver {plan.solver!r} at {len(plan.sites)} sites{secure}")
     return True
 
 

@@ -14,24 +14,22 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from numbers import Integral, Real
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from fedpca._version import __version__
 from fedpca.arrays import Array, Arrays, Dimensions
 from fedpca.coordinator.approval import ApprovalWait, OnWaiting
+from fedpca.coordinator.declaration import Declaration, refuse_unmaskable
 from fedpca.coordinator.journal import Journal, recorded_sites
 from fedpca.coordinator.record import RunRecord, shares_of
-from fedpca.coordinator.round import Round, raise_reported
+from fedpca.coordinator.round import Round
 from fedpca.engines.base import Engine
 from fedpca.errors import (
-    ApprovalPending,
     FedpcaError,
     InputError,
     JournalError,
-    LinkError,
-    LinkRefused,
     MessageError,
     PolicyRefused,
     QuorumLost,
@@ -40,9 +38,11 @@ from fedpca.errors import (
     SitesLost,
 )
 from fedpca.linalg.blas_threads import threads_for_entries
-from fedpca.protocol.message import Message, compose
-from fedpca.protocol.plan import DECLARE, MAX_PURPOSE, NO_KEY, RunPlan
+from fedpca.protocol.plan import MAX_PURPOSE, NO_KEY, SECURE, RunPlan
 from fedpca.protocol.question import Question
+
+if TYPE_CHECKING:
+    from fedpca.coordinator.secure import Masks, SecureSums
 
 T = TypeVar("T")
 
@@ -70,17 +70,22 @@ class Federation:
     on_waiting : callable, optional
         A function that is called with the run's name and the names of the sites that have still to
         approve it, whenever they change.
+    secure : bool
+        Whether sums are secure: the coordinator can read the total over all sites, and nothing about a
+        single one. This requires the extra ``privacy``.
     """
 
     # state of the current run, set by _begin
     _journal: Journal | None
     _best: Callable[[], Array] | None
     _unannounced: dict[str, Any] | None
+    _asked_before: dict[str, Any]  # the entry of a message before the question of a round
     _refused: Round | None  # the last round, if a policy refused it
     _is_held: bool  # whether the sites are reserved for the run
     _reservation: ExitStack  # which ends when it is closed
     _is_declared: bool  # whether the sites know the plan of this attempt
     _identity: Mapping[str, Any] | None  # what the plan says about the program
+    _secure_sums: SecureSums | None  # in a run with secure sums
 
     def __init__(
         self,
@@ -93,6 +98,7 @@ class Federation:
         purpose: str = "",
         approval_wait: float = 0.0,
         on_waiting: OnWaiting | None = None,
+        secure: bool = False,
     ) -> None:
         names = list(engine.names)
         if not names:
@@ -108,6 +114,7 @@ class Federation:
         self.purpose = purpose
         self.approval_wait = approval_wait
         self.on_waiting = on_waiting
+        self.secure = secure
         self._journal_path = journal
         self._in_use = threading.Lock()
         self._until_end: ExitStack | None = None  # what a run gives back when it ends
@@ -125,10 +132,10 @@ class Federation:
         n_jobs : int, optional
             The number of sites that work at the same time, each in a thread; by default, one at a time.
         **options
-            ``quorum``, ``timeout``, ``journal``, ``on_round``, ``purpose``, ``approval_wait``, and
-            ``on_waiting``, as for `Federation`. A site's time
-            limit starts when the site begins to work. With a journal ``F``, the sites keep their memory
-            in the folder ``F.sites``.
+            ``quorum``, ``timeout``, ``journal``, ``on_round``, ``purpose``, ``approval_wait``,
+            ``on_waiting``, and ``secure``, as for `Federation`. A site's time limit starts when the
+            site begins to work. With a journal ``F``, the sites keep their memory in the folder
+            ``F.sites``.
         """
         from fedpca.engines.local import LocalEngine
 
@@ -207,6 +214,10 @@ class Federation:
     def gather(self, question: Question, **arrays: Any) -> dict[str, Arrays]:
         """Ask all sites and return their answers, keyed by site name; the coordinator sees each one."""
         _check_verb(question, "gather")
+        if self.secure and question.reads_rows:
+            raise PolicyRefused(
+                f"{question.name!r} shows the answer of each site, which no secure sum can hide"
+            )
         return self._ask(question, arrays).answers
 
     def bind(self, **lengths: int) -> None:
@@ -253,6 +264,7 @@ class Federation:
     ) -> T:
         self._begin(secrets.randbits(63) if seed is None else seed)
         self._identity = identity
+        self._begin_secure_sums()
         if self._journal_path is not None:
             identity = {
                 **identity,
@@ -260,6 +272,7 @@ class Federation:
                 "sites": list(self.record.sites),
                 "quorum": self.quorum,
                 "purpose": self.purpose,
+                "secure": self.secure,
                 "rows": dict(self.engine.fingerprints()),
             }
             journal = Journal(self._journal_path, identity=identity, seed=self.record.seed)
@@ -287,6 +300,15 @@ class Federation:
                     self._journal.close()
                     self._journal = None
 
+    def _begin_secure_sums(self) -> None:
+        """Begin an attempt in which nothing is known about the size of sums."""
+        if self.secure:
+            from fedpca.coordinator.secure import SecureSums
+            from fedpca.privacy.offers import roster_hash
+
+            self._secure_sums = SecureSums()
+            self.record.secure = {"roster": roster_hash(self._plan())}
+
     def _go_on_after_refusal(self) -> None:
         """Record a round that a policy refused, once the program goes on without its answers.
 
@@ -311,10 +333,12 @@ class Federation:
         self._journal = None
         self._best = None
         self._unannounced = None
+        self._asked_before = {}
         self._refused = None
         self._is_held = False
         self._is_declared = False
         self._identity = None
+        self._secure_sums = None
 
     @contextmanager
     def _one_at_a_time(self) -> Iterator[None]:
@@ -351,16 +375,33 @@ class Federation:
         self._go_on_after_refusal()
         began = time.perf_counter()
         dimensions = dict(self._dimensions)
-        asked = Round(
+        checked = question.check_request(arrays, dimensions)
+        asked = self._round(question, checked, dimensions, self._masks_for(question, checked))
+        self._enter_history(self._complete(asked), time.perf_counter() - began)
+        asked.raise_outcome()
+        if question.remembers:
+            self._memory = asked.number
+        self._keep_told(asked)
+        return asked
+
+    def _round(
+        self, question: Question, arrays: Arrays, dimensions: Dimensions, masks: Masks | None
+    ) -> Round:
+        """Return the next round of the run."""
+        return Round(
             run=f"{self._run}.{self._attempt}",
             number=self.record.rounds + 1,
             question=question,
-            arrays=question.check_request(arrays, dimensions),
+            arrays=arrays,
             sites=self.record.sites,
             dimensions=dimensions,
             memory=self._memory,
             energies=self._energies,
+            masks=masks,
         )
+
+    def _complete(self, asked: Round) -> dict[str, Any]:
+        """Ask the sites, or read the answers from the journal; return the entry for the history."""
         recorded = None if self._journal is None else self._journal.next()
         if recorded is not None:
             asked.from_record(recorded)
@@ -372,113 +413,83 @@ class Federation:
                 self._journal.append(*asked.to_record())
             elif isinstance(asked.refused, PolicyRefused):
                 self._refused = asked
-        entry = asked.enter(self.record.ledger)
-        entry |= {"seconds": time.perf_counter() - began, "residual": None}
-        self.record.history.append(entry)
-        self._unannounced = entry
-        if asked.refused is not None:
-            raise asked.refused
-        if asked.lost:
-            raise SitesLost(asked.lost)
-        if question.remembers:
-            self._memory = asked.number
-        self._keep_told(asked)
-        return asked
+        return asked.enter(self.record.ledger)
+
+    def _masks_for(self, question: Question, arrays: Arrays) -> Masks | None:
+        """Return the masks of the answers in a run with secure sums, else None.
+
+        If nobody knows how large the answers are, the sites are asked for that first, in a message
+        within the same round.
+        """
+        if not self.secure or question.verb != "sum":
+            return None
+        if self._secure_sums is None:
+            raise InputError(
+                "secure sums need a run, in which the sites exchange keys; use Federation.run, or an "
+                "estimator's fit"
+            )
+
+        def ask(masks: Masks) -> Arrays:
+            asked = self._round(question, arrays, dict(self._dimensions), masks)
+            self._asked_before = self._complete(asked)
+            if asked.lost or asked.refused is not None:  # the round ends here
+                self._enter_history({})
+            asked.raise_outcome()
+            return asked.total
+
+        return self._secure_sums.masks_for(question, arrays, len(self.record.sites), ask)
+
+    def _enter_history(self, entry: dict[str, Any], seconds: float = 0.0) -> None:
+        """Enter a round into the history, with the bytes of a message before it in the same round."""
+        before, self._asked_before = self._asked_before, {}
+        for name in ("bytes_up", "bytes_down") if entry and before else ():
+            entry[name] += before[name]
+        self.record.history.append({**before, **entry, "seconds": seconds, "residual": None})
+        self._unannounced = self.record.history[-1]
 
     def _declare(self) -> dict[str, str]:
         """Declare the run's plan to the sites before the first question of an attempt.
 
         Return what went wrong at each site that did not answer. A refusal is raised. Only engines with
-        sites that follow a plan have ``declares``. The declaration is no round and in no ledger, since
-        it contains nothing about rows.
+        sites that follow a plan have ``declares``.
         """
-        is_needed = self._identity is not None and getattr(self.engine, "declares", False)
-        if not is_needed or self._is_declared:
+        is_needed = self.secure or getattr(self.engine, "declares", False)
+        if not is_needed or self._is_declared or self._identity is None:
             return {}
-        failed = self._declare_until_approved()
+        plan = self._plan()
+        if self.secure:
+            refuse_unmaskable(plan)
+        attempt = f"{self._run}.{self._attempt}"
+        declaration = Declaration(self.engine, plan, attempt, self._memory, self.timeout)
+        can_resume = self._journal is not None
+        wait = ApprovalWait(self._run, self.approval_wait, can_resume, self.on_waiting)
+        failed = declaration.declare(wait, self._hold_sites, self._release_sites)
+        if self.secure and not failed:
+            failed = declaration.agree_on_keys()
         self._is_declared = True
         return failed
 
-    def _declare_until_approved(self) -> dict[str, str]:
-        """Declare the plan again while people at some sites have still to approve it.
-
-        Meanwhile, other runs may use the sites. A site that is away may come back before the others
-        have decided. So all sites are declared to once more in the end.
-        """
-        request, has_journal = self._declaration(), self._journal is not None
-        wait = ApprovalWait(self._run, self.approval_wait, has_journal, self.on_waiting)
-        waiting: dict[str, str] = {}
-        while True:
-            try:
-                self._hold_sites()
-                failed, pending = self._declare_to(tuple(waiting) or self.record.sites, request)
-            except (SitesBusy, LinkError) as error:
-                if not waiting or isinstance(error, LinkRefused):
-                    raise
-                failed, pending = {}, waiting
-            if waiting:
-                still = failed.keys() | pending.keys()
-                pending = {n: pending.get(n, text) for n, text in waiting.items() if n in still}
-            elif failed or not pending:
-                wait.tell(())
-                return failed
-            if pending:
-                self._release_sites()
-                wait.pause(pending)
-            waiting = pending
-
-    def _declare_to(
-        self, names: Sequence[str], request: Message
-    ) -> tuple[dict[str, str], dict[str, str]]:
-        """Return what went wrong at sites that failed, and what sites said that ask a person."""
-        failed, pending = dict.fromkeys(names, ""), dict[str, str]()
-        for _ in range(2):
-            names = tuple(failed)
-            failed = {name: f"site {name!r} did not answer the declared plan" for name in names}
-            for name, reply in self.engine.ask(names, request, self.timeout):
-                try:
-                    raise_reported(reply, f"site {name!r}, round 0, while declaring the run")
-                except ApprovalPending as error:
-                    pending[name] = str(error)
-                    failed.pop(name, None)
-                except (MessageError, SiteError) as error:
-                    failed[name] = str(error)
-                else:
-                    failed.pop(name, None)
-            if not failed:
-                break
-        return failed, pending
-
-    def _declaration(self) -> Message:
-        """Compose the message that declares the plan of this attempt."""
-        assert self._identity is not None
+    def _plan(self) -> RunPlan:
+        """Return the plan of this attempt, as the sites are told."""
+        identity = self._identity or {}
         keys: Mapping[str, str] = getattr(self.engine, "keys", {})
-        plan = RunPlan(
+        return RunPlan(
             run=self._run,
-            program=str(self._identity.get("program", "program")),
-            parameters=self._identity.get("parameters", {}),
+            program=str(identity.get("program", "program")),
+            parameters=identity.get("parameters", {}),
             sites={name: keys.get(name, NO_KEY) for name in self.record.sites},
             purpose=self.purpose,
+            privacy={SECURE: True} if self.secure else {},
         )
-        arrays = {"plan": np.frombuffer(plan.to_bytes(), np.uint8)}
-        sign: Callable[[bytes], bytes] | None = getattr(self.engine, "sign", None)
-        if sign is not None:
-            arrays["signature"] = np.frombuffer(sign(plan.statement), np.uint8)
-        header = {
-            "run": f"{self._run}.{self._attempt}",
-            "round": 0,
-            "question": DECLARE,
-            "verb": "gather",
-            "n_sites": len(self.record.sites),
-            "memory": self._memory,
-        }
-        return compose(header, arrays)
 
     def _keep_told(self, asked: Round) -> None:
         """Keep each site's share of the rows, weight, and variance, if all sites told them.
 
         Rows are counted once. Weights are kept if they differ from the numbers of rows.
         """
+        if self._secure_sums is not None and asked.masks is not None:
+            self._secure_sums.keep_told(asked.question, asked.total)
+            return
         told = asked.told
         kinds = {"rows": "rows", "weight": "weight", "energy": "variance"}
         if any("rows" in known for known in self.record.influence.values()):
@@ -560,6 +571,7 @@ class Federation:
         self._attempt += 1
         self._memory = 0
         self._is_declared = False
+        self._begin_secure_sums()
 
 
 def _check_verb(question: Question, verb: str) -> None:

@@ -2,7 +2,8 @@
 
 Sizes are those of encoded messages, so they do not depend on the engine. A field that the coordinator
 sends to the sites is ``sent``. A field in an answer is ``summed`` if the coordinator uses only the
-total over sites, and ``seen`` if it reads each site's answer. If a site fails or refuses, the round is
+total over sites, and ``seen`` if it reads each site's answer. It is ``masked`` if the coordinator can
+read only the total, in a run with secure sums. If a site fails or refuses, the round is
 void, and the other sites' answers are ``discarded``. Bytes that do not belong to an expected message
 are not counted.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
@@ -49,8 +50,14 @@ class RunRecord:
     ``proofs`` holds what proves the last answer of each site that signs its answers: the ``head`` of
     the site's ledger, the ``digest_in`` of the question, a ``commitment`` to the answer, the site's
     ``signature`` of the three, and the fingerprint of its ``key``. `fedpca ledger verify` compares it
-    with the site's ledger. The other fields are those of `Outcome`. A model file keeps everything
-    except the seconds and the influence, which would tell others how many rows a site has.
+    with the site's ledger.
+
+    In a run with secure sums, ``secure`` has the hash of the ``roster``, which is the names and keys of
+    the sites that share masks. The entry of each masked round then has ``rings``: the bits of each
+    field's ring, and the power of 2 by which numbers were multiplied.
+
+    The other fields are those of `Outcome`. A model file keeps everything except the seconds and the
+    influence, which would tell others how many rows a site has.
     """
 
     seed: int = 0
@@ -66,6 +73,7 @@ class RunRecord:
     n_certain: int = 0
     influence: dict[str, dict[str, float]] = field(default_factory=dict)
     proofs: dict[str, dict[str, str]] = field(default_factory=dict)
+    secure: dict[str, str] = field(default_factory=dict)
 
     def with_outcome(self, outcome: Outcome) -> RunRecord:
         """Return the record with the outcome filled in."""
@@ -75,9 +83,11 @@ class RunRecord:
         """Return the record as plain values for a file.
 
         The seconds vary between equal runs, and the influence is for the coordinator only. Proofs are
-        left out if there are none, as in a run within one process.
+        left out if there are none, as in a run within one process, and so is what only runs with secure
+        sums have.
         """
-        left_out = {"influence"} if self.proofs else {"influence", "proofs"}
+        optional = ("proofs", "secure")
+        left_out = {"influence", *(name for name in optional if not getattr(self, name))}
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
         history = [{**entry, "seconds": None} for entry in self.history]
         return {**values, "history": history, "ledger": self.ledger.to_header()}
@@ -87,7 +97,13 @@ class RunRecord:
         """Restore a record from the values that `to_header` returned."""
         ledger = Ledger.from_header(header["ledger"])
         proofs = check_proofs(header.get("proofs", {}))
-        known = {"sites": tuple(header["sites"]), "ledger": ledger, "proofs": proofs}
+        secure = check_secure(header.get("secure", {}), header["history"])
+        known = {
+            "sites": tuple(header["sites"]),
+            "ledger": ledger,
+            "proofs": proofs,
+            "secure": secure,
+        }
         return cls(**{**header, **known})
 
     @property
@@ -110,6 +126,16 @@ class RunRecord:
         return found[0][0]
 
     @property
+    def rings(self) -> list[tuple[str, str, int, int]]:
+        """Return each question and field that was masked, its ring's bits, and its fraction bits."""
+        found = {
+            (entry["question"], name, bits, fraction_bits): None
+            for entry in self.history
+            for name, (bits, fraction_bits) in sorted(entry.get("rings", {}).items())
+        }
+        return list(found)
+
+    @property
     def rounds(self) -> int:
         """Return the number of questions asked, including those for the mean and the final check."""
         return len(self.history)
@@ -128,6 +154,20 @@ class RunRecord:
     def bytes_down(self) -> int:
         """Return the number of bytes sent from the coordinator to the sites."""
         return sum(entry["bytes_down"] for entry in self.history)
+
+
+def check_secure(secure: object, history: list[dict[str, Any]]) -> dict[str, str]:
+    """Return what a run record says about secure sums, or raise a ValueError if it is malformed."""
+    if not isinstance(secure, dict) or set(secure) - {"roster"}:
+        raise ValueError("what the record says about secure sums is malformed")
+    for roster in secure.values():
+        if not isinstance(roster, str) or not re.fullmatch("[0-9a-f]{64}", roster):
+            raise ValueError("the hash of the roster is malformed")
+    for entry in history:
+        for bits, fraction_bits in dict(entry.get("rings", {})).values():
+            if not isinstance(bits, int) or not isinstance(fraction_bits, int):
+                raise ValueError("the ring of a masked answer is malformed")
+    return secure
 
 
 def shares_of(amounts: Mapping[str, float]) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,10 +18,14 @@ from fedpca.errors import (
     MessageError,
     PolicyRefused,
     SiteError,
+    SitesLost,
 )
-from fedpca.protocol.message import Message, compose, decode
+from fedpca.protocol.message import MAX_BYTES, Message, compose, decode
 from fedpca.protocol.printable import MAX_REASON_CHARS, printable
 from fedpca.protocol.question import Question
+
+if TYPE_CHECKING:
+    from fedpca.coordinator.secure import Masks
 
 ENERGY_SLACK = 1e-6  # share of all sites' energy by which rounding may be off at one site
 
@@ -47,6 +51,7 @@ class Round:
     lost: dict[str, str] = field(default_factory=dict)  # what went wrong at each lost site
     refused: FedpcaError | None = None  # why sites refused, if some did
     is_void: bool = False
+    masks: Masks | None = None  # of the answers, in a run with secure sums
 
     @property
     def verb(self) -> str:
@@ -66,10 +71,12 @@ class Round:
             "n_sites": len(self.sites),
             "memory": self.memory,
         }
-        self.request = replace(  # the same for every site
-            compose(header, self.arrays),
-            max_answer_bytes=self.question.max_answer_bytes(self.arrays, self.dimensions),
-        )
+        most = self.question.max_answer_bytes(self.arrays, self.dimensions)
+        if self.masks is not None:
+            header["mask"] = self.masks.header
+            most = min(2 * most, MAX_BYTES)  # since a field may be wide
+        # the same for every site
+        self.request = replace(compose(header, self.arrays), max_answer_bytes=most)
         self._most_explained = self._explainable()
 
     def accept(self, name: str, reply: Message | bytes | SiteError) -> None:
@@ -83,13 +90,12 @@ class Round:
             message = decode(reply) if isinstance(reply, bytes) else reply
             self._check_header(message, name)
             dimensions = dict(self.dimensions)
-            arrays = self.question.check_answer(
-                message.arrays, dimensions, self.arrays, energy=self._most_explained.get(name)
-            )
+            arrays = self._checked(message, name, dimensions)
         except FedpcaError as error:
             raise type(error)(printable(f"{where}: {error}", MAX_REASON_CHARS)) from None
         self.answers[name] = arrays
-        self.told[name] = self.question.told(arrays)
+        if self.masks is None:
+            self.told[name] = self.question.told(arrays)
         self.sizes[name] = message.n_bytes
         self.fields[name] = fields_of(arrays)
         if self.verb == "sum":
@@ -104,6 +110,8 @@ class Round:
         self.lost, self.is_void = lost, is_void
         if is_void:
             self.total, self.answers = {}, {}
+        elif self.masks is not None:
+            self.total = self._unmasked(self.masks)
         self.sizes = {name: self.sizes[name] for name in self.sites if name in self.sizes}
         self.fields = {name: self.fields[name] for name in self.sizes}
         self.answers = {name: self.answers[name] for name in self.sites if name in self.answers}
@@ -115,18 +123,30 @@ class Round:
             sent = dict.fromkeys(group, self.request.n_bytes)
             ledger.record(self.number, self.question.name, "sent", fields_of(self.arrays), sent)
         how = "discarded" if self.is_void else "summed" if self.verb == "sum" else "seen"
+        if self.masks is not None and not self.is_void:
+            how = "masked"
         alike: dict[Fields, dict[str, int]] = {}  # answers with the same fields share an entry
         for name, size in self.sizes.items():
             alike.setdefault(self.fields[name], {})[name] = size
         for fields, sizes in alike.items():
             ledger.record(self.number, self.question.name, how, fields, sizes)
-        return {
+        entry = {
             "round": self.number,
             "question": self.question.name,
             "sites": len(self.sizes),
             "bytes_up": sum(self.sizes.values()),
             "bytes_down": len(asked) * self.request.n_bytes,
         }
+        if self.masks is not None and not self.masks.is_bound:
+            entry["rings"] = self.masks.header
+        return entry
+
+    def raise_outcome(self) -> None:
+        """Raise the refusal or the loss of sites with which the round ended, if it did."""
+        if self.refused is not None:
+            raise self.refused
+        if self.lost:
+            raise SitesLost(self.lost)
 
     def to_record(self) -> tuple[dict[str, Any], dict[str, Array]]:
         """Return the header and arrays from which `from_record` restores the outcome."""
@@ -172,7 +192,8 @@ class Round:
             return
         if self.verb == "sum":
             self.total = record.arrays
-            self.fields = dict.fromkeys(self.sizes, fields_of(self.total))
+            sent = self.total if self.masks is None else self.masks.elements_like(self.total)
+            self.fields = dict.fromkeys(self.sizes, fields_of(sent))
             return
         names = list(self.sizes)
         for key, array in record.arrays.items():
@@ -180,6 +201,30 @@ class Round:
             self.answers.setdefault(names[int(index)], {})[name] = array
         self.told = {name: self.question.told(arrays) for name, arrays in self.answers.items()}
         self.fields = {name: fields_of(arrays) for name, arrays in self.answers.items()}
+
+    def _checked(self, message: Message, name: str, dimensions: Dimensions) -> Arrays:
+        """Return the arrays of an answer, or the elements of a masked one, after all checks."""
+        if self.masks is not None:
+            return self.masks.check(message.arrays, dimensions)
+        energy = self._most_explained.get(name)
+        return self.question.check_answer(message.arrays, dimensions, self.arrays, energy=energy)
+
+    def _unmasked(self, masks: Masks) -> Arrays:
+        """Return the total of masked answers, in which no mask is left."""
+        total = masks.decode(self.total)
+        try:
+            if not masks.cancel(total):
+                raise MessageError("the total is not a sum of answers")
+            if masks.is_bound:
+                return total
+            return self.question.check_answer(
+                total, dict(self.dimensions), self.arrays, is_total=True
+            )
+        except FedpcaError as error:
+            raise MessageError(
+                f"round {self.number}, while {self.question.doing}: {error}; the masks of the sites do "
+                "not cancel, or a site sent something else than its answer"
+            ) from None
 
     def _explainable(self) -> dict[str, float]:
         """Return the largest norm of an answer that each site's rows can explain.
@@ -199,6 +244,8 @@ class Round:
             arrays = self.answers.pop(self._unsummed.popleft())
             if not self.total:
                 self.total = {name: np.array(array) for name, array in arrays.items()}
+            elif self.masks is not None:
+                self.masks.add(self.total, arrays)
             else:
                 for name, total in self.total.items():
                     total += arrays[name]
@@ -227,11 +274,13 @@ def raise_error_in(message: Message) -> None:
         raise kind(str(header.get("text")))
 
 
-def raise_reported(reply: Message | bytes | SiteError, where: str) -> None:
-    """Raise the error that took the place of a site's reply, if any, with where it happened."""
+def reported(reply: Message | bytes | SiteError, where: str) -> Message:
+    """Return a site's reply, or raise the error that took its place, with where it happened."""
     try:
         if isinstance(reply, SiteError):
             raise reply
-        raise_error_in(decode(reply) if isinstance(reply, bytes) else reply)
+        message = decode(reply) if isinstance(reply, bytes) else reply
+        raise_error_in(message)
+        return message
     except FedpcaError as error:
         raise type(error)(printable(f"{where}: {error}", MAX_REASON_CHARS)) from None

@@ -213,10 +213,25 @@ def public_key_from_pem(text: bytes) -> PublicKey:
 
 def fingerprint(public_key: PublicKey) -> str:
     """Return 64 hexadecimal digits that identify a public key: the SHA-256 of its DER bytes."""
-    der = public_key.public_bytes(
+    return hashlib.sha256(to_der(public_key)).hexdigest()
+
+
+def to_der(public_key: PublicKey) -> bytes:
+    """Encode a public key."""
+    return public_key.public_bytes(
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     )
-    return hashlib.sha256(der).hexdigest()
+
+
+def verify_der(der: bytes, signature: bytes, data: bytes) -> bool:
+    """Return whether a key, encoded by `to_der`, signed the data; malformed bytes are no key."""
+    try:
+        key = serialization.load_der_public_key(der)
+    except _MALFORMED:
+        return False
+    if not isinstance(key, Ed25519PublicKey | ec.EllipticCurvePublicKey):
+        return False
+    return verify(key, signature, data)
 
 
 def sign(key: PrivateKey, data: bytes) -> bytes:

@@ -79,6 +79,11 @@ class LocalEngine:
                 site.reserved_by = None
 
     @property
+    def sites(self) -> Mapping[str, Site]:
+        """Return the sites by name."""
+        return self._sites
+
+    @property
     def declares(self) -> bool:
         """Return whether some sites follow a plan, which a run must declare."""
         return any(not site.policy.is_open for site in self._sites.values())

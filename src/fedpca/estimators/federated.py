@@ -97,7 +97,7 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         The fitted model, which transforms rows.
     site_variance_ratio_ : dict
         The share of each site's variance, about its own mean, that the components explain. The dict is
-        empty if a site's policy withholds this share.
+        empty if a site's policy withholds this share, or if sums are secure.
     n_samples_ : int
         The number of rows that count: not rows with weight zero, and not rows that were dropped.
     run_ : RunRecord

@@ -124,7 +124,7 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         The mean that is subtracted from each site's rows.
     site_variance_ : dict
         The shares of each site's variance that are "shared", "local", and "left" (neither). The dict is
-        empty if a site's policy withholds these shares.
+        empty if a site's policy withholds these shares, or if sums are secure.
     misalignment_ : float
         How much local components differ between sites: 1 minus the largest eigenvalue of the mean
         projection onto them. Near 0, the separation is meaningless, and the fit warns. Without local

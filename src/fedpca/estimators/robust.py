@@ -113,7 +113,7 @@ class RobustPCA(
         The number of rows that lie apart and were left out.
     sparse_share_ : dict
         The share of outliers among each site's entries, for features that vary. The dict is empty if a
-        site's policy withholds this share.
+        site's policy withholds this share, or if sums are secure.
     corrupted_sites_ : list
         Sites with so many outliers that their own scores mean little.
     run_ : RunRecord

@@ -15,6 +15,7 @@ and the constants after it. A journal or a memory file is this machine's own and
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -101,6 +102,14 @@ def encode(message: Message) -> bytes:
         crc = zlib.crc32(chunk, crc)
     prefix = _PREFIX.pack(MARK, VERSION, crc, len(text), message.n_bytes)
     return b"".join([prefix, *chunks])
+
+
+def digest_of(message: Message) -> bytes:
+    """Return the hash of a message's header and arrays, which is the same at both ends."""
+    digest = hashlib.sha256(_header_text(message.header, message.arrays))
+    for array in message.arrays.values():
+        digest.update(array.reshape(-1).view(np.uint8).data)
+    return digest.digest()
 
 
 def decode(data: bytes, *, limit: int | None = MAX_BYTES) -> Message:

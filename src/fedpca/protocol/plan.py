@@ -20,6 +20,8 @@ from fedpca.errors import MessageError
 
 DOMAIN = b"fedpca declared plan, version 1\0"
 DECLARE = "declare_run"  # takes the place of a question's name
+AGREE = "agree_on_keys"  # does so too, before the first question of a run with secure sums
+SECURE = "secure"  # the privacy setting that asks for secure sums
 MAX_PLAN_BYTES = 1 << 20  # a plan lists sites, and perhaps numbers of components by site
 MAX_PURPOSE = 500  # characters
 MAX_NAME = 100  # characters of the name of a run or a program
@@ -43,6 +45,8 @@ class RunPlan:
         The names of the sites that take part, and the fingerprints of their keys.
     purpose : str
         Why the run takes place, in a line of words.
+    privacy : dict
+        The privacy settings: ``{"secure": True}`` if every sum is a secure one.
     """
 
     run: str
@@ -50,6 +54,12 @@ class RunPlan:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     sites: Mapping[str, str] = field(default_factory=dict)
     purpose: str = ""
+    privacy: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_secure(self) -> bool:
+        """Return whether the plan asks for secure sums."""
+        return self.privacy.get(SECURE) is True
 
     @property
     def solver(self) -> str:
@@ -99,8 +109,11 @@ class RunPlan:
             raise MessageError("the plan must name its run and its program")
         if max(len(self.run), len(self.program)) > MAX_NAME:
             raise MessageError(f"the plan has a name of more than {MAX_NAME} characters")
-        if not isinstance(self.parameters, dict) or not isinstance(self.sites, dict):
-            raise MessageError("the plan's parameters and sites must be tables")
+        tables = (self.parameters, self.sites, self.privacy)
+        if not all(isinstance(table, dict) for table in tables):
+            raise MessageError("the plan's parameters, sites, and privacy settings must be tables")
+        if self.privacy not in ({}, {SECURE: True}):
+            raise MessageError(f"the plan's privacy settings must be empty or {{{SECURE!r}: true}}")
         if not self.sites or not all(isinstance(key, str) for key in self.sites.values()):
             raise MessageError("the plan must list its sites with the fingerprints of their keys")
         keys = [key for key in self.sites.values() if key != NO_KEY]

@@ -23,6 +23,10 @@ A question that writes to ``site.memory`` must declare ``remembers=True``; for a
 memory is read-only. A question whose answer reveals nothing about the rows, such as the column names,
 should declare ``reads_rows=False``; no policy refuses such a question.
 
+A secure sum needs to know how large its numbers can be. If the rows' sum of squares bounds the answer,
+as the word "explained" says, or ``times_energy`` of the question's arrays as a factor, the sites need
+not be asked.
+
 The coordinator refuses an answer that is larger than the declared arrays can be before it downloads
 the answer completely. If a name stands for a length that only the answer determines, ``at_most`` gives
 its bound: a number, another name, or a number that the question asks with, as in
@@ -55,6 +59,7 @@ if TYPE_CHECKING:
     from fedpca.site.site import Site
 
 VERBS = ("sum", "gather")
+NOT_OF_SUMS = ("share", "orthonormal", "explained")  # promises that a sum does not keep
 MAX_HEADER_BYTES = 1 << 16  # an answer's header and padding, or the text of an error
 Check = Callable[[Arrays, Arrays], Problem]  # of an answer and the arrays that were asked with
 
@@ -75,6 +80,7 @@ class Question:
     verb: str = "sum"  # or "gather"
     bounds: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of each asked field
     check: Check | None = None
+    times_energy: Callable[[Arrays], float] | None = None
 
     def __call__(self, site: Site, **arrays: Array) -> Mapping[str, Any]:
         return self.function(site, **arrays)
@@ -103,16 +109,20 @@ class Question:
         *,
         energy: float | None = None,
         too_large: type[FedpcaError] = MessageError,
+        is_total: bool = False,
     ) -> Arrays:
         """Return the answer's arrays, or raise an error that names the field.
 
         ``asked`` are the question's arrays. ``energy`` is the most that the site's rows can explain, if
-        it is known. Numbers whose totals could overflow raise ``too_large``.
+        it is known. Numbers whose totals could overflow raise ``too_large``. With ``is_total``, the
+        arrays are a total over sites, and only the promises that a sum keeps are checked.
         """
         where = "the answer"
         checked = _check(self.answers, arrays, dimensions, where)
         for name, array in checked.items():
             declared, words = self.answers[name], self.words[name]
+            if is_total:
+                words = tuple(word for word in words if word not in NOT_OF_SUMS)
             norm = norm_of(array, declared, words)
             if norm > limit_of(words):
                 raise too_large(
@@ -122,7 +132,7 @@ class Question:
             problem = broken_promise(array, declared, words, norm, energy)
             if problem is not None:
                 raise MessageError(f"field {name!r} in {where} {problem}")
-        problem = None if self.check is None else self.check(checked, asked)
+        problem = None if self.check is None or is_total else self.check(checked, asked)
         if problem is not None:
             raise MessageError(f"{where} {problem}")
         return checked
@@ -167,6 +177,7 @@ def question(
     reads_rows: bool = True,
     at_most: Mapping[str, str] | None = None,
     check: Check | None = None,
+    times_energy: Callable[[Arrays], float] | None = None,
     doing: str = "",
 ) -> Callable[[Callable[..., Mapping[str, Any]]], Question]:
     """Register a function as a question under its own name.
@@ -199,6 +210,7 @@ def question(
             verb=verb,
             bounds={field: each for field, each in bounds.items() if each},
             check=check,
+            times_energy=times_energy,
         )
         return _REGISTRY[name]
 

@@ -114,6 +114,7 @@ def as_json(fitted: Fitted | Summary, *, ledger: list[Total] | None = None) -> s
             "sites": list(run.sites),
             "lost": run.lost,
             "proofs": run.proofs,
+            "secure": run.secure,
         }
     if ledger is not None:
         contents["ledger"] = [entry._asdict() for entry in ledger]

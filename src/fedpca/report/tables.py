@@ -63,9 +63,19 @@ def print_crossed(console: Console, run: RunRecord, site: str | None = None) -> 
             f"{row.bytes:,}",
         )
     print_table(console, table)
+    if run.rings:
+        _print_rings(console, run)
     console.print(
         f"{run.rounds} rounds, {run.bytes_up:,} bytes from the sites, {run.bytes_down:,} to them"
     )
+
+
+def _print_rings(console: Console, run: RunRecord) -> None:
+    """Print in which ring each masked field was summed, and how fine its numbers are."""
+    table = new_table("Rings of masked answers", ("question", "field"), ("bits", "step"))
+    for question, name, bits, fraction_bits in run.rings:
+        table.add_row(question, name, str(bits), f"2^{-fraction_bits}")
+    print_table(console, table)
 
 
 def refuse_unknown_site(run: RunRecord, site: str | None) -> None:
@@ -97,7 +107,10 @@ def print_leakage(out: Console, leakage: Leakage, by_site: bool) -> None:
     out.print(f"Errors of guesses that use no messages: {guesses}.")
     out.print("'exposed' is the share of the site's variance on eigenvectors known to within 10%.")
     for listener in ("seen", "summed"):
-        out.print(f"'{listener}' hears {LISTENERS[listener]}.")
+        masked = ", which is masked unless it is gathered" if leakage.is_secure else ""
+        out.print(
+            f"'{listener}' hears {LISTENERS[listener]}{masked if listener == 'seen' else ''}."
+        )
 
 
 def write_exposures(path: Path, leakage: Leakage) -> None:
@@ -289,6 +302,12 @@ def _print_run(out: Console, run: RunRecord) -> None:
     )
     if run.advice:
         out.print(run.advice)
+    if run.secure:
+        out.print(
+            f"secure sums: answers were masked, and tell only totals over {len(run.sites)} sites; hash "
+            f"of their roster: {run.secure['roster']}",
+            soft_wrap=True,
+        )
     for loss in run.lost:
         out.print(f"lost in round {loss['round']}: {loss['reason']}")
     if run.proofs:

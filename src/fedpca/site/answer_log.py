@@ -10,7 +10,9 @@ its own disk, before each answer leaves. Each question gets one line of JSON::
      "digest_in": "5e..1", "digest_out": "a0..7", "salt": "77..c", "previous": "c4..9",
      "chain": "0b..2"}
 
-``values`` holds the parameters that are single numbers. ``digest_in`` and ``digest_out`` are the
+``values`` holds the parameters that are single numbers. In a run with secure sums, ``mask`` says how
+the answer is masked: ``{"Y": [64, 40]}`` for a ring of 64 bits and numbers times 2^40, or "bound" if
+only the size of the numbers left, under masks too. ``digest_in`` and ``digest_out`` are the
 SHA-256 of the question's and the answer's bytes. `fedpca.site.ledger_chain` describes the chain.
 """
 
@@ -35,6 +37,8 @@ from fedpca.site.ledger_chain import append
 from fedpca.site.site import Site
 from fedpca.site.time_limit import interrupted_after
 from fedpca.storage import atomic
+
+MAX_MASKED_FIELDS = 100  # more than any question has; the ledger lists no more
 
 
 @dataclass(frozen=True)
@@ -143,13 +147,15 @@ def in_words(entry: dict[str, Any]) -> str:
         return f"{head}{received}not answered: {why}"
     fate = "which the coordinator will see"
     if entry["verb"] == "sum":
-        fate = f"to be summed over {printable(entry['sites'])} sites"
+        hidden = "masked, " if entry.get("mask") else ""
+        fate = f"{hidden}to be summed over {printable(entry['sites'])} sites"
     return f"{head}{received}sends {entry['bytes_out']:,} bytes{_fields(entry['left'])}, {fate}"
 
 
 def _entry(asked: Message, answered: Message) -> dict[str, Any]:
     """Return the ledger entry for one question and its answer."""
     header = asked.header
+    mask = {"mask": _mask(header["mask"])} if "mask" in header else {}
     return {
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "run": _brief(header.get("run")),
@@ -157,6 +163,7 @@ def _entry(asked: Message, answered: Message) -> dict[str, Any]:
         "question": _brief(header.get("question")),
         "verb": _brief(header.get("verb")),
         "sites": _brief(header.get("n_sites")),
+        **mask,
         "came": {name: list(array.shape) for name, array in asked.arrays.items()},
         "values": {name: _plain(v) for name, v in asked.arrays.items() if v.ndim == 0},
         "bytes_in": asked.n_bytes,
@@ -164,6 +171,18 @@ def _entry(asked: Message, answered: Message) -> dict[str, Any]:
         "bytes_out": answered.n_bytes,
         "refused": answered.header.get("text"),
     }
+
+
+def _mask(mask: Any) -> Any:
+    """Return how a question asks for its answer to be masked; a strange text must stay short."""
+    rings = mask if isinstance(mask, dict) else {}
+    is_known = rings and all(
+        isinstance(ring, list) and len(ring) == 2 and all(isinstance(n, int) for n in ring)
+        for ring in rings.values()
+    )
+    if not is_known:
+        return _brief(mask)
+    return {printable(name): ring for name, ring in list(rings.items())[:MAX_MASKED_FIELDS]}
 
 
 def _plain(scalar: Array) -> Any:

@@ -49,12 +49,17 @@ class Keys:
 
     ``own`` and ``coordinator`` are fingerprints. Without the coordinator's, anyone may sign a plan, or
     nobody. ``signer_of`` takes a signature and the signed bytes, and returns the fingerprint of the key
-    that made it, or an empty string if the signature is not valid.
+    that made it, or an empty string if the signature is not valid. ``identity`` is the site's own
+    public key in DER form, with which ``sign`` signs; ``verify`` takes such a key, a signature, and the
+    signed bytes.
     """
 
     own: str
     signer_of: Callable[[bytes, bytes], str]
     coordinator: str | None = None
+    identity: bytes = b""
+    sign: Callable[[bytes], bytes] | None = None
+    verify: Callable[[bytes, bytes, bytes], bool] | None = None
 
 
 class Guard:
@@ -117,9 +122,9 @@ class Guard:
             if agreed.plan.tobytes() != plan.to_bytes():
                 raise PolicyRefused("a different plan was declared for this run before")
             return agreed
-        script, data = find_script(plan), plan.to_bytes()
-        self._runs = (_Run(data, plan, script, b"", script.order, {}),)
-        return Agreement(*(_array(each) for each in (data, b"", b"{}")))
+        script = find_script(plan)
+        self._runs = (_Run(plan.to_bytes(), plan, script, b"", script.order, {}),)
+        return agreement_to(plan)
 
     def check(
         self,
@@ -242,6 +247,11 @@ class _Run:
                         f"field {name!r} of question {question.name!r} has length {length}={found}; "
                         f"the plan allows at most {most}"
                     )
+
+
+def agreement_to(plan: RunPlan) -> Agreement:
+    """Return the agreement to a plan before its first question."""
+    return Agreement(*(_array(each) for each in (plan.to_bytes(), b"", b"{}")))
 
 
 def keep(memory: dict[str, Array], agreed: Agreement) -> dict[str, Array]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpca.errors import FileError, InputError, PolicyRefused
-from fedpca.protocol.plan import NO_KEY, RunPlan
+from fedpca.protocol.plan import NO_KEY, SECURE, RunPlan
 from fedpca.protocol.printable import printable
 from fedpca.protocol.question import Question
 from fedpca.protocol.script import FEDERATED, Script
@@ -68,6 +68,10 @@ class Policy:
     max_runs_per_day, max_rounds_per_day : int, optional
         How many runs and rounds the site answers in 24 hours; by default, any number. A run that starts
         over because a site was lost counts again.
+    require : sequence of str
+        What a run must have: "secure" for secure sums, so that the coordinator cannot read an answer of
+        this site alone. A run that starts over because a site was lost gives away the difference of two
+        sums; ``max_runs_per_day`` limits how often.
     """
 
     allow: tuple[str, ...] = (FEDERATED,)
@@ -81,6 +85,7 @@ class Policy:
     min_change: int | None = None
     max_runs_per_day: int | None = None
     max_rounds_per_day: int | None = None
+    require: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -100,6 +105,10 @@ class Policy:
             raise InputError(f"allow={listed!r} must be a list of names, as in ['federated']")
         object.__setattr__(self, "allow", tuple(listed))
         object.__setattr__(self, "peers", _fingerprints(self.peers))
+        required = self.require
+        if not isinstance(required, list | tuple) or not set(required) <= {SECURE}:
+            raise InputError(f"require={required!r} must be a list, empty or with {SECURE!r}")
+        object.__setattr__(self, "require", tuple(required))
         if self.approval_days > MAX_APPROVAL_DAYS:
             raise InputError(
                 f"approval_days={self.approval_days} must be at most {MAX_APPROVAL_DAYS}"
@@ -182,6 +191,8 @@ class Policy:
             rules.append(f"only with {len(self.peers)} known sites")
         if self.approval:
             rules.append(f"a person approves each run, for {self.approval_days} days")
+        if self.require:
+            rules.append(f"only with {', '.join(self.require)} sums")
         for name, kind in _LIMITS.items():
             limit = getattr(self, name)
             if limit is not None:
@@ -190,11 +201,15 @@ class Policy:
 
     def refuse_unknown_sites(self) -> None:
         """Refuse a rule about the number of sites if it cannot be checked across machines."""
-        if self.min_sites > 1 and not self.peers:
+        rules = {f"min_sites={self.min_sites}": "min_sites = 1"} if self.min_sites > 1 else {}
+        if self.require:
+            rules[f"require={list(self.require)}"] = "require = []"
+        if rules and not self.peers:
+            needs = "need" if len(rules) > 1 else "needs"
             raise InputError(
-                f"min_sites={self.min_sites} needs peers across machines, because a coordinator could "
+                f"{' and '.join(rules)} {needs} peers across machines, because a coordinator could "
                 "invent sites; list the fingerprints of the other sites' keys in peers, which "
-                "`fedpca site-key --show NAME.pub` prints, or use min_sites = 1"
+                f"`fedpca site-key --show NAME.pub` prints, or use {' and '.join(rules.values())}"
             )
 
     def admit(self, plan: RunPlan, script: Script, own_key: str = NO_KEY) -> None:
@@ -203,6 +218,11 @@ class Policy:
             raise PolicyRefused(
                 f"the policy does not allow {script.family!r}, only {', '.join(self.allow)}; to allow "
                 f"it, the site must add {script.family!r} to its policy's allow"
+            )
+        if SECURE in self.require and not plan.is_secure:
+            raise PolicyRefused(
+                "the policy requires secure sums, but the plan has none; use Federation(secure=True) "
+                "or `fedpca fit --secure`"
             )
         if script.sees and not self.gather:
             raise PolicyRefused(

@@ -26,7 +26,8 @@ PREVENTS = {
     "min_sites": "Prevents runs with fewer sites, in whose sums this site would stand out.",
     "peers": (
         "Prevents that a coordinator invents sites: the fingerprints of the other sites' keys, which "
-        "`fedpca site-key --show NAME.pub` prints. Empty: any sites. Needed for min_sites above 1."
+        "`fedpca site-key --show NAME.pub` prints. Empty: any sites. Needed for min_sites above 1 and "
+        "for require."
     ),
     "approval": "Prevents runs that no person here has approved, with `fedpca approve`.",
     "approval_days": "Prevents that a request or an approval lasts longer than these days.",
@@ -40,6 +41,10 @@ PREVENTS = {
     ),
     "max_rounds_per_day": (
         f'Prevents the same for rounds; a fit takes 5 to 500. "{UNLIMITED}" turns it off.'
+    ),
+    "require": (
+        'Prevents that the coordinator reads what this site adds to a sum: ["secure"] takes part only '
+        "in runs with secure sums over two sites or more. Needs peers. Empty: in all runs."
     ),
 }
 TITLE = (
@@ -120,6 +125,11 @@ def explain(policy: Policy) -> list[str]:
         limit = getattr(policy, name)
         amount = f"any number of {kind}" if limit is None else f"at most {limit:,} {kind}"
         told.append(f"{name}: {amount} in 24 hours")
+    told.append(
+        "require: only runs with secure sums, in which the coordinator reads totals alone"
+        if policy.require
+        else "require: nothing, so the coordinator's process can read what this site adds to a sum"
+    )
     return told
 
 

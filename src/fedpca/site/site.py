@@ -15,14 +15,15 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
-from fedpca.arrays import Array
+from fedpca.arrays import Array, Arrays, Dimensions
 from fedpca.errors import (
     REPORTED_BY_SITES,
     FedpcaError,
@@ -34,8 +35,8 @@ from fedpca.errors import (
 )
 from fedpca.linalg.blas_threads import threads_for_entries
 from fedpca.protocol.message import Header, Message, compose, decode, encode
-from fedpca.protocol.plan import DECLARE, RunPlan
-from fedpca.protocol.question import find_question
+from fedpca.protocol.plan import AGREE, DECLARE, RunPlan
+from fedpca.protocol.question import Question, find_question
 from fedpca.rows.choice import ALL_COLUMNS, ColumnChoice
 from fedpca.rows.gaps import ERROR, MISSING
 from fedpca.rows.in_memory import Rows, about_n_rows, checksum
@@ -44,7 +45,7 @@ from fedpca.rows.standardized import MAX_CACHE_BYTES, Frame, StandardizedRows
 from fedpca.rows.weighted import WeightedRows, as_numbers, weight_fingerprint
 from fedpca.site.budget import Budget
 from fedpca.site.disclosure import Disclosure
-from fedpca.site.guard import UNDECLARED, Agreement, Guard, Keys
+from fedpca.site.guard import UNDECLARED, Agreement, Guard, Keys, agreement_to
 from fedpca.site.guard import keep as keep_agreement
 from fedpca.site.memory import (
     MEMORY_GONE,
@@ -58,12 +59,24 @@ from fedpca.site.memory import (
 from fedpca.site.policy import TRUSTING, Policy
 from fedpca.site.requests import Requests, file_stem, requests_folder
 
+if TYPE_CHECKING:
+    from fedpca.site.masking import AnswerMasks, MaskSecrets
+
 log = logging.getLogger("fedpca.site")
 
 MAX_PROCESS_CACHE_BYTES = 512 << 20  # shared by all sites in a process, for cached A'A
 MAX_ENDED_RUNS = 1000  # ended runs whose late questions a site recognizes
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Pending:
+    """An answer of which only the size was told, and the site's memory after it."""
+
+    key: tuple[int, bytes]  # the round, and a hash of what was asked
+    answer: Arrays
+    memory: dict[str, Array]
 
 
 def cache_share(n_sites: int) -> int:
@@ -153,7 +166,10 @@ class Site:
         self._standardized: StandardizedRows | None = None
         self._lock = threading.Lock()
         self._guard = None if self.policy.is_open else Guard(self.policy, name, keys)
-        self._tell = tell
+        self._tell, self._keys = tell, keys
+        self._pending: Pending | None = None  # an answer of which only the size was told
+        self._mask_secrets: MaskSecrets | None = None  # of this run, once they were needed
+        self._is_beyond_bound = False  # whether an answer was too large for its masks in this run
         self._disclosure = Disclosure(self.policy) if self.policy.protects_few else None
         self._budget = Budget(self.policy) if self.policy.has_budget else None
         self._missing: int | None = None  # what happens to gaps in this run, if it is known
@@ -267,7 +283,10 @@ class Site:
         if header["question"] == DECLARE:
             return self._declare(message)
         if header["run"] != self._run:
-            self._enter(header["run"], header["memory"])
+            is_masked = header["question"] == AGREE or "mask" in header
+            self._enter(header["run"], header["memory"], has_keys=is_masked)
+        if header["question"] == AGREE:
+            return self._agree_on_keys(message)
         if self._answered is not None and self._answered[0] == header["round"]:
             return self._answered[1]
         if header["round"] < self._round:
@@ -288,6 +307,7 @@ class Site:
         memory = self.memory
         # a repeated round starts from the same memory as the first time
         before = self._memory_before if header["round"] == self._round else memory
+        masks = self._masks_for(question, message)
         agreed = None
         if self._guard is not None:
             agreed = self._guard.check(before, question, header, arrays, dimensions["d"])
@@ -301,16 +321,15 @@ class Site:
                 self.memory = dict(self.memory)
                 # copy, because a view in memory would keep the whole request alive
                 arrays = {key: array.copy() for key, array in arrays.items()}
-            try:
-                with threads_for_entries(about_n_rows(self.rows) * self.rows.n_features):
-                    raw = question(self, **arrays)
-            except Exception:
-                self._refuse_changed_rows()  # if a file changed, that explains the failure better
-                raise
-            self._refuse_changed_rows()
-            values = {k: np.asarray(v) for k, v in raw.items()}
-            # numbers that are too large come from rows that are, which a person must rescale
-            answer = question.check_answer(values, dimensions, arrays, too_large=InputError)
+            answer = None if masks is None else self._take_pending(masks)
+            if answer is None:
+                answer = self._compute(question, arrays, dimensions)
+            if masks is not None:
+                if masks.is_bound:  # only the size of the answer is asked for, so nothing is kept
+                    self._pending = Pending(masks.key, answer, self.memory)
+                    self.memory = memory
+                    return self._reply(header, {}, masks.of(answer))
+                answer = self._masked(masks, answer)
             reply = self._reply(header, {}, answer)
             if question.remembers or agreed is not None:  # how far the run has come is memory too
                 self._save(header["round"], reply)
@@ -322,6 +341,81 @@ class Site:
         # under a plan, a repeated round must not be answered with other numbers
         self._answered = (header["round"], reply) if keep or agreed is not None else None
         self._round, self._memory_before = header["round"], before
+        self._pending = None
+        return reply
+
+    def _compute(self, question: Question, arrays: Arrays, dimensions: Dimensions) -> Arrays:
+        """Return the checked answer to a question."""
+        try:
+            with threads_for_entries(about_n_rows(self.rows) * self.rows.n_features):
+                raw = question(self, **arrays)
+        except Exception:
+            self._refuse_changed_rows()  # if a file changed, that explains the failure better
+            raise
+        self._refuse_changed_rows()
+        values = {k: np.asarray(v) for k, v in raw.items()}
+        # numbers that are too large come from rows that are, which a person must rescale
+        return question.check_answer(values, dimensions, arrays, too_large=InputError)
+
+    def _masks_for(self, question: Question, request: Message) -> AnswerMasks | None:
+        """Return how to mask the answer to a question, or None if the run has no secure sums."""
+        if question.verb != "sum" or "MaskKeys.private" not in self.memory:
+            if "mask" in request.header:
+                raise PolicyRefused("the declared plan has no secure sums, so nothing is masked")
+            return None
+        from fedpca.site.masking import AnswerMasks, MaskKeys
+
+        if self._is_beyond_bound:  # each further bound would tell more about the answer's size
+            raise PolicyRefused("an answer was larger than its bound, which ends this run here")
+        if self._mask_secrets is None:
+            plan = RunPlan.from_bytes(self.recall(Agreement).plan.tobytes())
+            self._mask_secrets = self.recall(MaskKeys).secrets_of(plan, self.name)
+        return AnswerMasks(question, request, self.name, self._mask_secrets)
+
+    def _take_pending(self, masks: AnswerMasks) -> Arrays | None:
+        """Return the answer whose size was asked for before, and restore the memory after it.
+
+        Whoever asks for the size of an answer must then ask for the answer, or sizes would tell of
+        answers never given.
+        """
+        pending = self._pending
+        if pending is None:
+            return None
+        if pending.key != masks.key:
+            raise PolicyRefused(
+                f"round {pending.key[0]} asked for the size of a different answer before, and not for "
+                "the answer itself"
+            )
+        self.memory = pending.memory
+        return pending.answer
+
+    def _masked(self, masks: AnswerMasks, answer: Arrays) -> Arrays:
+        """Return an answer under masks; one beyond its bound is the last that the run asks for."""
+        from fedpca.privacy.secure_sum import BeyondBound
+
+        try:
+            return masks.of(answer)
+        except BeyondBound:
+            self._is_beyond_bound = True
+            raise
+
+    def _agree_on_keys(self, message: Message) -> Message:
+        """Share secrets with other sites, so that answers can be masked."""
+        from fedpca.site.masking import MaskKeys
+
+        header = message.header
+        if not self.remembers(Agreement) or not self.remembers(MaskKeys):
+            raise PolicyRefused(UNDECLARED)
+        plan = RunPlan.from_bytes(self.recall(Agreement).plan.tobytes())
+        keys = self.recall(MaskKeys).agree(
+            header["run"], plan, self.name, message.arrays, self._keys
+        )
+        kept = dict(self.memory)
+        remember(kept, keys)
+        self.memory = _read_only(kept)
+        reply = self._reply(header, {}, {})
+        if self._round == 0:  # otherwise, a later file has them already
+            self._save(0, reply)
         return reply
 
     def _check_disclosure(
@@ -342,11 +436,13 @@ class Site:
         A plan that is refused or waits for approval does not end the run that the site is in.
         """
         header = message.header
+        plan = RunPlan.from_bytes(message.arrays.get("plan", np.empty(0)).tobytes())
         if self._guard is None:
             if header["run"] != self._run:
-                self._enter(header["run"], header["memory"])
-            return self._reply(header, {}, {})
-        plan = RunPlan.from_bytes(message.arrays.get("plan", np.empty(0)).tobytes())
+                self._enter(header["run"], header["memory"], has_keys=plan.is_secure)
+            if not plan.is_secure:
+                return self._reply(header, {}, {})
+            return self._begin_plan(header, plan, agreement_to(plan))
         signature = message.arrays.get("signature", np.empty(0, np.uint8)).tobytes()
         signer = self._guard.check_signature(plan, signature)
         self._guard.consider(header["run"], plan)
@@ -356,12 +452,24 @@ class Site:
             if not header["memory"] and header["run"] in self._ended:
                 self._ended.remove(header["run"])  # it waited for other sites, and begins only now
             self._enter(header["run"], header["memory"], is_declared=True)
-        agreed = self._guard.admit(self.memory, header["run"], plan)
+        return self._begin_plan(header, plan, self._guard.admit(self.memory, header["run"], plan))
+
+    def _begin_plan(self, header: Header, plan: RunPlan, agreed: Agreement) -> Message:
+        """Remember what was agreed, and offer a key if the plan asks for secure sums."""
         is_new = not self.remembers(Agreement)
-        self.memory = _read_only(keep_agreement(self.memory, agreed))
+        kept = keep_agreement(self.memory, agreed) if is_new else dict(self.memory)
+        offer: Arrays = {}
+        if plan.is_secure:
+            from fedpca.site.masking import MaskKeys
+
+            if not self.remembers(MaskKeys):
+                remember(kept, MaskKeys.new(header["run"], plan, self._keys))
+            offer = {"offer": recall(kept, MaskKeys).offer}
+        self.memory = _read_only(kept)
+        reply = self._reply(header, {}, offer)
         if is_new:
-            self._save(0, self._reply(header, {}, {}))
-        return self._reply(header, {}, {})
+            self._save(0, reply)
+        return reply
 
     def _ask_for_approval(self, plan: RunPlan, signer: str) -> None:
         """Refuse a plan until a person at the site has approved it."""
@@ -389,7 +497,9 @@ class Site:
         echo = {key: asked.get(key) for key in ("run", "round", "question")}
         return compose({**echo, "site": self.name, **more}, arrays)
 
-    def _enter(self, run: str, last: int, *, is_declared: bool = False) -> None:
+    def _enter(
+        self, run: str, last: int, *, is_declared: bool = False, has_keys: bool = False
+    ) -> None:
         """Begin a run with empty memory, or with the memory that an earlier process saved.
 
         ``last`` is the run's most recent round that changed the sites' memory. Without that memory, any
@@ -402,7 +512,8 @@ class Site:
             raise MessageError("this run is over because a newer run has started at this site")
         files = file_states(self._source)
         refuse_gone(files)
-        saved = self._load(run, files) if last or self._guard is not None else None
+        is_saved = last or has_keys or self._guard is not None
+        saved = self._load(run, files) if is_saved else None
         if (0 if saved is None else saved.round) < last:
             raise MessageError(
                 f"this question needs the memory from round {last}, which the site does not have; "
@@ -417,10 +528,10 @@ class Site:
         self._round = 0 if saved is None else saved.round
         # that of the run before must not answer a round of this one
         self._memory_before = self.memory
-        self._missing = None
-        if saved is None:
-            if self._budget is not None:
-                self._budget.start_over()
+        self._missing = self._pending = self._mask_secrets = None
+        self._is_beyond_bound = False
+        if saved is None and self._budget is not None:
+            self._budget.start_over()
         if self._run is not None:
             self._ended.append(self._run)
         self._run = run

@@ -78,6 +78,7 @@ from fedpca.solvers.contract import (
 from fedpca.solvers.costs import LANCZOS_ROUNDS, block_bytes, expected_rounds
 from fedpca.solvers.exact.faps_copy import (
     BY_CONDITION,
+    MAX_PENALTY,
     Copy,
     Product,
     grown,
@@ -92,6 +93,7 @@ if TYPE_CHECKING:
     from fedpca.site.site import Site
 
 MAX_STEPS = 1000  # at a site in a round
+MAX_DECLARED_PENALTY = 1000.0  # of an option
 LOCAL_STEPS = 5  # steps of subspace iteration at each site in each round
 PENALTY = 0.15  # initial beta_i, as a share of ||A_i||_2^2
 PENALTY_CHECK_ROUNDS = 5  # rounds between penalty checks, (25)
@@ -137,7 +139,7 @@ class Faps:
     def __post_init__(self) -> None:
         if self.local_steps not in BY_CONDITION:
             check_whole("local_steps", self.local_steps, 1, MAX_STEPS)
-        check_positive("penalty", self.penalty, 1000)
+        check_positive("penalty", self.penalty, MAX_DECLARED_PENALTY)
         check_choice("stop", self.stop, STOP_RULES)
         check_choice("start_apart", self.start_apart, (True, False))
 
@@ -287,6 +289,7 @@ class FapsState:
     },
     answers={"Y": "float64 d k", "stop_value": "float64, squares"},
     remembers=True,
+    times_energy=lambda asked: largest_mask(float(asked["penalty"])) * asked["Z"].shape[1],
 )
 def consensus_step(
     site: Site, Z: Array, penalty: Array, steps: Array, start_apart: Array, stop: Array
@@ -309,6 +312,15 @@ def consensus_step(
     return {"Y": Y, "stop_value": np.float64(by_rule[STOP_RULES[int(stop)]])}
 
 
+def largest_mask(penalty: float) -> float:
+    """Return a bound on ``||Q_i|| + ||C_i||`` as a multiple of the site's sum of squares.
+
+    The penalty is at most ``max(penalty, MAX_PENALTY) ||A_i||^2``, and the multiplier at most twice
+    ``||A_i||^2``.
+    """
+    return max(penalty, MAX_PENALTY) + 3
+
+
 def _first_state(times_C: Product, X: Array, penalty: float) -> FapsState:
     """Return a site's state before its first round."""
     copy = Copy.at(X, times_C(X))
@@ -324,6 +336,7 @@ def _first_state(times_C: Product, X: Array, penalty: float) -> FapsState:
         "penalty": "float64, squares",
         "norm": "float64, squares",
     },
+    times_energy=lambda asked: largest_mask(MAX_DECLARED_PENALTY) * asked["Z"].shape[1],
 )
 def energy_within(site: Site, Z: Array) -> dict[str, Any]:
     """Send ``Z'C_i Z``, the site's penalty, and ||A_i||_2^2.

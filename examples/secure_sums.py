@@ -1,0 +1,107 @@
+"""Print the figures on secure sums: how masks connect sites, how exact sums are, what attacks find.
+
+python examples/secure_sums.py
+"""
+
+from __future__ import annotations
+
+from math import ceil, exp, inf, lgamma, log
+
+import numpy as np
+from sklearn.datasets import load_breast_cancer
+
+from fedpca.audit.leakage import audit
+from fedpca.privacy.masks import N_RINGS
+from fedpca.privacy.rings import NARROW, WIDE, Ring, add
+
+
+def log_binomial(n: int, k: int) -> float:
+    return -inf if not 0 <= k <= n else lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1)
+
+
+def log_sum(logs: list[float]) -> float:
+    most = max(logs)
+    return most if most == -inf else most + log(sum(exp(each - most) for each in logs))
+
+
+def log_chance_apart(n: int, c: int, s: int) -> float:
+    """Return the log of the chance that a ring has s honest sites next to no other honest site.
+
+    The c colluding sites leave c gaps in the ring. The s sites fill j of the gaps, with at least one in
+    each, and the other honest sites fill any of the remaining gaps.
+    """
+    t = n - c - s
+    ways = [
+        log_binomial(c, j) + log_binomial(s - 1, j - 1) + log_binomial(t + c - j - 1, t)
+        for j in range(1, min(s, c) + 1)
+    ]
+    return log_sum(ways) - log_binomial(n - 1, n - c) - log_binomial(n - c, s)
+
+
+def log2_chance_of_parts(n: int, c: int, rings: int = N_RINGS) -> float:
+    """Bound the chance that the honest sites fall into parts without a shared mask, as a power of 2."""
+    honest = n - c
+    parts = [
+        log_binomial(honest, s) + rings * log_chance_apart(n, c, s)
+        for s in range(1, honest // 2 + 1)
+    ]
+    return log_sum(parts) / log(2)
+
+
+def error_of_sum(bits: int, n_sites: int, looseness: float, units: np.ndarray) -> float:
+    """Return the largest error of a total in a ring, relative to the typical total in its unit."""
+    rng = np.random.default_rng(0)
+    parts = rng.standard_normal((n_sites, len(units))) * units
+    exact = np.sum(parts.astype(np.longdouble), axis=0)
+    ring = Ring.for_bound(bits, looseness * float(np.abs(parts).sum(axis=0).max()))
+    total = ring.encode(np.zeros(len(units)))
+    for part in parts:
+        add(total, ring.encode(part), bits)
+    return float((np.abs(ring.decode(total) - exact) / (units * n_sites**0.5)).max())
+
+
+def clinics() -> dict[str, np.ndarray]:
+    """Assign patients to clinics by tumor size."""
+    rows = load_breast_cancer().data
+    by_size = np.split(np.argsort(rows[:, 0], kind="stable"), [60, 200, 420])
+    names = ("north", "east", "south", "west")
+    return {name: rows[patients] for name, patients in zip(names, by_size, strict=True)}
+
+
+def main() -> None:
+    print("| colluding, of 1000 sites | chance that honest sites fall into parts |")
+    print("|---|---|")
+    for c in (333, 500, 600, 667):
+        print(f"| {c} | below 2^{ceil(log2_chance_of_parts(1000, c))} |")
+    print()
+    print("| sites | ring | bound | units | largest error |")
+    print("|---|---|---|---|---|")
+    alike, unlike = np.ones(500), np.logspace(-6, 6, 500)
+    for n_sites in (3, 1000):
+        for bits, looseness, units in (
+            (NARROW, 1, alike),
+            (NARROW, 256, alike),
+            (WIDE, 256, alike),
+            (NARROW, 256, unlike),
+            (WIDE, 256, unlike),
+        ):
+            error = error_of_sum(bits, n_sites, looseness, units)
+            bound = "tight" if looseness == 1 else "256 times too large"
+            spread = "equal" if units is alike else "1e-6 to 1e6"
+            print(f"| {n_sites} | {bits} bits | {bound} | {spread} | {error:.0e} |")
+    print()
+    print("| colluding | single answers | totals |")
+    print("|---|---|---|")
+    for colluding in ((), ("east", "south"), ("north", "east", "south")):
+        found = audit(
+            clinics(), 5, solvers="lanczos", refits=0, scale=True, secure=True, colluding=colluding
+        )
+        cells = []
+        for listener in ("seen", "summed"):
+            error = found.best("lanczos", listener, "west").error
+            cells.append(f"{error:.2f}" if error > 0.01 else f"{error:.0e}")
+        print(f"| {', '.join(colluding) or 'nobody'} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()

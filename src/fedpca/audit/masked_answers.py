@@ -1,0 +1,75 @@
+"""Read the masked answers of a run as far as a coordinator can, alone or with sites that collude.
+
+A site that colludes tells the secrets that it shares with its neighbors. So the coordinator can take
+its masks out of the other sites' answers. The masks between honest sites stay in, and cancel only in
+the sum over all honest sites. An attacker that does not know this reads the elements as numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from fedpca.arrays import Arrays
+from fedpca.privacy.masks import masked, neighbors
+from fedpca.privacy.rings import Ring, subtract
+from fedpca.privacy.secure_sum import BOUND, add_masked, decoded, from_header
+from fedpca.protocol.message import Message, digest_of
+from fedpca.protocol.plan import RunPlan
+from fedpca.protocol.question import find_question
+from fedpca.site.guard import Agreement
+from fedpca.site.masking import MaskKeys
+from fedpca.site.site import Site
+
+Secrets = Mapping[str, Mapping[str, bytes]]  # of each site, by neighbor
+
+
+class MaskedRound(NamedTuple):
+    """How the answers to one question are masked."""
+
+    rings: Mapping[str, Ring]
+    context: bytes
+
+    @classmethod
+    def of(cls, request: Message) -> MaskedRound | None:
+        """Return how a request asks for masks, or None if it asks only for the size of the answer."""
+        mask = request.header["mask"]
+        if mask == BOUND:
+            return None
+        return cls(from_header(find_question(request.header["question"]), mask), digest_of(request))
+
+    def sum(
+        self, answers: Mapping[str, Arrays], sites: Collection[str], secrets: Secrets
+    ) -> Arrays:
+        """Return the sum of some sites' answers as numbers, without the masks that are known.
+
+        ``secrets`` are those of the sites that collude. If masks are left, the numbers mean nothing.
+        """
+        total: Arrays = {}
+        for site in sites:
+            elements = self._without_known(site, answers[site], secrets)
+            if total:
+                add_masked(total, elements, self.rings)
+            else:
+                total = elements
+        return decoded(total, self.rings)
+
+    def _without_known(self, site: str, answer: Arrays, secrets: Secrets) -> Arrays:
+        elements = {name: np.array(answer[name]).view(np.uint64) for name in self.rings}
+        told = {name: each[site] for name, each in secrets.items() if site in each}
+        nothing = {name: np.zeros_like(array) for name, array in elements.items()}
+        for name, mask in masked(site, told, self.context, nothing, self.rings).items():
+            subtract(elements[name], mask, self.rings[name].bits)
+        return elements
+
+
+def secrets_of(site: Site) -> dict[str, bytes]:
+    """Return the secrets that a site shares with its neighbors, which it tells if it colludes."""
+    plan = RunPlan.from_bytes(site.recall(Agreement).plan.tobytes())
+    keys = site.recall(MaskKeys)
+    if keys.seed is None or keys.secrets is None:
+        return {}
+    others = neighbors(site.name, sorted(plan.sites), keys.seed.tobytes())
+    return dict(zip(others, (row.tobytes() for row in keys.secrets), strict=True))

@@ -1,0 +1,148 @@
+"""Declare a run to its sites before the first question, and wait for those where a person decides.
+
+The declaration is no round and in no ledger, since it contains nothing about rows. In a run with secure
+sums, the sites answer it with offers of keys, and a second message hands all offers to all sites.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from fedpca.coordinator.approval import ApprovalWait
+from fedpca.coordinator.round import reported
+from fedpca.engines.base import Engine
+from fedpca.errors import (
+    ApprovalPending,
+    InputError,
+    LinkError,
+    LinkRefused,
+    MessageError,
+    PolicyRefused,
+    SiteError,
+    SitesBusy,
+)
+from fedpca.protocol.message import Message, compose
+from fedpca.protocol.plan import AGREE, DECLARE, RunPlan
+from fedpca.protocol.script import find_script
+
+NO_BYTES = np.empty(0, np.uint8)
+Failed = dict[str, str]  # what went wrong at each site that did not answer
+
+
+def refuse_unmaskable(plan: RunPlan) -> None:
+    """Refuse a program that cannot do without answers that the coordinator sees site by site."""
+    from fedpca.privacy.secure_sum import MIN_SITES, ONE_SITE
+
+    if len(plan.sites) < MIN_SITES:
+        raise InputError(ONE_SITE)
+    try:
+        sees = find_script(plan).sees
+    except PolicyRefused:  # a program without a script may sum everything
+        return
+    if sees:
+        raise InputError(
+            f"{plan.program} with solver {plan.solver!r} shows the coordinator each site's answers to "
+            f"{', '.join(sees)}, which no secure sum can hide; use a solver that needs only sums, such "
+            "as 'lanczos', or omit secure"
+        )
+
+
+class Declaration:
+    """The plan of one attempt of a run, on its way to the sites.
+
+    Parameters
+    ----------
+    engine : Engine
+        The engine that carries the messages.
+    plan : RunPlan
+        What is declared.
+    run : str
+        The name of the attempt.
+    memory : int
+        The last round that changed the sites' memory, if the run is resumed.
+    timeout : float, optional
+        How many seconds a site has to answer.
+    """
+
+    def __init__(
+        self, engine: Engine, plan: RunPlan, run: str, memory: int, timeout: float | None
+    ) -> None:
+        self._engine, self._plan, self._timeout = engine, plan, timeout
+        self._header = {
+            "run": run,
+            "round": 0,
+            "verb": "gather",
+            "n_sites": len(plan.sites),
+            "memory": memory,
+        }
+        self._replies: dict[str, Message] = {}
+
+    def declare(
+        self, wait: ApprovalWait, hold: Callable[[], None], release: Callable[[], None]
+    ) -> Failed:
+        """Declare the plan, again and again while people at some sites have still to approve it.
+
+        Return what went wrong at sites that did not answer; a refusal is raised. ``hold`` reserves the
+        sites, and ``release`` lets other runs use them while this one waits. A site that is away may
+        come back before the others have decided. So all sites are declared to once more in the end.
+        """
+        request, waiting = self._request(), dict[str, str]()
+        while True:
+            try:
+                hold()
+                failed, pending = self._ask(tuple(waiting) or tuple(self._plan.sites), request)
+            except (SitesBusy, LinkError) as error:
+                if not waiting or isinstance(error, LinkRefused):
+                    raise
+                failed, pending = {}, waiting
+            if waiting:
+                still = failed.keys() | pending.keys()
+                pending = {n: pending.get(n, text) for n, text in waiting.items() if n in still}
+            elif failed or not pending:
+                wait.tell(())
+                return failed
+            if pending:
+                release()
+                wait.pause(pending)
+            waiting = pending
+
+    def agree_on_keys(self) -> Failed:
+        """Hand the offers of all sites to all sites, so that each pair of them shares a secret."""
+        from fedpca.privacy.offers import Offer, pack_offers
+
+        offers = {
+            name: Offer.from_bytes(reply.arrays.get("offer", NO_BYTES).tobytes())
+            for name, reply in self._replies.items()
+        }
+        request = compose({**self._header, "question": AGREE}, pack_offers(offers))
+        return self._ask(tuple(self._plan.sites), request)[0]
+
+    def _request(self) -> Message:
+        arrays = {"plan": np.frombuffer(self._plan.to_bytes(), np.uint8)}
+        sign: Callable[[bytes], bytes] | None = getattr(self._engine, "sign", None)
+        if sign is not None:
+            arrays["signature"] = np.frombuffer(sign(self._plan.statement), np.uint8)
+        return compose({**self._header, "question": DECLARE}, arrays)
+
+    def _ask(self, names: Sequence[str], request: Message) -> tuple[Failed, dict[str, str]]:
+        """Return what went wrong at sites that failed, and what sites said that ask a person."""
+        failed, pending = dict.fromkeys(names, ""), dict[str, str]()
+        for _ in range(2):
+            names = tuple(failed)
+            failed = {name: f"site {name!r} did not answer the declared plan" for name in names}
+            for name, reply in self._engine.ask(names, request, self._timeout):
+                where = f"site {name!r}, round 0, while declaring the run"
+                try:
+                    self._replies[name] = reported(reply, where)
+                except ApprovalPending as error:
+                    pending[name] = str(error)
+                    failed.pop(name, None)
+                except (MessageError, SiteError) as error:
+                    failed[name] = str(error)
+                else:
+                    failed.pop(name, None)
+            if not failed:
+                break
+        return failed, pending

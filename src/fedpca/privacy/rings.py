@@ -1,0 +1,93 @@
+"""Represent numbers as whole numbers in a ring, where masks cancel exactly and sums have no order.
+
+    x  ->  round(x 2^f) mod 2^64   or   mod 2^128
+
+A number is multiplied by a power of 2 and rounded, so its error is at most ``2^-(f+1)``. Sums in the
+ring are exact. So the total does not depend on the order of the sites. A narrow ring has 64 bits, which
+is enough for the entries of a matrix. A wide ring has 128 bits. It is for numbers of very different
+sizes, such as the sums of columns in different units.
+
+Arrays of a narrow ring are uint64. Arrays of a wide ring are uint64 with one more axis of length 2: the
+low and the high 64 bits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedpca.arrays import Array
+
+NARROW, WIDE = 64, 128
+_HALF = 2.0**64
+
+
+@dataclass(frozen=True)
+class Ring:
+    """A ring of whole numbers, and the power of 2 by which numbers are multiplied."""
+
+    bits: int  # 64 or 128
+    fraction_bits: int
+
+    @classmethod
+    def for_bound(cls, bits: int, bound: float) -> Ring:
+        """Return the finest ring that holds totals up to this bound."""
+        exponent = math.frexp(bound)[1] if bound > 0 else 0  # bound < 2^exponent
+        return cls(bits, bits - 2 - exponent)
+
+    @property
+    def largest(self) -> float:
+        """Return the size that no number in the ring may reach."""
+        return math.ldexp(1.0, self.bits - 2 - self.fraction_bits)
+
+    def encode(self, values: Array) -> Array:
+        """Return numbers as elements of the ring; whole numbers must be in int64."""
+        if values.dtype == np.int64 and self.bits == NARROW and self.fraction_bits == 0:
+            return values.view(np.uint64)
+        scaled = np.rint(np.ldexp(values.astype(np.float64), self.fraction_bits))
+        if self.bits == NARROW:
+            return scaled.astype(np.int64).view(np.uint64)
+        # both steps are exact: the parts have no more digits than the number itself
+        high = np.floor(scaled / _HALF)
+        low = scaled - high * _HALF
+        parts = [low.astype(np.uint64), high.astype(np.int64).view(np.uint64)]
+        return np.stack(parts, axis=-1)
+
+    def decode(self, elements: Array) -> Array:
+        """Return elements of the ring as numbers, each rounded once to float64."""
+        if self.bits == NARROW:
+            return np.ldexp(elements.view(np.int64).astype(np.float64), -self.fraction_bits)
+        is_negative = elements[..., 1].view(np.int64) < 0
+        opposite = np.zeros_like(elements)
+        subtract(opposite, elements, WIDE)
+        size = np.where(is_negative[..., None], opposite, elements)
+        whole = size[..., 1].astype(np.float64) * _HALF + size[..., 0].astype(np.float64)
+        return np.ldexp(np.where(is_negative, -whole, whole), -self.fraction_bits)
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the elements of an array with this shape."""
+        return shape if self.bits == NARROW else (*shape, 2)
+
+
+def add(total: Array, elements: Array, bits: int) -> None:
+    """Add elements of a ring to a total, in place; a total has at least one axis."""
+    if bits == NARROW:
+        total += elements
+        return
+    low, high = total[..., :1], total[..., 1:]
+    low += elements[..., :1]
+    high += elements[..., 1:]
+    high += low < elements[..., :1]  # the carry
+
+
+def subtract(total: Array, elements: Array, bits: int) -> None:
+    """Subtract elements of a ring from a total, in place; a total has at least one axis."""
+    if bits == NARROW:
+        total -= elements
+        return
+    low, high = total[..., :1], total[..., 1:]
+    high -= elements[..., 1:]
+    high -= low < elements[..., :1]  # the borrow
+    low -= elements[..., :1]

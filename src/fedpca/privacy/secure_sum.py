@@ -1,0 +1,181 @@
+"""Agree on how the fields of an answer are masked: in which ring, and how large they may be.
+
+Both ends use these rules. A field of whole numbers is summed as it is. A matrix goes into a narrow
+ring, and a vector or a number into a wide one, since the columns of a table may have very different
+units.
+
+A ring needs a bound. Where a field is part of the rows' sum of squares, as the question declares with
+the word "explained", the total sum of squares bounds it. Otherwise, the sites find a bound first
+(`fedpca.privacy.bounds`), in a message of its own within the round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedpca.arrays import Array, Arrays, Declared, Dimensions, check_arrays
+from fedpca.errors import MessageError, PolicyRefused
+from fedpca.privacy.bounds import N_BINS, size_bins
+from fedpca.privacy.masks import masked, words_of
+from fedpca.privacy.rings import NARROW, WIDE, Ring, add
+from fedpca.protocol.message import Message, digest_of
+from fedpca.protocol.question import Question
+
+MIN_SITES = 2
+ONE_SITE = "a secure sum over one site would show this site's answer; it needs at least two sites"
+BOUND = "bound"  # the mask of a message that asks only for a bound
+WHOLE = Ring(NARROW, 0)  # for whole numbers
+KINDS = {NARROW: "narrow", WIDE: "wide"}
+MIN_FRACTION_BITS, MAX_FRACTION_BITS = -1100, 1200  # what the largest and smallest floats need
+ENERGY_SLACK = 1e-6  # by which rounding may exceed a total
+_SIZES = b"fedpca size words"
+
+
+class BeyondBound(PolicyRefused):
+    """A site refuses to mask a number that is larger than the ring allows."""
+
+
+def bits_of(declared: Declared) -> int:
+    """Return the ring's bits for a field: wide for numbers and vectors, narrow for matrices."""
+    is_small = len(declared.dimensions) < 2 and declared.dimensions != ("triangle",)
+    return WIDE if is_small and declared.dtype != "int64" else NARROW
+
+
+def rings_from_bounds(question: Question, bounds: Mapping[str, float]) -> dict[str, Ring]:
+    """Return the ring of each field; ``bounds`` are those on totals in narrow and in wide rings."""
+    rings = {}
+    for name, declared in question.answers.items():
+        bits, is_whole = bits_of(declared), declared.dtype == "int64"
+        rings[name] = WHOLE if is_whole else Ring.for_bound(bits, bounds[KINDS[bits]])
+    return rings
+
+
+def bins_of(question: Question) -> dict[str, Ring]:
+    """Return the fields of an answer about bounds: one for each kind of ring that fractions need."""
+    kinds = {KINDS[bits_of(each)] for each in question.answers.values() if each.dtype != "int64"}
+    return dict.fromkeys(sorted(kinds), WHOLE)
+
+
+def explained_bounds(
+    question: Question, arrays: Arrays, energy: float | None
+) -> dict[str, float] | None:
+    """Return bounds on totals that follow from the rows' sum of squares, or None if they do not.
+
+    The norm of ``A'A Z`` is at most the trace of ``A'A`` times the norm of Z. A question may also
+    declare a factor, ``times_energy``. A question without fractions needs no bound.
+    """
+    fractions = [name for name, declared in question.answers.items() if declared.dtype != "int64"]
+    if not fractions:
+        return {}
+    if energy is None:
+        return None
+    if question.times_energy is not None:
+        factor = question.times_energy(arrays)
+    elif all("explained" in question.words[name] for name in fractions):
+        blocks = (array for array in arrays.values() if array.ndim > 1)
+        factor = max([1.0, *(float(np.linalg.norm(block)) for block in blocks)])
+    else:
+        return None
+    return dict.fromkeys(bins_of(question), (1 + ENERGY_SLACK) * factor * energy)
+
+
+def to_header(rings: Mapping[str, Ring]) -> dict[str, list[int]]:
+    """Return rings as plain values for a message's header."""
+    return {name: [ring.bits, ring.fraction_bits] for name, ring in rings.items()}
+
+
+def from_header(question: Question, mask: Any) -> dict[str, Ring]:
+    """Return the rings in a message's header; refuse what no coordinator would ask for."""
+    try:
+        rings = {name: Ring(int(bits), int(fraction)) for name, (bits, fraction) in mask.items()}
+    except (AttributeError, TypeError, ValueError):
+        raise MessageError("the question does not say how to mask its answer") from None
+    for name, declared in question.answers.items():
+        ring = rings.get(name)
+        is_known = ring is not None and (
+            ring == WHOLE
+            if declared.dtype == "int64"
+            else ring.bits == bits_of(declared)
+            and MIN_FRACTION_BITS <= ring.fraction_bits <= MAX_FRACTION_BITS
+        )
+        if not is_known:
+            raise MessageError(f"field {name!r} cannot be masked in the ring that was asked for")
+    return {name: rings[name] for name in question.answers}
+
+
+def masked_answer(
+    question: Question,
+    request: Message,
+    answer: Arrays,
+    site: str,
+    secrets: Mapping[str, bytes],
+    private: bytes,
+) -> Arrays:
+    """Return a site's answer under masks, or only how large its numbers are, under masks too.
+
+    ``secrets`` are those that the site shares with its neighbors, and ``private`` is one of its own. A
+    number beyond the bound is refused and never clipped.
+    """
+    mask, digest = request.header.get("mask"), digest_of(request)
+    if mask == BOUND:
+        rings = bins_of(question)
+        sizes: dict[str, list[Array]] = {kind: [] for kind in rings}
+        for name, declared in question.answers.items():
+            if declared.dtype != "int64":
+                sizes[KINDS[bits_of(declared)]].append(np.abs(answer[name]).max(initial=0.0))
+        elements = {
+            kind: size_bins(
+                np.array(found), words_of(private, _SIZES + kind.encode() + digest, N_BINS)
+            )
+            for kind, found in sizes.items()
+        }
+    else:
+        rings = from_header(question, mask)
+        for name, ring in rings.items():
+            if ring != WHOLE and np.abs(answer[name]).max(initial=0.0) >= ring.largest:
+                raise BeyondBound(
+                    f"field {name!r} is larger than the bound of {ring.largest:.3g} that was sent, and "
+                    "is not clipped"
+                )
+        elements = {name: ring.encode(answer[name]) for name, ring in rings.items()}
+    hidden = masked(site, secrets, digest, elements, rings)
+    return {name: array.view(np.int64) for name, array in hidden.items()}
+
+
+def check_masked(
+    question: Question, rings: Mapping[str, Ring], arrays: Arrays, dimensions: Dimensions
+) -> Arrays:
+    """Return the elements in a masked answer, or raise an error that names the field.
+
+    The rings are those of the answer's fields, or those of the bins that `bins_of` returns.
+    """
+    if set(rings) == set(question.answers):
+        declared = {
+            name: Declared(
+                "int64", (*each.dimensions, *(("2",) if rings[name].bits == WIDE else ()))
+            )
+            for name, each in question.answers.items()
+        }
+    else:
+        declared = {name: Declared("int64", (str(N_BINS),)) for name in rings}
+    if set(arrays) != set(declared):
+        raise MessageError(f"the answer has fields {sorted(arrays)} instead of {sorted(declared)}")
+    checked = check_arrays(declared, arrays, dimensions, "the answer", MessageError)
+    return {name: array.view(np.uint64) for name, array in checked.items()}
+
+
+def add_masked(total: Arrays, elements: Arrays, rings: Mapping[str, Ring]) -> None:
+    """Add a site's elements to a total, in place."""
+    for name, array in elements.items():
+        add(total[name], array, rings[name].bits)
+
+
+def decoded(total: Arrays, rings: Mapping[str, Ring]) -> Arrays:
+    """Return the total over all sites as numbers, once no mask is left in it."""
+    return {
+        name: array.view(np.int64) if rings[name] == WHOLE else rings[name].decode(array)
+        for name, array in total.items()
+    }

@@ -1,0 +1,53 @@
+"""A site that is asked for the size of an answer again sends the same bytes, also after a restart."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedpca import FederatedPCA, Federation, Policy, Site
+from fedpca.engines.local import LocalEngine
+from fedpca.protocol.message import encode
+
+
+class _AsksTwice:
+    """An engine that asks for each size twice, and keeps the bytes of both answers."""
+
+    declares = True
+
+    def __init__(self, engine_of, names):
+        self._engine_of, self.names = engine_of, names
+        self._engine = engine_of()
+        self.pairs = []
+
+    def fingerprints(self):
+        return self._engine.fingerprints()
+
+    def ask(self, names, request, timeout):
+        first = dict(self._engine.ask(names, request, timeout))
+        if request.header.get("mask") == "bound":
+            self._engine = self._engine_of()
+            second = dict(self._engine.ask(names, request, timeout))
+            self.pairs += [(encode(first[name]), encode(second[name])) for name in names]
+        yield from first.items()
+
+    def close(self):
+        self._engine.close()
+
+
+@pytest.mark.parametrize("restarts", [False, True], ids=["alive", "restarted"])
+def test_the_size_of_an_answer_has_the_same_bytes_when_it_is_asked_for_again(tmp_path, restarts):
+    """With other words under the same masks, the difference would show which bins one site has set."""
+    rows = np.random.default_rng(0).normal(size=(3, 30, 4))
+    names = ("s0", "s1", "s2")
+
+    def sites():
+        each = zip(names, rows, strict=True)
+        return {n: Site(part, name=n, policy=Policy(), store=tmp_path) for n, part in each}
+
+    kept = sites()
+    asking = _AsksTwice(lambda: LocalEngine(sites() if restarts else kept), names)
+    FederatedPCA(2, solver="covariance").fit(Federation(asking, secure=True))
+    assert len(asking.pairs) >= len(names)
+    for first, second in asking.pairs:
+        assert first == second
