@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -62,23 +63,29 @@ def neighbors(name: str, roster: Sequence[str], seed: bytes) -> list[str]:
     """
     if len(roster) <= MAX_ALL_PAIRS:
         return sorted(other for other in roster if other != name)
-    names = sorted(roster)
+    names = tuple(sorted(roster))
+    own, found = names.index(name), set[int]()
+    for order in _random_rings(names, seed):
+        place = int(np.flatnonzero(order == own)[0])
+        found |= {int(order[place - 1]), int(order[(place + 1) % len(names)])}
+    return [names[i] for i in sorted(found - {own})]
+
+
+@lru_cache(maxsize=2)
+def _random_rings(names: tuple[str, ...], seed: bytes) -> Array:
+    """Return random orders of the sites, as an array of shape (rings, sites)."""
     drawn = b"".join(hashlib.shake_256(seed + each.encode()).digest(8 * N_RINGS) for each in names)
-    places = np.frombuffer(drawn, ">u8").reshape(len(names), N_RINGS)
-    found: set[str] = set()
-    for ring in range(N_RINGS):
-        order = np.argsort(places[:, ring], kind="stable")
-        place = int(np.flatnonzero(order == names.index(name))[0])
-        found |= {names[order[place - 1]], names[order[(place + 1) % len(names)]]}
-    return sorted(found - {name})
+    return np.argsort(np.frombuffer(drawn, ">u8").reshape(-1, N_RINGS), axis=0, kind="stable").T
 
 
-def pair_secret(private: bytes, public: bytes, seed: bytes) -> bytes:
-    """Return the secret that two sites share; ``seed`` is the hash of all offers."""
-    exchanged = X25519PrivateKey.from_private_bytes(private).exchange(
-        X25519PublicKey.from_public_bytes(public)
-    )
-    return HKDF(SHA256(), KEY_BYTES, salt=seed, info=_PAIR).derive(exchanged)
+def pair_secrets(private: bytes, publics: Sequence[bytes], seed: bytes) -> list[bytes]:
+    """Return the secrets that a site shares with the holders of other keys.
+
+    ``seed`` is the hash of all offers.
+    """
+    own = X25519PrivateKey.from_private_bytes(private)
+    exchanged = [own.exchange(X25519PublicKey.from_public_bytes(public)) for public in publics]
+    return [HKDF(SHA256(), KEY_BYTES, salt=seed, info=_PAIR).derive(each) for each in exchanged]
 
 
 def masked(

@@ -19,7 +19,7 @@ from fedpca.privacy.masks import (
     KEY_BYTES,
     neighbors,
     new_private_key,
-    pair_secret,
+    pair_secrets,
     public_key_of,
 )
 from fedpca.privacy.offers import (
@@ -86,8 +86,8 @@ class MaskKeys:
                 )
             return self
         others = neighbors(site, sorted(plan.sites), seed)
-        private = self.private.tobytes()
-        secrets = [pair_secret(private, offers[other].public, seed) for other in others]
+        publics = [offers[other].public for other in others]
+        secrets = pair_secrets(self.private.tobytes(), publics, seed)
         packed = np.frombuffer(b"".join(secrets), np.uint8).reshape(-1, KEY_BYTES)
         return MaskKeys(self.private, self.offer, _array(seed), packed)
 
