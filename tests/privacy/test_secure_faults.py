@@ -363,7 +363,7 @@ def test_sites_that_were_told_different_rosters_share_no_keys():
         roster = {**{name: PRINTS[name] for name in NAMES}, "c": PRINTS["stranger"]}
         return declared(request, lambda plan: replace(plan, sites=roster))
 
-    with pytest.raises(PolicyRefused, match="is not (from the plan's key|signed by that site)"):
+    with pytest.raises(PolicyRefused, match=r"is not (from the plan's key|signed by that site)"):
         fit_lying(tell)
 
 
@@ -384,7 +384,7 @@ def test_masks_of_sites_that_were_shown_different_offers_do_not_cancel():
 def test_a_secure_sum_needs_two_sites_or_as_many_as_the_policy_says(policy):
     rule = POLICIES[policy]
     one = {"a": Site(PARTS["a"], name="a", policy=rule)}
-    with pytest.raises(InputError, match="over one site .* at least two sites"):
+    with pytest.raises(InputError, match=r"over one site .* at least two sites"):
         MODEL().fit(Federation.local(one, secure=True))
     two = {n: Site(PARTS[n], name=n, policy=rule) for n in "ab"}
     MODEL().fit(Federation.local(two, secure=True))

@@ -67,7 +67,7 @@ def unlike(parts):
     """The same rows, sorted, so that every site has rows of its own kind."""
     X = np.vstack(list(parts.values()))
     X = X[np.argsort(X[:, 0])]
-    return {name: part for name, part in zip(parts, np.split(X, [20, 100]), strict=True)}
+    return dict(zip(parts, np.split(X, [20, 100]), strict=True))
 
 
 DATA = {
