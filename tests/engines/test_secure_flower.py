@@ -57,6 +57,7 @@ def there(tmp_path_factory):
     processes.sites = {site: join(processes, site) for site in SITES}
     processes.federation().close()  # which waits until all are online
     yield processes
+    processes.federation().close()  # a site that is still starting could not end well
     processes.stop_all()
 
 

@@ -110,9 +110,11 @@ def test_a_masked_answer_is_random_and_so_is_its_difference_to_another():
 
 def test_the_same_question_has_the_same_masks_and_another_has_others():
     ring = {"Y": Ring(NARROW, 0)}
-    fields = {"Y": np.zeros(100, np.uint64)}
     shared = secrets_of(["a", "b"])["a"]
-    first, again, other = (masked("a", shared, q, fields, ring)["Y"] for q in (b"1", b"1", b"2"))
+    first, again, other = (
+        masked("a", shared, q, {"Y": np.zeros(100, np.uint64)}, ring)["Y"]
+        for q in (b"1", b"1", b"2")
+    )
     assert (first == again).all()
     assert not (first == other).any()
 

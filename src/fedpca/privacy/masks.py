@@ -28,7 +28,7 @@ from fedpca.errors import InputError
 
 try:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+    from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 except ImportError:
@@ -42,6 +42,8 @@ from fedpca.privacy.rings import Ring, add, subtract
 MAX_ALL_PAIRS = 100  # sites, up to which all are neighbors
 N_RINGS = 32  # random rings in which a site has two neighbors each
 KEY_BYTES = 32
+AES_BLOCK_BYTES = 16
+BLOCK_BYTES = 1 << 18  # of a mask that is added at once
 _PAIR = b"fedpca pair secret"
 _ROUND = b"fedpca round key"
 
@@ -95,25 +97,34 @@ def masked(
     fields: Arrays,
     rings: Mapping[str, Ring],
 ) -> Arrays:
-    """Return encoded fields with the masks of all neighbors.
+    """Return encoded fields with the masks of all neighbors, which are added in place.
 
     ``secrets`` are the pair secrets by neighbor. ``context`` identifies the question: the same question
     gets the same masks, and any other question gets others.
     """
-    total = {field: elements.copy() for field, elements in fields.items()}
-    n_words = sum(elements.size for elements in total.values())
+    total = {field: np.ascontiguousarray(elements) for field, elements in fields.items()}
+    parts = [(array.reshape(-1, rings[f].bits // 64), rings[f].bits) for f, array in total.items()]
+    zeros, buffer = bytes(BLOCK_BYTES), bytearray(BLOCK_BYTES + AES_BLOCK_BYTES - 1)
     for other, secret in secrets.items():
-        stream, start = words_of(secret, _ROUND + context, n_words), 0
-        for field, elements in total.items():
-            mask = stream[start : start + elements.size].reshape(elements.shape)
-            start += elements.size
-            apply = add if name < other else subtract
-            apply(elements, mask, rings[field].bits)
+        apply, stream = add if name < other else subtract, _stream(secret, _ROUND + context)
+        for part, bits in parts:
+            n_each = BLOCK_BYTES // (bits // 8)  # so many elements at once stay in the cache
+            for start in range(0, len(part), n_each):
+                block = part[start : start + n_each]
+                stream.update_into(memoryview(zeros)[: block.nbytes], buffer)
+                apply(
+                    block, np.frombuffer(buffer, np.uint64, block.size).reshape(block.shape), bits
+                )
     return total
 
 
 def words_of(secret: bytes, context: bytes, n_words: int) -> Array:
     """Return pseudorandom words that only the holders of the secret can compute."""
+    stream = _stream(secret, context)
+    return np.frombuffer(stream.update(bytes(8 * n_words)), np.uint64)
+
+
+def _stream(secret: bytes, context: bytes) -> CipherContext:
+    """Return a source of pseudorandom bytes: zeros come out of it as such."""
     key = HKDFExpand(SHA256(), KEY_BYTES, info=context).derive(secret)
-    encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
-    return np.frombuffer(encryptor.update(bytes(8 * n_words)), np.uint64)
+    return Cipher(algorithms.AES(key), modes.CTR(bytes(AES_BLOCK_BYTES))).encryptor()

@@ -30,7 +30,7 @@ from fedpca.privacy.offers import (
     unpack_offers,
 )
 from fedpca.privacy.secure_sum import BOUND, MIN_SITES, ONE_SITE, masked_answer
-from fedpca.protocol.message import Message, digest_of
+from fedpca.protocol.message import Message
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import Question
 from fedpca.site.guard import Keys
@@ -133,7 +133,7 @@ class AnswerMasks:
     def key(self) -> tuple[int, bytes]:
         """Return the round and a hash of what is asked, whatever the masks."""
         header = {k: v for k, v in self.request.header.items() if k != "mask"}
-        return int(header["round"]), digest_of(replace(self.request, header=header))
+        return int(header["round"]), replace(self.request, header=header).digest
 
     def of(self, answer: Arrays) -> Arrays:
         """Return an answer, or how large it is, under masks."""
