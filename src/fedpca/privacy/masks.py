@@ -102,7 +102,7 @@ def masked(
     ``secrets`` are the pair secrets by neighbor. ``context`` identifies the question: the same question
     gets the same masks, and any other question gets others.
     """
-    total = {field: np.ascontiguousarray(elements) for field, elements in fields.items()}
+    total = {field: np.asarray(elements, order="C") for field, elements in fields.items()}
     parts = [(array.reshape(-1, rings[f].bits // 64), rings[f].bits) for f, array in total.items()]
     zeros, buffer = bytes(BLOCK_BYTES), bytearray(BLOCK_BYTES + AES_BLOCK_BYTES - 1)
     for other, secret in secrets.items():
@@ -112,9 +112,8 @@ def masked(
             for start in range(0, len(part), n_each):
                 block = part[start : start + n_each]
                 stream.update_into(memoryview(zeros)[: block.nbytes], buffer)
-                apply(
-                    block, np.frombuffer(buffer, np.uint64, block.size).reshape(block.shape), bits
-                )
+                mask = np.frombuffer(buffer, np.uint64, block.size)
+                apply(block, mask.reshape(block.shape), bits)
     return total
 
 
