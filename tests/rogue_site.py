@@ -14,6 +14,7 @@ import struct
 import sys
 import time
 import zlib
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,13 +25,24 @@ from fedpca.engines import credentials
 from fedpca.engines.flower import envelope as wire
 from fedpca.engines.flower import site_client as node
 from fedpca.engines.flower.connection import Link
+from fedpca.privacy.masks import new_private_key, public_key_of
+from fedpca.privacy.offers import Offer
 from fedpca.protocol.message import PREFIX_BYTES, compose, decode, encode
 from fedpca.protocol.proof import NO_HEAD, digest
 from fedpca.site.answer_log import Recorded
+from fedpca.site.guard import Keys
 
 
 def main(address, name, data, key, ca, folder, kind):
-    site = Site(data, name=name, store=folder)
+    private = credentials.read_site_key(Path(key))
+    keys = Keys(
+        credentials.fingerprint(private.public_key()),
+        credentials.signer_of,
+        identity=credentials.to_der(private.public_key()),
+        sign=partial(credentials.sign, private),
+        verify=credentials.verify_der,
+    )
+    site = Site(data, name=name, store=folder, keys=keys)
     Path(folder).mkdir(parents=True, exist_ok=True)
     kind, _, argument = kind.partition(":")
 
@@ -54,7 +66,7 @@ def main(address, name, data, key, ca, folder, kind):
         send_once = node.send
         node.send = lambda *args: (send_once(*args), send_once(*args))
     link = Link(address, credentials.read_authority(Path(ca)))
-    node.join(link, credentials.read_site_key(Path(key)), reply, lambda t: print(t, flush=True))
+    node.join(link, private, reply, lambda t: print(t, flush=True))
 
 
 def changed(reply, change):
@@ -69,6 +81,16 @@ def with_field(reply, argument, value_like):
         return reply
     arrays = {**message.arrays, name: value_like(text, message.arrays[name])}
     return encode(compose(message.header, arrays))
+
+
+def with_another_key(reply, _):
+    """Offer another key for masks than the signed one."""
+    message = decode(reply)
+    if "offer" not in message.arrays:
+        return reply
+    offer = Offer.from_bytes(message.arrays["offer"].tobytes())
+    other = dataclasses.replace(offer, public=public_key_of(new_private_key()))
+    return encode(compose(message.header, {"offer": np.frombuffer(other.to_bytes(), np.uint8)}))
 
 
 def without_names(reply, _):
@@ -159,6 +181,7 @@ ERRORS = {
     "slow": slow,
     "times": lambda reply, factor: changed(reply, lambda array: array * float(factor)),
     "names": without_names,
+    "offer": with_another_key,
     "field": lambda reply, argument: with_field(
         reply, argument, lambda text, array: np.full_like(array, float(text))
     ),
@@ -166,7 +189,7 @@ ERRORS = {
         reply, argument, lambda text, _: np.frombuffer(text.encode(), np.uint8)
     ),
 }
-LIES = ("names", "field", "text")
+LIES = ("names", "field", "text", "offer")
 
 if __name__ == "__main__":
     # a process that is started in the background ignores interrupts

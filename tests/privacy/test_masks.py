@@ -10,7 +10,13 @@ from scipy.stats import chi2
 
 from fedpca.privacy import masks
 from fedpca.privacy.bounds import N_BINS, bound_from_bins, masks_cancel, size_bins
-from fedpca.privacy.masks import masked, neighbors, new_private_key, pair_secret, public_key_of
+from fedpca.privacy.masks import (
+    masked,
+    neighbors,
+    new_private_key,
+    pair_secrets,
+    public_key_of,
+)
 from fedpca.privacy.rings import NARROW, WIDE, Ring, add
 
 
@@ -18,10 +24,12 @@ def secrets_of(names, seed=b"offers"):
     """Return each site's pair secrets, after an exchange of keys."""
     private = {name: new_private_key() for name in names}
     public = {name: public_key_of(key) for name, key in private.items()}
-    return {
-        name: {n: pair_secret(private[name], public[n], seed) for n in neighbors(name, names, seed)}
-        for name in names
-    }
+    shared = {}
+    for name in names:
+        others = neighbors(name, names, seed)
+        secrets = pair_secrets(private[name], [public[other] for other in others], seed)
+        shared[name] = dict(zip(others, secrets, strict=True))
+    return shared
 
 
 def total_of(answers, rings):
@@ -102,9 +110,11 @@ def test_a_masked_answer_is_random_and_so_is_its_difference_to_another():
 
 def test_the_same_question_has_the_same_masks_and_another_has_others():
     ring = {"Y": Ring(NARROW, 0)}
-    fields = {"Y": np.zeros(100, np.uint64)}
     shared = secrets_of(["a", "b"])["a"]
-    first, again, other = (masked("a", shared, q, fields, ring)["Y"] for q in (b"1", b"1", b"2"))
+    first, again, other = (
+        masked("a", shared, q, {"Y": np.zeros(100, np.uint64)}, ring)["Y"]
+        for q in (b"1", b"1", b"2")
+    )
     assert (first == again).all()
     assert not (first == other).any()
 

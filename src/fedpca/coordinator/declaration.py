@@ -112,10 +112,15 @@ class Declaration:
         """Hand the offers of all sites to all sites, so that each pair of them shares a secret."""
         from fedpca.privacy.offers import Offer, pack_offers
 
-        offers = {
-            name: Offer.from_bytes(reply.arrays.get("offer", NO_BYTES).tobytes())
-            for name, reply in self._replies.items()
-        }
+        offers: dict[str, Offer] = {}
+        failed: Failed = {}
+        for name, reply in self._replies.items():
+            try:
+                offers[name] = Offer.from_bytes(reply.arrays.get("offer", NO_BYTES).tobytes())
+            except MessageError as error:
+                failed[name] = f"site {name!r}, while declaring the run: {error}"
+        if failed:
+            return failed
         request = compose({**self._header, "question": AGREE}, pack_offers(offers))
         return self._ask(tuple(self._plan.sites), request)[0]
 

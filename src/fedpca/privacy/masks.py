@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -27,7 +28,7 @@ from fedpca.errors import InputError
 
 try:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+    from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 except ImportError:
@@ -41,6 +42,8 @@ from fedpca.privacy.rings import Ring, add, subtract
 MAX_ALL_PAIRS = 100  # sites, up to which all are neighbors
 N_RINGS = 32  # random rings in which a site has two neighbors each
 KEY_BYTES = 32
+AES_BLOCK_BYTES = 16
+BLOCK_BYTES = 1 << 18  # of a mask that is added at once
 _PAIR = b"fedpca pair secret"
 _ROUND = b"fedpca round key"
 
@@ -62,23 +65,29 @@ def neighbors(name: str, roster: Sequence[str], seed: bytes) -> list[str]:
     """
     if len(roster) <= MAX_ALL_PAIRS:
         return sorted(other for other in roster if other != name)
-    names = sorted(roster)
+    names = tuple(sorted(roster))
+    own, found = names.index(name), set[int]()
+    for order in _random_rings(names, seed):
+        place = int(np.flatnonzero(order == own)[0])
+        found |= {int(order[place - 1]), int(order[(place + 1) % len(names)])}
+    return [names[i] for i in sorted(found - {own})]
+
+
+@lru_cache(maxsize=2)
+def _random_rings(names: tuple[str, ...], seed: bytes) -> Array:
+    """Return random orders of the sites, as an array of shape (rings, sites)."""
     drawn = b"".join(hashlib.shake_256(seed + each.encode()).digest(8 * N_RINGS) for each in names)
-    places = np.frombuffer(drawn, ">u8").reshape(len(names), N_RINGS)
-    found: set[str] = set()
-    for ring in range(N_RINGS):
-        order = np.argsort(places[:, ring], kind="stable")
-        place = int(np.flatnonzero(order == names.index(name))[0])
-        found |= {names[order[place - 1]], names[order[(place + 1) % len(names)]]}
-    return sorted(found - {name})
+    return np.argsort(np.frombuffer(drawn, ">u8").reshape(-1, N_RINGS), axis=0, kind="stable").T
 
 
-def pair_secret(private: bytes, public: bytes, seed: bytes) -> bytes:
-    """Return the secret that two sites share; ``seed`` is the hash of all offers."""
-    exchanged = X25519PrivateKey.from_private_bytes(private).exchange(
-        X25519PublicKey.from_public_bytes(public)
-    )
-    return HKDF(SHA256(), KEY_BYTES, salt=seed, info=_PAIR).derive(exchanged)
+def pair_secrets(private: bytes, publics: Sequence[bytes], seed: bytes) -> list[bytes]:
+    """Return the secrets that a site shares with the holders of other keys.
+
+    ``seed`` is the hash of all offers.
+    """
+    own = X25519PrivateKey.from_private_bytes(private)
+    exchanged = [own.exchange(X25519PublicKey.from_public_bytes(public)) for public in publics]
+    return [HKDF(SHA256(), KEY_BYTES, salt=seed, info=_PAIR).derive(each) for each in exchanged]
 
 
 def masked(
@@ -88,25 +97,33 @@ def masked(
     fields: Arrays,
     rings: Mapping[str, Ring],
 ) -> Arrays:
-    """Return encoded fields with the masks of all neighbors.
+    """Return encoded fields with the masks of all neighbors, which are added in place.
 
     ``secrets`` are the pair secrets by neighbor. ``context`` identifies the question: the same question
     gets the same masks, and any other question gets others.
     """
-    total = {field: elements.copy() for field, elements in fields.items()}
-    n_words = sum(elements.size for elements in total.values())
+    total = {field: np.asarray(elements, order="C") for field, elements in fields.items()}
+    parts = [(array.reshape(-1, rings[f].bits // 64), rings[f].bits) for f, array in total.items()]
+    zeros, buffer = bytes(BLOCK_BYTES), bytearray(BLOCK_BYTES + AES_BLOCK_BYTES - 1)
     for other, secret in secrets.items():
-        stream, start = words_of(secret, _ROUND + context, n_words), 0
-        for field, elements in total.items():
-            mask = stream[start : start + elements.size].reshape(elements.shape)
-            start += elements.size
-            apply = add if name < other else subtract
-            apply(elements, mask, rings[field].bits)
+        apply, stream = add if name < other else subtract, _stream(secret, _ROUND + context)
+        for part, bits in parts:
+            n_each = BLOCK_BYTES // (bits // 8)  # so many elements at once stay in the cache
+            for start in range(0, len(part), n_each):
+                block = part[start : start + n_each]
+                stream.update_into(memoryview(zeros)[: block.nbytes], buffer)
+                mask = np.frombuffer(buffer, np.uint64, block.size)
+                apply(block, mask.reshape(block.shape), bits)
     return total
 
 
 def words_of(secret: bytes, context: bytes, n_words: int) -> Array:
     """Return pseudorandom words that only the holders of the secret can compute."""
+    stream = _stream(secret, context)
+    return np.frombuffer(stream.update(bytes(8 * n_words)), np.uint64)
+
+
+def _stream(secret: bytes, context: bytes) -> CipherContext:
+    """Return a source of pseudorandom bytes: zeros come out of it as such."""
     key = HKDFExpand(SHA256(), KEY_BYTES, info=context).derive(secret)
-    encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
-    return np.frombuffer(encryptor.update(bytes(8 * n_words)), np.uint64)
+    return Cipher(algorithms.AES(key), modes.CTR(bytes(AES_BLOCK_BYTES))).encryptor()

@@ -22,6 +22,7 @@ from fedpca.arrays import Array
 
 NARROW, WIDE = 64, 128
 _HALF = 2.0**64
+MAX_FACTOR_EXPONENT = 1000  # of a power of 2 that is a float64 and so is its inverse
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,11 @@ class Ring:
         return math.ldexp(1.0, self.bits - 2 - self.fraction_bits)
 
     def encode(self, values: Array) -> Array:
-        """Return numbers as elements of the ring; whole numbers must be in int64."""
+        """Return numbers as new elements of the ring; whole numbers must be in int64."""
         if values.dtype == np.int64 and self.bits == NARROW and self.fraction_bits == 0:
-            return values.view(np.uint64)
-        scaled = np.rint(np.ldexp(values.astype(np.float64), self.fraction_bits))
+            return values.copy().view(np.uint64)
+        scaled = _times_power_of_two(values.astype(np.float64), self.fraction_bits)
+        np.rint(scaled, out=scaled)
         if self.bits == NARROW:
             return scaled.astype(np.int64).view(np.uint64)
         # both steps are exact: the parts have no more digits than the number itself
@@ -58,7 +60,9 @@ class Ring:
     def decode(self, elements: Array) -> Array:
         """Return elements of the ring as numbers, each rounded once to float64."""
         if self.bits == NARROW:
-            return np.ldexp(elements.view(np.int64).astype(np.float64), -self.fraction_bits)
+            return _times_power_of_two(
+                elements.view(np.int64).astype(np.float64), -self.fraction_bits
+            )
         is_negative = elements[..., 1].view(np.int64) < 0
         opposite = np.zeros_like(elements)
         subtract(opposite, elements, WIDE)
@@ -69,6 +73,14 @@ class Ring:
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the elements of an array with this shape."""
         return shape if self.bits == NARROW else (*shape, 2)
+
+
+def _times_power_of_two(values: Array, exponent: int) -> Array:
+    """Multiply numbers by a power of 2, in place if that is faster."""
+    if abs(exponent) > MAX_FACTOR_EXPONENT:
+        return np.ldexp(values, exponent)
+    values *= 2.0**exponent
+    return values
 
 
 def add(total: Array, elements: Array, bits: int) -> None:

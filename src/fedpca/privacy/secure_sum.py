@@ -21,7 +21,7 @@ from fedpca.errors import MessageError, PolicyRefused
 from fedpca.privacy.bounds import N_BINS, size_bins
 from fedpca.privacy.masks import masked, words_of
 from fedpca.privacy.rings import NARROW, WIDE, Ring, add
-from fedpca.protocol.message import Message, digest_of
+from fedpca.protocol.message import Message
 from fedpca.protocol.question import Question
 
 MIN_SITES = 2
@@ -119,13 +119,13 @@ def masked_answer(
     ``secrets`` are those that the site shares with its neighbors, and ``private`` is one of its own. A
     number beyond the bound is refused and never clipped.
     """
-    mask, digest = request.header.get("mask"), digest_of(request)
+    mask, digest = request.header.get("mask"), request.digest
     if mask == BOUND:
         rings = bins_of(question)
-        sizes: dict[str, list[Array]] = {kind: [] for kind in rings}
+        sizes: dict[str, list[float]] = {kind: [] for kind in rings}
         for name, declared in question.answers.items():
             if declared.dtype != "int64":
-                sizes[KINDS[bits_of(declared)]].append(np.abs(answer[name]).max(initial=0.0))
+                sizes[KINDS[bits_of(declared)]].append(_largest(answer[name]))
         elements = {
             kind: size_bins(
                 np.array(found), words_of(private, _SIZES + kind.encode() + digest, N_BINS)
@@ -135,7 +135,7 @@ def masked_answer(
     else:
         rings = from_header(question, mask)
         for name, ring in rings.items():
-            if ring != WHOLE and np.abs(answer[name]).max(initial=0.0) >= ring.largest:
+            if ring != WHOLE and _largest(answer[name]) >= ring.largest:
                 raise BeyondBound(
                     f"field {name!r} is larger than the bound of {ring.largest:.3g} that was sent, and "
                     "is not clipped"
@@ -143,6 +143,11 @@ def masked_answer(
         elements = {name: ring.encode(answer[name]) for name, ring in rings.items()}
     hidden = masked(site, secrets, digest, elements, rings)
     return {name: array.view(np.int64) for name, array in hidden.items()}
+
+
+def _largest(array: Array) -> float:
+    """Return the size of the largest number, without another array of sizes."""
+    return float(max(array.max(initial=0.0), -array.min(initial=0.0)))
 
 
 def check_masked(

@@ -23,6 +23,7 @@ import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,14 @@ class Message:
     n_bytes: int
     max_answer_bytes: int = MAX_BYTES
 
+    @cached_property
+    def digest(self) -> bytes:
+        """Return the hash of the header and the arrays, which is the same at both ends."""
+        digest = hashlib.sha256(_header_text(self.header, self.arrays))
+        for array in self.arrays.values():
+            digest.update(array.reshape(-1).view(np.uint8).data)
+        return digest.digest()
+
 
 def compose(
     header: Mapping[str, Any], arrays: Mapping[str, Any], *, limit: int | None = MAX_BYTES
@@ -102,14 +111,6 @@ def encode(message: Message) -> bytes:
         crc = zlib.crc32(chunk, crc)
     prefix = _PREFIX.pack(MARK, VERSION, crc, len(text), message.n_bytes)
     return b"".join([prefix, *chunks])
-
-
-def digest_of(message: Message) -> bytes:
-    """Return the hash of a message's header and arrays, which is the same at both ends."""
-    digest = hashlib.sha256(_header_text(message.header, message.arrays))
-    for array in message.arrays.values():
-        digest.update(array.reshape(-1).view(np.uint8).data)
-    return digest.digest()
 
 
 def decode(data: bytes, *, limit: int | None = MAX_BYTES) -> Message:

@@ -19,7 +19,7 @@ from fedpca.privacy.masks import (
     KEY_BYTES,
     neighbors,
     new_private_key,
-    pair_secret,
+    pair_secrets,
     public_key_of,
 )
 from fedpca.privacy.offers import (
@@ -30,7 +30,7 @@ from fedpca.privacy.offers import (
     unpack_offers,
 )
 from fedpca.privacy.secure_sum import BOUND, MIN_SITES, ONE_SITE, masked_answer
-from fedpca.protocol.message import Message, digest_of
+from fedpca.protocol.message import Message
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import Question
 from fedpca.site.guard import Keys
@@ -86,8 +86,8 @@ class MaskKeys:
                 )
             return self
         others = neighbors(site, sorted(plan.sites), seed)
-        private = self.private.tobytes()
-        secrets = [pair_secret(private, offers[other].public, seed) for other in others]
+        publics = [offers[other].public for other in others]
+        secrets = pair_secrets(self.private.tobytes(), publics, seed)
         packed = np.frombuffer(b"".join(secrets), np.uint8).reshape(-1, KEY_BYTES)
         return MaskKeys(self.private, self.offer, _array(seed), packed)
 
@@ -133,7 +133,7 @@ class AnswerMasks:
     def key(self) -> tuple[int, bytes]:
         """Return the round and a hash of what is asked, whatever the masks."""
         header = {k: v for k, v in self.request.header.items() if k != "mask"}
-        return int(header["round"]), digest_of(replace(self.request, header=header))
+        return int(header["round"]), replace(self.request, header=header).digest
 
     def of(self, answer: Arrays) -> Arrays:
         """Return an answer, or how large it is, under masks."""
