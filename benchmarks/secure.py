@@ -111,7 +111,8 @@ def blocks(n_sites: int, n: int, d: int, n_rounds: int) -> None:
     ratio = statistics.median(secure) / statistics.median(plain)
     print(
         f"{n_sites} sites with {n} rows, {d} x 20: a plain round takes "
-        f"{statistics.median(plain):.3f} s, a secure one {statistics.median(secure):.3f} s; ratio {ratio:.2f}, {verdict(ratio, MAX_RATIO)}",
+        f"{statistics.median(plain):.3f} s, a secure one {statistics.median(secure):.3f} s; "
+        f"ratio {ratio:.2f}, {verdict(ratio, MAX_RATIO)}",
         flush=True,
     )
 

@@ -205,7 +205,8 @@ def test_dropped_rows_are_left_out_at_their_sites():
 
 def test_a_site_whose_policy_asks_for_rows_counts_those_that_are_left():
     north = np.where(np.eye(20, 5, dtype=bool), np.nan, X[:20])
-    sites = [
+    guarded = Site(north, name="north", policy=Policy(min_rows=18, min_count=1))
+    sites = [guarded, Site(X[20:], name="south")]
         Site(north, name="north", policy=Policy(min_rows=18, min_count=1)),
         Site(X[20:], name="south"),
     ]

@@ -16,7 +16,7 @@ from fedpca.arrays import Arrays
 from fedpca.privacy.masks import masked, neighbors
 from fedpca.privacy.rings import Ring, subtract
 from fedpca.privacy.secure_sum import BOUND, add_masked, decoded, from_header
-from fedpca.protocol.message import Message, digest_of
+from fedpca.protocol.message import Message
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import find_question
 from fedpca.site.guard import Agreement
@@ -38,7 +38,7 @@ class MaskedRound(NamedTuple):
         mask = request.header["mask"]
         if mask == BOUND:
             return None
-        return cls(from_header(find_question(request.header["question"]), mask), digest_of(request))
+        return cls(from_header(find_question(request.header["question"]), mask), request.digest)
 
     def sum(
         self, answers: Mapping[str, Arrays], sites: Collection[str], secrets: Secrets
