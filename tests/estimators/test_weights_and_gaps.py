@@ -207,9 +207,6 @@ def test_a_site_whose_policy_asks_for_rows_counts_those_that_are_left():
     north = np.where(np.eye(20, 5, dtype=bool), np.nan, X[:20])
     guarded = Site(north, name="north", policy=Policy(min_rows=18, min_count=1))
     sites = [guarded, Site(X[20:], name="south")]
-        Site(north, name="north", policy=Policy(min_rows=18, min_count=1)),
-        Site(X[20:], name="south"),
-    ]
     FederatedPCA(2, missing="mean").fit(sites)
     with pytest.raises(PolicyRefused, match=r"north.*fewer rows than its policy's min_rows=18"):
         FederatedPCA(2, missing="drop").fit(sites)
