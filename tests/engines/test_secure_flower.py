@@ -57,7 +57,6 @@ def there(tmp_path_factory):
     processes.sites = {site: join(processes, site) for site in SITES}
     processes.federation().close()  # which waits until all are online
     yield processes
-    processes.federation().close()  # a site that is still starting could not end well
     processes.stop_all()
 
 
@@ -69,7 +68,9 @@ def patience(monkeypatch):
 
 def join(there, site):
     coordinator = ("--coordinator", "tls/coordinator.pub")
-    return there.join(site, f"{site}.npy", "--policy", "strict.toml", *coordinator)
+    joined = there.join(site, f"{site}.npy", "--policy", "strict.toml", *coordinator)
+    until(lambda: "policy: " in there.log(joined), f"the start of {site}")  # then it ends well, too
+    return joined
 
 
 def near_of(there, sites=SITES):
