@@ -229,10 +229,10 @@ def test_a_site_whose_new_file_has_a_gap_stays_out_until_it_is_mended(there):
 
 def test_sites_name_their_weights_and_the_coordinator_says_what_to_do_with_gaps(there):
     rng = np.random.default_rng(7)
-    rows = gapped_rows(rng, 90, 4, 2, offset=3.0)
-    rows[rng.random(rows.shape) < 0.05] = np.nan
-    counts = rng.integers(0, 4, 90)
-    parts = {"third": slice(40), "other": slice(40, 90)}
+    rows = gapped_rows(rng, 600, 4, 2, offset=3.0)
+    rows[rng.random(rows.shape) < 0.1] = np.nan  # a site with few gaps would refuse
+    counts = rng.integers(0, 4, 600)
+    parts = {"third": slice(250), "other": slice(250, 600)}
     for name, part in parts.items():
         table = pd.DataFrame(rows[part], columns=list("abcd")).assign(count=counts[part])
         table.to_csv(there.folder / f"weighted-{name}.csv", index=False)
