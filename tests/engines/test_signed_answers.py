@@ -98,7 +98,7 @@ def test_an_answer_of_another_round_is_refused_with_its_own_good_signature(there
     there.stop(site, signal.SIGINT)
     where = "site 'third', round 1, while asking for column names: "
     assert where + REFUSED in run.lost[0]["reason"]
-    assert set(run.proofs) == set(SITES)  # the declaration's answer was good, and its proof is kept
+    assert set(run.proofs) == set(HONEST)
 
 
 @pytest.mark.process
