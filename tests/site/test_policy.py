@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
+import numpy as np
 import pytest
 
-from fedpca import Policy
+import fedpca.solvers.pca  # noqa: F401 - whose script the site follows
+from fedpca import Policy, Site
 from fedpca.errors import FileError, InputError
+from fedpca.protocol.message import compose
+from fedpca.protocol.plan import DECLARE, RunPlan
 from fedpca.site.policy import JOINING, TRUSTING
 from fedpca.site.policy_file import PREVENTS, explain, policy_text
 
@@ -132,3 +136,17 @@ def test_a_policy_is_said_in_a_phrase():
         "at least 9 rows changed between runs, at least 3 sites, no individual answers from this "
         "site, at most 2 runs a day, at most 300 rounds a day"
     )
+
+
+def test_a_run_begins_only_as_often_as_the_policy_says():
+    rows = np.random.default_rng(0).normal(size=(20, 3))
+    site = Site(rows, name="north", policy=Policy(max_attempts=2))
+    plan = RunPlan("run", "FederatedPCA", {"solver": "lanczos", "n_components": 1}, {"north": ""})
+    arrays = {"plan": np.frombuffer(plan.to_bytes(), np.uint8)}
+    header = {"round": 0, "question": DECLARE, "verb": "gather", "n_sites": 1, "memory": 0}
+    texts = [
+        site.answer(compose({**header, "run": f"run.{attempt}"}, arrays)).header.get("text")
+        for attempt in ("0", "1", "2", "x")
+    ]
+    assert texts[:2] == [None, None]
+    assert all("max_attempts=2; begin a new run" in text for text in texts[2:])

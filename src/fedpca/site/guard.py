@@ -23,6 +23,7 @@ from fedpca.errors import PolicyRefused
 from fedpca.protocol.message import Header
 from fedpca.protocol.parameters import FIXED, out_of_bounds, split_words
 from fedpca.protocol.plan import NO_KEY, RunPlan
+from fedpca.protocol.printable import printable
 from fedpca.protocol.question import Question
 from fedpca.protocol.script import NEVER, Order, Script, find_script
 from fedpca.site.memory import recall, remember, remembers
@@ -103,6 +104,12 @@ class Guard:
         if plan.run != run.rpartition(".")[0]:
             raise PolicyRefused(
                 f"the plan is for run {plan.run!r}, but was declared in run {run!r}"
+            )
+        attempt = run.rpartition(".")[2]
+        if not attempt.isdecimal() or int(attempt) >= self._policy.max_attempts:
+            raise PolicyRefused(
+                f"this is attempt {printable(attempt)} of the run, counted from 0, beyond the policy's "
+                f"max_attempts={self._policy.max_attempts}; begin a new run"
             )
         own = NO_KEY if self._keys is None else self._keys.own
         if self._keys is not None and plan.sites.get(self._site) != own:

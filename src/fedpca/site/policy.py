@@ -29,6 +29,7 @@ _LEAST = {
     "min_count": 1,
     "min_sites": 1,
     "approval_days": 1,
+    "max_attempts": 1,
     "min_change": 1,
     **dict.fromkeys(_LIMITS, 0),
 }
@@ -68,10 +69,12 @@ class Policy:
     max_runs_per_day, max_rounds_per_day : int, optional
         How many runs and rounds the site answers in 24 hours; by default, any number. A run that starts
         over because a site was lost counts again.
+    max_attempts : int
+        How often a run may begin. It begins again without sites that were lost, and the difference
+        between the sums of two attempts describes these sites.
     require : sequence of str
         What a run must have: "secure" for secure sums, so that the coordinator cannot read an answer of
-        this site alone. A run that starts over because a site was lost gives away the difference of two
-        sums; ``max_runs_per_day`` limits how often.
+        this site alone.
     """
 
     allow: tuple[str, ...] = (FEDERATED,)
@@ -85,6 +88,7 @@ class Policy:
     min_change: int | None = None
     max_runs_per_day: int | None = None
     max_rounds_per_day: int | None = None
+    max_attempts: int = 5
     require: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

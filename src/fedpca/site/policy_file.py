@@ -42,6 +42,10 @@ PREVENTS = {
     "max_rounds_per_day": (
         f'Prevents the same for rounds; a fit takes 5 to 500. "{UNLIMITED}" turns it off.'
     ),
+    "max_attempts": (
+        "Prevents that a run begins more often, each time without some sites; the difference of two "
+        "sums describes the sites that were left out."
+    ),
     "require": (
         'Prevents that the coordinator reads what this site adds to a sum: ["secure"] takes part only '
         "in runs with secure sums over two sites or more. Needs peers. Empty: in all runs."
@@ -125,6 +129,9 @@ def explain(policy: Policy) -> list[str]:
         limit = getattr(policy, name)
         amount = f"any number of {kind}" if limit is None else f"at most {limit:,} {kind}"
         told.append(f"{name}: {amount} in 24 hours")
+    told.append(
+        f"max_attempts: a run may begin {policy.max_attempts} times, without sites that were lost"
+    )
     told.append(
         "require: only runs with secure sums, in which the coordinator reads totals alone"
         if policy.require
