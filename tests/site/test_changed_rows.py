@@ -12,7 +12,7 @@ from fedpca.errors import InputError, PolicyRefused, QuorumLost
 from fedpca.protocol.message import compose, encode
 from fedpca.protocol.question import question
 from fedpca.rows.files import OPENERS
-from fedpca.site import site
+from fedpca.site import source
 from fedpca.site.answer_log import AnswerLog
 from fedpca.solvers.standardize import column_names
 from fedpca.testing import ScriptedEngine
@@ -167,7 +167,7 @@ def test_rows_in_memory_are_not_looked_at_again(monkeypatch):
     def never(rows):
         raise AssertionError
 
-    monkeypatch.setattr(site, "checksum", never)
+    monkeypatch.setattr(source, "checksum", never)
     fit(far({"a": OLD, "b": OTHERS}))
 
 

@@ -230,7 +230,7 @@ def assert_refused(site, request, *words):
     )
     assert any(word in reply.header["text"] for word in words), reply.header["text"]
     assert site.memory is memory
-    assert site._run == run
+    assert site._run is run
 
 
 def mutations(transcript, at, k, has_scale):
@@ -352,7 +352,7 @@ def test_local_steps_follow_the_declared_halving():
     for request in transcript.requests[:first]:
         site.answer(request)
     for due in steps:
-        number = site._round + 1
+        number = site._run.round + 1
         for wrong in {16, 8, 4, 2, 1} - {due}:
             arrays = {**transcript.requests[first].arrays, "steps": np.int64(wrong)}
             assert_refused(
@@ -361,7 +361,7 @@ def test_local_steps_follow_the_declared_halving():
         arrays = {**transcript.requests[first].arrays, "steps": np.int64(due)}
         reply = site.answer(changed(transcript.requests[first], arrays, round=number))
         assert "error" not in reply.header
-    over = changed(transcript.requests[first], arrays, round=site._round + 1)
+    over = changed(transcript.requests[first], arrays, round=site._run.round + 1)
     assert_refused(site, over, "out of turn")
 
 
@@ -456,6 +456,7 @@ def honest_sites():
 def forked(site):
     """A site in the same state, which goes on by itself; its memory is never changed in place."""
     fork = copy(site)
+    fork._run = copy(site._run)
     fork._guard, fork._ended = copy(site._guard), site._ended.copy()
     return fork
 
@@ -548,7 +549,7 @@ def test_hostile_plan_bytes_are_refused_in_clear_words(data):
     reply = declare(site, data)
     assert_clear(reply)
     assert "error" in reply.header
-    assert site._run is None
+    assert site._run.name is None
 
 
 def test_a_declaration_without_a_plan_and_a_huge_plan_are_refused():

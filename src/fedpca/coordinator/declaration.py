@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from fedpca.coordinator.approval import ApprovalWait
-from fedpca.coordinator.round import reported
+from fedpca.coordinator.round import joined, reported
 from fedpca.engines.base import Engine
 from fedpca.errors import (
     ApprovalPending,
+    FedpcaError,
     InputError,
     LinkError,
     LinkRefused,
@@ -132,8 +133,12 @@ class Declaration:
         return compose({**self._header, "question": DECLARE}, arrays)
 
     def _ask(self, names: Sequence[str], request: Message) -> tuple[Failed, dict[str, str]]:
-        """Return what went wrong at sites that failed, and what sites said that ask a person."""
+        """Return what went wrong at sites that failed, and what sites said that ask a person.
+
+        What sites refuse is raised once all have answered, so that each of them is named.
+        """
         failed, pending = dict.fromkeys(names, ""), dict[str, str]()
+        refused: dict[str, FedpcaError] = {}
         for _ in range(2):
             names = tuple(failed)
             failed = {name: f"site {name!r} did not answer the declared plan" for name in names}
@@ -146,8 +151,13 @@ class Declaration:
                     failed.pop(name, None)
                 except (MessageError, SiteError) as error:
                     failed[name] = str(error)
+                except (InputError, PolicyRefused) as error:
+                    refused[name] = error
+                    failed.pop(name, None)
                 else:
                     failed.pop(name, None)
+            if refused:
+                raise joined(refused, tuple(self._plan.sites))
             if not failed:
                 break
         return failed, pending

@@ -24,7 +24,7 @@ from fedpca.coordinator.approval import ApprovalWait, OnWaiting
 from fedpca.coordinator.declaration import Declaration, refuse_unmaskable
 from fedpca.coordinator.journal import Journal, recorded_sites
 from fedpca.coordinator.record import RunRecord, shares_of
-from fedpca.coordinator.round import Round
+from fedpca.coordinator.round import Round, joined
 from fedpca.engines.base import Engine
 from fedpca.errors import (
     FedpcaError,
@@ -533,10 +533,7 @@ class Federation:
                 break
         asked.close(lost=failed, is_void=bool(failed or refused))
         self.record.proofs |= getattr(self.engine, "proofs", {})
-        if not refused:
-            return None
-        kind = type(next(iter(refused.values())))
-        return kind("; ".join(str(error) for error in refused.values() if isinstance(error, kind)))
+        return joined(refused, asked.sites) if refused else None
 
     def _has_quorum(self, lost: Collection[str]) -> bool:
         """Return whether enough sites remain without the lost ones."""

@@ -284,3 +284,13 @@ def reported(reply: Message | bytes | SiteError, where: str) -> Message:
         return message
     except FedpcaError as error:
         raise type(error)(printable(f"{where}: {error}", MAX_REASON_CHARS)) from None
+
+
+def joined(refused: Mapping[str, FedpcaError], sites: Sequence[str]) -> FedpcaError:
+    """Return the refusals of several sites as one error, in the order of the sites.
+
+    A person must act on a refusal of rows or by a policy; the first kind in that order is told.
+    """
+    errors = [refused[name] for name in sites if name in refused]
+    kind = type(errors[0])
+    return kind("; ".join(str(error) for error in errors if isinstance(error, kind)))

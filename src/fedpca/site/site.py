@@ -13,13 +13,9 @@ import secrets
 import threading
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -37,13 +33,11 @@ from fedpca.linalg.blas_threads import threads_for_entries
 from fedpca.protocol.message import Header, Message, compose, decode, encode
 from fedpca.protocol.plan import AGREE, DECLARE, RunPlan
 from fedpca.protocol.question import Question, find_question
-from fedpca.rows.choice import ALL_COLUMNS, ColumnChoice
 from fedpca.rows.gaps import ERROR, MISSING
-from fedpca.rows.in_memory import Rows, about_n_rows, checksum
-from fedpca.rows.open import file_states, open_rows, refuse_gone, state_of
+from fedpca.rows.in_memory import Rows, about_n_rows
 from fedpca.rows.standardized import MAX_CACHE_BYTES, Frame, StandardizedRows
-from fedpca.rows.weighted import WeightedRows, as_numbers, weight_fingerprint
 from fedpca.site.budget import Budget
+from fedpca.site.current_run import CurrentRun, Memory, read_only
 from fedpca.site.disclosure import Disclosure
 from fedpca.site.guard import UNDECLARED, Agreement, Guard, Keys, agreement_to
 from fedpca.site.guard import keep as keep_agreement
@@ -58,9 +52,7 @@ from fedpca.site.memory import (
 )
 from fedpca.site.policy import TRUSTING, Policy
 from fedpca.site.requests import Requests, file_stem, requests_folder
-
-if TYPE_CHECKING:
-    from fedpca.site.masking import AnswerMasks, MaskSecrets
+from fedpca.site.source import Source
 
 log = logging.getLogger("fedpca.site")
 
@@ -68,15 +60,6 @@ MAX_PROCESS_CACHE_BYTES = 512 << 20  # shared by all sites in a process, for cac
 MAX_ENDED_RUNS = 1000  # ended runs whose late questions a site recognizes
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Pending:
-    """An answer of which only the size was told, and the site's memory after it."""
-
-    key: tuple[int, bytes]  # the round, and a hash of what was asked
-    answer: Arrays
-    memory: dict[str, Array]
 
 
 def cache_share(n_sites: int) -> int:
@@ -141,15 +124,9 @@ class Site:
         keys: Keys | None = None,
         tell: Callable[[str], None] | None = None,
     ) -> None:
-        self._source = rows
-        self._check = check
-        with _naming_site(name):
-            is_chosen = any(option is not None for option in (drop, columns, id))
-            self._choice = ColumnChoice.of(drop, columns, id) if is_chosen else ALL_COLUMNS
-            is_array = weight is not None and not isinstance(weight, str)
-            self._weight = as_numbers(weight) if is_array else weight
-            self._files = file_states(rows)  # first, so that a change while opening is noticed
-            self.rows = self._open()
+        self._source = Source(
+            rows, site=name, drop=drop, columns=columns, id=id, weight=weight, check=check
+        )
         self.name = name
         self.policy = policy or TRUSTING
         self.store = None if store is None else Path(store)
@@ -157,39 +134,29 @@ class Site:
         self.memory_limit = memory_limit
         self.is_in_process = False  # an engine sets this if the coordinator shares the process
         self.reserved_by: object | None = None  # the engine in this process that runs a fit here
-        self.memory: dict[str, Array] = _read_only({})
-        self._run: str | None = None
-        self._round = 0  # the last round that was answered
-        self._memory_before = self.memory  # its state before that round
+        self._run = CurrentRun()
         self._ended: deque[str] = deque(maxlen=MAX_ENDED_RUNS)
-        self._answered: tuple[int, Message] | None = None  # the last round and its reply
         self._standardized: StandardizedRows | None = None
         self._lock = threading.Lock()
         self._guard = None if self.policy.is_open else Guard(self.policy, name, keys)
         self._tell, self._keys = tell, keys
-        self._pending: Pending | None = None  # an answer of which only the size was told
-        self._mask_secrets: MaskSecrets | None = None  # of this run, once they were needed
-        self._is_beyond_bound = False  # whether an answer was too large for its masks in this run
         self._disclosure = Disclosure(self.policy) if self.policy.protects_few else None
         self._budget = Budget(self.policy) if self.policy.has_budget else None
-        self._missing: int | None = None  # what happens to gaps in this run, if it is known
+
+    @property
+    def rows(self) -> Rows:
+        """Return the private rows."""
+        return self._source.rows
+
+    @property
+    def memory(self) -> Memory:
+        """Return the arrays that earlier questions in this run stored."""
+        return self._run.memory
 
     @property
     def fingerprint(self) -> str:
         """Return a string that identifies the current rows, so a resumed run can recognize them."""
-        return self._fingerprint_of(file_states(self._source))
-
-    def _fingerprint_of(self, files: Mapping[Path, str]) -> str:
-        states = [f"{file.name} {state}" for file, state in files.items()]
-        if states and self._weight is not None:
-            states.append(weight_fingerprint(self._weight))
-        return "; ".join(
-            filter(None, ("; ".join(states) or self._checksum, self._choice.in_words()))
-        )
-
-    @cached_property
-    def _checksum(self) -> str:
-        return checksum(self.rows)
+        return self._source.fingerprint
 
     def answer_bytes(self, request: bytes) -> bytes:
         """Return the encoded answer to an encoded question; engines that cross processes call this."""
@@ -247,7 +214,7 @@ class Site:
     @property
     def _record(self) -> Path | None:
         """Return the file that records the rows of the last run, if the rows can change."""
-        return self.file(".rows") if self._files else None
+        return self.file(".rows") if self._source.files else None
 
     def remembers(self, kind: type) -> bool:
         """Return whether an earlier question in this run stored a dataclass of this type."""
@@ -282,16 +249,56 @@ class Site:
         header = message.header
         if header["question"] == DECLARE:
             return self._declare(message)
-        if header["run"] != self._run:
+        if header["run"] != self._run.name:
             is_masked = header["question"] == AGREE or "mask" in header
             self._enter(header["run"], header["memory"], has_keys=is_masked)
         if header["question"] == AGREE:
             return self._agree_on_keys(message)
-        if self._answered is not None and self._answered[0] == header["round"]:
-            return self._answered[1]
-        if header["round"] < self._round:
-            raise MessageError(f"round {header['round']} was requested after round {self._round}")
+        run, number = self._run, header["round"]
+        reply = run.reply_to(number)
+        if reply is not None:
+            return reply
+        if number < run.round:
+            raise MessageError(f"round {number} was requested after round {run.round}")
         question = find_question(header["question"])
+        arrays, dimensions = self._checked(message, question)
+        masks = run.masks_for(question, message, self.name)
+        memory, before = run.memory, run.memory_before(number)
+        agreed = None
+        if self._guard is not None:
+            agreed = self._guard.check(before, question, header, arrays, dimensions["d"])
+        if question.reads_rows and self._disclosure is not None:
+            self._check_disclosure(self._disclosure, agreed, arrays)
+        if self._budget is not None:
+            self._budget.spend(str(header["run"]), self.file(".budget"))
+        try:
+            run.memory = before if agreed is None else keep_agreement(before, agreed)
+            if question.remembers:
+                run.memory = dict(run.memory)
+                # copy, because a view in memory would keep the whole request alive
+                arrays = {key: array.copy() for key, array in arrays.items()}
+            answer = None if masks is None else run.take_pending(masks)
+            if answer is None:
+                answer = self._compute(question, arrays, dimensions)
+            if masks is not None and masks.is_bound:  # only the size of the answer is asked for
+                size = run.hold_back(masks, answer)
+                run.memory = memory
+                return self._reply(header, {}, size)
+            if masks is not None:
+                answer = run.masked(masks, answer)
+            reply = self._reply(header, {}, answer)
+            if question.remembers or agreed is not None:  # how far the run has come is memory too
+                self._save(number, reply)
+        except BaseException:
+            run.memory = memory
+            raise
+        # under a plan, a repeated round must not be answered with other numbers
+        run.advance(number, before, reply if keep or agreed is not None else None)
+        return reply
+
+    def _checked(self, message: Message, question: Question) -> tuple[Arrays, Dimensions]:
+        """Return what a question asks with, and the dimensions, if the policy lets it be asked."""
+        header = message.header
         if header["verb"] != question.verb:
             raise PolicyRefused(
                 f"verb={header['verb']!r}: the answers to {question.name!r} are for "
@@ -303,46 +310,7 @@ class Site:
         n_rows = self.rows.n_rows if self.policy.min_rows else None
         self.policy.check(question, header["n_sites"], n_rows)
         dimensions = {"d": self.rows.n_features}
-        arrays = question.check_request(message.arrays, dimensions)
-        memory = self.memory
-        # a repeated round starts from the same memory as the first time
-        before = self._memory_before if header["round"] == self._round else memory
-        masks = self._masks_for(question, message)
-        agreed = None
-        if self._guard is not None:
-            agreed = self._guard.check(before, question, header, arrays, dimensions["d"])
-        if question.reads_rows and self._disclosure is not None:
-            self._check_disclosure(self._disclosure, agreed, arrays)
-        if self._budget is not None:
-            self._budget.spend(str(header["run"]), self.file(".budget"))
-        try:
-            self.memory = before if agreed is None else keep_agreement(before, agreed)
-            if question.remembers:
-                self.memory = dict(self.memory)
-                # copy, because a view in memory would keep the whole request alive
-                arrays = {key: array.copy() for key, array in arrays.items()}
-            answer = None if masks is None else self._take_pending(masks)
-            if answer is None:
-                answer = self._compute(question, arrays, dimensions)
-            if masks is not None:
-                if masks.is_bound:  # only the size of the answer is asked for, so nothing is kept
-                    self._pending = Pending(masks.key, answer, self.memory)
-                    self.memory = memory
-                    return self._reply(header, {}, masks.of(answer))
-                answer = self._masked(masks, answer)
-            reply = self._reply(header, {}, answer)
-            if question.remembers or agreed is not None:  # how far the run has come is memory too
-                self._save(header["round"], reply)
-        except BaseException:
-            self.memory = memory
-            raise
-        # C order, as in a memory file: BLAS results differ in the last bits with the order
-        self.memory = _read_only({k: np.asarray(v, order="C") for k, v in self.memory.items()})
-        # under a plan, a repeated round must not be answered with other numbers
-        self._answered = (header["round"], reply) if keep or agreed is not None else None
-        self._round, self._memory_before = header["round"], before
-        self._pending = None
-        return reply
+        return question.check_request(message.arrays, dimensions), dimensions
 
     def _compute(self, question: Question, arrays: Arrays, dimensions: Dimensions) -> Arrays:
         """Return the checked answer to a question."""
@@ -357,48 +325,6 @@ class Site:
         # numbers that are too large come from rows that are, which a person must rescale
         return question.check_answer(values, dimensions, arrays, too_large=InputError)
 
-    def _masks_for(self, question: Question, request: Message) -> AnswerMasks | None:
-        """Return how to mask the answer to a question, or None if the run has no secure sums."""
-        if question.verb != "sum" or "MaskKeys.private" not in self.memory:
-            if "mask" in request.header:
-                raise PolicyRefused("the declared plan has no secure sums, so nothing is masked")
-            return None
-        from fedpca.site.masking import AnswerMasks, MaskKeys
-
-        if self._is_beyond_bound:  # each further bound would tell more about the answer's size
-            raise PolicyRefused("an answer was larger than its bound, which ends this run here")
-        if self._mask_secrets is None:
-            plan = RunPlan.from_bytes(self.recall(Agreement).plan.tobytes())
-            self._mask_secrets = self.recall(MaskKeys).secrets_of(plan, self.name)
-        return AnswerMasks(question, request, self.name, self._mask_secrets)
-
-    def _take_pending(self, masks: AnswerMasks) -> Arrays | None:
-        """Return the answer whose size was asked for before, and restore the memory after it.
-
-        Whoever asks for the size of an answer must then ask for the answer, or sizes would tell of
-        answers never given.
-        """
-        pending = self._pending
-        if pending is None:
-            return None
-        if pending.key != masks.key:
-            raise PolicyRefused(
-                f"round {pending.key[0]} asked for the size of a different answer before, and not for "
-                "the answer itself"
-            )
-        self.memory = pending.memory
-        return pending.answer
-
-    def _masked(self, masks: AnswerMasks, answer: Arrays) -> Arrays:
-        """Return an answer under masks; one beyond its bound is the last that the run asks for."""
-        from fedpca.privacy.secure_sum import BeyondBound
-
-        try:
-            return masks.of(answer)
-        except BeyondBound:
-            self._is_beyond_bound = True
-            raise
-
     def _agree_on_keys(self, message: Message) -> Message:
         """Share secrets with other sites, so that answers can be masked."""
         from fedpca.site.masking import MaskKeys
@@ -406,15 +332,14 @@ class Site:
         header = message.header
         if not self.remembers(Agreement) or not self.remembers(MaskKeys):
             raise PolicyRefused(UNDECLARED)
-        plan = RunPlan.from_bytes(self.recall(Agreement).plan.tobytes())
         keys = self.recall(MaskKeys).agree(
-            header["run"], plan, self.name, message.arrays, self._keys
+            header["run"], self._run.plan, self.name, message.arrays, self._keys
         )
         kept = dict(self.memory)
         remember(kept, keys)
-        self.memory = _read_only(kept)
+        self._run.memory = read_only(kept)
         reply = self._reply(header, {}, {})
-        if self._round == 0:  # otherwise, a later file has them already
+        if self._run.round == 0:  # otherwise, a later file has them already
             self._save(0, reply)
         return reply
 
@@ -422,13 +347,14 @@ class Site:
         self, disclosure: Disclosure, agreed: Agreement | None, asked: Mapping[str, Array]
     ) -> None:
         """Refuse rows of which the policy lets no sum leave, given what happens to gaps."""
+        run = self._run
         if "missing" in asked:
-            self._missing = int(asked["missing"])
-        elif self._missing is None and agreed is not None:
+            run.missing = int(asked["missing"])
+        elif run.missing is None and agreed is not None:
             plan = RunPlan.from_bytes(agreed.plan.tobytes())
             given = plan.parameters.get("missing")
-            self._missing = MISSING.index(given) if given in MISSING else ERROR
-        disclosure.check(self.rows, self._missing or ERROR, self._record)
+            run.missing = MISSING.index(given) if given in MISSING else ERROR
+        disclosure.check(self.rows, run.missing or ERROR, self._record)
 
     def _declare(self, message: Message) -> Message:
         """Admit the plan of a run, or refuse it; a site that answers everything needs no plan.
@@ -438,7 +364,7 @@ class Site:
         header = message.header
         plan = RunPlan.from_bytes(message.arrays.get("plan", np.empty(0)).tobytes())
         if self._guard is None:
-            if header["run"] != self._run:
+            if header["run"] != self._run.name:
                 self._enter(header["run"], header["memory"], has_keys=plan.is_secure)
             if not plan.is_secure:
                 return self._reply(header, {}, {})
@@ -448,7 +374,7 @@ class Site:
         self._guard.consider(header["run"], plan)
         if self.policy.approval:
             self._ask_for_approval(plan, signer)
-        if header["run"] != self._run:
+        if header["run"] != self._run.name:
             if not header["memory"] and header["run"] in self._ended:
                 self._ended.remove(header["run"])  # it waited for other sites, and begins only now
             self._enter(header["run"], header["memory"], is_declared=True)
@@ -465,7 +391,7 @@ class Site:
             if not self.remembers(MaskKeys):
                 remember(kept, MaskKeys.new(header["run"], plan, self._keys))
             offer = {"offer": recall(kept, MaskKeys).offer}
-        self.memory = _read_only(kept)
+        self._run.memory = read_only(kept)
         reply = self._reply(header, {}, offer)
         if is_new:
             self._save(0, reply)
@@ -510,8 +436,7 @@ class Site:
         """
         if run in self._ended:
             raise MessageError("this run is over because a newer run has started at this site")
-        files = file_states(self._source)
-        refuse_gone(files)
+        files = self._source.files_now()
         is_saved = last or has_keys or self._guard is not None
         saved = self._load(run, files) if is_saved else None
         if (0 if saved is None else saved.round) < last:
@@ -521,47 +446,18 @@ class Site:
             )
         if saved is None and not is_declared and self._guard is not None:
             raise PolicyRefused(UNDECLARED)  # and stay in the run that the site is in
-        if files != self._files:
-            self.rows, self._files, self._standardized = self._reopen(), files, None
-        self.memory = _read_only({} if saved is None else saved.memory)
-        self._answered = None if saved is None else (saved.round, saved.reply)
-        self._round = 0 if saved is None else saved.round
-        # that of the run before must not answer a round of this one
-        self._memory_before = self.memory
-        self._missing = self._pending = self._mask_secrets = None
-        self._is_beyond_bound = False
+        if files != self._source.files:
+            self._source.reopen(files)
+            self._standardized = None
         if saved is None and self._budget is not None:
             self._budget.start_over()
-        if self._run is not None:
-            self._ended.append(self._run)
-        self._run = run
-
-    def _open(self) -> Rows:
-        """Open and check the rows."""
-        choice = self._choice
-        if isinstance(self._weight, str):
-            choice = choice.also(self._weight)
-        rows = open_rows(self._source, choice)
-        if self._check is not None:
-            self._check(rows)
-        return rows if self._weight is None else WeightedRows(rows, self._weight)
-
-    def _reopen(self) -> Rows:
-        """Open rows that have changed; a site that checks its rows stays out if it cannot use them."""
-        try:
-            return self._open()
-        except InputError as error:
-            if self._check is None:
-                raise
-            raise SiteFailed(
-                f"the site stays out of this run because its files changed: {error}"
-            ) from None
+        if self._run.name is not None:
+            self._ended.append(self._run.name)
+        self._run = CurrentRun.begin(run, saved)
 
     def _refuse_changed_rows(self) -> None:
         """Refuse to answer if a file has changed since the run began."""
-        now = {file: state_of(file) for file in self._files}
-        refuse_gone(now)
-        if now != self._files:
+        if self._source.has_changed():
             self._standardized = None  # it may mix products of old and new rows
             raise InputError(ROWS_CHANGED)
 
@@ -576,8 +472,9 @@ class Site:
         path = self.file(".memory")
         if path is not None:
             saved = Saved(round_number, reply, self.memory)
+            rows = self._source.fingerprint_of(self._source.files)
             try:
-                MemoryFile(path).save(str(self._run), self._fingerprint_of(self._files), saved)
+                MemoryFile(path).save(str(self._run.name), rows, saved)
             except (FileError, OSError) as error:
                 log.error("site %s cannot save its memory: %s", self.name, error)
                 raise SiteFailed(
@@ -587,18 +484,6 @@ class Site:
     def _load(self, run: str, files: Mapping[Path, str]) -> Saved | None:
         """Return what an earlier process saved for this run, if anything."""
         path = self.file(".memory")
-        return None if path is None else MemoryFile(path).load(run, self._fingerprint_of(files))
-
-
-def _read_only(memory: dict[str, Array]) -> dict[str, Array]:
-    """Return a read-only view of memory; a question that remembers gets a writable copy."""
-    return cast(dict[str, Array], MappingProxyType(memory))
-
-
-@contextmanager
-def _naming_site(name: str) -> Iterator[None]:
-    """Prefix errors about the rows with the site's name."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"site {name!r}: {error}") from None
+        return (
+            None if path is None else MemoryFile(path).load(run, self._source.fingerprint_of(files))
+        )

@@ -1,0 +1,131 @@
+"""Keep what a site knows of the run that it is in: its memory, and how far the run has come.
+
+A round may be repeated, because an answer was lost in transit or the coordinator was restarted. It
+then gets the same answer, or starts from the same memory as the first time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from fedpca.arrays import Array, Arrays
+from fedpca.errors import PolicyRefused
+from fedpca.protocol.message import Message
+from fedpca.protocol.plan import RunPlan
+from fedpca.protocol.question import Question
+from fedpca.site.guard import Agreement
+from fedpca.site.memory import Saved, recall
+
+if TYPE_CHECKING:
+    from fedpca.site.masking import AnswerMasks, MaskSecrets
+
+Memory = dict[str, Array]
+
+
+@dataclass(frozen=True)
+class Pending:
+    """An answer of which only the size was told, and the site's memory after it."""
+
+    key: tuple[int, bytes]  # the round, and a hash of what was asked
+    answer: Arrays
+    memory: Memory
+
+
+@dataclass(eq=False)
+class CurrentRun:
+    """The run that a site is in; without a name, it is in none yet."""
+
+    name: str | None = None
+    memory: Memory = field(default_factory=lambda: read_only({}))
+    round: int = 0  # the last round that was answered
+    reply: Message | None = None  # to that round, unless it is computed again when asked again
+    missing: int | None = None  # what happens to gaps in this run, if it is known
+    is_beyond_bound: bool = False  # whether an answer was too large for its masks
+    _memory_before: Memory = field(init=False)  # that round
+    _pending: Pending | None = None
+    _secrets: MaskSecrets | None = None  # of the masks, once they were needed
+
+    def __post_init__(self) -> None:
+        self._memory_before = self.memory
+
+    @classmethod
+    def begin(cls, name: str, saved: Saved | None) -> CurrentRun:
+        """Return a run with empty memory, or with the memory that an earlier process saved."""
+        if saved is None:
+            return cls(name)
+        return cls(name, read_only(saved.memory), saved.round, saved.reply)
+
+    @property
+    def plan(self) -> RunPlan:
+        """Return the plan that the site has agreed to."""
+        return RunPlan.from_bytes(recall(self.memory, Agreement).plan.tobytes())
+
+    def reply_to(self, number: int) -> Message | None:
+        """Return the reply to a round that was answered just before."""
+        return self.reply if number == self.round else None
+
+    def memory_before(self, number: int) -> Memory:
+        """Return the memory from which a round starts, also if it is asked again."""
+        return self._memory_before if number == self.round else self.memory
+
+    def masks_for(self, question: Question, request: Message, site: str) -> AnswerMasks | None:
+        """Return how to mask the answer to a question, or None if the run has no secure sums."""
+        if question.verb != "sum" or "MaskKeys.private" not in self.memory:
+            if "mask" in request.header:
+                raise PolicyRefused("the declared plan has no secure sums, so nothing is masked")
+            return None
+        from fedpca.site.masking import AnswerMasks, MaskKeys
+
+        if self.is_beyond_bound:  # each further bound would tell more about the answer's size
+            raise PolicyRefused("an answer was larger than its bound, which ends this run here")
+        if self._secrets is None:
+            self._secrets = recall(self.memory, MaskKeys).secrets_of(self.plan, site)
+        return AnswerMasks(question, request, site, self._secrets)
+
+    def take_pending(self, masks: AnswerMasks) -> Arrays | None:
+        """Return the answer whose size was asked for before, and restore the memory after it.
+
+        Whoever asks for the size of an answer must then ask for the answer, or sizes would tell of
+        answers never given.
+        """
+        pending = self._pending
+        if pending is None:
+            return None
+        if pending.key != masks.key:
+            raise PolicyRefused(
+                f"round {pending.key[0]} asked for the size of a different answer before, and not for "
+                "the answer itself"
+            )
+        self.memory = pending.memory
+        return pending.answer
+
+    def hold_back(self, masks: AnswerMasks, answer: Arrays) -> Arrays:
+        """Return the size of an answer under masks, and keep the answer until it is asked for."""
+        self._pending = Pending(masks.key, answer, self.memory)
+        return masks.of(answer)
+
+    def masked(self, masks: AnswerMasks, answer: Arrays) -> Arrays:
+        """Return an answer under masks; one beyond its bound is the last that the run asks for."""
+        from fedpca.privacy.secure_sum import BeyondBound
+
+        try:
+            return masks.of(answer)
+        except BeyondBound:
+            self.is_beyond_bound = True
+            raise
+
+    def advance(self, number: int, before: Memory, reply: Message | None) -> None:
+        """Count a round as answered, once nothing can go wrong with it any more."""
+        # C order, as in a memory file: BLAS results differ in the last bits with the order
+        self.memory = read_only({k: np.asarray(v, order="C") for k, v in self.memory.items()})
+        self.round, self._memory_before, self.reply = number, before, reply
+        self._pending = None
+
+
+def read_only(memory: Memory) -> Memory:
+    """Return a read-only view of memory; a question that remembers gets a writable copy."""
+    return cast(Memory, MappingProxyType(memory))

@@ -1,0 +1,103 @@
+"""Open a site's rows, and notice when they change.
+
+A site may run for months while its files change every night. They are opened again when a run begins,
+but must not change during a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedpca.errors import InputError, SiteFailed
+from fedpca.rows.choice import ALL_COLUMNS, ColumnChoice
+from fedpca.rows.in_memory import Rows, checksum
+from fedpca.rows.open import file_states, open_rows, refuse_gone, state_of
+from fedpca.rows.weighted import WeightedRows, as_numbers, weight_fingerprint
+
+
+class Source:
+    """Where a site's rows come from; the parameters are those of `fedpca.site.site.Site`."""
+
+    def __init__(
+        self,
+        rows: Any,
+        *,
+        site: str,
+        drop: str | Sequence[str] | None = None,
+        columns: str | Sequence[str] | None = None,
+        id: str | Sequence[str] | None = None,
+        weight: Any = None,
+        check: Callable[[Rows], None] | None = None,
+    ) -> None:
+        self._given, self._check = rows, check
+        with _naming_site(site):
+            is_chosen = any(option is not None for option in (drop, columns, id))
+            self._choice = ColumnChoice.of(drop, columns, id) if is_chosen else ALL_COLUMNS
+            is_array = weight is not None and not isinstance(weight, str)
+            self._weight = as_numbers(weight) if is_array else weight
+            self.files = file_states(rows)  # first, so that a change while opening is noticed
+            self.rows = self._open()
+
+    def files_now(self) -> dict[Path, str]:
+        """Return the files with their states as they are now; refuse if one is gone."""
+        files = file_states(self._given)
+        refuse_gone(files)
+        return files
+
+    @property
+    def fingerprint(self) -> str:
+        """Return a string that identifies the current rows, so a resumed run can recognize them."""
+        return self.fingerprint_of(file_states(self._given))
+
+    def fingerprint_of(self, files: Mapping[Path, str]) -> str:
+        """Return the fingerprint of the rows with the files in these states."""
+        states = [f"{file.name} {state}" for file, state in files.items()]
+        if states and self._weight is not None:
+            states.append(weight_fingerprint(self._weight))
+        return "; ".join(
+            filter(None, ("; ".join(states) or self._checksum, self._choice.in_words()))
+        )
+
+    @cached_property
+    def _checksum(self) -> str:
+        return checksum(self.rows)
+
+    def reopen(self, files: Mapping[Path, str]) -> None:
+        """Open files that have changed; a site that checks its rows stays out if it cannot use them."""
+        try:
+            self.rows, self.files = self._open(), dict(files)
+        except InputError as error:
+            if self._check is None:
+                raise
+            raise SiteFailed(
+                f"the site stays out of this run because its files changed: {error}"
+            ) from None
+
+    def has_changed(self) -> bool:
+        """Return whether a file has changed since it was opened; refuse if one is gone."""
+        now = {file: state_of(file) for file in self.files}
+        refuse_gone(now)
+        return now != self.files
+
+    def _open(self) -> Rows:
+        """Open and check the rows."""
+        choice = self._choice
+        if isinstance(self._weight, str):
+            choice = choice.also(self._weight)
+        rows = open_rows(self._given, choice)
+        if self._check is not None:
+            self._check(rows)
+        return rows if self._weight is None else WeightedRows(rows, self._weight)
+
+
+@contextmanager
+def _naming_site(name: str) -> Iterator[None]:
+    """Prefix errors about the rows with the site's name."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"site {name!r}: {error}") from None
