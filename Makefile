@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-fast lint bench clean
+.PHONY: demo test test-fast test-long lint bench clean
 
 demo: $(STAMP)
 	$(BIN)/fedpca demo
@@ -12,11 +12,15 @@ demo: $(STAMP)
 # each other's way.
 test: export OPENBLAS_NUM_THREADS := 1
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 3 --dist loadfile --durations=25 --cov --cov-report=term-missing:skip-covered
+	$(BIN)/python -m pytest -n 3 --dist loadfile -m "not long" --durations=25 --cov --cov-report=term-missing:skip-covered
 
 test-fast: export OPENBLAS_NUM_THREADS := 1
 test-fast: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not process and not slow" -q
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not process and not slow and not long" -q
+
+# What `make test` shows with few random draws, with many.
+test-long: $(STAMP)
+	$(BIN)/python -m pytest -m long
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

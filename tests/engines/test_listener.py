@@ -58,6 +58,13 @@ def test_an_address_has_as_many_connections_as_it_may_and_room_again_when_one_en
     assert not small._open
 
 
+def test_an_answer_does_not_wait_for_the_confirmation_of_its_first_part(small):
+    caller, served = call(small)
+    assert served.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+    caller.close()
+    served.close()
+
+
 def test_there_are_as_many_connections_in_total_as_there_may_be(small):
     small.most = 2
     pairs = [call(small) for _ in range(3)]

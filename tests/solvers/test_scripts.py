@@ -492,7 +492,7 @@ def test_no_random_question_is_answered_that_an_honest_run_could_not_ask():
     assert_only_honest_answers(4000, seed=0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_no_question_in_100000_random_sequences_is_answered_that_is_not_honest():
     assert_only_honest_answers(100_000, seed=1)
 

@@ -57,7 +57,7 @@ from fedpca.errors import (
 from fedpca.protocol.message import Message, encode
 from fedpca.protocol.proof import NO_HEAD, Proof, commitment, digest, statement
 
-POLL_S = 0.05  # pause between polls for answers
+POLL_S = 0.01  # pause between polls for answers, which the server holds until there is one
 NODE_POLL_S = 0.5  # pause between polls for which sites are online
 ABSENCE_LIMIT_S = 60.0  # how long to wait for an offline site or server
 

@@ -8,10 +8,10 @@ path, its size, and the credentials in its header, and refuses the others before
 
 from __future__ import annotations
 
+import asyncio
 import binascii
 import hmac
 from base64 import b64decode
-from collections.abc import Awaitable, Callable
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from flwr.common.constant import TIMESTAMP_HEADER
@@ -87,14 +87,14 @@ class Gate:
             return
         headers = Headers(scope=scope)
         status = self._refusal(scope, headers)
-        body = b"" if status else await _whole(receive)
+        body = b"" if status else await whole_body(receive)
         if body is None:
             return  # the caller is gone
         status = status or self._storage_refusal(scope["path"], headers, body)
         if status:
             await Response(status_code=status)(scope, receive, send)
         else:
-            await self._app(scope, _again(body, receive), send)
+            await self._app(scope, again(body, receive), send)
 
     def _refusal(self, scope: Scope, headers: Headers) -> int:
         """Return the HTTP status with which to refuse a request unread, or 0."""
@@ -185,7 +185,7 @@ def _is_signed(headers: Headers) -> bool:
         return False
 
 
-async def _whole(receive: Receive) -> bytes | None:
+async def whole_body(receive: Receive) -> bytes | None:
     """Return a request's body, or None if the caller hung up or was too slow."""
     body = bytearray()
     while True:
@@ -197,13 +197,16 @@ async def _whole(receive: Receive) -> bytes | None:
             return bytes(body)
 
 
-def _again(body: bytes, receive: Receive) -> Callable[[], Awaitable[Message]]:
-    """Return a function that hands out a body that was read already, and then what follows it."""
+def again(body: bytes, receive: Receive | None = None) -> Receive:
+    """Return a function that hands out a body that was read already, and then what follows it.
+
+    Without ``receive``, nothing follows.
+    """
     unread = [body]
 
     async def next_message() -> Message:
         if unread:
             return {"type": "http.request", "body": unread.pop(), "more_body": False}
-        return await receive()
+        return await (asyncio.Future() if receive is None else receive())
 
     return next_message

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hmac
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +39,7 @@ from fedpca.engines.flower.connection import access_token
 from fedpca.engines.flower.gate import Gate
 from fedpca.engines.flower.hold import ReservationDesk
 from fedpca.engines.flower.listener import Listener, TimedProtocol
+from fedpca.engines.flower.mailbox import Mailbox
 from fedpca.protocol.printable import MAX_REASON_CHARS, printable
 
 MAX_HEADER_BYTES = 16 << 10  # of a request
@@ -56,6 +58,18 @@ class _SecretHolders(NoOpControlAuthnPlugin):
         if not hmac.compare_digest(shown.encode(), self._token.encode()):
             return False, None
         return super().validate_tokens_in_metadata(metadata)
+
+
+class _Server(uvicorn.Server):
+    """A server that does not wait for requests that it holds itself when it ends."""
+
+    def __init__(self, config: uvicorn.Config, mailbox: Mailbox) -> None:
+        super().__init__(config)
+        self._mailbox = mailbox
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._mailbox.close()
+        await super().shutdown(sockets)
 
 
 def serve(
@@ -116,8 +130,9 @@ def serve(
     flower_log.setLevel(logging.WARNING)
     flower_log.addFilter(_escape)
     threading.Thread(target=_watch, args=(state, tell), daemon=True).start()
+    mailbox = Mailbox(app)
     config = uvicorn.Config(
-        Gate(ReservationDesk(app, secret, tell), secret, cast(InMemoryLinkState, state)),
+        Gate(ReservationDesk(mailbox, secret, tell), secret, cast(InMemoryLinkState, state)),
         http=TimedProtocol,
         ws="none",
         loop="asyncio",  # uvloop accepts connections by itself, without counting them
@@ -129,7 +144,7 @@ def serve(
         ssl_certfile=certificate,
         ssl_keyfile=key,
     )
-    uvicorn.Server(config).run(sockets=listener.sockets)
+    _Server(config, mailbox).run(sockets=listener.sockets)
 
 
 def _escape(record: logging.LogRecord) -> bool:

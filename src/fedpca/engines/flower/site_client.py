@@ -39,10 +39,8 @@ from fedpca.errors import LinkError, LinkRefused, MessageError
 from fedpca.protocol.proof import Proof
 from fedpca.site.answer_log import Recorded
 
-POLL_S, IDLE_POLL_S = 0.05, 1.0  # pause between polls for questions, during and between runs
-IDLE_AFTER_S = 30.0  # a run counts as over this long after its last question
-# a pause lasts at least this many times as long as a poll, since polls are slow if there are many sites
-MIN_PAUSE_RATIO = 10.0
+POLL_S = 0.05  # pause between requests for questions, which the server holds until there is one
+OBJECT_POLL_S = 0.01  # pause between requests for parts of a question that are on their way
 MESSAGE_TIMEOUT_S = 60.0  # how long to wait for an announced question
 # the server considers a node offline after this much silence
 SILENCE_LIMIT_S = HEARTBEAT_PATIENCE * HEARTBEAT_MIN_INTERVAL
@@ -178,14 +176,11 @@ def _answer_questions(
     tell: Callable[[str], None],
 ) -> NoReturn:
     """Fetch and answer questions until an error ends the connection."""
-    last = -IDLE_AFTER_S
     while True:
         presence.check()
-        began = time.monotonic()
         waiting = client.PullMessages(PullMessagesRequest(node=node))
         if not waiting.messages_list:
-            pause = POLL_S if began - last < IDLE_AFTER_S else IDLE_POLL_S
-            time.sleep(max(pause, MIN_PAUSE_RATIO * (time.monotonic() - began)))
+            time.sleep(POLL_S)
             continue
         run_id = waiting.messages_list[0].metadata.run_id
         try:
@@ -201,7 +196,6 @@ def _answer_questions(
             if error.response.status_code >= 500:
                 raise
             tell("this answer was not sent because the run is over")
-        last = time.monotonic()
 
 
 def _signed(
@@ -220,7 +214,7 @@ def _whole(incoming: Incoming) -> FlowerMessage:
         message = incoming.fetch()
         if message is not None:
             return message
-        time.sleep(POLL_S / 5)
+        time.sleep(OBJECT_POLL_S)
     raise MessageError(f"the message did not fully arrive within {MESSAGE_TIMEOUT_S:g} s")
 
 
