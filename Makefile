@@ -8,11 +8,12 @@ STAMP := $(VENV)/.installed
 demo: $(STAMP)
 	$(BIN)/fedpca demo
 
-# Three workers on two cores, since tests of federations mostly wait; threads of BLAS would only be in
-# each other's way.
+# More workers than cores, since tests of federations mostly wait; threads of BLAS would only be in each
+# other's way. The order is that of tests/conftest.py.
 test: export OPENBLAS_NUM_THREADS := 1
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 3 --dist loadfile -m "not long" --durations=25 --cov --cov-report=term-missing:skip-covered
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not long" --durations=25 \
+		--cov --cov-report=term-missing:skip-covered
 
 test-fast: export OPENBLAS_NUM_THREADS := 1
 test-fast: $(STAMP)

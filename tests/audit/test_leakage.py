@@ -138,6 +138,7 @@ def test_refits_tell_a_covariance_in_one_round_each():
         assert attacks.refits(first[:1]) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", ["covariance", "lanczos", "power", "local-power", "faps"])
 def test_no_attack_on_sums_does_better_than_a_guess_without_messages(solver):
     keeps_to_itself = Policy(gather=False)
@@ -471,6 +472,7 @@ def run_audit(*arguments):
     return CliRunner().invoke(app, ["audit", *map(str, arguments)])
 
 
+@pytest.mark.slow
 def test_audit_prints_writes_and_draws(files, tmp_path):
     table, plot = tmp_path / "audit.csv", tmp_path / "audit.png"
     chosen = ("--solver", "faps", "--solver", "lanczos", "--refits", 2)

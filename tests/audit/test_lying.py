@@ -116,6 +116,7 @@ def test_every_attack_is_tested():
     assert sorted([*RULES, *ANSWERED, *ONE_RECORD, *HONEST]) == sorted(ATTACKS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", ALL_RECORDS)
 def test_an_open_site_gives_away_all_records(attack, lying):
     assert lying.of(attack, "open").records == ALL_RECORDS[attack]
@@ -313,6 +314,7 @@ def run_audit(tmp_path, *words):
     )
 
 
+@pytest.mark.slow
 def test_the_command_prints_what_was_recovered_and_what_refused(tmp_path):
     done = run_audit(tmp_path, "-q")
     assert done.exit_code == 0, done.output
@@ -322,6 +324,7 @@ def test_the_command_prints_what_was_recovered_and_what_refused(tmp_path):
     assert "A guess from the published model recovers 0 records" in done.output
 
 
+@pytest.mark.slow
 def test_the_command_prints_csv_and_json(tmp_path):
     done = run_audit(tmp_path, "--json")
     contents = json.loads(done.stdout)

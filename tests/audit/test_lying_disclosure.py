@@ -25,9 +25,9 @@ RULES = {
 }
 
 
-def three_sites():
+def three_sites(n=N, d=D):
     rng = np.random.default_rng(0)
-    return {name: rng.normal(size=(N, D)) for name in ("north", "east", "south")}
+    return {name: rng.normal(size=(n, d)) for name in ("north", "east", "south")}
 
 
 @pytest.fixture(scope="module")
@@ -98,18 +98,20 @@ def test_invented_sites_are_refused_by_a_site_that_knows_its_peers():
     assert score(lying_sums.honest_run(liar), rows["north"]).facts == ("row count", "mean", "X'X")
 
 
+@pytest.mark.slow
 def test_robust_rows_stay_hidden_from_sites_that_allow_robust_by_name():
-    rows = three_sites()
+    rows = three_sites(N // 2, D // 2)
     allowed = Policy(allow=("federated", "robust"))
     robust = ["robust rows", "robust rows, totals", "single values", "single values, totals"]
     found = attack_site(rows, policy=allowed, attacks=[*robust, "extreme values"])
-    assert found.of("robust rows", "open").records == N
+    assert found.of("robust rows", "open").records == N // 2
     assert found.better_than_guess("yours") == []
     for name in found.attacks:
         rules = found.of(name, "yours").rules
         assert not any("does not allow" in rule or "declares no script" in rule for rule in rules)
 
 
+@pytest.mark.slow
 def test_a_moved_center_recovers_records_from_sites_that_allow_robust_by_name():
     allowed = replace(JOINING, allow=("federated", "robust"))
     policies = {"robust": allowed, "once": replace(allowed, max_runs_per_day=1)}

@@ -63,6 +63,7 @@ def fit(engine, path, solver, **options):
     return model.fit(Federation(engine, journal=path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", sorted(SOLVERS))
 def test_a_crash_in_any_round_changes_no_bit_and_asks_nothing_twice(solver, tmp_path):
     whole = fit(LocalEngine, tmp_path / "whole", solver, random_state=5)

@@ -208,6 +208,7 @@ def test_a_strange_mask_is_logged_as_a_short_text(parts, tmp_path):
         assert "\x1b" not in in_words(json.loads(line))
 
 
+@pytest.mark.slow
 def test_secure_sums_without_the_extra_name_it():
     code = (
         "import sys; sys.modules['cryptography'] = None; import numpy as np;"

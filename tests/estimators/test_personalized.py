@@ -74,6 +74,7 @@ def test_shared_and_local_directions_are_found(method, weights):
         assert pca.objective_ == pytest.approx(objective(pca, sites), rel=1e-10)
 
 
+@pytest.mark.slow
 @every_method
 @pytest.mark.parametrize("retraction", ["polar", "qr"])
 def test_every_method_ends_where_no_neighbor_is_better(method, retraction):
@@ -101,6 +102,7 @@ def best_for(U, sites, n_local):
     return total / len(sites)
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(seed=st.integers(0, 2**31), ratio=st.sampled_from([0.5, 2.0, 10.0]))
 def test_the_objective_never_falls(seed, ratio):
@@ -146,6 +148,7 @@ def test_the_published_start_fails_where_local_variances_are_large_and_the_defau
     assert failed == {"stack": 0, "average": 3}
 
 
+@pytest.mark.slow
 @every_method
 @settings(max_examples=15)
 @given(data=st.data())
@@ -173,6 +176,7 @@ def test_an_offset_changes_nothing(method, offset):
     assert ours.objective_ == pytest.approx(plain.objective_, rel=share)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:method")
 @every_method
 def test_sparse_rows_and_float32_give_what_dense_ones_give(method):
@@ -187,6 +191,7 @@ def test_sparse_rows_and_float32_give_what_dense_ones_give(method):
         assert sine_of_angle(reference.components_.T, ours.components_.T) < 1e-7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [np.asarray, sp.csr_array])
 def test_wide_rows_work_without_a_matrix_of_their_features(make):
     sites, U, _ = draw_sites(n_sites=6, d=20000, n=30, noise=0.01)
@@ -258,6 +263,7 @@ def test_same_seed_gives_the_same_bits_on_encoded_messages(method):
     assert plain.run_.ledger == other.run_.ledger
 
 
+@pytest.mark.slow
 @every_method
 @pytest.mark.parametrize("d", [12, 300])
 def test_a_killed_fit_goes_on_from_its_journal_with_the_same_bits(method, d, tmp_path):
@@ -549,6 +555,7 @@ def test_entries_are_predicted_from_the_rest_of_their_rows():
     np.testing.assert_allclose(errors_from_rest(model, A, A), (errors**2).mean(axis=1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_a_search_is_not_misled_by_columns_of_unequal_noise(seed):
     rng = np.random.default_rng(seed)
@@ -703,6 +710,7 @@ def in_order(load, n):
     return {str(i): X[i : i + n] for i in range(0, len(X), n)}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:ambiguity_")
 @pytest.mark.parametrize(
     ("sites", "ranks"),
@@ -723,6 +731,7 @@ def test_several_starts_find_a_better_optimum_than_one(sites, ranks):
     assert min(restarts) < (1 - 1e-4) * max(restarts)  # so that a single random start is a gamble
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:ambiguity_", "ignore:misalignment_", "ignore:method")
 @pytest.mark.parametrize("seed", range(8))
 def test_the_default_ends_no_lower_than_random_restarts_on_planted_problems(seed):
@@ -765,6 +774,7 @@ def test_optima_that_are_as_good_but_differ_are_told_of(tmp_path):
     assert PersonalizedPCA.load(tmp_path / "model").ambiguity_ == pca.ambiguity_
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:method", "ignore:misalignment_", "ignore:ambiguity_")
 @pytest.mark.parametrize("max_rounds", [3, 30, 300])
 @pytest.mark.parametrize("gather", [True, False])

@@ -96,6 +96,7 @@ def test_missing_values_are_filled_in(options):
     assert (parts.sparse[holes] == 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("center", ["none", "median"])
 @pytest.mark.parametrize("bound", [10, 11, 20])
 @pytest.mark.parametrize("share", [0.05, 0.1])
@@ -130,6 +131,7 @@ CORRUPTIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CORRUPTIONS)
 def test_a_corrupted_site_is_named_and_does_not_spoil_the_others(kind):
     X, L, _ = draw()
@@ -152,6 +154,7 @@ def test_the_default_center_survives_outliers_on_one_side():
     assert error(RobustPCA(3, random_state=0).fit(np.array_split(X, 5)), X, L) < 1e-8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.0, 0.05])
 @pytest.mark.parametrize("tol", [1e-9, 1e-6, 0.0])
 @pytest.mark.filterwarnings("ignore:method 'threshold'")
@@ -440,6 +443,7 @@ def test_where_no_rank_shows_the_bound_is_taken_and_told():
     assert pca.n_components_ == 4
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:most entries of column")
 @pytest.mark.parametrize("sizes", [(1, 0.2), (1, 0.7, 0.4), (1, 0.2, 0.1)])
 def test_the_rank_is_found_within_a_wide_bound(sizes):
@@ -470,6 +474,7 @@ def test_large_features_are_drawn_to_where_they_belong(d, r, largest):
     assert error(pca, X * sizes, L * sizes) < 1e-8
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(data=st.data())
 def test_any_partition_of_the_rows_gives_the_low_rank_part(data):
@@ -492,6 +497,7 @@ def test_least_squares_move_the_center_and_tell_the_noise():
     assert pca.noise_variance_ == pytest.approx(0.05**2, rel=0.2)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:method 'least-squares'")
 @pytest.mark.filterwarnings("ignore:method 'dcf'")
 @every_method
@@ -591,6 +597,7 @@ def test_same_seed_gives_the_same_bits_on_encoded_messages(method):
     assert plain.run_.ledger == other.run_.ledger
 
 
+@pytest.mark.slow
 @every_method
 def test_a_killed_fit_goes_on_from_its_journal_with_the_same_bits(method, tmp_path):
     X, _, _ = draw(60, r=2)

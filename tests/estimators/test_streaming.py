@@ -160,6 +160,7 @@ def planted(rng, basis, rank, n=50):
     return signal + 0.1 * rng.standard_normal((n, basis.shape[1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", [2, 10, 30])
 @pytest.mark.parametrize("ranks", [(7,), (25,), (3, 11)])
 @pytest.mark.parametrize("rule", ["auto", "mp"])

@@ -185,6 +185,7 @@ def test_personalized_and_robust_fits_equal_those_without_masks(name):
     assert not any(_REGISTRY[each].reads_rows for each in seen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_a_secure_fit_depends_on_neither_the_engine_nor_the_policy_nor_the_order(solver):
     parts = DATA["unlike sites"]
@@ -309,6 +310,7 @@ def some_fields(rng, n_sites, exponents, shape=(3, 2)):
     }
 
 
+@pytest.mark.slow
 @given(
     seed=st.integers(0, 2**32),
     n_sites=st.integers(2, 12),

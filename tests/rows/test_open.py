@@ -227,6 +227,7 @@ def test_a_file_that_cannot_be_rows_says_why_and_where(make, text, tmp_path):
         Site(make(tmp_path), name="north")
 
 
+@pytest.mark.slow
 def test_a_word_deep_in_a_csv_file_is_not_quoted(tmp_path):
     lines = ["a,b"] + ["1,2"] * 600_000 + ["3,secret"]
     path = _text(tmp_path / "x.csv", "\n".join(lines))

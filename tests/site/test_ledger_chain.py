@@ -318,6 +318,7 @@ def append_often(path, n):
         log_of(path).answer(garbage(number))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="there are no file locks")
 def test_two_processes_that_write_to_one_ledger_keep_one_chain(tmp_path):
     path = tmp_path / "ledger.jsonl"

@@ -38,6 +38,7 @@ def offer(monkeypatch, *points):
     monkeypatch.setattr(catalogue, "entry_points", lambda group: list(points))
 
 
+@pytest.mark.slow
 def test_an_added_solver_keeps_the_promises_of_every_solver(momentum):
     check_solver(momentum())
     check_solver(momentum(following=0.9))

@@ -99,6 +99,7 @@ def test_factors_find_what_sums_of_squares_lose(name):
     assert sine_of_angle(exact_components(X, k), model.components_.T) < 1e-9
 
 
+@pytest.mark.slow
 def test_faps_does_not_converge_where_small_components_are_missing():
     X, k = geometric(1e-5, 6)
     model = fit("faps", X, k, tol=1e-8)

@@ -74,6 +74,7 @@ def partitions(draw):
     return [make(part) for part in np.split(X, cuts)], k
 
 
+@pytest.mark.no_cover  # small arrays, over and over
 @pytest.mark.parametrize("solver", sorted(set(SOLVERS) - {"faps"}))
 @given(problem=partitions())
 def test_federated_equals_pooled_for_any_partition(solver, problem):
@@ -133,6 +134,7 @@ def test_order_of_sites_does_not_matter(solver):
     np.testing.assert_allclose(there.explained_variance_, back.explained_variance_, rtol=1e-12)
 
 
+@pytest.mark.no_cover  # small arrays, over and over
 @every_solver
 def test_same_seed_same_bits_sequentially_and_on_threads(solver):
     rng = np.random.default_rng(1)

@@ -188,6 +188,7 @@ def test_rows_whose_products_would_lose_their_digits_are_refused(solver, scale):
         FederatedPCA(2, solver=solver).fit(np.array_split(X, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", ["lanczos", "power", "local-power", "faps"])
 @pytest.mark.parametrize("scale", [1e-69, 1e67])
 def test_rows_near_the_limit_keep_their_digits(solver, scale):

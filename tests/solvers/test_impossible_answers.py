@@ -120,6 +120,7 @@ def fields_asked(make, sites):
     return list(fields)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FITS)
 def test_a_site_that_breaks_what_a_field_means_is_lost_and_the_others_go_on(name):
     families = {"robust": ROBUST_SITES, "personalized": PERSONAL_SITES}

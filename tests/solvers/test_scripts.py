@@ -67,6 +67,7 @@ def test_honest_runs_pass_under_the_strictest_policy(solver, k, wide):
     assert_same_run(solver, tables(wide=wide), k)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", ["covariance", "lanczos", "power"])
 def test_a_second_look_at_flipped_rows_passes(solver):
     rng = np.random.default_rng(0)
@@ -488,6 +489,7 @@ def assert_only_honest_answers(n_sequences, seed):
     assert not wrong, wrong[:5]
 
 
+@pytest.mark.slow
 def test_no_random_question_is_answered_that_an_honest_run_could_not_ask():
     assert_only_honest_answers(4000, seed=0)
 
@@ -534,6 +536,7 @@ def assert_clear(reply):
         assert 10 < len(reply.header["text"]) < 2000
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.dictionaries(st.sampled_from(FIELDS), values), values, values)
 def test_hostile_parameters_are_admitted_or_refused_in_clear_words(parameters, sites, program):

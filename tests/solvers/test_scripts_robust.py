@@ -84,6 +84,7 @@ CASES = {
 FEW_APART = {"exact, bound"}  # sites leave out fewer rows than the default min_count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_honest_runs_pass_under_a_strict_policy_with_the_same_bits(case):
     options, of_rows = CASES[case] if isinstance(CASES[case], tuple) else (CASES[case], {})

@@ -194,6 +194,7 @@ class Crash(BaseException):
     """A coordinator that dies within a round."""
 
 
+@pytest.mark.slow
 @every_solver
 @pytest.mark.parametrize("missing", ["mean", "drop"])
 def test_a_killed_run_with_weights_and_gaps_goes_on_with_the_same_bits(solver, missing, tmp_path):

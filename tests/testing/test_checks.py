@@ -18,6 +18,7 @@ RNG = np.random.default_rng(0)
 ROWS = {"a": RNG.normal(size=(30, 5)), "b": RNG.normal(size=(20, 5)), "c": RNG.normal(size=(9, 5))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", SOLVERS.values(), ids=lambda solver: solver.name)
 def test_every_solver_of_the_catalogue_keeps_its_promises(solver):
     check_solver(solver)
