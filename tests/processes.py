@@ -12,8 +12,12 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
+
 from fedpca import Federation
 from fedpca.cli.demo_federation import await_port, free_port
+from fedpca.engines import credentials
+from support import gapped_rows
 
 HANG_S = 900.0  # after which a test has failed, on however busy a machine
 ROGUE = Path(__file__).with_name("rogue_site.py")
@@ -50,6 +54,10 @@ class Processes:
         """Start a site that does what no site should; see rogue_site.py."""
         own = [self.address, site, data, f"{site}.key", "tls/ca.pem", f"home/sites/{site}", kind]
         return self._start([sys.executable, str(ROGUE), *own])
+
+    def fingerprint(self, site):
+        """The fingerprint of a site's key."""
+        return credentials.fingerprint(credentials.public_key_in(self.folder / f"{site}.pub"))
 
     def federation(self, **options):
         usual = {"wait": HANG_S, "timeout": HANG_S}
@@ -105,6 +113,13 @@ class Processes:
         process.log = log
         self._running.append(process)
         return process
+
+
+def save_rows(folder, sites, seed):
+    """Write NAME.npy for each site: 60 rows or more of 8 features, with 3 components that stand out."""
+    rng = np.random.default_rng(seed)
+    for i, site in enumerate(sites):
+        np.save(folder / f"{site}.npy", gapped_rows(rng, 60 + 20 * i, 8, 3, offset=i))
 
 
 def install_example_solver(folder):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,7 @@ import pyarrow.parquet as pq
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from fedpca import Site
 from fedpca.solvers import SOLVERS
 from fedpca.storage.tensor_file import CHECKSUM_KEY, checksum
 
@@ -25,6 +27,24 @@ def solver_with(name, **options):
 def pooled(sites):
     """All rows in one float64 array."""
     return np.vstack([s.toarray() if hasattr(s, "toarray") else s for s in sites]).astype(float)
+
+
+def guarded(rows, policy):
+    """Sites with a policy, from the rows of each."""
+    return {name: Site(own, name=name, policy=policy) for name, own in rows.items()}
+
+
+def fitted_quietly(estimator, fed):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return estimator.fit(fed)
+
+
+def assert_same_bits(a, b, *more):
+    """Two fits have the same components, variances, and ledgers, and the same of what is named."""
+    for name in ("components_", "explained_variance_", *more):
+        assert np.asarray(getattr(a, name)).tobytes() == np.asarray(getattr(b, name)).tobytes()
+    assert list(a.run_.ledger) == list(b.run_.ledger)
 
 
 def gapped_rows(rng, n, d, k, offset=0.0, scale=1.0):

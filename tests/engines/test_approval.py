@@ -15,13 +15,11 @@ import pytest
 
 from fedpca import FederatedPCA, Federation, load
 from fedpca.engines import credentials
-from fedpca.engines.flower import engine
 from fedpca.errors import ApprovalPending, PolicyRefused
 from fedpca.protocol.message import compose, decode
 from fedpca.protocol.plan import DECLARE, RunPlan
 from fedpca.site.requests import MAX_PENDING, requests_folder
-from processes import HANG_S, Processes, until
-from support import gapped_rows
+from processes import HANG_S, Processes, save_rows, until
 
 pytestmark = pytest.mark.process
 SITES = ("north", "south", "west")
@@ -35,14 +33,9 @@ PINNED = ("--coordinator", "tls/coordinator.pub")
 def there(tmp_path_factory):
     """A server, a site that asks a person and knows one peer, and this peer, which asks nobody."""
     folder = tmp_path_factory.mktemp("approval")
-    rng = np.random.default_rng(11)
-    for i, site in enumerate(SITES):
-        np.save(folder / f"{site}.npy", gapped_rows(rng, 60 + 20 * i, 8, 3, offset=i))
+    save_rows(folder, SITES, seed=11)
     processes = Processes(folder, SITES)
-    processes.keys = {
-        site: credentials.fingerprint(credentials.public_key_in(folder / f"{site}.pub"))
-        for site in SITES
-    }
+    processes.keys = {site: processes.fingerprint(site) for site in SITES}
     rules = ["approval = true", "min_sites = 2", f'peers = {{south = "{processes.keys["south"]}"}}']
     write_policy(folder / "asking.toml", *rules)
     processes.north = join_north(processes)
@@ -50,12 +43,6 @@ def there(tmp_path_factory):
     processes.federation(sites=ASKED).close()  # which waits until both are online
     yield processes
     processes.stop_all()
-
-
-@pytest.fixture(autouse=True)
-def patience(monkeypatch):
-    """Nobody is given up because the machine is busy."""
-    monkeypatch.setattr(engine, "ABSENCE_LIMIT_S", HANG_S)
 
 
 @pytest.fixture(scope="module")

@@ -96,12 +96,6 @@ def there(tmp_path_factory):
     processes.stop_all()
 
 
-@pytest.fixture(autouse=True)
-def patience(monkeypatch):
-    """Nobody is given up because the machine is busy."""
-    monkeypatch.setattr(engine, "ABSENCE_LIMIT_S", HANG_S)
-
-
 def expire(monkeypatch, is_over):
     """Let the time limit of a round pass at the moment at which a condition holds, and not before."""
     give_up = engine._Asked.give_up

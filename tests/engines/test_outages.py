@@ -15,17 +15,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 
 import httpx
-import numpy as np
 import pytest
 
 from fedpca import FederatedPCA, Federation, load
 from fedpca.engines.credentials import read_secret
-from fedpca.engines.flower import engine
 from fedpca.engines.flower.connection import access_token
 from fedpca.engines.flower.hold import HOLD_PATH, TOKEN
 from fedpca.errors import QuorumLost, SitesBusy
-from processes import HANG_S, Processes, until
-from support import gapped_rows
+from processes import HANG_S, Processes, save_rows, until
 
 pytestmark = pytest.mark.process
 SITES = ("north", "south")
@@ -53,9 +50,7 @@ AGREED = ("--policy", "agreed.toml")
 def there(tmp_path_factory):
     """A server and two sites; the second keeps its memory and its ledger on a disk of its own."""
     folder = tmp_path_factory.mktemp("outages")
-    rng = np.random.default_rng(7)
-    for i, site in enumerate(SITES):
-        np.save(folder / f"{site}.npy", gapped_rows(rng, 60 + 20 * i, 8, 3, offset=i))
+    save_rows(folder, SITES, seed=7)
     (folder / "fit.py").write_text(FIT)
     (folder / "disk").mkdir()
     is_mounted = _mount(folder / "disk")
@@ -78,12 +73,6 @@ def _mount(folder):
         return subprocess.run(command, capture_output=True).returncode == 0
     except OSError:
         return False
-
-
-@pytest.fixture(autouse=True)
-def patience(monkeypatch):
-    """Nobody is given up because the machine is busy."""
-    monkeypatch.setattr(engine, "ABSENCE_LIMIT_S", HANG_S)
 
 
 @pytest.fixture(scope="module")

@@ -13,12 +13,9 @@ import pytest
 from sklearn.decomposition import PCA
 
 from fedpca import FederatedPCA, Federation, load
-from fedpca.engines import credentials
-from fedpca.engines.flower import engine
 from fedpca.errors import PolicyRefused
 from fedpca.linalg.dense import sine_of_angle
-from processes import HANG_S, Processes, until
-from support import gapped_rows
+from processes import HANG_S, Processes, save_rows, until
 
 pytestmark = pytest.mark.process
 SITES = ("north", "south", "west")
@@ -44,26 +41,16 @@ with Federation.flower(address, **options) as fed:
 def there(tmp_path_factory):
     """A server, and sites that take part only in runs with secure sums among sites they know."""
     folder = tmp_path_factory.mktemp("secure")
-    rng = np.random.default_rng(5)
-    for i, site in enumerate(SITES):
-        np.save(folder / f"{site}.npy", gapped_rows(rng, 60 + 20 * i, 8, 3, offset=i))
+    save_rows(folder, SITES, seed=5)
     (folder / "fit.py").write_text(FIT)
     processes = Processes(folder, SITES)
-    prints = [
-        credentials.fingerprint(credentials.public_key_in(folder / f"{site}.pub")) for site in SITES
-    ]
+    prints = [processes.fingerprint(site) for site in SITES]
     rules = ['require = ["secure"]', "min_sites = 2", f"peers = {json.dumps(prints)}", "end = true"]
     (folder / "strict.toml").write_text("\n".join(rules) + "\n")
     processes.sites = {site: join(processes, site) for site in SITES}
     processes.federation().close()  # which waits until all are online
     yield processes
     processes.stop_all()
-
-
-@pytest.fixture(autouse=True)
-def patience(monkeypatch):
-    """Nobody is given up because the machine is busy."""
-    monkeypatch.setattr(engine, "ABSENCE_LIMIT_S", HANG_S)
 
 
 def join(there, site):

@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 
-import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -15,13 +14,11 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from fedpca import FederatedPCA, Federation, Policy, Site, load
 from fedpca.engines import credentials
-from fedpca.engines.flower import engine
 from fedpca.engines.flower import envelope as wire
 from fedpca.errors import FileError, LedgerError, MessageError, QuorumLost
 from fedpca.protocol.proof import NO_HEAD, Proof, commitment, digest, statement
 from fedpca.site.ledger_chain import check_chain, check_proof
-from processes import HANG_S, Processes
-from support import gapped_rows
+from processes import HANG_S, Processes, save_rows
 
 HONEST, SITES = ("north", "south"), ("north", "south", "third")
 
@@ -30,9 +27,7 @@ HONEST, SITES = ("north", "south"), ("north", "south", "third")
 def there(tmp_path_factory):
     """A server that knows three sites, two of which are there and stay."""
     folder = tmp_path_factory.mktemp("federation")
-    rng = np.random.default_rng(7)
-    for i, site in enumerate(SITES):
-        np.save(folder / f"{site}.npy", gapped_rows(rng, 60 + 20 * i, 8, 3, offset=i))
+    save_rows(folder, SITES, seed=7)
     processes = Processes(folder, SITES)
     for site in HONEST:
         processes.join(site, f"{site}.npy")
@@ -41,18 +36,8 @@ def there(tmp_path_factory):
     processes.stop_all()
 
 
-@pytest.fixture(autouse=True)
-def patience(monkeypatch):
-    """Nobody is given up because the machine is busy."""
-    monkeypatch.setattr(engine, "ABSENCE_LIMIT_S", HANG_S)
-
-
 def ledger_of(there, site):
     return there.folder / "home" / "sites" / site / "ledger.jsonl"
-
-
-def fingerprint_of(there, site):
-    return credentials.fingerprint(credentials.public_key_in(there.folder / f"{site}.pub"))
 
 
 REFUSED = "the signature does not belong to this question, this answer, and the key "
@@ -87,7 +72,7 @@ def test_a_site_without_a_good_signature_is_given_up_by_name(there, kind, said):
     assert re.search(where + re.escape(said), loss["reason"])
     assert set(run.proofs) == set(HONEST)
     if said == REFUSED:
-        assert fingerprint_of(there, "third") in run.lost[0]["reason"]
+        assert there.fingerprint("third") in run.lost[0]["reason"]
 
 
 @pytest.mark.process
@@ -119,7 +104,7 @@ def test_a_run_record_proves_what_each_site_was_asked(there):
             model.run_.history[-1]["round"],
             model.run_.history[-1]["question"],
         )
-        assert proof["key"] == fingerprint_of(there, site)
+        assert proof["key"] == there.fingerprint(site)
         own = credentials.public_key_in(there.folder / f"{site}.key")
         credentials.refuse_unproven(proof, own)
         assert check_proof(path, again.run_.proofs[site])[0] > number
@@ -154,7 +139,7 @@ def test_the_shell_compares_a_ledger_with_a_model(there):
     shown = there.run("info", "shell.fedpca").stdout
     for site in HONEST:
         assert proofs[site]["head"] in shown
-        assert fingerprint_of(there, site) in shown
+        assert there.fingerprint(site) in shown
     told = json.loads(there.run("info", "shell.fedpca", "--json").stdout)
     assert told["run"]["proofs"] == proofs
     checked = there.run("ledger", "verify", "--site", "north", "--model", "shell.fedpca",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 import pytest
 
@@ -15,6 +13,7 @@ from fedpca.protocol.script import find_script
 from fedpca.solvers import Polar, Stiefel
 from fedpca.solvers.personalized.at_site import own_header, to_bytes
 from fedpca.testing.scripted import ScriptedEngine
+from support import assert_same_bits, fitted_quietly, guarded
 
 STRICT = Policy(allow=("personalized",), min_rows=10, min_sites=2)
 STRICT_SHOWING = Policy(allow=("personalized",), gather=True, min_rows=10, min_sites=2)
@@ -29,23 +28,6 @@ def rows_by_site(n=40, d=8, n_sites=3):
         + rng.standard_normal((n + 5 * i, d))
         for i, name in enumerate(("north", "south", "west")[:n_sites])
     }
-
-
-def guarded(rows, policy):
-    return {name: Site(own, name=name, policy=policy) for name, own in rows.items()}
-
-
-def fitted(estimator, fed):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return estimator.fit(fed)
-
-
-def assert_same(a, b):
-    assert a.components_.tobytes() == b.components_.tobytes()
-    assert a.explained_variance_.tobytes() == b.explained_variance_.tobytes()
-    assert a.objective_ == b.objective_
-    assert list(a.run_.ledger) == list(b.run_.ledger)
 
 
 CASES = {
@@ -74,10 +56,10 @@ def test_honest_runs_pass_under_a_strict_policy_with_the_same_bits(case, gather)
     options = {"n_shared": 2, "n_local": 1, "random_state": 0, "gather": gather} | CASES[case]
     rows = rows_by_site()
     policy = STRICT_SHOWING if gather else STRICT
-    plain = fitted(PersonalizedPCA(**options), Federation.local(guarded(rows, None)))
-    strict = fitted(PersonalizedPCA(**options), Federation.local(guarded(rows, policy)))
+    plain = fitted_quietly(PersonalizedPCA(**options), Federation.local(guarded(rows, None)))
+    strict = fitted_quietly(PersonalizedPCA(**options), Federation.local(guarded(rows, policy)))
     if gather:
-        assert_same(plain, strict)
+        assert_same_bits(plain, strict, "objective_")
     else:  # the last question, for each site's share of the variance, is refused
         assert plain.components_.tobytes() == strict.components_.tobytes()
         kept = [e for e in plain.run_.ledger if e.question != "site_shares"]
@@ -89,8 +71,8 @@ def test_wide_rows_pass_by_products():
     rng = np.random.default_rng(0)
     rows = {name: rng.standard_normal((12, 400)) for name in ("north", "south")}
     options = {"n_shared": 1, "n_local": 1, "random_state": 0, "gather": False, "n_init": 2}
-    plain = fitted(PersonalizedPCA(**options), Federation.local(guarded(rows, None)))
-    strict = fitted(PersonalizedPCA(**options), Federation.local(guarded(rows, STRICT)))
+    plain = fitted_quietly(PersonalizedPCA(**options), Federation.local(guarded(rows, None)))
+    strict = fitted_quietly(PersonalizedPCA(**options), Federation.local(guarded(rows, STRICT)))
     assert any(e.question == "basis_product" for e in plain.run_.ledger)
     assert plain.components_.tobytes() == strict.components_.tobytes()
 
@@ -102,7 +84,7 @@ def test_a_run_goes_on_without_a_lost_site_under_a_policy(lost_in):
 
     def fit(policy):
         engine = ScriptedEngine(guarded(rows_by_site(), policy), lose)
-        return fitted(
+        return fitted_quietly(
             PersonalizedPCA(2, 1, random_state=0, gather=True), Federation(engine, quorum=2)
         )
 
@@ -113,7 +95,9 @@ def test_a_run_goes_on_without_a_lost_site_under_a_policy(lost_in):
 
 def test_a_killed_run_resumes_under_a_policy(tmp_path):
     rows = rows_by_site()
-    whole = fitted(PersonalizedPCA(2, 1, random_state=0), Federation.local(guarded(rows, STRICT)))
+    whole = fitted_quietly(
+        PersonalizedPCA(2, 1, random_state=0), Federation.local(guarded(rows, STRICT))
+    )
 
     def crash(reply):
         if reply.question == "finish_personalized":
@@ -123,9 +107,11 @@ def test_a_killed_run_resumes_under_a_policy(tmp_path):
     journal = tmp_path / "run.journal"
     engine = ScriptedEngine(guarded(rows, STRICT), crash, journal=journal)
     with pytest.raises(KeyboardInterrupt):
-        fitted(PersonalizedPCA(2, 1, random_state=0), Federation(engine, journal=journal))
+        fitted_quietly(PersonalizedPCA(2, 1, random_state=0), Federation(engine, journal=journal))
     engine = ScriptedEngine(guarded(rows, STRICT), journal=journal)
-    resumed = fitted(PersonalizedPCA(2, 1, random_state=0), Federation(engine, journal=journal))
+    resumed = fitted_quietly(
+        PersonalizedPCA(2, 1, random_state=0), Federation(engine, journal=journal)
+    )
     assert resumed.components_.tobytes() == whole.components_.tobytes()
 
 

@@ -11,17 +11,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from fedpca.coordinator.approval import ApprovalWait
-from fedpca.coordinator.round import joined, reported
+from fedpca.coordinator.round import Reply, collect, joined, reported
 from fedpca.engines.base import Engine
 from fedpca.errors import (
     ApprovalPending,
-    FedpcaError,
     InputError,
     LinkError,
     LinkRefused,
     MessageError,
     PolicyRefused,
-    SiteError,
     SitesBusy,
 )
 from fedpca.protocol.message import Message, compose
@@ -138,24 +136,19 @@ class Declaration:
         What sites refuse is raised once all have answered, so that each of them is named.
         """
         failed, pending = dict.fromkeys(names, ""), dict[str, str]()
-        refused: dict[str, FedpcaError] = {}
+
+        def accept(name: str, reply: Reply) -> None:
+            try:
+                where = f"site {name!r}, round 0, while declaring the run"
+                self._replies[name] = reported(reply, where)
+            except ApprovalPending as error:
+                pending[name] = str(error)
+
         for _ in range(2):
             names = tuple(failed)
             failed = {name: f"site {name!r} did not answer the declared plan" for name in names}
-            for name, reply in self._engine.ask(names, request, self._timeout):
-                where = f"site {name!r}, round 0, while declaring the run"
-                try:
-                    self._replies[name] = reported(reply, where)
-                except ApprovalPending as error:
-                    pending[name] = str(error)
-                    failed.pop(name, None)
-                except (MessageError, SiteError) as error:
-                    failed[name] = str(error)
-                except (InputError, PolicyRefused) as error:
-                    refused[name] = error
-                    failed.pop(name, None)
-                else:
-                    failed.pop(name, None)
+            replies = self._engine.ask(names, request, self._timeout)
+            refused = collect(replies, accept, failed)
             if refused:
                 raise joined(refused, tuple(self._plan.sites))
             if not failed:

@@ -24,16 +24,14 @@ from fedpca.coordinator.approval import ApprovalWait, OnWaiting
 from fedpca.coordinator.declaration import Declaration, refuse_unmaskable
 from fedpca.coordinator.journal import Journal, recorded_sites
 from fedpca.coordinator.record import RunRecord, shares_of
-from fedpca.coordinator.round import Round, joined
+from fedpca.coordinator.round import Round, collect, joined
 from fedpca.engines.base import Engine
 from fedpca.errors import (
     FedpcaError,
     InputError,
     JournalError,
-    MessageError,
     PolicyRefused,
     QuorumLost,
-    SiteError,
     SitesBusy,
     SitesLost,
 )
@@ -519,16 +517,8 @@ class Federation:
             pending = asked.sites if attempt == 1 else tuple(failed)
             asked.retried = list(failed)
             failed = {name: f"site {name!r} did not answer" for name in pending}
-            for name, reply in self.engine.ask(pending, asked.request, self.timeout):
-                try:
-                    asked.accept(name, reply)
-                except (MessageError, SiteError) as error:
-                    failed[name] = str(error)
-                except (InputError, PolicyRefused) as error:
-                    refused[name] = error
-                    failed.pop(name, None)
-                else:
-                    failed.pop(name, None)
+            replies = self.engine.ask(pending, asked.request, self.timeout)
+            refused |= collect(replies, asked.accept, failed)
             if not failed or refused:
                 break
         asked.close(lost=failed, is_void=bool(failed or refused))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from fedpca.coordinator.ledger import Fields, Ledger, fields_of
 from fedpca.errors import (
     REPORTED_BY_SITES,
     FedpcaError,
+    InputError,
     JournalError,
     MessageError,
     PolicyRefused,
@@ -27,6 +28,7 @@ from fedpca.protocol.question import Question
 if TYPE_CHECKING:
     from fedpca.coordinator.secure import Masks
 
+Reply = Message | bytes | SiteError
 ENERGY_SLACK = 1e-6  # share of all sites' energy by which rounding may be off at one site
 
 
@@ -79,7 +81,7 @@ class Round:
         self.request = replace(compose(header, self.arrays), max_answer_bytes=most)
         self._most_explained = self._explainable()
 
-    def accept(self, name: str, reply: Message | bytes | SiteError) -> None:
+    def accept(self, name: str, reply: Reply) -> None:
         """Check a site's answer and add it; errors name the site, the round, and what it did."""
         if name not in self._expected or name in self.sizes:
             return  # nobody is waiting for this answer
@@ -274,7 +276,7 @@ def raise_error_in(message: Message) -> None:
         raise kind(str(header.get("text")))
 
 
-def reported(reply: Message | bytes | SiteError, where: str) -> Message:
+def reported(reply: Reply, where: str) -> Message:
     """Return a site's reply, or raise the error that took its place, with where it happened."""
     try:
         if isinstance(reply, SiteError):
@@ -284,6 +286,28 @@ def reported(reply: Message | bytes | SiteError, where: str) -> Message:
         return message
     except FedpcaError as error:
         raise type(error)(printable(f"{where}: {error}", MAX_REASON_CHARS)) from None
+
+
+def collect(
+    replies: Iterable[tuple[str, Reply]],
+    accept: Callable[[str, Reply], None],
+    failed: dict[str, str],
+) -> dict[str, FedpcaError]:
+    """Accept the replies of sites, and return what sites refuse.
+
+    A site that answers or refuses is taken out of ``failed``; for the others, it has the reason.
+    """
+    refused: dict[str, FedpcaError] = {}
+    for name, reply in replies:
+        try:
+            accept(name, reply)
+        except (MessageError, SiteError) as error:
+            failed[name] = str(error)
+            continue
+        except (InputError, PolicyRefused) as error:
+            refused[name] = error
+        failed.pop(name, None)
+    return refused
 
 
 def joined(refused: Mapping[str, FedpcaError], sites: Sequence[str]) -> FedpcaError:

@@ -22,21 +22,19 @@ from fedpca.linalg.dense import ROUNDING
 from fedpca.linalg.krylov import MAX_KRYLOV_BYTES, KrylovSpace, Ritz
 from fedpca.linalg.rank_rules import Spectrum
 from fedpca.protocol.plan import RunPlan
-from fedpca.protocol.script import Script, then
+from fedpca.protocol.script import Script
 from fedpca.solvers.contract import (
     Problem,
     Solution,
-    after_moments,
     check_whole,
-    columns_asked,
     covariance_product,
     moments_and_rank,
     scaled,
     starting_block,
 )
 from fedpca.solvers.costs import block_bytes, expected_rounds
-from fedpca.solvers.sign_flips import draw_signs, flips_order
-from fedpca.solvers.standardize import standardize, standardize_sites
+from fedpca.solvers.exact.subspace_iteration import script_of_products
+from fedpca.solvers.standardize import standardize_sites
 
 
 @dataclass(frozen=True)
@@ -70,15 +68,7 @@ class Lanczos:
         return block_bytes(d, k, expected_rounds(n, d, k))
 
     def script(self, plan: RunPlan) -> Script:
-        rounds = then(covariance_product, flips_order(plan, covariance_product))
-        return after_moments(
-            plan,
-            standardize,
-            rounds,
-            most={covariance_product.name: plan.max_rounds},
-            looks=(draw_signs.name,),
-            bounds={f"{covariance_product.name}.Z": columns_asked(plan, self.block or 1)},
-        )
+        return script_of_products(plan, plan.max_rounds, self.block or 1)
 
     def solve(self, fed: Federation, problem: Problem) -> Solution:
         """Return the leading eigenvectors, within the tolerance unless rounding prevents it."""

@@ -47,6 +47,22 @@ AT_REST = 4.0  # residuals of this many rounding errors do not become smaller
 TIMES_LANCZOS = 15  # approximate number of rounds per Lanczos round
 
 
+def script_of_products(plan: RunPlan, most: int, columns: int) -> Script:
+    """Return the script of a solver that asks for products with blocks, after the moments.
+
+    There are at most ``most`` products. A block has a column for each component, and may have
+    ``columns`` even if there are fewer components.
+    """
+    return after_moments(
+        plan,
+        standardize,
+        then(covariance_product, flips_order(plan, covariance_product)),
+        most={covariance_product.name: most},
+        looks=(draw_signs.name,),
+        bounds={f"{covariance_product.name}.Z": columns_asked(plan, columns)},
+    )
+
+
 @dataclass(frozen=True)
 class SubspaceIteration:
     """Repeatedly multiply a block by A'A and make it orthonormal."""
@@ -59,15 +75,7 @@ class SubspaceIteration:
         return block_bytes(d, k, TIMES_LANCZOS * expected_rounds(n, d, k))
 
     def script(self, plan: RunPlan) -> Script:
-        rounds = then(covariance_product, flips_order(plan, covariance_product))
-        return after_moments(
-            plan,
-            standardize,
-            rounds,
-            most={covariance_product.name: plan.max_rounds * (1 + GUARD_ROUNDS)},
-            looks=(draw_signs.name,),
-            bounds={f"{covariance_product.name}.Z": columns_asked(plan, N_GUARDS)},
-        )
+        return script_of_products(plan, plan.max_rounds * (1 + GUARD_ROUNDS), N_GUARDS)
 
     def solve(self, fed: Federation, problem: Problem) -> Solution:
         """Return the leading eigenvectors, within the tolerance unless rounding prevents it."""
