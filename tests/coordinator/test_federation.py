@@ -355,7 +355,7 @@ def gate():
 
 def slow_site(gate):
     site = Site(ROWS[1], name="slow")
-    site._source.rows = SlowRows(ROWS[1], gate)
+    site.rows = SlowRows(ROWS[1], gate)
     return site
 
 

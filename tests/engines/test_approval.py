@@ -34,7 +34,7 @@ def there(tmp_path_factory):
     """A server, a site that asks a person and knows one peer, and this peer, which asks nobody."""
     folder = tmp_path_factory.mktemp("approval")
     save_rows(folder, SITES, seed=11)
-    processes = Processes(folder, SITES)
+    processes = Processes(folder, SITES, is_measured=True)
     processes.keys = {site: processes.fingerprint(site) for site in SITES}
     rules = ["approval = true", "min_sites = 2", f'peers = {{south = "{processes.keys["south"]}"}}']
     write_policy(folder / "asking.toml", *rules)

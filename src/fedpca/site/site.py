@@ -148,6 +148,10 @@ class Site:
         """Return the private rows."""
         return self._source.rows
 
+    @rows.setter
+    def rows(self, rows: Rows) -> None:
+        self._source.rows, self._standardized = rows, None
+
     @property
     def memory(self) -> Memory:
         """Return the arrays that earlier questions in this run stored."""
