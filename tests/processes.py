@@ -42,7 +42,7 @@ class Processes:
         self.environment["FEDPCA_HOME"] = str(folder / "home")
         self._running = []
         for site in sites:
-            self.run("site-key", site)
+            credentials.make_site_key(folder, site)
         self.server = self.serve(sites)
 
     def serve(self, sites):
