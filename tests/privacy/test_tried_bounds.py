@@ -175,19 +175,19 @@ def test_a_site_that_restarts_before_any_message_masks_as_before(tmp_path):
     n_asked = len(JUMPS) + 6
 
     for number in range(2, n_asked):
-        folder, seen = tmp_path / f"{number}", []
+        folder, seen, engines = tmp_path / f"{number}", [], []
 
-        def restart(reply, number=number, folder=folder, seen=seen):
+        def restart(reply, number=number, folder=folder, seen=seen, engines=engines):
             if kind_of(reply.request) and reply.site == "b":
                 seen.append(reply)
                 if len(seen) == number:
                     again = Site(np.zeros((1, 1)), name="b", store=folder)
-                    again.is_in_process, again.reserved_by = True, engine.engine
-                    engine.engine._sites["b"] = again
+                    again.is_in_process, again.reserved_by = True, engines[0].engine
+                    engines[0].engine._sites["b"] = again
             return reply.answer
 
-        engine = ScriptedEngine(sites_of(store=folder), restart)
-        with Federation(engine, secure=True) as fed:
+        engines.append(ScriptedEngine(sites_of(store=folder), restart))
+        with Federation(engines[0], secure=True) as fed:
             assert_are_sums(sums_over(fed, len(JUMPS)))
         assert len(seen) >= number
 

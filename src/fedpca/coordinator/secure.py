@@ -30,10 +30,10 @@ from fedpca.privacy.secure_sum import (
 )
 from fedpca.protocol.question import Question
 
-GROWTH = 16.0  # by which answers to a question may exceed those of an earlier round
-# error of a total from rounding at all sites, as a share of its largest number; smaller numbers count in
-# wide rings, where they have their own units
-MAX_ROUNDING = {NARROW: 2.0**-40, WIDE: 2.0**-80}
+GROWTH = 4.0  # by which answers to a question may exceed those of an earlier round
+# error of a total from rounding at all sites, as a share of its largest number; in a wide ring, small
+# numbers may have units of their own
+MAX_ROUNDING = {NARROW: 2.0**-44, WIDE: 2.0**-80}
 MAX_FAILED = 2  # bounds in a row that are tried in vain; then sizes are asked for each time
 
 

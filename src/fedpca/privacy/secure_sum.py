@@ -78,12 +78,13 @@ def explained_bounds(
         return {}
     if energy is None:
         return None
+    factor = None
     if question.times_energy is not None:
         factor = question.times_energy(arrays)
     elif all("explained" in question.words[name] for name in fractions):
         blocks = (array for array in arrays.values() if array.ndim > 1)
         factor = max([1.0, *(float(np.linalg.norm(block)) for block in blocks)])
-    else:
+    if factor is None:
         return None
     return dict.fromkeys(bins_of(question), (1 + ENERGY_SLACK) * factor * energy)
 
@@ -152,24 +153,29 @@ def _sizes(question: Question, answer: Arrays, digest: bytes, private: bytes) ->
 
 
 def _elements(rings: Mapping[str, Ring], answer: Arrays, digest: bytes, private: bytes) -> Arrays:
-    """Return an answer as elements of its rings, or random ones if it is beyond a bound that is tried."""
+    """Return an answer as elements of its rings; random ones if it is beyond a bound that is tried."""
     own = {name: ring for name, ring in rings.items() if name != BEYOND}
     beyond = [n for n, ring in own.items() if ring != WHOLE and _largest(answer[n]) >= ring.largest]
     if BEYOND not in rings:
         if beyond:
             raise BeyondBound(
-                f"field {beyond[0]!r} is larger than the bound of {own[beyond[0]].largest:.3g} that was "
-                "sent, and is not clipped"
+                f"field {beyond[0]!r} is larger than the bound of {own[beyond[0]].largest:.3g} that "
+                "was sent, and is not clipped"
             )
         return {name: ring.encode(answer[name]) for name, ring in own.items()}
     if beyond:  # with random elements of one site in it, the total tells nothing about the others
         elements = {
-            name: _random(ring.shape(answer[name].shape), _NOTHING + name.encode() + digest, private)
+            name: _random(
+                ring.shape(answer[name].shape), _NOTHING + name.encode() + digest, private
+            )
             for name, ring in own.items()
         }
     else:
         elements = {name: ring.encode(answer[name]) for name, ring in own.items()}
-    return {**elements, BEYOND: flag_beyond(bool(beyond), words_of(private, _FLAG + digest, N_FLAGS))}
+    return {
+        **elements,
+        BEYOND: flag_beyond(bool(beyond), words_of(private, _FLAG + digest, N_FLAGS)),
+    }
 
 
 def _random(shape: tuple[int, ...], context: bytes, private: bytes) -> Array:
