@@ -99,6 +99,18 @@ def test_sums_are_exact_however_sizes_change_between_rounds(exponents, n_sites, 
     assert_are_sums(totals)
 
 
+@pytest.mark.parametrize("factor", [1.5, 3.0, 20.0, 300.0])
+def test_totals_do_not_overflow_while_each_site_stays_below_the_bound(factor):
+    hold([[0] * 20] * 12, [f"site-{i}" for i in range(20)])
+    for rounds in HELD.values():
+        for t, answer in enumerate(rounds):
+            answer["narrow"], answer["wide"] = (
+                np.abs(answer[name]) * factor**t for name in ("narrow", "wide")
+            )
+    with Federation.local(sites_of(), secure=True) as fed:
+        assert_are_sums(sums_over(fed, 12))
+
+
 def jumps():
     """What sites hold if all sizes change, or only that of the last site."""
     sizes = np.cumsum(JUMPS)

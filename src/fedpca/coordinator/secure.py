@@ -70,9 +70,22 @@ class Masks:
         add_masked(total, elements, self.rings)
 
     def cancel(self, total: Arrays) -> bool:
-        """Return whether no mask is left in a total, as far as the total shows it."""
-        flags = total.values() if self.is_bound else [total[n] for n in total if n == BEYOND]
-        return all(masks_cancel(each) for each in flags)
+        """Return whether no mask is left in a total, as far as the total shows it.
+
+        A sum of answers is within its bound. Half of all random numbers in a ring are not.
+        """
+        if self.is_bound:
+            return all(masks_cancel(bins) for bins in total.values())
+        if self.is_tried and not masks_cancel(total[BEYOND]):
+            return False
+        return self._has_flags(total) or all(
+            ring == WHOLE or float(np.abs(total[name]).max(initial=0.0)) < ring.largest
+            for name, ring in self.rings.items()
+        )
+
+    def _has_flags(self, total: Arrays) -> bool:
+        """Return whether a site was beyond a bound that was tried."""
+        return self.is_tried and bool(total[BEYOND].any())
 
     def fit(self, total: Arrays) -> bool:
         """Return whether a total is the sum of all answers, with all digits that it should have.
@@ -81,7 +94,7 @@ class Masks:
         """
         if not self.is_tried:
             return True
-        if total[BEYOND].any():
+        if self._has_flags(total):
             return False
         largest: dict[Ring, float] = {}
         for name in self.question.answers:

@@ -133,7 +133,7 @@ def masked_answer(
         elements = _sizes(question, answer, digest, private)
     else:
         rings = from_header(question, mask)
-        elements = _elements(rings, answer, digest, private)
+        elements = _elements(rings, answer, request, private)
     hidden = masked(site, secrets, digest, elements, rings)
     return {name: array.view(np.int64) for name, array in hidden.items()}
 
@@ -152,10 +152,21 @@ def _sizes(question: Question, answer: Arrays, digest: bytes, private: bytes) ->
     }
 
 
-def _elements(rings: Mapping[str, Ring], answer: Arrays, digest: bytes, private: bytes) -> Arrays:
-    """Return an answer as elements of its rings; random ones if it is beyond a bound that is tried."""
+def _elements(
+    rings: Mapping[str, Ring], answer: Arrays, request: Message, private: bytes
+) -> Arrays:
+    """Return an answer as elements of its rings; random ones if it is beyond a bound that is tried.
+
+    Otherwise, all sites together are known to be within the bound of a total. Where it is tried, a site
+    keeps to its share of it.
+    """
     own = {name: ring for name, ring in rings.items() if name != BEYOND}
-    beyond = [n for n, ring in own.items() if ring != WHOLE and _largest(answer[n]) >= ring.largest]
+    n_shares, digest = request.header["n_sites"] if BEYOND in rings else 1, request.digest
+    beyond = [
+        name
+        for name, ring in own.items()
+        if ring != WHOLE and n_shares * _largest(answer[name]) >= ring.largest
+    ]
     if BEYOND not in rings:
         if beyond:
             raise BeyondBound(
