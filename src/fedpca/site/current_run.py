@@ -135,12 +135,10 @@ class CurrentRun:
     def open_answer(self, masks: AnswerMasks) -> Arrays | None:
         """Return the answer to the last round if it is to be masked again, else None.
 
-        That happens once: either a bound was given up, or a coordinator looks for the bound that one
-        site's answer exceeds.
+        No second bound is tried, since many of them would tell how large the answers are.
         """
         number, digest = masks.key
-        key = self.memory.get(_OPEN_KEY)
-        if key is None or number != self.round or key.tobytes() != digest or masks.is_tried:
+        if number != self.round or masks.is_tried or self.memory[_OPEN_KEY].tobytes() != digest:
             return None
         start = f"{_OPEN}field "
         return {k.removeprefix(start): v for k, v in self.memory.items() if k.startswith(start)}

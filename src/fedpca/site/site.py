@@ -307,7 +307,7 @@ class Site:
         That happens if a bound was tried, and some site's answer was beyond it.
         """
         run, header = self._run, message.header
-        if not run.has_open_answer or "mask" not in header:
+        if header["round"] != run.round or "mask" not in header or not run.has_open_answer:
             return None
         question = find_question(header["question"])
         masks = run.masks_for(question, message, self.name)
