@@ -1,4 +1,6 @@
-"""Print the figures on secure sums: how masks connect sites, how exact sums are, what attacks find.
+"""Print the figures on secure sums: how masks connect sites, how exact sums are, what they cost.
+
+The last table says what attacks find.
 
 python examples/secure_sums.py
 """
@@ -6,13 +8,20 @@ python examples/secure_sums.py
 from __future__ import annotations
 
 from math import ceil, exp, inf, lgamma, log
+from typing import Any
 
 import numpy as np
+from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer
 
+from fedpca import FederatedPCA, Federation, PersonalizedPCA, RobustPCA
 from fedpca.audit.leakage import audit
+from fedpca.privacy.bounds import N_WORDS
 from fedpca.privacy.masks import N_RINGS
 from fedpca.privacy.rings import NARROW, WIDE, Ring, add
+from fedpca.privacy.secure_sum import KINDS
+
+SOLVERS = ("covariance", "lanczos", "power", "local-power", "faps")
 
 
 def log_binomial(n: int, k: int) -> float:
@@ -60,6 +69,36 @@ def error_of_sum(bits: int, n_sites: int, looseness: float, units: np.ndarray) -
     return float((np.abs(ring.decode(total) - exact) / (units * n_sites**0.5)).max())
 
 
+def drawn(robust: bool) -> dict[str, np.ndarray]:
+    """Draw rows that four sites have in common, one direction of each site, and outliers if any."""
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((1200, 5)) * [5, 4, 3, 2, 1] @ rng.standard_normal((5, 100))
+    rows += rng.standard_normal(rows.shape)
+    if robust:
+        rows[rng.random(rows.shape) < 0.02] += 100
+    parts = np.array_split(rows, 4)
+    for part in parts:
+        part += 10 * np.outer(rng.standard_normal(len(part)), rng.standard_normal(100))
+    return {f"site-{i}": part for i, part in enumerate(parts)}
+
+
+def costs(model: Any) -> tuple[int, int, int, int]:
+    """Return a fit's rounds, its messages about sizes, and what sites send without and with masks."""
+    found = []
+    for secure in (False, True):
+        with Federation.local(drawn(isinstance(model, RobustPCA)), secure=secure) as fed:
+            found.append(clone(model).set_params(random_state=0).fit(fed))
+    plain, masked = found
+    asked = {entry["question"] for entry in masked.run_.history}
+    before = sum(e.bytes for e in plain.run_.ledger if e.direction == "up" and e.question in asked)
+    sizes = {
+        (e.round, e.question)
+        for e in masked.run_.ledger
+        if e.field in KINDS.values() and e.shape == (N_WORDS,)
+    }
+    return masked.run_.rounds, len(sizes), before, masked.run_.bytes_up
+
+
 def clinics() -> dict[str, np.ndarray]:
     """Assign patients to clinics by tumor size."""
     rows = load_breast_cancer().data
@@ -89,6 +128,18 @@ def main() -> None:
             bound = "tight" if looseness == 1 else "256 times too large"
             spread = "equal" if units is alike else "1e-6 to 1e6"
             print(f"| {n_sites} | {bits} bits | {bound} | {spread} | {error:.0e} |")
+    print()
+    print("| fit | rounds | messages about sizes | kB from sites | under masks |")
+    print("|---|---|---|---|---|")
+    for name, model in (
+        *((f"`{each}`", FederatedPCA(5, solver=each)) for each in SOLVERS),
+        ("`lanczos`, `scale=True`", FederatedPCA(5, solver="lanczos", scale=True)),
+        ("`PersonalizedPCA(5, 1)`", PersonalizedPCA(5, 1)),
+        ("`RobustPCA(9)`", RobustPCA(9)),
+    ):
+        rounds, sizes, before, after = costs(model)
+        more = f"{after / 1000:.0f} ({100 * (after / before - 1):+.1f} %)"
+        print(f"| {name} | {rounds} | {sizes} | {before / 1000:.0f} | {more} |")
     print()
     print("| colluding | single answers | totals |")
     print("|---|---|---|")

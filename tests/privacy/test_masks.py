@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import chi2
 
 from fedpca.privacy import masks
-from fedpca.privacy.bounds import N_BINS, bound_from_bins, masks_cancel, size_bins
+from fedpca.privacy.bounds import N_WORDS, bound_from_bins, masks_cancel, size_bins
 from fedpca.privacy.masks import (
     masked,
     neighbors,
@@ -136,10 +136,12 @@ def test_many_sites_stay_connected_without_half_of_them():
         assert reached == honest
 
 
-@pytest.mark.parametrize("sizes", [[1e-12, 3.0, 1e12], [0.0, 1e-9], [5.0], [1e100, 1.0]])
+@pytest.mark.parametrize(
+    "sizes", [[1e-12, 3.0, 1e12], [0.0, 1e-9], [5.0], [1e100, 1.0], [700.0] * 20, [3.0] * 20]
+)
 def test_bins_show_the_largest_size_and_nothing_else(sizes):
-    rng, total = np.random.default_rng(0), np.zeros(N_BINS, np.uint64)
-    words = [rng.integers(0, 2**64, N_BINS, np.uint64, endpoint=False) for _ in sizes]
+    rng, total = np.random.default_rng(0), np.zeros(N_WORDS, np.uint64)
+    words = [rng.integers(0, 2**64, N_WORDS, np.uint64, endpoint=False) for _ in sizes]
     for size, own in zip(sizes, words, strict=True):
         total += size_bins(np.array([size, -size / 2]), own)
     assert masks_cancel(total)

@@ -63,3 +63,18 @@ def test_whole_numbers_stay_whole():
     counts = np.array([0, 1, -7, 2**48], np.int64)
     ring = Ring(NARROW, 0)
     assert ring.decode(ring.encode(counts)).tolist() == counts.tolist()
+
+
+@pytest.mark.parametrize("bits", [NARROW, WIDE])
+@given(
+    bound_exponent=st.integers(-40, 40),
+    exponent=st.integers(-140, 0),
+    sign=st.sampled_from([-1, 1]),
+)
+def test_numbers_far_below_the_bound_are_rounded_like_all_others(
+    bits, bound_exponent, exponent, sign
+):
+    ring = Ring.for_bound(bits, 2.0**bound_exponent)
+    value = sign * 1.2345 * 2.0 ** (bound_exponent + exponent - 1)
+    found = exact(ring, ring.encode(np.array([value])))
+    assert abs(found - Fraction(value)) <= Fraction(1, 2) / Fraction(2) ** ring.fraction_bits

@@ -15,7 +15,7 @@ import numpy as np
 from fedpca.arrays import Arrays
 from fedpca.privacy.masks import masked, neighbors
 from fedpca.privacy.rings import Ring, subtract
-from fedpca.privacy.secure_sum import BOUND, add_masked, decoded, from_header
+from fedpca.privacy.secure_sum import BEYOND, BOUND, add_masked, decoded, from_header
 from fedpca.protocol.message import Message
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import find_question
@@ -54,7 +54,8 @@ class MaskedRound(NamedTuple):
                 add_masked(total, elements, self.rings)
             else:
                 total = elements
-        return decoded(total, self.rings)
+        numbers = decoded(total, self.rings)
+        return {name: numbers[name] for name in numbers if name != BEYOND}
 
     def _without_known(self, site: str, answer: Arrays, secrets: Secrets) -> Arrays:
         elements = {name: np.array(answer[name]).view(np.uint64) for name in self.rings}

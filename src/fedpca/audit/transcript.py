@@ -155,7 +155,10 @@ class Listener:
                 yield from self._engine.ask(names, request, timeout)
                 return
         exchange = Exchange(header["question"], header["verb"], request.arrays, {}, masks)
-        exchange = self.transcript.rounds.setdefault(header["round"], exchange)
+        before = self.transcript.rounds.get(header["round"])
+        if before is not None and before.masks == masks:  # else, a bound was tried in vain
+            exchange = before
+        self.transcript.rounds[header["round"]] = exchange
         for name, reply in self._engine.ask(names, request, timeout):
             if not isinstance(reply, SiteError):
                 message = decode(reply) if isinstance(reply, bytes) else reply

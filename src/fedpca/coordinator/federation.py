@@ -375,8 +375,16 @@ class Federation:
         dimensions = dict(self._dimensions)
         checked = question.check_request(arrays, dimensions)
         asked = self._round(question, checked, dimensions, self._masks_for(question, checked))
-        self._enter_history(self._complete(asked), time.perf_counter() - began)
+        entry = self._complete(asked)
+        if asked.has_failed:
+            self._keep_entry(entry)
+            masks = self._masks_for(question, checked, has_failed=True)
+            asked = self._round(question, checked, dict(self._dimensions), masks)
+            entry = self._complete(asked)
+        self._enter_history(entry, time.perf_counter() - began)
         asked.raise_outcome()
+        if asked.masks is not None:  # whose flags are no part of the answer
+            asked.total = {name: asked.total[name] for name in question.answers}
         if question.remembers:
             self._memory = asked.number
         self._keep_told(asked)
@@ -413,11 +421,13 @@ class Federation:
                 self._refused = asked
         return asked.enter(self.record.ledger)
 
-    def _masks_for(self, question: Question, arrays: Arrays) -> Masks | None:
+    def _masks_for(
+        self, question: Question, arrays: Arrays, *, has_failed: bool = False
+    ) -> Masks | None:
         """Return the masks of the answers in a run with secure sums, else None.
 
         If nobody knows how large the answers are, the sites are asked for that first, in a message
-        within the same round.
+        within the same round. So they are if a bound was tried, and ``has_failed``.
         """
         if not self.secure or question.verb != "sum":
             return None
@@ -429,16 +439,23 @@ class Federation:
 
         def ask(masks: Masks) -> Arrays:
             asked = self._round(question, arrays, dict(self._dimensions), masks)
-            self._asked_before = self._complete(asked)
+            self._keep_entry(self._complete(asked))
             if asked.lost or asked.refused is not None:  # the round ends here
                 self._enter_history({})
             asked.raise_outcome()
             return asked.total
 
-        return self._secure_sums.masks_for(question, arrays, len(self.record.sites), ask)
+        n_sites = len(self.record.sites)
+        return self._secure_sums.masks_for(question, arrays, n_sites, ask, has_failed=has_failed)
+
+    def _keep_entry(self, entry: dict[str, Any]) -> None:
+        """Keep the entry of a message that is followed by another one in the same round."""
+        before = self._asked_before
+        bytes_of = {name: entry[name] + before.get(name, 0) for name in ("bytes_up", "bytes_down")}
+        self._asked_before = {**entry, **bytes_of}
 
     def _enter_history(self, entry: dict[str, Any], seconds: float = 0.0) -> None:
-        """Enter a round into the history, with the bytes of a message before it in the same round."""
+        """Enter a round into the history, with the bytes of messages before it in the same round."""
         before, self._asked_before = self._asked_before, {}
         for name in ("bytes_up", "bytes_down") if entry and before else ():
             entry[name] += before[name]
@@ -486,7 +503,7 @@ class Federation:
         Rows are counted once. Weights are kept if they differ from the numbers of rows.
         """
         if self._secure_sums is not None and asked.masks is not None:
-            self._secure_sums.keep_told(asked.question, asked.total)
+            self._secure_sums.keep_told(asked.masks, asked.total)
             return
         told = asked.told
         kinds = {"rows": "rows", "weight": "weight", "energy": "variance"}

@@ -56,6 +56,11 @@ class Round:
     masks: Masks | None = None  # of the answers, in a run with secure sums
 
     @property
+    def has_failed(self) -> bool:
+        """Return whether the bound of the masks was only tried, and the total does not fit it."""
+        return self.masks is not None and not self.is_void and not self.masks.fit(self.total)
+
+    @property
     def verb(self) -> str:
         """Return what becomes of the answers: "sum" or "gather"."""
         return self.question.verb
@@ -140,7 +145,7 @@ class Round:
             "bytes_down": len(asked) * self.request.n_bytes,
         }
         if self.masks is not None and not self.masks.is_bound:
-            entry["rings"] = self.masks.header
+            entry["rings"] = self.masks.fields
         return entry
 
     def raise_outcome(self) -> None:
@@ -217,10 +222,11 @@ class Round:
         try:
             if not masks.cancel(total):
                 raise MessageError("the total is not a sum of answers")
-            if masks.is_bound:
+            if masks.is_bound or not masks.fit(total):
                 return total
-            return self.question.check_answer(
-                total, dict(self.dimensions), self.arrays, is_total=True
+            own = {name: total[name] for name in self.question.answers}
+            return total | self.question.check_answer(
+                own, dict(self.dimensions), self.arrays, is_total=True
             )
         except FedpcaError as error:
             raise MessageError(

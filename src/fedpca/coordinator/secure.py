@@ -6,6 +6,7 @@ sites have answered. What is known about a site alone is that it answered.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +15,11 @@ import numpy as np
 
 from fedpca.arrays import Arrays, Dimensions
 from fedpca.privacy.bounds import bound_from_bins, masks_cancel
-from fedpca.privacy.rings import Ring
+from fedpca.privacy.rings import NARROW, WIDE, Ring
 from fedpca.privacy.secure_sum import (
+    BEYOND,
     BOUND,
+    WHOLE,
     add_masked,
     bins_of,
     check_masked,
@@ -27,6 +30,12 @@ from fedpca.privacy.secure_sum import (
 )
 from fedpca.protocol.question import Question
 
+GROWTH = 4.0  # by which answers to a question may exceed those of an earlier round
+# error of a total from rounding at all sites, as a share of its largest number; in a wide ring, small
+# numbers may have units of their own
+MAX_ROUNDING = {NARROW: 2.0**-44, WIDE: 2.0**-80}
+MAX_FAILED = 2  # bounds in a row that are tried in vain; then sizes are asked for each time
+
 
 @dataclass(frozen=True)
 class Masks:
@@ -34,12 +43,23 @@ class Masks:
 
     question: Question
     rings: Mapping[str, Ring]
+    n_sites: int
     is_bound: bool = False  # whether only the size of the answers is asked for
 
     @property
     def header(self) -> Any:
         """Return what the sites are told about the masks."""
         return BOUND if self.is_bound else to_header(self.rings)
+
+    @property
+    def is_tried(self) -> bool:
+        """Return whether the bound is only tried, so that sites may be beyond it."""
+        return BEYOND in self.rings
+
+    @property
+    def fields(self) -> dict[str, list[int]]:
+        """Return the ring of each field of an answer, for a record."""
+        return to_header({name: self.rings[name] for name in self.question.answers})
 
     def check(self, arrays: Arrays, dimensions: Dimensions) -> Arrays:
         """Return the elements in an answer, or raise an error that names the field."""
@@ -50,8 +70,41 @@ class Masks:
         add_masked(total, elements, self.rings)
 
     def cancel(self, total: Arrays) -> bool:
-        """Return whether no mask is left in a total, as far as the total shows it."""
-        return not self.is_bound or all(masks_cancel(bins) for bins in total.values())
+        """Return whether no mask is left in a total, as far as the total shows it.
+
+        A sum of answers is within its bound. Half of all random numbers in a ring are not.
+        """
+        if self.is_bound:
+            return all(masks_cancel(bins) for bins in total.values())
+        if self.is_tried and not masks_cancel(total[BEYOND]):
+            return False
+        return self._has_flags(total) or all(
+            ring == WHOLE or float(np.abs(total[name]).max(initial=0.0)) < ring.largest
+            for name, ring in self.rings.items()
+        )
+
+    def _has_flags(self, total: Arrays) -> bool:
+        """Return whether a site was beyond a bound that was tried."""
+        return self.is_tried and bool(total[BEYOND].any())
+
+    def fit(self, total: Arrays) -> bool:
+        """Return whether a total is the sum of all answers, with all digits that it should have.
+
+        It is not if a site was beyond a bound that was tried, or if all were far below it.
+        """
+        if not self.is_tried:
+            return True
+        if self._has_flags(total):
+            return False
+        largest: dict[Ring, float] = {}
+        for name in self.question.answers:
+            ring, size = self.rings[name], float(np.abs(total[name]).max(initial=0.0))
+            largest[ring] = max(largest.get(ring, 0.0), size)
+        largest.pop(WHOLE, None)
+        return all(
+            self.n_sites * math.ldexp(0.5, -ring.fraction_bits) <= MAX_ROUNDING[ring.bits] * size
+            for ring, size in largest.items()
+        )
 
     def decode(self, total: Arrays) -> Arrays:
         """Return a total as numbers."""
@@ -70,19 +123,42 @@ class SecureSums:
 
     def __init__(self) -> None:
         self._energy: float | None = None  # the total sum of squares, once it was told
+        self._to_try: dict[str, dict[str, float]] = {}  # bounds by question, from its last sizes
+        self._n_failed: dict[str, int] = {}  # bounds in a row that were tried in vain, by question
 
     def masks_for(
-        self, question: Question, arrays: Arrays, n_sites: int, ask: Callable[[Masks], Arrays]
+        self,
+        question: Question,
+        arrays: Arrays,
+        n_sites: int,
+        ask: Callable[[Masks], Arrays],
+        *,
+        has_failed: bool = False,
     ) -> Masks:
-        """Return the masks for a question; ``ask`` asks for the size of the answers if necessary."""
-        bounds = explained_bounds(question, arrays, self._energy)
-        if bounds is None:
-            bins = ask(Masks(question, bins_of(question), is_bound=True))
-            bounds = {kind: n_sites * bound_from_bins(each) for kind, each in bins.items()}
-        return Masks(question, rings_from_bounds(question, bounds))
+        """Return the masks for a question; ``ask`` asks for the size of the answers if necessary.
 
-    def keep_told(self, question: Question, total: Arrays) -> None:
-        """Keep the total sum of squares if an answer tells it."""
-        energy = question.told(total).get("energy")
+        If it was asked before, a bound is tried instead, unless that ``has_failed`` in this round.
+        """
+        bounds = explained_bounds(question, arrays, self._energy)
+        if bounds is not None:
+            return Masks(question, rings_from_bounds(question, bounds), n_sites)
+        name = question.name
+        to_try = self._to_try.pop(name, None)
+        if has_failed:
+            self._n_failed[name] = self._n_failed.get(name, 0) + 1
+        elif to_try is not None:
+            self._to_try[name] = to_try
+            return Masks(question, {**rings_from_bounds(question, to_try), BEYOND: WHOLE}, n_sites)
+        bins = ask(Masks(question, bins_of(question), n_sites, is_bound=True))
+        bounds = {kind: n_sites * bound_from_bins(each) for kind, each in bins.items()}
+        if all(bounds.values()) and self._n_failed.get(name, 0) < MAX_FAILED:
+            self._to_try[name] = {kind: GROWTH * bound for kind, bound in bounds.items()}
+        return Masks(question, rings_from_bounds(question, bounds), n_sites)
+
+    def keep_told(self, masks: Masks, total: Arrays) -> None:
+        """Keep the total sum of squares if an answer tells it, and that a bound that was tried fits."""
+        if masks.is_tried:
+            self._n_failed.pop(masks.question.name, None)
+        energy = masks.question.told(total).get("energy")
         if energy is not None:
             self._energy = energy

@@ -1,11 +1,17 @@
 """Find how large the sites' numbers are without learning more than the largest size.
 
-Each site sets the bins of all sizes up to that of its largest number to random words. The words of all
+Each site sets the bins of all sizes up to that of its largest number to random numbers. The bins of all
 sites are summed under masks. A bin that no site has set stays zero, and all other bins are random. So
 the total shows the largest size, and nothing about who has it. The same question must get the same
-words, because the difference of two answers under the same masks would show a site's own size.
+numbers, because the difference of two answers under the same masks would show a site's own size.
 
-No site ever sets the last bin. If its total is not zero, the masks do not cancel.
+A bin has 32 bits, and two of them share a word: the smaller size is in the upper half. What overflows
+from the lower half is added to the upper one, but whoever sets a bin also sets those of smaller sizes.
+
+A bound may also be tried without asking for sizes first. Then each site raises a flag if its answer is
+beyond the bound: a random word, summed in the same way. The total shows whether any site did.
+
+No site ever sets the last word of either. If its total is not zero, the masks do not cancel.
 """
 
 from __future__ import annotations
@@ -18,28 +24,41 @@ from fedpca.errors import InputError
 BIN_BITS = 8  # each bin covers this many powers of 2
 LEAST_EXPONENT, MOST_EXPONENT = -512, 512
 N_SIZES = (MOST_EXPONENT - LEAST_EXPONENT) // BIN_BITS
-N_BINS = N_SIZES + 1  # and one that stays empty
+N_WORDS = N_SIZES // 2 + 1  # with one that stays empty
+N_FLAGS = 2  # with one that stays empty
+_UPPER, _LOWER = 0xFFFFFFFF00000000, 0x00000000FFFFFFFF  # halves of a word
 
 
 def size_bins(values: Array, words: Array) -> Array:
-    """Return random words in the bins up to the size of the largest number, and zeros above.
+    """Return random numbers in the bins up to the size of the largest number, and zeros above.
 
-    ``words`` has a random word for each bin, which nobody but the site knows.
+    ``words`` are as many random ones, which nobody but the site knows.
     """
-    bins = np.zeros(N_BINS, np.uint64)
+    bins = np.zeros(N_WORDS, np.uint64)
     largest = float(np.abs(values).max(initial=0.0))
     if largest > 0:
         n_set = max(_bin(largest) + 1, 1)
         if n_set > N_SIZES:
             raise InputError(f"the rows lead to numbers beyond 2^{MOST_EXPONENT}; rescale them")
-        # a sum of random words is zero with probability 2^-64
-        bins[:n_set] = words[:n_set]
+        # a sum of random bins is zero with probability 2^-32; the bound is then too small, and refused
+        whole, has_half = divmod(n_set, 2)
+        bins[:whole] = words[:whole]
+        if has_half:
+            bins[whole] = int(words[whole]) & _UPPER
     return bins
 
 
+def flag_beyond(is_beyond: bool, words: Array) -> Array:
+    """Return a random word if a site's answer is beyond the bound that is tried, else zero."""
+    flags = np.zeros(N_FLAGS, np.uint64)
+    if is_beyond:
+        flags[0] = words[0]
+    return flags
+
+
 def masks_cancel(total: Array) -> bool:
-    """Return whether the bin that no site sets is empty, as it is without masks."""
-    return int(total[N_SIZES]) == 0
+    """Return whether the word that no site sets is zero, as it is without masks."""
+    return int(total[-1]) == 0
 
 
 def bound_from_bins(total: Array) -> float:
@@ -47,7 +66,9 @@ def bound_from_bins(total: Array) -> float:
     is_set = np.flatnonzero(total)
     if not is_set.size:
         return 0.0
-    return 2.0 ** (LEAST_EXPONENT + BIN_BITS * (int(is_set[-1]) + 1))
+    word = int(is_set[-1])
+    n_set = 2 * word + (2 if int(total[word]) & _LOWER else 1)
+    return 2.0 ** (LEAST_EXPONENT + BIN_BITS * n_set)
 
 
 def _bin(largest: float) -> int:

@@ -43,7 +43,7 @@ MAX_ALL_PAIRS = 100  # sites, up to which all are neighbors
 N_RINGS = 32  # random rings in which a site has two neighbors each
 KEY_BYTES = 32
 AES_BLOCK_BYTES = 16
-BLOCK_BYTES = 1 << 18  # of a mask that is added at once
+BLOCK_BYTES = 1 << 17  # of an answer to which all masks are added at once
 _PAIR = b"fedpca pair secret"
 _ROUND = b"fedpca round key"
 
@@ -103,17 +103,21 @@ def masked(
     gets the same masks, and any other question gets others.
     """
     total = {field: np.asarray(elements, order="C") for field, elements in fields.items()}
-    parts = [(array.reshape(-1, rings[f].bits // 64), rings[f].bits) for f, array in total.items()]
-    zeros, buffer = bytes(BLOCK_BYTES), bytearray(BLOCK_BYTES + AES_BLOCK_BYTES - 1)
-    for other, secret in secrets.items():
-        apply, stream = add if name < other else subtract, _stream(secret, _ROUND + context)
-        for part, bits in parts:
-            n_each = BLOCK_BYTES // (bits // 8)  # so many elements at once stay in the cache
-            for start in range(0, len(part), n_each):
-                block = part[start : start + n_each]
-                stream.update_into(memoryview(zeros)[: block.nbytes], buffer)
-                mask = np.frombuffer(buffer, np.uint64, block.size)
-                apply(block, mask.reshape(block.shape), bits)
+    streams = [
+        (add if name < other else subtract, _stream(secret, _ROUND + context))
+        for other, secret in secrets.items()
+    ]
+    zeros, buffer = memoryview(bytes(BLOCK_BYTES)), bytearray(BLOCK_BYTES + AES_BLOCK_BYTES - 1)
+    for field, array in total.items():
+        bits = rings[field].bits
+        part = array.reshape(-1, bits // 64)
+        n_each = BLOCK_BYTES // (bits // 8)  # so many elements at once stay in the cache
+        for start in range(0, len(part), n_each):
+            block = part[start : start + n_each]
+            mask = np.frombuffer(buffer, np.uint64, block.size).reshape(block.shape)
+            for apply, stream in streams:
+                stream.update_into(zeros[: block.nbytes], buffer)
+                apply(block, mask, bits)
     return total
 
 

@@ -51,11 +51,12 @@ class Ring:
         np.rint(scaled, out=scaled)
         if self.bits == NARROW:
             return scaled.astype(np.int64).view(np.uint64)
-        # both steps are exact: the parts have no more digits than the number itself
-        high = np.floor(scaled / _HALF)
-        low = scaled - high * _HALF
-        parts = [low.astype(np.uint64), high.astype(np.int64).view(np.uint64)]
-        return np.stack(parts, axis=-1)
+        # both steps are exact: the parts of the size have no more digits than the number itself
+        size = np.abs(scaled)
+        high = np.floor(size / _HALF)
+        low = size - high * _HALF
+        elements = np.stack([low.astype(np.uint64), high.astype(np.uint64)], axis=-1)
+        return np.where((scaled < 0)[..., None], _opposite(elements), elements)
 
     def decode(self, elements: Array) -> Array:
         """Return elements of the ring as numbers, each rounded once to float64."""
@@ -64,9 +65,7 @@ class Ring:
                 elements.view(np.int64).astype(np.float64), -self.fraction_bits
             )
         is_negative = elements[..., 1].view(np.int64) < 0
-        opposite = np.zeros_like(elements)
-        subtract(opposite, elements, WIDE)
-        size = np.where(is_negative[..., None], opposite, elements)
+        size = np.where(is_negative[..., None], _opposite(elements), elements)
         whole = size[..., 1].astype(np.float64) * _HALF + size[..., 0].astype(np.float64)
         return np.ldexp(np.where(is_negative, -whole, whole), -self.fraction_bits)
 
@@ -81,6 +80,13 @@ def _times_power_of_two(values: Array, exponent: int) -> Array:
         return np.ldexp(values, exponent)
     values *= 2.0**exponent
     return values
+
+
+def _opposite(elements: Array) -> Array:
+    """Return the elements of a wide ring with the opposite sign."""
+    opposite = np.zeros_like(elements)
+    subtract(opposite, elements, WIDE)
+    return opposite
 
 
 def add(total: Array, elements: Array, bits: int) -> None:

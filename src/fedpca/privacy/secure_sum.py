@@ -7,10 +7,15 @@ units.
 A ring needs a bound. Where a field is part of the rows' sum of squares, as the question declares with
 the word "explained", the total sum of squares bounds it. Otherwise, the sites find a bound first
 (`fedpca.privacy.bounds`), in a message of its own within the round.
+
+When a question is asked again, a bound that is somewhat larger than the last one is tried. A site whose
+answer is beyond it sends random elements and raises a flag, under masks. The total then shows only that
+some site has, and the round goes on as if nothing had been tried.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +23,7 @@ import numpy as np
 
 from fedpca.arrays import Array, Arrays, Declared, Dimensions, check_arrays
 from fedpca.errors import MessageError, PolicyRefused
-from fedpca.privacy.bounds import N_BINS, size_bins
+from fedpca.privacy.bounds import N_FLAGS, N_WORDS, flag_beyond, size_bins
 from fedpca.privacy.masks import masked, words_of
 from fedpca.privacy.rings import NARROW, WIDE, Ring, add
 from fedpca.protocol.message import Message
@@ -27,11 +32,12 @@ from fedpca.protocol.question import Question
 MIN_SITES = 2
 ONE_SITE = "a secure sum over one site would show this site's answer; it needs at least two sites"
 BOUND = "bound"  # the mask of a message that asks only for a bound
+BEYOND = "beyond bound"  # the field of flags in an answer under a bound that is tried
 WHOLE = Ring(NARROW, 0)  # for whole numbers
 KINDS = {NARROW: "narrow", WIDE: "wide"}
 MIN_FRACTION_BITS, MAX_FRACTION_BITS = -1100, 1200  # what the largest and smallest floats need
 ENERGY_SLACK = 1e-6  # by which rounding may exceed a total
-_SIZES = b"fedpca size words"
+_SIZES, _FLAG, _NOTHING = (b"fedpca " + each for each in (b"size words", b"flag", b"no answer"))
 
 
 class BeyondBound(PolicyRefused):
@@ -72,12 +78,13 @@ def explained_bounds(
         return {}
     if energy is None:
         return None
+    factor = None
     if question.times_energy is not None:
         factor = question.times_energy(arrays)
     elif all("explained" in question.words[name] for name in fractions):
         blocks = (array for array in arrays.values() if array.ndim > 1)
         factor = max([1.0, *(float(np.linalg.norm(block)) for block in blocks)])
-    else:
+    if factor is None:
         return None
     return dict.fromkeys(bins_of(question), (1 + ENERGY_SLACK) * factor * energy)
 
@@ -103,7 +110,8 @@ def from_header(question: Question, mask: Any) -> dict[str, Ring]:
         )
         if not is_known:
             raise MessageError(f"field {name!r} cannot be masked in the ring that was asked for")
-    return {name: rings[name] for name in question.answers}
+    tried = {BEYOND: WHOLE} if BEYOND in rings else {}
+    return {name: rings[name] for name in question.answers} | tried
 
 
 def masked_answer(
@@ -117,32 +125,73 @@ def masked_answer(
     """Return a site's answer under masks, or only how large its numbers are, under masks too.
 
     ``secrets`` are those that the site shares with its neighbors, and ``private`` is one of its own. A
-    number beyond the bound is refused and never clipped.
+    number beyond the bound is refused and never clipped, unless the bound is only tried.
     """
     mask, digest = request.header.get("mask"), request.digest
     if mask == BOUND:
         rings = bins_of(question)
-        sizes: dict[str, list[float]] = {kind: [] for kind in rings}
-        for name, declared in question.answers.items():
-            if declared.dtype != "int64":
-                sizes[KINDS[bits_of(declared)]].append(_largest(answer[name]))
-        elements = {
-            kind: size_bins(
-                np.array(found), words_of(private, _SIZES + kind.encode() + digest, N_BINS)
-            )
-            for kind, found in sizes.items()
-        }
+        elements = _sizes(question, answer, digest, private)
     else:
         rings = from_header(question, mask)
-        for name, ring in rings.items():
-            if ring != WHOLE and _largest(answer[name]) >= ring.largest:
-                raise BeyondBound(
-                    f"field {name!r} is larger than the bound of {ring.largest:.3g} that was sent, and "
-                    "is not clipped"
-                )
-        elements = {name: ring.encode(answer[name]) for name, ring in rings.items()}
+        elements = _elements(rings, answer, request, private)
     hidden = masked(site, secrets, digest, elements, rings)
     return {name: array.view(np.int64) for name, array in hidden.items()}
+
+
+def _sizes(question: Question, answer: Arrays, digest: bytes, private: bytes) -> Arrays:
+    """Return the bins of the largest number in narrow and in wide rings."""
+    sizes: dict[str, list[float]] = {kind: [] for kind in bins_of(question)}
+    for name, declared in question.answers.items():
+        if declared.dtype != "int64":
+            sizes[KINDS[bits_of(declared)]].append(_largest(answer[name]))
+    return {
+        kind: size_bins(
+            np.array(found), words_of(private, _SIZES + kind.encode() + digest, N_WORDS)
+        )
+        for kind, found in sizes.items()
+    }
+
+
+def _elements(
+    rings: Mapping[str, Ring], answer: Arrays, request: Message, private: bytes
+) -> Arrays:
+    """Return an answer as elements of its rings; random ones if it is beyond a bound that is tried.
+
+    Otherwise, all sites together are known to be within the bound of a total. Where it is tried, a site
+    keeps to its share of it.
+    """
+    own = {name: ring for name, ring in rings.items() if name != BEYOND}
+    n_shares, digest = request.header["n_sites"] if BEYOND in rings else 1, request.digest
+    beyond = [
+        name
+        for name, ring in own.items()
+        if ring != WHOLE and n_shares * _largest(answer[name]) >= ring.largest
+    ]
+    if BEYOND not in rings:
+        if beyond:
+            raise BeyondBound(
+                f"field {beyond[0]!r} is larger than the bound of {own[beyond[0]].largest:.3g} that "
+                "was sent, and is not clipped"
+            )
+        return {name: ring.encode(answer[name]) for name, ring in own.items()}
+    if beyond:  # with random elements of one site in it, the total tells nothing about the others
+        elements = {
+            name: _random(
+                ring.shape(answer[name].shape), _NOTHING + name.encode() + digest, private
+            )
+            for name, ring in own.items()
+        }
+    else:
+        elements = {name: ring.encode(answer[name]) for name, ring in own.items()}
+    return {
+        **elements,
+        BEYOND: flag_beyond(bool(beyond), words_of(private, _FLAG + digest, N_FLAGS)),
+    }
+
+
+def _random(shape: tuple[int, ...], context: bytes, private: bytes) -> Array:
+    """Return random elements that are the same whenever the same question is asked."""
+    return words_of(private, context, math.prod(shape)).reshape(shape).copy()
 
 
 def _largest(array: Array) -> float:
@@ -157,15 +206,17 @@ def check_masked(
 
     The rings are those of the answer's fields, or those of the bins that `bins_of` returns.
     """
-    if set(rings) == set(question.answers):
+    if set(question.answers) <= set(rings):
         declared = {
             name: Declared(
                 "int64", (*each.dimensions, *(("2",) if rings[name].bits == WIDE else ()))
             )
             for name, each in question.answers.items()
         }
+        if BEYOND in rings:
+            declared[BEYOND] = Declared("int64", (str(N_FLAGS),))
     else:
-        declared = {name: Declared("int64", (str(N_BINS),)) for name in rings}
+        declared = {name: Declared("int64", (str(N_WORDS),)) for name in rings}
     if set(arrays) != set(declared):
         raise MessageError(f"the answer has fields {sorted(arrays)} instead of {sorted(declared)}")
     checked = check_arrays(declared, arrays, dimensions, "the answer", MessageError)

@@ -25,7 +25,7 @@ should declare ``reads_rows=False``; no policy refuses such a question.
 
 A secure sum needs to know how large its numbers can be. If the rows' sum of squares bounds the answer,
 as the word "explained" says, or ``times_energy`` of the question's arrays as a factor, the sites need
-not be asked.
+not be asked. Where the factor is None, nothing is known.
 
 The coordinator refuses an answer that is larger than the declared arrays can be before it downloads
 the answer completely. If a name stands for a length that only the answer determines, ``at_most`` gives
@@ -80,7 +80,7 @@ class Question:
     verb: str = "sum"  # or "gather"
     bounds: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of each asked field
     check: Check | None = None
-    times_energy: Callable[[Arrays], float] | None = None
+    times_energy: Callable[[Arrays], float | None] | None = None
 
     def __call__(self, site: Site, **arrays: Array) -> Mapping[str, Any]:
         return self.function(site, **arrays)
@@ -177,7 +177,7 @@ def question(
     reads_rows: bool = True,
     at_most: Mapping[str, str] | None = None,
     check: Check | None = None,
-    times_energy: Callable[[Arrays], float] | None = None,
+    times_energy: Callable[[Arrays], float | None] | None = None,
     doing: str = "",
 ) -> Callable[[Callable[..., Mapping[str, Any]]], Question]:
     """Register a function as a question under its own name.

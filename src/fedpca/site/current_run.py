@@ -6,6 +6,7 @@ then gets the same answer, or starts from the same memory as the first time.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from fedpca.site.masking import AnswerMasks, MaskSecrets
 
 Memory = dict[str, Array]
+_OPEN = "OpenAnswer."  # begins the names in memory of an answer that may be masked again
+_OPEN_KEY = _OPEN + "key"
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class CurrentRun:
 
     def memory_before(self, number: int) -> Memory:
         """Return the memory from which a round starts, also if it is asked again."""
-        return self._memory_before if number == self.round else self.memory
+        return self._memory_before if number == self.round else self._without_open_answer()
 
     def masks_for(self, question: Question, request: Message, site: str) -> AnswerMasks | None:
         """Return how to mask the answer to a question, or None if the run has no secure sums."""
@@ -117,6 +120,43 @@ class CurrentRun:
         except BeyondBound:
             self.is_beyond_bound = True
             raise
+
+    def keep_open(self, masks: AnswerMasks, answer: Arrays) -> None:
+        """Remember an answer that may be masked again, since its bound was only tried."""
+        fields = {f"{_OPEN}field {name}": array for name, array in answer.items()}
+        key = np.frombuffer(masks.key[1], np.uint8)
+        self.memory = {**self.memory, _OPEN_KEY: key, **fields}
+
+    @property
+    def has_open_answer(self) -> bool:
+        """Return whether the answer to the last round may be masked again."""
+        return _OPEN_KEY in self.memory
+
+    def open_answer(self, masks: AnswerMasks) -> Arrays | None:
+        """Return the answer to the last round if it is to be masked again, else None.
+
+        No second bound is tried, since many of them would tell how large the answers are.
+        """
+        number, digest = masks.key
+        if number != self.round or masks.is_tried or self.memory[_OPEN_KEY].tobytes() != digest:
+            return None
+        start = f"{_OPEN}field "
+        return {k.removeprefix(start): v for k, v in self.memory.items() if k.startswith(start)}
+
+    def close_answer(self, reply: Message, save: Callable[[], None]) -> None:
+        """Forget an answer that has been masked again; ``reply`` takes the place of the first one."""
+        memory, self.memory = self.memory, self._without_open_answer()
+        try:
+            save()
+        except BaseException:
+            self.memory = memory
+            raise
+        self.reply = None if self.reply is None else reply
+
+    def _without_open_answer(self) -> Memory:
+        if not self.has_open_answer:
+            return self.memory
+        return read_only({k: v for k, v in self.memory.items() if not k.startswith(_OPEN)})
 
     def advance(self, number: int, before: Memory, reply: Message | None) -> None:
         """Count a round as answered, once nothing can go wrong with it any more."""

@@ -29,7 +29,7 @@ from fedpca.privacy.offers import (
     text_to_sign,
     unpack_offers,
 )
-from fedpca.privacy.secure_sum import BOUND, MIN_SITES, ONE_SITE, masked_answer
+from fedpca.privacy.secure_sum import BEYOND, BOUND, MIN_SITES, ONE_SITE, masked_answer
 from fedpca.protocol.message import Message
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import Question
@@ -128,6 +128,12 @@ class AnswerMasks:
     def is_bound(self) -> bool:
         """Return whether only the size of the answer is asked for."""
         return bool(self.request.header["mask"] == BOUND)
+
+    @property
+    def is_tried(self) -> bool:
+        """Return whether the bound is only tried, so that the answer may be asked for again."""
+        mask = self.request.header["mask"]
+        return isinstance(mask, dict) and BEYOND in mask
 
     @property
     def key(self) -> tuple[int, bytes]:

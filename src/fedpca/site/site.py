@@ -259,6 +259,9 @@ class Site:
         if header["question"] == AGREE:
             return self._agree_on_keys(message)
         run, number = self._run, header["round"]
+        again = self._masked_again(message)
+        if again is not None:
+            return again
         reply = run.reply_to(number)
         if reply is not None:
             return reply
@@ -289,6 +292,8 @@ class Site:
                 run.memory = memory
                 return self._reply(header, {}, size)
             if masks is not None:
+                if masks.is_tried:
+                    run.keep_open(masks, answer)
                 answer = run.masked(masks, answer)
             reply = self._reply(header, {}, answer)
             if question.remembers or agreed is not None:  # how far the run has come is memory too
@@ -298,6 +303,28 @@ class Site:
             raise
         # under a plan, a repeated round must not be answered with other numbers
         run.advance(number, before, reply if keep or agreed is not None else None)
+        return reply
+
+    def _masked_again(self, message: Message) -> Message | None:
+        """Mask the last answer again if it is asked for with other masks, which it may be once.
+
+        That happens if a bound was tried, and some site's answer was beyond it.
+        """
+        run, header = self._run, message.header
+        if header["round"] != run.round or "mask" not in header or not run.has_open_answer:
+            return None
+        question = find_question(header["question"])
+        masks = run.masks_for(question, message, self.name)
+        answer = None if masks is None else run.open_answer(masks)
+        if masks is None or answer is None:
+            return None
+        self._checked(message, question)
+        if self._budget is not None:
+            self._budget.spend(str(header["run"]), self.file(".budget"))
+        reply = self._reply(header, {}, run.masked(masks, answer))
+        if not masks.is_bound:
+            is_saved = question.remembers or self._guard is not None
+            run.close_answer(reply, lambda: self._save(run.round, reply) if is_saved else None)
         return reply
 
     def _checked(self, message: Message, question: Question) -> tuple[Arrays, Dimensions]:

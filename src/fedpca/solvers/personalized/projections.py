@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedpca.arrays import Array
+from fedpca.arrays import Array, Arrays
 from fedpca.coordinator.federation import Federation
 from fedpca.linalg.blas_threads import threads_for
 from fedpca.linalg.dense import orth, pack_triangle, top_eigen, unpack_triangle
@@ -45,10 +45,19 @@ class Basis:
         return self.variance if by_variance else np.full(self.B.shape[1], self.weight)
 
 
+def times_energy(asked: Arrays) -> float | None:
+    """Return a bound on a sum of ``B_i L_i B_i' Z`` as a multiple of the rows' sum of squares.
+
+    If L_i holds variances, its trace is at most that sum, and Z is orthonormal.
+    """
+    return 1.0 if asked["by_variance"] else None
+
+
 @question(
     doing="comparing the sites' directions",
     asks={"by_variance": "int64, flag"},
     answers={"triangle": "float64 triangle, semidefinite"},
+    times_energy=times_energy,
 )
 def basis_triangle(site: Site, by_variance: Array) -> dict[str, Array]:
     """Send the upper triangle of B_i L_i B_i'."""
@@ -60,6 +69,7 @@ def basis_triangle(site: Site, by_variance: Array) -> dict[str, Array]:
     doing="comparing the sites' directions",
     asks={"Z": "float64 d k, orthonormal", "by_variance": "int64, flag"},
     answers={"Y": "float64 d k"},
+    times_energy=times_energy,
 )
 def basis_product(site: Site, Z: Array, by_variance: Array) -> dict[str, Array]:
     """Send B_i L_i (B_i' Z)."""
