@@ -7,6 +7,7 @@ import fedpca.solvers  # noqa: F401 - registers the questions that a site may be
 from fedpca._version import __version__
 from fedpca.coordinator.federation import Federation
 from fedpca.errors import FedpcaError
+from fedpca.privacy.gaussian import Privacy
 from fedpca.protocol.question import question
 from fedpca.site.policy import Policy
 from fedpca.site.site import Site
@@ -28,6 +29,7 @@ __all__ = [
     "FedpcaError",
     "PersonalizedPCA",
     "Policy",
+    "Privacy",
     "RobustPCA",
     "Site",
     "StreamingPCA",

@@ -7,6 +7,7 @@ order, so the same run gives the same bits on every engine.
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import threading
@@ -218,6 +219,11 @@ class Federation:
             )
         return self._ask(question, arrays).answers
 
+    @property
+    def plan(self) -> RunPlan:
+        """Return the plan of the present attempt, as the sites are told."""
+        return self._plan()
+
     def bind(self, **lengths: int) -> None:
         """Require these dimensions in all later messages of the run, as in ``bind(d=30)``."""
         self._dimensions |= lengths
@@ -382,6 +388,7 @@ class Federation:
             asked = self._round(question, checked, dict(self._dimensions), masks)
             entry = self._complete(asked)
         self._enter_history(entry, time.perf_counter() - began)
+        self._count_spent(question)
         asked.raise_outcome()
         if asked.masks is not None:  # whose flags are no part of the answer
             asked.total = {name: asked.total[name] for name in question.answers}
@@ -468,10 +475,11 @@ class Federation:
         Return what went wrong at each site that did not answer. A refusal is raised. Only engines with
         sites that follow a plan have ``declares``.
         """
-        is_needed = self.secure or getattr(self.engine, "declares", False)
-        if not is_needed or self._is_declared or self._identity is None:
+        if self._is_declared or self._identity is None:
             return {}
         plan = self._plan()
+        if not plan.privacy and not getattr(self.engine, "declares", False):
+            return {}
         if self.secure:
             refuse_unmaskable(plan)
         attempt = f"{self._run}.{self._attempt}"
@@ -494,8 +502,23 @@ class Federation:
             parameters=identity.get("parameters", {}),
             sites={name: keys.get(name, NO_KEY) for name in self.record.sites},
             purpose=self.purpose,
-            privacy={SECURE: True} if self.secure else {},
+            privacy={**identity.get("privacy", {}), **({SECURE: True} if self.secure else {})},
         )
+
+    def _count_spent(self, question: Question) -> None:
+        """Add what a question takes from the privacy of the rows, also if only some sites answered."""
+        if question.spends is not None:
+            from fedpca.privacy.gaussian import Privacy, epsilon_of
+
+            plan, spent = self._plan(), self.record.privacy
+            settings = Privacy.of(plan)
+            mu = math.hypot(spent.get("mu", 0.0), math.sqrt(question.spends(plan)))
+            self.record.privacy = {
+                **settings.to_plain(),
+                "promised": settings.epsilon,
+                "mu": mu,
+                "epsilon": epsilon_of(mu, settings.delta),
+            }
 
     def _keep_told(self, asked: Round) -> None:
         """Keep each site's share of the rows, weight, and variance, if all sites told them.

@@ -56,6 +56,10 @@ class RunRecord:
     the sites that share masks. The entry of each masked round then has ``rings``: the bits of each
     field's ring, and the power of 2 by which numbers were multiplied.
 
+    In a differentially private run, ``privacy`` has the settings of `fedpca.Privacy`, and what the run
+    spent: ``mu``, and the ``epsilon`` that follows from it and the ``delta``. That is the ``promised``
+    one unless the run started over, which spends again.
+
     The other fields are those of `Outcome`. A model file keeps everything except the seconds and the
     influence, which would tell others how many rows a site has.
     """
@@ -74,6 +78,7 @@ class RunRecord:
     influence: dict[str, dict[str, float]] = field(default_factory=dict)
     proofs: dict[str, dict[str, str]] = field(default_factory=dict)
     secure: dict[str, str] = field(default_factory=dict)
+    privacy: dict[str, Any] = field(default_factory=dict)
 
     def with_outcome(self, outcome: Outcome) -> RunRecord:
         """Return the record with the outcome filled in."""
@@ -86,7 +91,7 @@ class RunRecord:
         left out if there are none, as in a run within one process, and so is what only runs with secure
         sums have.
         """
-        optional = ("proofs", "secure")
+        optional = ("proofs", "secure", "privacy")
         left_out = {"influence", *(name for name in optional if not getattr(self, name))}
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
         history = [{**entry, "seconds": None} for entry in self.history]

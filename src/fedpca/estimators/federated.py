@@ -25,6 +25,7 @@ from fedpca.estimators.fitting import (
     set_features,
     validated,
     warn_dominant,
+    warn_noise,
     warn_rank,
     warn_uncertain,
     warn_unconverged,
@@ -34,11 +35,13 @@ from fedpca.estimators.linear import LinearMethods
 from fedpca.estimators.weights import without_column
 from fedpca.linalg.rank_rules import RULES
 from fedpca.models.linear import Model, load_model
+from fedpca.privacy.gaussian import Privacy
 from fedpca.rows.gaps import MISSING, filled, has_gaps
 from fedpca.rows.in_memory import canonical, is_sparse
 from fedpca.solvers.catalogue import find_solver
 from fedpca.solvers.contract import Solver
 from fedpca.solvers.pca import principal_components
+from fedpca.solvers.private.program import private_components
 
 
 class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
@@ -82,6 +85,12 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         mean of the feature's values at all sites: the result is that of the pooled rows with column
         means filled in, and `transform` fills in the same means. "drop" leaves out rows with a missing
         value at their sites. Filled values make variances smaller; `RobustPCA` estimates them instead.
+    privacy : Privacy, optional
+        A promise of differential privacy, as in ``Privacy(epsilon=1, delta=1e-6, row_bound=8)``. Sites
+        then add noise to the count, the mean, and the scatter, and send nothing else about their rows:
+        "covariance" sums the scatter, and "power", for many features, a few products. All attributes
+        follow from these noisy sums, `n_samples_` too. With secure sums, the sites share the noise.
+        Rows that are passed to `fit` directly are summed so.
 
     Attributes
     ----------
@@ -129,6 +138,7 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         "max_rounds": [Interval(Integral, 1, None, closed="left")],
         "random_state": ["random_state"],
         "missing": [StrOptions(set(MISSING))],
+        "privacy": [Privacy, None],
     }
 
     def __init__(
@@ -143,6 +153,7 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         max_rounds: int = 500,
         random_state: Any = None,
         missing: str = "error",
+        privacy: Privacy | None = None,
     ) -> None:
         self.n_components = n_components
         self.solver = solver
@@ -153,6 +164,7 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         self.max_rounds = max_rounds
         self.random_state = random_state
         self.missing = missing
+        self.privacy = privacy
 
     def fit(self, X: Any, y: Any = None, *, sites: Any = None, sample_weight: Any = None) -> Self:
         """Find the components of all sites' rows.
@@ -186,10 +198,12 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
                 X, sample_weight = without_column(X, sample_weight)
             # the sites look for NaN while they sum, and say what to do about it
             rows = validated(self, X, ensure_all_finite=False)
-            fed = as_federation(rows, sites, sample_weight)
+            fed = as_federation(rows, sites, sample_weight, is_private=self.privacy is not None)
             parameters = plain_params(self)
-            del parameters["solver"], parameters["whiten"], parameters["random_state"]
-            result, run = run_program(self, fed, principal_components, solver, parameters)
+            for name in ("solver", "whiten", "random_state", "privacy"):
+                del parameters[name]
+            program = principal_components if self.privacy is None else private_components
+            result, run = run_program(self, fed, program, solver, parameters, self.privacy)
         solution, moments = result.solution, result.solution.moments
         model = Model.from_eigen(
             solution.vectors,
@@ -208,6 +222,7 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
             warn_dominant(run)
         if self.n_components is not None:  # all components include those without any variance
             warn_uncertain(run, len(solution.eigenvalues))
+        warn_noise(run, len(solution.eigenvalues))
         k, most = len(solution.eigenvalues), min(moments.n - 1, moments.d)
         warn_rank(self.n_components, k, most, is_above_noise=result.is_above_noise)
         return self

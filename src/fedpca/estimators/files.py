@@ -12,6 +12,7 @@ from sklearn.base import BaseEstimator
 from fedpca.coordinator.record import RunRecord
 from fedpca.errors import FileError
 from fedpca.estimators.fitting import plain_params
+from fedpca.privacy.gaussian import Privacy
 from fedpca.solvers.catalogue import PERSONALIZED, ROBUST, SOLVERS, from_plain, to_plain
 
 T = TypeVar("T", bound=BaseEstimator)
@@ -29,6 +30,8 @@ def file_header(estimator: BaseEstimator, n_samples: int, **more: Any) -> dict[s
         parameters["random_state"] = None
     for name in SOLVER_PARAMETERS.keys() & parameters.keys():
         parameters[name] = to_plain(parameters[name])
+    if isinstance(parameters.get("privacy"), Privacy):
+        parameters["privacy"] = parameters["privacy"].to_plain()
     names = getattr(estimator, "feature_names_in_", None)
     return {
         "estimator": type(estimator).__name__,
@@ -48,6 +51,8 @@ def from_header(kind: type[T], path: str | os.PathLike[str], header: dict[str, A
     parameters = dict(header["parameters"])
     for name in SOLVER_PARAMETERS.keys() & parameters.keys():
         parameters[name] = from_plain(parameters[name], SOLVER_PARAMETERS[name])
+    if parameters.get("privacy") is not None:
+        parameters["privacy"] = Privacy.from_plain(parameters["privacy"])
     estimator: T = kind(**parameters)
     estimator._validate_params()
     return estimator

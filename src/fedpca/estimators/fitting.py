@@ -25,6 +25,8 @@ from fedpca.coordinator.federation import Federation
 from fedpca.coordinator.record import RunRecord
 from fedpca.errors import InputError
 from fedpca.estimators.weights import weighted_sites
+from fedpca.privacy.gaussian import Privacy
+from fedpca.protocol.plan import PRIVATE
 from fedpca.rows.in_memory import JoinedRows, Rows
 from fedpca.rows.labels import rows_by_label, take_label_column
 from fedpca.rows.matching import open_matching, scores_in_blocks
@@ -43,20 +45,25 @@ def run_program(
     program: Callable[..., Any],
     solver: Any,
     parameters: dict[str, Any],
+    privacy: Privacy | None = None,
     **more: Any,
 ) -> tuple[Any, RunRecord]:
     """Run a program over a federation, and return its result and the run record.
 
     The program receives ``parameters`` and ``more``. A journal identifies the run by ``parameters``
-    alone.
+    alone, and by the promise of ``privacy`` if there is one.
     """
     plain = None if solver is None else to_plain(solver)
+    identity = {
+        "program": type(estimator).__name__,
+        "parameters": {**parameters, "solver": plain},
+    }
+    if privacy is not None:
+        identity["privacy"] = {PRIVATE: privacy.to_plain()}
+        more["privacy"] = privacy
     result = fed.run(
         partial(program, solver=solver, **parameters, **more),
-        identity={
-            "program": type(estimator).__name__,
-            "parameters": {**parameters, "solver": plain},
-        },
+        identity=identity,
         seed=seed_of(estimator.random_state),
     )
     return result, fed.record.with_outcome(result.outcome)
@@ -95,6 +102,31 @@ def warn_uncertain(run: RunRecord, k: int) -> None:
             f"angle to the exact components may be {run.angle_bound:.0e}; use {other}scale=True, or "
             "fewer components",
             ConvergenceWarning,
+            stacklevel=3,
+        )
+
+
+def warn_noise(run: RunRecord, k: int) -> None:
+    """Warn if noise for privacy hides components, or is larger than it would have to be.
+
+    Call this directly from ``fit``, so that the warning points to the line that called ``fit``.
+    """
+    if not run.privacy:
+        return
+    if not run.secure and len(run.sites) > 1:
+        warnings.warn(
+            f"each of the {len(run.sites)} sites added all of the noise by itself, because sums were "
+            f"not secure: it is {np.sqrt(len(run.sites)):.1f} times as large as needed; use a "
+            "federation with secure=True",
+            UserWarning,
+            stacklevel=3,
+        )
+    if run.n_certain < k:
+        warnings.warn(
+            f"only {run.n_certain} of the {k} components stand out from the noise that sites added for "
+            f"epsilon={run.privacy['promised']:g}; use fewer components, more rows, a smaller "
+            "row_bound, or a larger epsilon",
+            UserWarning,
             stacklevel=3,
         )
 
@@ -230,30 +262,38 @@ def holds_rows(X: Any) -> bool:
     return not (is_many_sites(X) and any(isinstance(item, Site) for item in items))
 
 
-def as_federation(X: Any, sites: Any = None, weights: Any = None) -> Federation:
+def as_federation(
+    X: Any, sites: Any = None, weights: Any = None, *, is_private: bool = False
+) -> Federation:
     """Return X if it is a federation; otherwise return an in-process federation over the rows in X.
 
-    ``weights`` are the weights of rows in X, as `FederatedPCA.fit` takes them.
+    ``weights`` are the weights of rows in X, as `FederatedPCA.fit` takes them. In a private fit, the
+    sums of several sites are secure, so that they can share the noise.
     """
+    if isinstance(X, Federation) and sites is None and weights is None:
+        return X
+    parts = _by_site(X, sites, weights)
+    return Federation.local(parts, secure=is_private and len(parts) > 1)
+
+
+def _by_site(X: Any, sites: Any, weights: Any) -> Any:
+    """Return the rows of each site, as a list or a dict, with their weights if they have any."""
     if is_many_sites(X):
         if sites is not None:
             raise InputError(
                 "sites= labels the rows of a single table; X is already split by site, so omit sites="
             )
-        if weights is not None:
-            X = weighted_sites(X, weights)
-        return X if isinstance(X, Federation) else Federation.local(X)
+        return X if weights is None else weighted_sites(X, weights)
     if is_path(X) and sites is not None:
         raise InputError(
             "X is a file, so sites= must name the column that holds each row's site; or pass the table"
         )
     if weights is None:
-        return Federation.local([X] if sites is None else rows_by_label(X, sites))
+        return [X] if sites is None else rows_by_label(X, sites)
     if sites is None:
-        return Federation.local(weighted_sites([X], [weights]))
+        return weighted_sites([X], [weights])
     weights = checked_weights(weights, X.shape[0])
-    parts = rows_by_label(X, sites), rows_by_label(weights, sites)
-    return Federation.local(weighted_sites(*parts))
+    return weighted_sites(rows_by_label(X, sites), rows_by_label(weights, sites))
 
 
 def scores_of_file(

@@ -22,6 +22,7 @@ DOMAIN = b"fedpca declared plan, version 1\0"
 DECLARE = "declare_run"  # takes the place of a question's name
 AGREE = "agree_on_keys"  # does so too, before the first question of a run with secure sums
 SECURE = "secure"  # the privacy setting that asks for secure sums
+PRIVATE = "differential"  # the privacy settings of a differentially private run
 MAX_PLAN_BYTES = 1 << 20  # a plan lists sites, and perhaps numbers of components by site
 MAX_PURPOSE = 500  # characters
 MAX_NAME = 100  # characters of the name of a run or a program
@@ -46,7 +47,8 @@ class RunPlan:
     purpose : str
         Why the run takes place, in a line of words.
     privacy : dict
-        The privacy settings: ``{"secure": True}`` if every sum is a secure one.
+        The privacy settings: "secure" is True if every sum is a secure one, and "differential" has the
+        settings of `fedpca.Privacy` if every answer about rows gets noise.
     """
 
     run: str
@@ -60,6 +62,11 @@ class RunPlan:
     def is_secure(self) -> bool:
         """Return whether the plan asks for secure sums."""
         return self.privacy.get(SECURE) is True
+
+    @property
+    def is_private(self) -> bool:
+        """Return whether the plan promises differential privacy."""
+        return PRIVATE in self.privacy
 
     @property
     def solver(self) -> str:
@@ -112,8 +119,12 @@ class RunPlan:
         tables = (self.parameters, self.sites, self.privacy)
         if not all(isinstance(table, dict) for table in tables):
             raise MessageError("the plan's parameters, sites, and privacy settings must be tables")
-        if self.privacy not in ({}, {SECURE: True}):
-            raise MessageError(f"the plan's privacy settings must be empty or {{{SECURE!r}: true}}")
+        known = {SECURE: True, PRIVATE: self.privacy.get(PRIVATE)}
+        is_known = all(
+            name in known and value == known[name] for name, value in self.privacy.items()
+        )
+        if not is_known or not isinstance(self.privacy.get(PRIVATE, {}), dict):
+            raise MessageError("the plan has privacy settings that cannot be read")
         if not self.sites or not all(isinstance(key, str) for key in self.sites.values()):
             raise MessageError("the plan must list its sites with the fingerprints of their keys")
         keys = [key for key in self.sites.values() if key != NO_KEY]

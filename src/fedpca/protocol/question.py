@@ -27,6 +27,10 @@ A secure sum needs to know how large its numbers can be. If the rows' sum of squ
 as the word "explained" says, or ``times_energy`` of the question's arrays as a factor, the sites need
 not be asked. Where the factor is None, nothing is known.
 
+A differentially private question adds noise to its answer. With ``spends``, it says what one answer
+takes from the privacy of the rows, given the plan (`fedpca.privacy.gaussian`). The site counts that
+before the answer leaves, and repeats the same answer if it is asked again.
+
 The coordinator refuses an answer that is larger than the declared arrays can be before it downloads
 the answer completely. If a name stands for a length that only the answer determines, ``at_most`` gives
 its bound: a number, another name, or a number that the question asks with, as in
@@ -54,6 +58,7 @@ from fedpca.protocol.invariants import (
 )
 from fedpca.protocol.message import MAX_BYTES
 from fedpca.protocol.parameters import check_asked_words, out_of_bounds
+from fedpca.protocol.plan import RunPlan
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
@@ -81,6 +86,7 @@ class Question:
     bounds: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of each asked field
     check: Check | None = None
     times_energy: Callable[[Arrays], float | None] | None = None
+    spends: Callable[[RunPlan], float] | None = None
 
     def __call__(self, site: Site, **arrays: Array) -> Mapping[str, Any]:
         return self.function(site, **arrays)
@@ -178,6 +184,7 @@ def question(
     at_most: Mapping[str, str] | None = None,
     check: Check | None = None,
     times_energy: Callable[[Arrays], float | None] | None = None,
+    spends: Callable[[RunPlan], float] | None = None,
     doing: str = "",
 ) -> Callable[[Callable[..., Mapping[str, Any]]], Question]:
     """Register a function as a question under its own name.
@@ -211,6 +218,7 @@ def question(
             bounds={field: each for field, each in bounds.items() if each},
             check=check,
             times_energy=times_energy,
+            spends=spends,
         )
         return _REGISTRY[name]
 

@@ -233,6 +233,13 @@ class Site:
         remember(self.memory, value)
 
     @property
+    def plan(self) -> RunPlan:
+        """Return the plan of the run that the site is in."""
+        if not self.remembers(Agreement):
+            raise PolicyRefused(UNDECLARED)
+        return self._run.plan
+
+    @property
     def asked(self) -> tuple[str, ...]:
         """Return the names of the plan's questions so far, with the one that is being answered last."""
         if not self.remembers(Agreement):
@@ -274,7 +281,8 @@ class Site:
         agreed = None
         if self._guard is not None:
             agreed = self._guard.check(before, question, header, arrays, dimensions["d"])
-        if question.reads_rows and self._disclosure is not None:
+        # noise protects single rows, so counts of them need no further rule
+        if question.reads_rows and self._disclosure is not None and question.spends is None:
             self._check_disclosure(self._disclosure, agreed, arrays)
         if self._budget is not None:
             self._budget.spend(str(header["run"]), self.file(".budget"))
@@ -301,8 +309,9 @@ class Site:
         except BaseException:
             run.memory = memory
             raise
-        # under a plan, a repeated round must not be answered with other numbers
-        run.advance(number, before, reply if keep or agreed is not None else None)
+        # under a plan, a repeated round must not be answered with other numbers, or other noise
+        is_kept = keep or agreed is not None or question.spends is not None
+        run.advance(number, before, reply if is_kept else None)
         return reply
 
     def _masked_again(self, message: Message) -> Message | None:
@@ -395,9 +404,10 @@ class Site:
         header = message.header
         plan = RunPlan.from_bytes(message.arrays.get("plan", np.empty(0)).tobytes())
         if self._guard is None:
+            needs_plan = plan.is_secure or plan.is_private
             if header["run"] != self._run.name:
-                self._enter(header["run"], header["memory"], has_keys=plan.is_secure)
-            if not plan.is_secure:
+                self._enter(header["run"], header["memory"], has_keys=needs_plan)
+            if not needs_plan:
                 return self._reply(header, {}, {})
             return self._begin_plan(header, plan, agreement_to(plan))
         signature = message.arrays.get("signature", np.empty(0, np.uint8)).tobytes()

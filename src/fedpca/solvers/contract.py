@@ -139,6 +139,16 @@ class Solution:
         return replace(self, angle_bound=bound, n_certain=n_certain, stop_reason=reason)
 
 
+@dataclass(frozen=True)
+class PcaResult:
+    """The result of a fit."""
+
+    solution: Solution
+    site_shares: dict[str, float]  # explained share of each site's variance; empty if refused
+    outcome: Outcome
+    is_above_noise: bool = True  # false if the rule "auto" found no component to keep
+
+
 @runtime_checkable
 class Solver(Protocol):
     """The coordinator's program for one method, with its options as fields.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,6 @@ import numpy as np
 
 from fedpca.arrays import Array, Arrays
 from fedpca.coordinator.federation import Federation
-from fedpca.coordinator.record import Outcome
 from fedpca.errors import PolicyRefused
 from fedpca.linalg.rank_rules import check_n_components
 from fedpca.protocol.plan import RunPlan
@@ -23,8 +22,8 @@ from fedpca.rows.standardized import Frame, refuse_tiny
 from fedpca.solvers.catalogue import SOLVERS, cheapest_exact, chosen_by_auto, plan_solver
 from fedpca.solvers.contract import (
     EXPLAINED,
+    PcaResult,
     Problem,
-    Solution,
     Solver,
     check_choice,
     columns_asked,
@@ -32,23 +31,12 @@ from fedpca.solvers.contract import (
     moments_and_rank,
 )
 from fedpca.solvers.influence import report_caused
+from fedpca.solvers.private.program import private_script
 from fedpca.solvers.sign_flips import SignFlips
 from fedpca.solvers.standardize import column_names, common_features
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
-
-
-@dataclass(frozen=True)
-class PcaResult:
-    """The result of a fit."""
-
-    solution: Solution
-    site_shares: dict[
-        str, float
-    ]  # explained share of each site's variance; empty if a policy refuses
-    outcome: Outcome
-    is_above_noise: bool = True  # false if the rule "auto" found no component to keep
 
 
 def principal_components(
@@ -86,6 +74,8 @@ def principal_components(
 @script("FederatedPCA")
 def pca_script(plan: RunPlan) -> Script:
     """Return what `principal_components` asks with the plan's solver, or with one that it chooses."""
+    if plan.is_private:
+        return private_script(plan)
     _check_parameters(plan)
     declared = plan_solver(plan, SOLVERS)
     solvers = [declared] if declared else chosen_by_auto()

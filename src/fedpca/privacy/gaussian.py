@@ -1,0 +1,186 @@
+"""Account for Gaussian noise: how much of it a promise of differential privacy needs.
+
+    delta(epsilon) = F(-epsilon / mu + mu / 2) - exp(epsilon) F(-epsilon / mu - mu / 2),
+    mu^2 = sum of (sensitivity / sigma)^2 over all releases,   F the normal distribution
+
+A release is a sum over rows with normal noise of standard deviation ``sigma`` added to it. Its
+sensitivity is how far one row can move the sum. Several releases compose exactly: their ``mu^2`` add
+up. So ``mu^2`` is what a run spends, and what a site's budget counts.
+
+Two tables are adjacent if one of them has one row more. Whoever sees all releases, and knows all other
+rows, can then hardly tell whether the row is there: no event is more than ``exp(epsilon)`` times as
+likely with it than without, but for a probability of ``delta``.
+
+Sources: Dong, Roth, and Su, "Gaussian differential privacy" (2022); Balle and Wang, "Improving the
+Gaussian mechanism for differential privacy" (2018).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.special import log_ndtr
+
+from fedpca.arrays import Array
+from fedpca.errors import InputError
+from fedpca.protocol.plan import PRIVATE, RunPlan
+
+MIN_EPSILON, MIN_DELTA, MAX_DELTA = 1e-4, 1e-15, 0.1
+MEAN_SHARE = 0.05  # of mu^2, for the count and the mean; the rest is for the scatter about it
+MAX_ROUNDS = 100  # products that share the rest
+# whole numbers stand for normal ones, which changes epsilon and delta by less than this
+DISCRETE_SLACK = 1e-9
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """A promise of differential privacy for every row, and what it takes to keep it.
+
+    Parameters
+    ----------
+    epsilon, delta : float
+        The promise: whether a row is there changes the probability of any result by at most a factor
+        ``exp(epsilon)``, but for a probability of ``delta``. Rows are adjacent by adding or removing
+        one. ``delta`` should be much smaller than one over the number of rows. With an infinite
+        epsilon, rows are bounded but get no noise, and nothing is promised.
+    row_bound : float
+        Rows count at most this far from the mean: those farther away are moved there. Choose it from
+        what is known about the domain, never by looking at the rows.
+    around : float or sequence of float
+        A point near which rows are expected, known without looking at them. For the mean, rows count
+        at most twice ``row_bound`` from it.
+    n_silent : int
+        How many sites may add no noise, or tell theirs to others, while the promise holds for the rows
+        of all other sites. It matters with secure sums, where sites share the noise.
+    n_products : int
+        The number of noisy products by which a table is fitted that is too wide for its scatter.
+
+    Examples
+    --------
+    >>> from fedpca import Privacy
+    >>> round(Privacy(epsilon=1.0, delta=1e-6, row_bound=8.0).mu, 4)
+    0.2367
+    """
+
+    epsilon: float
+    delta: float
+    row_bound: float
+    around: float | tuple[float, ...] = 0.0
+    n_silent: int = 1
+    n_products: int = 5
+
+    def __post_init__(self) -> None:
+        _check_number("epsilon", self.epsilon, MIN_EPSILON, math.inf)
+        _check_number("delta", self.delta, MIN_DELTA, MAX_DELTA)
+        _check_number("row_bound", self.row_bound, 1e-100, 1e100)
+        for name, least, most in (("n_silent", 0, 10**6), ("n_products", 1, MAX_ROUNDS)):
+            value = getattr(self, name)
+            is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+            if not is_whole or not least <= value <= most:
+                raise InputError(f"{name}={value!r} must be a whole number from {least} to {most}")
+        around = np.asarray(self.around, dtype=np.float64)
+        if around.ndim > 1 or not np.isfinite(around).all():
+            raise InputError("around must be a number, or a number for each feature")
+        object.__setattr__(self, "around", tuple(around.tolist()) if around.ndim else float(around))
+
+    @property
+    def mu(self) -> float:
+        """Return the mu that all releases of a run have together."""
+        return mu_of(self.epsilon, self.delta)
+
+    def spent(self, share: float) -> float:
+        """Return the mu^2 of a release that takes this share of the run's."""
+        return share * self.mu**2
+
+    @property
+    def product_share(self) -> float:
+        """Return the share of mu^2 for each of several products."""
+        return (1 - MEAN_SHARE) / self.n_products
+
+    def n_noisy(self, plan: RunPlan) -> int:
+        """Return over how many sites the noise of a release is spread.
+
+        Without secure sums, the coordinator sees each answer, so each site adds all of the noise.
+        """
+        if not plan.is_secure:
+            return 1
+        return max(1, len(plan.sites) - self.n_silent)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the settings as plain values, for a plan or a file."""
+        plain = asdict(self)
+        around = plain["around"]
+        return {**plain, "around": list(around) if isinstance(around, tuple) else around}
+
+    @classmethod
+    def from_plain(cls, given: Mapping[str, Any]) -> Privacy:
+        """Return the settings that `to_plain` returned; refuse any others."""
+        try:
+            return cls(**given)
+        except TypeError as error:
+            raise InputError(f"the privacy settings cannot be read: {error}") from None
+
+    @classmethod
+    def of(cls, plan: RunPlan) -> Privacy:
+        """Return the settings that a plan declares."""
+        return cls.from_plain(plan.privacy[PRIVATE])
+
+
+def mu_of(epsilon: float, delta: float) -> float:
+    """Return the largest mu whose releases keep the promise."""
+    if math.isinf(epsilon):
+        return math.inf
+    epsilon, delta = epsilon * (1 - DISCRETE_SLACK), delta * (1 - DISCRETE_SLACK)
+    most = 20.0 + 2 * math.sqrt(epsilon)  # the mu of epsilon is near sqrt(2 epsilon)
+    return float(brentq(lambda mu: delta_of(epsilon, mu) - delta, 1e-9, most))
+
+
+def delta_of(epsilon: float, mu: float) -> float:
+    """Return the smallest delta that holds with this epsilon, if the releases have this mu."""
+    if mu <= 0:
+        return 0.0
+    if math.isinf(mu):
+        return 1.0
+    first = log_ndtr(-epsilon / mu + mu / 2)
+    second = epsilon + log_ndtr(-epsilon / mu - mu / 2)
+    return float(np.exp(first) * -np.expm1(min(second - first, 0.0)))
+
+
+def epsilon_of(mu: float, delta: float) -> float:
+    """Return the smallest epsilon that holds with this delta, if the releases have this mu."""
+    if math.isinf(mu):
+        return math.inf
+    delta = delta * (1 - DISCRETE_SLACK)
+    if delta_of(0.0, mu) <= delta:
+        return 0.0
+    # a normal distribution has less than delta beyond sqrt(2 log(1 / delta)) deviations
+    most = mu * (mu / 2 + math.sqrt(2 * math.log(1 / delta)))
+    found = brentq(lambda epsilon: delta_of(epsilon, mu) - delta, 0.0, most)
+    return float(found) / (1 - DISCRETE_SLACK)
+
+
+def noise_variance(sensitivity_squared: float, mu_squared: float, n_noisy: int) -> int:
+    """Return the variance of the whole numbers that each site adds, rounded up; 0 for no noise."""
+    if math.isinf(mu_squared):
+        return 0
+    return math.ceil(sensitivity_squared / (mu_squared * n_noisy))
+
+
+def around_point(privacy: Privacy, d: int) -> Array:
+    """Return the point near which rows are expected, ``(d,)``."""
+    point = np.asarray(privacy.around, dtype=np.float64)
+    if point.ndim and len(point) != d:
+        raise InputError(f"around has {len(point)} numbers for {d} features")
+    return np.broadcast_to(point, d)
+
+
+def _check_number(name: str, value: Any, least: float, most: float) -> None:
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_number or not least <= float(value) <= most:
+        raise InputError(f"{name}={value!r} must be a number from {least:g} to {most:g}")

@@ -1,0 +1,59 @@
+"""Put rows on a grid of whole numbers within a ball, so that one row can move a sum only so far.
+
+    q(x) = round((x - c) min(1, r / |x - c|) 2^b / r),   |q(x)| <= 2^b
+
+A row is centered at c, moved to the ball of radius r if it is outside, and rounded to whole numbers. It
+is moved slightly farther inward than to r, so that rounding cannot take it out of the ball. A row's
+place on the grid depends on nothing but the row. Sums of whole numbers and of their products are exact,
+in any order, as long as they stay below 2^53. So one row more changes a sum by exactly what the row
+contributes, and never by the rounding of the other rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from fedpca.arrays import Array
+from fedpca.errors import InputError
+from fedpca.rows.in_memory import Rows, is_sparse, refuse_non_finite, rows_per_block
+
+GRID_BITS = 18  # of the radius
+RADIUS = 1 << GRID_BITS  # of the ball, in steps of the grid
+MAX_EXACT_ROWS = 1 << (53 - 2 * GRID_BITS)  # whose products add up exactly in float64
+MAX_ROWS = 1 << 25  # at all sites, whose products add up in int64 beside their noise
+
+
+def bounded_blocks(
+    rows: Rows, center: Array, radius: float, order: Array | None = None
+) -> Iterator[Array]:
+    """Yield rows on the grid, as float64 blocks ``(m, d)`` of whole numbers, at most 2^17 rows each.
+
+    ``order`` has each common feature's column, as the center does; None if they are the same.
+    """
+    step = min(rows_per_block(rows.n_features), MAX_EXACT_ROWS)
+    for block in rows.blocks():
+        for start in range(0, block.shape[0], step):
+            part = block[start : start + step]
+            dense = np.asarray(part.toarray() if is_sparse(part) else part, dtype=np.float64)
+            if not np.isfinite(dense).all():
+                refuse_non_finite(rows)
+            yield on_grid(dense if order is None else dense[:, order], center, radius)
+
+
+def on_grid(rows: Array, center: Array, radius: float) -> Array:
+    """Return finite rows as whole numbers within the ball, ``(m, d)``."""
+    with np.errstate(over="ignore"):
+        offsets = np.ascontiguousarray(rows - center) / radius
+    largest = np.abs(offsets).max(axis=1, initial=1.0, keepdims=True)
+    if not np.isfinite(largest).all():
+        raise InputError(
+            "the values overflow when they are divided by the bound; rescale the columns"
+        )
+    offsets /= largest  # so that no square overflows
+    # numpy adds up each row by itself, in an order that no other row affects
+    lengths = largest * np.sqrt((offsets * offsets).sum(axis=1, keepdims=True))
+    limit = 1.0 - (np.sqrt(rows.shape[1]) / 2 + 1) / RADIUS  # rounding takes a row less far out
+    offsets *= largest * RADIUS * (limit / np.maximum(lengths, limit))
+    return np.rint(offsets, out=offsets)

@@ -1,0 +1,1 @@
+"""Principal components with differential privacy."""

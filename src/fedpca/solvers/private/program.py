@@ -1,0 +1,208 @@
+"""Find components with differential privacy, from sums that have noise in them.
+
+    S = sum q q' + E,   C = (r / R)^2 S,   C V = V diag(theta)
+
+The sites add noise to the count and the mean, and then to the scatter about that mean
+(`fedpca.solvers.private.at_site`). Everything after that uses only these numbers, so it takes nothing
+more from the privacy of the rows: eigenvectors, variances, the number of components, and how far the
+noise may have turned them.
+
+If there are too many features for the scatter, each of a few rounds multiplies it with a block instead,
+``Y = S Z + E``, and continues from the directions of Y. Their noise is larger, since the rounds share
+the budget.
+
+The noise E of a scatter is a random symmetric matrix. Its norm is near ``edge = s sqrt(2 d)``, where s
+is the deviation of its diagonal. It raises a large eigenvalue l of the scatter to ``l + edge^2 / (4
+l)``, which is taken back, and hides eigenvalues below ``edge / 2``.
+
+Sources: Dwork, Talwar, Thakurta, and Zhang, "Analyze Gauss" (2014); Hardt and Price, "The noisy power
+method" (2014); Benaych-Georges and Nadakuditi, "The eigenvalues and eigenvectors of finite, low rank
+perturbations of large random matrices" (2011).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+
+from fedpca.arrays import Array
+from fedpca.coordinator.federation import Federation
+from fedpca.errors import InputError
+from fedpca.linalg.dense import angle_bounds, orth, top_eigen, unpack_triangle
+from fedpca.linalg.parallel_analysis import count_above, noise_floor
+from fedpca.linalg.rank_rules import RankRule, Spectrum, rank_rule, settled
+from fedpca.privacy.gaussian import Privacy, around_point
+from fedpca.protocol.plan import RunPlan
+from fedpca.protocol.script import Order, Script, either, then
+from fedpca.rows.bounded import MAX_ROWS, RADIUS
+from fedpca.solvers.contract import PcaResult, Solution, Solver, check_choice
+from fedpca.solvers.private.at_site import (
+    AROUND_TIMES,
+    COUNT_UNIT,
+    ENERGY_SHARE,
+    noisy_count_and_sum,
+    noisy_product,
+    noisy_scatter,
+    product_variance,
+    scatter_variance,
+)
+from fedpca.solvers.standardize import Moments, column_names, common_features
+
+MAX_SCATTER_FEATURES = 4096  # up to which the scatter is summed; beyond, products are
+SPARE_COLUMNS = 5  # of a block beside the components
+MAX_LOOK = 50  # components that a rule can find in products
+SOLVERS = ("auto", "covariance", "power")  # that have a mechanism
+
+
+def private_components(
+    fed: Federation,
+    start: Array | None,
+    *,
+    privacy: Privacy,
+    solver: Solver | None,
+    n_components: Any,
+    center: bool,
+    scale: bool,
+    tol: float,
+    max_rounds: int,
+    missing: str = "error",
+) -> PcaResult:
+    """Find the components of all sites' rows, with the promise that ``privacy`` makes."""
+    check_private(None if solver is None else solver.name, scale, missing)
+    common = common_features(fed)
+    d = common.n_features
+    around = around_point(privacy, d)
+    sums = fed.sum(noisy_count_and_sum, features=common.to_ask)
+    n = max(float(sums["n"]) / COUNT_UNIT, 2.0)
+    if n > MAX_ROWS:
+        raise InputError(
+            f"a private run takes at most {MAX_ROWS:,} rows at all sites, not {n:,.0f}"
+        )
+    mean = np.zeros(d)
+    if center:
+        mean = around + sums["total"] * (AROUND_TIMES * privacy.row_bound / RADIUS / n)
+    moments = Moments(round(n), mean, np.ones(d), common.names, n)
+    rank = rank_rule(n_components, moments.n, d)
+    name = solver.name if solver else "covariance" if d <= MAX_SCATTER_FEATURES else "power"
+    find = _from_scatter if name == "covariance" else _from_products
+    noisy = find(fed, privacy, moments, rank.first_look if is_count(n_components) else d)
+    return _result(noisy, name, moments, rank, n_components)
+
+
+@dataclass(frozen=True)
+class NoisyEigen:
+    """Leading eigenvalues and eigenvectors of the scatter, with noise in them."""
+
+    values: Array  # (p,)
+    vectors: Array  # (d, p)
+    energy: float
+    edge: float  # eigenvalues up to this one may be noise alone
+    squares: Array | None = None  # (d,), the sum of squares of each column
+
+
+def _from_scatter(fed: Federation, privacy: Privacy, moments: Moments, look: int) -> NoisyEigen:
+    """Return the leading eigenvectors of the noisy scatter, and one eigenvalue more."""
+    d, unit, plan = moments.d, (privacy.row_bound / RADIUS) ** 2, fed.plan
+    triangle = fed.sum(noisy_scatter, mean=moments.mean)["triangle"]
+    C = unpack_triangle(triangle.astype(np.float64) * unit)
+    edge = unit * np.sqrt(len(plan.sites) * scatter_variance(plan) * 2.0 * d)
+    values, V = top_eigen(C, min(look + 1, d))
+    return NoisyEigen(values, V, float(np.trace(C)), edge, C.diagonal())
+
+
+def _from_products(fed: Federation, privacy: Privacy, moments: Moments, look: int) -> NoisyEigen:
+    """Return the leading directions after a fixed number of noisy products."""
+    d, unit, plan = moments.d, (privacy.row_bound / RADIUS) ** 2, fed.plan
+    width = min(d, min(look, MAX_LOOK) + SPARE_COLUMNS)
+    Z = orth(fed.rng().standard_normal((d, width)))
+    energies = []
+    for _ in range(privacy.n_products):
+        answer = fed.sum(noisy_product, mean=moments.mean, Z=Z)
+        Z, values, _ = np.linalg.svd(answer["Y"] * unit, full_matrices=False)
+        energies.append(float(answer["energy"]) * ENERGY_SHARE * unit)
+    deviation = unit * np.sqrt(float(len(plan.sites) * product_variance(plan)))
+    edge = deviation * (np.sqrt(d) + np.sqrt(width))  # the norm of the noise in Y
+    return NoisyEigen(values, Z, float(np.mean(energies)), edge)
+
+
+def _result(
+    noisy: NoisyEigen, solver: str, moments: Moments, rank: RankRule, n_components: Any
+) -> PcaResult:
+    """Return the components, with the noise taken out of their variances, and how certain they are."""
+    values, edge = noisy.values, noisy.edge
+    actual = without_noise(values, edge)
+    energy = max(noisy.energy, float(actual.max(initial=0.0)))
+    n_most = min(moments.n, moments.d, len(values))
+    spectrum = Spectrum(actual[:n_most], energy, moments.n, moments.d, is_all=True)
+    if n_components == "auto":
+        k = _above_noise(replace(spectrum, values=values[:n_most], squares=noisy.squares), edge)
+    else:
+        k = rank.settle(spectrum)
+    n_certain = int(np.argmin(np.append(values[:k] > edge, False)))
+    bounds = angle_bounds(actual, np.full(len(actual), edge), k)
+    solution = Solution(
+        moments,
+        noisy.vectors[:, :k],
+        actual[:k],
+        max(energy, float(actual[:k].sum())),
+        "private",
+        angle_bound=float(bounds[-1]),
+        n_certain=n_certain,
+    )
+    return PcaResult(solution, {}, solution.outcome(solver), is_above_noise=bool(n_certain))
+
+
+def without_noise(values: Array, edge: float) -> Array:
+    """Return eigenvalues without what the noise adds to them, and not negative.
+
+    An eigenvalue l appears as ``l + edge^2 / (4 l)`` if it exceeds half the edge. What appears below
+    the edge may be noise alone; half of it continues the other values without a step.
+    """
+    root = np.sqrt(np.maximum(values**2 - edge**2, 0.0)) if edge else values
+    return np.asarray(np.maximum((values + root) / 2, 0.0))
+
+
+def _above_noise(spectrum: Spectrum, edge: float) -> int:
+    """Return how many values exceed those of rows without structure, and the noise beside them."""
+    squares = spectrum.squares
+    if squares is None:
+        squares = np.full(spectrum.d, spectrum.total / spectrum.d)
+    floor = noise_floor(spectrum.n, np.maximum(squares, 0.0), len(spectrum.values)) + edge
+    return settled(count_above(spectrum.values, floor), replace(spectrum, is_all=True)) or 1
+
+
+def is_count(n_components: Any) -> bool:
+    """Return whether ``n_components`` is a number of components, and no rule or share."""
+    return isinstance(n_components, Integral)
+
+
+def private_script(plan: RunPlan) -> Script:
+    """Return what `private_components` asks."""
+    privacy = Privacy.of(plan)
+    given = plan.parameters
+    check_private(plan.solver, given.get("scale", False), given.get("missing", "error"))
+    products = then(*[noisy_product] * privacy.n_products)
+    ways: dict[str, Order] = {
+        "auto": either(noisy_scatter, products),
+        "covariance": then(noisy_scatter),
+        "power": products,
+    }
+    return Script(then(column_names, noisy_count_and_sum, ways[plan.solver]))
+
+
+def check_private(solver: str | None, scale: bool, missing: str) -> None:
+    """Refuse what has no differentially private mechanism."""
+    check_choice("solver", solver or "auto", SOLVERS)
+    if scale:
+        raise InputError(
+            "scale=True has no differentially private mechanism; divide the columns by ranges that are "
+            "known without looking at the rows, and choose row_bound for the result"
+        )
+    if missing != "error":
+        raise InputError(
+            f"missing={missing!r} has no differentially private mechanism; drop rows with missing "
+            "values before the fit, or fill in values that do not depend on other rows"
+        )
