@@ -228,6 +228,13 @@ class Policy:
                 "the policy requires secure sums, but the plan has none; use Federation(secure=True) "
                 "or `fedpca fit --secure`"
             )
+        if plan.is_private and plan.is_secure and own_key != NO_KEY and not self.peers:
+            raise PolicyRefused(
+                "the sites of the plan would share the noise, but the policy lists no peers, so the "
+                "coordinator could have invented sites that add none; list the fingerprints of the "
+                "other sites' keys in the policy's peers, or fit without secure sums, so that each "
+                "site adds all of the noise"
+            )
         if script.sees and not self.gather:
             raise PolicyRefused(
                 f"{plan.program} with solver {plan.solver!r} shows the coordinator this site's own "
