@@ -100,6 +100,7 @@ class TestSecret:
     """What the flips would tell if the coordinator knew the signs, and that it does not."""
 
     rows = np.random.default_rng(4).standard_normal((12, 4))
+    rows += 3 * rows[:, :1] @ np.ones((1, 4))  # one component, for the flips to confirm
 
     def listen(self, *, in_process):
         """All that a site with these rows answers to one run, and the site."""
@@ -145,7 +146,7 @@ class TestSecret:
     @pytest.mark.parametrize("asked", [0, 21, 10**6])
     def test_a_site_flips_no_more_often_than_needed(self, asked):
         def program(fed, start):
-            fed.sum(sign_flips.draw_signs, seed=np.int64(0))
+            fed.sum(sign_flips.draw_signs, seed=np.int64(0), removed=np.empty((4, 0)))
             fed.sum(sign_flips.flipped_triangles, n_flips=np.int64(asked))
 
         with pytest.raises(FedpcaError, match="flips its signs 1 to 20 times"):
