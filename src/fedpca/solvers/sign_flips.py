@@ -222,6 +222,7 @@ class FlipSecret:
 @question(
     doing="preparing to find the number of components",
     answers={"squares": "float64 d, squares"},
+    times_energy=lambda _: 1.0,
 )
 def column_squares(site: Site) -> Arrays:
     """Send the sum of squares of each standardized column."""
