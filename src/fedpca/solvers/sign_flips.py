@@ -84,13 +84,13 @@ class SignFlips:
     def __call__(self, spectrum: Spectrum) -> int | None:
         if spectrum.squares is not None:
             return parallel_analysis(spectrum)
-        values, n, d = spectrum.values, spectrum.n, spectrum.d
+        values = spectrum.values
         if not values.size or values[0] <= 0:
             return 1
         if self.squares is None:
             self.squares = self.fed.sum(column_squares)["squares"]
         if len(self.unrelated) < len(values):
-            self.unrelated = noise_floor(n, self.squares, len(values))
+            self.unrelated = noise_floor(spectrum.n, self.squares, len(values))
         found = self._confirmed(spectrum, count_above(values, self.unrelated))
         self.found_none = found == 0
         return None if found is None else max(1, found)
