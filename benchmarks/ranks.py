@@ -6,7 +6,8 @@
 
 Planted tables have noise that is equal everywhere, unequal by row, or unequal by column. Their
 components are 1.7 to 3 times as large as the largest direction of the noise. The same noise without
-components shows how often a component is made up. Columns of real tables are scaled. Tables for RobustPCA also have outliers and missing entries, and only a bound on the rank.
+components shows how often a component is made up. Columns of real tables are scaled. Tables for
+RobustPCA also have outliers and missing entries, and only a bound on the rank.
 """
 
 from __future__ import annotations
