@@ -209,6 +209,11 @@ class TestSecret:
         with pytest.raises(PolicyRefused, match=f"fewer than {least} rows"):
             sign_flips.draw_signs(site, seed=np.int64(0), removed=removed)
 
+    def test_a_site_with_a_policy_removes_no_more_than_half_of_all_directions(self):
+        site = Site(np.random.default_rng(0).standard_normal((200, 9)), name="a", policy=Policy())
+        with pytest.raises(PolicyRefused, match=r"5 columns.*at most half of 9"):
+            sign_flips.draw_signs(site, seed=np.int64(0), removed=np.eye(9, 5))
+
     def test_signs_are_new_for_each_set_of_directions(self):
         triangles = []
 

@@ -120,8 +120,10 @@ class SignFlips:
         return None if is_open else k
 
     def _floor_after(self, k: int, spectrum: Spectrum, p: int) -> Array | None:
-        """Return the floor for p eigenvalues after the first k, or None after too many questions."""
+        """Return the floor for p eigenvalues after the first k, or None if sites would not tell it."""
         n, d = spectrum.n, spectrum.d
+        if 2 * k > d:
+            return None
         if k not in self.flipped and len(self.flipped) < most_looks(d):
             removed = np.ascontiguousarray(_vectors_of(spectrum)[:, :k])
             noise = flipped_floor(self.fed, n, removed, min(p, d))
@@ -247,10 +249,18 @@ def draw_signs(site: Site, seed: Array, removed: Array) -> dict[str, Any]:
     rows, although the signs are secret. And a coordinator that lies can choose k directions without
     which k + 1 columns are equal. If these columns are more than the rows, their products are a matrix
     of low rank, whose range holds the signs of each row. So a site with a policy refuses if it has few
-    rows, or not twice as many as there are directions.
+    rows, or not twice as many as there are directions. It also removes at most half of all directions:
+    with all but one removed, flips would tell moments of the rows along a direction of the
+    coordinator's choice.
     """
-    least = max(LEAST_ROWS, 2 * removed.shape[1])
-    if not site.policy.is_open and not site.is_in_process and _has_fewer_rows(site, least):
+    d, k = removed.shape
+    least = max(LEAST_ROWS, 2 * k)
+    is_guarded = not site.policy.is_open and not site.is_in_process
+    if is_guarded and 2 * k > d:
+        raise PolicyRefused(
+            f"field 'removed' has {k} columns; n_components='auto' removes at most half of {d}"
+        )
+    if is_guarded and _has_fewer_rows(site, least):
         raise PolicyRefused(
             f"the site has fewer than {least} rows, and n_components='auto' would tell them apart "
             "over many runs; use a number of components, or another rule such as 'gap'"
