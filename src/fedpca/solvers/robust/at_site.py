@@ -24,7 +24,7 @@ import scipy.sparse as sp
 from fedpca.arrays import Array, Arrays
 from fedpca.errors import InputError
 from fedpca.models.outliers import write_outliers
-from fedpca.models.robust import TIMES_MEDIAN, RobustModel, separate
+from fedpca.models.robust import TIMES_MEDIAN, RobustModel, column_sums, separate
 from fedpca.protocol.question import question
 from fedpca.rows.standardized import refuse_large, refuse_overflow
 from fedpca.solvers.robust.blocks import (
@@ -47,6 +47,7 @@ from fedpca.solvers.robust.medians import (
     as_bins,
     count_in_bins,
     inside_bins,
+    may_be_undivided,
     undivided_bins,
 )
 from fedpca.solvers.robust.schedule import check_last_threshold, follow_bins
@@ -161,18 +162,34 @@ def count_values(
     """
     follow_bins(site, features, about, guess, int(shift), int(of))
     level, kind = int(shift), KINDS[int(of)]
-    inside = sum(
-        inside_bins(block.A, block.present, guess, level, kind)
-        for block in blocks_about(site, about, features=features)
-    )
-    bins, number = undivided_bins(np.asarray(inside), site.policy.min_count)
+    counted = _histograms(site, features, about, guess, level, kind)
+    if may_be_undivided(counted["counts"], site.policy.min_count):
+        inside = sum(
+            inside_bins(block.A, block.present, guess, level, kind)
+            for block in blocks_about(site, about, features=features)
+        )
+        bins, number = undivided_bins(np.asarray(inside), site.policy.min_count)
+        if number.any():
+            counted = _histograms(site, features, about, guess, level, kind, bins)
+            add_spread(counted, guess, level, bins, number)
+    return counted
+
+
+def _histograms(
+    site: Site,
+    features: Array,
+    about: Array,
+    guess: Array,
+    shift: int,
+    kind: str,
+    undivided: Array | None = None,
+) -> Arrays:
+    """Add up what `count_in_bins` counts in each block."""
     parts = [
-        count_in_bins(block.A, block.present, guess, level, kind, bins)
+        count_in_bins(block.A, block.present, guess, shift, kind, undivided)
         for block in blocks_about(site, about, features=features)
     ]
-    counted = {name: np.sum([part[name] for part in parts], axis=0) for name in parts[0]}
-    add_spread(counted, guess, level, bins, number)
-    return counted
+    return {name: np.sum([part[name] for part in parts], axis=0) for name in parts[0]}
 
 
 @question(
@@ -214,49 +231,56 @@ def least_count(site: Site) -> int:
 
 
 class Round:
-    """What a site adds up over its blocks in a round, and the scores that it will remember."""
+    """What a site adds up over its blocks in a round, and the scores that it will remember.
+
+    The cleaned rows are ``D = V U' + C``, where C holds the residuals that count. So sums of D are sums
+    of C, and of the fit by its scores, which are far fewer than its entries.
+    """
 
     def __init__(self, site: Site, U: Array) -> None:
         d, r = U.shape
         self.scores = np.empty((site.recall(PresentRows).n, r))
         self.sizes = Sizes(site)
-        self.AV, self.VV = np.zeros((d, r)), np.zeros((r, r))
-        self._total, self._n = np.zeros(d), 0
+        self.VV = np.zeros((r, r))
+        self._U, self._n = U, 0
+        self._CV, self._C_total = np.zeros((d, r)), np.zeros(d)
         self._fitted, self._fitted_total = np.zeros((r, r)), np.zeros(r)
 
-    def add(self, D: Array, V: Array, before: Array | None = None) -> None:
-        """Add a block's cleaned rows D and their scores V to the sums.
-
-        ``before`` are the scores of the fit that replaces entries in D.
-        """
-        if before is not None:
-            self._fitted += before.T @ V
-            self._fitted_total += before.sum(axis=0)
-        self.AV += D.T @ V
+    def add(self, C: Array, V: Array, before: Array) -> None:
+        """Add a block's rows, which have the scores V, as their fit by scores ``before`` plus C."""
+        self._fitted += before.T @ V
+        self._fitted_total += before.sum(axis=0)
+        self._CV += (V.T @ C).T  # faster than C.T @ V, which goes through C by columns
+        self._C_total += column_sums(C)
         self.VV += V.T @ V
-        self._total += D.sum(axis=0)
-        self._n += len(D)
+        self._n += len(V)
 
-    def without_small(self, U: Array, good: Array, least: int) -> Array:
+    @property
+    def AV(self) -> Array:
+        """Return D'V, ``(d, r)``."""
+        return np.asarray(self._U @ self._fitted + self._CV)
+
+    def without_small(self, good: Array, least: int) -> Array:
         """Remove sums that stand on fewer rows than ``least``; return the inliers of each column.
 
         A column with fewer inliers counts as if it had none: the fit replaces all of its entries. If
         fewer rows count, none do.
         """
         few = (good > 0) & (good < least)
-        self.AV[few] = U[few] @ self._fitted
-        self._total[few] = U[few] @ self._fitted_total
+        self._CV[few], self._C_total[few] = 0.0, 0.0
         good = np.where(few, 0, good)
         if self._n < least:
-            self.AV[:], self.VV[:], self._total[:], self._n = 0.0, 0.0, 0.0, 0
-            good[:] = 0
+            for total in (self._CV, self._C_total, self._fitted, self._fitted_total, self.VV, good):
+                total[:] = 0
+            self._n = 0
         return good
 
     def answer(self, threshold: Array) -> dict[str, Any]:
         """Return the sums, and the bin of the median size relative to the threshold."""
         sizes = as_bins(self.sizes.median(), float(threshold), len(self.scores))
+        total = self._U @ self._fitted_total + self._C_total
         n = np.int64(self._n)
-        return {"AV": self.AV, "VV": self.VV, "sizes": sizes, "total": self._total, "rows": n}
+        return {"AV": self.AV, "VV": self.VV, "sizes": sizes, "total": total, "rows": n}
 
 
 def carried_scores(site: Site, turn: Array, mean_scores: Array) -> Array:

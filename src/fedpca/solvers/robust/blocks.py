@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from fedpca.arrays import Array
+from fedpca.linalg.scratch import Scratch
 from fedpca.models.robust import median_size, values_about
 from fedpca.rows.in_memory import is_sparse
 
@@ -57,9 +58,8 @@ def present_rows(site: Site, which: PresentRows, entries: int | None = None) -> 
         for start in range(0, block.shape[0], step):
             part = block[start : start + step]
             rows = np.asarray(part.toarray() if is_sparse(part) else part, np.float64)
-            is_empty = np.isnan(rows).all(axis=1)
-            if is_empty.any():
-                rows = rows[~is_empty]
+            if np.isnan(rows).any():
+                rows = rows[~np.isnan(rows).all(axis=1)]
             if which.left_out is not None:
                 own = which.left_out - n_seen
                 n_seen += len(rows)
@@ -85,10 +85,14 @@ def blocks_about(
     features: Array | slice = slice(None),
     entries: int | None = None,
 ) -> Iterator[Block]:
-    """Yield some features of a site's rows about a center, in units of a scale."""
-    done = 0
+    """Yield some features of a site's rows about a center, in units of a scale.
+
+    Each block takes the place of the one before.
+    """
+    done, scratch = 0, Scratch()
     for rows in present_rows(site, site.recall(PresentRows), entries):
-        yield Block(slice(done, done + len(rows)), *values_about(rows[:, features], center, scale))
+        values = values_about(rows[:, features], center, scale, scratch)
+        yield Block(slice(done, done + len(rows)), *values)
         done += len(rows)
 
 

@@ -25,11 +25,14 @@ import numpy as np
 
 from fedpca.arrays import Array, Arrays
 from fedpca.coordinator.federation import Federation
-from fedpca.linalg.dense import orth, sine_of_angle
+from fedpca.linalg.dense import orth, outside, sine_of_angle
+from fedpca.linalg.scratch import Scratch
 from fedpca.models.robust import (
     THRESHOLD_DECAY,
     TIMES_MEDIAN,
+    column_sums,
     judge,
+    residuals,
     separate,
     stepped,
     without_large,
@@ -68,6 +71,7 @@ if TYPE_CHECKING:
 START_ROUNDS = 2  # rounds of power iteration on clipped rows
 FLOOR_MARGIN = 1.05  # a threshold within this factor of its floor has reached it: bins are no finer
 PATIENCE_ROUNDS = 5  # rounds at its floor after which a threshold stays fixed
+MAX_STEP = 1.5  # factor of a column's step if some of its entries do not count
 MAX_NOISE_SHARE = 0.02  # converged if the rotation is at most this share of what noise causes
 
 
@@ -139,7 +143,9 @@ def by_hard_threshold(
         )
         is_first = False
         before, median = median, median_of_bins(answer["sizes"], threshold)
-        last, (U, carry, squares) = U, refitted(answer, U, carry.center, moves=moments.moves)
+        steps = column_steps(answer["good"], int(answer["rows"]), reach)
+        last = U
+        U, carry, squares = refitted(answer, U, carry.center, steps, moves=moments.moves)
         change = sine_of_angle(last, U)
         fed.report(change, partial(np.asarray, U))
         floor = max(TIMES_MEDIAN * median, least)
@@ -170,10 +176,13 @@ def by_hard_threshold(
     return RobustFit(U, min(threshold, floor), median, reason, carry.center, mostly_outliers, carry)
 
 
-def refitted(answer: Arrays, U: Array, center: Array, *, moves: bool) -> tuple[Array, Carry, Array]:
+def refitted(
+    answer: Arrays, U: Array, center: Array, steps: Array, *, moves: bool
+) -> tuple[Array, Carry, Array]:
     """Return the orthonormal U that fits the scores V = D U, its carry-over, and the scores' squares.
 
-    If the center moves, it moves to the mean of D. The squares are ``(r, r)``.
+    If the center moves, it moves to the mean of D. The squares are ``(r, r)``. Where D is filled in by
+    the fit, it moves with U only later, so each column moves by ``steps`` times its change, ``(d,)``.
     """
     VV, AV, n = answer["VV"], answer["AV"], max(1, int(answer["rows"]))
     mean = answer["total"] / n if moves else np.zeros(len(U))
@@ -182,8 +191,22 @@ def refitted(answer: Arrays, U: Array, center: Array, *, moves: bool) -> tuple[A
     fitted = (AV - n * np.outer(mean, scores)) @ np.linalg.pinv(
         squares, rcond=1e-12, hermitian=True
     )
+    # what is in the span of U already is exact
+    fitted += (steps - 1)[:, None] * outside(U, fitted)
+    mean = mean + (steps - 1) * outside(U, mean)
     Q, R = np.linalg.qr(fitted)
-    return Q, Carry(np.ascontiguousarray(R.T), center + mean, scores), squares
+    return Q, Carry(np.ascontiguousarray(R.T), center + mean, mean @ U), squares
+
+
+def column_steps(good: Array, n: int, reach: Array) -> Array:
+    """Return the factor by which each column's step is longer if some of n entries do not count.
+
+    For entries that are unknown at random, the inverse of the share that counts leads to the best fit
+    in one step. Entries that count may also be those of the largest scores, which lead there by
+    themselves; a factor below 2 converges even then. Columns that outliers draw count in full.
+    """
+    steps = np.clip(n / np.maximum(good, 1), 1.0, MAX_STEP)
+    return np.where(reach > 0, 1.0, steps)
 
 
 def turn_by_noise(deviation: float, squares: Array, inlier_share: Array) -> float:
@@ -250,27 +273,25 @@ def hard_round(
     )
     check_reach(site, reach, threshold, first)
     carried = None if is_first else carried_scores(site, turn, mean_scores)
-    this, good = Round(site, U), np.zeros(len(U), np.int64)
+    this, good, scratch = Round(site, U), np.zeros(len(U)), Scratch()
     for own, A, present in standardized_blocks(site, center):
         V = without_large(A, threshold) @ U if carried is None else carried[own]
-        L = V @ U.T
-        rows = judge(A - L, present, threshold, reach)
+        R = residuals(A, V, U, scratch)
+        rows = judge(R, present, threshold, reach, scratch)
         restart = rows.mostly_outliers
         if restart.any() and carried is not None:
             V[restart] = separate(A[restart], present[restart], U, float(threshold))[0]
-            L = V @ U.T
-            rows = judge(A - L, present, threshold, reach)
-        V, L = stepped(V, L, U, rows)
-        rows = judge(A - L, present, threshold, reach)
-        before = V
-        D, V = L + rows.pull, V + rows.pull @ U
+            rows = judge(residuals(A, V, U, scratch), present, threshold, reach, scratch)
+        V, R = stepped(V, U, rows, scratch)
+        rows = judge(R, present, threshold, reach, scratch)
+        C, before, V = rows.pull, V, V + rows.pull @ U
         this.scores[own] = V
-        this.sizes.add(own, rows.R, present)
-        good += np.count_nonzero(rows.inliers, axis=0)
+        this.sizes.add(own, R, present)
+        good += column_sums(rows.inliers)
         if rows.mostly_outliers.any():  # such rows do not affect U until their scores fit
             counts = ~rows.mostly_outliers
-            D, V, before = D[counts], V[counts], before[counts]
-        this.add(D, V, before)
+            C, V, before = C[counts], V[counts], before[counts]
+        this.add(C, V, before)
     site.remember(Scores(this.scores, NO_ROWS))
-    good = this.without_small(U, good, least_count(site))
-    return {**this.answer(threshold), "good": good}
+    inliers = this.without_small(good.astype(np.int64), least_count(site))
+    return {**this.answer(threshold), "good": inliers}

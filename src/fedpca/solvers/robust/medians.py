@@ -58,26 +58,46 @@ def count_in_bins(
     (`undivided_bins`) do not count.
     """
     values, present = _of_kind(values, present, kind)
+    ordered, own = _ordered(values), _ordered(guess)
+    away = ordered ^ own  # in the bin of the guess, the leading bits are the same
     if undivided is not None and (undivided >= 0).any():
-        present = present & ~((undivided >= 0) & same_bin(values, guess, undivided))
-    part, own = (_ordered(x) >> np.uint64(shift) for x in (values, guess))
-    bits, last = np.uint64(BITS), np.uint64(BINS - 1)
-    inside = (part & last).astype(np.int64) + 1
-    outside = np.where(part < own, 0, BINS + 1)
-    m = len(guess)
-    cells = np.where(part >> bits == own >> bits, inside, outside) + np.arange(m) * (BINS + 2)
+        present = present & ~((undivided >= 0) & _shares_bin(away, undivided))
+    m, width, bits = len(guess), np.uint64(shift), np.uint64(BITS)
+    first = own >> width >> bits << bits << width  # the least number in the bin
+    inside = np.flatnonzero(present & _shares_bin(away, shift))
+    part = (ordered.take(inside) >> width) & np.uint64(BINS - 1)
+    cells = part.astype(np.int64) + (inside % max(1, m)) * BINS
+    counts = np.zeros((m, BINS + 2), np.int64)
+    counts[:, 1:-1] = np.bincount(cells, minlength=m * BINS).reshape(m, BINS)
+    counts[:, 0] = _in_columns(present & (ordered < first))
+    counts[:, -1] = _in_columns(present) - counts.sum(axis=1)
     return {
-        "counts": np.bincount(cells[present], minlength=m * (BINS + 2)).reshape(m, BINS + 2),
-        "less": (present & (values < guess)).sum(axis=0),
-        "equal": (present & (values == guess)).sum(axis=0),
+        "counts": counts,
+        "less": _in_columns(present & (ordered < own)),
+        "equal": _in_columns(present & (away == 0)),
     }
 
 
 def inside_bins(values: Array, present: Array, guess: Array, shift: int, kind: str) -> Array:
     """Count the values in the guess's bin of each histogram so far, ``(levels, m)``."""
     values, present = _of_kind(values, present, kind)
+    away = _ordered(values) ^ _ordered(guess)
     levels = [at for at in SHIFTS if at >= shift]
-    return np.array([(present & same_bin(values, guess, at)).sum(axis=0) for at in levels])
+    return np.array([_in_columns(present & _shares_bin(away, at)) for at in levels])
+
+
+def may_be_undivided(counts: Array, min_count: int) -> bool:
+    """Return whether a bin of a histogram so far may hold too few values to be divided.
+
+    Each bin lies in the one before, so a look at the last one, from `count_in_bins`, may be enough.
+    """
+    inside, n = counts[:, 1:-1].sum(axis=1), counts.sum(axis=1)
+    return bool((inside < _least_in_bin(n, min_count)).any())
+
+
+def _least_in_bin(n: Array, min_count: int) -> Array:
+    """Return how many of a feature's n values a bin must hold to be divided."""
+    return np.maximum(min_count, np.where(n >= MANY, MIN_CELL, 1))
 
 
 def undivided_bins(inside: Array, min_count: int) -> tuple[Array, Array]:
@@ -85,7 +105,7 @@ def undivided_bins(inside: Array, min_count: int) -> tuple[Array, Array]:
 
     Both are ``(m,)``. ``min_count`` is that of the site's policy.
     """
-    least = np.maximum(min_count, np.where(inside[0] >= MANY, MIN_CELL, 1))
+    least = _least_in_bin(inside[0], min_count)
     few = (inside > 0) & (inside < least)
     level = np.argmax(few, axis=0)
     number = np.take_along_axis(inside, level[None], 0)[0]
@@ -148,12 +168,23 @@ def _of_kind(values: Array, present: Array, kind: str) -> tuple[Array, Array]:
     return values, present & (values > 0) if kind == "sizes above zero" else present
 
 
+def _in_columns(mask: Array) -> Array:
+    """Count the entries of a mask in each column; a block has too few rows for 16 bits."""
+    if len(mask) >= 1 << 16:
+        return np.asarray(np.count_nonzero(mask, axis=0))
+    return np.add.reduce(mask.view(np.uint8), axis=0, dtype=np.uint16).astype(np.int64)
+
+
 def same_bin(values: Array, others: Array, shift: Array | int) -> Array:
     """Return which values are in the bin that a histogram of this shift divides around the others."""
+    return _shares_bin(_ordered(values) ^ _ordered(others), shift)
+
+
+def _shares_bin(away: Array, shift: Array | int) -> Array:
+    """Return which numbers, given by the bits in which they differ from others, are in their bins."""
     low_bits = np.asarray(shift, np.int64) + BITS
     width = np.minimum(low_bits, 63).astype(np.uint64)
-    together = _ordered(values) >> width == _ordered(others) >> width
-    return np.asarray(together | (low_bits >= 64))
+    return np.asarray((away >> width == 0) | (low_bits >= 64))
 
 
 def thinned(counts: Array, least: int) -> Array:
@@ -171,8 +202,10 @@ def thinned(counts: Array, least: int) -> Array:
 
 def _ordered(values: Array) -> Array:
     """Return the bits of numbers as integers that sort like the numbers."""
-    bits = (values + 0.0).view(np.uint64)  # adding 0.0 turns -0.0 into 0.0
-    return np.where(bits & SIGN, ~bits, bits | SIGN)
+    bits = (values + 0.0).view(np.int64)  # adding 0.0 turns -0.0 into 0.0
+    flipped = bits >> 63  # all bits of a negative number, else none
+    flipped |= np.int64(-1 << 63)  # and always the sign
+    return np.asarray((bits ^ flipped).view(np.uint64))
 
 
 def _narrowed(guess: Array, part: Array, shift: int) -> Array:
