@@ -100,17 +100,29 @@ class RobustModel:
 
 
 def values_about(
-    rows: Array, center: Array, scale: Array | float = 1.0, scratch: Scratch | None = None
+    rows: Array,
+    center: Array,
+    scale: Array | float = 1.0,
+    *,
+    is_whole: bool = False,
+    scratch: Scratch | None = None,
 ) -> tuple[Array, Array]:
-    """Return centered and scaled rows, with zeros for NaN, and a mask of the values present."""
+    """Return centered and scaled rows, with zeros for NaN, and a mask of the values present.
+
+    With ``is_whole``, no value is missing.
+    """
     new = scratch or Scratch()
     values = np.subtract(rows, center, out=new("values", rows.shape))
     if np.any(scale != 1):
         values /= scale
-    missing = np.isnan(values, out=new("missing", rows.shape, bool))
+    present = new("present", rows.shape, bool)
+    if is_whole:
+        present.fill(True)
+        return values, present
+    missing = np.isnan(values, out=present)
     if missing.any():
         values[missing] = 0.0
-    return values, np.logical_not(missing, out=missing)
+    return values, np.logical_not(missing, out=present)
 
 
 def median_size(sizes: Array) -> float:
@@ -280,8 +292,12 @@ def _scores(
 ) -> Array:
     """Compute the scores for `separate` from the present entries."""
     scratch = Scratch()
-    thresholds = _row_thresholds(A, present, max(first, threshold), scratch)
-    V = without_large(A, thresholds) @ U if V is None else V.copy()
+    thresholds = np.full((len(A), 1), np.inf)
+    if V is None:
+        thresholds = _row_thresholds(A, present, max(first, threshold), scratch)
+        V = without_large(A, thresholds) @ U
+    else:
+        V = V.copy()
     falls = np.zeros((len(A), 1), bool)
     unfinished, last = np.arange(len(A)), V
     for done in range(2 * MAX_PASSES):

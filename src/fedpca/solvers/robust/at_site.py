@@ -23,12 +23,12 @@ import scipy.sparse as sp
 
 from fedpca.arrays import Array, Arrays
 from fedpca.errors import InputError
+from fedpca.linalg.scratch import Scratch
 from fedpca.models.outliers import write_outliers
 from fedpca.models.robust import TIMES_MEDIAN, RobustModel, column_sums, separate
 from fedpca.protocol.question import question
 from fedpca.rows.standardized import refuse_large, refuse_overflow
 from fedpca.solvers.robust.blocks import (
-    LARGE,
     PresentRows,
     RobustFrame,
     Sizes,
@@ -46,8 +46,6 @@ from fedpca.solvers.robust.medians import (
     add_spread,
     as_bins,
     count_in_bins,
-    inside_bins,
-    may_be_undivided,
     undivided_bins,
 )
 from fedpca.solvers.robust.schedule import check_last_threshold, follow_bins
@@ -114,7 +112,8 @@ def count_present(site: Site, features: Array) -> dict[str, Any]:
         present += (~np.isnan(rows)).sum(axis=0)
         with np.errstate(over="ignore", invalid="ignore"):
             total += np.nansum(rows, axis=0)
-    site.remember(PresentRows(n, order))
+    is_whole = int(present.sum()) == site.rows.n_rows * len(present)
+    site.remember(PresentRows(n, order, is_whole=is_whole))
     refuse_overflow(total)
     refuse_large(total, present, MAX_OUTLIER)
     return {"n": np.int64(n), "present": present, "total": total}
@@ -162,16 +161,11 @@ def count_values(
     """
     follow_bins(site, features, about, guess, int(shift), int(of))
     level, kind = int(shift), KINDS[int(of)]
-    counted = _histograms(site, features, about, guess, level, kind)
-    if may_be_undivided(counted["counts"], site.policy.min_count):
-        inside = sum(
-            inside_bins(block.A, block.present, guess, level, kind)
-            for block in blocks_about(site, about, features=features)
-        )
-        bins, number = undivided_bins(np.asarray(inside), site.policy.min_count)
-        if number.any():
-            counted = _histograms(site, features, about, guess, level, kind, bins)
-            add_spread(counted, guess, level, bins, number)
+    counted, inside = _histograms(site, features, about, guess, level, kind)
+    bins, number = undivided_bins(inside, site.policy.min_count)
+    if number.any():
+        counted, _ = _histograms(site, features, about, guess, level, kind, bins)
+        add_spread(counted, guess, level, bins, number)
     return counted
 
 
@@ -183,13 +177,16 @@ def _histograms(
     shift: int,
     kind: str,
     undivided: Array | None = None,
-) -> Arrays:
+) -> tuple[Arrays, Array]:
     """Add up what `count_in_bins` counts in each block."""
+    scratch = Scratch()
     parts = [
-        count_in_bins(block.A, block.present, guess, shift, kind, undivided)
+        count_in_bins(block.A, block.present, guess, shift, kind, undivided, scratch)
         for block in blocks_about(site, about, features=features)
     ]
-    return {name: np.sum([part[name] for part in parts], axis=0) for name in parts[0]}
+    names = parts[0][0]
+    counted = {name: np.sum([part[name] for part, _ in parts], axis=0) for name in names}
+    return counted, np.sum([inside for _, inside in parts], axis=0)
 
 
 @question(
@@ -322,7 +319,7 @@ def finish_robust(
     scores, sparse = np.empty((site.recall(PresentRows).n, r)), []
     VV, n_present = np.zeros((r, r)), 0
     counts = np.zeros(len(scores), bool)
-    for rows, A, present in standardized_blocks(site, center, LARGE):
+    for rows, A, present in standardized_blocks(site, center):
         own = None if carried is None else carried[rows]
         V, S = separate(A, present, U, float(threshold), first=first, V=own)
         scores[rows] = V
