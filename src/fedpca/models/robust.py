@@ -23,6 +23,8 @@ THRESHOLD_DECAY = 0.8  # each round multiplies the threshold by this
 MAX_PASSES = 200  # after this many, all thresholds fall; at most as many passes follow
 SCORE_TOL = 1e-12  # relative change at which scores have converged
 CG_STEPS = 3  # conjugate gradient steps per pass
+OTHER_BITS = 48  # of a number, after its exponent and four binary digits
+MAX_BINS = 1 << 12  # of leading bits, which go down to 1e-77 of the largest number
 DAMPING = 1e-3  # for a row in which no entry counts; each entry that counts reduces it
 
 
@@ -126,9 +128,21 @@ def values_about(
 
 
 def median_size(sizes: Array) -> float:
-    """Return the median of absolute values, or zero if there are none."""
+    """Return the median of absolute values, or zero if there are none.
+
+    Only values near the median are put in order: those with its leading bits, which sort like numbers.
+    """
+    if not len(sizes):
+        return 0.0
     middle = len(sizes) // 2
-    return float(np.partition(sizes, middle)[middle]) if len(sizes) else 0.0
+    leading = sizes.view(np.int64) >> OTHER_BITS
+    # no value far below the largest is likely to be the median, so all of them share a bin
+    bins = np.maximum(leading - (leading.max() - MAX_BINS), 0)
+    ends = np.cumsum(np.bincount(bins))
+    own = int(np.searchsorted(ends, middle, side="right"))
+    near = sizes[bins == own]
+    place = middle - int(ends[own] - len(near))
+    return float(np.partition(near, place)[place])
 
 
 def residuals(A: Array, V: Array, U: Array, scratch: Scratch) -> Array:
@@ -306,8 +320,8 @@ def _scores(
         by_median = np.minimum(by_median, thresholds)  # else, entries could go in and out forever
         thresholds = np.where(falls, np.maximum(THRESHOLD_DECAY * thresholds, threshold), by_median)
         scores = fitted_scores(last, U, judge(R, present, thresholds, scratch=scratch), scratch)
-        V[unfinished] = scores
         has_converged = _squares(scores - last) <= SCORE_TOL**2 * _squares(scores)
+        V[unfinished] = scores
         is_lowest = thresholds <= threshold
         falls |= has_converged | is_lowest | (done >= MAX_PASSES)
         goes_on = ~(has_converged & is_lowest)[:, 0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
 from dataclasses import MISSING, dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,17 +48,30 @@ def remembers(memory: Mapping[str, Array], kind: type) -> bool:
 def recall(memory: Mapping[str, Array], kind: type[T]) -> T:
     """Return the dataclass of this type that an earlier question stored; raise an error if none did."""
     values: dict[str, Any] = {}
-    for field in fields(kind):  # type: ignore[arg-type]
-        array = memory.get(_key(kind, field.name))
+    for name, key, scalar, is_needed in _layout(kind):  # type: ignore[arg-type]
+        array = memory.get(key)
         if array is not None:
-            scalar = _SCALAR_TYPES.get(str(field.type).removesuffix(" | None"))
-            values[field.name] = array if scalar is None else scalar(array)
-        elif field.default is MISSING:
+            values[name] = array if scalar is None else scalar(array)
+        elif is_needed:
             raise MessageError(
                 f"this question needs the {kind.__name__} from an earlier question, which the site "
                 f"does not have; {MEMORY_GONE}"
             )
     return kind(**values)
+
+
+@cache
+def _layout(kind: type) -> list[tuple[str, str, Any, bool]]:
+    """Return each field's name, its key in memory, its type if it is a number, and if it is needed."""
+    return [
+        (
+            field.name,
+            _key(kind, field.name),
+            _SCALAR_TYPES.get(str(field.type).removesuffix(" | None")),
+            field.default is MISSING,
+        )
+        for field in fields(kind)
+    ]
 
 
 def _key(kind: type, name: str) -> str:

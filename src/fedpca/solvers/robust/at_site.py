@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import scipy.sparse as sp
 
 from fedpca.arrays import Array, Arrays
 from fedpca.errors import InputError
@@ -316,23 +315,29 @@ def finish_robust(
     carried = None if afresh else carried_scores(site, turn, mean_scores)
     first = 0.0 if carried is not None else TIMES_MEDIAN * typical_size(site, center)
     r = U.shape[1]
-    scores, sparse = np.empty((site.recall(PresentRows).n, r)), []
-    VV, n_present = np.zeros((r, r)), 0
+    scores = np.empty((site.recall(PresentRows).n, r))
+    VV, n_present, d = np.zeros((r, r)), 0, len(U)
+    values, columns, in_rows = [], [], []  # of each block's outliers
     counts = np.zeros(len(scores), bool)
     for rows, A, present in standardized_blocks(site, center):
         own = None if carried is None else carried[rows]
         V, S = separate(A, present, U, float(threshold), first=first, V=own)
         scores[rows] = V
-        sparse.append(sp.csr_array(S))
-        in_row = np.count_nonzero(present, axis=1)
-        counts[rows] = 2 * np.count_nonzero(S, axis=1) <= in_row
+        where = np.flatnonzero(S)
+        values.append(S.ravel()[where])
+        columns.append(where % d)
+        in_rows.append(np.bincount(where // d, minlength=len(S)))
+        n_values = np.count_nonzero(present, axis=1)
+        counts[rows] = 2 * in_rows[-1] <= n_values
         V = V[counts[rows]]
         VV += V.T @ V
-        n_present += int(in_row.sum())
+        n_present += int(n_values.sum())
     site.remember(Scores(scores, np.flatnonzero(~counts)))
-    whole = sp.vstack(sparse, format="csr")
-    columns, row_starts = whole.indices.astype(np.int64), whole.indptr.astype(np.int64)
-    site.remember(SparsePart(whole.data, columns, row_starts, whole.nnz, n_present))
+    row_starts = np.concatenate([[0], np.cumsum(np.concatenate(in_rows))])
+    outliers = np.concatenate(values)
+    site.remember(
+        SparsePart(outliers, np.concatenate(columns), row_starts, len(outliers), n_present)
+    )
     n = int(counts.sum())
     path = site.file(OUTLIERS)
     if path is not None:

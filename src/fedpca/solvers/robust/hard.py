@@ -228,15 +228,18 @@ def clipped_product(site: Site, U: Array, threshold: Array) -> dict[str, Any]:
 
     A column with fewer entries left than the site's ``min_count`` counts as if it had none.
     """
-    Y, most = np.zeros_like(U), float(threshold)
-    n_left = sum(
-        np.count_nonzero(block.present & (np.abs(block.A) <= most), axis=0)
-        for block in standardized_blocks(site)
-    )
-    few = n_left < site.policy.min_count
+    Y, most, least = np.zeros_like(U), float(threshold), site.policy.min_count
+    few = np.zeros(len(U), bool)
+    if least > 1:  # otherwise, there is nothing to leave out
+        n_left = sum(
+            np.count_nonzero(block.present & (np.abs(block.A) <= most), axis=0)
+            for block in standardized_blocks(site)
+        )
+        few = np.asarray(n_left < least)
     for block in standardized_blocks(site):
-        C = np.where(few, 0.0, without_large(block.A, most))
-        Y += C.T @ (C @ U)
+        C = without_large(block.A, most)
+        C[:, few] = 0.0
+        Y += ((C @ U).T @ C).T
     return {"Y": Y}
 
 

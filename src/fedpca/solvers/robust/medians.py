@@ -159,7 +159,8 @@ def _in_columns(mask: Array) -> Array:
     """Count the entries of a mask in each column; in blocks of few rows, 16 bits hold the counts."""
     if len(mask) >= 1 << 16:
         return np.asarray(np.count_nonzero(mask, axis=0))
-    return np.add.reduce(mask.view(np.uint8), axis=0, dtype=np.uint16).astype(np.int64)
+    counts = np.add.reduce(mask.view(np.uint8), axis=0, dtype=np.uint16)
+    return np.asarray(counts, np.int64)
 
 
 def same_bin(values: Array, others: Array, shift: Array | int) -> Array:
