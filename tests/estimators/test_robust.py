@@ -886,7 +886,7 @@ def test_many_entries_take_a_sample_for_their_median(monkeypatch):
     X, L, _ = draw(400, r=5)
     whole = fit(X, 5, 3)
     monkeypatch.setattr("fedpca.solvers.robust.blocks.MAX_SIZES", 1 << 10)
-    monkeypatch.setattr("fedpca.solvers.robust.blocks.SMALL", 1 << 10)
+    monkeypatch.setattr("fedpca.solvers.robust.blocks.BLOCK_ENTRIES", 1 << 10)
     monkeypatch.setattr("fedpca.solvers.robust.blocks.MIN_ROWS", 2)
     sampled = fit(X, 5, 3)
     assert error(sampled, X, L) < 1e-8

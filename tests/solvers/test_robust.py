@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from fedpca import Federation, RobustPCA
 from fedpca.linalg.dense import orth, sine_of_angle
-from fedpca.models.robust import fitted_scores, judge
+from fedpca.models import robust as models
+from fedpca.models.robust import fitted_scores, judge, median_size, separate
 from fedpca.solvers import Dcf
 from fedpca.solvers.robust.at_site import begin_robust, count_present, count_values
 from fedpca.solvers.robust.dcf import gradient_round
@@ -227,3 +228,51 @@ def test_scores_of_rows_that_are_partly_known_are_those_of_least_squares():
     assert np.allclose(V, best, rtol=1e-10)
     whole = fitted_scores(np.zeros((50, 3)), U, judge(A, np.full_like(present, True), np.inf))
     assert np.allclose(whole, A @ U, rtol=1e-12)  # in one step
+
+
+def noisy_rows(n, d, r, seed=0):
+    rng = np.random.default_rng(seed)
+    U = np.linalg.qr(rng.standard_normal((d, r)))[0]
+    A = 10 * rng.standard_normal((n, r)) @ U.T + 0.1 * rng.standard_normal((n, d))
+    A[rng.random((n, d)) < 0.05] += 20
+    present = rng.random((n, d)) < 0.8
+    return np.where(present, A, 0.0), present, U
+
+
+def test_rows_are_split_the_same_way_from_nearby_scores():
+    A, present, U = noisy_rows(200, 30, 3)
+    scores, sparse = separate(A, present, U, 0.4, first=20.0)
+    again, also_sparse = separate(A, present, U, 0.4, V=scores + 1e-3)
+    assert np.allclose(again, scores, rtol=0, atol=1e-9)
+    assert np.allclose(also_sparse, sparse, rtol=0, atol=1e-9)
+
+
+def test_entries_do_not_go_in_and_out_forever(monkeypatch):
+    passes = []
+
+    def counted(V, *rest):
+        passes.append(len(V))
+        return fitted_scores(V, *rest)
+
+    monkeypatch.setattr(models, "fitted_scores", counted)
+    A, present, U = noisy_rows(2000, 30, 3)
+    separate(A, present, U, 0.27, first=20.0)
+    assert len(passes) < models.MAX_PASSES
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 501, 5000])
+def test_the_median_size_is_that_of_sorted_values(n):
+    rng = np.random.default_rng(n)
+    for factors in (1.0, 10.0 ** rng.integers(-300, 70, n), rng.random(n) < 0.4):
+        sizes = np.abs(rng.standard_normal(n)) * factors
+        assert median_size(sizes) == (np.sort(sizes)[n // 2] if n else 0.0)
+
+
+def test_a_row_without_values_does_not_count_in_a_table_without_other_gaps():
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((40, 2)) @ rng.standard_normal((2, 6))
+    gap = np.insert(X, 7, np.nan, axis=0)
+    plain, other = (RobustPCA(2, random_state=0).fit([rows[:20], rows[20:]]) for rows in (X, gap))
+    assert other.n_samples_ == 40
+    assert np.isfinite(other.components_).all()
+    assert np.allclose(plain.explained_variance_, other.explained_variance_)

@@ -19,16 +19,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import scipy.sparse as sp
 
 from fedpca.arrays import Array, Arrays
 from fedpca.errors import InputError
+from fedpca.linalg.scratch import Scratch
 from fedpca.models.outliers import write_outliers
-from fedpca.models.robust import TIMES_MEDIAN, RobustModel, separate
+from fedpca.models.robust import TIMES_MEDIAN, RobustModel, column_sums, separate
 from fedpca.protocol.question import question
 from fedpca.rows.standardized import refuse_large, refuse_overflow
 from fedpca.solvers.robust.blocks import (
-    LARGE,
     PresentRows,
     RobustFrame,
     Sizes,
@@ -46,7 +45,6 @@ from fedpca.solvers.robust.medians import (
     add_spread,
     as_bins,
     count_in_bins,
-    inside_bins,
     undivided_bins,
 )
 from fedpca.solvers.robust.schedule import check_last_threshold, follow_bins
@@ -113,7 +111,8 @@ def count_present(site: Site, features: Array) -> dict[str, Any]:
         present += (~np.isnan(rows)).sum(axis=0)
         with np.errstate(over="ignore", invalid="ignore"):
             total += np.nansum(rows, axis=0)
-    site.remember(PresentRows(n, order))
+    is_whole = int(present.sum()) == site.rows.n_rows * len(present)
+    site.remember(PresentRows(n, order, is_whole=is_whole))
     refuse_overflow(total)
     refuse_large(total, present, MAX_OUTLIER)
     return {"n": np.int64(n), "present": present, "total": total}
@@ -161,18 +160,32 @@ def count_values(
     """
     follow_bins(site, features, about, guess, int(shift), int(of))
     level, kind = int(shift), KINDS[int(of)]
-    inside = sum(
-        inside_bins(block.A, block.present, guess, level, kind)
-        for block in blocks_about(site, about, features=features)
-    )
-    bins, number = undivided_bins(np.asarray(inside), site.policy.min_count)
+    counted, inside = _histograms(site, features, about, guess, level, kind)
+    bins, number = undivided_bins(inside, site.policy.min_count)
+    if number.any():
+        counted, _ = _histograms(site, features, about, guess, level, kind, bins)
+        add_spread(counted, guess, level, bins, number)
+    return counted
+
+
+def _histograms(
+    site: Site,
+    features: Array,
+    about: Array,
+    guess: Array,
+    shift: int,
+    kind: str,
+    undivided: Array | None = None,
+) -> tuple[Arrays, Array]:
+    """Add up what `count_in_bins` counts in each block."""
+    scratch = Scratch()
     parts = [
-        count_in_bins(block.A, block.present, guess, level, kind, bins)
+        count_in_bins(block.A, block.present, guess, shift, kind, undivided, scratch)
         for block in blocks_about(site, about, features=features)
     ]
-    counted = {name: np.sum([part[name] for part in parts], axis=0) for name in parts[0]}
-    add_spread(counted, guess, level, bins, number)
-    return counted
+    names = parts[0][0]
+    counted = {name: np.sum([part[name] for part, _ in parts], axis=0) for name in names}
+    return counted, np.sum([inside for _, inside in parts], axis=0)
 
 
 @question(
@@ -214,49 +227,56 @@ def least_count(site: Site) -> int:
 
 
 class Round:
-    """What a site adds up over its blocks in a round, and the scores that it will remember."""
+    """What a site adds up over its blocks in a round, and the scores that it will remember.
+
+    The cleaned rows are ``D = V U' + C``, where C holds the residuals that count. So sums of D are sums
+    of C, and of the fit by its scores, which are far fewer than its entries.
+    """
 
     def __init__(self, site: Site, U: Array) -> None:
         d, r = U.shape
         self.scores = np.empty((site.recall(PresentRows).n, r))
         self.sizes = Sizes(site)
-        self.AV, self.VV = np.zeros((d, r)), np.zeros((r, r))
-        self._total, self._n = np.zeros(d), 0
+        self.VV = np.zeros((r, r))
+        self._U, self._n = U, 0
+        self._CV, self._C_total = np.zeros((d, r)), np.zeros(d)
         self._fitted, self._fitted_total = np.zeros((r, r)), np.zeros(r)
 
-    def add(self, D: Array, V: Array, before: Array | None = None) -> None:
-        """Add a block's cleaned rows D and their scores V to the sums.
-
-        ``before`` are the scores of the fit that replaces entries in D.
-        """
-        if before is not None:
-            self._fitted += before.T @ V
-            self._fitted_total += before.sum(axis=0)
-        self.AV += D.T @ V
+    def add(self, C: Array, V: Array, before: Array) -> None:
+        """Add a block's rows, which have the scores V, as their fit by scores ``before`` plus C."""
+        self._fitted += before.T @ V
+        self._fitted_total += before.sum(axis=0)
+        self._CV += (V.T @ C).T  # faster than C.T @ V, which goes through C by columns
+        self._C_total += column_sums(C)
         self.VV += V.T @ V
-        self._total += D.sum(axis=0)
-        self._n += len(D)
+        self._n += len(V)
 
-    def without_small(self, U: Array, good: Array, least: int) -> Array:
+    @property
+    def AV(self) -> Array:
+        """Return D'V, ``(d, r)``."""
+        return np.asarray(self._U @ self._fitted + self._CV)
+
+    def without_small(self, good: Array, least: int) -> Array:
         """Remove sums that stand on fewer rows than ``least``; return the inliers of each column.
 
         A column with fewer inliers counts as if it had none: the fit replaces all of its entries. If
         fewer rows count, none do.
         """
         few = (good > 0) & (good < least)
-        self.AV[few] = U[few] @ self._fitted
-        self._total[few] = U[few] @ self._fitted_total
+        self._CV[few], self._C_total[few] = 0.0, 0.0
         good = np.where(few, 0, good)
         if self._n < least:
-            self.AV[:], self.VV[:], self._total[:], self._n = 0.0, 0.0, 0.0, 0
-            good[:] = 0
+            for total in (self._CV, self._C_total, self._fitted, self._fitted_total, self.VV, good):
+                total[:] = 0
+            self._n = 0
         return good
 
     def answer(self, threshold: Array) -> dict[str, Any]:
         """Return the sums, and the bin of the median size relative to the threshold."""
         sizes = as_bins(self.sizes.median(), float(threshold), len(self.scores))
+        total = self._U @ self._fitted_total + self._C_total
         n = np.int64(self._n)
-        return {"AV": self.AV, "VV": self.VV, "sizes": sizes, "total": self._total, "rows": n}
+        return {"AV": self.AV, "VV": self.VV, "sizes": sizes, "total": total, "rows": n}
 
 
 def carried_scores(site: Site, turn: Array, mean_scores: Array) -> Array:
@@ -295,23 +315,29 @@ def finish_robust(
     carried = None if afresh else carried_scores(site, turn, mean_scores)
     first = 0.0 if carried is not None else TIMES_MEDIAN * typical_size(site, center)
     r = U.shape[1]
-    scores, sparse = np.empty((site.recall(PresentRows).n, r)), []
-    VV, n_present = np.zeros((r, r)), 0
+    scores = np.empty((site.recall(PresentRows).n, r))
+    VV, n_present, d = np.zeros((r, r)), 0, len(U)
+    values, columns, in_rows = [], [], []  # of each block's outliers
     counts = np.zeros(len(scores), bool)
-    for rows, A, present in standardized_blocks(site, center, LARGE):
+    for rows, A, present in standardized_blocks(site, center):
         own = None if carried is None else carried[rows]
         V, S = separate(A, present, U, float(threshold), first=first, V=own)
         scores[rows] = V
-        sparse.append(sp.csr_array(S))
-        in_row = np.count_nonzero(present, axis=1)
-        counts[rows] = 2 * np.count_nonzero(S, axis=1) <= in_row
+        where = np.flatnonzero(S)
+        values.append(S.ravel()[where])
+        columns.append(where % d)
+        in_rows.append(np.bincount(where // d, minlength=len(S)))
+        n_values = np.count_nonzero(present, axis=1)
+        counts[rows] = 2 * in_rows[-1] <= n_values
         V = V[counts[rows]]
         VV += V.T @ V
-        n_present += int(in_row.sum())
+        n_present += int(n_values.sum())
     site.remember(Scores(scores, np.flatnonzero(~counts)))
-    whole = sp.vstack(sparse, format="csr")
-    columns, row_starts = whole.indices.astype(np.int64), whole.indptr.astype(np.int64)
-    site.remember(SparsePart(whole.data, columns, row_starts, whole.nnz, n_present))
+    row_starts = np.concatenate([[0], np.cumsum(np.concatenate(in_rows))])
+    outliers = np.concatenate(values)
+    site.remember(
+        SparsePart(outliers, np.concatenate(columns), row_starts, len(outliers), n_present)
+    )
     n = int(counts.sum())
     path = site.file(OUTLIERS)
     if path is not None:

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from fedpca.arrays import Array
+from fedpca.linalg.scratch import Scratch
 from fedpca.models.robust import median_size, values_about
 from fedpca.rows.in_memory import is_sparse
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
 
-SMALL = 1 << 15  # entries of a block that fits into a cache with the arrays made from it
-LARGE = 1 << 20  # entries of a block for many passes, most of them over a few of its rows
+BLOCK_ENTRIES = 1 << 17  # a few arrays of this size fit into a cache
 MIN_ROWS = 64  # in a block; fewer would make products slow
 MAX_SIZES = 1 << 14  # entries whose median size is taken
 
@@ -34,6 +34,7 @@ class PresentRows:
     n: int  # rows that count
     order: Array | None = None  # (d,), each common feature's column; None if the order is the same
     left_out: Array | None = None  # indices of rows that have a value but do not count
+    is_whole: bool = False  # whether no value is missing, so that nobody need look for gaps
 
 
 @dataclass(frozen=True)
@@ -45,21 +46,20 @@ class RobustFrame:
     varies: Array  # (d,), 1 for features that vary, else 0
 
 
-def present_rows(site: Site, which: PresentRows, entries: int | None = None) -> Iterator[Array]:
-    """Yield the rows that count in blocks of about this many entries, ``(m, d)``, at least one block.
+def present_rows(site: Site, which: PresentRows) -> Iterator[Array]:
+    """Yield the rows that count in blocks, ``(m, d)``, at least one.
 
     Columns are in the common order. Rows without any values do not count, since they carry no
     information about components, center, or variances.
     """
     n_seen, has_yielded = 0, False
     for block in site.rows.blocks():
-        step = max(MIN_ROWS, (entries or SMALL) // max(1, block.shape[1]))
+        step = max(MIN_ROWS, BLOCK_ENTRIES // max(1, block.shape[1]))
         for start in range(0, block.shape[0], step):
             part = block[start : start + step]
             rows = np.asarray(part.toarray() if is_sparse(part) else part, np.float64)
-            is_empty = np.isnan(rows).all(axis=1)
-            if is_empty.any():
-                rows = rows[~is_empty]
+            if not which.is_whole and np.isnan(rows).any():
+                rows = rows[~np.isnan(rows).all(axis=1)]
             if which.left_out is not None:
                 own = which.left_out - n_seen
                 n_seen += len(rows)
@@ -83,18 +83,25 @@ def blocks_about(
     center: Array,
     scale: Array | float = 1.0,
     features: Array | slice = slice(None),
-    entries: int | None = None,
 ) -> Iterator[Block]:
-    """Yield some features of a site's rows about a center, in units of a scale."""
-    done = 0
-    for rows in present_rows(site, site.recall(PresentRows), entries):
-        yield Block(slice(done, done + len(rows)), *values_about(rows[:, features], center, scale))
+    """Yield some features of a site's rows about a center, in units of a scale.
+
+    Each block takes the place of the one before.
+    """
+    done, scratch = 0, Scratch()
+    in_order = np.arange(site.rows.n_features)
+    if isinstance(features, np.ndarray) and np.array_equal(features, in_order):
+        features = slice(None)  # which copies nothing
+    which = site.recall(PresentRows)
+    for rows in present_rows(site, which):
+        values = values_about(
+            rows[:, features], center, scale, is_whole=which.is_whole, scratch=scratch
+        )
+        yield Block(slice(done, done + len(rows)), *values)
         done += len(rows)
 
 
-def standardized_blocks(
-    site: Site, center: Array | float = 0.0, entries: int | None = None
-) -> Iterator[Block]:
+def standardized_blocks(site: Site, center: Array | float = 0.0) -> Iterator[Block]:
     """Yield A, standardized with the run's center and scale.
 
     ``center`` shifts the center further, in units of the scale. Features that do not vary are set to
@@ -103,7 +110,7 @@ def standardized_blocks(
     frame = site.recall(RobustFrame)
     constant = np.flatnonzero(frame.varies == 0)
     about = frame.mean + center * frame.scale
-    for block in blocks_about(site, about, frame.scale, entries=entries):
+    for block in blocks_about(site, about, frame.scale):
         block.A[:, constant] = 0.0
         block.present[:, constant] = False
         yield block

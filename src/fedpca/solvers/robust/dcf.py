@@ -20,6 +20,7 @@ import numpy as np
 from fedpca.arrays import Array
 from fedpca.coordinator.federation import Federation
 from fedpca.linalg.dense import orth
+from fedpca.linalg.scratch import Scratch
 from fedpca.models.robust import without_large
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import question
@@ -172,14 +173,14 @@ def gradient_round(
     """
     follow_threshold(site, threshold, decay=1.0, is_first=bool(is_first))
     V = None if is_first else site.recall(Scores).V
-    weight = site.recall(PresentRows).n / int(n)
+    weight, scratch = site.recall(PresentRows).n / int(n), Scratch()
     for _ in range(int(steps)):
         this, to_scores = Round(site, U), regression(U, float(ridge))
         for rows, A, present in standardized_blocks(site):
             own = without_large(A, threshold) @ to_scores if V is None else V[rows]
-            own, D, _ = soft_passes(A, present, U, own, float(threshold), to_scores, int(passes))
-            this.scores[rows] = own
-            this.add(D, own)
+            fit = soft_passes(A, present, U, own, float(threshold), to_scores, int(passes), scratch)
+            this.scores[rows] = fit.V
+            this.add(fit.C, fit.V, fit.before)
         V = this.scores
         longest = float(np.linalg.eigvalsh(this.VV)[-1])  # the squared norm of V
         eta = float(step) or (0.5 / (longest + weight * float(ridge)) if longest > 0 else 0.0)

@@ -26,10 +26,13 @@ import numpy as np
 from fedpca.arrays import Array, Arrays
 from fedpca.coordinator.federation import Federation
 from fedpca.linalg.dense import orth, sine_of_angle
+from fedpca.linalg.scratch import Scratch
 from fedpca.models.robust import (
     THRESHOLD_DECAY,
     TIMES_MEDIAN,
+    column_sums,
     judge,
+    residuals,
     separate,
     stepped,
     without_large,
@@ -139,7 +142,8 @@ def by_hard_threshold(
         )
         is_first = False
         before, median = median, median_of_bins(answer["sizes"], threshold)
-        last, (U, carry, squares) = U, refitted(answer, U, carry.center, moves=moments.moves)
+        last = U
+        U, carry, squares = refitted(answer, U, carry.center, moves=moments.moves)
         change = sine_of_angle(last, U)
         fed.report(change, partial(np.asarray, U))
         floor = max(TIMES_MEDIAN * median, least)
@@ -205,15 +209,18 @@ def clipped_product(site: Site, U: Array, threshold: Array) -> dict[str, Any]:
 
     A column with fewer entries left than the site's ``min_count`` counts as if it had none.
     """
-    Y, most = np.zeros_like(U), float(threshold)
-    n_left = sum(
-        np.count_nonzero(block.present & (np.abs(block.A) <= most), axis=0)
-        for block in standardized_blocks(site)
-    )
-    few = n_left < site.policy.min_count
+    Y, most, least = np.zeros_like(U), float(threshold), site.policy.min_count
+    few = np.zeros(len(U), bool)
+    if least > 1:  # otherwise, there is nothing to leave out
+        n_left = sum(
+            np.count_nonzero(block.present & (np.abs(block.A) <= most), axis=0)
+            for block in standardized_blocks(site)
+        )
+        few = np.asarray(n_left < least)
     for block in standardized_blocks(site):
-        C = np.where(few, 0.0, without_large(block.A, most))
-        Y += C.T @ (C @ U)
+        C = without_large(block.A, most)
+        C[:, few] = 0.0
+        Y += ((C @ U).T @ C).T
     return {"Y": Y}
 
 
@@ -250,27 +257,25 @@ def hard_round(
     )
     check_reach(site, reach, threshold, first)
     carried = None if is_first else carried_scores(site, turn, mean_scores)
-    this, good = Round(site, U), np.zeros(len(U), np.int64)
+    this, good, scratch = Round(site, U), np.zeros(len(U)), Scratch()
     for own, A, present in standardized_blocks(site, center):
         V = without_large(A, threshold) @ U if carried is None else carried[own]
-        L = V @ U.T
-        rows = judge(A - L, present, threshold, reach)
+        R = residuals(A, V, U, scratch)
+        rows = judge(R, present, threshold, reach, scratch)
         restart = rows.mostly_outliers
         if restart.any() and carried is not None:
             V[restart] = separate(A[restart], present[restart], U, float(threshold))[0]
-            L = V @ U.T
-            rows = judge(A - L, present, threshold, reach)
-        V, L = stepped(V, L, U, rows)
-        rows = judge(A - L, present, threshold, reach)
-        before = V
-        D, V = L + rows.pull, V + rows.pull @ U
+            rows = judge(residuals(A, V, U, scratch), present, threshold, reach, scratch)
+        V, R = stepped(V, U, rows, scratch)
+        rows = judge(R, present, threshold, reach, scratch)
+        C, before, V = rows.pull, V, V + rows.pull @ U
         this.scores[own] = V
-        this.sizes.add(own, rows.R, present)
-        good += np.count_nonzero(rows.inliers, axis=0)
+        this.sizes.add(own, R, present)
+        good += column_sums(rows.inliers)
         if rows.mostly_outliers.any():  # such rows do not affect U until their scores fit
             counts = ~rows.mostly_outliers
-            D, V, before = D[counts], V[counts], before[counts]
-        this.add(D, V, before)
+            C, V, before = C[counts], V[counts], before[counts]
+        this.add(C, V, before)
     site.remember(Scores(this.scores, NO_ROWS))
-    good = this.without_small(U, good, least_count(site))
-    return {**this.answer(threshold), "good": good}
+    inliers = this.without_small(good.astype(np.int64), least_count(site))
+    return {**this.answer(threshold), "good": inliers}

@@ -24,6 +24,7 @@ from collections.abc import Callable
 import numpy as np
 
 from fedpca.arrays import Array, Arrays
+from fedpca.linalg.scratch import Scratch
 
 BITS = 6  # bits of a median that are found in a round
 FIRST_SHIFT = 60  # low bits that the first round's bins ignore
@@ -50,34 +51,37 @@ def count_in_bins(
     shift: int,
     kind: str,
     undivided: Array | None = None,
-) -> Arrays:
+    scratch: Scratch | None = None,
+) -> tuple[Arrays, Array]:
     """Count values, ``(n, m)``, below the bin of a guess, in each part of it, and above it.
 
-    Also count the values less than the guess and the values equal to it. ``kind`` selects what is
-    counted: values, their sizes, or sizes above zero. Values in bins that are not divided
-    (`undivided_bins`) do not count.
+    Also count the values less than the guess and the values equal to it, and return how many are in the
+    guess's bin of each histogram so far, ``(levels, m)``. ``kind`` selects what is counted: values,
+    their sizes, or sizes above zero. Values in undivided bins (`undivided_bins`) do not count.
     """
-    values, present = _of_kind(values, present, kind)
+    new = scratch or Scratch()
+    ordered, present = _of_kind(values, present, kind, new)
+    own, shape, m = _ordered(guess), values.shape, len(guess)
+    away = np.bitwise_xor(ordered, own, out=new("away", shape, np.uint64))
     if undivided is not None and (undivided >= 0).any():
-        present = present & ~((undivided >= 0) & same_bin(values, guess, undivided))
-    part, own = (_ordered(x) >> np.uint64(shift) for x in (values, guess))
-    bits, last = np.uint64(BITS), np.uint64(BINS - 1)
-    inside = (part & last).astype(np.int64) + 1
-    outside = np.where(part < own, 0, BINS + 1)
-    m = len(guess)
-    cells = np.where(part >> bits == own >> bits, inside, outside) + np.arange(m) * (BINS + 2)
-    return {
-        "counts": np.bincount(cells[present], minlength=m * (BINS + 2)).reshape(m, BINS + 2),
-        "less": (present & (values < guess)).sum(axis=0),
-        "equal": (present & (values == guess)).sum(axis=0),
-    }
-
-
-def inside_bins(values: Array, present: Array, guess: Array, shift: int, kind: str) -> Array:
-    """Count the values in the guess's bin of each histogram so far, ``(levels, m)``."""
-    values, present = _of_kind(values, present, kind)
-    levels = [at for at in SHIFTS if at >= shift]
-    return np.array([(present & same_bin(values, guess, at)).sum(axis=0) for at in levels])
+        present = present & ~((undivided >= 0) & (away <= _other_bits(undivided)))
+    inside = []
+    for level in range(FIRST_SHIFT, shift - 1, -BITS):
+        is_inside = np.less_equal(away, _other_bits(level), out=new("inside", shape, bool))
+        is_inside &= present
+        inside.append(_in_columns(is_inside))
+    less, equal = _in_columns(present & (ordered < own)), _in_columns(present & (away == 0))
+    width, bits = np.uint64(shift), np.uint64(BITS)
+    first = own >> width >> bits << bits << width  # the least number in the bin
+    counts = np.zeros((m, BINS + 2), np.int64)
+    counts[:, 0] = _in_columns(present & (ordered < first))
+    part = np.right_shift(ordered, width, out=away)
+    part &= np.uint64(BINS - 1)
+    part += np.arange(m, dtype=np.uint64) * np.uint64(BINS)
+    cells = part.view(np.int64)[is_inside]
+    counts[:, 1:-1] = np.bincount(cells, minlength=m * BINS).reshape(m, BINS)
+    counts[:, -1] = _in_columns(present) - counts.sum(axis=1)
+    return {"counts": counts, "less": less, "equal": equal}, np.array(inside)
 
 
 def undivided_bins(inside: Array, min_count: int) -> tuple[Array, Array]:
@@ -141,19 +145,35 @@ def feature_medians(
     return medians
 
 
-def _of_kind(values: Array, present: Array, kind: str) -> tuple[Array, Array]:
-    """Return the values or their sizes, and which of them count."""
-    if kind != "values":
-        values = np.abs(values)
-    return values, present & (values > 0) if kind == "sizes above zero" else present
+def _of_kind(values: Array, present: Array, kind: str, new: Scratch) -> tuple[Array, Array]:
+    """Return the ordered bits of values or of their sizes, and which of them count."""
+    if kind == "values":
+        return _ordered(values, new), present
+    sizes = np.abs(values, out=new("sizes", values.shape))
+    if kind == "sizes above zero":
+        present = present & (sizes > 0)
+    return _ordered(sizes, new), present
+
+
+def _in_columns(mask: Array) -> Array:
+    """Count the entries of a mask in each column; in blocks of few rows, 16 bits hold the counts."""
+    if len(mask) >= 1 << 16:
+        return np.asarray(np.count_nonzero(mask, axis=0))
+    counts = np.add.reduce(mask.view(np.uint8), axis=0, dtype=np.uint16)
+    return np.asarray(counts, np.int64)
 
 
 def same_bin(values: Array, others: Array, shift: Array | int) -> Array:
     """Return which values are in the bin that a histogram of this shift divides around the others."""
+    away = _ordered(values) ^ _ordered(others)
+    return np.asarray(away <= _other_bits(shift))
+
+
+def _other_bits(shift: Array | int) -> Array:
+    """Return the bits in which numbers may differ within a bin that this shift's histogram divides."""
     low_bits = np.asarray(shift, np.int64) + BITS
-    width = np.minimum(low_bits, 63).astype(np.uint64)
-    together = _ordered(values) >> width == _ordered(others) >> width
-    return np.asarray(together | (low_bits >= 64))
+    ones = (np.uint64(1) << np.minimum(low_bits, 63).astype(np.uint64)) - np.uint64(1)
+    return np.where(low_bits < 64, ones, ~np.uint64(0))
 
 
 def thinned(counts: Array, least: int) -> Array:
@@ -169,10 +189,16 @@ def thinned(counts: Array, least: int) -> Array:
     return np.diff(rounded, axis=1, prepend=0)
 
 
-def _ordered(values: Array) -> Array:
+def _ordered(values: Array, scratch: Scratch | None = None) -> Array:
     """Return the bits of numbers as integers that sort like the numbers."""
-    bits = (values + 0.0).view(np.uint64)  # adding 0.0 turns -0.0 into 0.0
-    return np.where(bits & SIGN, ~bits, bits | SIGN)
+    new = scratch or Scratch()
+    numbers = np.add(values, 0.0, out=new("ordered", values.shape))  # turns -0.0 into 0.0
+    bits = numbers.view(np.int64)
+    # a negative number has all its bits flipped, and any other only its sign
+    flipped = np.right_shift(bits, 63, out=new("flipped", values.shape, np.int64))
+    flipped |= np.int64(-1 << 63)
+    bits ^= flipped
+    return bits.view(np.uint64)
 
 
 def _narrowed(guess: Array, part: Array, shift: int) -> Array:

@@ -162,7 +162,8 @@ def leave_out_rows(site: Site, axes: Array, low: Array, high: Array) -> dict[str
     before = NO_ROWS if rows.left_out is None else rows.left_out
     counted = np.delete(np.arange(rows.n + len(before)), before)
     left_out = np.union1d(before, counted[is_far])
-    which = PresentRows(len(counted) - int(is_far.sum()), rows.order, left_out)
+    n = len(counted) - int(is_far.sum())
+    which = PresentRows(n, rows.order, left_out, rows.is_whole)
     site.remember(which)
     present = np.zeros(site.rows.n_features, np.int64)
     for values in present_rows(site, which):

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from fedpca.arrays import Array
 from fedpca.coordinator.federation import Federation
 from fedpca.linalg.dense import orth
-from fedpca.models.robust import TIMES_MEDIAN, without_large
+from fedpca.linalg.scratch import Scratch
+from fedpca.models.robust import TIMES_MEDIAN, residuals, without_large
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import question
 from fedpca.protocol.script import Script, maybe, repeat_from_once, then
@@ -240,13 +241,13 @@ def soft_round(
     """Fit scores on U by ridge regression, with residuals clipped to the threshold."""
     follow_threshold(site, threshold, decay=SOFT_DECAY, is_first=bool(is_first))
     carried = None if is_first else carried_scores(site, turn, mean_scores)
-    this, to_scores = Round(site, U), regression(U, float(ridge))
+    this, to_scores, scratch = Round(site, U), regression(U, float(ridge)), Scratch()
     for rows, A, present in standardized_blocks(site, center):
         V = without_large(A, threshold) @ to_scores if carried is None else carried[rows]
-        V, D, R = soft_passes(A, present, U, V, float(threshold), to_scores, int(passes))
-        this.scores[rows] = V
-        this.sizes.add(rows, R, present)
-        this.add(D, V)
+        fit = soft_passes(A, present, U, V, float(threshold), to_scores, int(passes), scratch)
+        this.scores[rows] = fit.V
+        this.sizes.add(rows, fit.R, present)
+        this.add(fit.C, fit.V, fit.before)
     site.remember(Scores(this.scores, NO_ROWS))
     return this.answer(threshold)
 
@@ -256,16 +257,34 @@ def regression(U: Array, ridge: float) -> Array:
     return np.asarray(U @ np.linalg.inv(U.T @ U + ridge * np.eye(U.shape[1])))
 
 
-def soft_passes(
-    A: Array, present: Array, U: Array, V: Array, threshold: float, to_scores: Array, passes: int
-) -> tuple[Array, Array, Array]:
-    """Return the scores V, the cleaned rows D, and the residuals after some passes.
+class SoftFit(NamedTuple):
+    """The scores V of rows, and their residuals R by the scores ``before``, clipped as C."""
 
-    D holds the rows without the sparse part and with missing entries filled in.
+    V: Array
+    before: Array
+    R: Array
+    C: Array  # zero where a value is missing
+
+
+def soft_passes(
+    A: Array,
+    present: Array,
+    U: Array,
+    V: Array,
+    threshold: float,
+    to_scores: Array,
+    passes: int,
+    scratch: Scratch,
+) -> SoftFit:
+    """Fit the scores V in some passes; each fits the rows without the part beyond the threshold.
+
+    Missing entries are filled in by the fit before, so their residuals are zero.
     """
+    turn = U.T @ to_scores
     for _ in range(passes):
-        L = V @ U.T
-        R = A - L
-        D = L + np.clip(R, -threshold, threshold) * present
-        V = D @ to_scores
-    return V, D, R
+        R = residuals(A, V, U, scratch)
+        C = np.clip(R, -threshold, threshold, out=scratch("C", R.shape))
+        if not present.all():
+            C *= present
+        before, V = V, V @ turn + C @ to_scores
+    return SoftFit(V, before, R, C)
