@@ -11,6 +11,7 @@ import typer
 from fedpca.cli.console import exit_codes, say
 from fedpca.engines.whereabouts import home
 from fedpca.errors import InputError
+from fedpca.protocol.plan import PRIVATE
 from fedpca.protocol.printable import printable
 from fedpca.site.requests import APPROVED, DENIED, SUFFIX, Request, Requests, in_minutes
 from fedpca.site.requests import requests_folder as folder_of
@@ -70,6 +71,7 @@ def describe(request: Request) -> None:
     state = request.state
     say(f"run {printable(request.run)}: {words.get(state, f'{state}, until {until}')}")
     parameters = [f"{key}={json_text.dumps(value)}" for key, value in plan.parameters.items()]
+    private = plan.privacy.get(PRIVATE, {})
     lines = {
         "asked": in_minutes(request.since),
         "program": plan.program,
@@ -77,6 +79,8 @@ def describe(request: Request) -> None:
         "parameters": ", ".join(parameters),
         "sites": ", ".join(f"{site} ({key[:16] or 'no key'})" for site, key in plan.sites.items()),
         "sums": "secure" if plan.is_secure else "plain: the coordinator can read each site's part",
+        "privacy": ", ".join(f"{key}={json_text.dumps(value)}" for key, value in private.items())
+        or "none: answers have no noise in them",
         "signed by": request.signer or "nobody",
         "purpose": plan.purpose or "not given",
         "reason": request.reason,
@@ -101,6 +105,7 @@ def contents(request: Request) -> dict[str, Any]:
         "parameters": dict(plan.parameters),
         "sites": dict(plan.sites),
         "secure": plan.is_secure,
+        "privacy": plan.privacy.get(PRIVATE),
         "signer": request.signer,
         "purpose": plan.purpose,
         "digest": plan.digest,

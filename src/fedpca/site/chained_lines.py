@@ -33,6 +33,7 @@ TAIL_BYTES = 1 << 16  # usually longer than a line
 
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 _HEX = re.compile(r"[0-9a-f]{64}")
+_START = b'{"entry": '  # of each line
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def verified(path: Path, check: ChainCheck, kind: Kind) -> Iterator[Entry]:
             yield entry
     if loose:
         check.problem = _unsealed(loose, replaced)
-        check.is_torn = not raw.endswith(b"\n") and not any(map(_is_json, loose))
+        check.is_torn = not raw.endswith(b"\n") and all(map(_is_cut, loose))
 
 
 def _fault(
@@ -232,6 +233,12 @@ def _chained(line: bytes, kind: Kind) -> Entry | None:
 def is_hash(value: object) -> bool:
     """Return whether a value is a SHA-256 as text."""
     return isinstance(value, str) and _HEX.fullmatch(value) is not None
+
+
+def _is_cut(line: bytes) -> bool:
+    """Return whether a line is the beginning of an entry, without the end that has its chain."""
+    begins = line[: len(_START)] == _START[: len(line)]
+    return begins and re.search(rb'"chain": "[0-9a-f]{64}', line) is None
 
 
 def _is_json(line: bytes) -> bool:
