@@ -338,7 +338,7 @@ def killed_at(step, monkeypatch):
         yield
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=80)
 @given(
     steps=st.lists(st.integers(0, 14), max_size=8),
     lost=st.lists(st.booleans(), min_size=3, max_size=3),

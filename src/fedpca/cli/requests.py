@@ -11,7 +11,7 @@ import typer
 from fedpca.cli.console import exit_codes, say
 from fedpca.engines.whereabouts import home
 from fedpca.errors import InputError
-from fedpca.protocol.plan import PRIVATE
+from fedpca.protocol.plan import PRIVATE, RunPlan
 from fedpca.protocol.printable import printable
 from fedpca.site.requests import APPROVED, DENIED, SUFFIX, Request, Requests, in_minutes
 from fedpca.site.requests import requests_folder as folder_of
@@ -71,7 +71,6 @@ def describe(request: Request) -> None:
     state = request.state
     say(f"run {printable(request.run)}: {words.get(state, f'{state}, until {until}')}")
     parameters = [f"{key}={json_text.dumps(value)}" for key, value in plan.parameters.items()]
-    private = plan.privacy.get(PRIVATE, {})
     lines = {
         "asked": in_minutes(request.since),
         "program": plan.program,
@@ -79,8 +78,7 @@ def describe(request: Request) -> None:
         "parameters": ", ".join(parameters),
         "sites": ", ".join(f"{site} ({key[:16] or 'no key'})" for site, key in plan.sites.items()),
         "sums": "secure" if plan.is_secure else "plain: the coordinator can read each site's part",
-        "privacy": ", ".join(f"{key}={json_text.dumps(value)}" for key, value in private.items())
-        or "none: answers have no noise in them",
+        "privacy": _promise(plan),
         "signed by": request.signer or "nobody",
         "purpose": plan.purpose or "not given",
         "reason": request.reason,
@@ -88,6 +86,15 @@ def describe(request: Request) -> None:
     for label, text in lines.items():
         if text:
             say(f"  {label:11} {printable(text, MAX_SHOWN)}")
+
+
+def _promise(plan: RunPlan) -> str:
+    """Return what a run promises about each row; a plan can have any settings."""
+    given = plan.privacy.get(PRIVATE)
+    if given is None:
+        return "none: answers have no noise in them"
+    first = {name: given[name] for name in ("epsilon", "delta", "row_bound") if name in given}
+    return ", ".join(f"{key}={json_text.dumps(value)}" for key, value in {**first, **given}.items())
 
 
 def contents(request: Request) -> dict[str, Any]:

@@ -329,8 +329,8 @@ def _privacy(privacy: Mapping[str, Any]) -> str:
     if math.isinf(promised):
         return "no differential privacy: epsilon was infinite, so no noise was added"
     text = (
-        f"differential privacy: epsilon {promised:g} at delta {privacy['delta']:g} for each row, of "
-        f"which rows count up to {privacy['row_bound']:g} from the mean"
+        f"differential privacy: epsilon {promised:g} at delta {privacy['delta']:g} for each row; rows "
+        f"count up to {privacy['row_bound']:g} from the mean"
     )
     if spent > promised * (1 + MAX_ROUNDING):
         return f"{text}; the run started over: it spent epsilon {spent:.4g}, more than promised"
