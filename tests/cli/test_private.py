@@ -47,8 +47,8 @@ def test_a_private_fit_of_files_is_secure_and_says_what_it_promised_and_spent(fo
     assert model.run_.secure
     assert model.run_.privacy["epsilon"] == pytest.approx(1.0)
     said = (
-        "differential privacy: epsilon 1 at delta 1e-06 for each row; rows count up to 12 from the mean; "
-        "spent: epsilon 1"
+        "differential privacy: epsilon 1 at delta 1e-06 for each row; rows count up to 12 from the "
+        "mean; spent: epsilon 1"
     )
     assert said in words(done)
     assert said in words(run("info", "m.fedpca"))
