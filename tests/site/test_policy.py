@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import fedpca.solvers.pca  # noqa: F401 - whose script the site follows
-from fedpca import Policy, Site
-from fedpca.errors import FileError, InputError
+from fedpca import Policy, Privacy, Site
+from fedpca.errors import FileError, InputError, PolicyRefused
 from fedpca.protocol.message import compose
 from fedpca.protocol.plan import DECLARE, RunPlan
+from fedpca.protocol.script import find_script
 from fedpca.site.policy import JOINING, TRUSTING
 from fedpca.site.policy_file import PREVENTS, explain, policy_text
 
@@ -186,3 +187,19 @@ def test_a_run_begins_only_as_often_as_the_policy_says():
     ]
     assert texts[:2] == [None, None]
     assert all("max_attempts=2; begin a new run" in text for text in texts[2:])
+
+
+def test_sites_share_noise_only_with_sites_that_they_know():
+    """A coordinator could invent sites that add none, and each real site would add less."""
+    settings = Privacy(epsilon=1.0, delta=1e-6, row_bound=4.0).to_plain()
+    own, other = "a" * 64, "b" * 64
+
+    def plan(**privacy):
+        keys = {"north": own, "south": other}
+        return RunPlan("run", "FederatedPCA", {"n_components": 1}, keys, privacy=privacy)
+
+    shared, alone = plan(differential=settings, secure=True), plan(differential=settings)
+    with pytest.raises(PolicyRefused, match="lists no peers"):
+        Policy().admit(shared, find_script(shared), own)
+    Policy(peers=(other,)).admit(shared, find_script(shared), own)
+    Policy().admit(alone, find_script(alone), own)

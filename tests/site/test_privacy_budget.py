@@ -26,7 +26,6 @@ from fedpca.protocol.message import compose
 from fedpca.protocol.plan import DECLARE, PRIVATE, RunPlan
 from fedpca.site import privacy_budget
 from fedpca.site.chained_lines import chain_of
-from fedpca.site.guard import Keys
 from fedpca.site.privacy_budget import PrivacyBudget, Release, Session, Spent
 from fedpca.testing import ScriptedEngine
 from support import fitted_quietly, gapped_rows
@@ -551,19 +550,6 @@ def _claiming_privacy(request):
     plan = RunPlan.from_bytes(request.arrays["plan"].tobytes())
     plan = replace(plan, privacy=PLAN.privacy)
     return compose(request.header, {"plan": np.frombuffer(plan.to_bytes(), np.uint8)})
-
-
-def test_noise_that_invented_sites_should_add_is_refused_across_machines(tmp_path):
-    keys = Keys("f" * 64, lambda signature, text: "")
-    sites = {"north": keys.own, "ghost": "0" * 64}
-    plan = replace(PLAN, sites=sites, privacy={**PLAN.privacy, "secure": True})
-    asking = Asking(tmp_path, Policy(max_epsilon=5.0), keys=keys)
-    assert "a coordinator could invent sites that add none" in asking.declare(plan).header["text"]
-    alone = replace(PLAN, sites=sites)  # where each site adds all of the noise
-    answered(asking.declare(alone))
-    knowing = Asking(tmp_path / "b", Policy(max_epsilon=5.0, peers=("0" * 64,)), keys=keys)
-    reply = knowing.declare(plan)
-    assert "cannot sign" in reply.header["text"]  # which comes after the policy has admitted it
 
 
 class _Changing:

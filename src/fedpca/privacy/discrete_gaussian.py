@@ -3,23 +3,23 @@
     P[X = x]  proportional to  exp(-x^2 / (2 s))    for whole x,  s = sigma^2
 
 A trial proposes ``|x| = v t + u`` and a sign. Here t is the power of 2 with ``t/2 < sigma <= t``, u is
-uniform below t, and v has probability ``2^-(v+1)``. The trial is kept with probability
-``p = 2^(v-1) exp((s - x^2) / (2 s))``.
+uniform below t, and v has probability ``2^-(v+1)``. The trial is kept with probability ``p = 2^(v-1)
+exp((s - x^2) / (2 s))``.
 
 Exactness: A kept x has weight ``2^-(v+1) p``, which is ``exp(-x^2 / (2 s))`` times a constant. No p
-exceeds 1: since ``|x| >= v sigma``, p is at most ``2^(v-1) exp((1 - v^2) / 2)``, which is 1 for v = 1 and
-less for any other v. Minus zero is dropped, so zero counts once. So is v >= 64, where the discrete
-Gaussian has probability below ``2^-2900``; then ``|x| < 64 t <= 2^61`` always. To keep with probability p
-means that a uniform real number is below p. Its first 64 bits and a p in float64 decide, unless they are
-closer than an error bound. Then both get more digits until the answer is certain.
+exceeds 1: since ``|x| >= v sigma``, p is at most ``2^(v-1) exp((1 - v^2) / 2)``, which is 1 for v = 1
+and less for any other v. Minus zero is dropped, so zero counts once. So is v >= 64, where the discrete
+Gaussian has probability below ``2^-2900``; then ``|x| < 64 t <= 2^61`` always. To keep with
+probability p means that a uniform real number is below p. Its first 64 bits and a p in float64 decide,
+unless they are closer than an error bound. Then both get more digits until the answer is certain.
 
-Whole numbers: The set of sums that noise in floating point can reach depends on the value under it, and
-so reveals it (Mironov 2012). A whole number plus whole noise is exact and can be any whole number.
+Whole numbers: The set of sums that noise in floating point can reach depends on the value under it,
+and so reveals it (Mironov 2012). A whole number plus whole noise is exact and can be any whole number.
 
-Source: Canonne, Kamath, Steinke, "The discrete Gaussian for differential privacy" (2020), for the noise;
-Karney, "Sampling exactly from the normal distribution" (2016), for blocks as wide as sigma and for bits
-drawn when needed; Mironov, "On significance of the least significant bits for differential privacy"
-(2012).
+Source: Canonne, Kamath, Steinke, "The discrete Gaussian for differential privacy" (2020), for the
+noise; Karney, "Sampling exactly from the normal distribution" (2016), for blocks as wide as sigma and
+for bits drawn when needed; Mironov, "On significance of the least significant bits for differential
+privacy" (2012).
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ BATCH_TRIALS = 1 << 15  # whose words fit into a processor's cache
 WORD_BYTES, WORD_BITS = 8, 64
 
 # How far the float64 p and the first word of the uniform number may be from the true ones, together.
-# With e = 2^-53, the roundings of x (twice, as it is squared), x^2, 2 s, their quotient, and 1/2 minus it
-# change the exponent by less than 7 e (x^2 / (2 s) + 1). That changes p by less than 15 e, because
-# p x^2 / (2 s) < 1: with a = |x| / sigma >= v it is at most 2^(a-1) exp((1 - a^2) / 2) a^2 / 2 < 0.93.
-# The word is off by less than e. All this is below 2^-48. The rest is for np.exp, which may be wrong by
-# 2^12 units in the last place; known ones are wrong by a few.
+# With e = 2^-53, the roundings of x (twice, as it is squared), x^2, 2 s, their quotient, and 1/2
+# minus it change the exponent by less than 7 e (x^2 / (2 s) + 1). That changes p by less than 15 e,
+# because p x^2 / (2 s) < 1: with a = |x| / sigma >= v it is at most 2^(a-1) exp((1 - a^2) / 2) a^2 /
+# 2 < 0.93. The word is off by less than e. All this is below 2^-48. The rest is for np.exp, which may
+# be wrong by 2^12 units in the last place; known ones are wrong by a few.
 ERROR_BOUND = 2.0**-40
 
 RandomBytes = Callable[[int], bytes]
@@ -52,9 +52,9 @@ RandomBytes = Callable[[int], bytes]
 def discrete_gaussian(variance: int, size: int, *, random_bytes: RandomBytes = os.urandom) -> Array:
     """Return independent draws from the discrete Gaussian around 0, as int64 below 2^62 in size.
 
-    ``variance`` is the parameter s, a whole number from 1 to 2^110. The variance of the draws is s, less
-    a share below 10^-6. ``random_bytes`` is only for tests, which must be able to repeat a draw. Privacy
-    needs the default: the system's random bytes, which nobody can repeat.
+    ``variance`` is the parameter s, a whole number from 1 to 2^110. The variance of the draws is s,
+    less a share below 10^-6. ``random_bytes`` is only for tests, which must be able to repeat a draw.
+    Privacy needs the default: the system's random bytes, which nobody can repeat.
     """
     if not isinstance(variance, int) or not 1 <= variance <= MAX_VARIANCE:
         raise InputError(

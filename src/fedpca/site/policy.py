@@ -269,8 +269,15 @@ class Policy:
                 "the policy requires secure sums, but the plan has none; use Federation(secure=True) "
                 "or `fedpca fit --secure`"
             )
+        if plan.is_private and plan.is_secure and own_key != NO_KEY and not self.peers:
+            raise PolicyRefused(
+                "the sites of the plan would share the noise, but the policy lists no peers, so the "
+                "coordinator could have invented sites that add none; list the fingerprints of the "
+                "other sites' keys in the policy's peers, or fit without secure sums, so that each "
+                "site adds all of the noise"
+            )
         if self.must_be_private:
-            self._refuse_exact(plan, script, own_key)
+            self._refuse_exact(plan, script)
         if script.sees and not self.gather:
             raise PolicyRefused(
                 f"{plan.program} with solver {plan.solver!r} shows the coordinator this site's own "
@@ -285,8 +292,8 @@ class Policy:
                 "add their fingerprints, or the run must leave them out"
             )
 
-    def _refuse_exact(self, plan: RunPlan, script: Script, own_key: str) -> None:
-        """Refuse a plan that is not private, or whose noise nobody but the coordinator may add."""
+    def _refuse_exact(self, plan: RunPlan, script: Script) -> None:
+        """Refuse a plan that asks for answers without noise."""
         rule = (
             f"max_epsilon={self.max_epsilon:g}" if self.max_epsilon else f"require={PRIVATE_RUNS!r}"
         )
@@ -304,12 +311,6 @@ class Policy:
             )
         if math.isinf(Privacy.of(plan).epsilon):
             raise PolicyRefused(f"the policy has {rule}, but the plan's epsilon is infinite")
-        if plan.is_secure and own_key != NO_KEY and not self.peers:
-            raise PolicyRefused(
-                f"the plan shares the noise among {len(plan.sites)} sites, but the policy has no "
-                "peers, so a coordinator could invent sites that add none; list the fingerprints of "
-                "the other sites' keys in peers, or run without secure sums, where each site adds all"
-            )
 
     def check(self, question: Question, n_sites: int, n_rows: int | None) -> None:
         """Refuse a question that the policy forbids, naming the rule."""
