@@ -214,6 +214,16 @@ def test_an_altered_budget_exits_with_1_and_a_torn_one_says_so(folder, spent):
     assert "3 answers in 2 runs" in done.output
 
 
+def test_a_site_with_a_damaged_budget_does_not_join(folder, spent):
+    spent.write_text(spent.read_text().replace('"round": 2', '"round": 5', 1))
+    (folder / "policy.toml").write_text("max_epsilon = 2\nend = true\n")
+    run("site-key", "north")
+    own = ("--data", "north.npy", "--key", "north.key", "--policy", "policy.toml")
+    done = run("join", "localhost:1", *own, "--insecure")
+    assert done.exit_code == 2
+    assert f"error: {spent.name}, the site's privacy budget, is damaged: line 1" in words(done)
+
+
 def test_which_budget_is_meant_must_be_clear(folder, spent):
     assert "0 answers in 0 runs have spent epsilon 0" in words(run("budget", "--name", "west"))
     done = run("budget", "--delta", "0.5")

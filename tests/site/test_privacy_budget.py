@@ -25,7 +25,7 @@ from fedpca.privacy.secure_sum import BEYOND, BOUND
 from fedpca.protocol.message import compose
 from fedpca.protocol.plan import DECLARE, PRIVATE, RunPlan
 from fedpca.site import privacy_budget
-from fedpca.site.chained_lines import chain_of
+from fedpca.site.chained_lines import Kind, chain_of
 from fedpca.site.privacy_budget import PrivacyBudget, Release, Session, Spent
 from fedpca.testing import ScriptedEngine
 from support import fitted_quietly, gapped_rows
@@ -122,6 +122,29 @@ def test_a_budget_is_spent_to_its_end_and_not_beyond(path):
     assert Spent.read(path).mu2 == math.inf
     with pytest.raises(PolicyRefused, match="epsilon inf is spent"):
         budget(1e6).spend(release(number=13, mu2=1e-9), path)
+
+
+def test_a_site_says_what_it_has_spent_and_what_is_left(tmp_path):
+    site = Site(ROWS, name="north", policy=Policy(max_epsilon=3.0), store=tmp_path)
+    said = "epsilon 0 of 3 is spent, and epsilon 3 is left (at delta 1e-06)"
+    assert site.privacy_budget_in_words() == said
+    budget().spend(release(mu2=MU2), site.file(".privacy"))
+    left = epsilon_of(math.sqrt(mu_of(3.0, 1e-6) ** 2 - MU2), 1e-6)
+    assert f"epsilon 1 of 3 is spent, and epsilon {left:.4g} is" in site.privacy_budget_in_words()
+    assert Site(ROWS, name="north", policy=Policy()).privacy_budget_in_words() == ""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"mu2": -0.1}, {"mu2": "nan"}, {"round": "1"}, {"time": "now"}, {"run": None}, {"total": []}],
+    ids=str,
+)
+def test_a_chained_line_that_is_no_release_is_refused(spent, change):
+    with privacy_budget.opened(spent) as file:
+        line = {**release(number=6).to_plain(), "total": 0.6, **change}
+        privacy_budget.add(file, line, Kind(lambda entry: True))
+    with pytest.raises(InputError, match="is damaged: line 6 has no chain"):
+        budget().spend(release(number=7), spent)
 
 
 def test_what_a_site_without_a_folder_of_its_own_counted_elsewhere_counts_too(tmp_path):

@@ -14,6 +14,7 @@ import threading
 import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -143,7 +144,6 @@ class Site:
         self._tell, self._keys = tell, keys
         self._disclosure = Disclosure(self.policy) if self.policy.protects_few else None
         self._budget = Budget(self.policy) if self.policy.has_budget else None
-        self._privacy_budget = PrivacyBudget(self.policy)
 
     @property
     def rows(self) -> Rows:
@@ -211,6 +211,11 @@ class Site:
             max_cache_bytes=self.memory_limit,
             only_sums=self._guard is not None,
         )
+
+    @cached_property
+    def _privacy_budget(self) -> PrivacyBudget:
+        """Return what private runs have spent."""
+        return PrivacyBudget(self.policy)
 
     def privacy_budget_in_words(self) -> str:
         """Return how much of its privacy budget the site has spent, or an empty text without one."""
