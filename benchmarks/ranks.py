@@ -5,8 +5,9 @@
     python benchmarks/ranks.py --data DIR               also tables that scikit-learn does not have
 
 Planted tables have noise that is equal everywhere, unequal by row, or unequal by column. Their
-components are 1.7 to 3 times as large as the largest direction of the noise. Columns of real tables are
-scaled. Tables for RobustPCA also have outliers and missing entries, and only a bound on the rank.
+components are 1.7 to 3 times as large as the largest direction of the noise. The same noise without
+components shows how often a component is made up. Columns of real tables are scaled. Tables for
+RobustPCA also have outliers and missing entries, and only a bound on the rank.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ def planted(rng: np.random.Generator, n: int, d: int, k: int, noise: str) -> np.
     rows = np.exp(0.7 * rng.standard_normal((n, 1))) if noise == "by row" else np.ones((n, 1))
     columns = np.exp(0.7 * rng.standard_normal(d)) if noise == "by column" else np.ones(d)
     X = rng.standard_normal((n, d)) * rows * columns
+    if not k:
+        return X
     gram = X @ X.T if n < d else X.T @ X
     largest = np.sqrt(np.linalg.eigvalsh(gram)[-1])
     U, V = (np.linalg.qr(rng.standard_normal((size, k)))[0] for size in (n, d))
@@ -40,6 +43,14 @@ def found(X: np.ndarray, *, scale: bool = False) -> int:
     """Return the number of components that a fit over four sites keeps."""
     model = FederatedPCA("auto", scale=scale, random_state=0)
     return int(model.fit(np.array_split(X, 4)).n_components_)
+
+
+def finds_none(X: np.ndarray) -> bool:
+    """Return whether a fit says that no component is above the noise."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        found(X)
+    return any("no component above the noise" in str(warning.message) for warning in said)
 
 
 def robust_problem(seed: int) -> tuple[np.ndarray, int, int] | None:
@@ -107,20 +118,22 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder with further tables")
     options = parser.parse_args()
     sizes, seeds = (QUICK, 1) if options.quick else (SIZES, 5)
-    n_right = n_close = n_draws = 0
+    n_right = n_close = n_draws = n_silent = 0
     for n, d in sizes:
         for noise in NOISES:
-            off = []
+            off: list[int] = []
             for seed in range(seeds):
                 rng = np.random.default_rng(seed)
                 k = int(rng.choice([2, 5, 10] if min(n, d) > 40 else [1, 2]))
                 off.append(found(planted(rng, n, d, k, noise)) - k)
+                n_silent += finds_none(planted(rng, n, d, 0, noise))
             n_draws += len(off)
             n_right += sum(error == 0 for error in off)
             n_close += sum(abs(error) <= 2 for error in off)
             print(f"{n:6} rows, {d:5} features, noise {noise:10}: off by {off}", flush=True)
     count_robust_ranks(10 if options.quick else 200)
     print(f"planted: {n_right} of {n_draws} right, {n_close} within 2")
+    print(f"noise alone: {n_draws - n_silent} of {n_draws} with a component")
     for name, X in real_tables(options.data).items():
         print(f"{name}: {found(X, scale=True)} components, by permutation {by_permutation(X)}")
 

@@ -24,7 +24,7 @@ COLUMNS = ["p", "q", "r", "s", "t"]
 D = len(COLUMNS)
 MAX_ROUNDS = 12
 FREE = {"n_products", "seed"}  # hints, from which nothing follows
-MOVING = {"mean", "Z", "V", "flips", "features"}  # that depend on the rows
+MOVING = {"mean", "Z", "V", "removed", "flips", "features"}  # that depend on the rows
 
 
 def family_of(solver):
@@ -166,6 +166,7 @@ class Oracle:
     def __init__(self, transcripts, columns, most):
         self.columns, self.most = columns, most
         self.follows, self.constant = {}, {}
+        self.needs = {}  # the question that must have been asked some time before
         for transcript in transcripts:
             before = DECLARE
             for request in transcript.requests[1:]:
@@ -181,6 +182,8 @@ class Oracle:
         name, arrays = request.header["question"], request.arrays
         if name not in self.follows.get(names[-1] if names else DECLARE, ()):
             return "out of turn"
+        if name in self.needs and self.needs[name] not in names:
+            return "too early"
         once = MAX_ROUNDS if name in self.follows.get(name, ()) else 1
         if names.count(name) >= self.most.get(name, once):
             return "too often"
@@ -205,7 +208,7 @@ class Oracle:
             return is_negative or any(not np.array_equal(array, other) for other in before)
         if field == "n_flips":
             return array not in (5, 20)
-        if field in ("Z", "V"):
+        if field in ("Z", "V", "removed"):
             groups = arrays.get("flips", np.zeros(array.shape[1]))
             blocks = [array[:, groups == group] for group in np.unique(groups)]
             return any(

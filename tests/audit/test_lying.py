@@ -75,7 +75,7 @@ RULES = {  # by which the default policy refuses an attack
     "moved center, totals": "'(RobustPCA|robust)'",
     "far mean": "field 'mean' is more than 1048576 times as large as every value",
     "far mean, totals": "field 'mean' is more than 1048576 times as large as every value",
-    "few rows flipped": "fewer than 50 rows|min_rows=20",
+    "few rows flipped": "fewer than 60 rows|min_rows=20",
     "gaps, one value": "in columns 6, fewer than .*min_count=",
     "moved fill": "in columns 7, fewer than .*min_count=",
     "claimed sites": "claims 1000 sites, but the plan has 3",

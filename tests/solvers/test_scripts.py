@@ -188,7 +188,7 @@ def oracle_of(solver, k, parameters):
     runs = [record(solver, k, seed, **parameters) for seed in range(3)]
     looks = 1 + math.ceil(math.log2(D))  # each with twice as many directions, up to all of them
     columns = 3 if "power" in solver else 2  # three look for a larger eigenvalue outside the block
-    most = {"draw_signs": looks, "flipped_product": 20 * looks}
+    most = {"draw_signs": looks, "flipped_triangles": looks, "flipped_product": 20 * looks}
     if "power" in solver:
         most["covariance_product"] = 41 * MAX_ROUNDS
     oracle = Oracle(runs, columns if isinstance(k, int) else D, most)
@@ -204,12 +204,14 @@ def oracle_of(solver, k, parameters):
     if k == "auto":  # with many features, flipped products are cheaper than triangles
         begin = {"covariance_product"} & set(follows) or {"covariance_triangle"}
         for name in begin:
-            follows[name] |= {"draw_signs", "explained_energy"}
+            follows[name] |= {"column_squares", "explained_energy"}
+        if "covariance_product" in begin:  # a further look may need flips again
+            follows["covariance_product"].add("draw_signs")
+        oracle.needs["draw_signs"] = "column_squares"
+        after = {"draw_signs", "explained_energy"} | (begin - {"covariance_triangle"})
+        follows["column_squares"] = follows["flipped_triangles"] = after
         follows["draw_signs"] = {"flipped_triangles", "flipped_product"}
-        after = {"explained_energy"} | (begin - {"covariance_triangle"})
-        follows["flipped_triangles"] = after
-        again = {"draw_signs"} if begin == {"covariance_triangle"} else set()
-        follows["flipped_product"] = after | again | {"flipped_product"}
+        follows["flipped_product"] = after | {"flipped_product"}
     return oracle
 
 
@@ -249,7 +251,7 @@ def mutations(transcript, at, k, has_scale):
         arrays = {**request.arrays}
         del arrays[field]
         yield changed(request, arrays), [field]
-        if field in ("Z", "V"):
+        if field in ("Z", "V", "removed") and array.size:
             wide = np.linalg.qr(np.random.default_rng(0).standard_normal((D, D)))[0]
             odd = 2 * array
             lists = [odd, np.roll(array, 1, axis=0) + array]

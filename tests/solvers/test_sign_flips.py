@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_breast_cancer, load_digits, load_wine
 
-from fedpca import FederatedPCA, Federation, Site
+from fedpca import FederatedPCA, Federation, Policy, Site
 from fedpca.engines.local import LocalEngine
-from fedpca.errors import FedpcaError
+from fedpca.errors import FedpcaError, PolicyRefused
 from fedpca.linalg.dense import unpack_triangle
 from fedpca.linalg.parallel_analysis import count_above, noise_floor
+from fedpca.linalg.rank_rules import Spectrum
 from fedpca.solvers import sign_flips
 from fedpca.solvers.sign_flips import FlipSecret
+from fedpca.solvers.standardize import ask_moments, common_features, standardize_sites
 
 
 def planted(rng, n, d, k, unequal):
@@ -27,7 +29,7 @@ def planted(rng, n, d, k, unequal):
 
 
 def by_permutation(X, rng, draws=20):
-    """Parallel analysis of pooled rows, with every column in an order of its own."""
+    """Parallel analysis of pooled and scaled rows, with every column in an order of its own."""
     A = (X - X.mean(axis=0)) / X.std(axis=0)
     drawn = [np.linalg.svd(rng.permuted(A, axis=0), compute_uv=False) for _ in range(draws)]
     above = np.linalg.svd(A, compute_uv=False) > np.quantile(drawn, 0.95, axis=0)
@@ -54,6 +56,54 @@ def test_real_tables_keep_as_many_as_permutations_of_pooled_rows(load):
         model = FederatedPCA("auto", scale=True, solver=solver, random_state=0)
         found = model.fit(np.array_split(X, 4)).n_components_
         assert abs(found - wanted) <= 0.3 * wanted
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_noisiest_column_is_not_counted_after_the_components(seed):
+    X = planted(np.random.default_rng(seed), 800, 400, 5, "columns")
+    assert FederatedPCA("auto", random_state=0).fit(np.array_split(X, 3)).n_components_ == 5
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_component_that_is_large_in_a_few_rows_hides_no_others(seed):
+    rng = np.random.default_rng(seed)
+    scores = rng.standard_normal((60, 5)) * [1.5, 0.5, 0.5, 0.5, 0.5]
+    scores[:, 0] = 1.5 * rng.standard_t(1.5, 60).clip(-6, 6)
+    X = rng.standard_normal((60, 1500)) + scores @ rng.standard_normal((5, 1500))
+    wanted = by_permutation(X, rng)
+    assert wanted > 1
+    model = FederatedPCA("auto", scale=True, random_state=0).fit(np.array_split(X, 3))
+    assert model.n_components_ == wanted
+
+
+@pytest.mark.parametrize("solver", ["lanczos", "covariance", "power", "local-power", "tsqr"])
+def test_noise_alone_has_no_component_however_unequal_the_rows_are(solver):
+    for seed in (1, 5):
+        rng = np.random.default_rng(seed)
+        X = rng.standard_normal((50, 30)) * np.exp(0.7 * rng.standard_normal((50, 1)))
+        with pytest.warns(UserWarning, match="found no component above the noise, and keeps 1"):
+            FederatedPCA("auto", solver=solver, random_state=0).fit(np.array_split(X, 2))
+
+
+def test_a_few_extreme_entries_hide_no_components_that_are_smaller():
+    rng = np.random.default_rng(0)
+    X = planted(rng, 300, 40, 4, "nothing")
+    X[7, 3] += 1.2 * np.linalg.norm(X, 2)  # larger than all but the first component
+    found = FederatedPCA("auto", random_state=0).fit(np.array_split(X, 3)).n_components_
+    assert found == 5
+
+
+def test_a_solver_that_does_not_pass_its_vectors_is_told_so():
+    X = planted(np.random.default_rng(0), 90, 8, 2, "")
+
+    def program(fed, start):
+        common = common_features(fed)
+        moments = ask_moments(fed, common, center=True, scale=False)
+        energy = standardize_sites(fed, moments, 1)
+        sign_flips.SignFlips(fed)(Spectrum(np.array([energy]), energy, 90, 8))
+
+    with pytest.raises(FedpcaError, match="must pass their vectors to the rule"):
+        Federation.local(np.array_split(X, 3)).run(program, identity={})
 
 
 def test_blocks_count_like_triangles(monkeypatch):
@@ -100,6 +150,7 @@ class TestSecret:
     """What the flips would tell if the coordinator knew the signs, and that it does not."""
 
     rows = np.random.default_rng(4).standard_normal((12, 4))
+    rows += 3 * rows[:, :1] @ np.ones((1, 4))  # one component, for the flips to confirm
 
     def listen(self, *, in_process):
         """All that a site with these rows answers to one run, and the site."""
@@ -145,11 +196,41 @@ class TestSecret:
     @pytest.mark.parametrize("asked", [0, 21, 10**6])
     def test_a_site_flips_no_more_often_than_needed(self, asked):
         def program(fed, start):
-            fed.sum(sign_flips.draw_signs, seed=np.int64(0))
+            fed.sum(sign_flips.draw_signs, seed=np.int64(0), removed=np.empty((4, 0)))
             fed.sum(sign_flips.flipped_triangles, n_flips=np.int64(asked))
 
         with pytest.raises(FedpcaError, match="flips its signs 1 to 20 times"):
             Federation.local([self.rows]).run(program, identity={})
+
+    @pytest.mark.parametrize(("n", "k", "least"), [(59, 0, 60), (100, 51, 102)])
+    def test_a_site_with_a_policy_refuses_few_rows_for_what_is_removed(self, n, k, least):
+        rows, removed = np.random.default_rng(0).standard_normal((n, 120)), np.eye(120, k)
+        site = Site(rows, name="a", policy=Policy())
+        with pytest.raises(PolicyRefused, match=f"fewer than {least} rows"):
+            sign_flips.draw_signs(site, seed=np.int64(0), removed=removed)
+
+    def test_a_site_with_a_policy_removes_no_more_than_half_of_all_directions(self):
+        site = Site(np.random.default_rng(0).standard_normal((200, 9)), name="a", policy=Policy())
+        with pytest.raises(PolicyRefused, match=r"5 columns.*at most half of 9"):
+            sign_flips.draw_signs(site, seed=np.int64(0), removed=np.eye(9, 5))
+
+    def test_signs_are_new_for_each_set_of_directions(self):
+        triangles = []
+
+        def program(fed, start):
+            moments = ask_moments(fed, common_features(fed), center=True, scale=False)
+            standardize_sites(fed, moments, 1)
+            for seed in (0, 1):
+                removed = np.empty((4, 0))
+                fed.sum(sign_flips.draw_signs, seed=np.int64(seed), removed=removed)
+                answer = fed.sum(sign_flips.flipped_triangles, n_flips=np.int64(5))
+                triangles.append(answer["triangles"])
+
+        Federation.local([self.rows]).run(program, identity={})
+        first, second = triangles
+        diagonal = [0, 2, 5, 9]
+        np.testing.assert_allclose(first[:, diagonal], second[:, diagonal])
+        assert (np.delete(first, diagonal, 1) != np.delete(second, diagonal, 1)).mean() > 0.5
 
     def test_a_run_that_goes_on_has_the_same_signs(self, tmp_path):
         X = planted(np.random.default_rng(5), 90, 8, 2, "rows")

@@ -49,7 +49,8 @@ ROUNDS = (
 )  # the solvers' own questions
 SHARES = ("explained_energy", "explained_in_summary")
 TRIANGLES, FLIPPED = "flipped_triangles", "flipped_product"
-FLIPS = ("draw_signs", TRIANGLES, FLIPPED)
+SQUARES = "column_squares"
+FLIPS = (SQUARES, "draw_signs", TRIANGLES, FLIPPED)
 MOMENTS = ("column_names", "count_and_sum", "squares", "standardize")
 BESIDE = (*MOMENTS, *FLIPS, "energy_within", *SHARES)
 
@@ -137,17 +138,9 @@ def as_sent(runs: Runs) -> Array | None:
 
 
 def flips(runs: Runs) -> Array | None:
-    """Return the diagonal of C, which no signs change; the signs hide the rest.
-
-    Triangles contain it. From products with random columns Z, it follows on average.
-    """
-    asked = [h for h in runs[0].messages if h.question in (TRIANGLES, FLIPPED)]
-    if not asked:
-        return None
-    if asked[0].question == TRIANGLES:
-        return np.diag(unpack_triangle(asked[0].answer["triangles"][0]).diagonal())
-    Z, Y = asked[0].asked["Z"], asked[0].answer["Y"]
-    return np.diag(np.maximum((Z * Y).sum(axis=1), 0.0) / (Z * Z).sum(axis=1))
+    """Return the diagonal of C, which the rule asks for; the signs hide the rest."""
+    asked = [heard for heard in runs[0].messages if heard.question == SQUARES]
+    return np.diag(asked[0].answer["squares"]) if asked else None
 
 
 def shares(runs: Runs) -> Array | None:

@@ -285,7 +285,8 @@ def _flipped_grams(liar: Liar, mean: Array, seed: int) -> list[Array]:
     d = _begin(liar).d
     liar.ask("standardize", mean=mean, scale=np.ones(d), n_products=np.int64(d))
     liar.ask("covariance_product", Z=np.eye(d, 1))  # the rule asks after a look at the spectrum
-    liar.ask("draw_signs", seed=np.int64(seed))
+    liar.ask("column_squares")
+    liar.ask("draw_signs", seed=np.int64(seed), removed=np.empty((d, 0)))
     flipped = liar.ask("flipped_triangles", n_flips=np.int64(MANY_DRAWS))["triangles"]
     return [unpack_triangle(each) for each in flipped]
 

@@ -42,6 +42,7 @@ class Spectrum:
     d: int
     is_all: bool = False  # no more values can be computed, even if more exist
     squares: Array | None = None  # (d,), the sum of squares of each column, on the scale of values
+    vectors: Array | None = None  # (d, p), the eigenvectors of the values, if they are known
 
     @property
     def is_whole(self) -> bool:

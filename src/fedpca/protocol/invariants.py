@@ -28,6 +28,7 @@ The limit leaves room for sums of squares of values up to 1e68.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -62,8 +63,7 @@ def norm_of(array: Array, declared: Declared, words: Sequence[str]) -> float:
     if "large" in words:
         return float(np.abs(array).max(initial=0.0))
     part = _diagonal(array, declared) if _is_packed(declared, words) else array
-    with np.errstate(over="ignore"):
-        return float(np.sqrt(np.vdot(part, part)))
+    return math.sqrt(np.vdot(part, part))  # infinite if it overflows
 
 
 def limit_of(words: Sequence[str]) -> float:

@@ -88,7 +88,7 @@ def compose(
     ready = {name: _plain(name, array) for name, array in arrays.items()}
     text = _header_text(header, ready)
     if limit is not None:
-        _check_header(text)
+        _check_length(text)
         _check_fields([(name, array.shape) for name, array in ready.items()])
     total = (
         PREFIX_BYTES
@@ -136,7 +136,8 @@ def decode(data: bytes, *, limit: int | None = MAX_BYTES) -> Message:
         raise MessageError("the message was altered in transit: its checksum does not match")
     text = bytes(view[_PREFIX.size : _PREFIX.size + n_header])
     if limit is not None:
-        _check_header(text)
+        _check_length(text)
+        _check_depth(text)
     try:
         header = json.loads(text)
         fields = header.pop("fields")
@@ -161,13 +162,17 @@ def _header_text(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> byte
     return text + b" " * _padding(PREFIX_BYTES + len(text))
 
 
-def _check_header(text: bytes) -> None:
-    """Refuse a header that is too long or too deep, before it is parsed."""
+def _check_length(text: bytes) -> None:
+    """Refuse a header that is too long."""
     if len(text) > MAX_HEADER_BYTES:
         raise MessageError(
             f"the message's header has {len(text):,} bytes, which exceeds the limit of "
             f"{MAX_HEADER_BYTES:,}"
         )
+
+
+def _check_depth(text: bytes) -> None:
+    """Refuse a header that is too deep, before it is parsed."""
     depth = 0
     for bracket in _NOT_A_BRACKET.sub(b"", _STRING.sub(b"", _ESCAPED.sub(b"", text))):
         depth += 1 if bracket in b"[{" else -1

@@ -231,8 +231,13 @@ class Script:
 
     def most_times(self, name: str, n_features: int) -> int:
         """Return how often a question may be asked in a run, if the order does not say."""
-        looks = max(2, 1 + (n_features - 1).bit_length()) if name in self.looks else MANY
+        looks = most_looks(n_features) if name in self.looks else MANY
         return min(looks, self.most.get(name, MANY))
+
+
+def most_looks(n_features: int) -> int:
+    """Return how often a rank rule may look at the spectrum in a run."""
+    return max(2, 1 + (n_features - 1).bit_length())
 
 
 _SCRIPTS: dict[str, Callable[[RunPlan], Script]] = {}

@@ -6,8 +6,9 @@ dataclasses in it: `remember` writes each field as an array, and `recall` rebuil
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import MISSING, dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,23 +42,36 @@ def remember(memory: MutableMapping[str, Array], value: Any) -> None:
 
 def remembers(memory: Mapping[str, Array], kind: type) -> bool:
     """Return whether memory holds a dataclass of this type."""
-    return any(_key(kind, field.name) in memory for field in fields(kind))
+    return any(key in memory for _, key, _, _ in _fields_of(kind))
 
 
 def recall(memory: Mapping[str, Array], kind: type[T]) -> T:
     """Return the dataclass of this type that an earlier question stored; raise an error if none did."""
     values: dict[str, Any] = {}
-    for field in fields(kind):  # type: ignore[arg-type]
-        array = memory.get(_key(kind, field.name))
+    for name, key, scalar, is_required in _fields_of(kind):  # type: ignore[arg-type]
+        array = memory.get(key)
         if array is not None:
-            scalar = _SCALAR_TYPES.get(str(field.type).removesuffix(" | None"))
-            values[field.name] = array if scalar is None else scalar(array)
-        elif field.default is MISSING:
+            values[name] = array if scalar is None else scalar(array)
+        elif is_required:
             raise MessageError(
                 f"this question needs the {kind.__name__} from an earlier question, which the site "
                 f"does not have; {MEMORY_GONE}"
             )
     return kind(**values)
+
+
+@cache
+def _fields_of(kind: type) -> list[tuple[str, str, Callable[[Array], Any] | None, bool]]:
+    """Return each field's name, its key in memory, its type if it is a number, and if it must be."""
+    return [
+        (
+            field.name,
+            _key(kind, field.name),
+            _SCALAR_TYPES.get(str(field.type).removesuffix(" | None")),
+            field.default is MISSING,
+        )
+        for field in fields(kind)
+    ]
 
 
 def _key(kind: type, name: str) -> str:

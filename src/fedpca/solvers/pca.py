@@ -67,7 +67,7 @@ def principal_components(
     if center:
         within = {name: float(answer["total"]) for name, answer in explained.items()}
         report_caused(fed, within, solution.energy)
-    is_above = problem.flips is None or problem.flips.is_below(solution.eigenvalues)
+    is_above = problem.flips is None or not problem.flips.found_none
     return PcaResult(solution, _shares(explained), solution.outcome(solver.name), is_above)
 
 

@@ -1,17 +1,26 @@
 """Choose the number of components by sign flips: parallel analysis of rows that stay at their sites.
 
-    A o S,   where each entry of S is +1 or -1 with equal probability
+    E_k = A - A V_k V_k',   E_k o S,   where each entry of S is +1 or -1 with equal probability
 
-Random signs keep the size of every entry and destroy what columns have in common. So the leading
-eigenvalues of ``(A o S)'(A o S)`` show how large eigenvalues become without any structure, also if some
-rows or columns are noisier than others. Component k counts while its eigenvalue exceeds the 95 %
-quantile of the k-th eigenvalue over several flips.
+`fedpca.linalg.parallel_analysis` counts the eigenvalues of A'A above those of rows whose columns have
+nothing in common. It knows the variance of each column, but not that some rows are noisier than others.
+And it compares the first direction of noise, which comes after k components, with the (k+1)-th
+direction of its tables, which is smaller if some columns are noisier than others. So a second test has
+to confirm the components.
+
+Random signs keep the size of every entry and destroy what columns have in common. So the largest
+eigenvalue of the flipped E_k shows how large noise becomes once k components are removed. Every
+eigenvalue of A'A above it is a component. These are removed next, until no more is found. Removing few
+at a time is safe: what is left of the components makes the flipped eigenvalues larger, never smaller.
+Removing directions of noise would not be. At the end, the i-th eigenvalue after the k components is
+compared with the i-th of the flipped E_k: a few extreme entries may raise the first above what is left
+to find.
 
 Every product is a sum over sites, and all flips share their rounds. The signs are a secret of the site
 (`Site.secret`): whoever knew them could solve for single rows.
 
-Source: Hong, Sheng and Dobriban, "Selecting the number of components in PCA via random signflips"
-(2020).
+Sources: Hong, Sheng and Dobriban, "Selecting the number of components in PCA via random signflips"
+(2020); for removing what was found, Dobriban and Owen, "Deterministic parallel analysis" (2019).
 """
 
 from __future__ import annotations
@@ -33,12 +42,13 @@ from fedpca.linalg.parallel_analysis import (
     MANY_DRAWS,
     count_above,
     draws_for,
+    noise_floor,
     quantile_floor,
 )
-from fedpca.linalg.rank_rules import Spectrum, parallel_analysis, settled
+from fedpca.linalg.rank_rules import Spectrum, parallel_analysis
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import Question, question
-from fedpca.protocol.script import Order, either, maybe, repeat, then
+from fedpca.protocol.script import Order, either, maybe, most_looks, repeat, then
 from fedpca.rows.gaps import ERROR
 from fedpca.rows.rare import look_for_few
 from fedpca.solvers.costs import triangle_is_cheaper
@@ -48,7 +58,9 @@ if TYPE_CHECKING:
     from fedpca.site.site import Site
 
 MAX_ROUNDS = 20  # of block Lanczos on flipped rows; fewer than these find their largest eigenvalues
-LEAST_ROWS = 50  # of 10^6 flips, two differ in the sign of a single row with probability 2 %
+LEAST_ROWS = 60  # of 10^7 sums of flips, two differ in the sign of a single row, probability 0.5 %
+AHEAD = 10  # eigenvalues that are compared after those that are certain
+MARGIN = 1.1  # a component is this much larger than noise; the largest of a few flips varies
 SETTLED = (
     3e-3  # the eigenvalues are known well enough once a round changes them by no more than this
 )
@@ -58,32 +70,81 @@ SETTLED = (
 class SignFlips:
     """The rank rule that compares the eigenvalues with those of the flipped rows of all sites.
 
-    The sites are asked when the rule is first called, and again if it needs a longer floor. They must
-    have their frame by then. A solver that sees summaries instead of sums has the column variances and
-    needs no flips.
+    The sites are asked when the rule is called, unless earlier answers suffice. They must have their
+    frame by then, and the spectrum must have its vectors. A solver that sees summaries instead of sums
+    has the column variances and needs no flips.
     """
 
     fed: Federation
-    floor: Array = field(default_factory=lambda: np.empty(0))
+    found_none: bool = False  # the rule kept a component because there has to be one
+    squares: Array | None = None  # (d,), the sum of squares of each column
+    unrelated: Array = field(default_factory=lambda: np.empty(0))  # the floor by column variances
+    flipped: dict[int, Array] = field(default_factory=dict)  # the floor after removing k components
 
     def __call__(self, spectrum: Spectrum) -> int | None:
         if spectrum.squares is not None:
             return parallel_analysis(spectrum)
-        if not spectrum.values.size or spectrum.values[0] <= 0:
+        values = spectrum.values
+        if not values.size or values[0] <= 0:
             return 1
-        if len(self.floor) < min(len(spectrum.values), spectrum.n, spectrum.d):
-            self.floor = flipped_floor(self.fed, spectrum.n, spectrum.d, len(spectrum.values))
-        return settled(count_above(spectrum.values, self.floor), spectrum)
+        if self.squares is None:
+            self.squares = self.fed.sum(column_squares)["squares"]
+        if len(self.unrelated) < len(values):
+            self.unrelated = noise_floor(spectrum.n, self.squares, len(values))
+        found = self._confirmed(spectrum, count_above(values, self.unrelated))
+        self.found_none = found == 0
+        return None if found is None else max(1, found)
 
-    def is_below(self, eigenvalues: Array) -> bool:
-        """Return whether the floor is below the largest of the eigenvalues, or was not needed."""
-        return not self.floor.size or bool(eigenvalues[0] > self.floor[0])
+    def _confirmed(self, spectrum: Spectrum, n_above: int | None) -> int | None:
+        """Return how many of the first ``n_above`` eigenvalues are above those of flipped rows.
+
+        None stands for all eigenvalues so far, and for a number that only further ones can tell.
+        """
+        is_open = n_above is None and not spectrum.is_whole
+        most = len(spectrum.values) if n_above is None else n_above
+        values, k = spectrum.values[:most], 0
+        while k < most:
+            floor = self._floor_after(k, spectrum, AHEAD if is_open else min(AHEAD, most - k))
+            if floor is None:
+                return k
+            certain = int((values > floor[0]).sum())
+            if certain <= k:
+                if is_open and most - k < AHEAD:
+                    return None
+                ahead = values[k : k + AHEAD][: len(floor)]
+                above = np.flatnonzero(ahead > floor[: len(ahead)])
+                certain = k + int(above.max(initial=-1)) + 1
+                if certain < k + len(ahead):
+                    return certain
+            k = certain
+        return None if is_open else k
+
+    def _floor_after(self, k: int, spectrum: Spectrum, p: int) -> Array | None:
+        """Return the floor for p eigenvalues after the first k, or None if sites would not tell it."""
+        n, d = spectrum.n, spectrum.d
+        if 2 * k > d:
+            return None
+        if k not in self.flipped and len(self.flipped) < most_looks(d):
+            removed = np.ascontiguousarray(_vectors_of(spectrum)[:, :k])
+            noise = flipped_floor(self.fed, n, removed, min(p, d))
+            self.flipped[k] = MARGIN * fewer_directions(n, d, k) * noise
+        return self.flipped.get(k)
 
 
-def flipped_floor(fed: Federation, n: float, d: int, p: int) -> Array:
-    """Return the noise floor for at least p eigenvalues of A'A."""
+def _vectors_of(spectrum: Spectrum) -> Array:
+    if spectrum.vectors is None:
+        raise InputError(
+            "n_components='auto' removes components from the rows, so the solver must pass their "
+            "vectors to the rule: Spectrum(values, ..., vectors=V)"
+        )
+    return spectrum.vectors
+
+
+def flipped_floor(fed: Federation, n: float, removed: Array, p: int) -> Array:
+    """Return the noise floor for at least p eigenvalues of A'A outside ``removed``, ``(d, k)``."""
+    d = len(removed)
     n_flips = draws_for(n, d)
-    fed.sum(draw_signs, seed=np.int64(fed.rng().integers(2**63)))
+    fed.sum(draw_signs, seed=np.int64(fed.rng().integers(2**63)), removed=removed)
     if triangle_is_cheaper(int(n), d, p):
         triangles = fed.sum(flipped_triangles, n_flips=np.int64(n_flips))["triangles"]
         return quantile_floor(
@@ -93,22 +154,30 @@ def flipped_floor(fed: Federation, n: float, d: int, p: int) -> Array:
     return quantile_floor(np.array([values for values, _ in found]))
 
 
-def flips_order(plan: RunPlan, *parts: Question | Order, most: int = 1) -> Order:
+def fewer_directions(n: float, d: int, r: int) -> float:
+    """Return the factor by which noise without r of its directions has a larger leading eigenvalue.
+
+    Residuals have the same squares on fewer directions of rows and columns, while random signs spread
+    them over all directions again.
+    """
+    if min(n - 1, d) <= r:
+        return 1.0
+    edges = (np.sqrt(n - 1 - r) + np.sqrt(d - r)) / (np.sqrt(n - 1) + np.sqrt(d))
+    return float(edges**2 * (n - 1) * d / ((n - 1 - r) * (d - r)))
+
+
+def flips_order(plan: RunPlan, *parts: Question | Order) -> Order:
     """Return the order in which a solver repeats its parts, with the rule's questions in between.
 
-    Without parts, the rule is asked at most ``most`` times. Triangles give the whole floor, so they
-    come last; products give a part of it, and may come again after a further look. Other rules than
-    "auto" ask nothing.
+    The rule removes more components each time, as `Script.looks` bounds for `draw_signs`. Other rules
+    than "auto" ask nothing.
     """
     again = repeat(*parts)
     if plan.parameters.get("n_components") != "auto":
         return again
-    products = then(draw_signs, flipped_product, repeat(flipped_product, most=MAX_ROUNDS - 1))
-    triangles = then(draw_signs, flipped_triangles)
-    if not parts:
-        return then(repeat(products, most=most - 1), maybe(either(products, triangles)))
-    rounds = repeat(either(then(*parts), then(products, *parts)))
-    return then(rounds, maybe(either(products, then(triangles, again))))
+    products = then(flipped_product, repeat(flipped_product, most=MAX_ROUNDS - 1))
+    flips = then(draw_signs, either(products, flipped_triangles))
+    return then(again, maybe(column_squares, again, repeat(flips, again)))
 
 
 def leading_of_flips(
@@ -146,39 +215,64 @@ def leading_of_flips(
 
 @dataclass(frozen=True)
 class FlipSecret:
-    """The numbers from which a site draws its signs, the same throughout a run."""
+    """The numbers from which a site draws its signs, and what it removes from its rows before."""
 
     words: Array  # (w,)
+    removed: Array  # (d, k), orthonormal
 
 
 @question(
     doing="preparing to find the number of components",
-    asks={"seed": "int64"},
+    answers={"squares": "float64 d, squares"},
+    times_energy=lambda _: 1.0,
+)
+def column_squares(site: Site) -> Arrays:
+    """Send the sum of squares of each standardized column."""
+    return {"squares": site.standardized.squares()}
+
+
+@question(
+    doing="preparing to find the number of components",
+    asks={"seed": "int64", "removed": "float64 d k, orthonormal"},
     answers={"n_sites": "int64"},
     remembers=True,
     reads_rows=False,
     check=lambda answer, _: None if answer["n_sites"] == 1 else "does not count as one site",
 )
-def draw_signs(site: Site, seed: Array) -> dict[str, Any]:
-    """Let the site choose the secret that its signs are drawn from, unless it has done so.
+def draw_signs(site: Site, seed: Array, removed: Array) -> dict[str, Any]:
+    """Let the site choose the secret that its signs are drawn from, and remember what to remove.
+
+    The secret is new each time. With the same signs, products of what is left after different
+    directions would together tell more than each of them.
 
     A few rows have few combinations of signs. Over many runs, whoever collects all of them can tell the
-    rows, although the signs are secret. So a site with few rows and a policy refuses.
+    rows, although the signs are secret. And a coordinator that lies can choose k directions without
+    which k + 1 columns are equal. If these columns are more than the rows, their products are a matrix
+    of low rank, whose range holds the signs of each row. So a site with a policy refuses if it has few
+    rows, or not twice as many as there are directions. It also removes at most half of all directions:
+    with all but one removed, flips would tell moments of the rows along a direction of the
+    coordinator's choice.
     """
-    if not site.policy.is_open and not site.is_in_process and _has_few_rows(site):
+    d, k = removed.shape
+    least = max(LEAST_ROWS, 2 * k)
+    is_guarded = not site.policy.is_open and not site.is_in_process
+    if is_guarded and 2 * k > d:
         raise PolicyRefused(
-            f"the site has fewer than {LEAST_ROWS} rows, and n_components='auto' would tell them apart "
+            f"field 'removed' has {k} columns; n_components='auto' removes at most half of {d}"
+        )
+    if is_guarded and _has_fewer_rows(site, least):
+        raise PolicyRefused(
+            f"the site has fewer than {least} rows, and n_components='auto' would tell them apart "
             "over many runs; use a number of components, or another rule such as 'gap'"
         )
-    if not site.remembers(FlipSecret):
-        site.remember(FlipSecret(site.secret(int(seed))))
+    site.remember(FlipSecret(site.secret(int(seed)), removed))
     return {"n_sites": np.int64(1)}
 
 
-def _has_few_rows(site: Site) -> bool:
-    """Return whether fewer than `LEAST_ROWS` of a site's rows count in this run."""
+def _has_fewer_rows(site: Site, least: int) -> bool:
+    """Return whether fewer than ``least`` of a site's rows, an even number, count in this run."""
     missing = site.recall(ColumnSums).missing if site.remembers(ColumnSums) else ERROR
-    return look_for_few(site.rows, LEAST_ROWS // 2, missing).n_rows < LEAST_ROWS
+    return look_for_few(site.rows, least // 2, missing).n_rows < least
 
 
 @question(
@@ -188,7 +282,7 @@ def _has_few_rows(site: Site) -> bool:
     at_most={"flips": "n_flips"},
 )
 def flipped_triangles(site: Site, n_flips: Array) -> Arrays:
-    """Send the upper triangle of ``(A o S)'(A o S)`` for each flip."""
+    """Send the upper triangle of ``(E o S)'(E o S)`` for each flip, E being what is left of A."""
     _refuse_too_many(int(n_flips))
     flips, d = range(int(n_flips)), site.standardized.n_features
     grams = np.zeros((len(flips), d, d))
@@ -203,7 +297,7 @@ def flipped_triangles(site: Site, n_flips: Array) -> Arrays:
     answers={"Y": "float64 d k"},
 )
 def flipped_product(site: Site, Z: Array, flips: Array) -> Arrays:
-    """Send ``(A o S)'((A o S) Z)``, where ``flips`` says which S belongs to each column of Z."""
+    """Send ``(E o S)'((E o S) Z)``, where ``flips`` says which S belongs to each column of Z."""
     return product_of_flips(site, Z, flips, site.standardized.dense_blocks())
 
 
@@ -230,9 +324,11 @@ def _refuse_too_many(n_flips: int) -> None:
 def _flipped(
     site: Site, flips: Iterable[int], blocks: Iterable[Array], as_is: int | None = None
 ) -> Iterator[tuple[int, Array]]:
-    """Yield each block of the site's rows with each flip of its signs."""
-    words = site.recall(FlipSecret).words.tolist()
-    for index, rows in enumerate(blocks):
+    """Yield what is left of each block of rows, with each flip of its signs."""
+    secret = site.recall(FlipSecret)
+    words, V = secret.words.tolist(), secret.removed
+    for index, block in enumerate(blocks):
+        rows = block - (block @ V) @ V.T if V.size else block
         for flip in flips:
             bits = np.random.default_rng([*words, flip, index]).bytes(-(-rows.size // 8))
             signs = np.unpackbits(np.frombuffer(bits, np.uint8), count=rows.size)

@@ -82,9 +82,9 @@ class Momentum:
             V = X @ C
             residual = scaled(float(np.linalg.norm(Y @ C - V * theta)), energy)
             fed.report(residual, partial(np.asarray, V))
-            k = rank(Spectrum(np.maximum(theta, 0.0), energy, n, d))
+            spectrum = Spectrum(np.maximum(theta, 0.0), energy, n, d, vectors=V)
             if residual <= problem.tol:
-                if k is not None:
+                if rank(spectrum) is not None:
                     reason = "converged"
                     break
                 p = min(2 * p, n, d)  # the rule must see more of the spectrum
@@ -95,8 +95,8 @@ class Momentum:
             # Q is the new product times R^-1, so the last basis must also be multiplied by R^-1.
             before = np.linalg.lstsq(R.T, X.T, rcond=1e-12)[0].T
             X = Q
-        k = k or p
-        return Solution(moments, V[:, :k], np.maximum(theta, 0.0)[:k], energy, reason)
+        k = rank(spectrum) or len(theta)
+        return Solution(moments, V[:, :k], spectrum.values[:k], energy, reason)
 
 
 @question(asks={"X": "float64 d k, orthonormal"}, answers={"Y": "float64 d k"})

@@ -24,7 +24,7 @@ from fedpca.protocol.question import question
 from fedpca.protocol.script import Script
 from fedpca.solvers.contract import Problem, Solution, after_moments, moments_and_rank
 from fedpca.solvers.costs import triangle_bytes
-from fedpca.solvers.sign_flips import flips_order
+from fedpca.solvers.sign_flips import draw_signs, flips_order
 from fedpca.solvers.standardize import SCALES, own_frame
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ class Covariance:
         return triangle_bytes(d, k)
 
     def script(self, plan: RunPlan) -> Script:
-        flips = flips_order(plan, most=2)  # before and after looking at all eigenvalues
-        return after_moments(plan, covariance_triangle, flips)
+        looks = (draw_signs.name,)
+        return after_moments(plan, covariance_triangle, flips_order(plan), looks=looks)
 
     def solve(self, fed: Federation, problem: Problem) -> Solution:
         """Return the leading eigenvectors of the summed covariance, without iterating."""
@@ -64,7 +64,7 @@ class Covariance:
         for look in (rank.first_look, min(n, d)):
             values, V = top_eigen(C, min(look + 1, d))
             values, V = np.maximum(values, 0.0), V[:, :look]
-            found = rank(Spectrum(values[:look], energy, n, d))
+            found = rank(Spectrum(values[:look], energy, n, d, vectors=V))
             if found is not None:
                 break
         k = found or look

@@ -193,7 +193,7 @@ class Faps:
             last = fed.sum(energy_within, Z=Z)
             theta, C = top_eigen((last["within"] + last["within"].T) / 2, p)
             V, theta = Z @ C, np.maximum(theta, 0.0)
-            k = p if is_fixed else rank(Spectrum(theta, energy, n, d))
+            k = p if is_fixed else rank(Spectrum(theta, energy, n, d, vectors=V))
             if is_fixed or not rounds_left:
                 break
             if k is None:

@@ -85,7 +85,7 @@ class Lanczos:
             fed.report(scaled(ritz.residual, energy), space.vectors)
             k = None
             if space.is_invariant or ritz.residual <= problem.tol * energy:
-                k = rank(Spectrum(ritz.wanted, energy, n, d))
+                k = rank(Spectrum(ritz.wanted, energy, n, d, vectors=space.vectors()))
                 if k is None:
                     p = width = min(2 * p, n, d)  # the rule needs to see more of the spectrum
                     space = KrylovSpace(starting_block(fed, d, width, space.vectors()), max_columns)
@@ -95,9 +95,10 @@ class Lanczos:
                     break
             if space.is_full(width):
                 space.restart()
-        k = k or rank(Spectrum(ritz.wanted, energy, n, d)) or ritz.n_wanted
-        V, bounds = searched.vectors()[:, :k], ritz.angle_bounds(k)
-        solution = Solution(moments, V, ritz.wanted[:k], energy, reason)
+        V = searched.vectors()
+        k = k or rank(Spectrum(ritz.wanted, energy, n, d, vectors=V)) or ritz.n_wanted
+        bounds = ritz.angle_bounds(k)
+        solution = Solution(moments, V[:, :k], ritz.wanted[:k], energy, reason)
         return solution.certified(bounds, problem.angle_tol)
 
 

@@ -101,8 +101,9 @@ def iterate(
         residuals = norm(Y @ C - V * theta, axis=0)
         residual = float(norm(residuals))
         fed.report(scaled(residual, energy), partial(np.asarray, V))
-        k = rank(Spectrum(theta, energy, n, d))
+        spectrum = Spectrum(theta, energy, n, d, vectors=V)
         is_known = residual <= max(problem.tol, LOOK_TOL) * energy
+        k = rank(spectrum) if is_known else None
         if is_known and k is None:
             p = min(2 * p, n, d)  # the rule needs to see more of the spectrum
             Y = np.hstack([Y, fed.rng().standard_normal((d, p - Y.shape[1])) * theta[-1]])
@@ -116,7 +117,7 @@ def iterate(
                 reason = "converged"
                 break
         Z = orth(Y)
-    k = k or p
+    k = k or rank(spectrum) or len(theta)
     bounds = np.ones(k) if following is None else following.bounds(theta, residuals, k)
     solution = Solution(moments, V[:, :k], theta[:k], energy, reason)
     return solution.certified(bounds, problem.angle_tol)

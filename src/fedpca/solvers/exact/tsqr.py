@@ -31,7 +31,7 @@ from fedpca.protocol.script import Script
 from fedpca.solvers.contract import Problem, Solution, after_moments, moments_and_rank
 from fedpca.solvers.costs import triangle_bytes
 from fedpca.solvers.influence import SitePart, report_angles
-from fedpca.solvers.sign_flips import flips_order
+from fedpca.solvers.sign_flips import draw_signs, flips_order
 from fedpca.solvers.standardize import SCALES, own_frame
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ class Tsqr:
         return triangle_bytes(d, k)
 
     def script(self, plan: RunPlan) -> Script:
-        return after_moments(plan, triangular_factor, flips_order(plan))
+        looks = (draw_signs.name,)
+        return after_moments(plan, triangular_factor, flips_order(plan), looks=looks)
 
     def solve(self, fed: Federation, problem: Problem) -> Solution:
         """Return the leading right singular vectors of the stacked factors, without iterating."""
@@ -61,7 +62,7 @@ class Tsqr:
         _, s, Vt = np.linalg.svd(R, full_matrices=False)
         V, energy = Vt.T, float(s @ s)
         fed.report(0.0, lambda: V[:, : rank.first_look])
-        k = rank(Spectrum(s**2, energy, n, d, is_all=True)) or len(s)
+        k = rank(Spectrum(s**2, energy, n, d, is_all=True, vectors=V)) or len(s)
         bounds = angle_bounds(s, np.zeros(len(s)), k, others=0.0)
         _report_influence(fed, answers, V[:, :k])
         solution = Solution(moments, V[:, :k], s[:k] ** 2, energy, "exact")

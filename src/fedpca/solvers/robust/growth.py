@@ -36,21 +36,28 @@ from fedpca.solvers.robust.contract import (
 )
 from fedpca.solvers.robust.hard import by_hard_threshold, hard_round
 from fedpca.solvers.robust.schedule import check_last_threshold
-from fedpca.solvers.sign_flips import MAX_ROUNDS, draw_signs, leading_of_flips, product_of_flips
+from fedpca.solvers.sign_flips import (
+    MARGIN,
+    MAX_ROUNDS,
+    draw_signs,
+    fewer_directions,
+    leading_of_flips,
+    product_of_flips,
+)
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
 
 FLIPS = 1 + FEW_DRAWS  # the residuals as they are, and with random signs
 AS_IS = 0  # the flip that changes no sign
-MARGIN = 1.1  # an eigenvalue of residuals stands out if it is this much larger than those of flips
 
 
 def grown(
     fed: Federation, fit: RobustFit, moments: RobustMoments, limits: Limits, bound: int
 ) -> tuple[RobustFit, Rank]:
     """Add components until residuals look like noise, or the bound or a limit is reached."""
-    fed.sum(draw_signs, seed=np.int64(fed.rng().integers(2**63)))
+    nothing = np.empty((len(fit.U), 0))  # residuals are computed from what the site carries along
+    fed.sum(draw_signs, seed=np.int64(fed.rng().integers(2**63)), removed=nothing)
     while True:
         r = fit.U.shape[1]
         missing = missing_direction(fed, fit, moments, limits)
@@ -84,18 +91,6 @@ def missing_direction(
     n = moments.n
     stands_out = largest[0] > MARGIN * fewer_directions(n, d, r) * floor[0]
     return vectors[:, 0] if stands_out else None
-
-
-def fewer_directions(n: int, d: int, r: int) -> float:
-    """Return the factor by which noise without r of its directions has a larger leading eigenvalue.
-
-    Residuals of a fit have the same squares on fewer directions of rows and columns, while random signs
-    spread them over all directions again.
-    """
-    if min(n - 1, d) <= r:
-        return 1.0
-    edges = (np.sqrt(n - 1 - r) + np.sqrt(d - r)) / (np.sqrt(n - 1) + np.sqrt(d))
-    return float(edges**2 * (n - 1) * d / ((n - 1 - r) * (d - r)))
 
 
 @question(
