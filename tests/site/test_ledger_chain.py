@@ -15,9 +15,10 @@ from fedpca import FederatedPCA, Federation, Site
 from fedpca.errors import FileError
 from fedpca.protocol.message import compose, decode, encode
 from fedpca.protocol.proof import NO_HEAD, commitment, digest
-from fedpca.site import ledger_chain
+from fedpca.site import chained_lines
 from fedpca.site.answer_log import AnswerLog
-from fedpca.site.ledger_chain import append, chain_of, check_chain, check_proof
+from fedpca.site.chained_lines import chain_of
+from fedpca.site.ledger_chain import append, check_chain, check_proof
 from fedpca.testing import ScriptedEngine
 
 OLD = '{"time": "2026-01-01T00:00:00+00:00", "run": "a.0", "round": 1, "refused": null}\n'
@@ -288,7 +289,7 @@ def test_a_line_without_a_chain_amid_the_others_is_no_line_from_before(path):
 
 
 def test_an_entry_longer_than_the_end_that_is_read_first_is_found(tmp_path, monkeypatch):
-    monkeypatch.setattr(ledger_chain, "TAIL_BYTES", 10)
+    monkeypatch.setattr(chained_lines, "TAIL_BYTES", 10)
     path = tmp_path / "ledger.jsonl"
     log = log_of(path)
     for number in range(4):
@@ -338,7 +339,7 @@ def test_a_full_disk_leaves_the_chain_as_it_was(path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     before = path.read_bytes()
-    monkeypatch.setattr(ledger_chain.os, "fsync", full)
+    monkeypatch.setattr(chained_lines.os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
         append(path, {"digest_in": NO_HEAD, "digest_out": NO_HEAD, "salt": "0" * 32})
     assert path.read_bytes() == before

@@ -25,6 +25,7 @@ STRICT = Policy(
     max_runs_per_day=2,
     max_rounds_per_day=300,
 )
+BUDGET = Policy(require=("secure", "private"), max_epsilon=2.5, delta=1e-7)
 
 
 def written(folder, text):
@@ -39,6 +40,8 @@ def test_a_policy_comes_from_a_file_and_the_rest_is_as_for_a_site_that_joins(tmp
     assert Policy.load(written(tmp_path, "end=true # nothing else")) == JOINING
     unlimited = written(tmp_path, 'max_runs_per_day = "unlimited"\nend = true')
     assert Policy.load(unlimited).max_runs_per_day is None
+    unlimited = written(tmp_path, 'max_epsilon = "unlimited"\nend = true')
+    assert Policy.load(unlimited).max_epsilon is None
 
 
 def test_a_site_that_joins_is_closed_by_default():
@@ -52,7 +55,7 @@ def test_a_site_that_joins_is_closed_by_default():
     assert TRUSTING.min_count == TRUSTING.least_change == 1
 
 
-@pytest.mark.parametrize("policy", [JOINING, STRICT, TRUSTING, Policy(), Policy(allow=())])
+@pytest.mark.parametrize("policy", [JOINING, STRICT, TRUSTING, BUDGET, Policy(), Policy(allow=())])
 def test_a_policy_that_was_written_is_read_as_it_was(tmp_path, policy):
     assert Policy.load(written(tmp_path, policy_text(policy))) == policy
 
@@ -107,6 +110,25 @@ def test_a_file_that_was_cut_off_is_refused(tmp_path, text):
         ("max_runs_per_day = -1\nend = true", InputError, "max_runs_per_day=-1 must be a whole"),
         ("allow = 'any'\nend = true", InputError, "allow='any' must be a list of names"),
         ("allow = [1]\nend = true", InputError, "must be a list of names"),
+        (
+            "max_epsilon = 0\nend = true",
+            InputError,
+            "max_epsilon=0 must be a number from 0.0001 to",
+        ),
+        ("max_epsilon = inf\nend = true", InputError, "max_epsilon=inf must be a number from"),
+        ("max_epsilon = nan\nend = true", InputError, "max_epsilon=nan must be a number from"),
+        ("max_epsilon = true\nend = true", InputError, "max_epsilon=True must be a number from"),
+        ("max_epsilon = '1'\nend = true", InputError, "max_epsilon='1' must be a number from"),
+        ("delta = 0.5\nend = true", InputError, "delta=0.5 must be a number from 1e-15 to 0.1"),
+        ("delta = 'unlimited'\nend = true", InputError, "delta='unlimited' must be a number"),
+        ("require = 'private'\nend = true", InputError, "require='private' must be a list"),
+        ("require = [['x']]\nend = true", InputError, "with 'secure' or 'private'"),
+        (
+            "allow = ['any']\nmax_epsilon = 1\nend = true",
+            InputError,
+            "allow has 'any'.*max_epsilon, and require='private' would have no effect",
+        ),
+        ("allow = ['any']\nrequire = ['private']\nend = true", InputError, "allow has 'any'"),
         ("gather\nend = true", FileError, "is not TOML"),
         ("min_rows = 1\nmin_rows = 2\nend = true", FileError, "is not TOML"),
         ("a=" + "[" * 100_000, FileError, "is not TOML"),
@@ -122,7 +144,7 @@ def test_a_policy_that_cannot_be_meant_is_refused(tmp_path, text, kind, said):
 def test_every_rule_is_written_explained_and_said_to_prevent_something():
     names = [field.name for field in fields(Policy)]
     assert list(PREVENTS) == names
-    for policy in (JOINING, STRICT, TRUSTING):
+    for policy in (JOINING, STRICT, TRUSTING, BUDGET):
         text, words = policy_text(policy), "\n".join(explain(policy))
         for name in names:
             assert f"{name} = " in text
@@ -137,6 +159,20 @@ def test_a_policy_is_said_in_a_phrase():
         "at least 9 rows changed between runs, at least 3 sites, no individual answers from this "
         "site, at most 2 runs a day, at most 300 rounds a day"
     )
+
+
+def test_a_privacy_budget_is_said_in_a_phrase_and_needs_no_peers_by_itself():
+    assert BUDGET.in_words() == (
+        "only federated, no number that stands on fewer than 5 rows, no individual answers from this "
+        "site, only with secure sums, only private runs, all together at most epsilon 2.5 at delta "
+        "1e-07"
+    )
+    assert Policy(require=("private",), gather=True, min_count=1).in_words() == (
+        "only federated, only private runs"
+    )
+    Policy(require=("private",), max_epsilon=1.0).refuse_unknown_sites()
+    with pytest.raises(InputError, match="needs peers"):
+        BUDGET.refuse_unknown_sites()
 
 
 def test_a_run_begins_only_as_often_as_the_policy_says():

@@ -33,6 +33,7 @@ COMMANDS = (
     "site-key",
     "ledger",
     "policy",
+    "budget",
 )
 MARKUP: Literal["markdown"] = "markdown"  # rewraps the lines of each paragraph
 

@@ -10,19 +10,30 @@ import typer
 from fedpca.cli.console import err, exit_codes, out, refuse_overwriting, say
 from fedpca.cli.fit_files import FitFiles
 from fedpca.cli.info import print_plain
-from fedpca.cli.methods import Method, components_typed, estimator_of, local_ranks_of
+from fedpca.cli.methods import (
+    Method,
+    around_of,
+    components_typed,
+    estimator_of,
+    local_ranks_of,
+)
 from fedpca.cli.options import (
     FILES,
+    Around,
     Columns,
     Credentials,
     Csv,
+    Delta,
     Drop,
+    Epsilon,
     Force,
     Id,
     Insecure,
     Json,
     Quiet,
+    RowBound,
     Scale,
+    Silent,
     choice_of,
     opened_sites,
     sites_of,
@@ -183,6 +194,11 @@ def fit(
     secure: Annotated[
         bool, typer.Option("--secure", help="Sum so that the coordinator reads only totals.")
     ] = False,
+    epsilon: Epsilon = None,
+    delta: Delta = None,
+    row_bound: RowBound = None,
+    around: Around = None,
+    silent: Silent = None,
     approval_wait: Annotated[
         float | None,
         typer.Option(help="Seconds to wait for sites where a person must approve the fit."),
@@ -222,6 +238,11 @@ def fit(
                 "--local-models": local_models,
                 "--max-components": max_components,
                 "--outliers": outliers,
+                "--epsilon": epsilon,
+                "--delta": delta,
+                "--row-bound": row_bound,
+                "--around": around_of(around),
+                "--silent": silent,
             },
             solver=solver,
             solver_options=option,
@@ -240,7 +261,7 @@ def fit(
         options: dict[str, Any] = {
             "quorum": quorum,
             "journal": journal,
-            "secure": secure,
+            "secure": secure or (epsilon is not None and (not has_files or len(opened) > 1)),
         }
         if timeout is not None:
             options["timeout"] = timeout

@@ -146,6 +146,9 @@ def join(
             tell(finding.text)
         whose = "the default policy" if policy is None else "policy"
         tell(f"{whose}: {site.policy.in_words()}; answers are recorded in {ledger}")
+        budget = site.privacy_budget_in_words()
+        if budget:
+            tell(f"the privacy budget: {budget}")
         if pinned is None:
             tell(
                 "anyone with the server's secret can declare runs here; to obey only the coordinator's "

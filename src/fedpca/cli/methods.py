@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from fedpca.cli.options import components_of, solver_of, values_of
 from fedpca.errors import InputError
 from fedpca.estimators import FederatedPCA, PersonalizedPCA, RobustPCA
+from fedpca.privacy.gaussian import Privacy
 from fedpca.solvers.catalogue import find_personalized, find_robust, find_solver
 
 
@@ -46,10 +47,18 @@ KINDS = {
         find_robust,
     ),
 }
-OTHER_OPTIONS = {  # that set no parameter
+PRIVACY = {  # the setting of `Privacy` that each option is
+    "--epsilon": "epsilon",
+    "--delta": "delta",
+    "--row-bound": "row_bound",
+    "--around": "around",
+    "--silent": "n_silent",
+}
+OTHER_OPTIONS = {  # that set no parameter by themselves
     "--local-models": Method.personalized,
     "--outliers": Method.robust,
     "--weight": Method.pca,
+    **dict.fromkeys(PRIVACY, Method.pca),
 }
 
 
@@ -77,8 +86,11 @@ def estimator_of(
                 f"{option} does not apply to --method {method}, whose own options are {allowed}"
             )
     _require(method, typed)
+    privacy = privacy_of(typed)
     parameters = {name: value for name, value in common.items() if value is not None}
     parameters |= {kind.parameters[o]: value for o, value in typed.items() if o in kind.parameters}
+    if privacy is not None:
+        parameters["privacy"] = privacy
     if solver is not None or solver_options:
         default = getattr(kind.make(**parameters), kind.solver)
         parameters[kind.solver] = solver_of(solver or default, solver_options, kind.find)
@@ -90,6 +102,34 @@ def estimator_of(
             f"--method {method} has no parameter {', '.join(unknown)}; its parameters are {names}"
         )
     return kind.make(**{**parameters, **given})
+
+
+def privacy_of(typed: Mapping[str, Any]) -> Privacy | None:
+    """Return the promise of differential privacy that the user typed, or None."""
+    given = {setting: typed[o] for o, setting in PRIVACY.items() if o in typed}
+    if not given:
+        return None
+    needed = [option for option in ("--epsilon", "--delta", "--row-bound") if option not in typed]
+    if needed:
+        first = next(option for option in PRIVACY if option in typed)
+        raise InputError(
+            f"{first} also needs {' and '.join(needed)}: a private fit is typed as in --epsilon 1 "
+            "--delta 1e-6 --row-bound 8, where rows count at most that far from the mean"
+        )
+    return Privacy(**given)
+
+
+def around_of(text: str | None) -> float | tuple[float, ...] | None:
+    """Parse --around: one number for all features, or a number for each, as in 0.5,1,2."""
+    if text is None:
+        return None
+    try:
+        numbers = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(
+            f"--around {text} must be a number, or a number for each feature, as in 0.5,1,2"
+        ) from None
+    return numbers if len(numbers) > 1 else numbers[0]
 
 
 def components_typed(method: Method, text: str | None) -> Any:

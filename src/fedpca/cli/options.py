@@ -58,6 +58,29 @@ Credentials = Annotated[
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="Use plain HTTP; only for a network that you trust.")
 ]
+Epsilon = Annotated[
+    float | None,
+    typer.Option(
+        help="Add noise, so that the fit is differentially private for each row. Needs --delta and "
+        "--row-bound. The sums of several sites are then secure, so that they share the noise."
+    ),
+]
+Delta = Annotated[
+    float | None,
+    typer.Option(help="Probability with which --epsilon may fail; far below one over the rows."),
+]
+RowBound = Annotated[
+    float | None,
+    typer.Option(help="Distance from the mean up to which rows count, from knowing the domain."),
+]
+Around = Annotated[
+    str | None,
+    typer.Option(help="Where rows are expected: a number, or one for each feature; by default, 0."),
+]
+Silent = Annotated[
+    int | None,
+    typer.Option(help="Number of sites that may fail to add their noise; by default, 1."),
+]
 MaxRounds = Annotated[int, typer.Option(help="Stop the solver after this many rounds.")]
 FanIn = Annotated[
     int | None,

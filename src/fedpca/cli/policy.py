@@ -14,12 +14,14 @@ from fedpca.cli.methods import Method, components_typed, estimator_of, local_ran
 from fedpca.cli.options import Force, read_policy, sites_of
 from fedpca.coordinator.federation import Federation
 from fedpca.errors import FileError, InputError, MessageError, PolicyRefused, SiteError
+from fedpca.privacy.gaussian import Privacy
 from fedpca.protocol.message import Message
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.script import find_script
 from fedpca.site.policy import JOINING
 from fedpca.site.policy_file import explain as explained
 from fedpca.site.policy_file import policy_text
+from fedpca.site.privacy_budget import PrivacyBudget
 from fedpca.solvers.catalogue import load_added_solvers
 from fedpca.storage import atomic
 
@@ -76,6 +78,21 @@ def policy(
     secure: Annotated[
         bool, typer.Option("--secure", help="With secure sums.", rich_help_panel=TRY_PANEL)
     ] = False,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(help="With differential privacy.", rich_help_panel=TRY_PANEL),
+    ] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="Delta of --epsilon.", rich_help_panel=TRY_PANEL)
+    ] = None,
+    row_bound: Annotated[
+        float | None,
+        typer.Option(help="Distance up to which rows count.", rich_help_panel=TRY_PANEL),
+    ] = None,
+    silent: Annotated[
+        int | None,
+        typer.Option(help="Number of sites without noise.", rich_help_panel=TRY_PANEL),
+    ] = None,
     sites: Annotated[
         str, typer.Option(help="Number of sites, or their names.", rich_help_panel=TRY_PANEL)
     ] = "3",
@@ -107,9 +124,21 @@ def policy(
             "--shared": shared,
             "--local": local_ranks_of(local),
             "--gather": gather or None,
+            "--epsilon": epsilon,
+            "--delta": delta,
+            "--row-bound": row_bound,
+            "--silent": silent,
         }
         asked = (
-            plan_of(method, own, solver, option, parameter, sites, secure=secure)
+            plan_of(
+                method,
+                own,
+                solver,
+                option,
+                parameter,
+                sites,
+                secure=secure or (epsilon is not None and sites != "1"),
+            )
             if plan is None
             else read_plan(plan)
         )
@@ -189,11 +218,19 @@ def _is_admitted(path: Path, plan: RunPlan) -> bool:
         load_added_solvers()
         if not allowed.is_open:
             allowed.admit(plan, find_script(plan))
+            if plan.is_private:
+                PrivacyBudget(allowed).check(plan, plan.run, None)
     except PolicyRefused as refusal:
         say(f"refused: {refusal}")
         return False
     secure = ", with secure sums" if plan.is_secure else ""
-    say(f"admitted: {plan.program} with solver {plan.solver!r} at {len(plan.sites)} sites{secure}")
+    private = f", private with epsilon {Privacy.of(plan).epsilon:g}" if plan.is_private else ""
+    say(
+        f"admitted: {plan.program} with solver {plan.solver!r} at {len(plan.sites)} sites{secure}"
+        f"{private}"
+    )
+    if allowed.max_epsilon is not None:
+        say("the check does not know what the site has spent; fedpca budget says what is left")
     return True
 
 

@@ -11,6 +11,7 @@ import typer
 from fedpca.cli.console import exit_codes, say
 from fedpca.engines.whereabouts import home
 from fedpca.errors import InputError
+from fedpca.protocol.plan import PRIVATE, RunPlan
 from fedpca.protocol.printable import printable
 from fedpca.site.requests import APPROVED, DENIED, SUFFIX, Request, Requests, in_minutes
 from fedpca.site.requests import requests_folder as folder_of
@@ -77,6 +78,7 @@ def describe(request: Request) -> None:
         "parameters": ", ".join(parameters),
         "sites": ", ".join(f"{site} ({key[:16] or 'no key'})" for site, key in plan.sites.items()),
         "sums": "secure" if plan.is_secure else "plain: the coordinator can read each site's part",
+        "privacy": _promise(plan),
         "signed by": request.signer or "nobody",
         "purpose": plan.purpose or "not given",
         "reason": request.reason,
@@ -84,6 +86,15 @@ def describe(request: Request) -> None:
     for label, text in lines.items():
         if text:
             say(f"  {label:11} {printable(text, MAX_SHOWN)}")
+
+
+def _promise(plan: RunPlan) -> str:
+    """Return what a run promises about each row; a plan can have any settings."""
+    given = plan.privacy.get(PRIVATE)
+    if given is None:
+        return "none: answers have no noise in them"
+    first = {name: given[name] for name in ("epsilon", "delta", "row_bound") if name in given}
+    return ", ".join(f"{key}={json_text.dumps(value)}" for key, value in {**first, **given}.items())
 
 
 def contents(request: Request) -> dict[str, Any]:
@@ -101,6 +112,7 @@ def contents(request: Request) -> dict[str, Any]:
         "parameters": dict(plan.parameters),
         "sites": dict(plan.sites),
         "secure": plan.is_secure,
+        "privacy": plan.privacy.get(PRIVATE),
         "signer": request.signer,
         "purpose": plan.purpose,
         "digest": plan.digest,

@@ -108,6 +108,7 @@ class RunRecord:
             "ledger": ledger,
             "proofs": proofs,
             "secure": secure,
+            "privacy": check_privacy(header.get("privacy", {})),
         }
         return cls(**{**header, **known})
 
@@ -173,6 +174,22 @@ def check_secure(secure: object, history: list[dict[str, Any]]) -> dict[str, str
             if not isinstance(bits, int) or not isinstance(fraction_bits, int):
                 raise ValueError("the ring of a masked answer is malformed")
     return secure
+
+
+def check_privacy(privacy: object) -> dict[str, Any]:
+    """Return what a run record says about differential privacy, or raise a ValueError."""
+    from fedpca.privacy.gaussian import Privacy
+
+    if not isinstance(privacy, dict) or not privacy:
+        if privacy != {}:
+            raise ValueError("what the record says about differential privacy is malformed")
+        return {}
+    spent = {name: privacy.get(name) for name in ("epsilon", "mu")}
+    if not all(type(value) is float and value >= 0 for value in spent.values()):
+        raise ValueError("what the record says was spent is malformed")
+    settings = {name: value for name, value in privacy.items() if name not in (*spent, "promised")}
+    Privacy.from_plain({**settings, "epsilon": privacy.get("promised")})
+    return privacy
 
 
 def shares_of(amounts: Mapping[str, float]) -> dict[str, float]:

@@ -115,6 +115,7 @@ def as_json(fitted: Fitted | Summary, *, ledger: list[Total] | None = None) -> s
             "lost": run.lost,
             "proofs": run.proofs,
             "secure": run.secure,
+            "privacy": run.privacy,
         }
     if ledger is not None:
         contents["ledger"] = [entry._asdict() for entry in ledger]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from fedpca.summary.summary import Summary
 
 MAX_COMPONENTS_SHOWN = 20
 N_LEADING_FEATURES = 5  # of each component
+MAX_ROUNDING = 1e-6  # share by which a spent epsilon may exceed a promised one without meaning
 WIDE = 10_000  # characters of a line where the output is no terminal, which has no width
 
 
@@ -308,6 +310,8 @@ def _print_run(out: Console, run: RunRecord) -> None:
             f"of their roster: {run.secure['roster']}",
             soft_wrap=True,
         )
+    if run.privacy:
+        out.print(_privacy(run.privacy), soft_wrap=True)
     for loss in run.lost:
         out.print(f"lost in round {loss['round']}: {loss['reason']}")
     if run.proofs:
@@ -317,6 +321,20 @@ def _print_run(out: Console, run: RunRecord) -> None:
         for site, proof in run.proofs.items():
             table.add_row(site, proof["key"], proof["head"])
         print_table(out, table)
+
+
+def _privacy(privacy: Mapping[str, Any]) -> str:
+    """Return what a run promised about each row, and what it spent."""
+    promised, spent = privacy["promised"], privacy["epsilon"]
+    if math.isinf(promised):
+        return "no differential privacy: epsilon was infinite, so no noise was added"
+    text = (
+        f"differential privacy: epsilon {promised:g} at delta {privacy['delta']:g} for each row; rows "
+        f"count up to {privacy['row_bound']:g} from the mean"
+    )
+    if spent > promised * (1 + MAX_ROUNDING):
+        return f"{text}; the run started over: it spent epsilon {spent:.4g}, more than promised"
+    return f"{text}; spent: epsilon {spent:.4g}"
 
 
 def _print_stream(out: Console, model: StreamingPCA) -> None:

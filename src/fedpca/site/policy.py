@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
 from fedpca.errors import FileError, InputError, PolicyRefused
+from fedpca.privacy.gaussian import MAX_DELTA, MIN_DELTA, MIN_EPSILON, Privacy, mu_of
 from fedpca.protocol.plan import NO_KEY, SECURE, RunPlan
 from fedpca.protocol.printable import printable
 from fedpca.protocol.question import Question
 from fedpca.protocol.script import FEDERATED, Script
 
 MAX_APPROVAL_DAYS = 3650
+MAX_EPSILON = 1e6  # beyond any that promises something
+PRIVATE_RUNS = "private"
+REQUIREMENTS = (SECURE, PRIVATE_RUNS)  # that a policy can have
 ANY = "any"  # stands for every installed question, in any order
 END = "end"  # the last line of a policy file
 UNLIMITED = "unlimited"  # in a policy file, for a rule that is None
@@ -74,7 +79,12 @@ class Policy:
         between the sums of two attempts describes these sites.
     require : sequence of str
         What a run must have: "secure" for secure sums, so that the coordinator cannot read an answer of
-        this site alone.
+        this site alone, and "private" for differential privacy, so that every answer about rows has
+        noise in it.
+    max_epsilon, delta : float, optional
+        The site's privacy budget: all private runs together, ever, keep the promise of this epsilon and
+        delta for each row; see `fedpca.Privacy`. The site counts what noisy answers spend, in a file in
+        its folder, and takes part in no other runs. By default, there is no budget.
     """
 
     allow: tuple[str, ...] = (FEDERATED,)
@@ -90,6 +100,8 @@ class Policy:
     max_rounds_per_day: int | None = None
     max_attempts: int = 5
     require: tuple[str, ...] = ()
+    max_epsilon: float | None = None
+    delta: float = 1e-6
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -110,20 +122,43 @@ class Policy:
         object.__setattr__(self, "allow", tuple(listed))
         object.__setattr__(self, "peers", _fingerprints(self.peers))
         required = self.require
-        if not isinstance(required, list | tuple) or not set(required) <= {SECURE}:
-            raise InputError(f"require={required!r} must be a list, empty or with {SECURE!r}")
+        if not isinstance(required, list | tuple) or not all(r in REQUIREMENTS for r in required):
+            words = " or ".join(map(repr, REQUIREMENTS))
+            raise InputError(f"require={required!r} must be a list, empty or with {words}")
         object.__setattr__(self, "require", tuple(required))
+        self._check_privacy()
         if self.approval_days > MAX_APPROVAL_DAYS:
             raise InputError(
                 f"approval_days={self.approval_days} must be at most {MAX_APPROVAL_DAYS}"
             )
         if not isinstance(self.approval, bool):
             raise InputError(f"approval={self.approval!r} must be true or false, without quotes")
-        if self.is_open and (self.peers or self.approval):
+        if self.is_open and (self.peers or self.approval or self.must_be_private):
             raise InputError(
-                f"allow has {ANY!r}, which answers questions without a plan, so peers and approval "
-                f"would have no effect; name the programs to allow, as in ['{FEDERATED}']"
+                f"allow has {ANY!r}, which answers questions without a plan, so peers, approval, "
+                f"max_epsilon, and require={PRIVATE_RUNS!r} would have no effect; name the programs to "
+                f"allow, as in ['{FEDERATED}']"
             )
+
+    def _check_privacy(self) -> None:
+        """Refuse a privacy budget that no run could keep, or that would hold nobody back."""
+        given = {"delta": (self.delta, MIN_DELTA, MAX_DELTA)}
+        if self.max_epsilon is not None:
+            given["max_epsilon"] = (self.max_epsilon, MIN_EPSILON, MAX_EPSILON)
+        for name, (value, least, most) in given.items():
+            is_number = isinstance(value, Real) and not isinstance(value, bool)
+            if not is_number or not least <= float(value) <= most:
+                raise InputError(f"{name}={value!r} must be a number from {least:g} to {most:g}")
+
+    @property
+    def must_be_private(self) -> bool:
+        """Return whether the site takes part in private runs only; an exact sum spends everything."""
+        return self.max_epsilon is not None or PRIVATE_RUNS in self.require
+
+    @property
+    def max_mu2(self) -> float:
+        """Return the mu^2 that all private answers together may spend."""
+        return math.inf if self.max_epsilon is None else mu_of(self.max_epsilon, self.delta) ** 2
 
     @property
     def is_open(self) -> bool:
@@ -171,7 +206,7 @@ class Policy:
                 raise InputError(
                     f"{path}: unknown rule {name!r}; {hint}the rules are {', '.join(rules)}"
                 )
-            if name in _LIMITS and value == UNLIMITED:
+            if name in (*_LIMITS, "max_epsilon") and value == UNLIMITED:
                 given[name] = None
         try:
             return replace(JOINING, **given)
@@ -195,8 +230,14 @@ class Policy:
             rules.append(f"only with {len(self.peers)} known sites")
         if self.approval:
             rules.append(f"a person approves each run, for {self.approval_days} days")
-        if self.require:
-            rules.append(f"only with {', '.join(self.require)} sums")
+        if SECURE in self.require:
+            rules.append("only with secure sums")
+        if self.must_be_private:
+            rules.append("only private runs")
+        if self.max_epsilon is not None:
+            rules.append(
+                f"all together at most epsilon {self.max_epsilon:g} at delta {self.delta:g}"
+            )
         for name, kind in _LIMITS.items():
             limit = getattr(self, name)
             if limit is not None:
@@ -206,7 +247,7 @@ class Policy:
     def refuse_unknown_sites(self) -> None:
         """Refuse a rule about the number of sites if it cannot be checked across machines."""
         rules = {f"min_sites={self.min_sites}": "min_sites = 1"} if self.min_sites > 1 else {}
-        if self.require:
+        if SECURE in self.require:
             rules[f"require={list(self.require)}"] = "require = []"
         if rules and not self.peers:
             needs = "need" if len(rules) > 1 else "needs"
@@ -235,6 +276,8 @@ class Policy:
                 "other sites' keys in the policy's peers, or fit without secure sums, so that each "
                 "site adds all of the noise"
             )
+        if self.must_be_private:
+            self._refuse_exact(plan, script)
         if script.sees and not self.gather:
             raise PolicyRefused(
                 f"{plan.program} with solver {plan.solver!r} shows the coordinator this site's own "
@@ -248,6 +291,26 @@ class Policy:
                 f"the plan has sites whose keys are not in the policy's peers: {names}; the site must "
                 "add their fingerprints, or the run must leave them out"
             )
+
+    def _refuse_exact(self, plan: RunPlan, script: Script) -> None:
+        """Refuse a plan that asks for answers without noise."""
+        rule = (
+            f"max_epsilon={self.max_epsilon:g}" if self.max_epsilon else f"require={PRIVATE_RUNS!r}"
+        )
+        only = f"the policy has {rule}, so the site takes part in differentially private runs only"
+        run = f"{plan.program} with solver {plan.solver!r}"
+        exact = [q.name for q in script.order.questions() if q.reads_rows and q.spends is None]
+        if not plan.is_private:
+            raise PolicyRefused(
+                f"{only}, and not in this {run}; use FederatedPCA(privacy=Privacy(...)) or `fedpca fit "
+                "--epsilon`"
+            )
+        if exact:
+            raise PolicyRefused(
+                f"{only}, and {run} asks for {', '.join(dict.fromkeys(exact))} without noise"
+            )
+        if math.isinf(Privacy.of(plan).epsilon):
+            raise PolicyRefused(f"the policy has {rule}, but the plan's epsilon is infinite")
 
     def check(self, question: Question, n_sites: int, n_rows: int | None) -> None:
         """Refuse a question that the policy forbids, naming the rule."""

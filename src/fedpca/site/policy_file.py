@@ -6,7 +6,8 @@ import json
 import textwrap
 from dataclasses import fields
 
-from fedpca.site.policy import ANY, END, UNLIMITED, Policy
+from fedpca.protocol.plan import SECURE
+from fedpca.site.policy import ANY, END, PRIVATE_RUNS, UNLIMITED, Policy
 
 # what each rule prevents, as a comment above its line
 PREVENTS = {
@@ -47,9 +48,17 @@ PREVENTS = {
         "sums describes the sites that were left out."
     ),
     "require": (
-        'Prevents that the coordinator reads what this site adds to a sum: ["secure"] takes part only '
-        "in runs with secure sums over two sites or more. Needs peers. Empty: in all runs."
+        'Prevents that the coordinator reads what this site adds to a sum: "secure" takes part only '
+        'in runs with secure sums over two sites or more, and needs peers. "private" prevents that a '
+        "result tells of single rows: only in runs whose every answer has noise in it. Empty: in all "
+        "runs."
     ),
+    "max_epsilon": (
+        "Prevents that all private runs together, ever, tell more about a single row than this epsilon "
+        "allows, and that other runs tell anything. `fedpca budget` says what was spent. "
+        f'"{UNLIMITED}" turns it off.'
+    ),
+    "delta": "The probability with which max_epsilon may fail; far below one over the number of rows.",
 }
 TITLE = (
     "# What this site takes part in, and what it tells. `fedpca policy --explain FILE` says more."
@@ -134,8 +143,16 @@ def explain(policy: Policy) -> list[str]:
     )
     told.append(
         "require: only runs with secure sums, in which the coordinator reads totals alone"
-        if policy.require
-        else "require: nothing, so the coordinator's process can read what this site adds to a sum"
+        if SECURE in policy.require
+        else "require: no secure sums, so the coordinator's process can read what this site adds to one"
+    )
+    if PRIVATE_RUNS in policy.require:
+        told.append("require: only private runs, whose every answer about rows has noise in it")
+    told.append(
+        f"max_epsilon: all private runs together keep epsilon {policy.max_epsilon:g} at delta "
+        f"{policy.delta:g} for each row, and the site takes part in no others"
+        if policy.max_epsilon is not None
+        else "max_epsilon: no privacy budget, so delta has no effect"
     )
     return told
 

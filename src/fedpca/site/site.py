@@ -14,6 +14,7 @@ import threading
 import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -51,6 +52,7 @@ from fedpca.site.memory import (
     remembers,
 )
 from fedpca.site.policy import TRUSTING, Policy
+from fedpca.site.privacy_budget import SESSION_BYTES, SUFFIX, PrivacyBudget, Release, Session
 from fedpca.site.requests import Requests, file_stem, requests_folder
 from fedpca.site.source import Source
 
@@ -210,6 +212,17 @@ class Site:
             only_sums=self._guard is not None,
         )
 
+    @cached_property
+    def _privacy_budget(self) -> PrivacyBudget:
+        """Return what private runs have spent."""
+        return PrivacyBudget(self.policy)
+
+    def privacy_budget_in_words(self) -> str:
+        """Return how much of its privacy budget the site has spent, or an empty text without one."""
+        if self.policy.max_epsilon is None:
+            return ""
+        return self._privacy_budget.in_words(self.file(SUFFIX))
+
     def look_at_rows(self) -> None:
         """Look at the rows as the policy requires, so that the first run does not wait for it."""
         if self._disclosure is not None:
@@ -277,6 +290,10 @@ class Site:
         question = find_question(header["question"])
         arrays, dimensions = self._checked(message, question)
         masks = run.masks_for(question, message, self.name)
+        if question.spends is not None and masks is not None and (masks.is_bound or masks.is_tried):
+            raise PolicyRefused(
+                f"question {question.name!r} has whole numbers as its answer, whose size is not told"
+            )
         memory, before = run.memory, run.memory_before(number)
         agreed = None
         if self._guard is not None:
@@ -304,7 +321,9 @@ class Site:
                     run.keep_open(masks, answer)
                 answer = run.masked(masks, answer)
             reply = self._reply(header, {}, answer)
-            if question.remembers or agreed is not None:  # how far the run has come is memory too
+            self._spend(question, header)
+            # how far the run has come is memory too, and so is an answer with noise
+            if question.remembers or agreed is not None or question.spends is not None:
                 self._save(number, reply)
         except BaseException:
             run.memory = memory
@@ -346,11 +365,40 @@ class Site:
             )
         if self.policy.approval:
             self._requests.refuse_undecided(header["run"].rpartition(".")[0])
+        self._refuse_mixed(question)
         self._refuse_changed_rows()
         n_rows = self.rows.n_rows if self.policy.min_rows else None
         self.policy.check(question, header["n_sites"], n_rows)
         dimensions = {"d": self.rows.n_features}
         return question.check_request(message.arrays, dimensions), dimensions
+
+    def _refuse_mixed(self, question: Question) -> None:
+        """Refuse exact answers about rows in a private run, and noisy ones in any other run."""
+        is_private = self.remembers(Session)
+        if question.spends is not None and not is_private:
+            raise PolicyRefused(
+                f"question {question.name!r} belongs to differentially private runs, but no plan with "
+                "privacy settings was declared; use FederatedPCA(privacy=Privacy(...))"
+            )
+        if is_private and question.reads_rows and question.spends is None:
+            raise PolicyRefused(
+                f"the declared plan is differentially private, but question {question.name!r} asks "
+                "for an answer without noise"
+            )
+
+    def _spend(self, question: Question, header: Header) -> None:
+        """Count what an answer spends of the site's privacy budget, before it is kept and leaves."""
+        if question.spends is not None:
+            plan, run = self.plan, str(header["run"])
+            release = Release.now(
+                run,
+                self.recall(Session),
+                header["round"],
+                question.name,
+                plan,
+                question.spends(plan),
+            )
+            self._privacy_budget.spend(release, self.file(SUFFIX))
 
     def _compute(self, question: Question, arrays: Arrays, dimensions: Dimensions) -> Arrays:
         """Return the checked answer to a question."""
@@ -413,6 +461,8 @@ class Site:
         signature = message.arrays.get("signature", np.empty(0, np.uint8)).tobytes()
         signer = self._guard.check_signature(plan, signature)
         self._guard.consider(header["run"], plan)
+        if plan.is_private:
+            self._privacy_budget.check(plan, header["run"], self.file(SUFFIX))
         if self.policy.approval:
             self._ask_for_approval(plan, signer)
         if header["run"] != self._run.name:
@@ -425,6 +475,9 @@ class Site:
         """Remember what was agreed, and offer a key if the plan asks for secure sums."""
         is_new = not self.remembers(Agreement)
         kept = keep_agreement(self.memory, agreed) if is_new else dict(self.memory)
+        if is_new and plan.is_private:
+            key = np.frombuffer(secrets.token_bytes(SESSION_BYTES), np.uint8)
+            remember(kept, Session(key))
         offer: Arrays = {}
         if plan.is_secure:
             from fedpca.site.masking import MaskKeys

@@ -31,7 +31,7 @@ def writing(path: str | os.PathLike[str], *, private: bool = False) -> Iterator[
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.replace(target)
-        _flush_folder(target.parent)
+        flush_folder(target.parent)
     except OSError as error:
         if error.errno not in _WRITE_ERRORS:
             raise
@@ -82,7 +82,7 @@ def _create_beside(target: Path, private: bool) -> Path:
     return temporary
 
 
-def _flush_folder(folder: Path) -> None:
+def flush_folder(folder: Path) -> None:
     """Flush a folder's list of files to disk, where the system can."""
     # Windows cannot open a folder, and some network drives cannot flush one
     with suppress(OSError):

@@ -1,0 +1,137 @@
+"""Run `fedpca budget`: show what a site has spent of its privacy budget."""
+
+from __future__ import annotations
+
+import json as json_text
+import math
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedpca.cli.console import exit_codes, out, say
+from fedpca.cli.options import read_policy
+from fedpca.cli.requests import Folder, Name
+from fedpca.engines.whereabouts import home
+from fedpca.errors import FileError, InputError, LedgerError
+from fedpca.privacy.gaussian import MAX_DELTA, MIN_DELTA, epsilon_of
+from fedpca.protocol.printable import printable
+from fedpca.report.tables import new_table, print_table
+from fedpca.site.policy import Policy
+from fedpca.site.privacy_budget import SUFFIX, Release, Spent
+from fedpca.site.requests import file_stem, in_minutes
+
+
+def budget(
+    name: Name = None,
+    folder: Folder = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="TOML file with the site's policy, to say what is left.")
+    ] = None,
+    delta: Annotated[
+        float | None,
+        typer.Option(help="The delta of every epsilon shown; by default, the policy's, or 1e-6."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+) -> None:
+    """Show what the private runs at this site have spent, and what is left of its budget.
+
+    Each noisy answer spends something, also if its run failed later. The epsilon of several runs is
+    less than the sum of theirs. The command checks that nobody altered the file; if somebody did, the
+    exit code is 1.
+    """
+    with exit_codes():
+        rules = Policy() if policy is None else read_policy(policy)
+        delta = rules.delta if delta is None else delta
+        if not MIN_DELTA <= delta <= MAX_DELTA:
+            raise InputError(f"--delta {delta:g} must be from {MIN_DELTA:g} to {MAX_DELTA:g}")
+        path = _file_of(name, folder)
+        try:
+            spent = Spent.read(path)
+        except OSError as error:
+            raise FileError(f"{path} cannot be read: {error.strerror}") from None
+        if spent.problem:
+            raise LedgerError(
+                f"{path}: {spent.problem}; before it, {len(spent.releases)} answers are verified"
+            )
+        found = contents(spent, rules, delta)
+        if json:
+            typer.echo(json_text.dumps(found, indent=2))
+        else:
+            _print(path, spent, found)
+
+
+def contents(spent: Spent, rules: Policy, delta: float) -> dict[str, Any]:
+    """Return what was spent, by run and in total, as plain values."""
+    runs: dict[tuple[str, str], list[Release]] = {}
+    for each in spent.releases:
+        runs.setdefault((each.run, each.session), []).append(each)
+    found: dict[str, Any] = {
+        "delta": delta,
+        "epsilon": _epsilon(spent.mu2, delta),
+        "mu2": _plain(spent.mu2),
+        "head": spent.heads[-1],
+        "runs": [
+            {
+                "run": run,
+                "time": of_run[0].time,
+                "purpose": of_run[0].purpose,
+                "releases": len(of_run),
+                "epsilon": _epsilon(math.fsum(each.mu2 for each in of_run), delta),
+            }
+            for (run, _), of_run in runs.items()
+        ],
+    }
+    if rules.max_epsilon is not None:
+        # the budget has a delta of its own; what is left of it is told at the one that was asked for
+        left = max(0.0, rules.max_mu2 - spent.mu2)
+        found |= {"max_epsilon": rules.max_epsilon, "left": _epsilon(left, delta)}
+    return found
+
+
+def _print(path: Path, spent: Spent, found: dict[str, Any]) -> None:
+    table = new_table(None, ("since", "run", "purpose"), ("answers", "epsilon"))
+    for each in found["runs"]:
+        texts = [printable(each[name]) for name in ("run", "purpose")]
+        table.add_row(
+            in_minutes(each["time"]), *texts, str(each["releases"]), _in_words(each["epsilon"])
+        )
+    if found["runs"]:
+        print_table(out, table)
+    for note in spent.notes:
+        say(note)
+    say(
+        f"{path}: {len(spent.releases)} answers in {len(found['runs'])} runs have spent epsilon "
+        f"{_in_words(found['epsilon'])} at delta {found['delta']:g}, and the chain is whole"
+    )
+    if "left" in found:
+        say(f"epsilon {_in_words(found['left'])} of {found['max_epsilon']:g} is left")
+
+
+def _file_of(name: str | None, folder: Path | None) -> Path:
+    """Return the file of a site: the named one, the one in a folder, or the only one here."""
+    if name is not None:
+        return (folder or home() / "sites" / name) / f"{file_stem(name)}{SUFFIX}"
+    where, pattern = (
+        (home() / "sites", f"*/*{SUFFIX}") if folder is None else (folder, f"*{SUFFIX}")
+    )
+    found = sorted(where.glob(pattern))
+    if len(found) != 1:
+        how_many = "no site has" if not found else f"{len(found)} sites have"
+        raise InputError(
+            f"{how_many} spent anything in {where}; use --name or --folder as fedpca join does"
+        )
+    return found[0]
+
+
+def _epsilon(mu2: float, delta: float) -> float | None:
+    """Return an epsilon as JSON holds it, None if it is infinite."""
+    return _plain(epsilon_of(math.sqrt(mu2), delta))
+
+
+def _plain(value: float) -> float | None:
+    return None if math.isinf(value) else value
+
+
+def _in_words(epsilon: float | None) -> str:
+    return "infinite" if epsilon is None else f"{epsilon:.4g}"

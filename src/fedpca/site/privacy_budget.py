@@ -1,0 +1,279 @@
+"""Count what a site's private answers spend, in a file that outlives the process.
+
+    mu^2 of all releases together  <=  the mu^2 of max_epsilon and delta
+
+A release is one noisy answer (`fedpca.privacy.gaussian`). Each has a line of JSON in the file::
+
+    {"entry": 2, "time": "2026-11-18T12:00:00+00:00", "run": "1f..0", "session": "5e..", "round": 3,
+     "question": "noisy_scatter", "purpose": "", "epsilon": 1.0, "delta": 1e-06, "mu2": 0.0532,
+     "total": 0.0560, "previous": "c4..9", "chain": "0b..2"}
+
+``epsilon`` and ``delta`` are what the run promises, ``mu2`` is what the release spends, and ``total``
+is what all releases so far have spent. `fedpca.site.chained_lines` describes the chain.
+
+The line is on disk before the site saves the answer, and the answer is saved before it leaves. So a
+site can be killed at three times. Before the line, nothing was spent, and nothing left. Between line
+and answer, the release is spent but did not leave: the round is answered anew, and finds its line.
+After the answer was saved, a repeated round gets the saved bytes.
+
+A release is the same if it has the same session, round, and question. A session is drawn when the site
+begins a run, and kept in its memory of the run. If that memory is gone, earlier answers cannot be
+repeated, and other noise is a new release, whatever the coordinator calls the run.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import IO, Any
+
+from fedpca.arrays import Array
+from fedpca.errors import InputError, PolicyRefused, SiteFailed
+from fedpca.privacy.gaussian import Privacy, epsilon_of
+from fedpca.protocol.plan import RunPlan
+from fedpca.protocol.printable import printable
+from fedpca.protocol.proof import NO_HEAD
+from fedpca.site.chained_lines import ChainCheck, Entry, Kind, add, opened, verified
+from fedpca.site.policy import Policy
+from fedpca.storage import atomic
+
+log = logging.getLogger("fedpca.site")
+
+SUFFIX = ".privacy"  # of the file
+SESSION_BYTES = 16
+Key = tuple[str, str, int, str]  # of a release
+ROUNDING = 1e-12  # share of a budget that sums of float64 may be off by
+
+
+@dataclass(frozen=True)
+class Session:
+    """What tells two beginnings of a private run apart, which the site remembers."""
+
+    key: Array  # (16,), random bytes
+
+
+@dataclass(frozen=True)
+class Release:
+    """One noisy answer that may leave a site, and what it spends."""
+
+    time: str
+    run: str  # with the number of the attempt
+    session: str
+    round: int
+    question: str
+    purpose: str
+    epsilon: float  # that the run promises, with the delta
+    delta: float
+    mu2: float
+    total: float = 0.0  # of this release and those before it
+
+    @classmethod
+    def now(
+        cls, run: str, session: Session, number: int, question: str, plan: RunPlan, mu2: float
+    ) -> Release:
+        """Return the release that a question asks for."""
+        settings = Privacy.of(plan)
+        return cls(
+            time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            run=printable(run),
+            session=session.key.tobytes().hex(),
+            round=number,
+            question=question,
+            purpose=printable(plan.purpose),
+            epsilon=float(settings.epsilon),
+            delta=float(settings.delta),
+            mu2=mu2,
+        )
+
+    @property
+    def key(self) -> Key:
+        """Return what is the same if a round is repeated."""
+        return self.run, self.session, self.round, self.question
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the release as a line holds it; JSON has no infinite numbers."""
+        return {k: str(v) if v == math.inf else v for k, v in asdict(self).items()}
+
+    @classmethod
+    def from_plain(cls, entry: Mapping[str, Any]) -> Release:
+        """Return the release in a line, or raise an error if the line has none."""
+        texts = ("time", "run", "session", "question", "purpose")
+        numbers = ("epsilon", "delta", "mu2", "total")
+        given = {name: entry[name] for name in ("round", *texts)}
+        given |= {name: float(entry[name]) for name in numbers}
+        is_sound = (
+            isinstance(given["round"], int)
+            and all(isinstance(given[name], str) for name in texts)
+            and all(given[name] >= 0 for name in numbers)
+        )
+        if not is_sound:
+            raise ValueError("not a release")
+        datetime.datetime.fromisoformat(given["time"])
+        return cls(**given)
+
+
+def _has_fields(entry: Entry) -> bool:
+    try:
+        Release.from_plain(entry)
+    except (LookupError, TypeError, ValueError):
+        return False
+    return True
+
+
+KIND = Kind(_has_fields)
+
+
+@dataclass
+class Spent:
+    """The releases in a file, and what checking the file found."""
+
+    releases: list[Release] = field(default_factory=list)
+    heads: list[str] = field(default_factory=lambda: [NO_HEAD])
+    problem: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def mu2(self) -> float:
+        """Return what all releases have spent."""
+        return self.releases[-1].total if self.releases else 0.0
+
+    @classmethod
+    def read(cls, path: Path) -> Spent:
+        """Read a file up to the first line that is wrong; no file is an empty one.
+
+        A line that was not written completely belongs to an answer that did not leave.
+        """
+        spent, check = cls(), ChainCheck()
+        try:
+            for entry in verified(path, check, KIND):
+                release = Release.from_plain(entry)
+                if release.total != spent.mu2 + release.mu2:
+                    spent.problem = f"the total of entry {entry['entry']} does not follow"
+                    return spent
+                spent.releases.append(release)
+                spent.heads.append(entry["chain"])
+        except FileNotFoundError:
+            return spent
+        spent.notes = check.notes + ([check.problem] if check.is_torn else [])
+        spent.problem = "" if check.is_torn else check.problem
+        return spent
+
+
+class PrivacyBudget:
+    """What a site's private answers have spent, held against its policy.
+
+    A site without a folder of its own counts in memory, as long as the site lasts.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._counted: dict[Key, Release] = {}  # by this process
+        self._heads: dict[Path, str] = {}  # the last that was seen of each file
+
+    def check(self, plan: RunPlan, run: str, path: Path | None) -> None:
+        """Refuse a plan that would take the total beyond the budget.
+
+        What the run has spent already is a part of what it asks for.
+        """
+        if self._policy.max_epsilon is None:
+            return
+        known = self._known(self._read(path))
+        own = _sum({k: each for k, each in known.items() if each.run == printable(run)})
+        asked = max(0.0, Privacy.of(plan).mu ** 2 - own)
+        self._refuse_overspending(_sum(known), asked, "the run asks for")
+
+    def spend(self, release: Release, path: Path | None) -> None:
+        """Count a release, once, or refuse it; the answer may leave only after this."""
+        if path is None:
+            self._is_new(release, Spent())
+            self._counted[release.key] = release
+            return
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.touch(mode=0o600)
+            with opened(path) as file:
+                self._write(release, path, file)
+            atomic.flush_folder(path.parent)  # a power failure must not undo that the file is there
+            self._counted[release.key] = release
+        except OSError as error:
+            log.error("%s cannot be written: %s", path, error)
+            raise SiteFailed(
+                "the site cannot record what it spends of its privacy budget; free up disk space at "
+                "the site"
+            ) from None
+
+    def in_words(self, path: Path | None) -> str:
+        """Return what is spent and what is left as a phrase."""
+        spent, delta = _sum(self._known(self._read(path))), self._policy.delta
+        return (
+            f"epsilon {_epsilon(spent, delta)} of {self._policy.max_epsilon:g} is spent, and epsilon "
+            f"{_epsilon(self._policy.max_mu2 - spent, delta)} is left (at delta {delta:g})"
+        )
+
+    def _write(self, release: Release, path: Path, file: IO[bytes]) -> None:
+        """Add a release to the file, unless its line is there from before the site was killed."""
+        spent = self._read(path)
+        if self._is_new(release, spent):
+            line = replace(release, total=spent.mu2 + release.mu2).to_plain()
+            self._heads[path] = add(file, line, KIND)["chain"]
+        else:
+            os.fsync(file.fileno())  # which the site may not have come to
+
+    def _is_new(self, release: Release, spent: Spent) -> bool:
+        """Return whether a release has no line yet; refuse one that is beyond the budget."""
+        known = self._known(spent)
+        if release.key not in known:
+            self._refuse_overspending(_sum(known), release.mu2, "the answer asks for")
+        return all(each.key != release.key for each in spent.releases)
+
+    def _known(self, spent: Spent) -> dict[Key, Release]:
+        """Return the releases in the file, and those that this process counted elsewhere."""
+        return self._counted | {each.key: each for each in spent.releases}
+
+    def _read(self, path: Path | None) -> Spent:
+        """Return the releases in the file, and refuse a file that was altered."""
+        if path is None:
+            return Spent()
+        try:
+            spent = Spent.read(path)
+        except OSError as error:
+            raise InputError(
+                f"{path.name}, the site's privacy budget, cannot be read: {error.strerror}; the site "
+                "must correct this"
+            ) from None
+        if not spent.problem and self._heads.get(path, NO_HEAD) not in spent.heads:
+            spent.problem = "lines that the site wrote were removed"
+        if spent.problem:
+            raise InputError(
+                f"{path.name}, the site's privacy budget, is damaged: {spent.problem}; the site must "
+                "restore the file, or move it away and start again with a new budget, in which "
+                "earlier answers no longer count"
+            )
+        self._heads[path] = spent.heads[-1]
+        return spent
+
+    def _refuse_overspending(self, spent: float, asked: float, who: str) -> None:
+        """Refuse to go beyond the budget, and say how much is left."""
+        limit, delta = self._policy.max_mu2, self._policy.delta
+        if spent + asked <= limit * (1 + ROUNDING):
+            return
+        left = _epsilon(limit - spent, delta)
+        raise PolicyRefused(
+            f"{who} epsilon {_epsilon(asked, delta)} of the site's privacy budget, of which epsilon "
+            f"{left} is left: epsilon {_epsilon(spent, delta)} is spent, and its policy has "
+            f"max_epsilon={self._policy.max_epsilon:g} (all at delta={delta:g}, where they do not "
+            "simply add up); ask for less, or ask the site to raise max_epsilon"
+        )
+
+
+def _sum(releases: Mapping[Key, Release]) -> float:
+    return math.fsum(each.mu2 for each in releases.values())
+
+
+def _epsilon(mu2: float, delta: float) -> str:
+    return f"{epsilon_of(math.sqrt(max(mu2, 0.0)), delta):.4g}"
