@@ -17,7 +17,7 @@ from fedpca import FederatedPCA, Privacy, load
 from fedpca.errors import PolicyRefused
 from fedpca.linalg.dense import sine_of_angle
 from fedpca.site.privacy_budget import Spent
-from processes import HANG_S, Processes, until
+from processes import HANG_S, LATE_S, Processes, until
 from support import gapped_rows
 
 pytestmark = [
@@ -150,7 +150,7 @@ def test_a_run_that_starts_over_without_a_lost_site_spends_again_and_says_so(the
     def kill(entry):
         if entry["round"] == 2:
             there.stop(there.sites["west"], signal.SIGKILL)
-            fed.timeout = 5.0
+            fed.timeout = LATE_S
         elif entry["round"] > 2:
             fed.timeout = HANG_S
 

@@ -18,7 +18,7 @@ from fedpca.errors import MessageError, PolicyRefused
 from fedpca.linalg.dense import sine_of_angle
 from fedpca.protocol.message import compose, decode
 from fedpca.protocol.plan import DECLARE, RunPlan
-from processes import HANG_S, Processes, save_rows, until
+from processes import HANG_S, LATE_S, Processes, save_rows, until
 
 pytestmark = pytest.mark.process
 SITES = ("north", "south", "west")
@@ -137,7 +137,7 @@ def test_a_run_goes_on_under_new_masks_without_a_site_that_was_killed(there, mon
     def kill(entry):
         if entry["round"] == 3 and there.sites["west"].poll() is None:
             there.stop(there.sites["west"], signal.SIGKILL)
-            fed.timeout = 5.0
+            fed.timeout = LATE_S
         elif entry["round"] > 3:
             fed.timeout = HANG_S
 
@@ -167,7 +167,7 @@ def test_a_run_goes_on_without_a_site_whose_answers_are_lost_or_wrong(there, kin
     rogue = there.rogue("west", "west.npy", kind)
 
     def impatient(entry):
-        fed.timeout = 5.0 if entry["round"] == 2 and kind == "half" else HANG_S
+        fed.timeout = LATE_S if entry["round"] == 2 and kind == "half" else HANG_S
 
     try:
         with there.federation(secure=True, quorum=2, on_round=impatient) as fed:
