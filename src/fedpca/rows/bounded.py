@@ -16,7 +16,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from fedpca.arrays import Array
-from fedpca.errors import InputError
 from fedpca.rows.in_memory import Rows, is_sparse, refuse_non_finite, rows_per_block
 
 GRID_BITS = 18  # of the radius
@@ -43,17 +42,19 @@ def bounded_blocks(
 
 
 def on_grid(rows: Array, center: Array, radius: float) -> Array:
-    """Return finite rows as whole numbers within the ball, ``(m, d)``."""
+    """Return finite rows as whole numbers within the ball, ``(m, d)``.
+
+    No row is too large: an error about one row would tell that it is there.
+    """
     with np.errstate(over="ignore"):
-        offsets = np.ascontiguousarray(rows - center) / radius
-    largest = np.abs(offsets).max(axis=1, initial=1.0, keepdims=True)
-    if not np.isfinite(largest).all():
-        raise InputError(
-            "the values overflow when they are divided by the bound; rescale the columns"
-        )
+        offsets = np.ascontiguousarray(rows - center)
+    most = np.finfo(np.float64).max
+    np.clip(offsets, -most, most, out=offsets)
+    largest = np.abs(offsets).max(axis=1, initial=radius, keepdims=True)
     offsets /= largest  # so that no square overflows
     # numpy adds up each row by itself, in an order that no other row affects
-    lengths = largest * np.sqrt((offsets * offsets).sum(axis=1, keepdims=True))
+    lengths = np.sqrt((offsets * offsets).sum(axis=1, keepdims=True))
     limit = 1.0 - (np.sqrt(rows.shape[1]) / 2 + 1) / RADIUS  # rounding takes a row less far out
-    offsets *= largest * RADIUS * (limit / np.maximum(lengths, limit))
-    return np.rint(offsets, out=offsets)
+    with np.errstate(over="ignore", divide="ignore"):  # an infinite factor is not the smaller one
+        offsets *= RADIUS * np.minimum(largest / radius, limit / lengths)
+    return np.asarray(np.rint(offsets, out=offsets))
