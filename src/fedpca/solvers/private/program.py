@@ -9,7 +9,9 @@ noise may have turned them.
 
 If there are too many features for the scatter, each of a few rounds multiplies it with a block instead,
 ``Y = S Z + E``, and continues from the directions of Y. Their noise is larger, since the rounds share
-the budget.
+the budget. The noise turns Z away by an angle with cosine c, so that a singular value of ``S Z`` is ``c
+l``. It also adds ``s^2 d`` to the square of that one. Both cancel once the directions have settled, so
+that the singular values of Y are the eigenvalues.
 
 The noise E of a scatter is a random symmetric matrix. Its norm is near ``edge = s sqrt(2 d)``, where s
 is the deviation of its diagonal. It raises a large eigenvalue l of the scatter to ``l + edge^2 / (4
@@ -97,7 +99,9 @@ class NoisyEigen:
     """Leading eigenvalues and eigenvectors of the scatter, with noise in them."""
 
     values: Array  # (p,)
+    actual: Array  # (p,), without what the noise adds to them
     vectors: Array  # (d, p)
+    angle_bounds: Array  # (p,), on the sine of the angle of the first j vectors with the exact ones
     energy: float
     edge: float  # eigenvalues up to this one may be noise alone
     squares: Array | None = None  # (d,), the sum of squares of each column
@@ -110,7 +114,9 @@ def _from_scatter(fed: Federation, privacy: Privacy, moments: Moments, look: int
     C = unpack_triangle(triangle.astype(np.float64) * unit)
     edge = unit * np.sqrt(len(plan.sites) * scatter_variance(plan) * 2.0 * d)
     values, V = top_eigen(C, min(look + 1, d))
-    return NoisyEigen(values, V, float(np.trace(C)), edge, C.diagonal())
+    actual = without_noise(values, edge)
+    bounds = angle_bounds(actual, np.full(len(values), edge), len(values))
+    return NoisyEigen(values, actual, V, bounds, float(np.trace(C)), edge, C.diagonal())
 
 
 def _from_products(fed: Federation, privacy: Privacy, moments: Moments, look: int) -> NoisyEigen:
@@ -121,19 +127,39 @@ def _from_products(fed: Federation, privacy: Privacy, moments: Moments, look: in
     energies = []
     for _ in range(privacy.n_products):
         answer = fed.sum(noisy_product, mean=moments.mean, Z=Z)
-        Z, values, _ = np.linalg.svd(answer["Y"] * unit, full_matrices=False)
+        before, Y = Z, answer["Y"] * unit
+        Z, values, _ = np.linalg.svd(Y, full_matrices=False)
         energies.append(float(answer["energy"]) * ENERGY_SHARE * unit)
     deviation = unit * np.sqrt(float(len(plan.sites) * product_variance(plan)))
     edge = deviation * (np.sqrt(d) + np.sqrt(width))  # the norm of the noise in Y
-    return NoisyEigen(values, Z, float(np.mean(energies)), edge)
+    actual = np.where(values > edge, values, values / 2)
+    bounds = _bounds_after(before, Y, Z)
+    return NoisyEigen(values, actual, Z, bounds, float(np.mean(energies)), edge)
+
+
+def _bounds_after(before: Array, Y: Array, after: Array) -> Array:
+    """Bound the sine of the angle between the first j directions after a product and the exact ones.
+
+    The product tells how far the directions before it are from eigenvectors: the residuals with their
+    noise are larger than without. The angle from there to the directions after it is known.
+    """
+    H = before.T @ Y
+    theta, W = top_eigen((H + H.T) / 2, len(H))
+    residuals = np.linalg.norm(Y @ W - (before @ W) * theta, axis=0)
+    bounds = angle_bounds(theta, residuals, len(theta))
+    overlap = (before @ W).T @ after
+    for j in range(1, len(theta) + 1):
+        least = min(np.linalg.svd(overlap[:j, :j], compute_uv=False)[-1], 1.0)
+        angle = np.arcsin(bounds[j - 1]) + np.arccos(least)
+        bounds[j - 1] = np.sin(min(angle, np.pi / 2))
+    return bounds
 
 
 def _result(
     noisy: NoisyEigen, solver: str, moments: Moments, rank: RankRule, n_components: Any
 ) -> PcaResult:
     """Return the components, with the noise taken out of their variances, and how certain they are."""
-    values, edge = noisy.values, noisy.edge
-    actual = without_noise(values, edge)
+    values, actual, edge = noisy.values, noisy.actual, noisy.edge
     energy = max(noisy.energy, float(actual.max(initial=0.0)))
     n_most = min(moments.n, moments.d, len(values))
     spectrum = Spectrum(actual[:n_most], energy, moments.n, moments.d, is_all=True)
@@ -142,21 +168,20 @@ def _result(
     else:
         k = rank.settle(spectrum)
     n_certain = int(np.argmin(np.append(values[:k] > edge, False)))
-    bounds = angle_bounds(actual, np.full(len(actual), edge), k)
     solution = Solution(
         moments,
         noisy.vectors[:, :k],
         actual[:k],
         max(energy, float(actual[:k].sum())),
         "private",
-        angle_bound=float(bounds[-1]),
+        angle_bound=float(noisy.angle_bounds[k - 1]),
         n_certain=n_certain,
     )
     return PcaResult(solution, {}, solution.outcome(solver), is_above_noise=bool(n_certain))
 
 
 def without_noise(values: Array, edge: float) -> Array:
-    """Return eigenvalues without what the noise adds to them, and not negative.
+    """Return eigenvalues of a scatter without what the noise adds to them, and not negative.
 
     An eigenvalue l appears as ``l + edge^2 / (4 l)`` if it exceeds half the edge. What appears below
     the edge may be noise alone; half of it continues the other values without a step.
