@@ -86,10 +86,11 @@ class Privacy:
             is_whole = isinstance(value, Integral) and not isinstance(value, bool)
             if not is_whole or not least <= value <= most:
                 raise InputError(f"{name}={value!r} must be a whole number from {least} to {most}")
-        around = np.asarray(self.around, dtype=np.float64)
-        if around.ndim > 1 or not np.isfinite(around).all():
-            raise InputError("around must be a number, or a number for each feature")
-        object.__setattr__(self, "around", tuple(around.tolist()) if around.ndim else float(around))
+        plain = {name: float(getattr(self, name)) for name in ("epsilon", "delta", "row_bound")}
+        plain |= {name: int(getattr(self, name)) for name in ("n_silent", "n_products")}
+        for name, value in plain.items():  # a plan can hold no numbers of other kinds, as numpy's
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "around", _checked_point(self.around))
 
     @property
     def mu(self) -> float:
@@ -186,3 +187,13 @@ def _check_number(name: str, value: Any, least: float, most: float) -> None:
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     if not is_number or not least <= float(value) <= most:
         raise InputError(f"{name}={value!r} must be a number from {least:g} to {most:g}")
+
+
+def _checked_point(given: Any) -> float | tuple[float, ...]:
+    try:
+        point = np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError):
+        point = np.array(np.nan)
+    if point.ndim > 1 or not np.isfinite(point).all():
+        raise InputError("around must be a number, or a number for each feature")
+    return tuple(point.tolist()) if point.ndim else float(point)
