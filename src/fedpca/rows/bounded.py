@@ -16,12 +16,18 @@ from collections.abc import Iterator
 import numpy as np
 
 from fedpca.arrays import Array
-from fedpca.rows.in_memory import Rows, is_sparse, refuse_non_finite, rows_per_block
+from fedpca.errors import InputError
+from fedpca.rows.in_memory import Rows, is_sparse, rows_per_block
 
 GRID_BITS = 18  # of the radius
 RADIUS = 1 << GRID_BITS  # of the ball, in steps of the grid
 MAX_EXACT_ROWS = 1 << (53 - 2 * GRID_BITS)  # whose products add up exactly in float64
 MAX_ROWS = 1 << 25  # at all sites, whose products add up in int64 beside their noise
+
+NOT_FINITE = (
+    "some values are missing or infinite, and a private run does not tell how many; drop these rows, "
+    "or fill in values that do not depend on other rows; fedpca check lists them"
+)
 
 
 def bounded_blocks(
@@ -37,7 +43,7 @@ def bounded_blocks(
             part = block[start : start + step]
             dense = np.asarray(part.toarray() if is_sparse(part) else part, dtype=np.float64)
             if not np.isfinite(dense).all():
-                refuse_non_finite(rows)
+                raise InputError(NOT_FINITE)
             yield on_grid(dense if order is None else dense[:, order], center, radius)
 
 
