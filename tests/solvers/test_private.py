@@ -218,6 +218,18 @@ def test_a_row_at_the_bound_takes_all_that_is_spent(mechanism, no_noise):
     assert spent_by(mechanism, plan, one, other) > 0.9999 * SPENDS[mechanism](plan)
 
 
+def test_a_site_without_a_guard_bounds_what_other_blocks_make_of_a_row(no_noise):
+    rows, plan = np.zeros((1, 3)), plan_of()
+    rows[0, 0] = 1e9
+    asked = question_of("product", 3, 0.0, 0)
+    asked[1][1]["Z"] = np.eye(3)[:, [0, 0, 0]]
+    one, other = (answers_of(each, plan, *asked) for each in (rows[:0], rows))
+    assert spent_by("product", plan, one, other) <= at_site.spends_product(plan)
+    asked[1][1]["Z"] = 2 * np.eye(3)
+    with pytest.raises(AssertionError, match="columns longer than 1"):
+        answers_of(rows, plan, *asked)
+
+
 def test_all_releases_together_spend_the_promise():
     for solver, n_products in (("covariance", 5), ("power", 3), ("power", 1)):
         model = quietly(private(solver=solver, n_products=n_products), parts_of(rows_of()))

@@ -141,6 +141,8 @@ def noisy_product(site: Site, mean: Array, Z: Array) -> dict[str, Any]:
     scores are exact sums, and the same wherever a row stands.
     """
     d, k = Z.shape
+    if float((Z * Z).sum(axis=0).max(initial=0.0)) > 1.001:
+        raise InputError("a block has columns longer than 1, so that products would not be exact")
     steps = np.rint(Z * 2.0**BLOCK_BITS)  # no sum of products exceeds |q| |z|
     Y, energy = np.zeros((d, k), np.int64), 0
     for block in _rows_about(site, mean):
