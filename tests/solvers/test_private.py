@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import pickle
 import warnings
@@ -18,7 +17,6 @@ from sklearn.base import clone
 from fedpca import FederatedPCA, Federation, Policy, Privacy, Site
 from fedpca.errors import FedpcaError, InputError, PolicyRefused
 from fedpca.linalg.dense import sine_of_angle
-from fedpca.privacy import discrete_gaussian as noise_source
 from fedpca.privacy.gaussian import delta_of, epsilon_of, mu_of
 from fedpca.protocol.message import compose
 from fedpca.protocol.plan import DECLARE, PRIVATE, SECURE, RunPlan
@@ -26,7 +24,7 @@ from fedpca.rows import bounded
 from fedpca.rows.bounded import MAX_ROWS, RADIUS
 from fedpca.solvers.private import at_site, program
 from fedpca.testing import ScriptedEngine
-from support import gapped_rows
+from support import gapped_rows, repeat_noise
 from transcripts import changed, contents
 
 NAMES = ("a", "b", "c", "d")
@@ -55,27 +53,9 @@ def private(k=2, **settings):
     return FederatedPCA(k, solver=solver, privacy=Privacy(**given), random_state=0, **parameters)
 
 
-class Stream:
-    """Random bytes that can be repeated, in place of the system's."""
-
-    def __init__(self, seed):
-        self._hash, self._n = hashlib.shake_256(str(seed).encode()), 0
-
-    def __call__(self, n_bytes):
-        self._n += 1
-        part = self._hash.copy()
-        part.update(self._n.to_bytes(8, "little"))
-        return part.digest(n_bytes)
-
-
 @pytest.fixture
 def repeatable(monkeypatch):
-    """Let noise be the same in every run of a test."""
-    stream = Stream(0)
-    draw = noise_source.discrete_gaussian
-    monkeypatch.setattr(
-        at_site, "discrete_gaussian", lambda v, size: draw(v, size, random_bytes=stream)
-    )
+    repeat_noise(monkeypatch)
 
 
 @pytest.fixture
