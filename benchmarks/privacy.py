@@ -1,6 +1,7 @@
 """Measure what differentially private fits keep, and compare them with other packages.
 
     python benchmarks/privacy.py --data DIR    all problems; DIR has mnist.npz
+    python benchmarks/privacy.py --data DIR --mean    what other shares for the mean keep
     python benchmarks/privacy.py               all but those with MNIST
     python benchmarks/privacy.py --quick       small ones, to see that it runs: without bars and peers
 
@@ -30,6 +31,8 @@ from threadpoolctl import threadpool_limits
 
 from fedpca import FederatedPCA, Federation, Privacy
 from fedpca.linalg.dense import sine_of_angle
+from fedpca.privacy import gaussian
+from fedpca.solvers.private import at_site
 from fedpca.solvers.private.utility import expected_share
 
 DELTA, N_FITS, N_SITES = 1e-6, 5, 20
@@ -108,14 +111,28 @@ def verdict(is_met: bool, bar: float) -> str:
     return f"{'meets' if is_met else 'MISSES'} the bar of {bar:g}"
 
 
-def mnist(folder: Path) -> None:
-    """Print the share of MNIST's variance, with secure sums and without."""
+def read_mnist(folder: Path) -> Problem:
     path = folder / "mnist.npz"
     if not path.exists():
         sys.exit(f"{path} is missing; it should hold X, 60000 x 28 x 28, uint8")
-    X = np.load(path)["X"].reshape(60000, -1) / 255.0
-    problem = Problem(X, 10)
-    print(f"MNIST, {X.shape[0]} x {X.shape[1]}, k=10, {N_SITES} sites, medians of {N_FITS} fits")
+    return Problem(np.load(path)["X"].reshape(60000, -1) / 255.0, 10)
+
+
+def shares_of_the_mean(problem: Problem) -> None:
+    """Print what is kept if another share of the budget is for the mean."""
+    usual = gaussian.MEAN_SHARE
+    for epsilon, bound in ((1.0, 8.0), (0.1, 5.0)):
+        for share in (0.2, 0.1, 0.05, 0.025, 0.0125):
+            gaussian.MEAN_SHARE = at_site.MEAN_SHARE = share
+            kept = problem.fits(epsilon, bound, 3)[0]
+            print(f"  epsilon {epsilon:g}, {share:g} for the mean: share {kept:.4f}", flush=True)
+    gaussian.MEAN_SHARE = at_site.MEAN_SHARE = usual
+
+
+def mnist(problem: Problem) -> None:
+    """Print the share of MNIST's variance, with secure sums and without."""
+    n, d = problem.X.shape
+    print(f"MNIST, {n} x {d}, k=10, {N_SITES} sites, medians of {N_FITS} fits")
     for epsilon, bound, bar in MNIST:
         share = problem.fits(epsilon, bound, N_FITS)[0]
         print(
@@ -206,14 +223,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, help="folder with mnist.npz")
     parser.add_argument("--quick", action="store_true", help="small problems")
+    parser.add_argument("--mean", action="store_true", help="compare shares for the mean")
     options = parser.parse_args()
+    if options.mean and options.data is None:
+        parser.error("--mean needs --data DIR")
     with threadpool_limits(1, user_api="blas"):
         if options.quick:
             gapped(2000, 10, 2, 1)
             curves(1000, 8, 2, 1)
             return
+        if options.mean:
+            shares_of_the_mean(read_mnist(options.data))
+            return
         if options.data is not None:
-            mnist(options.data)
+            mnist(read_mnist(options.data))
         gapped(50_000, 100, 5, N_FITS)
         curves(20_000, 50, 3, N_FITS)
         peers([(2, 1), (5, 2), (10, 2), (20, 2), (49, 5)], 20_000, PEER_LIMIT_S)
