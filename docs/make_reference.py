@@ -115,6 +115,7 @@ def reference() -> str:
     testing = importlib.import_module("fedpca.testing")
     leakage = importlib.import_module("fedpca.audit.leakage")
     lying = importlib.import_module("fedpca.audit.lying")
+    utility = importlib.import_module("fedpca.solvers.private.utility")
     own = [name for name in fedpca.__all__ if not name.startswith("_") and not _is_error(name)]
     parts = [
         HEAD,
@@ -122,6 +123,9 @@ def reference() -> str:
         *(describe(name, getattr(fedpca, name)) for name in own),
         "## Solver values\n\n" + SOLVERS_HEAD,
         *(describe(name, getattr(solvers, name)) for name in public_names(solvers)),
+        "## Plan a private fit\n\nFrom `fedpca.solvers.private.utility`; see "
+        "[fit with differential privacy](how-to/fit-with-differential-privacy.md).\n",
+        describe("expected_share", utility.expected_share),
         "## The leak lab\n\nFrom `fedpca.audit.leakage`; see [what is revealed](privacy.md).\n",
         describe("audit", leakage.audit),
         "## The lab against a lying coordinator\n\nFrom `fedpca.audit.lying`; see "

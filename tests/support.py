@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import warnings
 
@@ -13,7 +14,9 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from fedpca import Site
+from fedpca.privacy.discrete_gaussian import discrete_gaussian
 from fedpca.solvers import SOLVERS
+from fedpca.solvers.private import at_site
 from fedpca.storage.tensor_file import CHECKSUM_KEY, checksum
 
 NAMES = ["a", "b", "c", "d"]
@@ -96,3 +99,26 @@ def write_contents(path, arrays, header):
     header = {key: value for key, value in header.items() if key != CHECKSUM_KEY}
     header[CHECKSUM_KEY] = checksum(header, arrays)
     save_file(arrays, path, metadata={"fedpca": json.dumps(header, sort_keys=True)})
+
+
+class Stream:
+    """Random bytes that can be repeated, in place of the system's."""
+
+    def __init__(self, seed=0):
+        self._hash, self._n = hashlib.shake_256(str(seed).encode()), 0
+
+    def __call__(self, n_bytes):
+        self._n += 1
+        part = self._hash.copy()
+        part.update(self._n.to_bytes(8, "little"))
+        return part.digest(n_bytes)
+
+
+def repeat_noise(monkeypatch):
+    """Let the noise of private fits be the same in every run of a test."""
+    stream = Stream()
+    monkeypatch.setattr(
+        at_site,
+        "discrete_gaussian",
+        lambda variance, size: discrete_gaussian(variance, size, random_bytes=stream),
+    )

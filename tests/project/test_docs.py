@@ -73,6 +73,14 @@ def test_the_benchmark_of_the_guard_runs():
     assert done.stdout.count("guard's share") == 2
 
 
+def test_the_benchmark_of_privacy_runs():
+    command = [sys.executable, str(ROOT / "benchmarks" / "privacy.py"), "--quick"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "the bar of 2.5" in done.stdout
+    assert len(done.stdout.splitlines()) == 18
+
+
 def test_the_benchmark_of_a_federation_runs():
     command = [sys.executable, str(ROOT / "benchmarks" / "flower.py"), "--quick"]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -31,11 +31,12 @@ from fedpca.arrays import Array
 from fedpca.errors import InputError
 from fedpca.protocol.plan import PRIVATE, RunPlan
 
-MIN_EPSILON, MIN_DELTA, MAX_DELTA = 1e-4, 1e-15, 0.1
+MIN_EPSILON, MAX_EPSILON, MIN_DELTA, MAX_DELTA = 1e-4, 1e6, 1e-15, 0.1
 MEAN_SHARE = 0.05  # of mu^2, for the count and the mean; the rest is for the scatter about it
 MAX_ROUNDS = 100  # products that share the rest
-# whole numbers stand for normal ones, which changes epsilon and delta by less than this
-DISCRETE_SLACK = 1e-9
+# by which whole numbers instead of normal ones, and rounding here, may change epsilon and delta
+DISCRETE_SLACK = 1e-7
+XTOL = 1e-20  # no limit: roots are found to all digits, however small they are
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,8 @@ class Privacy:
     n_products: int = 5
 
     def __post_init__(self) -> None:
-        _check_number("epsilon", self.epsilon, MIN_EPSILON, math.inf)
+        if self.epsilon != math.inf:
+            _check_number("epsilon", self.epsilon, MIN_EPSILON, MAX_EPSILON)
         _check_number("delta", self.delta, MIN_DELTA, MAX_DELTA)
         _check_number("row_bound", self.row_bound, 1e-100, 1e100)
         for name, least, most in (("n_silent", 0, 10**6), ("n_products", 1, MAX_ROUNDS)):
@@ -84,10 +86,11 @@ class Privacy:
             is_whole = isinstance(value, Integral) and not isinstance(value, bool)
             if not is_whole or not least <= value <= most:
                 raise InputError(f"{name}={value!r} must be a whole number from {least} to {most}")
-        around = np.asarray(self.around, dtype=np.float64)
-        if around.ndim > 1 or not np.isfinite(around).all():
-            raise InputError("around must be a number, or a number for each feature")
-        object.__setattr__(self, "around", tuple(around.tolist()) if around.ndim else float(around))
+        plain = {name: float(getattr(self, name)) for name in ("epsilon", "delta", "row_bound")}
+        plain |= {name: int(getattr(self, name)) for name in ("n_silent", "n_products")}
+        for name, value in plain.items():  # a plan can hold no numbers of other kinds, as numpy's
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "around", _checked_point(self.around))
 
     @property
     def mu(self) -> float:
@@ -138,7 +141,7 @@ def mu_of(epsilon: float, delta: float) -> float:
         return math.inf
     epsilon, delta = epsilon * (1 - DISCRETE_SLACK), delta * (1 - DISCRETE_SLACK)
     most = 20.0 + 2 * math.sqrt(epsilon)  # the mu of epsilon is near sqrt(2 epsilon)
-    return float(brentq(lambda mu: delta_of(epsilon, mu) - delta, 1e-9, most))
+    return float(brentq(lambda mu: delta_of(epsilon, mu) - delta, 1e-9, most, xtol=XTOL))
 
 
 def delta_of(epsilon: float, mu: float) -> float:
@@ -161,7 +164,7 @@ def epsilon_of(mu: float, delta: float) -> float:
         return 0.0
     # a normal distribution has less than delta beyond sqrt(2 log(1 / delta)) deviations
     most = mu * (mu / 2 + math.sqrt(2 * math.log(1 / delta)))
-    found = brentq(lambda epsilon: delta_of(epsilon, mu) - delta, 0.0, most)
+    found = brentq(lambda epsilon: delta_of(epsilon, mu) - delta, 0.0, most, xtol=XTOL)
     return float(found) / (1 - DISCRETE_SLACK)
 
 
@@ -184,3 +187,13 @@ def _check_number(name: str, value: Any, least: float, most: float) -> None:
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     if not is_number or not least <= float(value) <= most:
         raise InputError(f"{name}={value!r} must be a number from {least:g} to {most:g}")
+
+
+def _checked_point(given: Any) -> float | tuple[float, ...]:
+    try:
+        point = np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError):
+        point = np.array(np.nan)
+    if point.ndim > 1 or not np.isfinite(point).all():
+        raise InputError("around must be a number, or a number for each feature")
+    return tuple(point.tolist()) if point.ndim else float(point)

@@ -17,12 +17,17 @@ import numpy as np
 
 from fedpca.arrays import Array
 from fedpca.errors import InputError
-from fedpca.rows.in_memory import Rows, is_sparse, refuse_non_finite, rows_per_block
+from fedpca.rows.in_memory import Rows, is_sparse, rows_per_block
 
 GRID_BITS = 18  # of the radius
 RADIUS = 1 << GRID_BITS  # of the ball, in steps of the grid
 MAX_EXACT_ROWS = 1 << (53 - 2 * GRID_BITS)  # whose products add up exactly in float64
 MAX_ROWS = 1 << 25  # at all sites, whose products add up in int64 beside their noise
+
+NOT_FINITE = (
+    "some values are missing or infinite, and a private run does not tell how many; drop these rows, "
+    "or fill in values that do not depend on other rows; fedpca check lists them"
+)
 
 
 def bounded_blocks(
@@ -38,22 +43,24 @@ def bounded_blocks(
             part = block[start : start + step]
             dense = np.asarray(part.toarray() if is_sparse(part) else part, dtype=np.float64)
             if not np.isfinite(dense).all():
-                refuse_non_finite(rows)
+                raise InputError(NOT_FINITE)
             yield on_grid(dense if order is None else dense[:, order], center, radius)
 
 
 def on_grid(rows: Array, center: Array, radius: float) -> Array:
-    """Return finite rows as whole numbers within the ball, ``(m, d)``."""
+    """Return finite rows as whole numbers within the ball, ``(m, d)``.
+
+    No row is too large: an error about one row would tell that it is there.
+    """
     with np.errstate(over="ignore"):
-        offsets = np.ascontiguousarray(rows - center) / radius
-    largest = np.abs(offsets).max(axis=1, initial=1.0, keepdims=True)
-    if not np.isfinite(largest).all():
-        raise InputError(
-            "the values overflow when they are divided by the bound; rescale the columns"
-        )
+        offsets = np.ascontiguousarray(rows - center)
+    most = np.finfo(np.float64).max
+    np.clip(offsets, -most, most, out=offsets)
+    largest = np.abs(offsets).max(axis=1, initial=radius, keepdims=True)
     offsets /= largest  # so that no square overflows
     # numpy adds up each row by itself, in an order that no other row affects
-    lengths = largest * np.sqrt((offsets * offsets).sum(axis=1, keepdims=True))
+    lengths = np.sqrt((offsets * offsets).sum(axis=1, keepdims=True))
     limit = 1.0 - (np.sqrt(rows.shape[1]) / 2 + 1) / RADIUS  # rounding takes a row less far out
-    offsets *= largest * RADIUS * (limit / np.maximum(lengths, limit))
-    return np.rint(offsets, out=offsets)
+    with np.errstate(over="ignore", divide="ignore"):  # an infinite factor is not the smaller one
+        offsets *= RADIUS * np.minimum(largest / radius, limit / lengths)
+    return np.asarray(np.rint(offsets, out=offsets))

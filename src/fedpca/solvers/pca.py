@@ -74,9 +74,9 @@ def principal_components(
 @script("FederatedPCA")
 def pca_script(plan: RunPlan) -> Script:
     """Return what `principal_components` asks with the plan's solver, or with one that it chooses."""
+    _check_parameters(plan)
     if plan.is_private:
         return private_script(plan)
-    _check_parameters(plan)
     declared = plan_solver(plan, SOLVERS)
     solvers = [declared] if declared else chosen_by_auto()
     if not all(hasattr(solver, "script") for solver in solvers):

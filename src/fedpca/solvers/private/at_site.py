@@ -26,7 +26,7 @@ from fedpca.privacy.discrete_gaussian import discrete_gaussian
 from fedpca.privacy.gaussian import MEAN_SHARE, Privacy, around_point, noise_variance
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import question
-from fedpca.rows.bounded import MAX_ROWS, RADIUS, bounded_blocks
+from fedpca.rows.bounded import RADIUS, bounded_blocks
 from fedpca.rows.weighted import WeightedRows
 from fedpca.solvers.standardize import own_order
 
@@ -91,7 +91,7 @@ def product_variance(plan: RunPlan) -> int:
 )
 def noisy_count_and_sum(site: Site, features: Array) -> Arrays:
     """Count the rows and sum each column about the guessed center, in the order of ``features``."""
-    _refuse_rows(site)
+    _refuse_weights(site)
     order = own_order(site, features)
     site.remember(CommonOrder(order))
     privacy, d = Privacy.of(site.plan), site.rows.n_features
@@ -141,6 +141,8 @@ def noisy_product(site: Site, mean: Array, Z: Array) -> dict[str, Any]:
     scores are exact sums, and the same wherever a row stands.
     """
     d, k = Z.shape
+    if float((Z * Z).sum(axis=0).max(initial=0.0)) > 1.001:
+        raise InputError("a block has columns longer than 1, so that products would not be exact")
     steps = np.rint(Z * 2.0**BLOCK_BITS)  # no sum of products exceeds |q| |z|
     Y, energy = np.zeros((d, k), np.int64), 0
     for block in _rows_about(site, mean):
@@ -158,17 +160,19 @@ def noisy_product(site: Site, mean: Array, Z: Array) -> dict[str, Any]:
 
 def _rows_about(site: Site, mean: Array) -> Iterator[Array]:
     """Yield the rows within the bound about the mean, on the grid."""
-    _refuse_rows(site)
+    _refuse_weights(site)
     order = site.recall(CommonOrder).order
     return bounded_blocks(site.rows, mean, Privacy.of(site.plan).row_bound, order)
 
 
-def _refuse_rows(site: Site) -> None:
-    """Refuse rows whose sums might not fit, or of which one could count as many."""
+def _refuse_weights(site: Site) -> None:
+    """Refuse rows of which one could count as many.
+
+    Too many rows are refused by the coordinator, which knows their number with noise. A refusal here
+    would tell the exact number. Until then, sums that do not fit only wrap around.
+    """
     if isinstance(site.rows, WeightedRows):
         raise InputError("rows with weights have no differentially private sums; omit the weights")
-    if site.rows.n_rows > MAX_ROWS:
-        raise InputError(f"a private run takes at most {MAX_ROWS:,} rows at all sites")
 
 
 def _noise(variance: int, size: int) -> Array:

@@ -9,15 +9,22 @@ noise may have turned them.
 
 If there are too many features for the scatter, each of a few rounds multiplies it with a block instead,
 ``Y = S Z + E``, and continues from the directions of Y. Their noise is larger, since the rounds share
-the budget.
+the budget. The noise turns Z away by an angle with cosine c, so that a singular value of ``S Z`` is ``c
+l``. It also adds ``s^2 d`` to the square of that one. Both cancel once the directions have settled, so
+that the singular values of Y are the eigenvalues.
 
 The noise E of a scatter is a random symmetric matrix. Its norm is near ``edge = s sqrt(2 d)``, where s
 is the deviation of its diagonal. It raises a large eigenvalue l of the scatter to ``l + edge^2 / (4
-l)``, which is taken back, and hides eigenvalues below ``edge / 2``.
+l)``, which is taken back, and hides eigenvalues below ``edge / 2``. How far the norm can be beyond the
+edge is known too, and is what counts for whether a component stands out.
+
+The mean has noise in it. About a point that is off by f, the scatter has one more term ``n f f'``. It
+does not stand out as long as its size ``n |f|^2`` is below ``edge / 2``.
 
 Sources: Dwork, Talwar, Thakurta, and Zhang, "Analyze Gauss" (2014); Hardt and Price, "The noisy power
 method" (2014); Benaych-Georges and Nadakuditi, "The eigenvalues and eigenvectors of finite, low rank
-perturbations of large random matrices" (2011).
+perturbations of large random matrices" (2011); Johnstone, "On the distribution of the largest
+eigenvalue in principal components analysis" (2001).
 """
 
 from __future__ import annotations
@@ -27,6 +34,7 @@ from numbers import Integral
 from typing import Any
 
 import numpy as np
+from scipy.special import gammaincinv
 
 from fedpca.arrays import Array
 from fedpca.coordinator.federation import Federation
@@ -48,6 +56,7 @@ from fedpca.solvers.private.at_site import (
     noisy_scatter,
     product_variance,
     scatter_variance,
+    sum_variance,
 )
 from fedpca.solvers.standardize import Moments, column_names, common_features
 
@@ -55,6 +64,9 @@ MAX_SCATTER_FEATURES = 4096  # up to which the scatter is summed; beyond, produc
 SPARE_COLUMNS = 5  # of a block beside the components
 MAX_LOOK = 50  # components that a rule can find in products
 SOLVERS = ("auto", "covariance", "power")  # that have a mechanism
+TRACY_WIDOM = (
+    1.454  # the 97.5 % quantile, for real matrices: a norm exceeds this on either side in 5 %
+)
 
 
 def private_components(
@@ -75,21 +87,40 @@ def private_components(
     common = common_features(fed)
     d = common.n_features
     around = around_point(privacy, d)
+    rank_rule(n_components, d, d)  # refuse more components than features before anything is sent
     sums = fed.sum(noisy_count_and_sum, features=common.to_ask)
-    n = max(float(sums["n"]) / COUNT_UNIT, 2.0)
+    # with much noise there may seem to be hardly any rows
+    n = max(
+        float(sums["n"]) / COUNT_UNIT, 2.0, float(n_components) if is_count(n_components) else 0
+    )
     if n > MAX_ROWS:
         raise InputError(
             f"a private run takes at most {MAX_ROWS:,} rows at all sites, not {n:,.0f}"
         )
-    mean = np.zeros(d)
+    mean, off = np.zeros(d), 0.0
     if center:
-        mean = around + sums["total"] * (AROUND_TIMES * privacy.row_bound / RADIUS / n)
+        move = sums["total"] * (AROUND_TIMES * privacy.row_bound / RADIUS / n)
+        mean, off = around + move, _energy_of_offset(fed.plan, privacy, n, move)
     moments = Moments(round(n), mean, np.ones(d), common.names, n)
     rank = rank_rule(n_components, moments.n, d)
     name = solver.name if solver else "covariance" if d <= MAX_SCATTER_FEATURES else "power"
     find = _from_scatter if name == "covariance" else _from_products
-    noisy = find(fed, privacy, moments, rank.first_look if is_count(n_components) else d)
+    noisy = find(fed, privacy, moments, rank.first_look if is_count(n_components) else d, off)
     return _result(noisy, name, moments, rank, n_components)
+
+
+def _energy_of_offset(plan: RunPlan, privacy: Privacy, n: float, move: Array) -> float:
+    """Return how much scatter a mean with noise in it adds at most, but in 5 % of runs.
+
+    The mean is ``move`` away from the guessed center, and wrong by a share of that if n is.
+    """
+    deviation = np.sqrt(float(len(plan.sites) * sum_variance(plan)))
+    more_rows = 2 * deviation / COUNT_UNIT
+    step = AROUND_TIMES * privacy.row_bound / RADIUS
+    quantile = 2 * gammaincinv(len(move) / 2, 0.975)  # of the squared length of normal numbers
+    squared = quantile * (deviation * step / n) ** 2
+    squared += (move @ move) * (more_rows / n) ** 2
+    return float((n + more_rows) * min(squared, privacy.row_bound**2))
 
 
 @dataclass(frozen=True)
@@ -97,23 +128,34 @@ class NoisyEigen:
     """Leading eigenvalues and eigenvectors of the scatter, with noise in them."""
 
     values: Array  # (p,)
+    actual: Array  # (p,), without what the noise adds to them
     vectors: Array  # (d, p)
+    angle_bounds: Array  # (p,), on the sine of the angle of the first j vectors with the exact ones
     energy: float
-    edge: float  # eigenvalues up to this one may be noise alone
+    norm: float  # of the noise at most; eigenvalues up to this one may be noise alone
     squares: Array | None = None  # (d,), the sum of squares of each column
 
 
-def _from_scatter(fed: Federation, privacy: Privacy, moments: Moments, look: int) -> NoisyEigen:
+def _from_scatter(
+    fed: Federation, privacy: Privacy, moments: Moments, look: int, off: float
+) -> NoisyEigen:
     """Return the leading eigenvectors of the noisy scatter, and one eigenvalue more."""
     d, unit, plan = moments.d, (privacy.row_bound / RADIUS) ** 2, fed.plan
     triangle = fed.sum(noisy_scatter, mean=moments.mean)["triangle"]
     C = unpack_triangle(triangle.astype(np.float64) * unit)
     edge = unit * np.sqrt(len(plan.sites) * scatter_variance(plan) * 2.0 * d)
     values, V = top_eigen(C, min(look + 1, d))
-    return NoisyEigen(values, V, float(np.trace(C)), edge, C.diagonal())
+    norm = edge * (1 + TRACY_WIDOM / 2 * d ** (-2 / 3))
+    if off > edge / 2:
+        norm = max(norm, off + edge**2 / (4 * off))
+    actual = without_noise(values, edge)
+    bounds = angle_bounds(actual, np.full(len(values), norm), len(values))
+    return NoisyEigen(values, actual, V, bounds, float(np.trace(C)), norm, C.diagonal())
 
 
-def _from_products(fed: Federation, privacy: Privacy, moments: Moments, look: int) -> NoisyEigen:
+def _from_products(
+    fed: Federation, privacy: Privacy, moments: Moments, look: int, off: float
+) -> NoisyEigen:
     """Return the leading directions after a fixed number of noisy products."""
     d, unit, plan = moments.d, (privacy.row_bound / RADIUS) ** 2, fed.plan
     width = min(d, min(look, MAX_LOOK) + SPARE_COLUMNS)
@@ -121,42 +163,62 @@ def _from_products(fed: Federation, privacy: Privacy, moments: Moments, look: in
     energies = []
     for _ in range(privacy.n_products):
         answer = fed.sum(noisy_product, mean=moments.mean, Z=Z)
-        Z, values, _ = np.linalg.svd(answer["Y"] * unit, full_matrices=False)
+        before, Y = Z, answer["Y"] * unit
+        Z, values, _ = np.linalg.svd(Y, full_matrices=False)
         energies.append(float(answer["energy"]) * ENERGY_SHARE * unit)
     deviation = unit * np.sqrt(float(len(plan.sites) * product_variance(plan)))
-    edge = deviation * (np.sqrt(d) + np.sqrt(width))  # the norm of the noise in Y
-    return NoisyEigen(values, Z, float(np.mean(energies)), edge)
+    more = TRACY_WIDOM / 2 * (1 / np.sqrt(d) + 1 / np.sqrt(width)) ** (1 / 3)
+    norm = deviation * (np.sqrt(d) + np.sqrt(width) + more) + off
+    actual = np.where(values > norm, values, values / 2)
+    bounds = _bounds_after(before, Y, Z, off)
+    return NoisyEigen(values, actual, Z, bounds, float(np.mean(energies)), norm)
+
+
+def _bounds_after(before: Array, Y: Array, after: Array, off: float) -> Array:
+    """Bound the sine of the angle between the first j directions after a product and the exact ones.
+
+    The product tells how far the directions before it are from eigenvectors: the residuals with their
+    noise are larger than without. The angle from there to the directions after it is known.
+    """
+    H = before.T @ Y
+    theta, W = top_eigen((H + H.T) / 2, len(H))
+    residuals = np.linalg.norm(Y @ W - (before @ W) * theta, axis=0) + off
+    bounds = angle_bounds(theta, residuals, len(theta))
+    overlap = (before @ W).T @ after
+    for j in range(1, len(theta) + 1):
+        least = min(np.linalg.svd(overlap[:j, :j], compute_uv=False)[-1], 1.0)
+        angle = np.arcsin(bounds[j - 1]) + np.arccos(least)
+        bounds[j - 1] = np.sin(min(angle, np.pi / 2))
+    return bounds
 
 
 def _result(
     noisy: NoisyEigen, solver: str, moments: Moments, rank: RankRule, n_components: Any
 ) -> PcaResult:
     """Return the components, with the noise taken out of their variances, and how certain they are."""
-    values, edge = noisy.values, noisy.edge
-    actual = without_noise(values, edge)
+    values, actual, norm = noisy.values, noisy.actual, noisy.norm
     energy = max(noisy.energy, float(actual.max(initial=0.0)))
     n_most = min(moments.n, moments.d, len(values))
     spectrum = Spectrum(actual[:n_most], energy, moments.n, moments.d, is_all=True)
     if n_components == "auto":
-        k = _above_noise(replace(spectrum, values=values[:n_most], squares=noisy.squares), edge)
+        k = _above_noise(replace(spectrum, values=values[:n_most], squares=noisy.squares), norm)
     else:
         k = rank.settle(spectrum)
-    n_certain = int(np.argmin(np.append(values[:k] > edge, False)))
-    bounds = angle_bounds(actual, np.full(len(actual), edge), k)
+    n_certain = int(np.argmin(np.append(values[:k] > norm, False)))
     solution = Solution(
         moments,
         noisy.vectors[:, :k],
         actual[:k],
         max(energy, float(actual[:k].sum())),
         "private",
-        angle_bound=float(bounds[-1]),
+        angle_bound=float(noisy.angle_bounds[k - 1]),
         n_certain=n_certain,
     )
     return PcaResult(solution, {}, solution.outcome(solver), is_above_noise=bool(n_certain))
 
 
 def without_noise(values: Array, edge: float) -> Array:
-    """Return eigenvalues without what the noise adds to them, and not negative.
+    """Return eigenvalues of a scatter without what the noise adds to them, and not negative.
 
     An eigenvalue l appears as ``l + edge^2 / (4 l)`` if it exceeds half the edge. What appears below
     the edge may be noise alone; half of it continues the other values without a step.
@@ -165,12 +227,12 @@ def without_noise(values: Array, edge: float) -> Array:
     return np.asarray(np.maximum((values + root) / 2, 0.0))
 
 
-def _above_noise(spectrum: Spectrum, edge: float) -> int:
+def _above_noise(spectrum: Spectrum, norm: float) -> int:
     """Return how many values exceed those of rows without structure, and the noise beside them."""
     squares = spectrum.squares
     if squares is None:
         squares = np.full(spectrum.d, spectrum.total / spectrum.d)
-    floor = noise_floor(spectrum.n, np.maximum(squares, 0.0), len(spectrum.values)) + edge
+    floor = noise_floor(spectrum.n, np.maximum(squares, 0.0), len(spectrum.values)) + norm
     return settled(count_above(spectrum.values, floor), replace(spectrum, is_all=True)) or 1
 
 

@@ -1,0 +1,163 @@
+"""Guess whether one person is in the rows, from what a fit tells: the attacks that only noise stops.
+
+    guess that the person is there if  sum_j (x_j - a_j)^2 / s_j  <  sum_j (x_j - b_j)^2 / s_j
+
+Here x are the totals that the coordinator sees, with noise of variance s. They would be a with the
+person, and b without, if there were no noise. No guess from these totals is better (Neyman and
+Pearson). Two attackers make it:
+
+- "flag": a column that only one patient has is in the totals. The attacker looks at nothing else.
+- "added": a patient was added between two fits. The attacker knows all other rows, and subtracts them.
+
+Without noise both are always right. With it, nobody is right more often than ``F(mu / 2)``, whatever
+else is known, with the normal distribution F (Dong, Roth, and Su, "Gaussian differential privacy",
+2022). Half of all guesses are right by chance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import ndtr
+
+from fedpca.arrays import Array
+from fedpca.coordinator.federation import Federation
+from fedpca.errors import InputError
+from fedpca.privacy.gaussian import Privacy
+from fedpca.protocol.plan import PRIVATE, RunPlan
+from fedpca.rows.bounded import RADIUS, on_grid
+from fedpca.solvers.private.at_site import (
+    AROUND_TIMES,
+    COUNT_UNIT,
+    noisy_count_and_sum,
+    noisy_scatter,
+    scatter_variance,
+    sum_variance,
+)
+
+EPSILONS = (math.inf, 10.0, 1.0, 0.1)  # an infinite one is a fit without noise
+FLAG, ADDED = "flag", "added"
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """How often an attacker guesses right whether one person is in the rows."""
+
+    attack: str  # "flag" or "added"
+    epsilon: float  # infinite for a fit without noise
+    right: float  # share of right guesses; 0.5 is chance
+    most: float  # that any attacker can reach
+
+
+def guess_person(
+    rows: Array,
+    row_bound: float,
+    *,
+    epsilons: Iterable[float] = EPSILONS,
+    delta: float = 1e-6,
+    n_trials: int = 200,
+    seed: int = 0,
+) -> list[Guesses]:
+    """Fit often with and without one person, and return how often each attack is right.
+
+    Nothing leaves this machine. One site holds all rows here: under secure sums, the coordinator sees
+    nothing but the total of all sites, with as much noise.
+
+    Parameters
+    ----------
+    rows : array of shape (n_rows, n_features)
+        The rows. The last one is the patient's, who has a 1 in one more column, which is 0 otherwise.
+    row_bound, delta : float
+        As for `Privacy`.
+    epsilons : iterable of float
+        The promises to attack; an infinite one for fits without noise.
+    n_trials : int
+        The number of fits for each epsilon; in about half of them, the person is there.
+    seed : int
+        The seed that decides where the person is there. It has nothing to do with the noise.
+    """
+    if np.ndim(rows) != 2 or len(rows) < 2 or n_trials < 1:
+        raise InputError("rows must be a table of at least two rows, and n_trials at least 1")
+    flags = np.zeros((len(rows), 1))
+    flags[-1] = 1.0
+    table = np.hstack([rows, flags])
+    rng = np.random.default_rng(seed)
+    found = []
+    for epsilon in epsilons:
+        privacy = Privacy(epsilon, delta, row_bound)
+        n_right = dict.fromkeys((FLAG, ADDED), 0)
+        for _ in range(n_trials):
+            is_there = bool(rng.integers(2))
+            told = _Told.by(table if is_there else table[:-1], privacy)
+            for attack in n_right:
+                n_right[attack] += told.guess(table, attack) == is_there
+        most = float(ndtr(privacy.mu / 2))
+        found += [Guesses(name, epsilon, n / n_trials, most) for name, n in n_right.items()]
+    return sorted(found, key=lambda each: each.attack, reverse=True)
+
+
+@dataclass(frozen=True)
+class _Told:
+    """The totals that a coordinator sees in a private fit."""
+
+    privacy: Privacy
+    plan: RunPlan
+    sums: Array  # (1 + d,), the count first
+    triangle: Array
+
+    @classmethod
+    def by(cls, rows: Array, privacy: Privacy) -> _Told:
+        """Fit rows, and return the totals."""
+        fed = Federation.local([rows])
+
+        def program(fed: Federation, _: Array | None) -> tuple[Array, Array]:
+            told = fed.sum(noisy_count_and_sum, features=np.empty(0, np.uint8))
+            sums = np.append(told["n"], told["total"])
+            mean = mean_of(sums, privacy)
+            return sums, fed.sum(noisy_scatter, mean=mean)["triangle"]
+
+        identity = {"program": "FederatedPCA", "privacy": {PRIVATE: privacy.to_plain()}}
+        sums, triangle = fed.run(program, identity=identity, seed=0)
+        return cls(privacy, fed.plan, sums, triangle)
+
+    def guess(self, table: Array, attack: str) -> bool:
+        """Return whether the person of the last row seems to be there."""
+        mean = mean_of(self.sums, self.privacy)
+        seen = np.concatenate([self.sums, self.triangle]).astype(np.float64)
+        with_person, without = (
+            self._exact(each, mean).astype(np.float64) for each in (table, table[:-1])
+        )
+        weights = self._weights(table.shape[1])
+        if attack == FLAG:
+            at = [table.shape[1], len(seen) - 1]  # the flag's own total and its sum of squares
+            seen, with_person, without, weights = (
+                each[at] for each in (seen, with_person, without, weights)
+            )
+        closer = ((seen - without) ** 2 - (seen - with_person) ** 2) * weights
+        return bool(closer.sum() > 0)
+
+    def _exact(self, rows: Array, mean: Array) -> Array:
+        """Return the same totals without noise, which an attacker who knows the rows can compute."""
+        d = rows.shape[1]
+        near = on_grid(rows, np.zeros(d), AROUND_TIMES * self.privacy.row_bound)
+        about = on_grid(rows, mean, self.privacy.row_bound)
+        sums = np.append(COUNT_UNIT * len(rows), near.sum(axis=0))
+        return np.concatenate([sums, (about.T @ about)[np.tril_indices(d)]])
+
+    def _weights(self, d: int) -> Array:
+        """Return one over the variance of each total, or ones without noise."""
+        first, second = sum_variance(self.plan), scatter_variance(self.plan)
+        if not first:
+            return np.ones(1 + d + d * (d + 1) // 2)
+        triangle = np.full(d * (d + 1) // 2, 2.0 / second)
+        triangle[np.cumsum(np.arange(1, d + 1)) - 1] = 1.0 / second
+        return np.concatenate([np.full(1 + d, 1.0 / first), triangle])
+
+
+def mean_of(sums: Array, privacy: Privacy) -> Array:
+    """Return the mean that a fit computes from its first totals."""
+    n = max(float(sums[0]) / COUNT_UNIT, 2.0)
+    return np.asarray(sums[1:] * (AROUND_TIMES * privacy.row_bound / RADIUS / n))
