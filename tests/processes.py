@@ -20,9 +20,7 @@ from fedpca.engines import credentials
 from support import gapped_rows
 
 HANG_S = 900.0  # after which a test has failed, on however busy a machine
-LATE_S = (
-    15.0  # after which a site that was killed counts as lost; others answer in milliseconds
-)
+LATE_S = 15.0  # after which a site that was killed counts as lost; others answer in milliseconds
 ROGUE = Path(__file__).with_name("rogue_site.py")
 EXAMPLE_SOLVER = Path(__file__).parents[1] / "examples" / "solver_package"
 

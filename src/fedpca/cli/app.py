@@ -18,6 +18,7 @@ from fedpca.cli.console import out
 
 COMMANDS = (
     "check",
+    "plan",
     "fit",
     "transform",
     "summarize",
