@@ -41,9 +41,9 @@ def plan(
 ) -> None:
     """Tell what a fit would cost and, with --epsilon, how much variance it would keep.
 
-    Nothing is sent, and no rows are read, so planning takes nothing from a privacy budget. The bytes are
-    those to and from each site. With --epsilon, the share of the exact components' variance is expected
-    from what noise of this size does to rows with such variances.
+    Nothing is sent, and no rows are read, so planning takes nothing from a privacy budget. The bytes
+    are those to and from each site. With --epsilon, the command tells which share of the variance of
+    exact components is expected to remain, given what such noise does to rows with such variances.
     """
     with exit_codes():
         if n_components > min(rows, features):
