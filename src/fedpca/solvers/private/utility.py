@@ -32,7 +32,8 @@ from fedpca.solvers.private.at_site import (
 )
 
 MAX_SIDE = 400  # of a drawn matrix
-N_DRAWS = 15
+N_DRAWS, N_SMALL = 15, 60  # of a large matrix, and of one below SMALL_SIDE
+SMALL_SIDE = 100
 
 
 def expected_share(
@@ -48,8 +49,8 @@ def expected_share(
 ) -> float:
     """Return the share of the exact components' variance that private ones are expected to keep.
 
-    It is that of a fit by the scatter, as for up to 4096 features. The median over a few draws of the
-    noise is returned.
+    It is that of a fit by the scatter, as for up to 4096 features, averaged over draws of the noise. Real
+    fits are within 0.03 of it on average, unless so little is kept that each one differs.
 
     Parameters
     ----------
@@ -78,7 +79,7 @@ def expected_share(
     >>> privacy = Privacy(epsilon=1.0, delta=1e-6, row_bound=4.0)
     >>> variances = [4.0, 2.0, 1.0] + 17 * [0.1]
     >>> [round(expected_share(privacy, variances, n, 3, 10), 2) for n in (100, 300, 3000)]
-    [0.28, 0.81, 1.0]
+    [0.31, 0.8, 1.0]
     """
     spectrum = np.sort(np.asarray(variances, dtype=np.float64))[::-1]
     d = spectrum.size
@@ -100,7 +101,7 @@ def expected_share(
     small, scale = _thinned(spectrum, k)
     rng = np.random.default_rng(random_state)
     shares = []
-    for _ in range(N_DRAWS):
+    for _ in range(N_SMALL if len(small) < SMALL_SIDE else N_DRAWS):
         E = rng.standard_normal((len(small), len(small))) * (deviation * scale / 2)
         n_told = max(n_rows + of_sums / COUNT_UNIT * rng.standard_normal(), 2.0)
         f = rng.standard_normal(len(small)) * (
@@ -111,7 +112,7 @@ def expected_share(
         S = n_rows * shrink * (np.diag(small) + np.outer(f, f)) + E + E.T
         V = top_eigen(S, k)[1]
         shares.append(float((small @ V**2).sum()))
-    return float(np.median(shares) / spectrum[:k].sum())
+    return float(np.mean(shares) / spectrum[:k].sum())
 
 
 def _thinned(spectrum: Array, k: int) -> tuple[Array, float]:
