@@ -49,8 +49,8 @@ def expected_share(
 ) -> float:
     """Return the share of the exact components' variance that private ones are expected to keep.
 
-    It is that of a fit by the scatter, as for up to 4096 features, averaged over draws of the noise. Real
-    fits are within 0.03 of it on average, unless so little is kept that each one differs.
+    It is that of a fit by the scatter, as for up to 4096 features, averaged over draws of the noise.
+    Real fits are within 0.03 of it on average, unless so little is kept that each one differs.
 
     Parameters
     ----------
