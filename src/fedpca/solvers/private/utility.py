@@ -50,7 +50,8 @@ def expected_share(
     """Return the share of the exact components' variance that private ones are expected to keep.
 
     It is that of a fit by the scatter, as for up to 4096 features, averaged over draws of the noise.
-    Real fits are within 0.03 of it on average, unless so little is kept that each one differs.
+    Where the noise hides little, real fits are within 0.03 of it on average. Where it hides half of the
+    variance, each fit differs, and the guess may be off by 0.1.
 
     Parameters
     ----------
