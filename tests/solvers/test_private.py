@@ -458,11 +458,10 @@ def test_the_stated_angle_holds_in_95_of_100_fits(solver, d, epsilon, rest, repe
 
 
 def test_ranks_follow_from_noisy_sums_alone(repeatable):
-    for seed in (0, 1):
+    for n_found, seed in ((1, 0), (2, 3)):
         X = rows_of(40_000, 8, seed)
-        n_found = len(FederatedPCA("auto").fit(X).components_)
-        assert n_found == 1 + seed
-        for solver in ("covariance", "power")[: 1 + seed]:  # products tell nothing about columns
+        assert len(FederatedPCA("auto").fit(X).components_) == n_found
+        for solver in ("covariance", "power")[:n_found]:  # products tell nothing about columns
             model = quietly(private("auto", epsilon=4.0, solver=solver), parts_of(X))
             assert len(model.components_) == n_found
     share = private(0.8, epsilon=4.0).fit(parts_of(X))
@@ -745,4 +744,4 @@ def test_a_private_question_needs_a_plan():
     header = {"run": "r.0", "round": 1, "question": "noisy_count_and_sum", "verb": "sum"}
     reply = site.answer(compose({**header, "n_sites": 1, "memory": 0}, {"features": NOTHING}))
     assert reply.header["error"] == PolicyRefused.__name__
-    assert "no plan was declared" in reply.header["text"]
+    assert "no plan with privacy settings was declared" in reply.header["text"]
