@@ -58,7 +58,7 @@ def test_examples_run(example):
 
 @pytest.mark.parametrize(
     ("name", "ratios", "sizes"),
-    [("exact", 5, 4), ("streaming", 2, 1), ("personalized", 4, 4), ("robust", 1, 8)],
+    [("exact", 5, 2), ("streaming", 2, 1), ("personalized", 4, 4), ("robust", 1, 8)],
 )
 def test_benchmarks_run(name, ratios, sizes):
     command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), "--quick"]
