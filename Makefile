@@ -20,8 +20,9 @@ test-fast: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not process and not slow and not long" -q
 
 # What `make test` shows with few random draws, with many.
+test-long: export OPENBLAS_NUM_THREADS := 1
 test-long: $(STAMP)
-	$(BIN)/python -m pytest -m long
+	$(BIN)/python -m pytest -n 2 -m "long or hypothesis" --hypothesis-profile=long
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

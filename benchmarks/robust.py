@@ -203,7 +203,7 @@ def main() -> None:
         print(f"\nMemory of a fit beside the rows, sites of {n} x {d}, rank 10")
         for n_sites in (10, 40):
             memory(n_sites, n, d)
-        unlike(2 if options.quick else 40)
+        unlike(1 if options.quick else 40)
 
 
 if __name__ == "__main__":

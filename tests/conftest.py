@@ -10,11 +10,12 @@ from hypothesis import HealthCheck, settings
 settings.register_profile(
     "fedpca",
     deadline=None,  # timings on shared machines say nothing
-    max_examples=60,
+    max_examples=15,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     derandomize=True,
 )
-settings.load_profile("fedpca")
+settings.register_profile("long", settings.get_profile("fedpca"), max_examples=300)
+settings.load_profile("fedpca")  # unless --hypothesis-profile names the other one
 
 
 def pytest_collection_modifyitems(items):

@@ -10,6 +10,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
+from hypothesis import settings
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
@@ -20,6 +22,20 @@ from fedpca.solvers.private import at_site
 from fedpca.storage.tensor_file import CHECKSUM_KEY, checksum
 
 NAMES = ["a", "b", "c", "d"]
+
+
+def draws(n):
+    """Let hypothesis draw n examples, and in `make test-long` as many times more as elsewhere."""
+    usual = settings.get_profile("fedpca").max_examples
+    return settings(max_examples=n * settings.default.max_examples // usual)
+
+
+def first_of(values, n=1):
+    """Values to be tried, of which those after the first n are left to `make test-long`."""
+    return [
+        value if i < n else pytest.param(value, marks=pytest.mark.long)
+        for i, value in enumerate(values)
+    ]
 
 
 def solver_with(name, **options):

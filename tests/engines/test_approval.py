@@ -295,6 +295,8 @@ def test_a_flood_of_requests_is_bounded_and_an_unpinned_site_says_so(there):
 def test_a_site_does_not_start_with_rules_that_would_not_hold(there, rule, options, said):
     write_policy(there.folder / "wrong.toml", rule)
     own = ("--data", "west.npy", "--key", "west.key", "--ca", "tls/ca.pem")
-    done = there.run("join", there.address, *own, "--policy", "wrong.toml", *options, check=False)
+    done = there.run_apart(
+        "join", there.address, *own, "--policy", "wrong.toml", *options, check=False
+    )
     assert done.returncode == 2
     assert said in done.stderr

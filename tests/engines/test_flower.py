@@ -601,14 +601,14 @@ def test_fewer_sites_than_the_quorum_end_the_fit_before_it_begins(there):
 def test_strangers_do_not_get_in(there):
     there.run("site-key", "stranger")
     own = ("--data", "north.npy", "--ca", "tls/ca.pem")
-    done = there.run("join", there.address, *own, "--key", "stranger.key", check=False)
+    done = there.run_apart("join", there.address, *own, "--key", "stranger.key", check=False)
     assert done.returncode == 1
     assert "did not admit this site: the server was not given its NAME.pub" in done.stderr
 
 
 def test_plain_http_and_false_certificates_are_refused(there, tmp_path):
     own = ("--data", "north.npy", "--key", "north.key")
-    plain = there.run("join", there.address, *own, "--insecure", check=False)
+    plain = there.run_apart("join", there.address, *own, "--insecure", check=False)
     assert plain.returncode == 1
     assert "does not use plain HTTP; use --ca ca.pem instead of --insecure" in plain.stderr
     with pytest.raises(LinkRefused, match="does not use plain HTTP"):
@@ -616,7 +616,9 @@ def test_plain_http_and_false_certificates_are_refused(there, tmp_path):
     from fedpca.engines.credentials import make_certificates
 
     make_certificates(tmp_path)
-    other = there.run("join", there.address, *own, "--ca", str(tmp_path / "ca.pem"), check=False)
+    other = there.run_apart(
+        "join", there.address, *own, "--ca", str(tmp_path / "ca.pem"), check=False
+    )
     assert other.returncode == 1
     assert "cannot be verified" in other.stderr
 

@@ -207,7 +207,7 @@ def words_of_fit(there, output, *more):
 
 def test_a_second_fit_is_refused_with_who_holds_the_sites_and_the_first_goes_on(there, near):
     with fitting(there) as (first, _):
-        second = there.run(*words_of_fit(there, "no.fedpca", "--wait", "1"), check=False)
+        second = there.run_apart(*words_of_fit(there, "no.fedpca", "--wait", "1"), check=False)
         with there.federation(wait=1, sites=["south"]) as third, pytest.raises(SitesBusy) as busy:
             FederatedPCA(2).fit(third)
     assert second.returncode == 1

@@ -161,12 +161,13 @@ def planted(rng, basis, rank, n=50):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", [2, 10, 30])
-@pytest.mark.parametrize("ranks", [(7,), (25,), (3, 11)])
+@pytest.mark.parametrize(
+    ("start", "ranks"), [(2, (7,)), (30, (7,)), (2, (25,)), (10, (3, 11)), (30, (3, 11))]
+)
 @pytest.mark.parametrize("rule", ["auto", "mp"])
 def test_planted_ranks_are_found_from_any_start(rule, start, ranks):
     rng = np.random.default_rng(5)
-    basis = np.linalg.qr(rng.standard_normal((200, 200)))[0]
+    basis = np.linalg.qr(rng.standard_normal((100, 100)))[0]
     model = StreamingPCA(start, rank=rule)
     for rank in ranks:
         before = None
@@ -175,7 +176,7 @@ def test_planted_ranks_are_found_from_any_start(rule, start, ranks):
             assert before is None or abs(model.n_components_ - before) <= 1
             before = model.n_components_
         assert model.n_components_ == rank
-    assert model.components_.shape == (ranks[-1], 200)
+    assert model.components_.shape == (ranks[-1], 100)
     assert len(model.summary_.singular_values) <= ranks[-1] + 10
 
 

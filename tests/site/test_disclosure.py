@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpca import FederatedPCA, Federation, Policy, Site
@@ -19,6 +19,7 @@ from fedpca.rows.in_memory import DenseRows, SparseRows
 from fedpca.rows.rare import look_for_few
 from fedpca.rows.weighted import WeightedRows
 from fedpca.site.disclosure import n_changed, row_hashes
+from support import draws
 
 RNG = np.random.default_rng(0)
 NAN = float("nan")
@@ -49,7 +50,7 @@ def brute_force(values, m):
     return rare
 
 
-@settings(max_examples=300, deadline=None)
+@draws(60)
 @given(
     n=st.integers(0, 40),
     m=st.integers(2, 8),
@@ -338,7 +339,7 @@ def test_hashes_tell_rows_apart_and_nothing_else():
     assert len(weighted) == 29
 
 
-@settings(max_examples=200, deadline=None)
+@draws(40)
 @given(
     before=st.lists(st.integers(0, 5), max_size=12), after=st.lists(st.integers(0, 5), max_size=12)
 )

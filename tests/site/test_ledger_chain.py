@@ -20,6 +20,7 @@ from fedpca.site.answer_log import AnswerLog
 from fedpca.site.chained_lines import chain_of
 from fedpca.site.ledger_chain import append, check_chain, check_proof
 from fedpca.testing import ScriptedEngine
+from support import draws
 
 OLD = '{"time": "2026-01-01T00:00:00+00:00", "run": "a.0", "round": 1, "refused": null}\n'
 
@@ -175,7 +176,7 @@ def test_a_key_that_is_given_twice_does_not_hide_a_change(path):
     assert check_chain(path).problem == "line 3 was changed"
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@settings(draws(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_changed_byte_goes_unnoticed(path, data):
     good = path.read_bytes()

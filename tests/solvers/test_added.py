@@ -123,12 +123,12 @@ def test_an_installed_solver_fits_across_processes(tmp_path):
     processes.join("south", "south.npy", "--policy", "policy.toml")
     asked = ("fit", "--federation", processes.address, "--sites", "2", "-k", "3", "--seed", "0")
     asked += ("--credentials", "tls", "--solver", "momentum", "-o", "m", "--force")
-    refused = processes.run(*asked, check=False)
+    refused = processes.run_apart(*asked, check=False)
     assert refused.returncode == 1
     assert "the policy does not allow 'momentum', only federated" in refused.stderr
     processes.stop(strict)
     processes.join("north", "north.npy", "--policy", "policy.toml")
-    processes.run(*asked, "--option", "following=0.6")
+    processes.run_apart(*asked, "--option", "following=0.6")
     code = (
         "import sys, numpy as np; from fedpca import load, FederatedPCA;"
         "m = load('m'); sites = {n: np.load(n + '.npy') for n in ('north', 'south')};"

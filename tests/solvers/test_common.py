@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.decomposition import PCA
 
@@ -15,7 +15,7 @@ from fedpca.linalg.dense import sine_of_angle
 from fedpca.solvers import SOLVERS
 from fedpca.solvers.catalogue import find_solver
 from fedpca.testing import ScriptedEngine
-from support import gapped_rows, pooled
+from support import draws, gapped_rows, pooled
 
 EXACT = {name for name, solver in SOLVERS.items() if solver.guarantee == "exact"}
 ONE_ROUND = set(SOLVERS) - EXACT  # exact where sites leave nothing out, else within a stated bound
@@ -82,7 +82,7 @@ def test_federated_equals_pooled_for_any_partition(solver, problem):
 
 
 @pytest.mark.slow
-@settings(max_examples=10)  # each takes hundreds of rounds where sites are unlike
+@draws(4)  # each takes hundreds of rounds where sites are unlike
 @given(problem=partitions())
 def test_faps_equals_pooled_for_any_partition(problem):
     assert_equals_pooled("faps", *problem)

@@ -178,7 +178,7 @@ def rounds_of(solver, sites, seed, **options):
 @pytest.mark.slow
 def test_faps_takes_less_than_half_the_rounds_of_plain_iteration_on_like_sites():
     runs = {"faps": [], "power": [], "local-power": []}
-    for seed in range(5):
+    for seed in range(3):
         sites = decaying_sites(seed, [900] * 8)
         for solver, found in runs.items():
             found.append(rounds_of(solver, sites, seed))
@@ -238,12 +238,20 @@ def unlike_sites():
     return sites
 
 
+UNLIKE = {"random_state": 0, "max_rounds": 2000, "tol": 1e-6}
+
+
+@pytest.fixture(scope="module")
+def fitted_to_unlike_sites():
+    """A fit by faps to unlike sites, which takes hundreds of rounds, and its engine."""
+    engine = LocalEngine(unlike_sites())
+    return FederatedPCA(3, solver="faps", **UNLIKE).fit(Federation(engine)), engine
+
+
 @pytest.mark.slow
-def test_run_says_where_sites_are_so_unlike_that_faps_loses(tmp_path):
-    sites = unlike_sites()
-    settings = {"random_state": 0, "max_rounds": 20000, "tol": 1e-6}
-    ours = FederatedPCA(3, solver="faps", **settings).fit(sites)
-    plain = FederatedPCA(3, solver="power", **settings).fit(sites)
+def test_run_says_where_sites_are_so_unlike_that_faps_loses(fitted_to_unlike_sites, tmp_path):
+    ours, _ = fitted_to_unlike_sites
+    plain = FederatedPCA(3, solver="power", **UNLIKE).fit(unlike_sites())
     assert "the sites differ so much that their penalties grew" in ours.run_.advice
     assert "'power' would probably take fewer" in ours.run_.advice
     assert plain.run_.solver_rounds < ours.run_.solver_rounds
@@ -303,11 +311,8 @@ def test_penalty_grows_by_half_up_to_its_end_where_copies_come_no_nearer():
 
 
 @pytest.mark.slow
-def test_penalties_grow_where_copies_stay_away_and_never_beyond_their_end():
-    engine = LocalEngine(unlike_sites())
-    FederatedPCA(3, solver="faps", random_state=0, max_rounds=2000, tol=1e-6).fit(
-        Federation(engine)
-    )
+def test_penalties_grow_where_copies_stay_away_and_never_beyond_their_end(fitted_to_unlike_sites):
+    _, engine = fitted_to_unlike_sites
     states = [site.recall(FapsState) for site in engine._sites.values()]
     shares = [state.beta / state.norm for state in states]
     assert max(shares) > 0.15 * (1 + 1e-9)

@@ -30,6 +30,7 @@ PERSONAL_SITES = {
 ROBUST_SITES = dict(
     zip(SITES, np.split(low_rank_rows(150, 20, 2, share=0.03)[0], [50, 90]), strict=True)
 )
+MANY_ROUNDS = ("power", "local-power", "faps", "objective")
 SLOW, SLOW_TOL = ("least-squares", "dcf"), 1e-4  # solvers that never settle to the last digits
 FITS = {
     **{name: partial(FederatedPCA, 2, solver=name, random_state=0) for name in SOLVERS},
@@ -128,7 +129,11 @@ def test_a_site_that_breaks_what_a_field_means_is_lost_and_the_others_go_on(name
     reference = make().fit(honest(sites))
     by_objective = name == "objective" or name.startswith("personalized")  # the square of an angle
     tol = 100 * SLOW_TOL if name.split()[-1] in SLOW else 1e-4 if by_objective else 1e-7
-    for question, field in fields_asked(make, sites):
+    fields = fields_asked(make, sites)
+    if name in MANY_ROUNDS:  # what solvers with few rounds ask as well is shown with them
+        others = fields_asked(FITS["lanczos"], sites)
+        fields = fields[:1] + [asked for asked in fields[1:] if asked not in others]
+    for question, field in fields:
         spoil = impossible(find_question(question).words[field])
         model = make().fit(rogue_federation(with_field(question, field, spoil), sites=sites))
         (lost,) = model.run_.lost

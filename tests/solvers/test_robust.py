@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpca import Federation, RobustPCA
@@ -19,7 +19,7 @@ from fedpca.solvers.robust.dcf import gradient_round
 from fedpca.solvers.robust.hard import START_ROUNDS, start_clipped
 from fedpca.solvers.robust.medians import as_bins, feature_medians, median_of_bins
 from fedpca.solvers.robust.soft import rank_of
-from support import low_rank_rows
+from support import draws, low_rank_rows
 
 
 def medians_of(parts, **options):
@@ -35,7 +35,7 @@ def medians_of(parts, **options):
     return fed.run(program, identity={"program": "test"}), fed.record.rounds - 1
 
 
-@settings(max_examples=30)
+@draws(8)
 @given(data=st.data())
 def test_medians_over_sites_are_those_of_all_rows_up_to_bins_that_stay_whole(data):
     rng = np.random.default_rng(data.draw(st.integers(0, 2**31)))

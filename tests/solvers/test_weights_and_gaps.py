@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.decomposition import PCA
 
@@ -14,7 +14,7 @@ from fedpca.errors import InputError
 from fedpca.linalg.dense import sine_of_angle
 from fedpca.solvers import SOLVERS
 from fedpca.testing import ScriptedEngine
-from support import gapped_rows
+from support import draws, gapped_rows
 
 every_solver = pytest.mark.parametrize("solver", sorted(SOLVERS))
 
@@ -68,14 +68,14 @@ def problems(draw):
 
 
 @pytest.mark.parametrize("solver", sorted(set(SOLVERS) - {"faps"}))
-@settings(max_examples=40)
+@draws(10)
 @given(problem=problems())
 def test_weights_and_gaps_equal_pooled_for_any_partition(solver, problem):
     assert_equals_pooled(solver, *problem)
 
 
 @pytest.mark.slow
-@settings(max_examples=15)
+@draws(4)
 @given(problem=problems())
 def test_weights_and_gaps_equal_pooled_for_faps(problem):
     assert_equals_pooled("faps", *problem)
