@@ -193,6 +193,7 @@ def test_a_fit_prints_its_result_as_json(files, tmp_path):
 
 
 @pytest.mark.process
+@pytest.mark.filterwarnings("ignore:method 'power' stopped at max_rounds=5")
 def test_over_a_federation_local_models_and_outliers_stay_at_the_sites(tables, files, tmp_path):
     places = spoil(tables)
     folder = tmp_path / "federation"

@@ -178,7 +178,7 @@ def rounds_of(solver, sites, seed, **options):
 @pytest.mark.slow
 def test_faps_takes_less_than_half_the_rounds_of_plain_iteration_on_like_sites():
     runs = {"faps": [], "power": [], "local-power": []}
-    for seed in range(3):
+    for seed in range(5):
         sites = decaying_sites(seed, [900] * 8)
         for solver, found in runs.items():
             found.append(rounds_of(solver, sites, seed))
