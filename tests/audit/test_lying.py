@@ -213,6 +213,10 @@ def test_a_record_that_is_off_by_little_more_than_the_tolerance_is_not_recovered
         assert score(Found(rows * (1 + error)), rows).records == records
 
 
+def test_a_claim_of_any_size_is_only_wrong():
+    assert score(Found(np.full((3, 2), 1e300)), np.ones((3, 2))).records == 0
+
+
 def test_more_claims_than_rows_do_not_score():
     rows = np.arange(12.0).reshape(6, 2)
     every = np.arange(1000.0)

@@ -223,7 +223,8 @@ def _matched(claims: Array, rows: Array) -> Array:
     for claim in claims:
         if not np.isfinite(claim).all():
             continue
-        off = np.sqrt(np.nansum((rows - claim) ** 2, axis=1))
+        with np.errstate(over="ignore"):  # a wrong claim may be of any size
+            off = np.sqrt(np.nansum((rows - claim) ** 2, axis=1))
         off[~is_left] = np.inf
         nearest = int(np.argmin(off)) if len(off) else 0
         if len(off) and off[nearest] <= RELATIVE_ERROR * max(
