@@ -210,7 +210,8 @@ class Lying:
         told = {name: self._tell(name, request) for name in names}
         for message in {id(each): each for each in told.values()}.values():
             group = [name for name in names if told[name] is message]
-            for site, reply in self.engine.ask(group, message, timeout):
+            # all of them first, since a liar may ask again, and an engine asks one thing at a time
+            for site, reply in list(self.engine.ask(group, message, timeout)):
                 yield site, self._hear(site, message, reply)
 
 
