@@ -11,6 +11,7 @@ from tokenize import TokenError
 from typing import Any
 from zipfile import BadZipFile
 
+import numpy as np
 import scipy.sparse as sp
 
 from fedpca.errors import InputError, SiteFailed
@@ -52,9 +53,11 @@ def open_rows(source: Any, choice: ColumnChoice = ALL_COLUMNS) -> Rows:
         return TableRows(InMemoryTable(source), choice)
     if choice is not ALL_COLUMNS:
         choice.check_unnamed()
-    if is_array_on_disk(source):
+    if sp.issparse(source):
+        return SparseRows(source)
+    if not isinstance(source, np.ndarray) and is_array_on_disk(source):
         return open_array(source)
-    return SparseRows(source) if sp.issparse(source) else DenseRows(source)
+    return DenseRows(source)
 
 
 def open_path(
