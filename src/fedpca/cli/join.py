@@ -15,6 +15,7 @@ from fedpca.cli.options import (
     Drop,
     Id,
     Insecure,
+    OnDevice,
     Quiet,
     choice_of,
     read_policy,
@@ -65,6 +66,7 @@ def join(
     id: Id = [],  # noqa: B006
     allow_missing: AllowMissing = False,
     weight: Annotated[str | None, typer.Option(help="Column with the weight of each row.")] = None,
+    device: OnDevice = None,
     timeout: Annotated[
         float, typer.Option(help="Seconds after which the work on a question is ended.", min=0.001)
     ] = ANSWER_TIMEOUT_S,
@@ -129,6 +131,7 @@ def join(
             check=check,
             **choice_of(drop, columns, id),
             weight=weight,
+            device=device,
             keys=keys,
             tell=tell,
         )

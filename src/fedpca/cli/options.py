@@ -47,6 +47,13 @@ Columns = Annotated[
 Id = Annotated[
     list[str], typer.Option(help="Column that identifies the rows, and is not a feature.")
 ]
+OnDevice = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Multiply the rows on this device: cuda, cuda:1, or cpu. Requires PyTorch or CuPy.",
+    ),
+]
 AllowMissing = Annotated[
     bool,
     typer.Option("--allow-missing", help="Accept NaN, which fits with --missing use."),

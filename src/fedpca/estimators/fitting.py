@@ -27,7 +27,7 @@ from fedpca.errors import InputError
 from fedpca.estimators.weights import weighted_sites
 from fedpca.privacy.gaussian import Privacy
 from fedpca.protocol.plan import PRIVATE
-from fedpca.rows.in_memory import JoinedRows, Rows
+from fedpca.rows.in_memory import JoinedRows, Rows, is_foreign
 from fedpca.rows.labels import rows_by_label, take_label_column
 from fedpca.rows.matching import open_matching, scores_in_blocks
 from fedpca.rows.open import open_rows
@@ -241,8 +241,11 @@ def without_labels(X: Any, sites: Any) -> tuple[Any, Any]:
 
 
 def validated(estimator: Any, X: Any, **checks: Any) -> Any:
-    """Check one table as scikit-learn does and return it; return files and several sites unchanged."""
-    if is_many_sites(X) or is_path(X):
+    """Check one table as scikit-learn does and return it.
+
+    Return files, several sites, and an array on a device unchanged; the sites check them.
+    """
+    if is_many_sites(X) or is_path(X) or is_foreign(X):
         return X
     return validate_data(
         estimator,

@@ -16,7 +16,8 @@ import scipy.sparse as sp
 from fedpca.errors import InputError, SiteFailed
 from fedpca.rows.choice import ALL_COLUMNS, ColumnChoice
 from fedpca.rows.files import OPENERS, kind_of, name_of
-from fedpca.rows.in_memory import DenseRows, JoinedRows, Rows, SparseRows
+from fedpca.rows.in_memory import DenseRows, JoinedRows, Rows, SparseRows, is_foreign
+from fedpca.rows.on_device import device_rows
 from fedpca.rows.tables import InMemoryTable, TableRows
 
 _GONE = "gone"
@@ -41,7 +42,7 @@ _UNREADABLE = (
 def open_rows(source: Any, choice: ColumnChoice = ALL_COLUMNS) -> Rows:
     """Return the rows in an array, sparse matrix, data frame, or table, or in files or folders.
 
-    ``choice`` says which columns are features.
+    ``choice`` says which columns are features. An array on a device stays there.
     """
     paths = paths_of(source)
     if paths:
@@ -50,6 +51,8 @@ def open_rows(source: Any, choice: ColumnChoice = ALL_COLUMNS) -> Rows:
         return TableRows(InMemoryTable(source), choice)
     if choice is not ALL_COLUMNS:
         choice.check_unnamed()
+    if is_foreign(source):
+        return device_rows(source)
     return SparseRows(source) if sp.issparse(source) else DenseRows(source)
 
 

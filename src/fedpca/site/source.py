@@ -15,6 +15,7 @@ from typing import Any
 from fedpca.errors import InputError, SiteFailed
 from fedpca.rows.choice import ALL_COLUMNS, ColumnChoice
 from fedpca.rows.in_memory import Rows, checksum
+from fedpca.rows.on_device import rows_on
 from fedpca.rows.open import file_states, open_rows, refuse_gone, state_of
 from fedpca.rows.weighted import WeightedRows, as_numbers, weight_fingerprint
 
@@ -32,8 +33,9 @@ class Source:
         id: str | Sequence[str] | None = None,
         weight: Any = None,
         check: Callable[[Rows], None] | None = None,
+        device: str | None = None,
     ) -> None:
-        self._given, self._check = rows, check
+        self._given, self._check, self._device = rows, check, device
         with _naming_site(site):
             is_chosen = any(option is not None for option in (drop, columns, id))
             self._choice = ColumnChoice.of(drop, columns, id) if is_chosen else ALL_COLUMNS
@@ -91,6 +93,8 @@ class Source:
         rows = open_rows(self._given, choice)
         if self._check is not None:
             self._check(rows)
+        if self._device is not None:
+            rows = rows_on(rows, self._device)
         return rows if self._weight is None else WeightedRows(rows, self._weight)
 
 
