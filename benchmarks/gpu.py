@@ -4,7 +4,7 @@
     python benchmarks/gpu.py --device cpu --quick   small sizes, to see that it runs
 
 A fit by `covariance` needs the mean, X'X, and the eigenvectors of X'X. A fit by `lanczos` needs the
-mean and X'(XZ) once a round. The bare products are those of torch, in the rows' own dtype, without tf32.
+mean and X'(XZ) once a round. The bare products are those of torch, in the rows' own dtype, not in tf32.
 The last lines compare the components of some rows with those of a float64 fit by numpy.
 """
 

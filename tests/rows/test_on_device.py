@@ -14,13 +14,15 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from sklearn.decomposition import PCA
+from sklearn.exceptions import ConvergenceWarning
 
 from fedpca import FederatedPCA, Federation, PersonalizedPCA, RobustPCA, Site, StreamingPCA
 from fedpca.errors import InputError
 from fedpca.linalg.dense import sine_of_angle
-from fedpca.rows import on_device
+from fedpca.rows import device_products, on_device
+from fedpca.rows.devices import Device, find_device
 from fedpca.rows.in_memory import DenseRows
-from fedpca.rows.on_device import Device, DeviceRows, MovedRows, find_device
+from fedpca.rows.on_device import DeviceRows, MovedRows
 from fedpca.rows.open import open_rows
 from fedpca.rows.standardized import Frame, StandardizedRows
 from fedpca.solvers import SOLVERS
@@ -45,8 +47,8 @@ def small_pieces(monkeypatch):
     """Let small arrays take several blocks, chunks, products, and panels."""
     monkeypatch.setattr(on_device, "CHUNK_BYTES", 8 * 9 * 50)
     monkeypatch.setattr(on_device, "BLOCK_BYTES", 8 * 9 * 50)
-    monkeypatch.setattr(on_device, "ROWS_PER_PRODUCT", 16)
-    monkeypatch.setattr(on_device, "MIN_PANEL", 2)
+    monkeypatch.setattr(device_products, "ROWS_PER_PRODUCT", 16)
+    monkeypatch.setattr(device_products, "MIN_PANEL", 2)
 
 
 @pytest.fixture
@@ -59,7 +61,8 @@ def transfers(monkeypatch):
         return move(*arguments)
 
     for name in counts:
-        monkeypatch.setattr(on_device, name, partial(counting, name, getattr(on_device, name)))
+        move = getattr(device_products, name)
+        monkeypatch.setattr(device_products, name, partial(counting, name, move))
     return counts
 
 
@@ -275,6 +278,109 @@ def test_errors_about_devices_name_the_way_out(monkeypatch):
         find_device("cuda")
     with pytest.raises(InputError, match=r"rows in a Array require array-api-compat; install"):
         FederatedPCA(2).fit(strictly(np.eye(3)))
+
+
+def in_float32(rows, name="site-1", precision="float32"):
+    return Site(strictly(rows), name=name, precision=precision)
+
+
+def test_products_in_float32_are_off_by_no_more_than_the_site_says():
+    rng = np.random.default_rng(0)
+    X = gapped_rows(rng, 5000, 12, 3) * 10.0 ** rng.integers(-30, 30, 12) + 0.0
+    A = X - X.mean(axis=0)
+    site = in_float32(X)
+    ours = StandardizedRows(site.rows, Frame(X.mean(axis=0), A.std(axis=0))).gram()
+    A /= A.std(axis=0)
+    error = np.linalg.norm(ours - A.T @ A, 2) / np.linalg.norm(A.T @ A, 2)
+    assert 1e-12 < error < site.rows.rounding
+    np.testing.assert_allclose(ours.diagonal(), np.sum(A * A, axis=0), rtol=1e-12)
+
+
+INACCURATE = "only 0 of the 3 components are certain.*a site multiplies its rows in float32"
+
+
+@pytest.mark.parametrize("solver", ["covariance", "lanczos", "power", "local-power", "faps"])
+def test_products_in_float32_are_certified_as_such(solver):
+    sites = mixed(np.float32, 2.0)[2:]
+    reference = PCA(3, svd_solver="full").fit(np.vstack(sites).astype(np.float64))
+    narrow = [in_float32(sites[0]), *sites[1:]]
+    ours = FederatedPCA(3, solver=solver, random_state=0, max_rounds=5000)
+    with pytest.warns(ConvergenceWarning, match=INACCURATE):
+        ours.fit(narrow)
+    angle = sine_of_angle(reference.components_.T, ours.components_.T)
+    assert 1e-12 < angle < min(1e-4, ours.run_.angle_bound)
+    assert ours.run_.stop_reason == "uncertain"
+    if solver != "faps":
+        accepted = ours.set_params(tol=1e-7).fit(narrow)
+        assert accepted.run_.stop_reason in ("exact", "converged")
+        assert angle < accepted.run_.angle_bound < 1e-4
+
+
+@pytest.mark.parametrize("solver", ["covariance", "lanczos", "power"])
+def test_directions_that_float32_cannot_tell_apart_are_never_certain(solver):
+    rng = np.random.default_rng(0)
+    deviations = np.array([1.0, 0.5, 0.5 * (1 - 1e-7), 0.1])
+    A = np.linalg.qr(rng.standard_normal((3000, 4)) - 0.0)[0]
+    A -= A.mean(axis=0)
+    A = np.linalg.qr(A)[0] * deviations * 100
+    X = A @ np.linalg.qr(rng.standard_normal((4, 4)))[0]
+    ours = FederatedPCA(2, solver=solver, tol=1e-7, random_state=0)
+    with pytest.warns(ConvergenceWarning, match="only 1 of the 2 components are certain"):
+        ours.fit([in_float32(X)])
+    reference = PCA(2, svd_solver="full").fit(X)
+    angle = sine_of_angle(reference.components_.T, ours.components_.T)
+    assert angle <= ours.run_.angle_bound
+
+
+@pytest.mark.filterwarnings("ignore:only .* components are certain")
+def test_rounding_in_float32_never_exceeds_what_rows_can_explain():
+    rng = np.random.default_rng(0)
+    for solver in ("covariance", "lanczos"):
+        for seed in range(5):
+            factors = np.random.default_rng(seed).uniform(0.1, 3, (1, 40))
+            X = rng.standard_normal((700, 1)) @ factors  # all columns are proportional
+            ours = FederatedPCA(1, solver=solver, random_state=0).fit([in_float32(X)])
+            assert ours.run_.lost == []
+            assert abs(ours.components_ @ factors.T / np.linalg.norm(factors)) > 1 - 1e-12
+
+
+def test_precision_is_checked():
+    with pytest.raises(InputError, match="precision='half' must be one of float64, float32, tf32"):
+        in_float32(np.eye(3), precision="half")
+    with pytest.raises(InputError, match="precision='float32' applies to rows on a device"):
+        Site(np.eye(3), name="a", precision="float32")
+    sites = [
+        in_float32(rows, name) for name, rows in zip("ab", mixed(np.float32, 0.0)[2:4], strict=True)
+    ]
+    with pytest.raises(InputError, match="create it with precision='float64'"):
+        PersonalizedPCA(1, 1).fit(sites)
+
+
+def test_torch_multiplies_float32_as_asked_and_keeps_its_settings(monkeypatch):
+    torch = pytest.importorskip("torch")
+    settings, seen = torch.backends.cuda.matmul, []
+    multiply = device_products.DeviceProducts._inner
+
+    def noting(self, stacks):
+        seen.append(settings.fp32_precision)
+        return multiply(self, stacks)
+
+    monkeypatch.setattr(device_products.DeviceProducts, "_inner", noting)
+    X = np.vstack(mixed(np.float32, 2.0))
+    before = settings.fp32_precision
+    try:
+        for own, precision, used in (
+            ("tf32", "float32", "ieee"),
+            ("ieee", "tf32", "tf32"),
+            ("tf32", "float64", "tf32"),  # which has no effect on float64
+        ):
+            settings.fp32_precision = own
+            site = Site(torch.from_numpy(X), name="a", precision=precision)
+            fitted_quietly(FederatedPCA(2), [site])
+            assert seen.pop() == used
+            assert settings.fp32_precision == own
+    finally:
+        settings.fp32_precision = before
 
 
 def test_torch_on_the_processor():

@@ -16,6 +16,7 @@ from fedpca.cli.options import (
     Id,
     Insecure,
     OnDevice,
+    Precision,
     Quiet,
     choice_of,
     read_policy,
@@ -67,6 +68,7 @@ def join(
     allow_missing: AllowMissing = False,
     weight: Annotated[str | None, typer.Option(help="Column with the weight of each row.")] = None,
     device: OnDevice = None,
+    precision: Precision = None,
     timeout: Annotated[
         float, typer.Option(help="Seconds after which the work on a question is ended.", min=0.001)
     ] = ANSWER_TIMEOUT_S,
@@ -132,6 +134,7 @@ def join(
             **choice_of(drop, columns, id),
             weight=weight,
             device=device,
+            precision=precision,
             keys=keys,
             tell=tell,
         )

@@ -100,7 +100,7 @@ def warn_uncertain(run: RunRecord, k: int) -> None:
             f"only {run.n_certain} of the {k} components are certain: variances or their differences "
             f"are so small, compared with the largest, that rounding hides them; the sine of the "
             f"angle to the exact components may be {run.angle_bound:.0e}; use {other}scale=True, or "
-            "fewer components",
+            f"fewer components{'; ' * bool(run.advice)}{run.advice}",
             ConvergenceWarning,
             stacklevel=3,
         )

@@ -14,7 +14,7 @@ from fedpca.arrays import Array
 from fedpca.errors import InputError
 from fedpca.estimators.fitting import is_path, scores_of_file
 from fedpca.models.linear import Model
-from fedpca.rows.on_device import on_host
+from fedpca.rows.devices import on_host
 
 FITTED = (
     "components_",

@@ -40,8 +40,8 @@ from fedpca.estimators.linear import tags_for_rows
 from fedpca.models import site_similarity
 from fedpca.models.personalized import PersonalizedModel, Split, load_personalized
 from fedpca.models.site_similarity import ClusterEvidence
+from fedpca.rows.devices import on_host
 from fedpca.rows.matching import open_matching
-from fedpca.rows.on_device import on_host
 from fedpca.solvers.catalogue import PERSONALIZED, find_personalized
 from fedpca.solvers.personalized.contract import PersonalizedSolver
 from fedpca.solvers.personalized.local_ranks import LocalRanks

@@ -34,7 +34,7 @@ from fedpca.estimators.linear import LinearAttributes, rows_from_scores, tags_fo
 from fedpca.models.linear import Model, load_model
 from fedpca.models.robust import OutlierScores, Parts, RobustModel
 from fedpca.rows.columns import some_of
-from fedpca.rows.on_device import on_host
+from fedpca.rows.devices import on_host
 from fedpca.solvers.catalogue import ROBUST, find_robust
 from fedpca.solvers.robust.contract import RobustSolver
 from fedpca.solvers.robust.program import RobustResult, low_rank_and_sparse

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedpca.arrays import Array
+from fedpca.rows.device_products import sums_on_device
 from fedpca.rows.in_memory import (
     FILL_OR_DROP,
     Block,
@@ -23,7 +24,7 @@ from fedpca.rows.in_memory import (
     refuse_non_finite,
     weighted_blocks,
 )
-from fedpca.rows.on_device import DeviceRows, MovedRows, OnDevice, sums_on_device
+from fedpca.rows.on_device import DeviceRows, MovedRows, OnDevice
 
 MISSING = ("error", "mean", "drop")  # what to do with gaps; messages carry the position
 ERROR, MEAN, DROP = range(3)

@@ -9,7 +9,7 @@ import numpy as np
 from fedpca.arrays import Array
 from fedpca.errors import InputError
 from fedpca.rows.choice import ColumnChoice
-from fedpca.rows.on_device import selected_rows
+from fedpca.rows.devices import selected_rows
 from fedpca.rows.open import open_rows
 
 

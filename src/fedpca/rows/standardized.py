@@ -28,9 +28,9 @@ from fedpca.arrays import Array
 from fedpca.errors import InputError
 from fedpca.protocol.invariants import MAX_VALUE
 from fedpca.rows.centering import MAX_CANCELLATION, Centered, Mean, center_block, full_columns
+from fedpca.rows.device_products import DeviceProducts
 from fedpca.rows.gaps import ERROR, counting_blocks, on_device
 from fedpca.rows.in_memory import Block, Rows, is_sparse, rows_per_block
-from fedpca.rows.on_device import DeviceProducts
 
 MAX_CACHE_BYTES = 256 << 20  # memory that a site may use to cache A'A
 TINY_VALUE, TINY_SQUARES = 1e-145, 1e-290  # squares of smaller values lose digits

@@ -100,6 +100,9 @@ class Site:
     device : str, optional
         The device on which to multiply the rows: "cuda", "cuda:N", or "cpu", by PyTorch or CuPy. Rows
         from files and numpy arrays are moved there, and stay if they fit in half of its free memory.
+    precision : {"float64", "float32", "tf32"}, optional
+        The precision in which a device computes A'A; by default, float64. Most GPUs are many times
+        faster in float32, but `run_.angle_bound` is then larger, and fewer components are certain.
     keys : Keys, optional
         The keys of the site and its coordinator, if they are on different machines.
     tell : callable, optional
@@ -128,6 +131,7 @@ class Site:
         weight: Any = None,
         check: Callable[[Rows], None] | None = None,
         device: str | None = None,
+        precision: str | None = None,
         keys: Keys | None = None,
         tell: Callable[[str], None] | None = None,
     ) -> None:
@@ -140,6 +144,7 @@ class Site:
             weight=weight,
             check=check,
             device=device,
+            precision=precision,
         )
         self.name = name
         self.policy = policy or TRUSTING

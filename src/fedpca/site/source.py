@@ -34,8 +34,10 @@ class Source:
         weight: Any = None,
         check: Callable[[Rows], None] | None = None,
         device: str | None = None,
+        precision: str | None = None,
     ) -> None:
-        self._given, self._check, self._device = rows, check, device
+        self._given, self._check = rows, check
+        self._device, self._precision = device, precision
         with _naming_site(site):
             is_chosen = any(option is not None for option in (drop, columns, id))
             self._choice = ColumnChoice.of(drop, columns, id) if is_chosen else ALL_COLUMNS
@@ -93,8 +95,8 @@ class Source:
         rows = open_rows(self._given, choice)
         if self._check is not None:
             self._check(rows)
-        if self._device is not None:
-            rows = rows_on(rows, self._device)
+        if self._device is not None or self._precision is not None:
+            rows = rows_on(rows, self._device, self._precision)
         return rows if self._weight is None else WeightedRows(rows, self._weight)
 
 
