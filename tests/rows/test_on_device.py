@@ -333,15 +333,14 @@ def test_directions_that_float32_cannot_tell_apart_are_never_certain(solver):
 
 
 @pytest.mark.filterwarnings("ignore:only .* components are certain")
-def test_rounding_in_float32_never_exceeds_what_rows_can_explain():
-    rng = np.random.default_rng(0)
-    for solver in ("covariance", "lanczos"):
-        for seed in range(5):
-            factors = np.random.default_rng(seed).uniform(0.1, 3, (1, 40))
-            X = rng.standard_normal((700, 1)) @ factors  # all columns are proportional
-            ours = FederatedPCA(1, solver=solver, random_state=0).fit([in_float32(X)])
-            assert ours.run_.lost == []
-            assert abs(ours.components_ @ factors.T / np.linalg.norm(factors)) > 1 - 1e-12
+@pytest.mark.parametrize("solver", ["covariance", "lanczos"])
+def test_rounding_in_float32_never_exceeds_what_rows_can_explain(solver):
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        factors = rng.uniform(0.1, 3, (1, 40))
+        X = rng.uniform(0.5, 1.5, (300, 1)) @ factors  # all columns are proportional
+        ours = FederatedPCA(1, solver=solver, center=False).fit([in_float32(X)])
+        assert abs(ours.components_ @ factors.T / np.linalg.norm(factors)) > 1 - 1e-12
 
 
 def test_precision_is_checked():
