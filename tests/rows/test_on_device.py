@@ -47,6 +47,7 @@ def small_pieces(monkeypatch):
     """Let small arrays take several blocks, chunks, products, and panels."""
     monkeypatch.setattr(on_device, "CHUNK_BYTES", 8 * 9 * 50)
     monkeypatch.setattr(on_device, "BLOCK_BYTES", 8 * 9 * 50)
+    monkeypatch.setattr(on_device, "ROWS_PER_PRODUCT", 16)
     monkeypatch.setattr(device_products, "ROWS_PER_PRODUCT", 16)
     monkeypatch.setattr(device_products, "MIN_PANEL", 2)
 

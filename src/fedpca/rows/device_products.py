@@ -6,9 +6,9 @@ A chunk of rows at a time is centered and multiplied in float64 on the device, s
 no digits, and results are as accurate as those of numpy. Only m, Z, and V are moved to the device, and
 only sums over rows are moved back, once for each question.
 
-Many GPUs are 30 times slower in float64 than in float32. A site may therefore ask for A'A in float32 or
-tf32. A'A is still one symmetric matrix, so every solver converges as usual. But it is a little off. The
-site says by how much (`fedpca.rows.on_device.ROUNDING_OF`), so that no solver claims more than that.
+Most GPUs are many times slower in float64 than in float32. A site may therefore ask for A'A in float32
+or tf32. A'A is still one symmetric matrix, so every solver converges as usual. But it is a little off.
+The site says by how much (`fedpca.rows.on_device.ROUNDING_OF`), so that no solver claims more than that.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ import numpy as np
 
 from fedpca.arrays import Array
 from fedpca.rows.devices import matrix_products_in, to_device, to_host
-from fedpca.rows.on_device import OnDevice, chunks
+from fedpca.rows.on_device import ROWS_PER_PRODUCT, OnDevice, chunks
 
-ROWS_PER_PRODUCT = 2048  # a product over more rows would leave most of a GPU idle
 MIN_PANEL, MAX_PANELS = (
     250,
     8,

@@ -37,6 +37,7 @@ from fedpca.rows.in_memory import (
 )
 
 CHUNK_BYTES = 256 << 20  # of rows in float64 that a GPU works on at a time
+ROWS_PER_PRODUCT = 2048  # a product over more rows would leave most of a GPU idle
 MAX_MEMORY_SHARE = 0.5  # of a GPU's free memory that may hold the rows of one site
 EXACT_IN_FLOAT32 = {"float", "float32", "halffloat", "float16", "int8", "uint8", "int16", "uint16"}
 ROUNDING_OF = {  # error of A'A, as a share of its largest eigenvalue
@@ -218,7 +219,8 @@ def _chunk_rows(rows: OnDevice) -> int:
     """Return the number of rows that a device works on at a time."""
     is_host = str(rows.device).lower().startswith("cpu")
     n_bytes = BLOCK_BYTES if is_host else CHUNK_BYTES
-    return max(1, n_bytes // (8 * max(1, rows.n_features)))
+    n_rows = max(1, n_bytes // (8 * max(1, rows.n_features)))
+    return n_rows // ROWS_PER_PRODUCT * ROWS_PER_PRODUCT or n_rows
 
 
 def chunks(rows: OnDevice, block: Any) -> Iterator[Any]:
