@@ -83,6 +83,7 @@ def mixed(dtype, offset, spread=1.0):
         (np.float64, 1e8, 1.0),
         (np.float32, 3.0, 1.0),
         (np.float32, 1e8, 1e3),
+        (np.int16, 30.0, 100.0),
     ],
 )
 @pytest.mark.usefixtures("small_pieces")
@@ -383,7 +384,7 @@ def test_torch_multiplies_float32_as_asked_and_keeps_its_settings(monkeypatch):
         settings.fp32_precision = before
 
 
-def test_torch_on_the_processor():
+def test_torch_on_the_processor(monkeypatch):
     torch = pytest.importorskip("torch")
     X = np.vstack(mixed(np.float32, 2.0))
     plain = FederatedPCA(3).fit([X])
@@ -396,6 +397,12 @@ def test_torch_on_the_processor():
     assert ours.components_.tobytes() == plain.components_.tobytes()
     with pytest.raises(InputError, match="sparse tensor"):
         FederatedPCA(3).fit(torch.eye(5).to_sparse())
+    with monkeypatch.context() as patched:  # as if there were two GPUs
+        patched.setattr(torch.cuda, "device_count", lambda: 2)
+        patched.setattr(torch.cuda, "mem_get_info", lambda device: (100 + device.index, 200))
+        for name, index in (("cuda", 0), ("cuda:1", 1)):
+            found = find_device(name)
+            assert (str(found.device), found.free_bytes) == (f"cuda:{index}", 100 + index)
     n_devices = torch.cuda.device_count()
     with pytest.raises(InputError, match=f"does not exist: PyTorch finds {n_devices} GPU"):
         find_device(f"cuda:{n_devices}")

@@ -8,7 +8,7 @@ only sums over rows are moved back, once for each question.
 
 Most GPUs are many times slower in float64 than in float32. A site may therefore ask for A'A in float32
 or tf32. A'A is still one symmetric matrix, so every solver converges as usual. But it is a little off.
-The site says by how much (`fedpca.rows.on_device.ROUNDING_OF`), so that no solver claims more than that.
+The site says by how much (`fedpca.rows.on_device.ROUNDING_OF`), so no solver claims more than that.
 """
 
 from __future__ import annotations

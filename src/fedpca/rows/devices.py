@@ -63,7 +63,12 @@ def find_device(name: str) -> Device:
     if library == "PyTorch":
         device = engine.device(kind, int(index or 0))
         return Device(xp, device, int(engine.cuda.mem_get_info(device)[0]))
-    device = engine.cuda.Device(int(index or 0))
+    device = engine.cuda.Device()
+    if int(index or device.id) != device.id:
+        raise InputError(
+            f"device={name!r} is not the device that CuPy uses at present; call "
+            f"cupy.cuda.Device({index}).use() first"
+        )
     return Device(xp, device, int(device.mem_info[0]))
 
 
