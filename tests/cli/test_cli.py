@@ -153,9 +153,21 @@ def test_weights_and_missing_values_in_files(tmp_path):
     done = run("fit", *files, "-k", 2, "-o", model, "--force", "--missing", "guess")
     assert done.exit_code == 2
     assert "missing" in done.output
-    done = run("fit", "--federation", "localhost", "-o", model, "--force", "--weight", "w")
+    for option in ("--weight", "--device", "--precision"):
+        done = run("fit", "--federation", "localhost", "-o", model, "--force", option, "w")
+        assert done.exit_code == 2
+        assert "only apply to files; each site in a federation passes them" in done.output
+
+
+def test_a_device_that_does_not_exist_is_named(sites, tmp_path):
+    done = run("fit", *sites, "-k", 2, "-o", tmp_path / "m", "--device", "gpu")
     assert done.exit_code == 2
-    assert "only apply to files; each site in a federation passes them" in done.output
+    assert "device='gpu' must be 'cuda', 'cuda:1' for the second GPU" in " ".join(
+        done.output.split()
+    )
+    done = run("fit", *sites, "-k", 2, "-o", tmp_path / "m", "--precision", "float32")
+    assert done.exit_code == 2
+    assert "applies to rows on a device; set device" in " ".join(done.output.split())
 
 
 def test_the_default_number_of_components_is_automatic(sites, tmp_path):

@@ -20,6 +20,7 @@ LYING = ROOT / "examples" / "lying_coordinator.py"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"```(python|sh)\n(.*?)```", re.DOTALL)
 RUN_ELSEWHERE = ["across-organizations.md"]  # by test_tutorial_across.py, with processes of its own
+REQUIRES = {"use-a-gpu": "torch"}  # which is too large to be among the tools of every developer
 WITH_CODE = [
     page for page in PAGES if "```python" in page.read_text() and page.name not in RUN_ELSEWHERE
 ]
@@ -27,6 +28,8 @@ WITH_CODE = [
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.stem)
 def test_the_blocks_of_a_page_run_one_after_another(page, tmp_path, monkeypatch, capsys):
+    if page.stem in REQUIRES:
+        pytest.importorskip(REQUIRES[page.stem])
     lacking = tmp_path / "lacking"  # what no installation that a page names brings
     lacking.mkdir()
     (lacking / "pandas.py").write_text("raise ImportError('not installed')")
@@ -89,6 +92,16 @@ def test_the_benchmark_of_a_federation_runs():
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("bit for bit") == 2
     assert "(bound 0.10)" in done.stdout
+
+
+def test_the_benchmark_of_gpus_runs_on_the_processor():
+    pytest.importorskip("torch")
+    command = [sys.executable, "-W", "error", str(ROOT / "benchmarks" / "gpu.py")]
+    command += ["--device", "cpu", "--quick", "--repeats", "1"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("1.50") >= 4
+    assert done.stdout.count("bound ") >= 5
 
 
 @pytest.mark.slow

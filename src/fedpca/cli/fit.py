@@ -30,6 +30,8 @@ from fedpca.cli.options import (
     Id,
     Insecure,
     Json,
+    OnDevice,
+    Precision,
     Quiet,
     RowBound,
     Scale,
@@ -141,6 +143,8 @@ def fit(
     weight: Annotated[
         str | None, typer.Option(help="Column with the weight of each row; only with FILES.")
     ] = None,
+    device: OnDevice = None,
+    precision: Precision = None,
     tol: Annotated[
         float | None,
         typer.Option(
@@ -257,7 +261,8 @@ def fit(
         more_files = FitFiles(local_models, outliers)
         more_files.check(force, has_rows=has_files)
         choice = choice_of(drop, columns, id)
-        opened = opened_sites(files or [], {**choice, "weight": weight})
+        at_files = {"weight": weight, "device": device, "precision": precision}
+        opened = opened_sites(files or [], {**choice, **at_files})
         options: dict[str, Any] = {
             "quorum": quorum,
             "journal": journal,
@@ -280,10 +285,10 @@ def fit(
                 raise InputError(
                     "--jobs only applies to files; the sites in a federation all work at the same time"
                 )
-            if any(choice.values()) or weight is not None:
+            if any(choice.values()) or any(value is not None for value in at_files.values()):
                 raise InputError(
-                    "--drop, --columns, --id, and --weight only apply to files; each site in a "
-                    "federation passes them to fedpca join"
+                    "--drop, --columns, --id, --weight, --device, and --precision only apply to files; "
+                    "each site in a federation passes them to fedpca join"
                 )
             if not quiet and err.is_terminal:
                 err.print(f"waiting for the sites at {federation}")

@@ -15,6 +15,8 @@ from fedpca.cli.options import (
     Drop,
     Id,
     Insecure,
+    OnDevice,
+    Precision,
     Quiet,
     choice_of,
     read_policy,
@@ -76,6 +78,8 @@ def join(
     id: Id = [],  # noqa: B006
     allow_missing: AllowMissing = False,
     weight: Annotated[str | None, typer.Option(help="Column with the weight of each row.")] = None,
+    device: OnDevice = None,
+    precision: Precision = None,
     timeout: Annotated[
         float, typer.Option(help="Seconds after which the work on a question is ended.", min=0.001)
     ] = ANSWER_TIMEOUT_S,
@@ -143,6 +147,8 @@ def join(
             check=check,
             **choice_of(drop, columns, id),
             weight=weight,
+            device=device,
+            precision=precision,
             keys=keys,
             tell=tell,
         )

@@ -47,6 +47,21 @@ Columns = Annotated[
 Id = Annotated[
     list[str], typer.Option(help="Column that identifies the rows, and is not a feature.")
 ]
+OnDevice = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Multiply the rows on this device: cuda, cuda:1, or cpu. Requires PyTorch or CuPy.",
+    ),
+]
+Precision = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DTYPE",
+        help="Precision of A'A on the device: float64, or float32 or tf32, which most GPUs compute "
+        "many times faster; by default, float64.",
+    ),
+]
 AllowMissing = Annotated[
     bool,
     typer.Option("--allow-missing", help="Accept NaN, which fits with --missing use."),

@@ -24,7 +24,8 @@ class Outcome:
     ``angle_bound``. For the first ``n_certain`` components, it is small enough to trust them. One-round
     solvers leave something out: each variance is too small by at most ``left_out``, as a fraction of
     the total.
-    ``advice`` is empty or names a solver that would have taken fewer rounds.
+    ``advice`` is empty, names a solver that would have taken fewer rounds, or says what would be
+    more accurate.
     """
 
     solver: str

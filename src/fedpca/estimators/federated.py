@@ -174,7 +174,7 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         X : rows, list or dict of rows, or Federation
             One table of rows; a list or dict with the rows of each site; or a `Federation`. A site's
             rows can be an array, a sparse matrix, a data frame, or the path to a file or folder. A
-            single path is one site.
+            single path is one site. An array of PyTorch or CuPy is multiplied on its device.
         y : None
             Ignored.
         sites : array of shape (n_samples,) or str, optional

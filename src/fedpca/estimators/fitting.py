@@ -28,7 +28,7 @@ from fedpca.estimators.weights import weighted_sites
 from fedpca.privacy.gaussian import Privacy
 from fedpca.protocol.plan import PRIVATE
 from fedpca.rows.array_files import is_array_on_disk
-from fedpca.rows.in_memory import JoinedRows, Rows
+from fedpca.rows.in_memory import JoinedRows, Rows, is_foreign
 from fedpca.rows.labels import rows_by_label, take_label_column
 from fedpca.rows.matching import open_matching, scores_in_blocks
 from fedpca.rows.open import open_rows
@@ -101,7 +101,7 @@ def warn_uncertain(run: RunRecord, k: int) -> None:
             f"only {run.n_certain} of the {k} components are certain: variances or their differences "
             f"are so small, compared with the largest, that rounding hides them; the sine of the "
             f"angle to the exact components may be {run.angle_bound:.0e}; use {other}scale=True, or "
-            "fewer components",
+            f"fewer components{'; ' * bool(run.advice)}{run.advice}",
             ConvergenceWarning,
             stacklevel=3,
         )
@@ -242,8 +242,11 @@ def without_labels(X: Any, sites: Any) -> tuple[Any, Any]:
 
 
 def validated(estimator: Any, X: Any, **checks: Any) -> Any:
-    """Check one table as scikit-learn does and return it; return files and several sites unchanged."""
-    if is_many_sites(X) or is_path(X) or is_array_on_disk(X):
+    """Check one table as scikit-learn does and return it.
+
+    Return files, several sites, and arrays on disk or on a device unchanged; the sites check them.
+    """
+    if is_many_sites(X) or is_path(X) or is_array_on_disk(X) or is_foreign(X):
         return X
     return validate_data(
         estimator,

@@ -14,6 +14,7 @@ from fedpca.arrays import Array
 from fedpca.errors import InputError
 from fedpca.estimators.fitting import is_path, scores_of_file
 from fedpca.models.linear import Model
+from fedpca.rows.devices import on_host
 
 FITTED = (
     "components_",
@@ -126,10 +127,10 @@ class LinearMethods(LinearAttributes, ClassNamePrefixFeaturesOutMixin, Transform
         return tags_for_rows(super().__sklearn_tags__())
 
     def _rows(self, X: Any, accept_sparse: Any = ("csr", "csc"), **checks: Any) -> Any:
-        """Check new rows as scikit-learn does, and return them."""
+        """Check new rows as scikit-learn does, and return them as numpy arrays or sparse matrices."""
         return validate_data(
             self,
-            X,
+            on_host(X),
             accept_sparse=accept_sparse,
             dtype=[np.float64, np.float32],
             reset=False,

@@ -40,6 +40,7 @@ from fedpca.estimators.linear import tags_for_rows
 from fedpca.models import site_similarity
 from fedpca.models.personalized import PersonalizedModel, Split, load_personalized
 from fedpca.models.site_similarity import ClusterEvidence
+from fedpca.rows.devices import on_host
 from fedpca.rows.matching import open_matching
 from fedpca.solvers.catalogue import PERSONALIZED, find_personalized
 from fedpca.solvers.personalized.contract import PersonalizedSolver
@@ -448,7 +449,7 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """Check new rows as scikit-learn does, and return them."""
         check_is_fitted(self)
         return validate_data(
-            self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False
+            self, on_host(X), accept_sparse="csr", dtype=[np.float64, np.float32], reset=False
         )
 
     def _warn(self) -> None:

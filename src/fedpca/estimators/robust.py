@@ -34,6 +34,7 @@ from fedpca.estimators.linear import LinearAttributes, rows_from_scores, tags_fo
 from fedpca.models.linear import Model, load_model
 from fedpca.models.robust import OutlierScores, Parts, RobustModel
 from fedpca.rows.columns import some_of
+from fedpca.rows.devices import on_host
 from fedpca.solvers.catalogue import ROBUST, find_robust
 from fedpca.solvers.robust.contract import RobustSolver
 from fedpca.solvers.robust.program import RobustResult, low_rank_and_sparse
@@ -311,7 +312,7 @@ class RobustPCA(
         check_is_fitted(self)
         return validate_data(
             self,
-            X,
+            on_host(X),
             accept_sparse="csr",
             dtype=[np.float64, np.float32],
             ensure_all_finite="allow-nan",

@@ -25,6 +25,7 @@ from fedpca.estimators.stream_rank import StreamRank, within_summary
 from fedpca.linalg.rank_rules import RULES
 from fedpca.models.linear import Model
 from fedpca.rows.centering import NotFinite, naming_bad_values
+from fedpca.rows.devices import on_host
 from fedpca.rows.in_memory import Block, Rows, batches, canonical, is_sparse, rows_per_block
 from fedpca.rows.open import open_rows
 from fedpca.rows.standardized import refuse_tiny
@@ -216,7 +217,7 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
             return X
         rows = validate_data(
             self,
-            X,
+            on_host(X),
             reset=reset,
             accept_sparse="csr",
             dtype=[np.float64, np.float32],
@@ -377,7 +378,7 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
                 yield self.partial_fit(batch)._n_seen
             return
         if source is None:
-            X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32])
+            X = validate_data(self, on_host(X), accept_sparse="csr", dtype=[np.float64, np.float32])
         rows = open_rows(X) if source is None else source
         if not hasattr(self, "n_features_in_"):
             set_features(self, rows.n_features, rows.features)

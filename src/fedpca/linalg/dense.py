@@ -138,18 +138,26 @@ def sine_of_angle(U: Array, V: Array) -> float:
     return float(np.linalg.norm(outside(U, V), ord=2)) if V.size else 0.0
 
 
-def angle_bounds(values: Array, residuals: Array, k: int, *, others: float | None = None) -> Array:
+def angle_bounds(
+    values: Array,
+    residuals: Array,
+    k: int,
+    *,
+    others: float | None = None,
+    rounding: float = ROUNDING,
+) -> Array:
     """Bound the sine of the angle between the first j directions and the exact ones, j = 1 ... k.
 
         sin^2 <= sum_i (r_i / (theta_i - theta_(j+1) - r_(j+1)))^2   over i <= j   (Davis and Kahan)
 
     ``values``, in descending order, holds the eigenvalues found, with their residuals r. ``others`` is
     the most that any other eigenvalue can be. If it is not given, the last of ``values`` is only there
-    to follow the others. No residual is taken to be smaller than what rounding leaves.
+    to follow the others. No residual is taken to be smaller than what rounding leaves, which is
+    ``rounding`` times the largest eigenvalue.
     """
     if not values.size or values[0] <= 0:
         return np.zeros(k)  # every direction is as good
-    r = np.maximum(residuals, ROUNDING * values[0])
+    r = np.maximum(residuals, rounding * values[0])
     most = np.maximum(np.append(values + r, 0.0), others or 0.0)  # that each eigenvalue can be
     bounds = np.ones(k)
     for j in range(1, min(k, len(values) - (others is None)) + 1):

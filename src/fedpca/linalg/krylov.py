@@ -21,7 +21,7 @@ import numpy as np
 
 from fedpca.arrays import Array
 from fedpca.linalg.blas_threads import threads_for
-from fedpca.linalg.dense import angle_bounds, orth_against, top_eigen
+from fedpca.linalg.dense import ROUNDING, angle_bounds, orth_against, top_eigen
 
 MAX_KRYLOV_BYTES = 32 << 20  # restart at this size; a K that exceeds the cache slows every round
 NEGLIGIBLE = 1e-13  # a direction below this fraction of the largest eigenvalue is rounding error
@@ -66,9 +66,10 @@ class Ritz(NamedTuple):
         """Return ``||M V - V theta||_F`` for the wanted eigenvectors."""
         return float(np.linalg.norm(self.residuals[: self.n_wanted]))
 
-    def angle_bounds(self, k: int) -> Array:
+    def angle_bounds(self, k: int, rounding: float = ROUNDING) -> Array:
         """Return bounds on the angle of the first 1, 2, ..., k directions; see `angle_bounds`."""
-        return angle_bounds(self.values, self.residuals, k, others=0.0 if self.is_all else None)
+        others = 0.0 if self.is_all else None
+        return angle_bounds(self.values, self.residuals, k, others=others, rounding=rounding)
 
 
 class KrylovSpace:

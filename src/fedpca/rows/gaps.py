@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedpca.arrays import Array
+from fedpca.rows.device_products import sums_on_device
 from fedpca.rows.in_memory import (
     FILL_OR_DROP,
     Block,
@@ -23,6 +24,7 @@ from fedpca.rows.in_memory import (
     refuse_non_finite,
     weighted_blocks,
 )
+from fedpca.rows.on_device import DeviceRows, MovedRows, OnDevice
 
 MISSING = ("error", "mean", "drop")  # what to do with gaps; messages carry the position
 ERROR, MEAN, DROP = range(3)
@@ -44,6 +46,11 @@ class Totals(NamedTuple):
 def column_totals(rows: Rows, missing: int = ERROR) -> Totals:
     """Return the totals of the rows that count, or refuse values that are not finite."""
     d = rows.n_features
+    there = on_device(rows, missing)
+    if there is not None:
+        n, sums = sums_on_device(there)
+        if np.isfinite(sums).all():  # otherwise, the blocks tell where they are not
+            return Totals(n, float(n), sums, np.full(d, float(n)))
     n, weight, sums = 0, 0.0, np.zeros(d)
     n_absent, absent = np.zeros(d), np.zeros(d)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -62,6 +69,16 @@ def column_totals(rows: Rows, missing: int = ERROR) -> Totals:
         way_out = WAY_OUT if missing == ERROR else FILL_OR_DROP
         refuse_non_finite(rows, way_out=way_out, accepts_nan=missing != ERROR)
     return Totals(n, weight, sums, np.where(n_absent < n, weight - absent, 0.0))
+
+
+def on_device(rows: Rows, missing: int) -> OnDevice | None:
+    """Return rows that can be multiplied on a device, or None.
+
+    Rows with weights, and those with gaps that are filled or left out, are read in blocks.
+    """
+    if isinstance(rows, DeviceRows | MovedRows) and (missing == ERROR or not rows.has_gaps):
+        return rows
+    return None
 
 
 def counting_blocks(

@@ -66,6 +66,12 @@ def is_sparse(block: Any) -> bool:
     return bool(sp.issparse(block))
 
 
+def is_foreign(source: Any) -> bool:
+    """Return whether rows are in an array of a library other than numpy, such as PyTorch."""
+    is_array = hasattr(source, "__dlpack_device__") and hasattr(source, "shape")
+    return is_array and not isinstance(source, np.ndarray)
+
+
 def rows_per_block(n_features: int) -> int:
     """Return the number of float64 rows that fill one block."""
     return max(1, BLOCK_BYTES // (8 * max(1, n_features)))
@@ -238,12 +244,17 @@ def checksum(rows: Rows) -> str:
     return f"{rows.n_rows} x {rows.n_features} {crc:08x}"
 
 
-def _numeric(array: Array) -> Array:
-    if array.ndim != 2:
+def check_two_dimensions(ndim: int) -> None:
+    """Refuse an array that is not a table."""
+    if ndim != 2:
         raise InputError(
-            f"the array has {array.ndim} dimension(s); pass a 2-D array. Reshape your data with "
+            f"the array has {ndim} dimension(s); pass a 2-D array. Reshape your data with "
             ".reshape(-1, 1) if it has one feature or .reshape(1, -1) if it has one row"
         )
+
+
+def _numeric(array: Array) -> Array:
+    check_two_dimensions(array.ndim)
     if array.dtype.kind in "OUS":
         try:
             array = array.astype(np.float64)

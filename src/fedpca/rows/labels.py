@@ -9,6 +9,7 @@ import numpy as np
 from fedpca.arrays import Array
 from fedpca.errors import InputError
 from fedpca.rows.choice import ColumnChoice
+from fedpca.rows.devices import selected_rows
 from fedpca.rows.open import open_rows
 
 
@@ -35,7 +36,8 @@ def selections(sites: Any, n_rows: int) -> dict[str, Array]:
 
 def rows_by_label(X: Any, sites: Any) -> dict[str, Any]:
     """Group the rows of one table by their site labels."""
-    return {name: X[chosen] for name, chosen in selections(sites, X.shape[0]).items()}
+    labels = selections(sites, X.shape[0])
+    return {name: selected_rows(X, chosen) for name, chosen in labels.items()}
 
 
 def take_label_column(source: Any, column: str) -> tuple[Any, list[Any]]:

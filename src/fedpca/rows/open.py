@@ -18,7 +18,8 @@ from fedpca.errors import InputError, SiteFailed
 from fedpca.rows.array_files import ZARR, is_array_on_disk, open_array, zarr_parts
 from fedpca.rows.choice import ALL_COLUMNS, ColumnChoice
 from fedpca.rows.files import OPENERS, kind_of, name_of
-from fedpca.rows.in_memory import DenseRows, JoinedRows, Rows, SparseRows
+from fedpca.rows.in_memory import DenseRows, JoinedRows, Rows, SparseRows, is_foreign
+from fedpca.rows.on_device import device_rows
 from fedpca.rows.partitions import NO_PARTITION, Partition, partition_of
 from fedpca.rows.tables import InMemoryTable, TableRows
 
@@ -44,7 +45,7 @@ _UNREADABLE = (
 def open_rows(source: Any, choice: ColumnChoice = ALL_COLUMNS) -> Rows:
     """Return the rows in an array, sparse matrix, data frame, or table, or in files or folders.
 
-    ``choice`` says which columns are features.
+    ``choice`` says which columns are features. An array on a device stays there.
     """
     paths = paths_of(source)
     if paths:
@@ -57,7 +58,7 @@ def open_rows(source: Any, choice: ColumnChoice = ALL_COLUMNS) -> Rows:
         return SparseRows(source)
     if not isinstance(source, np.ndarray) and is_array_on_disk(source):
         return open_array(source)
-    return DenseRows(source)
+    return device_rows(source) if is_foreign(source) else DenseRows(source)
 
 
 def open_path(

@@ -28,7 +28,8 @@ from fedpca.arrays import Array
 from fedpca.errors import InputError
 from fedpca.protocol.invariants import MAX_VALUE
 from fedpca.rows.centering import MAX_CANCELLATION, Centered, Mean, center_block, full_columns
-from fedpca.rows.gaps import ERROR, counting_blocks
+from fedpca.rows.device_products import DeviceProducts
+from fedpca.rows.gaps import ERROR, counting_blocks, on_device
 from fedpca.rows.in_memory import Block, Rows, is_sparse, rows_per_block
 
 MAX_CACHE_BYTES = 256 << 20  # memory that a site may use to cache A'A
@@ -170,6 +171,8 @@ class StandardizedRows:
         self._max_cache_bytes = max_cache_bytes
         self._gram: Array | None = None
         self._full_columns: dict[int, Array] = {}  # by the index of a sparse block
+        there = on_device(rows, frame.missing)
+        self._device = None if there is None else DeviceProducts(there, self._mean)
 
     @property
     def n_features(self) -> int:
@@ -183,10 +186,15 @@ class StandardizedRows:
 
     def squares(self) -> Array:
         """Return the sum of squares of each column of A, ``(d,)``."""
+        if self._device is not None and self._n_products > 1 and self._gram_pays(1):
+            return self.gram().diagonal().copy()  # A'A is computed anyway
         total = np.zeros(len(self._mean))
         with np.errstate(over="ignore", invalid="ignore"):
-            for block in self._blocks():
-                total += block.squares()
+            if self._device is not None:
+                total = self._device.squares()
+            else:
+                for block in self._blocks():
+                    total += block.squares()
         refuse_overflow(total)
         return np.asarray(total[self._order] / self._scale**2)
 
@@ -230,7 +238,10 @@ class StandardizedRows:
 
     def gram_times(self, Z: Array) -> Array:
         """Return A'(A Z), ``(d, k)``, using A'A if that is cheaper over the whole run."""
-        if self._gram_pays(Z.shape[1]):
+        by_gram = self._gram_pays(Z.shape[1])
+        if self._device is not None:
+            return self._undirected(self._device.gram_times(self._directions(Z), by_gram=by_gram))
+        if by_gram:
             return np.asarray(self.gram() @ Z)
         own = self._directions(Z)
         transposed = np.ascontiguousarray(own.T)  # makes BLAS up to 1.5 times as fast
@@ -248,12 +259,14 @@ class StandardizedRows:
             total = product if total is None else np.add(total, product, out=total)
         if total is None:  # no rows
             return np.zeros_like(own)
-        ordered = total[self._order]
-        return np.asarray(ordered if self._is_unscaled else ordered / self._scale[:, None])
+        return self._undirected(total)
 
     def energy_along(self, V: Array, energy: float) -> float:
         """Return ``||A V||^2`` for V, ``(d, k)``; ``energy`` is the sum of the squared entries of A."""
-        if self._gram_pays(V.shape[1]):
+        by_gram = self._gram_pays(V.shape[1])
+        if self._device is not None:
+            return self._device.energy_along(self._directions(V), by_gram=by_gram)
+        if by_gram:
             return float(np.vdot(V, self.gram() @ V))
         own = self._directions(V)
         transposed = np.ascontiguousarray(own.T)
@@ -287,6 +300,8 @@ class StandardizedRows:
 
     def _own_gram(self) -> Array:
         """Return the Gram matrix of the centered rows, in their own order and without the scale."""
+        if self._device is not None:
+            return self._device.gram()
         moments = RawMoments(self._mean)
         centered = None
         for index, (block, weights) in enumerate(self._own_blocks()):
@@ -343,6 +358,11 @@ class StandardizedRows:
     def _directions(self, Z: Array) -> Array:
         """Return Z with the scale and the order applied to it, so that centered rows need neither."""
         return self._to_own_order(Z if self._is_unscaled else Z / self._scale[:, None])
+
+    def _undirected(self, product: Array) -> Array:
+        """Return a product with centered rows, in the common order and divided by the scale."""
+        ordered = product[self._order]
+        return np.asarray(ordered if self._is_unscaled else ordered / self._scale[:, None])
 
     def _to_own_order(self, array: Array) -> Array:
         if isinstance(self._order, slice):

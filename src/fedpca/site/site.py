@@ -76,7 +76,8 @@ class Site:
     Parameters
     ----------
     rows : array, sparse matrix, data frame, table, path, or list of paths
-        The private rows; see `fedpca.rows.open.open_rows`.
+        The private rows; see `fedpca.rows.open.open_rows`. An array of PyTorch or CuPy stays on its
+        device, and is multiplied there.
     name : str
         The name that the coordinator uses for the site.
     policy : Policy, optional
@@ -97,6 +98,12 @@ class Site:
         A function that raises an `InputError` for rows that would fail a fit. It is called with the
         rows when the site opens them, and again when a run begins after a file has changed. In the
         second case, the site stays out of the run instead of stopping it for everybody.
+    device : str, optional
+        The device on which to multiply the rows: "cuda", "cuda:N", or "cpu", by PyTorch or CuPy. Rows
+        from files and numpy arrays are moved there, and stay if they fit in half of its free memory.
+    precision : {"float64", "float32", "tf32"}, optional
+        The precision in which a device computes A'A; by default, float64. Most GPUs are many times
+        faster in float32, but `run_.angle_bound` is then larger, and fewer components are certain.
     keys : Keys, optional
         The keys of the site and its coordinator, if they are on different machines.
     tell : callable, optional
@@ -124,11 +131,21 @@ class Site:
         id: str | Sequence[str] | None = None,
         weight: Any = None,
         check: Callable[[Rows], None] | None = None,
+        device: str | None = None,
+        precision: str | None = None,
         keys: Keys | None = None,
         tell: Callable[[str], None] | None = None,
     ) -> None:
         self._source = Source(
-            rows, site=name, drop=drop, columns=columns, id=id, weight=weight, check=check
+            rows,
+            site=name,
+            drop=drop,
+            columns=columns,
+            id=id,
+            weight=weight,
+            check=check,
+            device=device,
+            precision=precision,
         )
         self.name = name
         self.policy = policy or TRUSTING

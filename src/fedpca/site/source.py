@@ -16,6 +16,7 @@ from typing import Any
 from fedpca.errors import InputError, SiteFailed
 from fedpca.rows.choice import ALL_COLUMNS, ColumnChoice
 from fedpca.rows.in_memory import Rows, checksum
+from fedpca.rows.on_device import rows_on
 from fedpca.rows.open import file_states, open_rows, refuse_gone, state_of
 from fedpca.rows.query import Query
 from fedpca.rows.weighted import WeightedRows, as_numbers, weight_fingerprint
@@ -36,9 +37,12 @@ class Source:
         id: str | Sequence[str] | None = None,
         weight: Any = None,
         check: Callable[[Rows], None] | None = None,
+        device: str | None = None,
+        precision: str | None = None,
     ) -> None:
         self._site, self._check = site, check
         self._query = rows if isinstance(rows, Query) else None
+        self._device, self._precision = device, precision
         with _naming_site(site):
             self._given = rows if self._query is None else self._query.fetch()
             is_chosen = any(option is not None for option in (drop, columns, id))
@@ -106,6 +110,8 @@ class Source:
         rows = open_rows(self._given, choice)
         if self._check is not None:
             self._check(rows)
+        if self._device is not None or self._precision is not None:
+            rows = rows_on(rows, self._device, self._precision)
         return rows if self._weight is None else WeightedRows(rows, self._weight)
 
 

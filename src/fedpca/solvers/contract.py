@@ -115,7 +115,7 @@ class Solution:
     left_out: float = 0.0  # bound on how much any eigenvalue falls short, as a fraction of energy
     angle_bound: float = 0.0  # bound on the sine of the angle to the exact components
     n_certain: int | None = None  # leading components that are certain; None means all
-    advice: str = ""  # names a better solver, if this one can identify it
+    advice: str = ""  # names a better solver, or what would be more accurate
     share_question: Question | None = None  # asks for each site's share; None means the default
 
     def outcome(self, solver: str) -> Outcome:

@@ -12,6 +12,7 @@ import numpy as np
 from fedpca.arrays import Array, Arrays
 from fedpca.coordinator.federation import Federation
 from fedpca.errors import PolicyRefused
+from fedpca.linalg.dense import ROUNDING
 from fedpca.linalg.rank_rules import check_n_components
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import Question, question
@@ -38,6 +39,11 @@ from fedpca.solvers.standardize import column_names, common_features
 if TYPE_CHECKING:
     from fedpca.site.site import Site
 
+INACCURATE = (
+    "a site multiplies its rows in float32: create it with precision='float64', or accept the angle by "
+    "setting tol to a thousandth of it"
+)
+
 
 def principal_components(
     fed: Federation,
@@ -62,6 +68,8 @@ def principal_components(
         solver = cheapest_exact(moments.n, moments.d, rank.first_look)
     solution = solver.solve(fed, problem)
     refuse_tiny(solution.moments.mean, solution.energy)
+    if common.rounding > ROUNDING and solution.stop_reason == "uncertain":
+        solution = replace(solution, advice=INACCURATE)
     asked = solution.share_question or explained_energy
     explained = _explained(fed, asked, solution.vectors)
     if center:

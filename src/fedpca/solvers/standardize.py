@@ -20,6 +20,7 @@ import numpy as np
 from fedpca.arrays import Array, Arrays
 from fedpca.coordinator.federation import Federation
 from fedpca.errors import InputError, MessageError, PolicyRefused
+from fedpca.linalg.dense import ROUNDING
 from fedpca.protocol.invariants import MAX_VALUE
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import question
@@ -47,6 +48,7 @@ class CommonFeatures:
     names: tuple[str, ...] | None
     in_order: bool  # whether all sites have them in the same order
     has_weights: bool = False  # whether the rows of a site have weights
+    rounding: float = ROUNDING  # error of products with rows, as a share of the largest eigenvalue
 
     @property
     def to_ask(self) -> Array:
@@ -167,6 +169,7 @@ def misnamed(answer: Arrays, _: Arrays) -> str | None:
         "features": "uint8 bytes",
         "n_features": "int64, count",
         "has_weights": "int64, count",
+        "rounding": "float64, share",
     },
     remembers=True,
     reads_rows=False,
@@ -176,12 +179,14 @@ def misnamed(answer: Arrays, _: Arrays) -> str | None:
 def column_names(site: Site) -> dict[str, Any]:
     """Send the number of a site's columns, their names as JSON, and whether its rows have weights.
 
+    ``rounding`` is the error of the site's products with rows, as a share of their largest eigenvalue.
     The site remembers that it answered. If it is restarted, it must still have the same rows.
     """
     return {
         "features": names_to_bytes(site.rows.features),
         "n_features": np.int64(site.rows.n_features),
         "has_weights": np.int64(isinstance(site.rows, WeightedRows)),
+        "rounding": np.float64(getattr(site.rows, "rounding", ROUNDING)),
     }
 
 
@@ -308,7 +313,8 @@ def common_features(fed: Federation, *, takes_weights: bool = False) -> CommonFe
     if n_features < 1:
         raise InputError("0 feature(s): the rows have no columns while a minimum of 1 is required")
     fed.bind(d=n_features)
-    return CommonFeatures(n_features, reference, in_order, bool(weighted))
+    rounding = max(ROUNDING, *(float(answer["rounding"]) for answer in answers.values()))
+    return CommonFeatures(n_features, reference, in_order, bool(weighted), rounding)
 
 
 def ask_moments(

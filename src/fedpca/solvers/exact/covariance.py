@@ -70,7 +70,8 @@ class Covariance:
         k = found or look
         fed.report(0.0, lambda: V)
         others = 0.0 if len(values) == d else None
-        bounds = angle_bounds(values, np.zeros(len(values)), k, others=others)
+        rounding = problem.common.rounding
+        bounds = angle_bounds(values, np.zeros(len(values)), k, others=others, rounding=rounding)
         solution = Solution(moments, V[:, :k], values[:k], energy, "exact")
         return solution.certified(bounds, problem.angle_tol)
 

@@ -57,7 +57,7 @@ import numpy as np
 
 from fedpca.arrays import Array, Arrays
 from fedpca.coordinator.federation import Federation
-from fedpca.linalg.dense import orth, outside, sine_of_angle, top_eigen
+from fedpca.linalg.dense import ROUNDING, orth, outside, sine_of_angle, top_eigen
 from fedpca.linalg.rank_rules import Spectrum
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import question
@@ -205,13 +205,16 @@ class Faps:
         is_close = angle <= problem.angle_tol or self.stop == "objective"
         has_converged = residuals[-1] <= problem.tol and is_close and is_fixed
         reason = "converged" if has_converged else "max_rounds"
+        is_certain = has_converged and problem.common.rounding <= ROUNDING
+        if (
+            has_converged and not is_certain
+        ):  # Z comes to rest, but where inaccurate products put it
+            reason = "uncertain"
         k = k or p
         started = self.penalty * float(last["norm"])
         end = End(residuals, self.stop, theta, energy, started, float(last["penalty"]))
         solution = Solution(moments, V[:, :k], theta[:k], energy, reason, advice=end.advice(reason))
-        certified = solution.certified(
-            np.full(k, angle if has_converged else 1.0), problem.angle_tol
-        )
+        certified = solution.certified(np.full(k, angle if is_certain else 1.0), problem.angle_tol)
         return replace(certified, stop_reason=reason)
 
     def _agree(

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedpca.coordinator.federation import Federation
-from fedpca.linalg.dense import ROUNDING
 from fedpca.linalg.krylov import MAX_KRYLOV_BYTES, KrylovSpace, Ritz
 from fedpca.linalg.rank_rules import Spectrum
 from fedpca.protocol.plan import RunPlan
@@ -90,19 +89,20 @@ class Lanczos:
                     p = width = min(2 * p, n, d)  # the rule needs to see more of the spectrum
                     space = KrylovSpace(starting_block(fed, d, width, space.vectors()), max_columns)
                     continue
-                if space.is_invariant or can_stop(ritz, k, problem.angle_tol):
+                if space.is_invariant or can_stop(ritz, k, problem):
                     reason = "exact" if space.is_invariant else "converged"
                     break
             if space.is_full(width):
                 space.restart()
         V = searched.vectors()
         k = k or rank(Spectrum(ritz.wanted, energy, n, d, vectors=V)) or ritz.n_wanted
-        bounds = ritz.angle_bounds(k)
+        bounds = ritz.angle_bounds(k, problem.common.rounding)
         solution = Solution(moments, V[:, :k], ritz.wanted[:k], energy, reason)
         return solution.certified(bounds, problem.angle_tol)
 
 
-def can_stop(ritz: Ritz, k: int, angle_tol: float) -> bool:
+def can_stop(ritz: Ritz, k: int, problem: Problem) -> bool:
     """Return whether k directions are within the angle asked for, or no round would improve them."""
-    at_rounding = bool((ritz.residuals[:k] <= ROUNDING * ritz.values[0]).all())
-    return at_rounding or bool(ritz.angle_bounds(k)[-1] <= angle_tol)
+    rounding = problem.common.rounding
+    at_rounding = bool((ritz.residuals[:k] <= rounding * ritz.values[0]).all())
+    return at_rounding or bool(ritz.angle_bounds(k, rounding)[-1] <= problem.angle_tol)

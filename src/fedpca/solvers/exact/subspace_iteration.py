@@ -108,17 +108,17 @@ def iterate(
             p = min(2 * p, n, d)  # the rule needs to see more of the spectrum
             Y = np.hstack([Y, fed.rng().standard_normal((d, p - Y.shape[1])) * theta[-1]])
         elif k is not None and is_known and norm(residuals[:k]) <= problem.tol * energy:
-            if following is None or following.certifies(theta, residuals, k, problem.angle_tol):
+            if following is None or following.certifies(theta, residuals, k, problem):
                 following = following_direction(fed, V, float(theta[k - 1]))  # outside present V
             if following.value > theta[k - 1] + ROUNDING * theta[0]:  # the block has missed it
                 Y = np.hstack([V[:, :-1] * theta[:-1], following.vector * following.value])
                 following = None
-            elif following.certifies(theta, residuals, k, problem.angle_tol):
+            elif following.certifies(theta, residuals, k, problem):
                 reason = "converged"
                 break
         Z = orth(Y)
     k = k or rank(spectrum) or len(theta)
-    bounds = np.ones(k) if following is None else following.bounds(theta, residuals, k)
+    bounds = np.ones(k) if following is None else following.bounds(theta, residuals, k, problem)
     solution = Solution(moments, V[:, :k], theta[:k], energy, reason)
     return solution.certified(bounds, problem.angle_tol)
 
@@ -131,14 +131,18 @@ class Following:
     residual: float
     vector: Array  # (d, 1)
 
-    def bounds(self, theta: Array, residuals: Array, k: int) -> Array:
+    def bounds(self, theta: Array, residuals: Array, k: int, problem: Problem) -> Array:
         """Return bounds on the angle of the first 1 ... k directions of the block."""
-        return angle_bounds(theta, residuals, k, others=self.value + self.residual)
+        others, rounding = self.value + self.residual, problem.common.rounding
+        return angle_bounds(theta, residuals, k, others=others, rounding=rounding)
 
-    def certifies(self, theta: Array, residuals: Array, k: int, angle_tol: float) -> bool:
+    def certifies(self, theta: Array, residuals: Array, k: int, problem: Problem) -> bool:
         """Return whether k directions are close enough, or as close as rounding allows."""
-        at_rounding = bool((residuals[:k] <= AT_REST * ROUNDING * theta[0]).all())
-        return at_rounding or bool(self.bounds(theta, residuals, k)[-1] <= angle_tol)
+        rounding = problem.common.rounding
+        at_rounding = bool((residuals[:k] <= AT_REST * rounding * theta[0]).all())
+        return at_rounding or bool(
+            self.bounds(theta, residuals, k, problem)[-1] <= problem.angle_tol
+        )
 
 
 def following_direction(fed: Federation, V: Array, last: float) -> Following:

@@ -11,8 +11,8 @@ import numpy as np
 from fedpca.arrays import Array
 from fedpca.coordinator.federation import Federation
 from fedpca.coordinator.record import Outcome
-from fedpca.errors import PolicyRefused
-from fedpca.linalg.dense import fix_signs, orth, top_eigen
+from fedpca.errors import InputError, PolicyRefused
+from fedpca.linalg.dense import ROUNDING, fix_signs, orth, top_eigen
 from fedpca.models.personalized import PersonalizedModel, SitePart, variance_shares
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.script import Script, maybe, script, then
@@ -88,6 +88,11 @@ def shared_and_local(
     ``for_files`` holds the estimator's parameters, which sites include in the files that they write.
     """
     common = common_features(fed)
+    if common.rounding > ROUNDING:
+        raise InputError(
+            "a site multiplies its rows in float32, which may take rounding for local components; "
+            "create it with precision='float64'"
+        )
     d = common.n_features
     ranks = LocalRanks.of(n_local)
     ranks.check_features(n_shared, d)
