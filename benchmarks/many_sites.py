@@ -5,9 +5,8 @@
     python benchmarks/many_sites.py --quick                small sizes, to see that it runs
 
 `messages` prints microseconds of processor time for each question that a site answers. An `echo`
-returns what it was sent, so all of its time is that of messages and their checks. The other columns
-divide the time of a whole fit by its messages, with what the sites compute and what it takes to set
-them up; `questions` says how much of that the sites compute.
+returns what it was sent, so all of its time is that of messages and their checks. In whole fits, what
+the questions themselves compute is subtracted, and printed beside the rest.
 
 `pooled` divides the time of a fit by that of scikit-learn's PCA on the pooled rows. `memory` fits in
 processes of their own and prints how far resident memory rises above the rows.
@@ -28,9 +27,11 @@ from sklearn.decomposition import PCA
 from exact import decaying_rows, peak_resident
 from fedpca import FederatedPCA, Federation, question
 from fedpca.linalg.blas_threads import threads_for_entries
+from fedpca.protocol.question import Question
 from racing import race, show
 
 BOUND_US = 50.0  # for a message
+SOLVERS = ("covariance", "lanczos")
 
 
 @question(asks={"Z": "float64 d k"}, answers={"Y": "float64 d k"})
@@ -42,47 +43,59 @@ def echo(site, Z):
 def messages(quick: bool) -> None:
     sizes = (10, 100) if quick else (10, 100, 1000, 10000)
     d, n_rows = 8, 20
-    names = ["echo", "covariance", "lanczos"]
+    columns = ["echo", *(f"{solver}{part}" for solver in SOLVERS for part in ("", ", questions"))]
     print(f"\nmicroseconds of processor time a message, {n_rows} x {d} rows a site")
-    print(f"  {'sites':>8s}" + "".join(f"{name:>12s}" for name in names))
-    table: dict[str, list[float]] = {name: [] for name in names}
+    print(f"  {'sites':>8s}" + "".join(f"{name:>24s}" for name in columns))
+    largest = 0.0
     for n_sites in sizes:
         rows = np.random.default_rng(0).normal(size=(n_sites, n_rows, d)) * np.linspace(3, 1, d)
-        repeats = 3 if quick or n_sites == 10000 else 5
         fed = Federation.local(list(rows))
-        fed.bind(d=d)
-        Z = np.eye(d, 2)
-        n_echoes = max(2, 2000 // n_sites)
-        measured = {"echo": median_cpu(lambda: echoes(fed, Z, n_echoes), repeats) / n_echoes}  # noqa: B023
-        for solver in names[1:]:
-            measured[solver] = median_cpu(lambda: fit(rows, solver), repeats)  # noqa: B023
-            measured[solver] /= fit(rows, solver).run_.rounds
-        for name in names:
-            table[name].append(1e6 * measured[name] / n_sites)
-        print(f"  {n_sites:8d}" + "".join(f"{table[name][-1]:12.1f}" for name in names))
-    largest = max(table["echo"][1:])
-    print(f"  echo from 100 sites on: at most {largest:.1f}   (bound {BOUND_US:.0f})")
+        repeats = 3 if quick or n_sites == 10000 else 7
+        found = [statistics.median(echo_seconds(fed, d) for _ in range(repeats))]
+        for solver in SOLVERS:
+            parts = [fit_seconds(fed, solver) for _ in range(repeats)]
+            found += [statistics.median(part) for part in zip(*parts, strict=True)]
+        print(f"  {n_sites:8d}" + "".join(f"{1e6 * each / n_sites:24.1f}" for each in found))
+        if n_sites > 10:  # below, what a fit takes once counts more
+            largest = max(largest, *(1e6 * found[i] / n_sites for i in (0, 1, 3)))
+    print(f"  the most for messages: {largest:.1f}   (bound {BOUND_US:.0f})")
 
 
-def echoes(fed: Federation, Z: np.ndarray, times: int) -> None:
+def echo_seconds(fed: Federation, d: int) -> float:
+    """Return the processor time of one round of echoes."""
+    fed.bind(d=d)
+    Z = np.eye(d, 2)
+    times = max(2, 2000 // len(fed.engine.names))
     with threads_for_entries(0):  # as in a run
+        fed.sum(echo, Z=Z)
+        began = time.process_time()
         for _ in range(times):
             fed.sum(echo, Z=Z)
+    return (time.process_time() - began) / times
 
 
-def fit(rows: np.ndarray, solver: str) -> FederatedPCA:
-    return FederatedPCA(2, solver=solver, random_state=0).fit(list(rows))
+def fit_seconds(fed: Federation, solver: str) -> tuple[float, float]:
+    """Return the processor time of a round, without and within the questions."""
+    within = 0.0
+    plain = Question.__call__
 
-
-def median_cpu(run: Callable[[], object], repeats: int) -> float:
-    """Return the median seconds of processor time; a first call fills caches."""
-    run()
-    seconds = []
-    for _ in range(repeats):
+    def timed(self, site, **arrays):
+        nonlocal within
         began = time.process_time()
-        run()
-        seconds.append(time.process_time() - began)
-    return statistics.median(seconds)
+        try:
+            return plain(self, site, **arrays)
+        finally:
+            within += time.process_time() - began
+
+    Question.__call__ = timed
+    try:
+        began = time.process_time()
+        fitted = FederatedPCA(2, solver=solver, random_state=0).fit(fed)
+        whole = time.process_time() - began
+    finally:
+        Question.__call__ = plain
+    rounds = fitted.run_.rounds
+    return (whole - within) / rounds, within / rounds
 
 
 def pooled(quick: bool) -> None:

@@ -88,7 +88,9 @@ def _match(names: tuple[str, ...], shape: tuple[int, ...], dimensions: Dimension
 
 
 def _count_non_finite(array: Array) -> int:
+    if array.dtype.kind != "f":
+        return 0
     # a finite sum of squares has no other terms, and BLAS finds it in one pass without an array
-    if array.dtype.kind != "f" or math.isfinite(np.vdot(array, array)):
+    if math.isfinite(np.vdot(array, array) if array.ndim else array.item()):
         return 0
     return int(array.size - np.isfinite(array).sum())

@@ -64,6 +64,8 @@ def norm_of(array: Array, declared: Declared, words: Sequence[str]) -> float:
     """
     if array.dtype != np.float64:
         return 0.0
+    if not array.ndim:
+        return abs(float(array.item()))
     if "large" in words:
         return float(np.abs(array).max(initial=0.0))
     part = _diagonal(array, declared) if _is_packed(declared, words) else array
@@ -106,6 +108,8 @@ def told(array: Array, declared: Declared, words: Sequence[str]) -> dict[str, fl
 
 
 def _count(array: Array, declared: Declared, slack: float) -> Problem:
+    if not array.ndim and 0 <= array.item() <= MAX_COUNT and array.item() % 1 == 0:
+        return None
     # as unsigned numbers, negative ones are the largest, so that one pass is enough
     counts = array.view(np.uint64) if array.dtype == np.int64 else array
     if counts.max(initial=0) > MAX_COUNT or (array.dtype.kind == "f" and (array < 0).any()):
@@ -115,11 +119,11 @@ def _count(array: Array, declared: Declared, slack: float) -> Problem:
 
 
 def _squares(array: Array, declared: Declared, slack: float) -> Problem:
-    return "has negative sums of squares" if array.min(initial=0.0) < -slack else None
+    return "has negative sums of squares" if _least(array) < -slack else None
 
 
 def _nonnegative(array: Array, declared: Declared, slack: float) -> Problem:
-    return "has negative values" if array.min(initial=0.0) < -slack else None
+    return "has negative values" if _least(array) < -slack else None
 
 
 def _share(array: Array, declared: Declared, slack: float) -> Problem:
@@ -135,6 +139,11 @@ def _orthonormal(array: Array, declared: Declared, slack: float) -> Problem:
     rows = array if array.shape[0] <= array.shape[1] else array.T
     defect = np.abs(rows @ rows.T - np.eye(len(rows))).max(initial=0.0)
     return "has directions that are not orthonormal" if defect > ROUNDING else None
+
+
+def _least(array: Array) -> float:
+    """Return the smallest number; of several, zero if all are larger."""
+    return float(array.min(initial=0.0) if array.ndim else array.item())
 
 
 def _semidefinite(array: Array, declared: Declared, slack: float) -> Problem:
