@@ -7,6 +7,7 @@ stands for ``d (d + 1) / 2``. Messages and files are checked against these table
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -87,6 +88,9 @@ def _match(names: tuple[str, ...], shape: tuple[int, ...], dimensions: Dimension
 
 
 def _count_non_finite(array: Array) -> int:
-    if array.dtype.kind != "f" or np.isfinite(array).all():
+    if array.dtype.kind != "f":
+        return 0
+    # a finite sum of squares has no other terms, and BLAS finds it in one pass without an array
+    if math.isfinite(np.vdot(array, array) if array.ndim else array.item()):
         return 0
     return int(array.size - np.isfinite(array).sum())

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from fedpca import FederatedPCA, Federation, Site
-from fedpca.errors import SitesBusy
+from fedpca import FederatedPCA, Federation, Site, question
+from fedpca.engines.local import MAX_BEGUN, LocalEngine
+from fedpca.errors import QuorumLost, SitesBusy
+from fedpca.protocol.message import compose
 from fedpca.solvers.standardize import column_names
+from fedpca.testing import ScriptedEngine
 
 ROWS = np.random.default_rng(4).normal(size=(60, 5)) * [1, 2, 3, 4, 5]
+N_JOBS = 2
 MODEL = {"n_components": 2, "solver": "lanczos", "random_state": 0}
 
 
@@ -69,3 +77,68 @@ def test_questions_outside_of_a_run_keep_no_site():
     first, second = Federation.local(shared), Federation.local(shared)
     assert set(first.gather(column_names)) == set(second.gather(column_names)) == set(shared)
     assert FederatedPCA(2).fit(second).run_.sites == ("north", "south")
+
+
+@question(answers={"n": "int64, count"})
+def count_begun(site):
+    """Count the sites that have begun; the first one waits for as many as may begin meanwhile."""
+    with BEGUN.changed:
+        BEGUN.n += 1
+        BEGUN.changed.notify_all()
+        if site.name == "site-1":
+            BEGUN.changed.wait_for(lambda: BEGUN.n >= MAX_BEGUN * N_JOBS, timeout=60)
+            while BEGUN.changed.wait(0.1):  # if more begin than may, they are seen
+                pass
+            BEGUN.while_first_worked = BEGUN.n
+    return {"n": np.int64(1)}
+
+
+class BEGUN:
+    changed = threading.Condition()
+    n = while_first_worked = 0
+
+
+@pytest.mark.parametrize("timeout", [None, 600.0])
+def test_few_answers_wait_for_a_slow_site(timeout):
+    BEGUN.n = 0
+    with Federation.local([ROWS] * 60, n_jobs=N_JOBS, timeout=timeout) as fed:
+        assert fed.sum(count_begun)["n"] == 60
+    assert BEGUN.while_first_worked == MAX_BEGUN * N_JOBS
+
+
+@pytest.mark.parametrize("timeout", [None, 600.0])
+def test_no_thread_is_left_if_nobody_takes_the_answers(timeout):
+    n_threads = threading.active_count()
+    engine = LocalEngine([ROWS] * 60, n_jobs=N_JOBS)
+    header = {"run": "r.0", "round": 1, "verb": "gather", "n_sites": 60, "memory": 0}
+    answers = engine.ask(engine.names, compose({**header, "question": "column_names"}, {}), timeout)
+    next(answers)
+    answers.close()
+    engine.close()
+    limit = time.monotonic() + 60
+    while threading.active_count() > n_threads and time.monotonic() < limit:
+        time.sleep(0.01)
+    assert threading.active_count() == n_threads
+
+
+@pytest.mark.parametrize("bad", [np.int64(-1), np.array([5]), np.float64(5)])
+def test_an_answer_that_changed_on_its_way_within_the_process_is_checked(bad):
+    def change(reply):
+        if reply.question != "count_and_sum" or reply.site != "south":
+            return reply.answer
+        return replace(reply.answer, arrays={**reply.answer.arrays, "n": np.asarray(bad)})
+
+    fed = Federation(ScriptedEngine(sites(), change, as_bytes=False))
+    with pytest.raises(QuorumLost, match=r"'south', round 2.* field 'n' in the answer"):
+        FederatedPCA(2).fit(fed)
+
+
+def test_sites_that_share_a_message_refuse_it_by_their_own_features():
+    """What one site has checked holds for others only if they have as many features."""
+    wide, narrow = Site(ROWS, name="wide"), Site(ROWS[:, :3], name="narrow")
+    header = {"run": "r.0", "round": 1, "verb": "sum", "n_sites": 2, "memory": 0}
+    mean = {"mean": np.zeros(5)}
+    request = compose({**header, "question": "squares"}, mean)
+    first, second = (site.answer(request).header["text"] for site in (wide, narrow))
+    assert "ColumnSums" in first  # it got as far as the question itself
+    assert "field 'mean' in question 'squares' has shape (5,) instead of (d) with d=3" in second

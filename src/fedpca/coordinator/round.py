@@ -84,13 +84,13 @@ class Round:
             most = min(2 * most, MAX_BYTES)  # since a field may be wide
         # the same for every site
         self.request = replace(compose(header, self.arrays), max_answer_bytes=most)
+        self._echo = [(key, header[key]) for key in ("round", "question", "run")]
         self._most_explained = self._explainable()
 
     def accept(self, name: str, reply: Reply) -> None:
         """Check a site's answer and add it; errors name the site, the round, and what it did."""
         if name not in self._expected or name in self.sizes:
             return  # nobody is waiting for this answer
-        where = f"site {name!r}, round {self.number}, while {self.question.doing}"
         try:
             if isinstance(reply, SiteError):
                 raise reply
@@ -99,6 +99,7 @@ class Round:
             dimensions = dict(self.dimensions)
             arrays = self._checked(message, name, dimensions)
         except FedpcaError as error:
+            where = f"site {name!r}, round {self.number}, while {self.question.doing}"
             raise type(error)(printable(f"{where}: {error}", MAX_REASON_CHARS)) from None
         self.answers[name] = arrays
         if self.masks is None:
@@ -214,7 +215,25 @@ class Round:
         if self.masks is not None:
             return self.masks.check(message.arrays, dimensions)
         energy = self._most_explained.get(name)
+        if self._is_checked(message, dimensions):
+            if energy is not None:
+                self.question.check_explained(message.arrays, energy)
+            return message.arrays
         return self.question.check_answer(message.arrays, dimensions, self.arrays, energy=energy)
+
+    def _is_checked(self, message: Message, dimensions: Dimensions) -> bool:
+        """Return whether a site in this process has checked its answer as this round would.
+
+        That holds for an answer to the very message of this round, with the same dimensions.
+        """
+        answer = message.checked.get(self.question.name)
+        asked = self.request.checked.get((self.question.name, dimensions.get("d")))
+        if answer is None or asked is None or answer.asked is not asked.arrays:
+            return False
+        for name, length in answer.dimensions.items():
+            if dimensions.setdefault(name, length) != length:
+                return False
+        return True
 
     def _unmasked(self, masks: Masks) -> Arrays:
         """Return the total of masked answers, in which no mask is left."""
@@ -239,7 +258,7 @@ class Round:
 
         The norm of ``A_i'A_i Z`` is at most the trace of ``A_i'A_i`` times the norm of Z.
         """
-        if not any("explained" in words for words in self.question.words.values()):
+        if not self.question.explained:
             return {}
         blocks = (array for array in self.arrays.values() if array.ndim > 1)
         factor = max([1.0, *(float(np.linalg.norm(block)) for block in blocks)])
@@ -262,13 +281,7 @@ class Round:
         """Raise the error that a site reports, or one if the site answered a different question."""
         raise_error_in(message)
         header = message.header
-        expected = {
-            "site": name,
-            "round": self.number,
-            "question": self.question.name,
-            "run": self.run,
-        }
-        for key, value in expected.items():
+        for key, value in (("site", name), *self._echo):
             if header.get(key) != value:
                 shown = printable(repr(header.get(key)))
                 raise MessageError(f"the answer's {key} is {shown}, not {value!r}")

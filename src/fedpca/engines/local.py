@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import queue
 import threading
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from typing import Any
 from fedpca.errors import InputError, SiteError, SitesBusy, SiteTimeout
 from fedpca.protocol.message import Message
 from fedpca.site.site import Site, cache_share
+
+MAX_BEGUN = 4  # times n_jobs; sites that work or wait for their answers to be taken
 
 _RESERVING = threading.Lock()  # two engines may have sites in common
 
@@ -99,9 +101,7 @@ class LocalEngine:
             for name in names:
                 yield name, self._answer(request, name)
         else:
-            self._pool = self._pool or ThreadPoolExecutor(self._n_jobs)
-            work = partial(self._answer, request)
-            yield from zip(names, self._pool.map(work, names), strict=True)
+            yield from self._on_threads(names, request)
 
     def fingerprints(self) -> dict[str, str]:
         """Return a fingerprint of each site's rows, for the journal."""
@@ -125,16 +125,36 @@ class LocalEngine:
     def _answer(self, request: Message, name: str) -> Message:
         return self._sites[name].answer(request, keep=False)
 
+    def _on_threads(self, names: Sequence[str], request: Message) -> Iterator[tuple[str, Message]]:
+        """Keep ``n_jobs`` sites busy, and yield their answers in order."""
+        pool = self._pool = self._pool or ThreadPoolExecutor(self._n_jobs)
+        begun: deque[tuple[str, Future[Message]]] = deque()
+        try:
+            for name in names:
+                if len(begun) == MAX_BEGUN * self._n_jobs:
+                    first, answer = begun.popleft()
+                    yield first, answer.result()
+                begun.append((name, pool.submit(self._answer, request, name)))
+            while begun:
+                first, answer = begun.popleft()
+                yield first, answer.result()
+        finally:  # if nobody waits for the others any more
+            for _, answer in begun:
+                answer.cancel()
+
     def _within(
         self, timeout: float, names: Sequence[str], request: Message
     ) -> Iterator[tuple[str, Message | SiteError]]:
         """Keep ``n_jobs`` sites busy, and wait for each at most as long as the time limit.
 
         A thread cannot be stopped, so a slow thread keeps running and its late answer is ignored. The
-        threads are daemons, so they do not keep the process alive.
+        threads are daemons, so they do not keep the process alive. While a slow site is waited for,
+        only few of the sites after it begin, since their answers cannot be added up before it.
         """
         answers: queue.Queue[tuple[str, Message | SiteError]] = queue.Queue()
         turns = threading.Semaphore(self._n_jobs)
+        room = threading.Semaphore(MAX_BEGUN * self._n_jobs)
+        is_over = threading.Event()
         timers: dict[str, threading.Timer] = {}
         done_lock = threading.Lock()
         done: set[str] = set()
@@ -153,7 +173,10 @@ class LocalEngine:
 
         def start() -> None:
             for name in names:
+                room.acquire()
                 turns.acquire()
+                if is_over.is_set():
+                    return
                 late_after = min(timeout, threading.TIMEOUT_MAX)
                 error = SiteTimeout(f"no answer within {timeout:g} s")
                 timers[name] = threading.Timer(late_after, finish, (name, error))
@@ -162,8 +185,20 @@ class LocalEngine:
                 threading.Thread(target=work, args=(name,), daemon=True).start()
 
         threading.Thread(target=start, daemon=True).start()
-        for _ in names:
-            yield answers.get()
+        ahead: set[str] = set()  # sites that answered before one that began earlier
+        oldest = 0
+        try:
+            for _ in names:
+                name, answer = answers.get()
+                ahead.add(name)
+                yield name, answer
+                while oldest < len(names) and names[oldest] in ahead:
+                    ahead.remove(names[oldest])
+                    oldest += 1
+                    room.release()
+        finally:  # if nobody waits for the others any more
+            is_over.set()
+            room.release()
 
     def _site(self, name: str, rows: Any) -> Site:
         """Return ``rows`` if it is a site; otherwise, return a new site with these rows."""

@@ -9,8 +9,6 @@ depends on the arrays alone, because the number of threads may change the last b
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -21,21 +19,22 @@ from fedpca.arrays import Array
 ONE_THREAD_ENTRIES = 2_000_000  # one thread is as fast as several up to this matrix size
 
 
-@contextmanager
-def threads_for(*arrays: Array) -> Iterator[None]:
-    """Limit BLAS to one thread while it works on small arrays, and not while it works on large ones."""
-    with threads_for_entries(max(array.size for array in arrays)):
-        yield
-
-
-@contextmanager
-def threads_for_entries(n_entries: float) -> Iterator[None]:
+class threads_for_entries:
     """Limit BLAS to one thread if no array in the block has more than a few million entries."""
-    _threads.push(is_one=n_entries <= ONE_THREAD_ENTRIES)
-    try:
-        yield
-    finally:
+
+    def __init__(self, n_entries: float) -> None:
+        self._is_one = n_entries <= ONE_THREAD_ENTRIES
+
+    def __enter__(self) -> None:
+        _threads.push(is_one=self._is_one)
+
+    def __exit__(self, *_: object) -> None:
         _threads.pop()
+
+
+def threads_for(*arrays: Array) -> threads_for_entries:
+    """Limit BLAS to one thread while it works on small arrays, and not while it works on large ones."""
+    return threads_for_entries(max(array.size for array in arrays))
 
 
 class _Threads:

@@ -30,8 +30,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 
 import numpy as np
+from scipy.linalg.blas import dspr
 
 from fedpca.arrays import Array, Declared
 
@@ -40,6 +42,8 @@ MAX_NORM = 1e146  # of a field; the squares of the totals of 10,000 sites stay f
 MAX_LARGE = 1e304  # of a field that is not squared; totals of 10,000 sites stay finite
 MAX_VALUE = 1e68  # of a column's mean; the squares of 1e10 entries about it are within MAX_NORM
 ROUNDING = 1e-8  # relative error that rounding may cause in an answer
+SHORT_COLUMNS = 512  # of a packed triangle, which take too little time to be looked at one by one
+PART_ENTRIES = 1 << 15  # of a packed triangle that are compared at once, in the cache
 TOLD = ("rows", "weight", "energy")  # words that say what a site contributes
 
 Problem = str | None
@@ -60,6 +64,8 @@ def norm_of(array: Array, declared: Declared, words: Sequence[str]) -> float:
     """
     if array.dtype != np.float64:
         return 0.0
+    if not array.ndim:
+        return abs(float(array.item()))
     if "large" in words:
         return float(np.abs(array).max(initial=0.0))
     part = _diagonal(array, declared) if _is_packed(declared, words) else array
@@ -102,6 +108,8 @@ def told(array: Array, declared: Declared, words: Sequence[str]) -> dict[str, fl
 
 
 def _count(array: Array, declared: Declared, slack: float) -> Problem:
+    if not array.ndim and 0 <= array.item() <= MAX_COUNT and array.item() % 1 == 0:
+        return None
     # as unsigned numbers, negative ones are the largest, so that one pass is enough
     counts = array.view(np.uint64) if array.dtype == np.int64 else array
     if counts.max(initial=0) > MAX_COUNT or (array.dtype.kind == "f" and (array < 0).any()):
@@ -111,11 +119,11 @@ def _count(array: Array, declared: Declared, slack: float) -> Problem:
 
 
 def _squares(array: Array, declared: Declared, slack: float) -> Problem:
-    return "has negative sums of squares" if array.min(initial=0.0) < -slack else None
+    return "has negative sums of squares" if _least(array) < -slack else None
 
 
 def _nonnegative(array: Array, declared: Declared, slack: float) -> Problem:
-    return "has negative values" if array.min(initial=0.0) < -slack else None
+    return "has negative values" if _least(array) < -slack else None
 
 
 def _share(array: Array, declared: Declared, slack: float) -> Problem:
@@ -131,6 +139,11 @@ def _orthonormal(array: Array, declared: Declared, slack: float) -> Problem:
     rows = array if array.shape[0] <= array.shape[1] else array.T
     defect = np.abs(rows @ rows.T - np.eye(len(rows))).max(initial=0.0)
     return "has directions that are not orthonormal" if defect > ROUNDING else None
+
+
+def _least(array: Array) -> float:
+    """Return the smallest number; of several, zero if all are larger."""
+    return float(array.min(initial=0.0) if array.ndim else array.item())
 
 
 def _semidefinite(array: Array, declared: Declared, slack: float) -> Problem:
@@ -154,8 +167,13 @@ def _diagonal(array: Array, declared: Declared) -> Array:
     """Return the diagonals of square matrices, or of triangles packed column by column."""
     if declared.dimensions[-1] != "triangle":
         return np.asarray(np.diagonal(array, axis1=-2, axis2=-1))
-    ends = np.cumsum(np.arange(1, int(np.sqrt(2 * array.shape[-1])) + 1)) - 1
-    return np.asarray(array[..., ends])
+    return np.asarray(array[..., _diagonal_positions(array.shape[-1])])
+
+
+@lru_cache(maxsize=64)
+def _diagonal_positions(n_entries: int) -> Array:
+    """Return where the diagonal of a matrix is in its packed triangle."""
+    return np.cumsum(np.arange(1, int(np.sqrt(2 * n_entries)) + 1)) - 1
 
 
 def _square_pairs(array: Array, roots: Array) -> Iterator[tuple[Array, Array]]:
@@ -164,11 +182,22 @@ def _square_pairs(array: Array, roots: Array) -> Iterator[tuple[Array, Array]]:
 
 
 def _packed_pairs(array: Array, roots: Array) -> Iterator[tuple[Array, Array]]:
-    """Yield the columns of packed triangles and the largest that each entry may be."""
-    start = 0
-    for j in range(roots.shape[-1]):
-        yield array[..., start : start + j + 1], roots[..., : j + 1] * roots[..., j : j + 1]
-        start += j + 1
+    """Yield parts of packed triangles and the largest that each entry may be.
+
+    The columns begin short. BLAS multiplies the first of them at once, and the others one by one.
+    """
+    triangles, each_roots = array.reshape(-1, array.shape[-1]), roots.reshape(-1, roots.shape[-1])
+    for triangle, own in zip(triangles, each_roots, strict=True):
+        n_short = min(len(own), SHORT_COLUMNS)
+        n_entries = n_short * (n_short + 1) // 2
+        if n_short:
+            limits = dspr(n_short, 1.0, own[:n_short], np.zeros(n_entries), overwrite_ap=True)
+            for start in range(0, n_entries, PART_ENTRIES):
+                part = slice(start, min(start + PART_ENTRIES, n_entries))
+                yield triangle[part], limits[part]
+        for j in range(n_short, len(own)):
+            start = j * (j + 1) // 2
+            yield triangle[start : start + j + 1], own[: j + 1] * own[j]
 
 
 _CHECKS: dict[str, Callable[[Array, Declared, float], Problem]] = {

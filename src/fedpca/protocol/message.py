@@ -22,13 +22,14 @@ import re
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from json.encoder import encode_basestring_ascii
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedpca.arrays import DTYPES, Array
+from fedpca.arrays import DTYPES, Array, Arrays, Dimensions
 from fedpca.errors import MessageError
 from fedpca.protocol.printable import printable
 
@@ -60,17 +61,28 @@ _NOT_A_BRACKET = re.compile(rb"[^][{}]+")
 _UNREADABLE = (ArithmeticError, LookupError, ValueError, TypeError, AttributeError, RecursionError)
 
 
+class Checked(NamedTuple):
+    """Arrays that passed the checks of a question, and the lengths of their dimensions."""
+
+    arrays: Arrays
+    dimensions: Dimensions
+    asked: Arrays | None = None  # of an answer: the arrays that were asked with
+
+
 @dataclass(frozen=True)
 class Message:
     """A header, named read-only arrays, and the encoded size of the message.
 
-    ``max_answer_bytes`` does not travel. It tells an engine which answers to refuse unread.
+    ``max_answer_bytes`` and ``checked`` do not travel. The first tells an engine which answers to
+    refuse unread. The second keeps what passed checks in this process: a message to many sites is
+    checked once, and an answer that its site has checked is not checked again.
     """
 
     header: Header
-    arrays: dict[str, Array]
+    arrays: Arrays
     n_bytes: int
     max_answer_bytes: int = MAX_BYTES
+    checked: dict[Any, Checked] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @cached_property
     def digest(self) -> bytes:
@@ -86,15 +98,13 @@ def compose(
 ) -> Message:
     """Return a message with these arrays; copy only those that need a new layout or byte order."""
     ready = {name: _plain(name, array) for name, array in arrays.items()}
-    text = _header_text(header, ready)
+    n_header = _header_bytes(header, ready)
     if limit is not None:
-        _check_length(text)
+        _check_length(n_header)
         _check_fields([(name, array.shape) for name, array in ready.items()])
-    total = (
-        PREFIX_BYTES
-        + len(text)
-        + sum(array.nbytes + _padding(array.nbytes) for array in ready.values())
-    )
+    total = PREFIX_BYTES + n_header
+    for array in ready.values():
+        total += array.nbytes + _padding(array.nbytes)
     if limit is not None and total > limit:
         raise MessageError(f"the message has {total:,} bytes, which exceeds the limit of {limit:,}")
     return Message(dict(header), ready, total)
@@ -136,7 +146,7 @@ def decode(data: bytes, *, limit: int | None = MAX_BYTES) -> Message:
         raise MessageError("the message was altered in transit: its checksum does not match")
     text = bytes(view[_PREFIX.size : _PREFIX.size + n_header])
     if limit is not None:
-        _check_length(text)
+        _check_length(len(text))
         _check_depth(text)
     try:
         header = json.loads(text)
@@ -162,11 +172,33 @@ def _header_text(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> byte
     return text + b" " * _padding(PREFIX_BYTES + len(text))
 
 
-def _check_length(text: bytes) -> None:
+def _header_bytes(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> int:
+    """Return the length of `_header_text`, which a message within a process never needs to write."""
+    n_items, total = 1, len('{"fields":[]}') + max(0, len(arrays) - 1)
+    for name, value in header.items():
+        if name != "fields":
+            n_items += 1
+            total += _json_length(name) + len(":") + _json_length(value)
+    total += n_items - 1  # commas
+    for name, array in arrays.items():
+        shape = array.shape
+        total += len('[,"",[]]') + _json_length(name) + len(DTYPES[array.dtype])
+        total += sum(len(str(length)) for length in shape) + max(0, len(shape) - 1)
+    return total + _padding(PREFIX_BYTES + total)
+
+
+def _json_length(value: Any) -> int:
+    """Return the length of a value as JSON."""
+    if type(value) is str:
+        return len(encode_basestring_ascii(value))
+    return len(str(value)) if type(value) is int else len(_JSON.encode(value))
+
+
+def _check_length(n_header: int) -> None:
     """Refuse a header that is too long."""
-    if len(text) > MAX_HEADER_BYTES:
+    if n_header > MAX_HEADER_BYTES:
         raise MessageError(
-            f"the message's header has {len(text):,} bytes, which exceeds the limit of "
+            f"the message's header has {n_header:,} bytes, which exceeds the limit of "
             f"{MAX_HEADER_BYTES:,}"
         )
 
@@ -204,12 +236,14 @@ def _check_fields(fields: Sequence[tuple[str, Sequence[int]]]) -> None:
 
 def _plain(name: str, array: Any) -> Array:
     array = np.asarray(array)
-    dtype = array.dtype.newbyteorder("<")
-    if dtype not in DTYPES:
-        allowed = ", ".join(DTYPES.values())
-        raise MessageError(f"field {name!r} has dtype {array.dtype}; use one of {allowed}")
-    # ascontiguousarray would turn a scalar into a vector
-    plain = np.asarray(array, dtype=dtype, order="C").view()
+    if array.dtype not in DTYPES or not array.flags.c_contiguous:
+        dtype = array.dtype.newbyteorder("<")
+        if dtype not in DTYPES:
+            allowed = ", ".join(DTYPES.values())
+            raise MessageError(f"field {name!r} has dtype {array.dtype}; use one of {allowed}")
+        # ascontiguousarray would turn a scalar into a vector
+        array = np.asarray(array, dtype=dtype, order="C")
+    plain: Array = array.view()
     plain.flags.writeable = False
     return plain
 

@@ -42,6 +42,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,6 +50,7 @@ import numpy as np
 from fedpca.arrays import Array, Arrays, Declared, Dimensions, check_arrays, declare
 from fedpca.errors import FedpcaError, MessageError, PolicyRefused
 from fedpca.protocol.invariants import (
+    TOLD,
     Problem,
     broken_promise,
     check_words,
@@ -56,7 +58,7 @@ from fedpca.protocol.invariants import (
     norm_of,
     told,
 )
-from fedpca.protocol.message import MAX_BYTES
+from fedpca.protocol.message import MAX_BYTES, Checked, Message
 from fedpca.protocol.parameters import check_asked_words, out_of_bounds
 from fedpca.protocol.plan import RunPlan
 
@@ -100,6 +102,18 @@ class Question:
         """Return the question's arrays, or raise an error that names the field."""
         return _check(self.asks, arrays, dimensions, f"question {self.name!r}")
 
+    def checked_request(self, request: Message, d: int) -> Checked:
+        """Return the arrays of a request to a site with d features, or raise an error.
+
+        Sites in one process get the same message, so those with as many features share the result.
+        """
+        checked = request.checked.get((self.name, d))
+        if checked is None:
+            dimensions = {"d": d}
+            checked = Checked(self.check_request(request.arrays, dimensions), dimensions)
+            request.checked[self.name, d] = checked
+        return checked
+
     def check_bounds(self, arrays: Mapping[str, Array]) -> None:
         """Raise an error that names the field if a number is out of its declared bounds."""
         for name, words in self.bounds.items():
@@ -135,7 +149,7 @@ class Question:
                     f"field {name!r} in {where} is larger than {limit_of(words):.0e}; "
                     "rescale the columns"
                 )
-            problem = broken_promise(array, declared, words, norm, energy)
+            problem = broken_promise(array, declared, words, norm, energy) if words else None
             if problem is not None:
                 raise MessageError(f"field {name!r} in {where} {problem}")
         problem = None if self.check is None or is_total else self.check(checked, asked)
@@ -143,12 +157,31 @@ class Question:
             raise MessageError(f"{where} {problem}")
         return checked
 
+    def check_explained(self, arrays: Arrays, energy: float) -> None:
+        """Raise an error if a checked answer is more than the site's rows can explain."""
+        for name in self.explained:
+            declared, words = self.answers[name], self.words[name]
+            norm = norm_of(arrays[name], declared, words)
+            problem = broken_promise(arrays[name], declared, words, norm, energy)
+            if problem is not None:
+                raise MessageError(f"field {name!r} in the answer {problem}")
+
+    @cached_property
+    def explained(self) -> tuple[str, ...]:
+        """Return the fields that the site's rows must be able to explain."""
+        return tuple(name for name, words in self.words.items() if "explained" in words)
+
     def told(self, answer: Arrays) -> dict[str, float]:
         """Return what an answer says about the site's contribution: its rows and its energy."""
         amounts: dict[str, float] = {}
-        for name, words in self.words.items():
-            amounts |= told(answer[name], self.answers[name], words)
+        for name in self._telling:
+            amounts |= told(answer[name], self.answers[name], self.words[name])
         return amounts
+
+    @cached_property
+    def _telling(self) -> tuple[str, ...]:
+        """Return the fields that say something about the site's contribution."""
+        return tuple(name for name, words in self.words.items() if set(words) & set(TOLD))
 
     def max_answer_bytes(self, asked: Arrays, dimensions: Dimensions) -> int:
         """Return a size that no valid answer exceeds, given what is asked and the known lengths."""
@@ -253,6 +286,6 @@ def _check(
     dimensions: Dimensions,
     where: str,
 ) -> Arrays:
-    if set(arrays) != set(declared):
+    if arrays.keys() != declared.keys():
         raise MessageError(f"{where} has fields {sorted(arrays)} instead of {sorted(declared)}")
     return check_arrays(declared, arrays, dimensions, where, MessageError)

@@ -160,8 +160,9 @@ class CurrentRun:
 
     def advance(self, number: int, before: Memory, reply: Message | None) -> None:
         """Count a round as answered, once nothing can go wrong with it any more."""
-        # C order, as in a memory file: BLAS results differ in the last bits with the order
-        self.memory = read_only({k: np.asarray(v, order="C") for k, v in self.memory.items()})
+        if self.memory is not before:
+            # C order, as in a memory file: BLAS results differ in the last bits with the order
+            self.memory = read_only({k: np.asarray(v, order="C") for k, v in self.memory.items()})
         self.round, self._memory_before, self.reply = number, before, reply
         self._pending = None
 

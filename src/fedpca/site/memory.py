@@ -28,8 +28,9 @@ _SCALAR_TYPES = {"float": float, "int": int, "bool": bool}
 
 def remember(memory: MutableMapping[str, Array], value: Any) -> None:
     """Store a dataclass of arrays and numbers, omitting fields that are None."""
-    for field in fields(value):
-        content, key = getattr(value, field.name), _key(type(value), field.name)
+    kind: type = type(value)
+    for name, key, _, _ in _fields_of(kind):
+        content = getattr(value, name)
         memory.pop(key, None)
         if content is not None:
             array = np.asarray(content)

@@ -31,7 +31,7 @@ from fedpca.errors import (
     SiteFailed,
 )
 from fedpca.linalg.blas_threads import threads_for_entries
-from fedpca.protocol.message import Header, Message, compose, decode, encode
+from fedpca.protocol.message import Checked, Header, Message, compose, decode, encode
 from fedpca.protocol.plan import AGREE, DECLARE, RunPlan
 from fedpca.protocol.question import Question, find_question
 from fedpca.rows.gaps import ERROR, MISSING
@@ -344,7 +344,7 @@ class Site:
             raise PolicyRefused(
                 f"question {question.name!r} has whole numbers as its answer, whose size is not told"
             )
-        memory, before = run.memory, run.memory_before(number)
+        memory, before, asked = run.memory, run.memory_before(number), arrays
         agreed = None
         if self._guard is not None:
             agreed = self._guard.check(before, question, header, arrays, dimensions["d"])
@@ -371,6 +371,8 @@ class Site:
                     run.keep_open(masks, answer)
                 answer = run.masked(masks, answer)
             reply = self._reply(header, {}, answer)
+            if masks is None and self._guard is None:
+                reply.checked[question.name] = Checked(reply.arrays, dimensions, asked)
             self._spend(question, header)
             # how far the run has come is memory too, and so is an answer with noise
             if question.remembers or agreed is not None or question.spends is not None:
@@ -419,8 +421,11 @@ class Site:
         self._refuse_changed_rows()
         n_rows = self.rows.n_rows if self.policy.min_rows else None
         self.policy.check(question, header["n_sites"], n_rows)
-        dimensions = {"d": self.rows.n_features}
-        return question.check_request(message.arrays, dimensions), dimensions
+        if self._guard is not None:  # whoever asks could change what another site has checked
+            dimensions = {"d": self.rows.n_features}
+            return question.check_request(message.arrays, dimensions), dimensions
+        checked = question.checked_request(message, self.rows.n_features)
+        return checked.arrays, dict(checked.dimensions)
 
     def _refuse_mixed(self, question: Question) -> None:
         """Refuse exact answers about rows in a private run, and noisy ones in any other run."""

@@ -98,6 +98,8 @@ class Source:
 
     def has_changed(self) -> bool:
         """Return whether a file has changed since it was opened; refuse if one is gone."""
+        if not self.files:
+            return False
         now = {file: state_of(file) for file in self.files}
         refuse_gone(now)
         return now != self.files
