@@ -37,6 +37,7 @@ from fedpca.cli.options import (
     choice_of,
     opened_sites,
     sites_of,
+    table_or_sites,
 )
 from fedpca.cli.progress import approvals, progress
 from fedpca.coordinator.federation import Federation
@@ -178,6 +179,12 @@ def fit(
         str | None,
         typer.Option(help="Use the sites at this server instead of FILES: HOST or HOST:PORT."),
     ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            help="Read FILES at the workers of the Dask cluster with this scheduler: HOST:PORT."
+        ),
+    ] = None,
     sites: Annotated[
         str | None,
         typer.Option(help="Number of sites to use at that server, or their names: north,south."),
@@ -213,7 +220,8 @@ def fit(
     """Fit components to the rows at several sites.
 
     Each of FILES is a file or folder with one site's rows, or NAME=PATH. With --federation, omit FILES:
-    the rows are at the sites that have joined a server.
+    the rows are at the sites that have joined a server. With --cluster, the workers of a Dask cluster
+    read FILES, which are together one table, or a site each if all are NAME=PATH.
 
     To separate what all sites share from what is local: --method personalized --shared 2 --local 1.
     To separate outliers and list them: --method robust -k 3 --outliers outliers.csv.
@@ -224,8 +232,8 @@ def fit(
             atomic.check_writable(journal)
         if csv and json:
             raise InputError("--csv and --json are mutually exclusive; use only one")
-        has_files = federation is None
-        gathers = gather or (has_files and method is Method.personalized)
+        has_files = federation is None and cluster is None
+        gathers = gather or (federation is None and method is Method.personalized)
         model = estimator_of(
             method,
             {
@@ -256,8 +264,8 @@ def fit(
         )
         more_files = FitFiles(local_models, outliers)
         more_files.check(force, has_rows=has_files)
-        choice = choice_of(drop, columns, id)
-        opened = opened_sites(files or [], {**choice, "weight": weight})
+        choice = {**choice_of(drop, columns, id), "weight": weight}
+        opened = opened_sites(files or [], choice) if has_files else {}
         options: dict[str, Any] = {
             "quorum": quorum,
             "journal": journal,
@@ -267,6 +275,8 @@ def fit(
             options["timeout"] = timeout
         if (federation is None) == (not files):
             raise InputError("specify either the sites' files or --federation HOST, but not both")
+        if cluster is not None and jobs is not None:
+            raise InputError("--jobs only applies to files here; the workers of a cluster all work")
         if federation is None:
             if sites is not None or credentials is not None or insecure or gather:
                 raise InputError(
@@ -274,13 +284,18 @@ def fit(
                 )
             if purpose or approval_wait is not None:
                 raise InputError("--purpose and --approval-wait require --federation HOST")
-            fed = Federation.local(opened, n_jobs=jobs, **options)
+            if cluster is None:
+                fed = Federation.local(opened, n_jobs=jobs, **options)
+            else:
+                fed = Federation.dask(cluster, table_or_sites(files or []), **choice, **options)
+        elif cluster is not None:
+            raise InputError("--federation and --cluster are mutually exclusive; use only one")
         else:
             if jobs is not None:
                 raise InputError(
                     "--jobs only applies to files; the sites in a federation all work at the same time"
                 )
-            if any(choice.values()) or weight is not None:
+            if any(choice.values()):
                 raise InputError(
                     "--drop, --columns, --id, and --weight only apply to files; each site in a "
                     "federation passes them to fedpca join"

@@ -21,6 +21,7 @@ from fedpca.estimators.fitting import (
     plain_params,
     refuse_many_sites,
     run_program,
+    scores_of_dask,
     scores_of_file,
     set_features,
     validated,
@@ -38,6 +39,7 @@ from fedpca.models.linear import Model, load_model
 from fedpca.privacy.gaussian import Privacy
 from fedpca.rows.gaps import MISSING, filled, has_gaps
 from fedpca.rows.in_memory import canonical, is_sparse
+from fedpca.rows.pieces import is_dask
 from fedpca.solvers.catalogue import find_solver
 from fedpca.solvers.contract import Solver
 from fedpca.solvers.pca import principal_components
@@ -235,7 +237,8 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         X, sites = without_labels(X, sites)
         if isinstance(sample_weight, str):
             X, sample_weight = without_column(X, sample_weight)
-        return np.asarray(self.fit(X, sites=sites, sample_weight=sample_weight).transform(X))
+        scores = self.fit(X, sites=sites, sample_weight=sample_weight).transform(X)
+        return scores if is_dask(X) else np.asarray(scores)
 
     def transform(self, X: Any) -> Array:
         """Return the rows' scores on the components, ``(n, n_components_)``.
@@ -247,6 +250,8 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         k = len(self._model().components)
         if is_path(X):
             return scores_of_file(self, X, self._scores, k)
+        if is_dask(X):
+            return scores_of_dask(X, self.transform, k)
         rows = self._rows(X, ensure_all_finite="allow-nan")
         return self._scores(rows).astype(rows.dtype, copy=False)
 

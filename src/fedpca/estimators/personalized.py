@@ -28,6 +28,7 @@ from fedpca.estimators.fitting import (
     plain_params,
     refuse_many_sites,
     run_program,
+    scores_of_dask,
     scores_of_file,
     set_features,
     validated,
@@ -41,6 +42,7 @@ from fedpca.models import site_similarity
 from fedpca.models.personalized import PersonalizedModel, Split, load_personalized
 from fedpca.models.site_similarity import ClusterEvidence
 from fedpca.rows.matching import open_matching
+from fedpca.rows.pieces import is_dask
 from fedpca.solvers.catalogue import PERSONALIZED, find_personalized
 from fedpca.solvers.personalized.contract import PersonalizedSolver
 from fedpca.solvers.personalized.local_ranks import LocalRanks
@@ -267,6 +269,9 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                 )
             score = partial(self.model_.transform, site=site)
             return scores_of_file(self, X, score, self.model_.n_scores)
+        if is_dask(X):
+            check_is_fitted(self)
+            return scores_of_dask(X, partial(self.transform, site=site), self.model_.n_scores)
         rows = self._rows(X)
         return self.model_.transform(rows, site).astype(rows.dtype, copy=False)
 

@@ -16,6 +16,7 @@ from fedpca.errors import InputError, SiteFailed
 from fedpca.rows.choice import ALL_COLUMNS, ColumnChoice
 from fedpca.rows.in_memory import Rows, checksum
 from fedpca.rows.open import file_states, open_rows, refuse_gone, state_of
+from fedpca.rows.pieces import Pieces
 from fedpca.rows.weighted import WeightedRows, as_numbers, weight_fingerprint
 
 
@@ -44,9 +45,7 @@ class Source:
 
     def files_now(self) -> dict[Path, str]:
         """Return the files with their states as they are now; refuse if one is gone."""
-        files = file_states(self._given)
-        refuse_gone(files)
-        return files
+        return files_of(self._given)
 
     @property
     def fingerprint(self) -> str:
@@ -92,6 +91,20 @@ class Source:
         if self._check is not None:
             self._check(rows)
         return rows if self._weight is None else WeightedRows(rows, self._weight)
+
+
+def in_pieces(
+    load: Sequence[Callable[[], Any]], n_rows: int | None = None, *, are_held: bool = False
+) -> Any:
+    """Return rows for a site whose table is loaded piece by piece; see `fedpca.rows.pieces.Pieces`."""
+    return Pieces(load, n_rows, are_held)
+
+
+def files_of(rows: Any) -> dict[Path, str]:
+    """Return the files that hold a site's rows, with their states, or none for rows in memory."""
+    files = file_states(rows)
+    refuse_gone(files)
+    return files
 
 
 @contextmanager
