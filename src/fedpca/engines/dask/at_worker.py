@@ -158,9 +158,10 @@ def add_up(*parts: Message | Total) -> Total:
         elif one.arrays:
             _add(arrays, one.arrays)
     added = [name for name, reply in replies.items() if isinstance(reply, Summand)]
-    if added:
+    if len(added) > 1:
         header = replies[added[0]].header | {"site": "", "sites": len(added)}
-        sums[_label(added)] = compose(header, arrays).n_bytes
+        label = f"(sum of {added[0]} to {added[-1]})"  # in the ledger
+        sums[label] = compose(header, arrays).n_bytes
     return Total(arrays, replies, sums)
 
 
@@ -181,8 +182,3 @@ def _add(total: dict[str, Any], arrays: Mapping[str, Any]) -> None:
                 "another; install the same version of fedpca at all workers"
             )
         total[name] += array
-
-
-def _label(names: Sequence[str]) -> str:
-    """Return the name in the ledger of a sum over sites."""
-    return f"(sum of {names[0]})" if len(names) == 1 else f"(sum of {names[0]} to {names[-1]})"

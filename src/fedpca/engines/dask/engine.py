@@ -185,11 +185,13 @@ class DaskEngine:
 
     def _tree(self, parts: Sequence[Future]) -> Future:
         """Return the future of the sum of all parts, of which a task adds up a few at a time."""
-        while True:
+        while len(parts) > FAN_IN:
             groups = [parts[i : i + FAN_IN] for i in range(0, len(parts), FAN_IN)]
-            parts = [self._client.submit(add_up, *each, key=_key("add_up")) for each in groups]
-            if len(parts) == 1:
-                return parts[0]
+            parts = [self._sum(group) if len(group) > 1 else group[0] for group in groups]
+        return self._sum(parts)
+
+    def _sum(self, parts: Sequence[Future]) -> Future:
+        return self._client.submit(add_up, *parts, key=_key("add_up"))
 
     def _result(self, future: Future) -> Total:
         total: Total = future.result()

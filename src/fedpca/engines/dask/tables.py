@@ -88,10 +88,13 @@ def blocks_of(rows: Any) -> list[Block]:
         raise InputError(f"cannot read rows from {type(rows).__name__}; pass {SUPPORTED}")
     held = {future.key: future for future in futures_of(parts)}
     graph: dict[Key, Any] = dict.fromkeys(held)  # which optimized graphs may leave out
-    optimized = dask.optimize(*parts)
-    for part in optimized:
-        graph |= part.__dask_graph__()
-    keys = list(flatten([part.__dask_keys__() for part in optimized]))
+    keys: list[Key] = []
+    for part in parts:
+        if hasattr(type(part), "optimize"):  # a frame, which reads only the columns it needs then
+            part = part.optimize()
+        own = list(flatten(part.__dask_keys__()))
+        graph |= part.__dask_optimize__(part.__dask_graph__(), own)
+        keys += own
     # an array knows the lengths of its blocks, or some of them
     lengths = parts[0].chunks[0] if _is_array(parts[0]) else [math.nan] * len(keys)
     return [_block(key, graph, held, n) for key, n in zip(keys, lengths, strict=True)]
