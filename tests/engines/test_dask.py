@@ -189,7 +189,7 @@ def test_files_are_read_by_the_workers(processes, tmp_path, monkeypatch):
     assert command_line.run(*words).exit_code == 0
     assert_same(load("m.fedpca"), expected)
     part[:9].to_parquet(tmp_path / "part-0.parquet", index=False)  # fewer rows than before
-    with pytest.raises(InputError, match="the rows have changed"):
+    with pytest.raises(InputError, match="a file has changed"):
         FederatedPCA(3).fit(fed)
 
 
@@ -259,7 +259,7 @@ def test_what_makes_no_sense_on_a_cluster_of_one_owner_is_refused(threads):
         Federation.dask(threads, "nowhere/*.parquet")
     with (
         dask.config.set({"distributed.comm.timeouts.connect": "10ms"}),
-        pytest.raises(LinkError, match="no Dask scheduler at tcp://127.0.0.1:9"),
+        pytest.raises(LinkError, match="no Dask scheduler at tcp"),
     ):
         Federation.dask("tcp://127.0.0.1:9", CHUNKED)
 
@@ -285,7 +285,7 @@ def test_estimators_take_dask_collections(threads, has_client, monkeypatch):
     assert_same(stream, whole)
     assert stream.n_samples_seen_ == 240
     assert stream.partial_fit(FRAME).n_samples_seen_ == 480
-    with pytest.raises(InputError, match="forgetting=0.9 requires rows in order"):
+    with pytest.raises(InputError, match=r"forgetting=0.9 requires rows in order"):
         StreamingPCA(3, forgetting=0.9).fit(CHUNKED)
 
     table, _, _ = low_rank_rows(120, 12, 2, seed=3)

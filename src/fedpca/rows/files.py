@@ -23,6 +23,8 @@ from fedpca.rows.in_memory import (
 )
 from fedpca.rows.tables import TableRows
 
+BUFFER_BYTES = 1 << 16  # raw bytes of each column of a Parquet file that are read at a time
+
 Opener = Callable[[Path, ColumnChoice], Rows]
 
 
@@ -87,8 +89,8 @@ class ParquetFile:
     def _open(self) -> Any:
         import pyarrow.parquet as pq
 
-        # pre_buffer would keep a row group's raw bytes in addition to the decoded columns
-        return pq.ParquetFile(self._path, pre_buffer=False)
+        # otherwise, the raw bytes of a whole row group would be in memory besides the decoded columns
+        return pq.ParquetFile(self._path, pre_buffer=False, buffer_size=BUFFER_BYTES)
 
 
 class FeatherFile:

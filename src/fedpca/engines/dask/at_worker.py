@@ -23,7 +23,6 @@ from fedpca.errors import REPORTED_BY_SITES, InputError, MessageError, SiteFaile
 from fedpca.protocol.message import Message, compose
 from fedpca.protocol.question import find_question
 from fedpca.site.current_run import Checkpoint
-from fedpca.site.memory import ROWS_CHANGED
 from fedpca.site.site import Site, refusal
 from fedpca.site.source import files_of, in_pieces
 
@@ -69,11 +68,15 @@ class Files:
     states: Mapping[Path, str]
 
     def open(self) -> list[str]:
-        """Return the paths, unless a file has changed; a second copy must read the same rows."""
-        paths = [str(path) for path in self.states]
-        if files_of(paths) != self.states:
-            raise InputError(ROWS_CHANGED)
-        return paths
+        """Return the paths."""
+        return [str(path) for path in self.states]
+
+    def refuse_changed(self) -> None:
+        """Refuse files that have changed, since a copy of the site must read the same rows."""
+        if files_of(self.open()) != self.states:
+            raise InputError(
+                "a file has changed since the federation was created; create a new one"
+            )
 
 
 class SiteAtWorker:
@@ -93,6 +96,8 @@ class SiteAtWorker:
         """Return the checkpoint after a question and the answer, or an error in its place."""
         with self._lock:
             try:
+                if isinstance(self._rows, Files):
+                    self._rows.refuse_changed()
                 if self._site is None:
                     self._site = Site(self._rows.open(), name=self._name, **self._options)
                     # whoever asks owns the rows, so random signs may follow from the run's seed
