@@ -176,7 +176,8 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         X : rows, list or dict of rows, or Federation
             One table of rows; a list or dict with the rows of each site; or a `Federation`. A site's
             rows can be an array, a sparse matrix, a data frame, or the path to a file or folder. A
-            single path is one site.
+            single path is one site. A Dask array or data frame stays at the workers of its cluster, as
+            with `Federation.dask`.
         y : None
             Ignored.
         sites : array of shape (n_samples,) or str, optional
@@ -245,7 +246,7 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
 
         ``X`` holds the rows, or is the path to a file or folder of rows. In a file, columns that are
         not features of the model are ignored. If ``missing`` is "mean", missing values take the mean;
-        otherwise, they are refused.
+        otherwise, they are refused. The scores of a Dask collection are a Dask array.
         """
         k = len(self._model().components)
         if is_path(X):

@@ -210,7 +210,8 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         ----------
         X : dict or list of rows, Federation, or rows
             A dict or list with the rows of each site; a `Federation`; or one table with ``sites``. A
-            site's rows can be an array, a sparse matrix, a data frame, or the path to a file or folder.
+            site's rows can be an array, a sparse matrix, a data frame, a Dask collection, or the path to
+            a file or folder.
         y : None
             Ignored.
         sites : array of shape (n_samples,) or str, optional
