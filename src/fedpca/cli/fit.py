@@ -39,6 +39,7 @@ from fedpca.cli.options import (
     choice_of,
     opened_sites,
     sites_of,
+    table_or_sites,
 )
 from fedpca.cli.progress import approvals, progress
 from fedpca.coordinator.federation import Federation
@@ -182,6 +183,12 @@ def fit(
         str | None,
         typer.Option(help="Use the sites at this server instead of FILES: HOST or HOST:PORT."),
     ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            help="Read FILES at the workers of the Dask cluster with this scheduler: HOST:PORT."
+        ),
+    ] = None,
     sites: Annotated[
         str | None,
         typer.Option(help="Number of sites to use at that server, or their names: north,south."),
@@ -217,7 +224,8 @@ def fit(
     """Fit components to the rows at several sites.
 
     Each of FILES is a file or folder with one site's rows, or NAME=PATH. With --federation, omit FILES:
-    the rows are at the sites that have joined a server.
+    the rows are at the sites that have joined a server. With --cluster, the workers of a Dask cluster
+    read FILES, which are together one table, or a site each if all are NAME=PATH.
 
     To separate what all sites share from what is local: --method personalized --shared 2 --local 1.
     To separate outliers and list them: --method robust -k 3 --outliers outliers.csv.
@@ -228,8 +236,8 @@ def fit(
             atomic.check_writable(journal)
         if csv and json:
             raise InputError("--csv and --json are mutually exclusive; use only one")
-        has_files = federation is None
-        gathers = gather or (has_files and method is Method.personalized)
+        has_files = federation is None and cluster is None
+        gathers = gather or (federation is None and method is Method.personalized)
         model = estimator_of(
             method,
             {
@@ -260,9 +268,9 @@ def fit(
         )
         more_files = FitFiles(local_models, outliers)
         more_files.check(force, has_rows=has_files)
-        choice = choice_of(drop, columns, id)
-        at_files = {"weight": weight, "device": device, "precision": precision}
-        opened = opened_sites(files or [], {**choice, **at_files})
+        choice = {**choice_of(drop, columns, id), "weight": weight}
+        devices = {"device": device, "precision": precision}
+        opened = opened_sites(files or [], {**choice, **devices}) if has_files else {}
         options: dict[str, Any] = {
             "quorum": quorum,
             "journal": journal,
@@ -272,6 +280,10 @@ def fit(
             options["timeout"] = timeout
         if (federation is None) == (not files):
             raise InputError("specify either the sites' files or --federation HOST, but not both")
+        if cluster is not None and (jobs is not None or any(devices.values())):
+            raise InputError(
+                "--jobs, --device, and --precision only apply to files here, not to a cluster's workers"
+            )
         if federation is None:
             if sites is not None or credentials is not None or insecure or gather:
                 raise InputError(
@@ -279,13 +291,18 @@ def fit(
                 )
             if purpose or approval_wait is not None:
                 raise InputError("--purpose and --approval-wait require --federation HOST")
-            fed = Federation.local(opened, n_jobs=jobs, **options)
+            if cluster is None:
+                fed = Federation.local(opened, n_jobs=jobs, **options)
+            else:
+                fed = Federation.dask(cluster, table_or_sites(files or []), **choice, **options)
+        elif cluster is not None:
+            raise InputError("--federation and --cluster are mutually exclusive; use only one")
         else:
             if jobs is not None:
                 raise InputError(
                     "--jobs only applies to files; the sites in a federation all work at the same time"
                 )
-            if any(choice.values()) or any(value is not None for value in at_files.values()):
+            if any(choice.values()) or any(devices.values()):
                 raise InputError(
                     "--drop, --columns, --id, --weight, --device, and --precision only apply to files; "
                     "each site in a federation passes them to fedpca join"

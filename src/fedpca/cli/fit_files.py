@@ -30,8 +30,8 @@ class FitFiles:
         """
         if not has_rows and (self.local_models or self.outliers):
             raise InputError(
-                "--local-models and --outliers require FILES; with --federation, each site writes its "
-                "own to its folder, and they stay there"
+                "--local-models and --outliers require FILES without --cluster; with --federation, "
+                "each site writes its own to its folder, and they stay there"
             )
         if self.outliers is not None:
             refuse_overwriting(self.outliers, force)

@@ -171,6 +171,19 @@ def opened_sites(files: list[str], choice: dict[str, Any]) -> dict[str, Site]:
     }
 
 
+def table_or_sites(files: list[str]) -> list[str] | dict[str, str]:
+    """Return the files of one table as they are, or those of each site if all are NAME=PATH."""
+    n_named = sum("=" in text for text in files)
+    if n_named not in (0, len(files)):
+        raise InputError(
+            "with --cluster, either all FILES are NAME=PATH, one for each site, or none"
+        )
+    # relative to this folder, and not to that in which a worker was started
+    if not n_named:
+        return [str(Path(path).absolute()) for path in files]
+    return {name: str(Path(path).absolute()) for name, path in named_sites(files).items()}
+
+
 def sites_of(text: str | None) -> int | list[str] | None:
     """Parse the value of --sites: a number of sites, or their names."""
     if text is None:

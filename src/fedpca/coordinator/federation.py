@@ -12,7 +12,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,8 +25,8 @@ from fedpca.coordinator.approval import ApprovalWait, OnWaiting
 from fedpca.coordinator.declaration import Declaration, refuse_unmaskable
 from fedpca.coordinator.journal import Journal, recorded_sites
 from fedpca.coordinator.record import RunRecord, shares_of
-from fedpca.coordinator.round import Round, collect, joined
-from fedpca.engines.base import Engine
+from fedpca.coordinator.round import Reply, Round, collect, joined
+from fedpca.engines.base import Engine, Summand, Total
 from fedpca.errors import (
     FedpcaError,
     InputError,
@@ -106,6 +106,7 @@ class Federation:
             raise InputError(f"site names must be unique, but they are {names}")
         _check_limits(quorum, timeout, len(names))
         _check_approval(purpose, approval_wait)
+        _refuse_lacking(engine, secure=secure, journal=journal is not None)
         self.engine = engine
         self.quorum = len(names) if quorum is None else quorum
         self.timeout = timeout
@@ -195,6 +196,48 @@ class Federation:
             engine.close()
             raise
 
+    @classmethod
+    def dask(
+        cls,
+        client: Any,
+        rows: Any,
+        *,
+        drop: str | Sequence[str] | None = None,
+        columns: str | Sequence[str] | None = None,
+        id: str | Sequence[str] | None = None,
+        weight: str | None = None,
+        **options: Any,
+    ) -> Federation:
+        """Return a federation of the workers of a Dask cluster; this requires the extra ``dask``.
+
+        The rows stay at the workers, and sums are added up there. If a worker is lost, another one
+        reads its rows again and answers in its place.
+
+        Parameters
+        ----------
+        client : distributed.Client, str, or None
+            The cluster, or the address of its scheduler; None stands for the client in use. Without a
+            client, this process reads the rows, one block at a time.
+        rows : Dask array or data frame, delayed blocks, paths, or a dict of these
+            A table, whose blocks are spread over the workers, one site for each; or a dict with the
+            rows of each site. Blocks of unknown length and sparse blocks are accepted. Paths of files
+            or folders, which may contain ``*``, are those that the workers see. A file is read by one
+            worker.
+        drop, columns, id, weight
+            The names of columns, as for `Site`.
+        **options
+            ``quorum``, ``timeout``, and ``on_round``, as for `Federation`.
+        """
+        from fedpca.engines.dask.engine import connect
+
+        choice = {"drop": drop, "columns": columns, "id": id, "weight": weight}
+        engine = connect(client, rows, choice)
+        try:
+            return cls(engine, **options)
+        except BaseException:
+            engine.close()
+            raise
+
     def close(self) -> None:
         """Close connections and threads; the federation can be used again afterward."""
         self.engine.close()
@@ -266,6 +309,7 @@ class Federation:
         identity: Mapping[str, Any],
         seed: int | None,
     ) -> T:
+        _refuse_lacking(self.engine, privacy="privacy" in identity)
         self._begin(secrets.randbits(63) if seed is None else seed)
         self._identity = identity
         self._begin_secure_sums()
@@ -557,13 +601,21 @@ class Federation:
             pending = asked.sites if attempt == 1 else tuple(failed)
             asked.retried = list(failed)
             failed = {name: f"site {name!r} did not answer" for name in pending}
-            replies = self.engine.ask(pending, asked.request, self.timeout)
-            refused |= collect(replies, asked.accept, failed)
+            refused |= collect(self._replies(asked, pending), asked.accept, failed)
             if not failed or refused:
                 break
         asked.close(lost=failed, is_void=bool(failed or refused))
         self.record.proofs |= getattr(self.engine, "proofs", {})
         return joined(refused, asked.sites) if refused else None
+
+    def _replies(self, asked: Round, names: Sequence[str]) -> Iterable[tuple[str, Reply | Summand]]:
+        """Ask sites, and return what each replied; some engines add up the answers on the way."""
+        ask_total = getattr(self.engine, "ask_total", None)
+        if ask_total is None or asked.verb != "sum":
+            return self.engine.ask(names, asked.request, self.timeout)
+        total: Total = ask_total(names, asked.request, self.timeout)
+        asked.add_total(total)
+        return total.replies.items()
 
     def _has_quorum(self, lost: Collection[str]) -> bool:
         """Return whether enough sites remain without the lost ones."""
@@ -608,6 +660,14 @@ def _check_verb(question: Question, verb: str) -> None:
             f"the answers to {question.name!r} are for {question.verb!r}, not {verb!r}; use "
             f"Federation.{question.verb}, or declare the question with verb={verb!r}"
         )
+
+
+def _refuse_lacking(engine: Engine, **wanted: bool) -> None:
+    """Refuse what an engine says that it cannot do."""
+    lacks: Mapping[str, str] = getattr(engine, "lacks", {})
+    for name, is_wanted in wanted.items():
+        if is_wanted and name in lacks:
+            raise InputError(lacks[name])
 
 
 def _check_approval(purpose: Any, approval_wait: Any) -> None:

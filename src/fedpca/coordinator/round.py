@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from fedpca.arrays import Array, Arrays, Dimensions
 from fedpca.coordinator.ledger import Fields, Ledger, fields_of
+from fedpca.engines.base import Summand, Total
 from fedpca.errors import (
     REPORTED_BY_SITES,
     FedpcaError,
@@ -21,13 +22,14 @@ from fedpca.errors import (
     SiteError,
     SitesLost,
 )
-from fedpca.protocol.message import MAX_BYTES, Message, compose, decode
+from fedpca.protocol.message import MAX_BYTES, Header, Message, compose, decode
 from fedpca.protocol.printable import MAX_REASON_CHARS, printable
 from fedpca.protocol.question import Question
 
 if TYPE_CHECKING:
     from fedpca.coordinator.secure import Masks
 
+T = TypeVar("T")
 Reply = Message | bytes | SiteError
 ENERGY_SLACK = 1e-6  # share of all sites' energy by which rounding may be off at one site
 
@@ -49,6 +51,7 @@ class Round:
     sizes: dict[str, int] = field(default_factory=dict)  # bytes of each accepted answer
     fields: dict[str, Fields] = field(default_factory=dict)  # of each accepted answer
     told: dict[str, dict[str, float]] = field(default_factory=dict)  # rows and energy by site
+    sums: dict[str, int] = field(default_factory=dict)  # bytes of sums made before they came here
     retried: list[str] = field(default_factory=list)
     lost: dict[str, str] = field(default_factory=dict)  # what went wrong at each lost site
     refused: FedpcaError | None = None  # why sites refused, if some did
@@ -87,7 +90,7 @@ class Round:
         self._echo = [(key, header[key]) for key in ("round", "question", "run")]
         self._most_explained = self._explainable()
 
-    def accept(self, name: str, reply: Reply) -> None:
+    def accept(self, name: str, reply: Reply | Summand) -> None:
         """Check a site's answer and add it; errors name the site, the round, and what it did."""
         if name not in self._expected or name in self.sizes:
             return  # nobody is waiting for this answer
@@ -95,7 +98,11 @@ class Round:
             if isinstance(reply, SiteError):
                 raise reply
             message = decode(reply) if isinstance(reply, bytes) else reply
-            self._check_header(message, name)
+            self._check_header(message.header, name)
+            if isinstance(message, Summand):  # its arrays are in the total
+                self.told[name] = dict(message.told)
+                self.sizes[name], self.fields[name] = message.n_bytes, fields_of(self.total)
+                return
             dimensions = dict(self.dimensions)
             arrays = self._checked(message, name, dimensions)
         except FedpcaError as error:
@@ -109,6 +116,20 @@ class Round:
         if self.verb == "sum":
             self.dimensions = dimensions
             self._sum_in_site_order()
+
+    def add_total(self, total: Total) -> None:
+        """Add a sum that was made on the way here, of answers that their sites have checked."""
+        if not total.arrays:
+            return
+        try:
+            arrays = self.question.check_answer(
+                total.arrays, self.dimensions, self.arrays, is_total=True
+            )
+        except FedpcaError as error:
+            where = f"round {self.number}, while {self.question.doing}"
+            raise type(error)(f"{where}: the total: {error}") from None
+        self.sums |= total.sums
+        self._add(arrays)
 
     def close(self, *, lost: dict[str, str], is_void: bool) -> None:
         """End the round and put the answers in site order.
@@ -138,11 +159,14 @@ class Round:
             alike.setdefault(self.fields[name], {})[name] = size
         for fields, sizes in alike.items():
             ledger.record(self.number, self.question.name, how, fields, sizes)
+        if self.sums:
+            fields = next(iter(alike))  # of all answers, since they were added up
+            ledger.record(self.number, self.question.name, how, fields, self.sums)
         entry = {
             "round": self.number,
             "question": self.question.name,
             "sites": len(self.sizes),
-            "bytes_up": sum(self.sizes.values()),
+            "bytes_up": sum(self.sizes.values()) + sum(self.sums.values()),
             "bytes_down": len(asked) * self.request.n_bytes,
         }
         if self.masks is not None and not self.masks.is_bound:
@@ -268,28 +292,28 @@ class Round:
     def _sum_in_site_order(self) -> None:
         """Add the answers that are next in site order, dropping each one once it is added."""
         while self._unsummed and self._unsummed[0] in self.answers:
-            arrays = self.answers.pop(self._unsummed.popleft())
-            if not self.total:
-                self.total = {name: np.array(array) for name, array in arrays.items()}
-            elif self.masks is not None:
-                self.masks.add(self.total, arrays)
-            else:
-                for name, total in self.total.items():
-                    total += arrays[name]
+            self._add(self.answers.pop(self._unsummed.popleft()))
 
-    def _check_header(self, message: Message, name: str) -> None:
+    def _add(self, arrays: Arrays) -> None:
+        if not self.total:
+            self.total = {name: np.array(array) for name, array in arrays.items()}
+        elif self.masks is not None:
+            self.masks.add(self.total, arrays)
+        else:
+            for name, total in self.total.items():
+                total += arrays[name]
+
+    def _check_header(self, header: Header, name: str) -> None:
         """Raise the error that a site reports, or one if the site answered a different question."""
-        raise_error_in(message)
-        header = message.header
+        raise_error_in(header)
         for key, value in (("site", name), *self._echo):
             if header.get(key) != value:
                 shown = printable(repr(header.get(key)))
                 raise MessageError(f"the answer's {key} is {shown}, not {value!r}")
 
 
-def raise_error_in(message: Message) -> None:
-    """Raise the error that a site reports in a message, if it does."""
-    header = message.header
+def raise_error_in(header: Header) -> None:
+    """Raise the error that a site reports in a message's header, if it does."""
     if "error" in header:
         kind = REPORTED_BY_SITES.get(str(header["error"]), MessageError)
         raise kind(str(header.get("text")))
@@ -301,15 +325,15 @@ def reported(reply: Reply, where: str) -> Message:
         if isinstance(reply, SiteError):
             raise reply
         message = decode(reply) if isinstance(reply, bytes) else reply
-        raise_error_in(message)
+        raise_error_in(message.header)
         return message
     except FedpcaError as error:
         raise type(error)(printable(f"{where}: {error}", MAX_REASON_CHARS)) from None
 
 
 def collect(
-    replies: Iterable[tuple[str, Reply]],
-    accept: Callable[[str, Reply], None],
+    replies: Iterable[tuple[str, T]],
+    accept: Callable[[str, T], None],
     failed: dict[str, str],
 ) -> dict[str, FedpcaError]:
     """Accept the replies of sites, and return what sites refuse.

@@ -3,10 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
+from fedpca.arrays import Arrays
 from fedpca.errors import SiteError
-from fedpca.protocol.message import Message
+from fedpca.protocol.message import Header, Message
+
+
+@dataclass(frozen=True)
+class Summand:
+    """What is known of a site's answer that is part of a total: everything but its arrays."""
+
+    header: Header
+    n_bytes: int  # of the encoded answer
+    told: Mapping[str, float]  # as `Question.told` returns it
+
+
+@dataclass(frozen=True)
+class Total:
+    """The sum of several sites' answers, which were added up before they reached the coordinator."""
+
+    arrays: Arrays  # empty if no site answered
+    replies: Mapping[str, Summand | Message | SiteError]  # a message here reports an error
+    sums: Mapping[str, int]  # the encoded bytes of each partial sum that traveled, and of the total
 
 
 class Engine(Protocol):
@@ -26,6 +46,10 @@ class Engine(Protocol):
     engine whose sites a second run could ask at the same time has a method ``hold(run)``. It returns a
     context manager that reserves the sites for one run, and raises `SitesBusy` if they are reserved for
     a different one.
+
+    An engine that can add up answers on the way has a method ``ask_total(names, request, timeout)``,
+    which takes the place of `ask` for sums, and returns a `Total`. An engine that cannot be used in
+    some ways lists them in an attribute ``lacks``: "secure", "journal", or "privacy", and why.
 
     A run declares its plan to the sites of an engine whose attribute ``declares`` is true. If the sites
     have keys, ``keys`` holds the fingerprint of each site's key by name, which the plan lists. If the

@@ -21,6 +21,7 @@ from fedpca.estimators.fitting import (
     plain_params,
     refuse_many_sites,
     run_program,
+    scores_of_dask,
     scores_of_file,
     set_features,
     validated,
@@ -38,6 +39,7 @@ from fedpca.models.linear import Model, load_model
 from fedpca.privacy.gaussian import Privacy
 from fedpca.rows.gaps import MISSING, filled, has_gaps
 from fedpca.rows.in_memory import canonical, is_sparse
+from fedpca.rows.pieces import is_dask
 from fedpca.solvers.catalogue import find_solver
 from fedpca.solvers.contract import Solver
 from fedpca.solvers.pca import principal_components
@@ -174,7 +176,8 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         X : rows, list or dict of rows, or Federation
             One table of rows; a list or dict with the rows of each site; or a `Federation`. A site's
             rows can be an array, a sparse matrix, a data frame, or the path to a file or folder. A
-            single path is one site. An array of PyTorch or CuPy is multiplied on its device.
+            single path is one site. An array of PyTorch or CuPy is multiplied on its device. A Dask
+            array or data frame stays at the workers of its cluster, as with `Federation.dask`.
         y : None
             Ignored.
         sites : array of shape (n_samples,) or str, optional
@@ -235,18 +238,21 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         X, sites = without_labels(X, sites)
         if isinstance(sample_weight, str):
             X, sample_weight = without_column(X, sample_weight)
-        return np.asarray(self.fit(X, sites=sites, sample_weight=sample_weight).transform(X))
+        scores = self.fit(X, sites=sites, sample_weight=sample_weight).transform(X)
+        return scores if is_dask(X) else np.asarray(scores)
 
     def transform(self, X: Any) -> Array:
         """Return the rows' scores on the components, ``(n, n_components_)``.
 
         ``X`` holds the rows, or is the path to a file or folder of rows. In a file, columns that are
         not features of the model are ignored. If ``missing`` is "mean", missing values take the mean;
-        otherwise, they are refused.
+        otherwise, they are refused. The scores of a Dask collection are a Dask array.
         """
         k = len(self._model().components)
         if is_path(X):
             return scores_of_file(self, X, self._scores, k)
+        if is_dask(X):
+            return scores_of_dask(X, self.transform, k)
         rows = self._rows(X, ensure_all_finite="allow-nan")
         return self._scores(rows).astype(rows.dtype, copy=False)
 

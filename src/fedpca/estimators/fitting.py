@@ -32,6 +32,7 @@ from fedpca.rows.in_memory import JoinedRows, Rows, is_foreign
 from fedpca.rows.labels import rows_by_label, take_label_column
 from fedpca.rows.matching import open_matching, scores_in_blocks
 from fedpca.rows.open import open_rows
+from fedpca.rows.pieces import is_dask
 from fedpca.rows.weighted import checked_weights
 from fedpca.site.site import Site
 from fedpca.solvers.catalogue import to_plain
@@ -236,7 +237,7 @@ def is_many_sites(X: Any) -> bool:
 
 def without_labels(X: Any, sites: Any) -> tuple[Any, Any]:
     """Return one table and its site labels, which ``sites`` may name as one of its columns."""
-    if not isinstance(sites, str) or is_many_sites(X):
+    if not isinstance(sites, str) or is_many_sites(X) or is_dask(X):
         return X, sites
     return take_label_column(X, sites)
 
@@ -244,9 +245,10 @@ def without_labels(X: Any, sites: Any) -> tuple[Any, Any]:
 def validated(estimator: Any, X: Any, **checks: Any) -> Any:
     """Check one table as scikit-learn does and return it.
 
-    Return files, several sites, and arrays on disk or on a device unchanged; the sites check them.
+    Return files, several sites, Dask collections, and arrays on disk or on a device unchanged; the
+    sites check them.
     """
-    if is_many_sites(X) or is_path(X) or is_array_on_disk(X) or is_foreign(X):
+    if is_many_sites(X) or is_path(X) or is_dask(X) or is_array_on_disk(X) or is_foreign(X):
         return X
     return validate_data(
         estimator,
@@ -276,8 +278,35 @@ def as_federation(
     """
     if isinstance(X, Federation) and sites is None and weights is None:
         return X
+    if _has_dask(X):
+        return _on_dask(X, sites, weights)
     parts = _by_site(X, sites, weights)
     return Federation.local(parts, secure=is_private and len(parts) > 1)
+
+
+def _has_dask(X: Any) -> bool:
+    """Return whether X is a Dask collection, or holds the rows of sites as Dask collections."""
+    if is_dask(X) or isinstance(X, Federation):
+        return is_dask(X)
+    items = X.values() if isinstance(X, Mapping) and not sp.issparse(X) else X
+    return is_many_sites(X) and any(is_dask(item) for item in items)
+
+
+def _on_dask(X: Any, sites: Any, weights: Any) -> Federation:
+    """Return a federation of the workers that hold or compute the blocks of Dask collections."""
+    if sites is not None:
+        raise InputError(
+            "sites= would sort all rows of a Dask collection by site; pass a dict with the rows of "
+            "each site, such as {name: X[X.site == name] for name in names}"
+        )
+    if not isinstance(weights, str | None):
+        raise InputError(
+            "sample_weight must be the name of a column if X is a Dask collection; add the weights to "
+            "the data frame as a column"
+        )
+    if isinstance(X, list | tuple):
+        X = {f"site-{i}": rows for i, rows in enumerate(X, start=1)}
+    return Federation.dask(None, X, weight=weights)
 
 
 def _by_site(X: Any, sites: Any, weights: Any) -> Any:
@@ -318,6 +347,21 @@ def scores_of_file(
         )
     blocks = [scores for scores, _ in scores_in_blocks(rows, score)]
     return np.vstack([np.empty((0, width)), *blocks])
+
+
+def scores_of_dask(X: Any, transform: Callable[[Any], Array], width: int) -> Array:
+    """Return the scores of a Dask collection's rows as a Dask array, to be computed block by block.
+
+    ``transform`` scores the rows of one block, ``(b, d)``.
+    """
+    scores: Array  # but for its type, a Dask array is used like one
+    if not hasattr(X, "chunks"):  # a data frame, whose blocks have the names of features
+        scores = X.map_partitions(transform, meta=np.empty((0, width)))
+        return scores
+    whole = X.rechunk({1: -1})
+    chunks, meta = (whole.chunks[0], (width,)), np.empty((0, width), X.dtype)
+    scores = whole.map_blocks(transform, chunks=chunks, meta=meta)
+    return scores
 
 
 def as_stream(X: Any) -> Rows | Iterator[Any] | None:

@@ -12,9 +12,10 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from fedpca.arrays import Array
 from fedpca.errors import InputError
-from fedpca.estimators.fitting import is_path, scores_of_file
+from fedpca.estimators.fitting import is_path, scores_of_dask, scores_of_file
 from fedpca.models.linear import Model
 from fedpca.rows.devices import on_host
+from fedpca.rows.pieces import is_dask
 
 FITTED = (
     "components_",
@@ -93,6 +94,8 @@ class LinearMethods(LinearAttributes, ClassNamePrefixFeaturesOutMixin, Transform
         if is_path(X):
             score = partial(model.transform, whiten=self.whiten)
             return scores_of_file(self, X, score, len(model.components))
+        if is_dask(X):
+            return scores_of_dask(X, self.transform, len(model.components))
         rows = self._rows(X)
         scores = model.transform(rows, whiten=self.whiten)
         return scores.astype(rows.dtype, copy=False)

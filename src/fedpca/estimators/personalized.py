@@ -28,6 +28,7 @@ from fedpca.estimators.fitting import (
     plain_params,
     refuse_many_sites,
     run_program,
+    scores_of_dask,
     scores_of_file,
     set_features,
     validated,
@@ -42,6 +43,7 @@ from fedpca.models.personalized import PersonalizedModel, Split, load_personaliz
 from fedpca.models.site_similarity import ClusterEvidence
 from fedpca.rows.devices import on_host
 from fedpca.rows.matching import open_matching
+from fedpca.rows.pieces import is_dask
 from fedpca.solvers.catalogue import PERSONALIZED, find_personalized
 from fedpca.solvers.personalized.contract import PersonalizedSolver
 from fedpca.solvers.personalized.local_ranks import LocalRanks
@@ -209,7 +211,8 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         ----------
         X : dict or list of rows, Federation, or rows
             A dict or list with the rows of each site; a `Federation`; or one table with ``sites``. A
-            site's rows can be an array, a sparse matrix, a data frame, or the path to a file or folder.
+            site's rows can be an array, a sparse matrix, a data frame, a Dask collection, or the path to
+            a file or folder.
         y : None
             Ignored.
         sites : array of shape (n_samples,) or str, optional
@@ -268,6 +271,9 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                 )
             score = partial(self.model_.transform, site=site)
             return scores_of_file(self, X, score, self.model_.n_scores)
+        if is_dask(X):
+            check_is_fitted(self)
+            return scores_of_dask(X, partial(self.transform, site=site), self.model_.n_scores)
         rows = self._rows(X)
         return self.model_.transform(rows, site).astype(rows.dtype, copy=False)
 

@@ -22,6 +22,7 @@ from fedpca.estimators.fitting import (
     plain_params,
     refuse_many_sites,
     run_program,
+    scores_of_dask,
     scores_of_file,
     set_features,
     validated,
@@ -35,6 +36,7 @@ from fedpca.models.linear import Model, load_model
 from fedpca.models.robust import OutlierScores, Parts, RobustModel
 from fedpca.rows.columns import some_of
 from fedpca.rows.devices import on_host
+from fedpca.rows.pieces import is_dask
 from fedpca.solvers.catalogue import ROBUST, find_robust
 from fedpca.solvers.robust.contract import RobustSolver
 from fedpca.solvers.robust.program import RobustResult, low_rank_and_sparse
@@ -212,6 +214,8 @@ class RobustPCA(
         if is_path(X):
             check_is_fitted(self)
             return scores_of_file(self, X, self.model_.transform, self.n_components_)
+        if is_dask(X):
+            return scores_of_dask(X, self.transform, self.n_components_)
         rows = self._rows(X)
         return self.model_.transform(rows).astype(rows.dtype, copy=False)
 

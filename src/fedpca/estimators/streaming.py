@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
 
@@ -18,7 +18,7 @@ from sklearn.utils.validation import validate_data
 from fedpca.arrays import Array
 from fedpca.errors import InputError
 from fedpca.estimators.files import file_header, from_header, usable_header
-from fedpca.estimators.fitting import as_stream, forget_features, set_features
+from fedpca.estimators.fitting import as_federation, as_stream, forget_features, set_features
 from fedpca.estimators.linear import LinearMethods
 from fedpca.estimators.stream_file import read_stream, write_stream
 from fedpca.estimators.stream_rank import StreamRank, within_summary
@@ -28,12 +28,15 @@ from fedpca.rows.centering import NotFinite, naming_bad_values
 from fedpca.rows.devices import on_host
 from fedpca.rows.in_memory import Block, Rows, batches, canonical, is_sparse, rows_per_block
 from fedpca.rows.open import open_rows
+from fedpca.rows.pieces import is_dask
 from fedpca.rows.standardized import refuse_tiny
+from fedpca.solvers.one_round.merge import directions_to_ask, gather_summaries, summarize_rows
+from fedpca.solvers.standardize import common_features
 from fedpca.summary.lowrank import rows_at_once
 from fedpca.summary.scaled import scaled_summary
 from fedpca.summary.scatter import Scatter, scatter_fits, scatter_pays
 from fedpca.summary.stream import Stream
-from fedpca.summary.summary import N_SPARE, Summary
+from fedpca.summary.summary import N_SPARE, Summary, merge_in_tree
 
 
 class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
@@ -176,7 +179,8 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         X : rows, path, list of paths, or iterator of batches
             One table; the path to a Parquet, Feather, CSV, TSV, npy, or npz file, or to a folder of
             such files; or an iterator or list of batches. If there are several files, columns are
-            matched by name.
+            matched by name. The blocks of a Dask array or data frame are summarized where they are, in
+            no particular order, and the summaries are merged.
         y : None
             Ignored.
         on_batch : callable, optional
@@ -184,6 +188,9 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         """
         self._validate_params()
         self._forget_all()
+        if is_dask(X):
+            self._set_stream(Stream.of(self._merged(X)))
+            return self
         for n_seen in self._batches_of(X):
             if on_batch is not None:
                 on_batch(n_seen)
@@ -386,6 +393,27 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
             with naming_bad_values(rows):
                 self._stream.take(batch, forgetting=self.forgetting)
             yield self._n_seen
+
+    def _merged(self, X: Any) -> Summary:
+        """Return the merged summaries of the blocks of a Dask collection, made where the blocks are."""
+        needed = {"rank": "fixed", "forgetting": 1, "center": True}
+        for name, value in needed.items():
+            if getattr(self, name) != value:
+                raise InputError(
+                    f"{name}={getattr(self, name)!r} requires rows in order and in one process, which "
+                    f"the blocks of a Dask collection are not; use {name}={value!r}, or pass the "
+                    "blocks to partial_fit one by one"
+                )
+        fed = as_federation(X)
+        common = common_features(fed)
+        d = common.n_features
+        begun = self._begin(d, rows_per_block(d))
+        carried = begun.carried
+        wanted = carried.room if begun.scatter is None else d  # all directions leave nothing out
+        asked = directions_to_ask(None, wanted, d, n_spare=0) | {"features": common.to_ask}
+        summaries = gather_summaries(fed, summarize_rows, wanted, centered=True, **asked)
+        merged = merge_in_tree(summaries, None).resize(carried.n_components, carried.room)
+        return replace(merged, features=common.names)
 
     @property
     def _n_seen(self) -> int:

@@ -11,15 +11,16 @@ import numpy as np
 from fedpca.coordinator.federation import Federation
 from fedpca.errors import InputError
 from fedpca.rows.columns import some_of
+from fedpca.rows.pieces import is_dask
 from fedpca.site.site import Site, cache_share
 
 
 def without_column(X: Any, weight: str) -> tuple[Any, Any]:
     """Return the rows of one table without the named column, and that column as weights.
 
-    Files and several sites' rows, and the name, are returned unchanged.
+    Files, Dask collections, and several sites' rows, and the name, are returned unchanged.
     """
-    if isinstance(X, Federation | Mapping | list | tuple | str | os.PathLike):
+    if is_dask(X) or isinstance(X, Federation | Mapping | list | tuple | str | os.PathLike):
         return X, weight
     if not hasattr(X, "columns"):
         raise InputError(

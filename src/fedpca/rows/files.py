@@ -25,6 +25,8 @@ from fedpca.rows.in_memory import (
 from fedpca.rows.partitions import Partition, PartitionedTable
 from fedpca.rows.tables import Table, TableRows
 
+BUFFER_BYTES = 1 << 16  # raw bytes of each column of a Parquet file that are read at a time
+
 Opener = Callable[[Path, ColumnChoice, Partition], Rows]
 
 
@@ -89,8 +91,8 @@ class ParquetFile:
     def _open(self) -> Any:
         import pyarrow.parquet as pq
 
-        # pre_buffer would keep a row group's raw bytes in addition to the decoded columns
-        return pq.ParquetFile(self._path, pre_buffer=False)
+        # otherwise, the raw bytes of a whole row group would be in memory besides the decoded columns
+        return pq.ParquetFile(self._path, pre_buffer=False, buffer_size=BUFFER_BYTES)
 
 
 class FeatherFile:

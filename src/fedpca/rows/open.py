@@ -6,6 +6,7 @@ import glob
 import os
 import zlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any
@@ -21,6 +22,7 @@ from fedpca.rows.files import OPENERS, kind_of, name_of
 from fedpca.rows.in_memory import DenseRows, JoinedRows, Rows, SparseRows, is_foreign
 from fedpca.rows.on_device import device_rows
 from fedpca.rows.partitions import NO_PARTITION, Partition, partition_of
+from fedpca.rows.pieces import PieceRows, Pieces
 from fedpca.rows.tables import InMemoryTable, TableRows
 
 _GONE = "gone"
@@ -43,13 +45,15 @@ _UNREADABLE = (
 
 
 def open_rows(source: Any, choice: ColumnChoice = ALL_COLUMNS) -> Rows:
-    """Return the rows in an array, sparse matrix, data frame, or table, or in files or folders.
+    """Return the rows in an array, sparse matrix, data frame, table, or pieces, or in files or folders.
 
     ``choice`` says which columns are features. An array on a device stays there.
     """
     paths = paths_of(source)
     if paths:
         return open_paths(paths, choice)
+    if isinstance(source, Pieces):
+        return PieceRows(source, partial(open_rows, choice=choice))
     if hasattr(source, "__arrow_c_stream__"):
         return TableRows(InMemoryTable(source), choice)
     if choice is not ALL_COLUMNS:

@@ -30,6 +30,15 @@ _OPEN_KEY = _OPEN + "key"
 
 
 @dataclass(frozen=True)
+class Checkpoint:
+    """How far a site has come in a run; a copy of the site goes on from here anywhere else."""
+
+    run: str
+    round: int  # the last round that was answered
+    memory: Arrays
+
+
+@dataclass(frozen=True)
 class Pending:
     """An answer of which only the size was told, and the site's memory after it."""
 
@@ -61,6 +70,18 @@ class CurrentRun:
         if saved is None:
             return cls(name)
         return cls(name, read_only(saved.memory), saved.round, saved.reply)
+
+    @classmethod
+    def resume(cls, checkpoint: Checkpoint | None) -> CurrentRun:
+        """Return the run at a checkpoint, or no run yet."""
+        if checkpoint is None:
+            return cls()
+        return cls(checkpoint.run, read_only(checkpoint.memory), checkpoint.round)
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        """Return what a copy of the site needs to go on from here, or None without a run."""
+        return None if self.name is None else Checkpoint(self.name, self.round, dict(self.memory))
 
     @property
     def plan(self) -> RunPlan:

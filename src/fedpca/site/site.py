@@ -39,7 +39,7 @@ from fedpca.rows.in_memory import Rows, about_n_rows
 from fedpca.rows.query import Query
 from fedpca.rows.standardized import MAX_CACHE_BYTES, Frame, StandardizedRows
 from fedpca.site.budget import Budget
-from fedpca.site.current_run import CurrentRun, Memory, read_only
+from fedpca.site.current_run import Checkpoint, CurrentRun, Memory, read_only
 from fedpca.site.disclosure import Disclosure
 from fedpca.site.guard import UNDECLARED, Agreement, Guard, Keys, agreement_to
 from fedpca.site.guard import keep as keep_agreement
@@ -238,12 +238,21 @@ class Site:
                 text = f"{type(error).__name__}; see the site's log for details"
                 return self.refusal(request.header, SiteFailed(text))
 
+    def answer_from(
+        self, before: Checkpoint | None, request: Message
+    ) -> tuple[Checkpoint | None, Message]:
+        """Return the checkpoint after a question and the answer, starting from a checkpoint.
+
+        The result depends only on the rows, the checkpoint, and the question, so any copy of the site
+        gives the same one. What the site has cached stays, because it never changes an answer.
+        """
+        self._run = CurrentRun.resume(before)
+        reply = self.answer(request, keep=False)
+        return self._run.checkpoint, reply
+
     def refusal(self, asked: Header, error: FedpcaError) -> Message:
         """Compose a reply that contains only an error."""
-        # report the nearest base class that the coordinator recognizes
-        kinds = [k for k in type(error).__mro__ if k.__name__ in REPORTED_BY_SITES]
-        kind = kinds[0] if kinds else SiteFailed  # a FileError, for example, is the site's own
-        return self._reply(asked, {"error": kind.__name__, "text": str(error)}, {})
+        return refusal(self.name, asked, error)
 
     @property
     def standardized(self) -> StandardizedRows:
@@ -569,8 +578,7 @@ class Site:
 
     def _reply(self, asked: Header, more: Header, arrays: Mapping[str, Array]) -> Message:
         """Compose a reply whose header repeats the run, round, and question."""
-        echo = {key: asked.get(key) for key in ("run", "round", "question")}
-        return compose({**echo, "site": self.name, **more}, arrays)
+        return _reply(self.name, asked, more, arrays)
 
     def _enter(
         self, run: str, last: int, *, is_declared: bool = False, has_keys: bool = False
@@ -636,3 +644,16 @@ class Site:
         return (
             None if path is None else MemoryFile(path).load(run, self._source.fingerprint_of(files))
         )
+
+
+def refusal(site: str, asked: Header, error: FedpcaError) -> Message:
+    """Compose a site's reply that contains only an error."""
+    # report the nearest base class that the coordinator recognizes
+    kinds = [k for k in type(error).__mro__ if k.__name__ in REPORTED_BY_SITES]
+    kind = kinds[0] if kinds else SiteFailed  # a FileError, for example, is the site's own
+    return _reply(site, asked, {"error": kind.__name__, "text": str(error)}, {})
+
+
+def _reply(site: str, asked: Header, more: Header, arrays: Mapping[str, Array]) -> Message:
+    echo = {key: asked.get(key) for key in ("run", "round", "question")}
+    return compose({**echo, "site": site, **more}, arrays)

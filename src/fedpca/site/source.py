@@ -18,6 +18,7 @@ from fedpca.rows.choice import ALL_COLUMNS, ColumnChoice
 from fedpca.rows.in_memory import Rows, checksum
 from fedpca.rows.on_device import rows_on
 from fedpca.rows.open import file_states, open_rows, refuse_gone, state_of
+from fedpca.rows.pieces import Pieces
 from fedpca.rows.query import Query
 from fedpca.rows.weighted import WeightedRows, as_numbers, weight_fingerprint
 
@@ -49,7 +50,7 @@ class Source:
             self._choice = ColumnChoice.of(drop, columns, id) if is_chosen else ALL_COLUMNS
             is_array = weight is not None and not isinstance(weight, str)
             self._weight = as_numbers(weight) if is_array else weight
-            self.files = file_states(rows)  # first, so that a change while opening is noticed
+            self.files = file_states(self._given)  # first, so that a change while opening is noticed
             self.rows = self._open()
 
     def files_now(self) -> dict[Path, str]:
@@ -63,9 +64,7 @@ class Source:
             except InputError as error:  # whose text is for the people at the site alone
                 log.error("site %s: %s", self._site, error)
                 raise SiteFailed("the site's database did not answer its query") from None
-        files = file_states(self._given)
-        refuse_gone(files)
-        return files
+        return files_of(self._given)
 
     @property
     def fingerprint(self) -> str:
@@ -115,6 +114,20 @@ class Source:
         if self._device is not None or self._precision is not None:
             rows = rows_on(rows, self._device, self._precision)
         return rows if self._weight is None else WeightedRows(rows, self._weight)
+
+
+def in_pieces(
+    load: Sequence[Callable[[], Any]], n_rows: int | None = None, *, are_held: bool = False
+) -> Any:
+    """Return rows for a site whose table is loaded piece by piece; see `fedpca.rows.pieces.Pieces`."""
+    return Pieces(load, n_rows, are_held)
+
+
+def files_of(rows: Any) -> dict[Path, str]:
+    """Return the files that hold a site's rows, with their states, or none for rows in memory."""
+    files = file_states(rows)
+    refuse_gone(files)
+    return files
 
 
 @contextmanager

@@ -1,0 +1,184 @@
+"""Time a fit on a Dask cluster against a bare sketch of block moments and against dask-ml.
+
+    python benchmarks/cluster.py                     2e6 and 4e6 rows of 200 features, from Parquet
+    python benchmarks/cluster.py --peers PYTHON      the same, with dask-ml as it is installed there
+    python benchmarks/cluster.py --quick             a tenth of the rows
+
+Rows are read from files of 100,000 rows by two workers, each a process with one thread. The contestants
+take turns, each in a process with a cluster of its own, and the medians are compared. Seconds are those
+of a fit, after one on a few rows, which imports what is needed. Memory is the largest that each worker
+had in use, added up.
+
+The sketch is the least that a PCA must do: tasks that read a file each and return its row count, column
+sums, and X'X, which the client adds up. It centers by subtraction, so it loses digits at an offset.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FEATURES, COMPONENTS, ROWS_PER_FILE, FEW = 200, 20, 100_000, 1000
+BOUNDS = {"sketch": 1.3, "dask-ml": 0.1}
+
+
+def write(folder: Path, n: int) -> None:
+    """Write rows whose variances decrease gently, in float64, as files of the same size."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    names = [f"f{j}" for j in range(FEATURES)]
+    deviations = np.linspace(3, 0.5, FEATURES)
+    for i in range(n // ROWS_PER_FILE):
+        rng = np.random.default_rng(i)
+        rows = 1 + rng.standard_normal((ROWS_PER_FILE, FEATURES)) * deviations
+        table = pa.table(dict(zip(names, rows.T, strict=True)))
+        # no number occurs twice, so a dictionary would only add to the file
+        path = folder / f"part-{i:02}.parquet"
+        pq.write_table(table, path, compression="none", use_dictionary=False)
+        if i == 0:
+            (folder / "few").mkdir()
+            for j in range(2):
+                few = table.slice(j * FEW, FEW)
+                pq.write_table(few, folder / "few" / f"part-{j}.parquet")
+
+
+def fedpca(client: Any, pattern: str) -> np.ndarray:
+    from fedpca import FederatedPCA, Federation
+
+    with Federation.dask(client, pattern) as fed:
+        return FederatedPCA(COMPONENTS).fit(fed).components_
+
+
+def moments(path: Path) -> tuple[int, np.ndarray, np.ndarray]:
+    import pyarrow.parquet as pq
+
+    rows = pq.read_table(path).to_pandas().to_numpy()
+    return len(rows), rows.sum(axis=0), rows.T @ rows
+
+
+def sketch(client: Any, pattern: str) -> np.ndarray:
+    folder = Path(pattern).parent
+    futures = client.map(moments, sorted(folder.glob("*.parquet")), pure=False)
+    n, total, squares = 0, 0.0, 0.0
+    for own_n, own_total, own_squares in client.gather(futures):
+        n, total, squares = n + own_n, total + own_total, squares + own_squares
+    covariance = squares - np.outer(total, total) / n
+    return np.linalg.eigh(covariance)[1][:, : -COMPONENTS - 1 : -1].T
+
+
+def dask_ml(client: Any, pattern: str) -> np.ndarray:
+    import dask.dataframe as dd
+    from dask_ml.decomposition import PCA
+
+    rows = dd.read_parquet(pattern).to_dask_array(lengths=True)
+    return PCA(COMPONENTS, svd_solver="tsqr").fit(rows).components_
+
+
+CONTESTANTS: dict[str, Callable[[Any, str], np.ndarray]] = {
+    "fedpca": fedpca,
+    "sketch": sketch,
+    "dask-ml": dask_ml,
+}
+
+
+def peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def contest(name: str, folder: Path) -> None:
+    """Fit once as a warm-up and once for the time, and print the outcome as JSON."""
+    from distributed import Client, LocalCluster
+
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        fit = CONTESTANTS[name]
+        fit(client, str(folder / "few" / "*.parquet"))
+        began = time.perf_counter()
+        components = fit(client, str(folder / "*.parquet"))
+        seconds = time.perf_counter() - began
+        memory = sum(client.run(peak_bytes).values())
+    print(json.dumps({"seconds": seconds, "bytes": memory, "components": components.tolist()}))
+
+
+def run(name: str, folder: Path, python: str) -> dict[str, Any] | None:
+    """Let a contestant fit in a process of its own; return None if it is not installed there."""
+    command = [python, __file__, "--contest", name, "--folder", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        print(f"  {name}: {done.stderr.strip().splitlines()[-1]}", flush=True)
+        return None
+    outcome: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return outcome
+
+
+def sine(a: Any, b: Any) -> float:
+    """Return the sine of the largest angle between two subspaces with orthonormal rows."""
+    A, B = np.array(a), np.array(b)
+    return float(np.linalg.norm(B - B @ A.T @ A, ord=2))
+
+
+def compare(n: int, turns: int, pythons: dict[str, str]) -> float:
+    """Fit n rows with each contestant, print the table, and return the memory of fedpca."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write(folder, n)
+        outcomes: dict[str, list[dict[str, Any]]] = {}
+        for turn in range(turns):
+            for contestant, python in pythons.items():
+                if turn and contestant not in ("fedpca", "sketch"):
+                    continue  # these take long, and are compared with a bound of ten
+                outcome = run(contestant, folder, python)
+                if outcome is not None:
+                    outcomes.setdefault(contestant, []).append(outcome)
+    print(f"{n:,} x {FEATURES} float64 from Parquet, k={COMPONENTS}, 2 workers of one thread")
+    seconds = {k: statistics.median(o["seconds"] for o in v) for k, v in outcomes.items()}
+    memory = {k: max(o["bytes"] for o in v) for k, v in outcomes.items()}
+    for contestant in outcomes:
+        angle = sine(outcomes["fedpca"][0]["components"], outcomes[contestant][0]["components"])
+        line = f"  {contestant:8} {seconds[contestant]:7.2f} s  {memory[contestant] / 1e6:6.0f} MB"
+        if contestant != "fedpca":
+            ratio = seconds["fedpca"] / seconds[contestant]
+            line += f"  fedpca / this {ratio:.2f} (bound {BOUNDS[contestant]:.2f})"
+            line += f", memory {memory['fedpca'] / memory[contestant]:.2f}, sine {angle:.0e}"
+        print(line, flush=True)
+    return memory["fedpca"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a tenth of the rows")
+    parser.add_argument("--turns", type=int, default=3, help="fits of each contestant")
+    parser.add_argument("--peers", help="the Python of an environment with dask-ml")
+    parser.add_argument("--contest", choices=CONTESTANTS, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.contest:
+        contest(given.contest, given.folder)
+        return
+    pythons = dict.fromkeys(("fedpca", "sketch"), sys.executable)
+    if given.peers:
+        pythons["dask-ml"] = given.peers
+    n = 200_000 if given.quick else 2_000_000
+    once = compare(n, given.turns, pythons)
+    twice = compare(2 * n, 1, dict(list(pythons.items())[:1]))
+    print(f"memory for twice the rows / for the rows: {twice / once:.2f}")
+    if not given.peers:
+        print("dask-ml was left out; use --peers PYTHON for an environment that has it")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,255 @@
+"""Ask sites at the workers of a Dask cluster, and add up their answers there.
+
+A question is a task for each site, which takes the site's rows, what the site remembers, and the
+question, and returns the answer. What a question changes in a site's memory is part of its task's
+result, and the next question takes it from there. So the scheduler knows how everything came about. If
+a worker is lost, it has other workers read the rows again and repeat the questions that count.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from distributed import Client, Future, get_client, wait
+
+from fedpca.engines.base import Engine, Total
+from fedpca.engines.dask.at_worker import add_up, ask, ask_only, open_site, reply_of
+from fedpca.engines.dask.tables import Share, blocks_of, joined, shares_of
+from fedpca.engines.local import LocalEngine
+from fedpca.errors import (
+    FedpcaError,
+    InputError,
+    LinkError,
+    MessageError,
+    SiteError,
+    SiteFailed,
+    SiteTimeout,
+)
+from fedpca.protocol.message import Message
+from fedpca.protocol.question import find_question
+from fedpca.site.site import Site
+
+FAN_IN = 8  # answers that one task adds up
+INLINE_BYTES = 1 << 20  # larger questions travel between workers, not once for each from the client
+
+
+def connect(client: Any, rows: Any, choice: Mapping[str, Any]) -> Engine:
+    """Return an engine for rows at the workers of a cluster; see `Federation.dask`.
+
+    Without a cluster, the rows become those of one site in this process, or of one for each item of a
+    dict.
+    """
+    if isinstance(client, str):
+        return DaskEngine.at_address(client, rows, choice)
+    if client is None:
+        try:
+            client = get_client()
+        except ValueError:
+            tables = rows if isinstance(rows, Mapping) else {"site-1": rows}
+            return LocalEngine(
+                {n: Site(_here(table), name=str(n), **choice) for n, table in tables.items()}
+            )
+    return DaskEngine(client, rows, choice)
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """What a site remembers in a run, before and after the last question that changed it."""
+
+    run: str
+    round: int = 0
+    before: Future | None = None
+    after: Future | None = None
+
+
+class DaskEngine:
+    """An engine for rows at the workers of a Dask cluster.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        The cluster.
+    rows : Dask collection, delayed blocks, paths, or a dict of these
+        One table for all workers, or the rows of each site; see `Federation.dask`.
+    choice : dict
+        Options of `Site` that say which columns are features.
+    """
+
+    lacks: ClassVar[Mapping[str, str]] = {
+        "secure": "secure sums hide sites from each other, but all rows on a Dask cluster have one "
+        "owner, who can read them anyway; omit secure=True, or use Federation.flower for rows of "
+        "several owners",
+        "journal": "a journal cannot resume a fit on a Dask cluster, where nothing that sites remember "
+        "outlives the client; omit the journal, since a lost worker does not end a fit there",
+        "privacy": "on a Dask cluster, each worker would add all of the noise by itself; fit the rows "
+        "in one process, or with Federation.flower and secure=True",
+    }
+
+    def __init__(self, client: Client, rows: Any, choice: Mapping[str, Any] | None = None) -> None:
+        self._client = client
+        self._address: str | None = None  # of a cluster to which this engine connects by itself
+        self._choice = dict(choice or {})
+        self._shares: Mapping[str, Share] = shares_of(client, rows)
+        self._sites: dict[str, Future] = {}
+        self._memories: dict[str, _Memory] = {}
+        self.names = list(self._shares)
+
+    @classmethod
+    def at_address(cls, address: str, rows: Any, choice: Mapping[str, Any]) -> DaskEngine:
+        """Return an engine that connects to a scheduler, and disconnects when it is closed."""
+        client = _connected(address)
+        try:
+            engine = cls(client, rows, choice)
+        except BaseException:
+            client.close()
+            raise
+        engine._address = address
+        return engine
+
+    def ask(
+        self, names: Sequence[str], request: Message, timeout: float | None
+    ) -> Iterator[tuple[str, Message | SiteError]]:
+        """Yield the answer of each site once all have answered or the time is over."""
+        replies = self._submit(names, request)
+        _await(list(replies.values()), timeout)
+        for name, future in replies.items():
+            yield name, _problem(future, timeout) or self._client.gather(future)
+
+    def ask_total(self, names: Sequence[str], request: Message, timeout: float | None) -> Total:
+        """Return the sum of the sites' answers, which workers add up in a tree."""
+        replies = self._submit(names, request)
+        root = self._tree(list(replies.values()))
+        _await([root], timeout)
+        problem = _problem(root, timeout)
+        if problem is None:
+            return self._result(root)
+        failed = {
+            name: error
+            for name, future in replies.items()
+            if (error := _problem(future, timeout)) is not None
+        }
+        answered = [future for name, future in replies.items() if name not in failed]
+        if not failed:  # so it was the sum that failed
+            failed, answered = dict.fromkeys(names, problem), []
+        if not answered:
+            return Total({}, failed, {})
+        total = self._result(self._tree(answered))
+        return Total(total.arrays, {**total.replies, **failed}, total.sums)
+
+    def fingerprints(self) -> Mapping[str, str]:
+        """Return an empty mapping, because only the workers can read the rows."""
+        return {}
+
+    def close(self) -> None:
+        """Release what the cluster keeps for this engine."""
+        self._sites, self._memories = {}, {}
+        if self._address is not None:
+            self._client.close()
+
+    def _submit(self, names: Sequence[str], request: Message) -> dict[str, Future]:
+        """Submit a question to sites, and return the futures of their replies."""
+        if self._client.status == "closed" and self._address is not None:
+            self._client = _connected(self._address)
+        asked: Any = request
+        if request.n_bytes > INLINE_BYTES:
+            asked = self._client.submit(_same, request, key=_key("question"))
+        return {name: self._ask_site(name, asked, request) for name in names}
+
+    def _ask_site(self, name: str, asked: Message | Future, request: Message) -> Future:
+        share = self._shares[name]
+        # a task runs elsewhere if the worker is gone, and the rows are then read there
+        at_worker = {"workers": [share.worker], "allow_other_workers": True}
+        if name not in self._sites:
+            given = (name, share.rows, self._choice, *share.futures)
+            self._sites[name] = self._client.submit(
+                open_site, *given, key=_key("open_site"), **at_worker
+            )
+        header = request.header
+        memory = self._memories.get(name)
+        if memory is None or memory.run != header["run"]:
+            memory = _Memory(header["run"])
+        is_again = header["round"] == memory.round
+        before = memory.before if is_again else memory.after
+        remembers, package = _about(header["question"])
+        given = (self._sites[name], before, asked, package)
+        key = _key(header["question"])
+        if not remembers:
+            return self._client.submit(ask_only, *given, key=key, **at_worker)
+        after = self._client.submit(ask, *given, key=key, **at_worker)
+        self._memories[name] = _Memory(header["run"], header["round"], before, after)
+        return self._client.submit(reply_of, after, key=_key("reply_of"), **at_worker)
+
+    def _tree(self, parts: Sequence[Future]) -> Future:
+        """Return the future of the sum of all parts, of which a task adds up a few at a time."""
+        while len(parts) > FAN_IN:
+            groups = [parts[i : i + FAN_IN] for i in range(0, len(parts), FAN_IN)]
+            parts = [self._sum(group) if len(group) > 1 else group[0] for group in groups]
+        return self._sum(parts)
+
+    def _sum(self, parts: Sequence[Future]) -> Future:
+        return self._client.submit(add_up, *parts, key=_key("add_up"))
+
+    def _result(self, future: Future) -> Total:
+        total: Total = future.result()
+        return total
+
+
+def _here(rows: Any) -> Any:
+    """Return rows for a site in this process: paths as they are, and blocks to be computed here."""
+    try:
+        blocks = joined(blocks_of(rows))
+    except InputError:
+        return rows
+    return blocks.open()
+
+
+def _connected(address: str) -> Client:
+    try:
+        return Client(address, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise LinkError(
+            f"there is no Dask scheduler at {address}: {error}; check the address, and that the "
+            "scheduler runs"
+        ) from None
+
+
+def _about(question: str) -> tuple[bool, str]:
+    """Return whether a question changes a site's memory, and the module that defines it."""
+    try:
+        found = find_question(question)
+    except MessageError:  # the site says so too
+        return False, __name__
+    return found.remembers, found.function.__module__
+
+
+def _await(futures: Sequence[Future], timeout: float | None) -> None:
+    """Wait until all futures are done, or until the time is over."""
+    with suppress(TimeoutError):
+        wait(futures, timeout=timeout)
+
+
+def _problem(future: Future, timeout: float | None) -> SiteError | None:
+    """Return why a future has no result, or None if it has one."""
+    if future.status == "finished":
+        return None
+    if future.status == "pending":
+        future.cancel()
+        return SiteTimeout(f"no answer within {timeout:g} s")
+    error = future.exception() if future.status == "error" else None
+    if isinstance(error, FedpcaError):
+        return SiteFailed(str(error))
+    text = "its task was canceled" if error is None else f"{type(error).__name__}: {error}"
+    return SiteFailed(f"{text}; see the log of the Dask workers for details")
+
+
+def _key(name: str) -> str:
+    """Return a key that no other task has; Dask's dashboard shows the name."""
+    return f"{name}-{uuid.uuid4().hex}"
+
+
+def _same(value: Any) -> Any:
+    return value

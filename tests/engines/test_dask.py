@@ -1,0 +1,302 @@
+"""Rows on a Dask cluster give what one process gives, also if a worker is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from functools import partial
+
+import dask
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+from distributed import Client, LocalCluster
+
+import command_line
+from fedpca import FederatedPCA, Federation, PersonalizedPCA, Privacy, RobustPCA, StreamingPCA, load
+from fedpca.engines.dask import engine as dask_engine
+from fedpca.engines.dask.engine import DaskEngine
+from fedpca.errors import InputError, LinkError, QuorumLost
+from fedpca.linalg.dense import sine_of_angle
+from fedpca.testing import check_engine
+from support import gapped_rows, low_rank_rows
+
+pytestmark = pytest.mark.process
+ROWS = gapped_rows(np.random.default_rng(8), 240, 8, 3, offset=1.0)
+CLUSTER = {"threads_per_worker": 1, "dashboard_address": ":0"}
+NAMES = [f"f{j}" for j in range(8)]
+LANCZOS = partial(FederatedPCA, 3, solver="lanczos", random_state=0)  # of several rounds
+CHUNKED = da.from_array(ROWS, chunks=(50, 8))
+FRAME = pd.DataFrame(ROWS, columns=NAMES)
+
+
+@pytest.fixture(scope="module")
+def threads():
+    """A client of three workers in this process."""
+    with (
+        LocalCluster(processes=False, n_workers=3, **CLUSTER) as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
+
+
+@pytest.fixture(scope="module")
+def processes():
+    """A client of two workers, each a process."""
+    with (
+        LocalCluster(processes=True, n_workers=2, **CLUSTER) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+def assert_same(fitted, expected):
+    assert sine_of_angle(fitted.components_.T, expected.components_.T) < 1e-10
+    np.testing.assert_allclose(
+        fitted.explained_variance_, expected.explained_variance_, rtol=1e-10, atol=0
+    )
+    np.testing.assert_allclose(fitted.mean_, expected.mean_, rtol=1e-10, atol=1e-12)
+
+
+def test_an_engine_for_dask_keeps_the_promises_of_an_engine(threads):
+    rows = {"north": ROWS[:100], "south": ROWS[100:]}
+    # one block for each site, since the order of additions within a site shows in the last bits
+    check_engine(DaskEngine(threads, {k: da.from_array(x, x.shape) for k, x in rows.items()}), rows)
+
+
+def sparse_blocks():
+    return CHUNKED.map_blocks(sp.csr_array, dtype=float)
+
+
+def unknown_lengths():
+    return CHUNKED[CHUNKED[:, 0] > -np.inf]
+
+
+def delayed_blocks():
+    return [dask.delayed(np.copy)(part) for part in np.array_split(ROWS, 5)]
+
+
+TABLES = {
+    "an array": lambda client: CHUNKED,
+    "one block": lambda client: da.from_array(ROWS, (240, 8)),
+    "sparse blocks": lambda client: sparse_blocks(),
+    "unknown lengths": lambda client: unknown_lengths(),
+    "a frame": lambda client: dd.from_pandas(FRAME, npartitions=5),
+    "delayed blocks": lambda client: delayed_blocks(),
+    "futures": lambda client: client.scatter(np.array_split(ROWS, 4)),
+    "a persisted array": lambda client: client.persist(CHUNKED),
+    "a persisted frame": lambda client: client.persist(dd.from_pandas(FRAME, npartitions=5)),
+    "work on a persisted array": lambda client: client.persist(CHUNKED / 2) * 2,
+}
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_any_table_gives_what_one_process_gives(threads, table):
+    fed = Federation.dask(threads, TABLES[table](threads))
+    fitted, expected = LANCZOS().fit(fed), LANCZOS().fit(ROWS)
+    assert_same(fitted, expected)
+    assert fitted.n_samples_ == len(ROWS)
+    assert len(fitted.run_.sites) == (1 if table == "one block" else 3)
+    assert fitted.run_.rounds == expected.run_.rounds
+
+
+def test_features_in_several_chunks_are_put_together_with_a_warning(threads):
+    chunked = da.from_array(ROWS, chunks=(50, 3))
+    with pytest.warns(UserWarning, match="3 chunks"):
+        fed = Federation.dask(threads, chunked)
+    assert_same(FederatedPCA(3).fit(fed), FederatedPCA(3).fit(ROWS))
+
+
+def test_only_sums_reach_the_client_and_the_ledger_has_them(threads, monkeypatch):
+    monkeypatch.setattr(dask_engine, "FAN_IN", 2)
+    parts = dict(zip("abcde", np.array_split(ROWS, 5), strict=True))
+    tables = {name: da.from_array(rows, rows.shape) for name, rows in parts.items()}
+    reached, gather = [], Client.gather
+    monkeypatch.setattr(
+        Client, "gather", lambda *args, **more: reached.append(gather(*args, **more)) or reached[-1]
+    )
+    fitted, within = LANCZOS().fit(Federation.dask(threads, tables)), LANCZOS().fit(parts)
+    assert_same(fitted, within)
+    assert fitted.run_.rounds == within.run_.rounds
+    ledger = list(fitted.run_.ledger)
+    assert [entry for entry in ledger if entry.site in parts] == list(within.run_.ledger)
+    sums = {entry.site for entry in ledger} - set(parts)
+    assert sums == {f"(sum of {w})" for w in ("a to b", "c to d", "a to d", "a to e")}
+    assert {entry.how for entry in ledger if entry.site in sums} == {"summed"}
+    # single answers reach the client only if the program looks at them
+    assert {r.header["question"] for r in reached} == {"column_names", "explained_energy"}
+    assert fitted.run_.bytes_up == sum(entry["bytes_up"] for entry in fitted.run_.history)
+
+
+def block_elsewhere(i, client_process):
+    """Return a block, but never in the process of the client."""
+    assert os.getpid() != client_process
+    return ROWS[i * 20 : (i + 1) * 20]
+
+
+def test_a_killed_worker_changes_nothing_but_who_answers(processes):
+    blocks = [dask.delayed(block_elsewhere)(i, os.getpid()) for i in range(12)]
+    undisturbed = LANCZOS().fit(Federation.dask(processes, blocks))
+    assert_same(undisturbed, LANCZOS().fit(ROWS))
+    fed = Federation.dask(processes, blocks)
+    pids = processes.run(os.getpid)
+    killed = []
+
+    def on_round(entry):
+        if entry["round"] == 5 and not killed:
+            (place,) = processes.who_has(fed.engine._sites["site-1"]).values()
+            os.kill(pids[place[0]], signal.SIGKILL)
+            killed.extend(place)
+
+    fed.on_round = on_round
+    fitted = LANCZOS().fit(fed)
+    assert killed
+    assert fitted.run_.rounds > 6
+    assert fitted.components_.tobytes() == undisturbed.components_.tobytes()
+    assert list(fitted.run_.ledger) == list(undisturbed.run_.ledger)
+    assert not fitted.run_.lost
+    (place,) = processes.who_has(fed.engine._sites["site-1"]).values()
+    assert place != tuple(killed)
+
+
+def test_files_are_read_by_the_workers(processes, tmp_path, monkeypatch):
+    for i in range(5):
+        part = FRAME[i * 48 : (i + 1) * 48]
+        part.assign(patient="p").to_parquet(tmp_path / f"part-{i}.parquet", index=False)
+    expected = FederatedPCA(3).fit(FRAME)
+    processes.wait_for_workers(2)  # if one was killed
+    fed = Federation.dask(processes, str(tmp_path / "*.parquet"), id="patient")
+    assert_same(FederatedPCA(3).fit(fed), expected)
+    assert len(fed.engine.names) == 2
+    monkeypatch.chdir(tmp_path)
+    address = processes.scheduler.address
+    words = (
+        "fit",
+        "*.parquet",
+        "--cluster",
+        address,
+        "--drop",
+        "patient",
+        "-k",
+        "3",
+        "-o",
+        "m.fedpca",
+    )
+    assert command_line.run(*words).exit_code == 0
+    assert_same(load("m.fedpca"), expected)
+    part[:9].to_parquet(tmp_path / "part-0.parquet", index=False)  # fewer rows than before
+    with pytest.raises(InputError, match="a file has changed"):
+        FederatedPCA(3).fit(fed)
+
+
+def fail(_):
+    raise OSError("the disk is gone")
+
+
+@pytest.mark.parametrize("where", ["a block", "a future"])
+def test_a_site_whose_rows_cannot_be_computed_is_lost(threads, where):
+    rows = {"a": [dask.delayed(np.copy)(ROWS[:120])], "b": [dask.delayed(np.copy)(ROWS[120:])]}
+    rows["c"] = [dask.delayed(fail)(0)] if where == "a block" else [threads.submit(fail, 0)]
+    with pytest.raises(QuorumLost, match=r"site 'c', round 1.*OSError"):
+        FederatedPCA(3).fit(Federation.dask(threads, rows))
+    fitted = FederatedPCA(3).fit(Federation.dask(threads, rows, quorum=2))
+    assert fitted.run_.sites == ("a", "b")
+    assert_same(fitted, FederatedPCA(3).fit(ROWS))
+
+
+def test_a_site_that_fails_in_a_sum_is_asked_again_and_then_lost(threads):
+    fails_later = [
+        dask.delayed(np.copy)(ROWS[:9]),
+        dask.delayed(fail)(0),
+    ]  # after the columns are known
+    fed = Federation.dask(threads, {"a": CHUNKED, "b": fails_later}, quorum=1)
+    fitted = FederatedPCA(3).fit(fed)
+    assert [lost["question"] for lost in fitted.run_.lost] == ["count_and_sum"]
+    asked = [e for e in fitted.run_.ledger if e.question == "count_and_sum" and e.how == "sent"]
+    assert [e.site for e in asked if e.field == "missing"] == ["a", "b", "b", "a"]
+    assert_same(fitted, FederatedPCA(3).fit(ROWS))
+
+
+MAY_GO_ON = threading.Event()
+
+
+def stuck(i):
+    MAY_GO_ON.wait()
+    return ROWS
+
+
+def test_a_time_limit_ends_a_round(threads):
+    blocks = {name: [dask.delayed(stuck)(name)] for name in "ab"}
+    try:
+        with pytest.raises(QuorumLost, match=r"no answer within 0.01 s"):
+            FederatedPCA(3).fit(Federation.dask(threads, blocks, timeout=0.01))
+    finally:
+        MAY_GO_ON.set()
+
+
+def test_what_makes_no_sense_on_a_cluster_of_one_owner_is_refused(threads):
+    with pytest.raises(InputError, match="have one owner"):
+        Federation.dask(threads, CHUNKED, secure=True)
+    with pytest.raises(InputError, match="journal cannot resume"):
+        Federation.dask(threads, CHUNKED, journal="run.journal")
+    with pytest.raises(InputError, match="all of the noise"):
+        FederatedPCA(2, privacy=Privacy(1.0, 1e-6, 8.0)).fit(CHUNKED)
+    with pytest.raises(InputError, match=r"1 dimension\(s\)"):
+        FederatedPCA(2).fit(Federation.dask(threads, CHUNKED[:, 0]))
+    with pytest.raises(InputError, match="cannot read rows from ndarray"):
+        Federation.dask(threads, ROWS)
+    with pytest.raises(InputError, match="dict with the rows of each site"):
+        FederatedPCA(2).fit(CHUNKED, sites=np.zeros(240))
+    with pytest.raises(InputError, match="the name of a column"):
+        FederatedPCA(2).fit(CHUNKED, sample_weight=np.ones(240))
+    with pytest.raises(InputError, match="not numeric: name"):
+        FederatedPCA(2).fit(dd.from_pandas(FRAME.assign(name="x"), npartitions=2))
+    with pytest.raises(InputError, match="no file matches"):
+        Federation.dask(threads, "nowhere/*.parquet")
+    with (
+        dask.config.set({"distributed.comm.timeouts.connect": "10ms"}),
+        pytest.raises(LinkError, match="no Dask scheduler at tcp"),
+    ):
+        Federation.dask("tcp://127.0.0.1:9", CHUNKED)
+
+
+@pytest.mark.parametrize("has_client", [True, False])
+def test_estimators_take_dask_collections(threads, has_client, monkeypatch):
+    if not has_client:
+        monkeypatch.setattr(dask_engine, "get_client", lambda: (_ for _ in ()).throw(ValueError))
+    frame = dd.from_pandas(FRAME.assign(w=2.0), npartitions=4)
+    pca, expected = FederatedPCA(3), FederatedPCA(3).fit(FRAME)
+    twice = FederatedPCA(3).fit(FRAME, sample_weight=np.full(240, 2.0))
+    assert_same(pca.fit(frame, sample_weight="w"), twice)
+    assert len(pca.run_.sites) == (3 if has_client else 1)
+    scores = pca.fit_transform(frame.drop(columns="w"))
+    assert_same(pca, expected)
+    assert list(pca.feature_names_in_) == NAMES
+    np.testing.assert_allclose(scores.compute(), expected.transform(FRAME), atol=1e-10)
+    unnamed = FederatedPCA(3).fit(CHUNKED).transform(CHUNKED)
+    assert unnamed.chunks == ((50, 50, 50, 50, 40), (3,))
+    np.testing.assert_allclose(abs(unnamed.compute()), abs(scores.compute()), atol=1e-10)
+
+    stream, whole = StreamingPCA(3).fit(frame.drop(columns="w")), StreamingPCA(3).fit(FRAME)
+    assert_same(stream, whole)
+    assert stream.n_samples_seen_ == 240
+    assert stream.partial_fit(FRAME).n_samples_seen_ == 480
+    with pytest.raises(InputError, match=r"forgetting=0.9 requires rows in order"):
+        StreamingPCA(3, forgetting=0.9).fit(CHUNKED)
+
+    table, _, _ = low_rank_rows(120, 12, 2, seed=3)
+    robust = RobustPCA(2, random_state=0).fit(da.from_array(table, (40, 12)))
+    alone = RobustPCA(2, random_state=0).fit(table)
+    assert sine_of_angle(robust.components_.T, alone.components_.T) < 1e-8
+    assert robust.transform(da.from_array(table, (40, 12))).shape == (120, 2)
+
+    halves = {"north": ROWS[:120] * [3, 1, 1, 1, 1, 1, 1, 1], "south": ROWS[120:] * [1] * 1}
+    own = PersonalizedPCA(1, 1, random_state=0)
+    expected = PersonalizedPCA(1, 1, random_state=0).fit(halves)
+    own.fit({name: da.from_array(rows, (40, 8)) for name, rows in halves.items()})
+    assert sine_of_angle(own.components_.T, expected.components_.T) < 1e-8
+    assert own.transform(CHUNKED, "north").shape == (240, 2)
