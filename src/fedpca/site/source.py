@@ -50,7 +50,9 @@ class Source:
             self._choice = ColumnChoice.of(drop, columns, id) if is_chosen else ALL_COLUMNS
             is_array = weight is not None and not isinstance(weight, str)
             self._weight = as_numbers(weight) if is_array else weight
-            self.files = file_states(self._given)  # first, so that a change while opening is noticed
+            self.files = file_states(
+                self._given
+            )  # first, so that a change while opening is noticed
             self.rows = self._open()
 
     def files_now(self) -> dict[Path, str]:
