@@ -27,6 +27,7 @@ from fedpca.errors import InputError
 from fedpca.estimators.weights import weighted_sites
 from fedpca.privacy.gaussian import Privacy
 from fedpca.protocol.plan import PRIVATE
+from fedpca.rows.array_files import is_array_on_disk
 from fedpca.rows.in_memory import JoinedRows, Rows, is_foreign
 from fedpca.rows.labels import rows_by_label, take_label_column
 from fedpca.rows.matching import open_matching, scores_in_blocks
@@ -245,7 +246,7 @@ def validated(estimator: Any, X: Any, **checks: Any) -> Any:
 
     Return files, several sites, and an array on a device unchanged; the sites check them.
     """
-    if is_many_sites(X) or is_path(X) or is_foreign(X):
+    if is_many_sites(X) or is_path(X) or is_array_on_disk(X) or is_foreign(X):
         return X
     return validate_data(
         estimator,
