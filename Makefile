@@ -32,6 +32,7 @@ lint: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/exact.py
+	$(BIN)/python benchmarks/many_sites.py
 	$(BIN)/python benchmarks/streaming.py
 	$(BIN)/python benchmarks/personalized.py
 	$(BIN)/python benchmarks/robust.py
@@ -39,6 +40,8 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/ranks.py
 	$(BIN)/python benchmarks/busy.py
 	$(BIN)/python benchmarks/peers.py
+	$(BIN)/python benchmarks/alternatives.py
+	$(BIN)/python benchmarks/scaling.py
 
 $(STAMP): pyproject.toml
 	python3 -m venv $(VENV)

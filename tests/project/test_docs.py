@@ -71,6 +71,24 @@ def test_benchmarks_run(name, ratios, sizes):
     assert done.stdout.count("MB") >= sizes
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "found"),
+    [
+        ("many_sites.py messages memory", ["the most for messages", "n_jobs=4"]),
+        ("alternatives.py tall", ["FederatedPCA, 4 sites", "scikit-learn IncrementalPCA"]),
+        ("scaling.py rows", ["at ", "seconds grow as rows^"]),
+    ],
+)
+def test_benchmarks_of_many_sites_and_sizes_run(command, found):
+    name, *cases = command.split()
+    whole = [sys.executable, str(ROOT / "benchmarks" / name), *cases, "--quick"]
+    done = subprocess.run(whole, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert all(text in done.stdout for text in found)
+    assert "failed" not in done.stdout
+
+
 def test_the_benchmark_of_the_guard_runs():
     command = [sys.executable, str(ROOT / "benchmarks" / "guard.py"), "--quick"]
     done = subprocess.run(command, capture_output=True, text=True)

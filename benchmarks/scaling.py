@@ -1,0 +1,225 @@
+"""Measure how the time of a fit grows with rows, features, sites, and components, and what bounds it.
+
+    python benchmarks/scaling.py                         all four series
+    python benchmarks/scaling.py rows sites              some of them: rows, features, sites, components
+    python benchmarks/scaling.py --plots FOLDER          draw each series, as scaling-rows.svg and so on
+    python benchmarks/scaling.py --quick                 small sizes, to see that it runs
+
+Each fit runs in a process of its own, which draws the rows and fits them once after a small fit. The
+exponent is the slope of a line through the logarithms of the larger half of the sizes. Each line also
+says what the fit would take if it did nothing but its arithmetic at the rate of this machine's matrix
+products, nothing but read its rows at the rate at which it copies, or nothing but send messages at what
+an empty one costs. The largest of the three bounds the fit. All rates are measured in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from exact import peak_resident
+from fedpca import FederatedPCA, Federation, question
+from fedpca.linalg.blas_threads import threads_for_entries
+
+
+class Size(NamedTuple):
+    """The size of a fit."""
+
+    rows: int
+    features: int
+    sites: int
+    components: int
+    dtype: str = "float64"
+
+
+def series(quick: bool) -> dict[str, list[Size]]:
+    """Return the fits of each series; one number grows, and the others stay as they are."""
+    if quick:
+        return {
+            "rows": [Size(n, 20, 4, 3) for n in (1_000, 4_000, 16_000)],
+            "features": [Size(200, d, 4, 3, "float32") for d in (50, 200, 1_000)],
+            "sites": [Size(4_000, 20, s, 3) for s in (1, 10, 100)],
+            "components": [Size(2_000, 300, 4, k) for k in (2, 8, 32)],
+        }
+    return {
+        "rows": [Size(n, 100, 10, 10) for n in (10**4, 10**5, 10**6, 10**7)],
+        "features": [Size(1_000, d, 4, 10, "float32") for d in (10**2, 10**3, 10**4, 10**5, 10**6)],
+        "sites": [Size(200_000, 100, s, 10) for s in (1, 10, 100, 1_000, 10_000)],
+        "components": [Size(20_000, 2_000, 4, k) for k in (2, 5, 20, 50, 200)],
+    }
+
+
+@question(answers={"n": "int64"})
+def nothing(site):
+    """Send a number that costs nothing."""
+    return {"n": np.int64(1)}
+
+
+def rows_of(size: Size) -> np.ndarray:
+    """Draw rows with as many strong directions as components, a block at a time."""
+    n, d, _, k, dtype = size
+    rng = np.random.default_rng(0)
+    sizes = 2 * np.sqrt(1 + d / n) * np.geomspace(4, 2, k)
+    strong = (np.linalg.qr(rng.standard_normal((d, k)))[0] * sizes).T.astype(np.float32)
+    X = np.empty((n, d), dtype)
+    step = max(1, 4_000_000 // d)
+    for start in range(0, n, step):
+        part = X[start : start + step]
+        part[:] = rng.standard_normal(part.shape, np.float32)
+        part += rng.standard_normal((len(part), k), np.float32) @ strong
+    return X
+
+
+def child(size: Size) -> None:
+    """Fit once, and print the seconds, rounds, solver, and memory beyond the rows as JSON."""
+    X = rows_of(size)
+    parts = [
+        X[i * size.rows // size.sites : (i + 1) * size.rows // size.sites]
+        for i in range(size.sites)
+    ]
+    FederatedPCA(2).fit([np.eye(4), np.eye(4)])
+    Path("/proc/self/clear_refs").write_text("5")  # begins a new peak
+    before = peak_resident()
+    began = time.perf_counter()
+    model = FederatedPCA(size.components, random_state=0).fit(parts)
+    seconds = time.perf_counter() - began
+    run = model.run_
+    widths = 2 * size.components  # a block times the rows, and back
+    products = size.features if run.solver == "covariance" else widths * run.solver_rounds
+    print(
+        json.dumps(
+            {
+                "seconds": seconds,
+                "rounds": run.rounds,
+                "solver": run.solver,
+                "stop": run.stop_reason,
+                "flops": 2.0 * size.rows * size.features * products,
+                "bytes": float(X.nbytes) * max(2, run.rounds - 1),
+                "memory": peak_resident() - before,
+            }
+        )
+    )
+
+
+def machine_rates() -> dict[str, float]:
+    """Return this machine's rates: flops and bytes copied a second, and seconds of a message."""
+    A = np.random.default_rng(0).standard_normal((1500, 1500))
+    target = np.empty(32_000_000)
+    source = np.ones_like(target)
+    fed = Federation.local([np.eye(2)] * 200)
+    product = _median_seconds(lambda: A @ A)
+    copy = _median_seconds(lambda: np.copyto(target, source))
+    with threads_for_entries(0):  # as in a run
+        message = _median_seconds(lambda: fed.sum(nothing)) / 200
+    return {
+        "flops": 2 * 1500**3 / product,
+        "bytes": 2 * target.nbytes / copy,
+        "message": message,
+    }
+
+
+def _median_seconds(run, repeats: int = 5) -> float:
+    seconds = []
+    for _ in range(repeats + 1):
+        began = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds[1:])
+
+
+def exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
+    """Return the slope through the logarithms of the larger half of the sizes."""
+    half = len(sizes) // 2
+    return float(np.polyfit(np.log(sizes[half:]), np.log(seconds[half:]), 1)[0])
+
+
+def measure(name: str, sizes: list[Size], rates: dict[str, float], folder: str | None) -> None:
+    fixed = ", ".join(
+        f"{getattr(sizes[0], other):,} {other}" for other in Size._fields[:4] if other != name
+    )
+    print(f"\n{name}, with {fixed}, {sizes[0].dtype}")
+    print(f"  {name:>12s}{'seconds':>10s}{'rounds':>8s}  {'solver':12s}{'MB':>7s}   bound by")
+    grown, taken = [], []
+    for size in sizes:
+        command = [sys.executable, __file__, "--child", json.dumps(size)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["ended by the system"])[-1]
+            print(f"  {getattr(size, name):12,d}  failed: {last[:80]}")
+            continue
+        told = json.loads(done.stdout)
+        least = {
+            "flops": told["flops"] / rates["flops"],
+            "bandwidth": told["bytes"] / rates["bytes"],
+            "messages": size.sites * told["rounds"] * rates["message"],
+        }
+        bound = max(least, key=least.__getitem__)
+        grown.append(getattr(size, name))
+        taken.append(told["seconds"])
+        print(
+            f"  {grown[-1]:12,d}{taken[-1]:10.3f}{told['rounds']:8d}  {told['solver']:12s}"
+            f"{told['memory'] / 1e6:7.0f}   {bound}, at {least[bound] / taken[-1]:.0%} of its rate",
+            flush=True,
+        )
+    slope = exponent(grown, taken)
+    print(f"  seconds grow as {name}^{slope:.2f}")
+    if folder is not None:
+        plot(name, grown, taken, slope, Path(folder))
+
+
+def plot(name: str, sizes: list[int], seconds: list[float], slope: float, folder: Path) -> None:
+    """Draw the seconds against the size on logarithmic axes, with the fitted line."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = "fedpca"  # the same figure has the same bytes
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(4.5, 3.2), layout="constrained")
+    half = len(sizes) // 2
+    line = np.array(sizes[half:], float)
+    level = np.exp(np.mean(np.log(seconds[half:])) - slope * np.mean(np.log(line)))
+    axes.loglog(sizes, seconds, "o", color="#1f4e79")
+    axes.loglog(line, level * line**slope, "-", color="#1f4e79", label=f"exponent {slope:.2f}")
+    axes.set_xlabel(name)
+    axes.set_ylabel("seconds of a fit")
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    folder.mkdir(parents=True, exist_ok=True)
+    figure.savefig(folder / f"scaling-{name}.svg", metadata={"Date": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("series", nargs="*", metavar="rows|features|sites|components")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--plots", metavar="FOLDER")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        child(Size(*json.loads(options.child)))
+        return
+    rates = machine_rates()
+    print(
+        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python "
+        f"{platform.python_version()}, numpy {np.__version__}: {rates['flops'] / 1e9:.0f} GFlop/s, "
+        f"copies {rates['bytes'] / 1e9:.1f} GB/s, a message {1e6 * rates['message']:.0f} microseconds"
+    )
+    known = series(options.quick)
+    for name in options.series or known:
+        measure(name, known[name], rates, options.plots)
+
+
+if __name__ == "__main__":
+    main()
