@@ -118,7 +118,7 @@ class Processes:
             process.terminate()
         codes = [process.wait(HANG_S) for process in left]
         assert codes == [0] * len(left)
-        assert not list(_processes_within(self.folder))
+        assert not list(processes_within(self.folder))
 
     def _site(self, site, data):
         return ("--name", site, "--data", data, "--key", f"{site}.key")
@@ -161,7 +161,7 @@ def until(condition, waited_for="what was waited for", seconds=HANG_S):
         time.sleep(0.05)
 
 
-def _processes_within(folder):
+def processes_within(folder):
     """Yield the command lines of processes that work in a folder, or that name it."""
     for process in Path("/proc").glob("[0-9]*"):
         try:
