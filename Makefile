@@ -3,6 +3,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+# Without compiled files, every process of the tests would compile what it imports anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-fast test-long lint bench clean
 
 demo: $(STAMP)

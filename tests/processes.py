@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import command_line
+import forked
 from fedpca import Federation
 from fedpca.cli.demo_federation import await_port, free_port
 from fedpca.engines import credentials
@@ -91,7 +92,7 @@ class Processes:
         return self.run_python(*self._command(words)[1:], check=check)
 
     def run_python(self, *words, check=True, **options):
-        done = subprocess.run(
+        done = forked.run(
             [sys.executable, *words],
             cwd=self.folder,
             env=self.environment,
@@ -117,7 +118,7 @@ class Processes:
             process.terminate()
         codes = [process.wait(HANG_S) for process in left]
         assert codes == [0] * len(left)
-        assert not [line for line in _command_lines() if str(self.folder) in line]
+        assert not list(processes_within(self.folder))
 
     def _site(self, site, data):
         return ("--name", site, "--data", data, "--key", f"{site}.key")
@@ -128,7 +129,7 @@ class Processes:
     def _start(self, command):
         log = self.folder / f"process-{len(self._running)}.log"
         with log.open("wb") as file:
-            process = subprocess.Popen(
+            process = forked.Popen(
                 command, cwd=self.folder, env=self.environment, stdout=file, stderr=file
             )
         process.log = log
@@ -160,12 +161,15 @@ def until(condition, waited_for="what was waited for", seconds=HANG_S):
         time.sleep(0.05)
 
 
-def _command_lines():
+def processes_within(folder):
+    """Yield the command lines of processes that work in a folder, or that name it."""
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            lines = (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
-            own = (process / "cmdline").read_bytes()
+            command = (process / "cmdline").read_bytes()
+            named = (
+                (process / "environ").read_bytes() + command + bytes((process / "cwd").readlink())
+            )
         except OSError:
             continue
-        if b"fedpca" in own or b"rogue_site" in own:
-            yield lines.decode(errors="replace")
+        if b"python" in command and bytes(folder) in named:
+            yield command

@@ -24,6 +24,7 @@ def found():
         return {(g.attack, g.epsilon): g for g in guess_person(rows, BOUND, n_trials=N_TRIALS)}
 
 
+@pytest.mark.slow
 def test_without_noise_every_guess_is_right(found):
     for attack in ("flag", "added"):
         assert found[attack, math.inf].right == found[attack, math.inf].most == 1.0

@@ -83,6 +83,7 @@ def test_attack_that_takes_the_mask_of_faps_for_constant_does_not_get_far():
         assert relative_error(attacks.constant_mask([attacks.up_to_round(view, n_rounds)]), C) > 0.4
 
 
+@pytest.mark.slow
 def test_messages_of_faps_near_the_cross_block():
     sites = {f"site-{i}": gapped_rows(np.random.default_rng(i), 200, 12, 3) for i in range(3)}
     C = covariance_about_the_mean(sites, "site-1")
@@ -118,6 +119,7 @@ def masked_refits(sites, name, *, start_apart):
     return views
 
 
+@pytest.mark.slow
 def test_refits_from_the_published_start_of_faps_tell_all_and_from_ours_less():
     sites = iid_sites()
     C = covariance_about_the_mean(sites, "site-0")
@@ -207,6 +209,7 @@ def test_simulation_needs_masked_products():
     assert simulated_covariance([heard(unlike_sites(), "a", solver="power", n=2)]) is None
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_searched_for_with_wider_blocks_is_attacked_too():
     X = np.random.default_rng(0).standard_normal((400, 30)) * ([5] * 14 + [1] * 16)
     found = audit(np.array_split(X, 3), "mp", solvers="faps", refits=1)
@@ -215,6 +218,7 @@ def test_a_rank_that_is_searched_for_with_wider_blocks_is_attacked_too():
     assert end.exposed > 0.5
 
 
+@pytest.mark.slow
 def test_all_solvers_that_policies_allow_are_audited_by_default():
     sites = {
         name: Site(rows, name=name, policy=Policy(gather=False))
@@ -301,6 +305,7 @@ def test_colluding_sites_take_their_parts_out_of_sums():
         audit(sites, 4, colluding=list(sites), **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [False, True])
 def test_every_solver_is_attacked_as_every_listener(scale):
     sites = unlike_sites() | {"empty": np.empty((0, 16))}
@@ -492,6 +497,7 @@ def test_audit_prints_writes_and_draws(files, tmp_path):
     assert "exists" in again.output
 
 
+@pytest.mark.slow
 def test_audit_of_all_solvers_by_site(files):
     done = run_audit(*files, "-k", 2, "--solver", "all", "--refits", 0, "--by-site", "--scale")
     assert done.exit_code == 0, done.output

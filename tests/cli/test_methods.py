@@ -83,6 +83,7 @@ def test_ranks_and_other_parameters_can_be_typed(files, tmp_path):
     assert (model.center, model.n_init, model.method.retraction) == ("common", 1, "qr")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 @pytest.mark.parametrize("rank", [("-k", 3), ("--max-components", 4)])
 def test_a_robust_fit_lists_its_outliers(files, tables, tmp_path, suffix, rank):

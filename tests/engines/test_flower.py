@@ -41,6 +41,7 @@ from flwr.superlink.federation.noop_federation_manager import NoOpFederationMana
 from sklearn.decomposition import PCA
 from sklearn.exceptions import ConvergenceWarning
 
+import forked
 from fedpca import FederatedPCA, Federation, PersonalizedPCA, RobustPCA, load
 from fedpca.engines.flower import engine
 from fedpca.engines.flower import envelope as wire
@@ -411,7 +412,7 @@ def test_a_killed_fit_goes_on_where_it_was(there):
         *("--sites", "north,south,third", "-k", "3", "--solver", "lanczos", "--seed", "0"),
         *("--journal", "run.journal", "-o", "killed.fedpca"),
     ]
-    fitting = subprocess.Popen(words, cwd=there.folder, env=there.environment)
+    fitting = forked.Popen(words, cwd=there.folder, env=there.environment)
     until(lambda: "asked 5" in there.log(site))
     fitting.send_signal(signal.SIGKILL)
     fitting.wait(HANG_S)

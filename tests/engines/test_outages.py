@@ -17,6 +17,7 @@ from functools import partial
 import httpx
 import pytest
 
+import forked
 from fedpca import FederatedPCA, Federation, load
 from fedpca.engines.credentials import read_secret
 from fedpca.engines.flower.connection import access_token
@@ -246,7 +247,7 @@ def fitting_in_a_process(there, journal):
     words = [sys.executable, "fit.py", there.address, str(journal)]
     options = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     options |= {"cwd": there.folder, "env": there.environment, "text": True}
-    with subprocess.Popen(words, **options) as process:
+    with forked.Popen(words, **options) as process:
         try:
             while process.stdout.readline().strip() != "round 4":
                 assert process.poll() is None

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from sklearn.decomposition import PCA
 
+import forked
 from fedpca import FederatedPCA, Privacy, load
 from fedpca.errors import PolicyRefused
 from fedpca.linalg.dense import sine_of_angle
@@ -135,7 +136,7 @@ def test_a_coordinator_that_was_killed_resumes_without_spending_again(there, tmp
     words = [sys.executable, "fit.py", there.address, str(tmp_path / "j")]
     options = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     options |= {"cwd": there.folder, "env": there.environment, "text": True}
-    with subprocess.Popen(words, **options) as process:
+    with forked.Popen(words, **options) as process:
         while process.stdout.readline().strip() != "round 2":
             assert process.poll() is None, process.stderr.read()
         process.kill()

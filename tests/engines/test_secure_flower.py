@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from sklearn.decomposition import PCA
 
+import forked
 from fedpca import FederatedPCA, Federation, load
 from fedpca.errors import MessageError, PolicyRefused
 from fedpca.linalg.dense import sine_of_angle
@@ -123,7 +124,7 @@ def test_a_coordinator_that_was_killed_resumes_under_the_same_masks(there, near,
     words = [sys.executable, "fit.py", there.address, str(tmp_path / "j"), str(last)]
     options = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     options |= {"cwd": there.folder, "env": there.environment, "text": True}
-    with subprocess.Popen(words, **options) as process:
+    with forked.Popen(words, **options) as process:
         while process.stdout.readline().strip() != f"round {last}":
             assert process.poll() is None, process.stderr.read()
         process.kill()

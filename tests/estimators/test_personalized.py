@@ -64,6 +64,7 @@ def assert_orthonormal(pca):
         assert np.abs(C @ C.T - np.eye(len(C))).max() <= 1e-12
 
 
+@pytest.mark.slow
 @every_method
 @pytest.mark.parametrize("weights", ["site", "rows"])
 def test_shared_and_local_directions_are_found(method, weights):
@@ -212,6 +213,7 @@ def test_the_objective_is_that_of_the_best_local_components(d, n):
     assert pca.objective_ == pytest.approx(best_for(pca.components_.T, sites, 2), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_features_beyond_the_dense_bound_give_the_same(monkeypatch):
     sites, _, _ = draw_sites(seed=5, d=60)
     by_lapack = PersonalizedPCA(2, 2).fit(sites)
@@ -332,6 +334,7 @@ def test_lost_sites_leave_the_result_of_those_that_remain():
     assert pca.objective_ == pytest.approx(left.objective_, rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:ambiguity_")
 @pytest.mark.parametrize("center", ["site", "common", "none"])
 @pytest.mark.parametrize("scale", [False, True])

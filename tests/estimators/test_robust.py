@@ -60,6 +60,7 @@ def test_many_outliers_and_high_ranks_are_told_apart(rank, share):
     assert error(fit(X, rank), X, L) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [0.01, 0.5])
 def test_under_noise_it_is_within_a_twentieth_of_an_oracle(noise):
     X, L, bad = draw(noise=noise)
@@ -827,6 +828,7 @@ def rows_off_together(share, seed=0, n=400, d=20):
     return X[order], U, order < k
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:method")  # with such rows, one fit may need more rounds
 @pytest.mark.parametrize("share", [0.12, 0.2, 0.4])
 @pytest.mark.parametrize("seed", [0, 1])
@@ -843,6 +845,7 @@ def test_rows_that_are_off_together_are_left_out(share, seed):
     assert sine_of_angle(U, kept.components_.T) > 0.9
 
 
+@pytest.mark.slow
 def test_rows_left_out_survive_a_file_missing_values_and_a_crash(tmp_path):
     X, U, is_off = rows_off_together(0.2)
     X[::7, 3] = np.nan

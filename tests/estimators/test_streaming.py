@@ -678,6 +678,7 @@ def test_no_more_components_than_a_summary_carries():
     assert StreamingPCA.from_summary(faint).n_samples_seen_ == 1
 
 
+@pytest.mark.slow
 def test_sparse_rows_that_repeat_stay_nearly_sparse():
     rng = np.random.default_rng(29)
     distinct = sp.random_array((5, 30_000), density=1e-3, format="csr", rng=rng)
@@ -722,6 +723,7 @@ def test_parameters_that_change_in_mid_stream_are_refused():
     assert model.partial_fit(X).n_samples_seen_ == 80
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize(
     ("n", "offset", "batch_size"), [(300_000, 1e12, None), (40_000, 1e4, 10), (50_000, 1e8, 1000)]

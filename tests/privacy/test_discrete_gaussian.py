@@ -45,6 +45,7 @@ def test_each_value_is_as_frequent_as_its_probability(variance):
     assert chi_square_p_value(values, variance) > LEAST_P_VALUE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variance", SMALL_VARIANCES)
 def test_decisions_by_exact_numbers_alone_have_the_same_distribution(variance, monkeypatch):
     decisions = []

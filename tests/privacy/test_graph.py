@@ -58,6 +58,7 @@ def test_honest_sites_of_a_drawn_graph_are_connected():
     assert reached == honest
 
 
+@pytest.mark.slow
 def test_the_page_on_privacy_has_the_figures(figures, capsys):
     figures.main()
     page = PAGE.read_text()

@@ -94,6 +94,7 @@ def messages_about_sizes(entries):
     return {name: own.count(name) for name in own}, n_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SIZES)
 def test_answers_under_masks_take_no_more_bytes_than_plain_ones(name):
     estimator, due = SIZES[name]

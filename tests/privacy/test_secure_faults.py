@@ -67,6 +67,7 @@ def moments():
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("site", ["a", "c"])
 def test_a_run_that_crashed_at_any_message_goes_on_with_the_same_bits(

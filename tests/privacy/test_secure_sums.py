@@ -164,6 +164,7 @@ def rows_with_local_parts():
         yield rng.standard_normal((80, 12)) * deviations @ basis.T
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_personalized_and_robust_fits_equal_those_without_masks(name):
     X = low_rank_rows(150, 12, 2, share=0.03, size=20.0, noise=0.01)[0]

@@ -150,6 +150,7 @@ class Crash(BaseException):
     """An end as by a signal, which nothing catches."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("site", ["a", "c"])
 def test_a_run_that_crashed_at_any_message_goes_on_with_the_same_bits(site, tmp_path):
     hold(jumps())

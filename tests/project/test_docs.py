@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import subprocess
@@ -12,6 +11,7 @@ from types import ModuleType
 
 import pytest
 
+import forked
 from fedpca.audit.lying import ATTACKS
 
 pytestmark = pytest.mark.process
@@ -26,6 +26,13 @@ WITH_CODE = [
 ]
 
 
+def as_typed(line):
+    """The words of a line of a page, with the programs of this environment."""
+    program, *words = shlex.split(line)
+    programs = {"fedpca": [sys.executable, "-m", "fedpca"], "python": [sys.executable]}
+    return [*programs.get(program, [program]), *words]
+
+
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.stem)
 def test_the_blocks_of_a_page_run_one_after_another(page, tmp_path, monkeypatch, capsys):
     if page.stem in REQUIRES:
@@ -36,7 +43,6 @@ def test_the_blocks_of_a_page_run_one_after_another(page, tmp_path, monkeypatch,
     monkeypatch.syspath_prepend(lacking)
     monkeypatch.delitem(sys.modules, "pandas", raising=False)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
     module = ModuleType("page")  # a real one, so that what it defines can be pickled
     monkeypatch.setitem(sys.modules, "page", module)
     for kind, code in BLOCK.findall(page.read_text()):
@@ -44,7 +50,7 @@ def test_the_blocks_of_a_page_run_one_after_another(page, tmp_path, monkeypatch,
             exec(compile(code, str(page), "exec"), module.__dict__)
         elif page.name != "README.md":
             for line in code.splitlines():
-                done = subprocess.run(shlex.split(line), capture_output=True, text=True)
+                done = forked.run(as_typed(line), capture_output=True, text=True)
                 assert done.returncode == 0, (line, done.stderr)
 
 
@@ -54,7 +60,7 @@ EXAMPLES = sorted(set((ROOT / "examples").glob("*.py")) - {LYING})  # which a te
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda p: p.stem)
 def test_examples_run(example):
     command = [sys.executable, "-W", "error", str(example)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = forked.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout
 
@@ -65,7 +71,7 @@ def test_examples_run(example):
 )
 def test_benchmarks_run(name, ratios, sizes):
     command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), "--quick"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = forked.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("fedpca / this") >= ratios
     assert done.stdout.count("MB") >= sizes
@@ -91,14 +97,14 @@ def test_benchmarks_of_many_sites_and_sizes_run(command, found):
 
 def test_the_benchmark_of_the_guard_runs():
     command = [sys.executable, str(ROOT / "benchmarks" / "guard.py"), "--quick"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = forked.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("guard's share") == 2
 
 
 def test_the_benchmark_of_privacy_runs():
     command = [sys.executable, str(ROOT / "benchmarks" / "privacy.py"), "--quick"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = forked.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "the bar of 2.5" in done.stdout
     assert len(done.stdout.splitlines()) == 18
@@ -106,7 +112,7 @@ def test_the_benchmark_of_privacy_runs():
 
 def test_the_benchmark_of_a_federation_runs():
     command = [sys.executable, str(ROOT / "benchmarks" / "flower.py"), "--quick"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = forked.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("bit for bit") == 2
     assert "(bound 0.10)" in done.stdout
@@ -151,13 +157,14 @@ def test_links_lead_somewhere(page):
 
 def test_the_reference_is_what_the_docstrings_say():
     command = [sys.executable, str(ROOT / "docs" / "make_reference.py"), "--check"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = forked.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def lying_tables(*attacks):
     """What the example prints about some attacks or all: two tables, as on the page on privacy."""
     command = [sys.executable, "-W", "error", str(LYING), *attacks]
+    # in a process of its own, so that no import of ours gives a warning either
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     tables = done.stdout.strip().split("\n\n")

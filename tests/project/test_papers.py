@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import forked
 
 pytestmark = pytest.mark.process
 PAPERS = Path(__file__).parents[2] / "papers"
@@ -23,7 +24,7 @@ def test_a_paper_is_reproduced_quickly(paper, tmp_path):
     # workers of the tests share the cores
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     environment.pop("FEDPCA_DATA", None)
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    done = forked.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "curve only" in done.stdout
     assert list(tmp_path.glob("*.png"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pyarrow.csv
 import pytest
 
 import fedpca
+import forked
 from fedpca.linalg.dense import sine_of_angle
 
 TABLES = Path(__file__).parents[2] / "examples" / "tables"
@@ -20,7 +20,7 @@ JOBS = ("tumors", "wines", "diabetes", "digits")
 def run(*words):
     """Run a command with the `fedpca` of this environment, and return what it printed."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    done = subprocess.run(
+    done = forked.run(
         words, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -84,6 +84,7 @@ def test_old_text_in_an_id_names_the_byte_and_a_dropped_column_is_not_read(tmp_p
     assert values(path, drop="name").ravel().tolist() == [1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("separator", [b",", b";"])
 def test_a_word_among_numbers_is_found_by_line_and_not_quoted(separator, tmp_path):
     lines = [b"a" + separator + b"b"] + [b"1" + separator + b"NA"] * 400_000

@@ -236,6 +236,7 @@ def test_a_word_deep_in_a_csv_file_is_not_quoted(tmp_path):
     assert "secret" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_csv_whose_line_is_too_short_is_refused(tmp_path):
     path = _text(tmp_path / "x.csv", "\n".join(["a,b"] + ["1,2"] * 600_000 + ["3"]))
     with pytest.raises(InputError, match="line 600002 has 1 fields, but the header has 2"):

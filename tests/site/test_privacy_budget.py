@@ -360,6 +360,7 @@ def killed_at(step, monkeypatch):
         yield
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=80)
 @given(
     steps=st.lists(st.integers(0, 14), max_size=8),

@@ -134,6 +134,7 @@ def test_order_of_sites_does_not_matter(solver):
     np.testing.assert_allclose(there.explained_variance_, back.explained_variance_, rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.no_cover  # small arrays, over and over
 @every_solver
 def test_same_seed_same_bits_sequentially_and_on_threads(solver):

@@ -199,6 +199,7 @@ def test_local_problems_may_be_solved_in_every_named_way(local_steps):
     assert ours.run_.stop_reason == "converged"
 
 
+@pytest.mark.slow
 def test_more_local_steps_cost_a_site_more_products(monkeypatch):
     from fedpca.rows.standardized import StandardizedRows
 

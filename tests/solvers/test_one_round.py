@@ -153,6 +153,7 @@ def decaying_spectrum():
     return np.array(values)
 
 
+@pytest.mark.slow
 def test_weighted_averages_come_near_the_pooled_eigenvectors_and_unweighted_ones_do_not():
     deviations = np.sqrt(decaying_spectrum())
     errors = {"pooled": [], "eigenvalues": [], "unweighted": []}

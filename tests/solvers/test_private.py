@@ -159,6 +159,7 @@ def in_kind(rows, kind):
     return rows
 
 
+@pytest.mark.slow
 @mechanisms
 @settings(max_examples=150)
 @given(
@@ -274,6 +275,7 @@ def _silent_scatter(draw, n_sites, silent):
     return at_a_site
 
 
+@pytest.mark.slow
 @mechanisms
 @pytest.mark.parametrize(
     ("secure", "n_silent", "silent"),
@@ -470,6 +472,7 @@ def test_ranks_follow_from_noisy_sums_alone(repeatable):
     assert len(gap.components_) == len(FederatedPCA("gap").fit(X).components_)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", ["covariance", "power"])
 @pytest.mark.parametrize("n", [0, 200, 3000])
 def test_noise_alone_rarely_stands_out(solver, n, repeatable):

@@ -150,6 +150,7 @@ class Crash(BaseException):
     """A killed process, which nothing catches."""
 
 
+@pytest.mark.slow
 @every_solver
 @pytest.mark.parametrize("k", [2, "auto"])
 def test_a_run_resumed_after_a_crash_passes(solver, k, tmp_path):

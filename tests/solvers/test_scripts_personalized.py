@@ -50,6 +50,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gather", [False, True])
 @pytest.mark.parametrize("case", CASES)
 def test_honest_runs_pass_under_a_strict_policy_with_the_same_bits(case, gather):

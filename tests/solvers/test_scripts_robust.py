@@ -125,6 +125,7 @@ def test_a_run_goes_on_without_a_lost_site_under_a_policy(lost_in):
     assert plain.components_.tobytes() == strict.components_.tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "after",
     ["column_names", "squares_present", "clipped_product", "residual_product", "count_scores"],
@@ -182,6 +183,7 @@ def tables(n_sites, n=80, d=6, seed=0):
     return [rng.standard_normal((n, d)) @ rng.standard_normal((d, d)) for _ in range(n_sites)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_sites", [1, 3])
 def test_chosen_frames_recover_all_records_of_open_sites_only(n_sites):
     rows = tables(n_sites, n=40)
@@ -200,6 +202,7 @@ def test_chosen_frames_recover_all_records_of_open_sites_only(n_sites):
         liar.ask("clipped_product", **product)
 
 
+@pytest.mark.slow
 def test_a_frame_of_its_own_in_every_run_singles_out_no_row():
     rows = tables(1, n=40)
     for least, n_found in ((1, 40), (5, 0)):

@@ -58,6 +58,7 @@ def test_real_tables_keep_as_many_as_permutations_of_pooled_rows(load):
         assert abs(found - wanted) <= 0.3 * wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_the_noisiest_column_is_not_counted_after_the_components(seed):
     X = planted(np.random.default_rng(seed), 800, 400, 5, "columns")

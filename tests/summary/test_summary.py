@@ -335,6 +335,7 @@ def test_both_ways_give_the_same_where_both_can():
     assert sine_of_angle(fast.directions.T, safe.directions.T) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("condition_number", [1e2, 1e8])
 def test_directions_stay_orthonormal_over_a_thousand_blocks(condition_number):
     rng = np.random.default_rng(7)
