@@ -57,6 +57,11 @@ def open_rows(source: Any, choice: ColumnChoice = ALL_COLUMNS) -> Rows:
     return SparseRows(source) if sp.issparse(source) else DenseRows(source)
 
 
+def is_dask(table: Any) -> bool:
+    """Return whether a table is a Dask collection, whose pieces are computed later or elsewhere."""
+    return hasattr(type(table), "__dask_graph__")
+
+
 def open_path(path: Path, choice: ColumnChoice = ALL_COLUMNS) -> Rows:
     """Return the rows in a file, or in all data files under a folder, sorted by path."""
     if _is_folder(path):
