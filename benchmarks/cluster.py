@@ -160,7 +160,9 @@ def compare(n: int, turns: int, pythons: dict[str, str]) -> float:
     memory = {k: max(o["bytes"] for o in v) for k, v in outcomes.items()}
     for contestant in outcomes:
         angle = sine(outcomes["fedpca"][0]["components"], outcomes[contestant][0]["components"])
-        line = f"  {contestant:8} {seconds[contestant]:7.2f} s, processors {cpu[contestant]:6.2f} s, "
+        line = (
+            f"  {contestant:8} {seconds[contestant]:7.2f} s, processors {cpu[contestant]:6.2f} s, "
+        )
         line += f"{memory[contestant] / 1e6:6.0f} MB"
         if contestant != "fedpca":
             ratio = seconds["fedpca"] / seconds[contestant]
