@@ -6,8 +6,9 @@
 
 Rows are read from files of 100,000 rows by two workers, each a process with one thread. The contestants
 take turns, each in a process with a cluster of its own, and the medians are compared. Seconds are those
-of a fit, after one on a few rows, which imports what is needed. Memory is the largest that each worker
-had in use, added up.
+of a fit, after one on a few rows, which imports what is needed. The processor seconds of the workers,
+the least of all turns, say more on a busy machine. Memory is the largest that each worker had in use,
+added up.
 
 The sketch is the least that a PCA must do: tasks that read a file each and return its row count, column
 sums, and X'X, which the client adds up. It centers by subtraction, so it loses digits at an offset.
@@ -93,8 +94,10 @@ CONTESTANTS: dict[str, Callable[[Any, str], np.ndarray]] = {
 }
 
 
-def peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def used() -> tuple[float, int]:
+    """Return the processor seconds of a worker so far, and the most memory that it had in use."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
 
 
 def contest(name: str, folder: Path) -> None:
@@ -107,11 +110,18 @@ def contest(name: str, folder: Path) -> None:
     ):
         fit = CONTESTANTS[name]
         fit(client, str(folder / "few" / "*.parquet"))
+        before = client.run(used)
         began = time.perf_counter()
         components = fit(client, str(folder / "*.parquet"))
         seconds = time.perf_counter() - began
-        memory = sum(client.run(peak_bytes).values())
-    print(json.dumps({"seconds": seconds, "bytes": memory, "components": components.tolist()}))
+        after = client.run(used)
+    outcome = {
+        "seconds": seconds,
+        "cpu": sum(after[worker][0] - before[worker][0] for worker in after),
+        "bytes": sum(memory for _, memory in after.values()),
+        "components": components.tolist(),
+    }
+    print(json.dumps(outcome))
 
 
 def run(name: str, folder: Path, python: str) -> dict[str, Any] | None:
@@ -146,13 +156,18 @@ def compare(n: int, turns: int, pythons: dict[str, str]) -> float:
                     outcomes.setdefault(contestant, []).append(outcome)
     print(f"{n:,} x {FEATURES} float64 from Parquet, k={COMPONENTS}, 2 workers of one thread")
     seconds = {k: statistics.median(o["seconds"] for o in v) for k, v in outcomes.items()}
+    cpu = {k: min(o["cpu"] for o in v) for k, v in outcomes.items()}
     memory = {k: max(o["bytes"] for o in v) for k, v in outcomes.items()}
     for contestant in outcomes:
         angle = sine(outcomes["fedpca"][0]["components"], outcomes[contestant][0]["components"])
-        line = f"  {contestant:8} {seconds[contestant]:7.2f} s  {memory[contestant] / 1e6:6.0f} MB"
+        line = (
+            f"  {contestant:8} {seconds[contestant]:7.2f} s, processors {cpu[contestant]:6.2f} s, "
+        )
+        line += f"{memory[contestant] / 1e6:6.0f} MB"
         if contestant != "fedpca":
             ratio = seconds["fedpca"] / seconds[contestant]
             line += f"  fedpca / this {ratio:.2f} (bound {BOUNDS[contestant]:.2f})"
+            line += f", processors {cpu['fedpca'] / cpu[contestant]:.2f}"
             line += f", memory {memory['fedpca'] / memory[contestant]:.2f}, sine {angle:.0e}"
         print(line, flush=True)
     return memory["fedpca"]

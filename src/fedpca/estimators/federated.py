@@ -39,7 +39,7 @@ from fedpca.models.linear import Model, load_model
 from fedpca.privacy.gaussian import Privacy
 from fedpca.rows.gaps import MISSING, filled, has_gaps
 from fedpca.rows.in_memory import canonical, is_sparse
-from fedpca.rows.pieces import is_dask
+from fedpca.rows.open import is_dask
 from fedpca.solvers.catalogue import find_solver
 from fedpca.solvers.contract import Solver
 from fedpca.solvers.pca import principal_components

@@ -31,8 +31,7 @@ from fedpca.rows.array_files import is_array_on_disk
 from fedpca.rows.in_memory import JoinedRows, Rows, is_foreign
 from fedpca.rows.labels import rows_by_label, take_label_column
 from fedpca.rows.matching import open_matching, scores_in_blocks
-from fedpca.rows.open import open_rows
-from fedpca.rows.pieces import is_dask
+from fedpca.rows.open import is_dask, open_rows
 from fedpca.rows.weighted import checked_weights
 from fedpca.site.site import Site
 from fedpca.solvers.catalogue import to_plain

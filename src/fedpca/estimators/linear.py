@@ -15,7 +15,7 @@ from fedpca.errors import InputError
 from fedpca.estimators.fitting import is_path, scores_of_dask, scores_of_file
 from fedpca.models.linear import Model
 from fedpca.rows.devices import on_host
-from fedpca.rows.pieces import is_dask
+from fedpca.rows.open import is_dask
 
 FITTED = (
     "components_",

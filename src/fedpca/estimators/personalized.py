@@ -43,7 +43,7 @@ from fedpca.models.personalized import PersonalizedModel, Split, load_personaliz
 from fedpca.models.site_similarity import ClusterEvidence
 from fedpca.rows.devices import on_host
 from fedpca.rows.matching import open_matching
-from fedpca.rows.pieces import is_dask
+from fedpca.rows.open import is_dask
 from fedpca.solvers.catalogue import PERSONALIZED, find_personalized
 from fedpca.solvers.personalized.contract import PersonalizedSolver
 from fedpca.solvers.personalized.local_ranks import LocalRanks
@@ -211,8 +211,8 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         ----------
         X : dict or list of rows, Federation, or rows
             A dict or list with the rows of each site; a `Federation`; or one table with ``sites``. A
-            site's rows can be an array, a sparse matrix, a data frame, a Dask collection, or the path to
-            a file or folder.
+            site's rows can be an array, a sparse matrix, a data frame, a Dask collection, or the path
+            to a file or folder.
         y : None
             Ignored.
         sites : array of shape (n_samples,) or str, optional

@@ -36,7 +36,7 @@ from fedpca.models.linear import Model, load_model
 from fedpca.models.robust import OutlierScores, Parts, RobustModel
 from fedpca.rows.columns import some_of
 from fedpca.rows.devices import on_host
-from fedpca.rows.pieces import is_dask
+from fedpca.rows.open import is_dask
 from fedpca.solvers.catalogue import ROBUST, find_robust
 from fedpca.solvers.robust.contract import RobustSolver
 from fedpca.solvers.robust.program import RobustResult, low_rank_and_sparse

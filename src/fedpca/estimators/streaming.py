@@ -27,8 +27,7 @@ from fedpca.models.linear import Model
 from fedpca.rows.centering import NotFinite, naming_bad_values
 from fedpca.rows.devices import on_host
 from fedpca.rows.in_memory import Block, Rows, batches, canonical, is_sparse, rows_per_block
-from fedpca.rows.open import open_rows
-from fedpca.rows.pieces import is_dask
+from fedpca.rows.open import is_dask, open_rows
 from fedpca.rows.standardized import refuse_tiny
 from fedpca.solvers.one_round.merge import directions_to_ask, gather_summaries, summarize_rows
 from fedpca.solvers.standardize import common_features

@@ -11,7 +11,7 @@ import numpy as np
 from fedpca.coordinator.federation import Federation
 from fedpca.errors import InputError
 from fedpca.rows.columns import some_of
-from fedpca.rows.pieces import is_dask
+from fedpca.rows.open import is_dask
 from fedpca.site.site import Site, cache_share
 
 

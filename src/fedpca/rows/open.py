@@ -65,6 +65,11 @@ def open_rows(source: Any, choice: ColumnChoice = ALL_COLUMNS) -> Rows:
     return device_rows(source) if is_foreign(source) else DenseRows(source)
 
 
+def is_dask(table: Any) -> bool:
+    """Return whether a table is a Dask collection, whose pieces are computed later or elsewhere."""
+    return hasattr(type(table), "__dask_graph__")
+
+
 def open_path(
     path: Path, choice: ColumnChoice = ALL_COLUMNS, partition: Partition = NO_PARTITION
 ) -> Rows:

@@ -36,11 +36,6 @@ class Pieces:
     are_held: bool = False
 
 
-def is_dask(table: Any) -> bool:
-    """Return whether a table is a Dask collection, whose pieces are computed later or elsewhere."""
-    return hasattr(type(table), "__dask_graph__")
-
-
 class PieceRows:
     """Rows in pieces, with the columns of the first piece."""
 
