@@ -119,7 +119,10 @@ class DenseRows:
         self.dtypes = (str(self._array.dtype),) * self.n_features
 
     def blocks(self) -> Iterator[Block]:
-        step = rows_per_block(self.n_features)
+        return self.views(rows_per_block(self.n_features))
+
+    def views(self, step: int) -> Iterator[Block]:
+        """Yield blocks of ``step`` rows, which take no memory."""
         for start in range(0, self.n_rows, step):
             yield self._array[start : start + step]
 

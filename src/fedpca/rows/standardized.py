@@ -30,12 +30,13 @@ from fedpca.protocol.invariants import MAX_VALUE
 from fedpca.rows.centering import MAX_CANCELLATION, Centered, Mean, center_block, full_columns
 from fedpca.rows.gaps import ERROR, counting_blocks
 from fedpca.rows.in_memory import Block, Rows, is_sparse, rows_per_block
+from fedpca.rows.one_pass import FEW_FEATURES, ProvisionalScatter, is_read_once
+from fedpca.rows.panels import Panels, is_wide
 
 MAX_CACHE_BYTES = 256 << 20  # memory that a site may use to cache A'A
 TINY_VALUE, TINY_SQUARES = 1e-145, 1e-290  # squares of smaller values lose digits
 MIN_ENERGY = 1e-140  # above this, the square of a sum of squares does not underflow
 MAX_ENERGY = 1e150  # below this, it does not overflow
-FEW_FEATURES = 512  # up to which products always go by A'A, whatever it costs
 
 
 def column_sums(rows: Rows) -> tuple[int, Array]:
@@ -147,6 +148,8 @@ class StandardizedRows:
         The maximum memory for caching A'A.
     only_sums : bool
         Whether products always go by A'A if it fits, so that they contain nothing but sums over rows.
+    scatter : ProvisionalScatter, optional
+        The scatter of the rows about a provisional center, if already computed.
     """
 
     def __init__(
@@ -156,10 +159,13 @@ class StandardizedRows:
         *,
         max_cache_bytes: int = MAX_CACHE_BYTES,
         only_sums: bool = False,
+        scatter: ProvisionalScatter | None = None,
     ) -> None:
         self.frame = frame
         self._only_sums = only_sums
         self._rows = rows
+        self._is_read_once = is_read_once(rows, frame.missing, max_cache_bytes)
+        self._scatter = scatter
         self._order = slice(None) if frame.order is None else frame.order
         self._mean = self._to_own_order(frame.mean)
         self._fill = None if frame.fill is None else self._to_own_order(frame.fill)
@@ -169,6 +175,7 @@ class StandardizedRows:
         self._n_products = int(frame.n_products)
         self._max_cache_bytes = max_cache_bytes
         self._gram: Array | None = None
+        self._panels = Panels(self._mean)
         self._full_columns: dict[int, Array] = {}  # by the index of a sparse block
 
     @property
@@ -182,11 +189,16 @@ class StandardizedRows:
         return self._rows.n_rows
 
     def squares(self) -> Array:
-        """Return the sum of squares of each column of A, ``(d,)``."""
+        """Return the sum of squares of each column of A, ``(d,)``, from A'A if rows are read once."""
+        if self._is_read_once:
+            return self.gram().diagonal().copy()
         total = np.zeros(len(self._mean))
         with np.errstate(over="ignore", invalid="ignore"):
-            for block in self._blocks():
-                total += block.squares()
+            for index, (block, weights) in enumerate(self._own_blocks(may_be_tall=True)):
+                if is_wide(block):
+                    total += self._panels.squares(block, _each(block, weights))
+                else:
+                    total += self._center(index, block, weights).squares()
         refuse_overflow(total)
         return np.asarray(total[self._order] / self._scale**2)
 
@@ -205,7 +217,11 @@ class StandardizedRows:
         scale = np.where(constant, np.inf, self._scale)
         frame = replace(self.frame, scale=scale)
         return StandardizedRows(
-            self._rows, frame, max_cache_bytes=self._max_cache_bytes, only_sums=self._only_sums
+            self._rows,
+            frame,
+            max_cache_bytes=self._max_cache_bytes,
+            only_sums=self._only_sums,
+            scatter=self._scatter,
         )
 
     def energy(self) -> float:
@@ -235,16 +251,14 @@ class StandardizedRows:
         own = self._directions(Z)
         transposed = np.ascontiguousarray(own.T)  # makes BLAS up to 1.5 times as fast
         total = None
-        for block, shift, roots in self._blocks():
-            if shift is None:
-                product = ((transposed @ block.T) @ block).T
-            else:
-                # einsum avoids BLAS, whose threads would spin on cores that sparse products need
-                along = np.einsum("i,ij->j", shift, own)
-                scores = block @ own - (along if roots is None else np.outer(roots, along))
-                product = block.T @ scores
-                sums = scores.sum(axis=0) if roots is None else np.einsum("i,ij->j", roots, scores)
-                product -= np.outer(shift, sums)
+        for index, (block, weights) in enumerate(self._own_blocks(may_be_tall=True)):
+            if is_wide(block):
+                total = np.zeros_like(transposed).T if total is None else total
+                scores = self._panels.scores(block, transposed)
+                scores *= _each(block, weights)
+                self._panels.add_combined(block, scores, total.T)
+                continue
+            product = _product(self._center(index, block, weights), own, transposed)
             total = product if total is None else np.add(total, product, out=total)
         if total is None:  # no rows
             return np.zeros_like(own)
@@ -260,18 +274,22 @@ class StandardizedRows:
         offset = self._rows.n_rows * float(np.sum((self._mean[self._order] / self._scale) ** 2))
         is_near_origin = offset <= MAX_CANCELLATION * energy
         total = 0.0
-        for block, shift, roots in self._blocks(may_shift=is_near_origin):
-            scores = (block @ own).T if is_sparse(block) else transposed @ block.T
-            if shift is not None:
-                along = (shift @ own)[:, None]
-                scores -= along if roots is None else along * roots
+        for index, (block, weights) in enumerate(self._own_blocks(may_be_tall=True)):
+            if is_wide(block):
+                scores = self._panels.scores(block, transposed)
+                scores *= np.sqrt(_each(block, weights))
+            else:
+                is_raw = is_near_origin and weights is None
+                part = Centered(block, self._mean) if is_raw else self._center(index, block, weights)
+                scores = _scores(part, own, transposed)
             total += float(np.vdot(scores, scores))
         return total
 
     def parts(self) -> Iterator[tuple[Mean, Centered]]:
         """Yield the blocks of A in the common feature order and scale, each about a mean of zero."""
         zero = np.zeros(len(self._mean))
-        for block in self._blocks():
+        for index, (own, weights) in enumerate(self._own_blocks()):
+            block = self._center(index, own, weights)
             rows = block.rows[:, self._order]
             shift = None if block.shift is None else block.shift[self._order] / self._scale
             if not self._is_unscaled:
@@ -287,6 +305,10 @@ class StandardizedRows:
 
     def _own_gram(self) -> Array:
         """Return the Gram matrix of the centered rows, in their own order and without the scale."""
+        if self._is_read_once:
+            central = self._provisional_scatter().about(self._mean)
+            if central is not None:
+                return central
         moments = RawMoments(self._mean)
         centered = None
         for index, (block, weights) in enumerate(self._own_blocks()):
@@ -299,15 +321,18 @@ class StandardizedRows:
             centered = gram if centered is None else np.add(centered, gram, out=centered)
         return moments.central() if centered is None else centered + moments.central()
 
-    def _own_blocks(self) -> Iterator[tuple[Block, Array | None]]:
-        """Return the rows that count, without gaps, and their weights."""
-        return counting_blocks(self._rows, self.frame.missing, self._fill)
+    def _provisional_scatter(self) -> ProvisionalScatter:
+        missing = self.frame.missing
+        if self._scatter is None or not self._scatter.is_of(self._rows, missing):
+            self._scatter = ProvisionalScatter.read(self._rows, missing)
+        return self._scatter
 
-    def _blocks(self, *, may_shift: bool = False) -> Iterator[Centered]:
-        """Yield the blocks about the mean, which may be left as a shift to subtract from products."""
-        for index, (block, weights) in enumerate(self._own_blocks()):
-            is_raw = may_shift and weights is None
-            yield Centered(block, self._mean) if is_raw else self._center(index, block, weights)
+    def _own_blocks(
+        self, *, may_be_tall: bool = False
+    ) -> Iterator[tuple[Block, Array | None]]:
+        """Return the rows that count, without gaps, and their weights."""
+        missing = self.frame.missing
+        return counting_blocks(self._rows, missing, self._fill, may_be_tall=may_be_tall)
 
     def _center(self, index: int, block: Block, weights: Array | None) -> Centered:
         if is_sparse(block) and index not in self._full_columns:
@@ -350,6 +375,35 @@ class StandardizedRows:
         own = np.empty_like(array)
         own[self._order] = array
         return own
+
+
+def _each(block: Block, weights: Array | None) -> Array:
+    """Return the weight of each row in a block."""
+    return np.ones(block.shape[0]) if weights is None else weights
+
+
+def _product(part: Centered, own: Array, transposed: Array) -> Array:
+    """Return Y'(Y Z), ``(d, k)``, where Y holds rows about a mean; ``own`` is Z."""
+    block, shift, roots = part
+    if shift is None:
+        return np.asarray(((transposed @ block.T) @ block).T)
+    # einsum avoids BLAS, whose threads would spin on cores that sparse products need
+    along = np.einsum("i,ij->j", shift, own)
+    scores = block @ own - (along if roots is None else np.outer(roots, along))
+    sums = scores.sum(axis=0) if roots is None else np.einsum("i,ij->j", roots, scores)
+    product = block.T @ scores
+    product -= np.outer(shift, sums)
+    return np.asarray(product)
+
+
+def _scores(part: Centered, own: Array, transposed: Array) -> Array:
+    """Return the scores of rows about a mean, ``(k, b)``; ``own`` is ``(d, k)``."""
+    block, shift, roots = part
+    scores = np.asarray((block @ own).T if is_sparse(block) else transposed @ block.T)
+    if shift is not None:
+        along = (shift @ own)[:, None]
+        scores -= along if roots is None else along * roots
+    return scores
 
 
 def _scaled(block: Block, scale: Array) -> Block:

@@ -1,0 +1,174 @@
+"""Measure fits to very wide rows, and to rows in files, which should be read only once.
+
+    python benchmarks/wide.py                  all cases
+    python benchmarks/wide.py float32 files    some of them
+    python benchmarks/wide.py --quick          small sizes, to see that it runs
+
+`float32` and `noise` compare times with scikit-learn's PCA on the pooled array, in one run. `int8` fits
+genotypes of 2000 people at a million places in a process of its own, and prints how far the peak of its
+memory rose above the rows. `files` counts how often a fit reads Parquet files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from sklearn.decomposition import PCA
+
+from exact import _write, peak_resident
+from fedpca import FederatedPCA, Federation
+from fedpca.linalg.dense import sine_of_angle
+from fedpca.rows.tables import TableRows
+from fedpca.solvers import Lanczos
+from racing import race, show
+
+N_SITES = 4
+
+
+def planted(n: int, d: int, k: int) -> np.ndarray:
+    """Draw float32 rows with k components above the noise, and an offset in each column."""
+    rng = np.random.default_rng(0)
+    strengths = np.linspace(3, 1, k, dtype=np.float32) * np.sqrt(d / n, dtype=np.float32)
+    directions = rng.standard_normal((k, d), dtype=np.float32)
+    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+    X = rng.standard_normal((n, d), dtype=np.float32)
+    X += (2 * strengths * rng.standard_normal((n, k), dtype=np.float32)) @ directions
+    X += rng.standard_normal(d, dtype=np.float32)
+    return X
+
+
+def genotypes(n: int, d: int, n_groups: int = 4, drift: float = 0.02) -> np.ndarray:
+    """Draw 0, 1, or 2 copies of an allele, whose frequencies differ between groups of people."""
+    rng = np.random.default_rng(0)
+    X = np.empty((n, d), np.int8)
+    group = rng.integers(n_groups, size=n)
+    step = 10_000
+    for start in range(0, d, step):
+        width = min(step, d - start)
+        common = rng.uniform(0.05, 0.5, width)
+        spread = np.sqrt(drift * common * (1 - common))
+        frequencies = common + spread * rng.standard_normal((n_groups, width))
+        frequencies = np.clip(frequencies, 0.01, 0.99).astype(np.float32)[group]
+        for _ in range(2):
+            drawn = rng.random((n, width), dtype=np.float32) < frequencies
+            X[:, start : start + width] = drawn + (X[:, start : start + width] if _ else 0)
+    return X
+
+
+def float32(quick: bool) -> None:
+    n, d, k = (200, 10_000, 5) if quick else (2000, 100_000, 10)
+    X = planted(n, d, k)
+    parts = np.array_split(X, N_SITES)
+    fitted = {}
+
+    def ours() -> None:
+        fitted["fedpca"] = FederatedPCA(k, random_state=0).fit(parts)
+
+    def arpack() -> None:
+        fitted["arpack"] = PCA(k, svd_solver="arpack", random_state=0).fit(X)
+
+    def randomized() -> None:
+        fitted["randomized"] = PCA(k, svd_solver="randomized", random_state=0).fit(X)
+
+    contestants = {"fedpca": ours, "PCA arpack": arpack, "PCA randomized": randomized}
+    seconds = race(contestants, 3 if quick else 5)
+    title = f"{N_SITES} sites of {n // N_SITES} x {d} float32, k={k}"
+    show(title, seconds, {"PCA arpack": 1.2})
+    run = fitted["fedpca"].run_
+    print(f"  {run.solver_rounds} rounds of {run.solver}; sines of the angles to arpack and randomized:")
+    for name in ("arpack", "randomized"):
+        angle = sine_of_angle(fitted["fedpca"].components_.T, fitted[name].components_.T)
+        print(f"  {name:12s}{angle:.1e}")
+
+
+def noise(quick: bool) -> None:
+    n, d, k = (300, 3000, 10) if quick else (1000, 20_000, 10)
+    parts = np.array_split(genotypes(n, d).astype(np.float32), N_SITES)
+    print(f"\n{N_SITES} sites of {n // N_SITES} x {d} genotypes of 4 groups, k={k}")
+    for stop in ("angle", "noise"):
+        run = FederatedPCA(k, solver=Lanczos(stop=stop), random_state=0).fit(parts).run_
+        print(
+            f"  stop={stop!r:9s} {run.solver_rounds:3d} rounds, {run.stop_reason}, "
+            f"{run.n_certain} certain, angle_bound {run.angle_bound:.0e}"
+        )
+
+
+def int8(quick: bool) -> None:
+    n, d = (200, 20_000) if quick else (2000, 1_000_000)
+    print(f"\n{N_SITES} sites of {n // N_SITES} x {d} int8, k=10, in a process of its own")
+    for stop in ("noise",) if quick else ("noise", "angle"):
+        command = [sys.executable, __file__, "--child", str(n), str(d), stop]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        print(f"  {done.stdout.strip()}")
+
+
+def child(n: int, d: int, stop: str) -> None:
+    """Fit genotypes and print how far the peak of resident memory rose above the rows."""
+    X = genotypes(n, d)
+    parts = [X[i * n // N_SITES : (i + 1) * n // N_SITES] for i in range(N_SITES)]
+    before = peak_resident()
+    began = time.perf_counter()
+    run = FederatedPCA(10, solver=Lanczos(stop=stop), random_state=0).fit(parts).run_
+    seconds = time.perf_counter() - began
+    print(
+        f"stop={stop!r:9s} {(peak_resident() - before) / 1e6:5.0f} MB beside the rows (bound 2000 MB), "
+        f"{run.solver_rounds} rounds, {seconds:.1f} s, {run.stop_reason}, {run.n_certain} certain"
+    )
+
+
+def files(quick: bool) -> None:
+    rows, d, n_files = (2_000, 50, 2) if quick else (500_000, 100, 2)
+    n_read = 0
+    blocks = TableRows.blocks
+
+    def counted(self: TableRows) -> object:
+        nonlocal n_read
+        n_read += 1
+        return blocks(self)
+
+    TableRows.blocks = counted  # type: ignore[method-assign, assignment]
+    print(f"\n{n_files} Parquet files of {rows} x {d}, k=10")
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder) / f"site-{i}.parquet" for i in range(n_files)]
+        for i, path in enumerate(paths):
+            _write(path, rows, d, seed=i)
+        for solver in ("covariance", "lanczos"):
+            for scale in (False, True):
+                model = FederatedPCA(10, solver=solver, scale=scale, random_state=0)
+                n_read = 0
+                began = time.perf_counter()
+                model.fit(Federation.local([str(path) for path in paths]))
+                seconds = time.perf_counter() - began
+                text = f"{n_read / n_files:.0f} readings of each file, {seconds:.2f} s"
+                print(f"  {solver:12s}scale={scale!s:6s} {text}")
+        began = time.perf_counter()
+        for path in paths:
+            for _ in blocks(Federation.local([str(path)]).sites[0].rows):  # type: ignore[attr-defined]
+                pass
+        print(f"  one reading of each file without any product {time.perf_counter() - began:.2f} s")
+
+
+CASES = {"float32": float32, "noise": noise, "int8": int8, "files": files}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("cases", nargs="*", metavar="|".join(CASES))
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--child", nargs=3, metavar=("ROWS", "FEATURES", "STOP"))
+    options = parser.parse_args()
+    if options.child:
+        child(int(options.child[0]), int(options.child[1]), options.child[2])
+        return
+    for name in options.cases or CASES:
+        CASES[name](options.quick)
+
+
+if __name__ == "__main__":
+    main()
