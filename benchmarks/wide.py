@@ -81,7 +81,9 @@ def float32(quick: bool) -> None:
     title = f"{N_SITES} sites of {n // N_SITES} x {d} float32, k={k}"
     show(title, seconds, {"PCA arpack": 1.2})
     run = fitted["fedpca"].run_
-    print(f"  {run.solver_rounds} rounds of {run.solver}; sines of the angles to arpack and randomized:")
+    print(
+        f"  {run.solver_rounds} rounds of {run.solver}; sines of the angles to arpack and randomized:"
+    )
     for name in ("arpack", "randomized"):
         angle = sine_of_angle(fitted["fedpca"].components_.T, fitted[name].components_.T)
         print(f"  {name:12s}{angle:.1e}")

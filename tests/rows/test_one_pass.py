@@ -77,7 +77,9 @@ def test_a_fit_reads_each_file_once(solver, case, weight, tmp_path, readings):
         X[part[~whole]] = np.nan
         w[part] = counts * whole
     readings.clear()
-    model = FederatedPCA(K, solver=solver, random_state=0, **CASES[case]).fit(Federation.local(sites))
+    model = FederatedPCA(K, solver=solver, random_state=0, **CASES[case]).fit(
+        Federation.local(sites)
+    )
     assert len(readings) == len(sites)
     pooled = np.repeat(np.nan_to_num(X), w.astype(int), axis=0)
     pooled = pooled - (pooled.mean(axis=0) if case != "about zero" else 0)

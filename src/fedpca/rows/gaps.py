@@ -52,7 +52,7 @@ def column_totals(
     d = rows.n_features
     n, weight, sums = 0, 0.0, np.zeros(d)
     n_absent, absent = np.zeros(d), np.zeros(d)
-    panels = Panels()
+    panels = Panels(np.zeros(d))
     with np.errstate(over="ignore", invalid="ignore"):
         for block, weights in counting_blocks(rows, missing, may_be_tall=True):
             if also is not None:

@@ -5,8 +5,8 @@
 
 The mean m over all sites is known only after every site has read its rows. To read a file again costs
 more than the products, if there are few features. So a site takes the scatter in the first reading,
-about the mean of its first block, and corrects it when m is known. If a column of the file drifts so far
-that the correction would lose more than eight bits, the rows are read again.
+about the mean of its first block, and corrects it when m is known. If that block is so far from the
+others that the correction would lose more than eight bits, the rows are read again.
 
 The scatter is always computed in this way, also by a site that was restarted and has to read its rows
 once more. So no bit of an answer depends on when the rows were read.

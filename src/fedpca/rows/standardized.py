@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -175,7 +176,6 @@ class StandardizedRows:
         self._n_products = int(frame.n_products)
         self._max_cache_bytes = max_cache_bytes
         self._gram: Array | None = None
-        self._panels = Panels(self._mean)
         self._full_columns: dict[int, Array] = {}  # by the index of a sparse block
 
     @property
@@ -192,15 +192,7 @@ class StandardizedRows:
         """Return the sum of squares of each column of A, ``(d,)``, from A'A if rows are read once."""
         if self._is_read_once:
             return self.gram().diagonal().copy()
-        total = np.zeros(len(self._mean))
-        with np.errstate(over="ignore", invalid="ignore"):
-            for index, (block, weights) in enumerate(self._own_blocks(may_be_tall=True)):
-                if is_wide(block):
-                    total += self._panels.squares(block, _each(block, weights))
-                else:
-                    total += self._center(index, block, weights).squares()
-        refuse_overflow(total)
-        return np.asarray(total[self._order] / self._scale**2)
+        return np.asarray(self._own_squares[self._order] / self._scale**2)
 
     def without_constant_columns(self) -> StandardizedRows:
         """Return the rows with zeros in columns whose variance rounding in the mean explains.
@@ -253,10 +245,10 @@ class StandardizedRows:
         total = None
         for index, (block, weights) in enumerate(self._own_blocks(may_be_tall=True)):
             if is_wide(block):
-                total = np.zeros_like(transposed).T if total is None else total
-                scores = self._panels.scores(block, transposed)
-                scores *= _each(block, weights)
-                self._panels.add_combined(block, scores, total.T)
+                total = np.zeros(own.shape) if total is None else total
+                scores = self._panels.scores(block, own)
+                scores *= _each(block, weights)[:, None]
+                self._panels.add_combined(block, scores, total)
                 continue
             product = _product(self._center(index, block, weights), own, transposed)
             total = product if total is None else np.add(total, product, out=total)
@@ -276,11 +268,13 @@ class StandardizedRows:
         total = 0.0
         for index, (block, weights) in enumerate(self._own_blocks(may_be_tall=True)):
             if is_wide(block):
-                scores = self._panels.scores(block, transposed)
-                scores *= np.sqrt(_each(block, weights))
+                scores = self._panels.scores(block, own)
+                scores *= np.sqrt(_each(block, weights))[:, None]
             else:
                 is_raw = is_near_origin and weights is None
-                part = Centered(block, self._mean) if is_raw else self._center(index, block, weights)
+                part = (
+                    Centered(block, self._mean) if is_raw else self._center(index, block, weights)
+                )
                 scores = _scores(part, own, transposed)
             total += float(np.vdot(scores, scores))
         return total
@@ -321,15 +315,39 @@ class StandardizedRows:
             centered = gram if centered is None else np.add(centered, gram, out=centered)
         return moments.central() if centered is None else centered + moments.central()
 
+    @cached_property
+    def _own_squares(self) -> Array:
+        """Return the squares of each column about the mean, in the rows' own order and unscaled."""
+        total = np.zeros(len(self._mean))
+        panels = Panels(self._mean)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for index, (block, weights) in enumerate(self._own_blocks(may_be_tall=True)):
+                if is_wide(block):
+                    total += panels.squares(block, _each(block, weights))
+                else:
+                    total += self._center(index, block, weights).squares()
+        refuse_overflow(total)
+        return total
+
+    @cached_property
+    def _panels(self) -> Panels:
+        """Return how to multiply wide rows, with means subtracted from products where few bits cancel.
+
+        Which columns those are depends on the rows and the frame alone.
+        """
+        if self._sums is None:
+            return Panels(self._mean)
+        weight = self._rows.n_rows if self.frame.weight is None else self.frame.weight
+        raw = self._own_squares + self._mean * (2 * self._sums - weight * self._mean)
+        return Panels(self._mean, raw <= MAX_CANCELLATION * self._own_squares)
+
     def _provisional_scatter(self) -> ProvisionalScatter:
         missing = self.frame.missing
         if self._scatter is None or not self._scatter.is_of(self._rows, missing):
             self._scatter = ProvisionalScatter.read(self._rows, missing)
         return self._scatter
 
-    def _own_blocks(
-        self, *, may_be_tall: bool = False
-    ) -> Iterator[tuple[Block, Array | None]]:
+    def _own_blocks(self, *, may_be_tall: bool = False) -> Iterator[tuple[Block, Array | None]]:
         """Return the rows that count, without gaps, and their weights."""
         missing = self.frame.missing
         return counting_blocks(self._rows, missing, self._fill, may_be_tall=may_be_tall)

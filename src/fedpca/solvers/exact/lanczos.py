@@ -10,7 +10,7 @@ in the same number of rounds. How rows are split over sites makes no difference.
 The residual costs neither a round nor a product (`fedpca.linalg.krylov`).
 
 Source: Golub and Underwood, "The block Lanczos method for computing eigenvalues" (1977). The rule that
-tells components from noise is that of North, Bell, Cahalan and Moeng, "Sampling errors in the estimation
+tells components from noise is by North, Bell, Cahalan and Moeng, "Sampling errors in the estimation
 of empirical orthogonal functions" (1982).
 """
 
