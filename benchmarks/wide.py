@@ -6,24 +6,29 @@
 
 `float32` and `noise` compare times with scikit-learn's PCA on the pooled array, in one run. `int8` fits
 genotypes of 2000 people at a million places in a process of its own, and prints how far the peak of its
-memory rose above the rows. `files` counts how often a fit reads Parquet files.
+memory rose above the rows. `files` compares a fit that reads Parquet files once with one that reads
+them again for each question, and counts the readings.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from sklearn.decomposition import PCA
 
 from exact import _write, peak_resident
-from fedpca import FederatedPCA, Federation
+from fedpca import FederatedPCA
 from fedpca.linalg.dense import sine_of_angle
+from fedpca.rows import one_pass
 from fedpca.rows.tables import TableRows
 from fedpca.solvers import Lanczos
 from racing import race, show
@@ -55,9 +60,8 @@ def genotypes(n: int, d: int, n_groups: int = 4, drift: float = 0.02) -> np.ndar
         spread = np.sqrt(drift * common * (1 - common))
         frequencies = common + spread * rng.standard_normal((n_groups, width))
         frequencies = np.clip(frequencies, 0.01, 0.99).astype(np.float32)[group]
-        for _ in range(2):
-            drawn = rng.random((n, width), dtype=np.float32) < frequencies
-            X[:, start : start + width] = drawn + (X[:, start : start + width] if _ else 0)
+        copies = [rng.random((n, width), dtype=np.float32) < frequencies for _ in range(2)]
+        X[:, start : start + width] = sum(copy.astype(np.int8) for copy in copies)
     return X
 
 
@@ -112,48 +116,49 @@ def int8(quick: bool) -> None:
 
 def child(n: int, d: int, stop: str) -> None:
     """Fit genotypes and print how far the peak of resident memory rose above the rows."""
+    before = peak_resident()
     X = genotypes(n, d)
     parts = [X[i * n // N_SITES : (i + 1) * n // N_SITES] for i in range(N_SITES)]
-    before = peak_resident()
     began = time.perf_counter()
     run = FederatedPCA(10, solver=Lanczos(stop=stop), random_state=0).fit(parts).run_
     seconds = time.perf_counter() - began
     print(
-        f"stop={stop!r:9s} {(peak_resident() - before) / 1e6:5.0f} MB beside the rows (bound 2000 MB), "
+        f"stop={stop!r:9s} {(peak_resident() - before - X.nbytes) / 1e6:5.0f} MB beside the rows "
+        f"(bound 2000 MB), "
         f"{run.solver_rounds} rounds, {seconds:.1f} s, {run.stop_reason}, {run.n_certain} certain"
     )
 
 
 def files(quick: bool) -> None:
-    rows, d, n_files = (2_000, 50, 2) if quick else (500_000, 100, 2)
+    rows, d, n_files = (2_000, 50, 2) if quick else (400_000, 100, 2)
     n_read = 0
     blocks = TableRows.blocks
 
-    def counted(self: TableRows) -> object:
+    def counted(self: TableRows) -> Iterator[Any]:
         nonlocal n_read
         n_read += 1
         return blocks(self)
 
-    TableRows.blocks = counted  # type: ignore[method-assign, assignment]
-    print(f"\n{n_files} Parquet files of {rows} x {d}, k=10")
+    TableRows.blocks = counted  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / f"site-{i}.parquet" for i in range(n_files)]
         for i, path in enumerate(paths):
             _write(path, rows, d, seed=i)
-        for solver in ("covariance", "lanczos"):
-            for scale in (False, True):
-                model = FederatedPCA(10, solver=solver, scale=scale, random_state=0)
+        for scale in (False, True):
+            n_readings: dict[bool, int] = {}
+
+            def fit(once: bool, scale: bool = scale, found: dict[bool, int] = n_readings) -> None:
+                nonlocal n_read
                 n_read = 0
-                began = time.perf_counter()
-                model.fit(Federation.local([str(path) for path in paths]))
-                seconds = time.perf_counter() - began
-                text = f"{n_read / n_files:.0f} readings of each file, {seconds:.2f} s"
-                print(f"  {solver:12s}scale={scale!s:6s} {text}")
-        began = time.perf_counter()
-        for path in paths:
-            for _ in blocks(Federation.local([str(path)]).sites[0].rows):  # type: ignore[attr-defined]
-                pass
-        print(f"  one reading of each file without any product {time.perf_counter() - began:.2f} s")
+                one_pass.FILE_PASS_COST = 40.0 if once else math.inf
+                FederatedPCA(10, scale=scale).fit([str(path) for path in paths])
+                found[once] = n_read // n_files
+
+            again = "read again for each question"
+            contestants = {"fedpca": lambda: fit(True), again: lambda: fit(False)}
+            seconds = race(contestants, 5)
+            show(f"{n_files} Parquet files of {rows} x {d}, k=10, scale={scale}", seconds, {})
+            print(f"  each file read {n_readings[True]} and {n_readings[False]} times")
 
 
 CASES = {"float32": float32, "noise": noise, "int8": int8, "files": files}
