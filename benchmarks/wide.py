@@ -28,7 +28,7 @@ from sklearn.decomposition import PCA
 from exact import _write, peak_resident
 from fedpca import FederatedPCA
 from fedpca.linalg.dense import sine_of_angle
-from fedpca.rows import one_pass
+from fedpca.rows import standardized
 from fedpca.rows.tables import TableRows
 from fedpca.solvers import Lanczos
 from racing import race, show
@@ -152,7 +152,7 @@ def files(quick: bool) -> None:
             def fit(once: bool, scale: bool = scale, found: dict[bool, int] = n_readings) -> None:
                 nonlocal n_read
                 n_read = 0
-                one_pass.FILE_PASS_COST = 40.0 if once else math.inf
+                standardized.FILE_PASS_COST = 40.0 if once else math.inf
                 FederatedPCA(10, scale=scale).fit([str(path) for path in paths])
                 found[once] = n_read // n_files
 

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from fedpca.rows import panels
+from fedpca.rows import in_memory, panels
 from fedpca.rows.open import open_rows
 from fedpca.rows.standardized import Frame, StandardizedRows
 
@@ -45,7 +45,7 @@ def test_a_fit_takes_the_memory_of_a_few_blocks_and_no_copy_of_the_rows():
 
 
 def test_the_number_of_threads_changes_no_bit(monkeypatch):
-    monkeypatch.setattr(panels, "WIDE_FEATURES", 100)
+    monkeypatch.setattr(in_memory, "WIDE_FEATURES", 100)
     monkeypatch.setattr(panels, "TILE_COLUMNS", 7)
     rng = np.random.default_rng(0)
     X, Z = rng.standard_normal((300, 100)).astype(np.float32) + 1, rng.standard_normal((100, 3))
@@ -60,7 +60,7 @@ def test_the_number_of_threads_changes_no_bit(monkeypatch):
 
 @pytest.mark.parametrize("offset", [0.1, 1e8])
 def test_a_mean_is_subtracted_from_products_only_where_few_bits_cancel(offset, monkeypatch):
-    monkeypatch.setattr(panels, "WIDE_FEATURES", 6)
+    monkeypatch.setattr(in_memory, "WIDE_FEATURES", 6)
     monkeypatch.setattr(panels, "TILE_COLUMNS", 2)
     rng = np.random.default_rng(1)
     X, Z = rng.standard_normal((50, 6)), rng.standard_normal((6, 2))

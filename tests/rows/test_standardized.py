@@ -33,8 +33,8 @@ def test_products_are_those_of_the_centered_scaled_ordered_rows(
 ):
     monkeypatch.setattr("fedpca.rows.in_memory.BLOCK_BYTES", 8 * 5 * 40 // blocks)
     if is_wide:
-        monkeypatch.setattr("fedpca.rows.panels.WIDE_FEATURES", 5)
-        monkeypatch.setattr("fedpca.rows.panels.TILE_ROWS", 7)
+        monkeypatch.setattr("fedpca.rows.in_memory.WIDE_FEATURES", 5)
+        monkeypatch.setattr("fedpca.rows.in_memory.WIDE_ROWS", 7)
         monkeypatch.setattr("fedpca.rows.panels.TILE_COLUMNS", 2)
     rng = np.random.default_rng(1)
     X = MAKERS[make](rng.standard_normal((40, 5)) + offset)
@@ -64,7 +64,7 @@ def test_products_are_those_of_the_centered_scaled_ordered_rows(
 @pytest.mark.parametrize("is_weighted", [False, True])
 @pytest.mark.parametrize("missing", MISSING)
 def test_products_by_panels_know_weights_and_gaps(is_weighted, missing, monkeypatch):
-    monkeypatch.setattr("fedpca.rows.panels.WIDE_FEATURES", 5)
+    monkeypatch.setattr("fedpca.rows.in_memory.WIDE_FEATURES", 5)
     monkeypatch.setattr("fedpca.rows.panels.TILE_COLUMNS", 2)
     X = RNG.standard_normal((40, 5)).astype(np.float32) + 3
     weights = RNG.uniform(0.5, 3, 40) if is_weighted else np.ones(40)

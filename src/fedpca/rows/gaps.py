@@ -20,10 +20,12 @@ from fedpca.rows.in_memory import (
     Block,
     Rows,
     is_sparse,
+    is_wide,
     refuse_non_finite,
     weighted_blocks,
+    wide_views,
 )
-from fedpca.rows.panels import Panels, is_wide, views_of
+from fedpca.rows.panels import Panels
 
 MISSING = ("error", "mean", "drop")  # what to do with gaps; messages carry the position
 ERROR, MEAN, DROP = range(3)
@@ -52,7 +54,6 @@ def column_totals(
     d = rows.n_features
     n, weight, sums = 0, 0.0, np.zeros(d)
     n_absent, absent = np.zeros(d), np.zeros(d)
-    panels = Panels(np.zeros(d))
     with np.errstate(over="ignore", invalid="ignore"):
         for block, weights in counting_blocks(rows, missing, may_be_tall=True):
             if also is not None:
@@ -66,7 +67,7 @@ def column_totals(
                 absent += each @ gaps
                 block = filled(block, np.zeros(d))
             # a product with ones sums in float64 and at the speed of BLAS
-            sums += panels.sums(block, each) if is_wide(block) else each @ block
+            sums += Panels(np.zeros(d)).sums(block, each) if is_wide(block) else each @ block
     if not np.isfinite(sums).all():
         way_out = WAY_OUT if missing == ERROR else FILL_OR_DROP
         refuse_non_finite(rows, way_out=way_out, accepts_nan=missing != ERROR)
@@ -80,7 +81,7 @@ def counting_blocks(
 
     With ``may_be_tall``, blocks of wide rows that need no copy may be larger than usual.
     """
-    views = views_of(rows) if may_be_tall and missing == ERROR else None
+    views = wide_views(rows) if may_be_tall and missing == ERROR else None
     if views is not None:
         yield from ((block, None) for block in views)
         return

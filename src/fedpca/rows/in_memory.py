@@ -19,6 +19,8 @@ from fedpca.errors import InputError
 from fedpca.rows.columns import HasColumns, matching_order, some_of
 
 BLOCK_BYTES = 16 << 20  # size of a dense block; reading a file keeps at most this much in memory
+WIDE_FEATURES = 8192  # from which dense blocks are multiplied by panels (see `fedpca.rows.panels`)
+WIDE_ROWS = 256  # of so many features, which are taken at once if that needs no copy
 MAX_SPARSE_BLOCK_RATIO = 32  # a sparse block has at most this many times as many rows
 FILL_OR_DROP = "drop these rows or fill in the values"  # advice on values that are not finite
 
@@ -64,6 +66,17 @@ def canonical(matrix: Any) -> Any:
 def is_sparse(block: Any) -> bool:
     """Return whether a block is sparse, without narrowing its type to one of scipy's classes."""
     return bool(sp.issparse(block))
+
+
+def is_wide(block: Block) -> bool:
+    """Return whether to multiply a block by panels of columns."""
+    return block.shape[1] >= WIDE_FEATURES and not is_sparse(block)
+
+
+def wide_views(rows: Rows) -> Iterator[Block] | None:
+    """Return blocks of many wide rows, or None if rows are not wide or would have to be copied."""
+    views = getattr(rows, "views", None)
+    return None if views is None or rows.n_features < WIDE_FEATURES else views(WIDE_ROWS)
 
 
 def rows_per_block(n_features: int) -> int:

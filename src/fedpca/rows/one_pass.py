@@ -18,22 +18,10 @@ import numpy as np
 
 from fedpca.arrays import Array
 from fedpca.rows.centering import MAX_CANCELLATION, center_block
-from fedpca.rows.gaps import MEAN, counting_blocks
+from fedpca.rows.gaps import counting_blocks
 from fedpca.rows.in_memory import Block, Rows
 
-FEW_FEATURES = 512  # up to which products always go by A'A, whatever it costs
-FILE_PASS_COST = 40.0  # least cost of reading an entry from a file, in multiplications
 EPS = float(np.finfo(np.float64).eps)
-
-
-def is_read_once(rows: Rows, missing: int, max_bytes: int) -> bool:
-    """Return whether rows are in files, and few enough features take their products by A'A.
-
-    A gap takes the mean over all sites, which is not known in the first reading.
-    """
-    d = rows.n_features
-    is_small = d <= FEW_FEATURES and 8 * d**2 <= max_bytes
-    return is_small and rows.pass_cost >= FILE_PASS_COST and missing != MEAN
 
 
 class ProvisionalScatter:

@@ -21,26 +21,14 @@ import numpy as np
 from fedpca.arrays import Array
 from fedpca.linalg.blas_threads import n_threads, threads_for_entries
 from fedpca.linalg.scratch import Scratch
-from fedpca.rows.in_memory import Block, Rows, is_sparse
+from fedpca.rows.in_memory import WIDE_ROWS, Block
 
-WIDE_FEATURES = 8192  # from which products go by panels; blocks of fewer features hold many rows
-TILE_ROWS, TILE_COLUMNS = 256, 256  # 512 KiB in float64
+TILE_COLUMNS = 256  # of up to 256 rows, which are 512 KiB in float64
 N_GROUPS = (
     16  # of panels, which threads share; not the number of threads, on which no bit may depend
 )
 
 T = TypeVar("T")
-
-
-def is_wide(block: Block) -> bool:
-    """Return whether to multiply a block by panels."""
-    return not is_sparse(block) and block.shape[1] >= WIDE_FEATURES
-
-
-def views_of(rows: Rows) -> Iterator[Block] | None:
-    """Return blocks of as many wide rows as a tile has, or None if they would have to be copied."""
-    views = getattr(rows, "views", None)
-    return None if views is None or rows.n_features < WIDE_FEATURES else views(TILE_ROWS)
 
 
 class Panels:
@@ -118,7 +106,7 @@ class Panels:
         A tile is too small for several threads of BLAS, and they would not convert it.
         """
         threads = n_threads()
-        with threads_for_entries(TILE_ROWS * TILE_COLUMNS):
+        with threads_for_entries(WIDE_ROWS * TILE_COLUMNS):
             if threads == 1:
                 return [work(group) for group in self._groups]
             with ThreadPoolExecutor(threads) as pool:

@@ -29,15 +29,17 @@ from fedpca.arrays import Array
 from fedpca.errors import InputError
 from fedpca.protocol.invariants import MAX_VALUE
 from fedpca.rows.centering import MAX_CANCELLATION, Centered, Mean, center_block, full_columns
-from fedpca.rows.gaps import ERROR, counting_blocks
-from fedpca.rows.in_memory import Block, Rows, is_sparse, rows_per_block
-from fedpca.rows.one_pass import FEW_FEATURES, ProvisionalScatter, is_read_once
-from fedpca.rows.panels import Panels, is_wide
+from fedpca.rows.gaps import ERROR, MEAN, counting_blocks
+from fedpca.rows.in_memory import Block, Rows, is_sparse, is_wide, rows_per_block
+from fedpca.rows.one_pass import ProvisionalScatter
+from fedpca.rows.panels import Panels
 
 MAX_CACHE_BYTES = 256 << 20  # memory that a site may use to cache A'A
 TINY_VALUE, TINY_SQUARES = 1e-145, 1e-290  # squares of smaller values lose digits
 MIN_ENERGY = 1e-140  # above this, the square of a sum of squares does not underflow
 MAX_ENERGY = 1e150  # below this, it does not overflow
+FEW_FEATURES = 512  # up to which products always go by A'A, whatever it costs
+FILE_PASS_COST = 40.0  # least cost of reading an entry from a file, in multiplications
 
 
 def column_sums(rows: Rows) -> tuple[int, Array]:
@@ -92,6 +94,16 @@ def usable_energy(energy: float) -> float:
             f"unless it is between {MIN_ENERGY:.0e} and {MAX_ENERGY:.0e}; rescale the columns"
         )
     return energy
+
+
+def is_read_once(rows: Rows, missing: int, max_cache_bytes: int) -> bool:
+    """Return whether rows are in files, and few enough features take their products by A'A.
+
+    A gap takes the mean over all sites, which is not known in the first reading.
+    """
+    d = rows.n_features
+    is_small = d <= FEW_FEATURES and 8 * d**2 <= max_cache_bytes
+    return is_small and rows.pass_cost >= FILE_PASS_COST and missing != MEAN
 
 
 @dataclass(frozen=True)
@@ -319,11 +331,10 @@ class StandardizedRows:
     def _own_squares(self) -> Array:
         """Return the squares of each column about the mean, in the rows' own order and unscaled."""
         total = np.zeros(len(self._mean))
-        panels = Panels(self._mean)
         with np.errstate(over="ignore", invalid="ignore"):
             for index, (block, weights) in enumerate(self._own_blocks(may_be_tall=True)):
                 if is_wide(block):
-                    total += panels.squares(block, _each(block, weights))
+                    total += Panels(self._mean).squares(block, _each(block, weights))
                 else:
                     total += self._center(index, block, weights).squares()
         refuse_overflow(total)

@@ -36,8 +36,8 @@ from fedpca.protocol.plan import AGREE, DECLARE, RunPlan
 from fedpca.protocol.question import Question, find_question
 from fedpca.rows.gaps import ERROR, MISSING, Totals, column_totals
 from fedpca.rows.in_memory import Rows, about_n_rows
-from fedpca.rows.one_pass import ProvisionalScatter, is_read_once
-from fedpca.rows.standardized import MAX_CACHE_BYTES, Frame, StandardizedRows
+from fedpca.rows.one_pass import ProvisionalScatter
+from fedpca.rows.standardized import MAX_CACHE_BYTES, Frame, StandardizedRows, is_read_once
 from fedpca.site.budget import Budget
 from fedpca.site.current_run import CurrentRun, Memory, read_only
 from fedpca.site.disclosure import Disclosure
