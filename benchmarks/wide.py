@@ -152,7 +152,7 @@ def files(quick: bool) -> None:
             def fit(once: bool, scale: bool = scale, found: dict[bool, int] = n_readings) -> None:
                 nonlocal n_read
                 n_read = 0
-                standardized.FILE_PASS_COST = 40.0 if once else math.inf
+                standardized.READ_ONCE_COST = 100.0 if once else math.inf
                 FederatedPCA(10, scale=scale).fit([str(path) for path in paths])
                 found[once] = n_read // n_files
 

@@ -1,4 +1,4 @@
-"""Take the scatter of rows in files while their columns are summed, in a single reading.
+"""Take the scatter of rows in costly files while their columns are summed, in a single reading.
 
     S = sum (x - c)(x - c)',   t = sum (x - c),   about a provisional center c
     sum (x - m)(x - m)' = S - t e' - e t' + n e e',   where e = m - c

@@ -39,7 +39,9 @@ TINY_VALUE, TINY_SQUARES = 1e-145, 1e-290  # squares of smaller values lose digi
 MIN_ENERGY = 1e-140  # above this, the square of a sum of squares does not underflow
 MAX_ENERGY = 1e150  # below this, it does not overflow
 FEW_FEATURES = 512  # up to which products always go by A'A, whatever it costs
-FILE_PASS_COST = 40.0  # least cost of reading an entry from a file, in multiplications
+READ_ONCE_COST = (
+    100.0  # of reading an entry, in multiplications, from which files are read only once
+)
 
 
 def column_sums(rows: Rows) -> tuple[int, Array]:
@@ -97,13 +99,14 @@ def usable_energy(energy: float) -> float:
 
 
 def is_read_once(rows: Rows, missing: int, max_cache_bytes: int) -> bool:
-    """Return whether rows are in files, and few enough features take their products by A'A.
+    """Return whether rows are costly to read, and few enough features take their products by A'A.
 
-    A gap takes the mean over all sites, which is not known in the first reading.
+    Parquet and CSV files are decoded at each reading. Arrays on disk are not, and keep the bits that
+    they have in memory. A gap takes the mean over all sites, which is not known in the first reading.
     """
     d = rows.n_features
     is_small = d <= FEW_FEATURES and 8 * d**2 <= max_cache_bytes
-    return is_small and rows.pass_cost >= FILE_PASS_COST and missing != MEAN
+    return is_small and rows.pass_cost >= READ_ONCE_COST and missing != MEAN
 
 
 @dataclass(frozen=True)
