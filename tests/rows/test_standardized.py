@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
+from fedpca.rows.gaps import MISSING, column_totals
 from fedpca.rows.open import open_rows
 from fedpca.rows.standardized import FEW_FEATURES, Frame, RawMoments, StandardizedRows, column_sums
+from fedpca.rows.weighted import WeightedRows
 
 RNG = np.random.default_rng(0)
 
@@ -25,10 +27,15 @@ MAKERS = {
 @pytest.mark.parametrize("offset", [0.0, 3.0, 1e6])
 @pytest.mark.parametrize("n_products", [1, 10_000])
 @pytest.mark.parametrize("blocks", [1, 4])
+@pytest.mark.parametrize("is_wide", [False, True])
 def test_products_are_those_of_the_centered_scaled_ordered_rows(
-    make, offset, n_products, blocks, monkeypatch
+    make, offset, n_products, blocks, is_wide, monkeypatch
 ):
     monkeypatch.setattr("fedpca.rows.in_memory.BLOCK_BYTES", 8 * 5 * 40 // blocks)
+    if is_wide:
+        monkeypatch.setattr("fedpca.rows.in_memory.WIDE_FEATURES", 5)
+        monkeypatch.setattr("fedpca.rows.in_memory.WIDE_ROWS", 7)
+        monkeypatch.setattr("fedpca.rows.panels.TILE_COLUMNS", 2)
     rng = np.random.default_rng(1)
     X = MAKERS[make](rng.standard_normal((40, 5)) + offset)
     dense = X.toarray() if sp.issparse(X) else X.astype(float)
@@ -40,7 +47,8 @@ def test_products_are_those_of_the_centered_scaled_ordered_rows(
     count, sums = column_sums(rows)
     assert count == 40
     np.testing.assert_allclose(sums, dense.sum(axis=0), rtol=1e-14)
-    view = StandardizedRows(rows, Frame(mean, scale, order, sums, n_products))
+    no_gram = {"max_cache_bytes": 0} if is_wide else {}
+    view = StandardizedRows(rows, Frame(mean, scale, order, sums, n_products), **no_gram)
     Z = rng.standard_normal((5, 2))
     tolerance = {"rtol": 1e-11, "atol": 1e-11 * max(1.0, offset) * 40}
     if offset == 0 or "sparse" not in make:
@@ -51,6 +59,30 @@ def test_products_are_those_of_the_centered_scaled_ordered_rows(
     energy = float((A**2).sum())
     along = view.energy_along(Z, energy)
     assert along == pytest.approx(np.sum((A @ Z) ** 2), rel=1e-8)
+
+
+@pytest.mark.parametrize("is_weighted", [False, True])
+@pytest.mark.parametrize("missing", MISSING)
+def test_products_by_panels_know_weights_and_gaps(is_weighted, missing, monkeypatch):
+    monkeypatch.setattr("fedpca.rows.in_memory.WIDE_FEATURES", 5)
+    monkeypatch.setattr("fedpca.rows.panels.TILE_COLUMNS", 2)
+    X = RNG.standard_normal((40, 5)).astype(np.float32) + 3
+    weights = RNG.uniform(0.5, 3, 40) if is_weighted else np.ones(40)
+    mean, Z = X.mean(axis=0, dtype=np.float64), RNG.standard_normal((5, 2))
+    A = np.sqrt(weights)[:, None] * (X - mean)
+    if missing != "error":
+        X[::6, 1] = np.nan
+        A[::6, 1 if missing == "mean" else slice(None)] = 0
+    rows = WeightedRows(open_rows(X), weights) if is_weighted else open_rows(X)
+    position = MISSING.index(missing)
+    frame = Frame(mean, np.ones(5), missing=position, fill=mean if missing == "mean" else None)
+    view = StandardizedRows(rows, frame, max_cache_bytes=0)
+    np.testing.assert_allclose(view.gram_times(Z), A.T @ (A @ Z), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(view.squares(), (A**2).sum(axis=0), rtol=1e-12)
+    assert view.energy_along(Z, 1.0) == pytest.approx(np.sum((A @ Z) ** 2), rel=1e-12)
+    counted = weights if missing != "drop" else weights * (np.arange(40) % 6 > 0)
+    totals = column_totals(rows, position)
+    np.testing.assert_allclose(totals.sums, counted @ np.nan_to_num(X), rtol=1e-6)
 
 
 def test_raw_moments_serve_near_the_origin_and_nowhere_else():

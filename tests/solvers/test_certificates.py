@@ -14,7 +14,7 @@ from sklearn.preprocessing import PolynomialFeatures
 
 from fedpca import FederatedPCA, Federation, load
 from fedpca.linalg.dense import angle_bounds, sine_of_angle
-from fedpca.solvers import SOLVERS
+from fedpca.solvers import SOLVERS, Lanczos
 from fedpca.solvers.contract import Problem, moments_and_rank
 from fedpca.solvers.exact.faps import distance_left
 from fedpca.solvers.exact.subspace_iteration import iterate
@@ -75,7 +75,7 @@ def fit(solver, X, k, **more):
         return model.fit(np.array_split(X, 4))
 
 
-@pytest.mark.parametrize("solver", [*DIRECT, *ITERATIVE])
+@pytest.mark.parametrize("solver", [*DIRECT, *ITERATIVE, Lanczos(stop="noise")], ids=str)
 @pytest.mark.parametrize("name", TABLES)
 def test_the_bound_holds_and_no_wrong_component_is_called_certain(name, solver):
     X, k = TABLES[name]
@@ -83,7 +83,7 @@ def test_the_bound_holds_and_no_wrong_component_is_called_certain(name, solver):
     truth, run = exact_components(X, k), model.run_
     angle = sine_of_angle(truth, model.components_.T)
     assert angle <= 1.1 * run.angle_bound
-    assert (run.stop_reason == "uncertain") == (run.n_certain < k)
+    assert (run.stop_reason in ("uncertain", "within-noise")) == (run.n_certain < k)
     if run.n_certain == k:
         assert run.stop_reason in ("exact", "converged")
         assert angle < 1e-6
@@ -97,6 +97,37 @@ def test_factors_find_what_sums_of_squares_lose(name):
     model = fit("tsqr", X, k)
     assert model.run_.stop_reason == "exact"
     assert sine_of_angle(exact_components(X, k), model.components_.T) < 1e-9
+
+
+def genotypes(n, d, n_groups, drift):
+    """Copies of an allele, 0 to 2, whose frequencies differ between groups."""
+    rng = np.random.default_rng(5)
+    common = rng.uniform(0.05, 0.5, d)
+    spread = np.sqrt(drift * common * (1 - common))
+    frequencies = np.clip(common + spread * rng.standard_normal((n_groups, d)), 0.01, 0.99)
+    return rng.binomial(2, frequencies[rng.integers(n_groups, size=n)]).astype(np.int8)
+
+
+def test_components_within_noise_take_no_rounds_and_are_not_called_certain():
+    X, k, n_groups = genotypes(240, 2000, 4, 0.1), 10, 4
+    strict, loose = (fit(Lanczos(stop=stop), X, k) for stop in ("angle", "noise"))
+    assert (strict.run_.stop_reason, strict.run_.n_certain) == ("converged", k)
+    assert (loose.run_.stop_reason, loose.run_.n_certain) == ("within-noise", n_groups - 1)
+    assert loose.run_.solver_rounds < strict.run_.solver_rounds / 2
+    above = loose.components_[: n_groups - 1].T
+    assert sine_of_angle(exact_components(X, n_groups - 1), above) < 1e-7
+    assert sine_of_angle(exact_components(X, k), loose.components_.T) <= loose.run_.angle_bound
+    # the others explain what they would explain, up to the error that another sample would make
+    error = np.sqrt(2 / len(X)) * strict.explained_variance_
+    assert (abs(loose.explained_variance_ - strict.explained_variance_) < error).all()
+
+
+def test_components_above_the_noise_are_all_found_to_the_tolerance():
+    rng = np.random.default_rng(6)
+    X = rng.standard_normal((400, 60)) * np.r_[9, 7, 5, 4, np.linspace(1.2, 1, 56)]
+    strict, loose = (fit(Lanczos(stop=stop), X, 4) for stop in ("angle", "noise"))
+    assert loose.run_.stop_reason == "converged"
+    assert loose.components_.tobytes() == strict.components_.tobytes()
 
 
 @pytest.mark.slow

@@ -19,7 +19,8 @@ DOMINANT_TIMES = 100.0  # as much variance per row: values off by ten, as from a
 class Outcome:
     """How a solver's run ended, as its program reports it.
 
-    ``stop_reason`` is "exact", "approximate", "converged", "uncertain", "max_rounds", or "stalled".
+    ``stop_reason`` is "exact", "approximate", "converged", "uncertain", "within-noise",
+    "max_rounds", or "stalled".
     The sine of the angle between the components and those of the pooled rows is at most
     ``angle_bound``. For the first ``n_certain`` components, it is small enough to trust them. One-round
     solvers leave something out: each variance is too small by at most ``left_out``, as a fraction of

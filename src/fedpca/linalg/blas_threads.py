@@ -37,6 +37,12 @@ def threads_for(*arrays: Array) -> threads_for_entries:
     return threads_for_entries(max(array.size for array in arrays))
 
 
+def n_threads() -> int:
+    """Return the number of threads that BLAS may use now."""
+    found = [each["num_threads"] for each in _blas().info() if each["user_api"] == "blas"]
+    return max(1, *found) if found else 1
+
+
 class _Threads:
     """What each Python thread wants of BLAS, whose limit applies to the whole process.
 

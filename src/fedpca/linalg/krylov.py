@@ -24,6 +24,8 @@ from fedpca.linalg.blas_threads import threads_for
 from fedpca.linalg.dense import ROUNDING, angle_bounds, orth_against, top_eigen
 
 MAX_KRYLOV_BYTES = 32 << 20  # restart at this size; a K that exceeds the cache slows every round
+MIN_BLOCKS = 4  # the basis may always hold this many times the components and a block
+RESTART_ROWS = 1 << 16  # of the basis, which are combined at a time
 NEGLIGIBLE = 1e-13  # a direction below this fraction of the largest eigenvalue is rounding error
 
 
@@ -78,7 +80,8 @@ class KrylovSpace:
     def __init__(self, Q: Array, max_columns: int) -> None:
         # unused columns cost nothing: the system allocates memory on the first write
         self._max_columns = max_columns
-        self._columns = np.empty((Q.shape[0], min(max_columns, Q.shape[0])), order="F")
+        most = max(max_columns, 2 * MIN_BLOCKS * Q.shape[1])
+        self._columns = np.empty((Q.shape[0], min(most, Q.shape[0])), order="F")
         self.K = self._columns[:, :0]
         self.T = np.empty((0, 0))
         self.Q = Q  # the block to multiply next
@@ -92,7 +95,8 @@ class KrylovSpace:
     def is_full(self, width: int) -> bool:
         """Return whether to restart before adding a block of this width."""
         return bool(
-            self.K.shape[1] + width > max(self._max_columns, 4 * (self._C.shape[1] + width))
+            self.K.shape[1] + width
+            > max(self._max_columns, MIN_BLOCKS * (self._C.shape[1] + width))
         )
 
     def extend(self, Y: Array) -> None:
@@ -126,7 +130,10 @@ class KrylovSpace:
         p = self._C.shape[1]
         theta, C = top_eigen((self.T + self.T.T) / 2, max(2 * p, 2 * len(self.T) // 5))
         with threads_for(C):
-            self._set_basis(0, self.K @ C)
+            for start in range(0, len(self.K), RESTART_ROWS):  # a whole new basis would not fit
+                rows = self._columns[start : start + RESTART_ROWS]
+                rows[:, : len(theta)] = rows[:, : len(self.T)] @ C
+        self.K = self._columns[:, : len(theta)]
         self.T = np.diag(theta)
         self._C = np.eye(len(theta), p)
         self._reach = 0

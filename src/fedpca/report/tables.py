@@ -231,6 +231,11 @@ def _print_federated(out: Console, model: FederatedPCA) -> None:
     _print_components(out, model)
     if run.stop_reason == "approximate":
         out.print(angle_in_words(run.angle_bound))
+    if run.stop_reason == "within-noise":
+        out.print(
+            f"the first {run.n_certain} components equal those of the pooled rows; the variances of "
+            "the others are within each other's sampling errors"
+        )
     if model.site_variance_ratio_:
         shares = ", ".join(f"{k} {v:.1%}" for k, v in model.site_variance_ratio_.items())
         out.print(f"share of each site's variance explained: {shares}")

@@ -26,6 +26,7 @@ from fedpca.rows.partitions import Partition, PartitionedTable
 from fedpca.rows.tables import Table, TableRows
 
 BUFFER_BYTES = 1 << 16  # raw bytes of each column of a Parquet file that are read at a time
+MAX_MAPPED_BYTES = 64 << 20  # of a file at a time; what is mapped counts as memory of the process
 
 Opener = Callable[[Path, ColumnChoice, Partition], Rows]
 
@@ -48,7 +49,12 @@ class NpyRows:
         self.dtypes = (str(whole.dtype),) * self.n_features
 
     def blocks(self) -> Iterator[Block]:
-        step = rows_per_block(self.n_features)
+        return self.views(rows_per_block(self.n_features))
+
+    def views(self, step: int) -> Iterator[Block]:
+        """Yield blocks of ``step`` rows, or as many as may be mapped at once."""
+        row_bytes = max(1, self.n_features * self._dtype.itemsize)
+        step = min(step, max(rows_per_block(self.n_features), MAX_MAPPED_BYTES // row_bytes))
         for start in range(0, self.n_rows, step):
             stop = min(start + step, self.n_rows)
             yield self._map(start, stop) if self._whole is None else self._whole[start:stop]

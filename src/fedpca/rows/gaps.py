@@ -9,7 +9,7 @@ The mean of a column is that of the values present. After centering, a filled ga
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -21,10 +21,13 @@ from fedpca.rows.in_memory import (
     Block,
     Rows,
     is_sparse,
+    is_wide,
     refuse_non_finite,
     weighted_blocks,
+    wide_views,
 )
 from fedpca.rows.on_device import DeviceRows, MovedRows, OnDevice
+from fedpca.rows.panels import Panels
 
 MISSING = ("error", "mean", "drop")  # what to do with gaps; messages carry the position
 ERROR, MEAN, DROP = range(3)
@@ -43,8 +46,13 @@ class Totals(NamedTuple):
     present: Array  # (d,), the weight of the values present
 
 
-def column_totals(rows: Rows, missing: int = ERROR) -> Totals:
-    """Return the totals of the rows that count, or refuse values that are not finite."""
+def column_totals(
+    rows: Rows, missing: int = ERROR, also: Callable[[Block, Array | None], None] | None = None
+) -> Totals:
+    """Return the totals of the rows that count, or refuse values that are not finite.
+
+    ``also``, if given, is called with each block and its weights.
+    """
     d = rows.n_features
     there = on_device(rows, missing)
     if there is not None:
@@ -54,7 +62,9 @@ def column_totals(rows: Rows, missing: int = ERROR) -> Totals:
     n, weight, sums = 0, 0.0, np.zeros(d)
     n_absent, absent = np.zeros(d), np.zeros(d)
     with np.errstate(over="ignore", invalid="ignore"):
-        for block, weights in counting_blocks(rows, missing):
+        for block, weights in counting_blocks(rows, missing, may_be_tall=True):
+            if also is not None:
+                also(block, weights)
             each = np.ones(block.shape[0]) if weights is None else weights
             n += block.shape[0]
             weight += float(each.sum())
@@ -64,7 +74,7 @@ def column_totals(rows: Rows, missing: int = ERROR) -> Totals:
                 absent += each @ gaps
                 block = filled(block, np.zeros(d))
             # a product with ones sums in float64 and at the speed of BLAS
-            sums += each @ block
+            sums += Panels(np.zeros(d)).sums(block, each) if is_wide(block) else each @ block
     if not np.isfinite(sums).all():
         way_out = WAY_OUT if missing == ERROR else FILL_OR_DROP
         refuse_non_finite(rows, way_out=way_out, accepts_nan=missing != ERROR)
@@ -82,9 +92,16 @@ def on_device(rows: Rows, missing: int) -> OnDevice | None:
 
 
 def counting_blocks(
-    rows: Rows, missing: int, fill: Array | None = None
+    rows: Rows, missing: int, fill: Array | None = None, *, may_be_tall: bool = False
 ) -> Iterator[tuple[Block, Array | None]]:
-    """Yield the rows that count and their weights; if ``fill``, ``(d,)``, is given, fill gaps."""
+    """Yield the rows that count and their weights; if ``fill``, ``(d,)``, is given, fill gaps.
+
+    With ``may_be_tall``, blocks of wide rows that need no copy may be larger than usual.
+    """
+    views = wide_views(rows) if may_be_tall and missing == ERROR else None
+    if views is not None:
+        yield from ((block, None) for block in views)
+        return
     for block, weights in weighted_blocks(rows):
         if missing == ERROR or not has_gaps(block):
             yield block, weights

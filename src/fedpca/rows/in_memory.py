@@ -19,6 +19,8 @@ from fedpca.errors import InputError
 from fedpca.rows.columns import HasColumns, matching_order, some_of
 
 BLOCK_BYTES = 16 << 20  # size of a dense block; reading a file keeps at most this much in memory
+WIDE_FEATURES = 8192  # from which dense blocks are multiplied by panels (see `fedpca.rows.panels`)
+WIDE_ROWS = 256  # of so many features, which are taken at once if that needs no copy
 MAX_SPARSE_BLOCK_RATIO = 32  # a sparse block has at most this many times as many rows
 FILL_OR_DROP = "drop these rows or fill in the values"  # advice on values that are not finite
 
@@ -70,6 +72,17 @@ def is_foreign(source: Any) -> bool:
     """Return whether rows are in an array of a library other than numpy, such as PyTorch."""
     is_array = hasattr(source, "__dlpack_device__") and hasattr(source, "shape")
     return is_array and not isinstance(source, np.ndarray)
+
+
+def is_wide(block: Block) -> bool:
+    """Return whether to multiply a block by panels of columns."""
+    return block.shape[1] >= WIDE_FEATURES and not is_sparse(block)
+
+
+def wide_views(rows: Rows) -> Iterator[Block] | None:
+    """Return blocks of many wide rows, or None if rows are not wide or would have to be copied."""
+    views = getattr(rows, "views", None)
+    return None if views is None or rows.n_features < WIDE_FEATURES else views(WIDE_ROWS)
 
 
 def rows_per_block(n_features: int) -> int:
@@ -125,7 +138,10 @@ class DenseRows:
         self.dtypes = (str(self._array.dtype),) * self.n_features
 
     def blocks(self) -> Iterator[Block]:
-        step = rows_per_block(self.n_features)
+        return self.views(rows_per_block(self.n_features))
+
+    def views(self, step: int) -> Iterator[Block]:
+        """Yield blocks of ``step`` rows, which take no memory."""
         for start in range(0, self.n_rows, step):
             yield self._array[start : start + step]
 

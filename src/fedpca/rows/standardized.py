@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -29,14 +30,19 @@ from fedpca.errors import InputError
 from fedpca.protocol.invariants import MAX_VALUE
 from fedpca.rows.centering import MAX_CANCELLATION, Centered, Mean, center_block, full_columns
 from fedpca.rows.device_products import DeviceProducts
-from fedpca.rows.gaps import ERROR, counting_blocks, on_device
-from fedpca.rows.in_memory import Block, Rows, is_sparse, rows_per_block
+from fedpca.rows.gaps import ERROR, MEAN, counting_blocks, on_device
+from fedpca.rows.in_memory import Block, Rows, is_sparse, is_wide, rows_per_block
+from fedpca.rows.one_pass import ProvisionalScatter
+from fedpca.rows.panels import Panels
 
 MAX_CACHE_BYTES = 256 << 20  # memory that a site may use to cache A'A
 TINY_VALUE, TINY_SQUARES = 1e-145, 1e-290  # squares of smaller values lose digits
 MIN_ENERGY = 1e-140  # above this, the square of a sum of squares does not underflow
 MAX_ENERGY = 1e150  # below this, it does not overflow
 FEW_FEATURES = 512  # up to which products always go by A'A, whatever it costs
+READ_ONCE_COST = (
+    100.0  # of reading an entry, in multiplications, from which files are read only once
+)
 
 
 def column_sums(rows: Rows) -> tuple[int, Array]:
@@ -91,6 +97,20 @@ def usable_energy(energy: float) -> float:
             f"unless it is between {MIN_ENERGY:.0e} and {MAX_ENERGY:.0e}; rescale the columns"
         )
     return energy
+
+
+def is_read_once(rows: Rows, missing: int, max_cache_bytes: int) -> bool:
+    """Return whether rows are costly to read, and few enough features take their products by A'A.
+
+    Parquet and CSV files are decoded at each reading. Arrays on disk are not, and keep the bits that
+    they have in memory. A gap takes the mean over all sites, which is not known in the first reading.
+    Rows on a device are multiplied there.
+    """
+    if on_device(rows, missing) is not None:
+        return False
+    d = rows.n_features
+    is_small = d <= FEW_FEATURES and 8 * d**2 <= max_cache_bytes
+    return is_small and rows.pass_cost >= READ_ONCE_COST and missing != MEAN
 
 
 @dataclass(frozen=True)
@@ -148,6 +168,8 @@ class StandardizedRows:
         The maximum memory for caching A'A.
     only_sums : bool
         Whether products always go by A'A if it fits, so that they contain nothing but sums over rows.
+    scatter : ProvisionalScatter, optional
+        The scatter of the rows about a provisional center, if already computed.
     """
 
     def __init__(
@@ -157,10 +179,13 @@ class StandardizedRows:
         *,
         max_cache_bytes: int = MAX_CACHE_BYTES,
         only_sums: bool = False,
+        scatter: ProvisionalScatter | None = None,
     ) -> None:
         self.frame = frame
         self._only_sums = only_sums
         self._rows = rows
+        self._is_read_once = is_read_once(rows, frame.missing, max_cache_bytes)
+        self._scatter = scatter
         self._order = slice(None) if frame.order is None else frame.order
         self._mean = self._to_own_order(frame.mean)
         self._fill = None if frame.fill is None else self._to_own_order(frame.fill)
@@ -185,18 +210,11 @@ class StandardizedRows:
         return self._rows.n_rows
 
     def squares(self) -> Array:
-        """Return the sum of squares of each column of A, ``(d,)``."""
-        if self._device is not None and self._n_products > 1 and self._gram_pays(1):
-            return self.gram().diagonal().copy()  # A'A is computed anyway
-        total = np.zeros(len(self._mean))
-        with np.errstate(over="ignore", invalid="ignore"):
-            if self._device is not None:
-                total = self._device.squares()
-            else:
-                for block in self._blocks():
-                    total += block.squares()
-        refuse_overflow(total)
-        return np.asarray(total[self._order] / self._scale**2)
+        """Return the sum of squares of each column of A, ``(d,)``, from A'A if rows are read once."""
+        is_computed_anyway = self._device is not None and self._n_products > 1 and self._gram_pays(1)
+        if self._is_read_once or is_computed_anyway:
+            return self.gram().diagonal().copy()
+        return np.asarray(self._own_squares[self._order] / self._scale**2)
 
     def without_constant_columns(self) -> StandardizedRows:
         """Return the rows with zeros in columns whose variance rounding in the mean explains.
@@ -213,7 +231,11 @@ class StandardizedRows:
         scale = np.where(constant, np.inf, self._scale)
         frame = replace(self.frame, scale=scale)
         return StandardizedRows(
-            self._rows, frame, max_cache_bytes=self._max_cache_bytes, only_sums=self._only_sums
+            self._rows,
+            frame,
+            max_cache_bytes=self._max_cache_bytes,
+            only_sums=self._only_sums,
+            scatter=self._scatter,
         )
 
     def energy(self) -> float:
@@ -246,16 +268,14 @@ class StandardizedRows:
         own = self._directions(Z)
         transposed = np.ascontiguousarray(own.T)  # makes BLAS up to 1.5 times as fast
         total = None
-        for block, shift, roots in self._blocks():
-            if shift is None:
-                product = ((transposed @ block.T) @ block).T
-            else:
-                # einsum avoids BLAS, whose threads would spin on cores that sparse products need
-                along = np.einsum("i,ij->j", shift, own)
-                scores = block @ own - (along if roots is None else np.outer(roots, along))
-                product = block.T @ scores
-                sums = scores.sum(axis=0) if roots is None else np.einsum("i,ij->j", roots, scores)
-                product -= np.outer(shift, sums)
+        for index, (block, weights) in enumerate(self._own_blocks(may_be_tall=True)):
+            if is_wide(block):
+                total = np.zeros(own.shape) if total is None else total
+                scores = self._panels.scores(block, own)
+                scores *= _each(block, weights)[:, None]
+                self._panels.add_combined(block, scores, total)
+                continue
+            product = _product(self._center(index, block, weights), own, transposed)
             total = product if total is None else np.add(total, product, out=total)
         if total is None:  # no rows
             return np.zeros_like(own)
@@ -273,18 +293,24 @@ class StandardizedRows:
         offset = self._rows.n_rows * float(np.sum((self._mean[self._order] / self._scale) ** 2))
         is_near_origin = offset <= MAX_CANCELLATION * energy
         total = 0.0
-        for block, shift, roots in self._blocks(may_shift=is_near_origin):
-            scores = (block @ own).T if is_sparse(block) else transposed @ block.T
-            if shift is not None:
-                along = (shift @ own)[:, None]
-                scores -= along if roots is None else along * roots
+        for index, (block, weights) in enumerate(self._own_blocks(may_be_tall=True)):
+            if is_wide(block):
+                scores = self._panels.scores(block, own)
+                scores *= np.sqrt(_each(block, weights))[:, None]
+            else:
+                is_raw = is_near_origin and weights is None
+                part = (
+                    Centered(block, self._mean) if is_raw else self._center(index, block, weights)
+                )
+                scores = _scores(part, own, transposed)
             total += float(np.vdot(scores, scores))
         return total
 
     def parts(self) -> Iterator[tuple[Mean, Centered]]:
         """Yield the blocks of A in the common feature order and scale, each about a mean of zero."""
         zero = np.zeros(len(self._mean))
-        for block in self._blocks():
+        for index, (own, weights) in enumerate(self._own_blocks()):
+            block = self._center(index, own, weights)
             rows = block.rows[:, self._order]
             shift = None if block.shift is None else block.shift[self._order] / self._scale
             if not self._is_unscaled:
@@ -302,6 +328,10 @@ class StandardizedRows:
         """Return the Gram matrix of the centered rows, in their own order and without the scale."""
         if self._device is not None:
             return self._device.gram()
+        if self._is_read_once:
+            central = self._provisional_scatter().about(self._mean)
+            if central is not None:
+                return central
         moments = RawMoments(self._mean)
         centered = None
         for index, (block, weights) in enumerate(self._own_blocks()):
@@ -314,15 +344,45 @@ class StandardizedRows:
             centered = gram if centered is None else np.add(centered, gram, out=centered)
         return moments.central() if centered is None else centered + moments.central()
 
-    def _own_blocks(self) -> Iterator[tuple[Block, Array | None]]:
-        """Return the rows that count, without gaps, and their weights."""
-        return counting_blocks(self._rows, self.frame.missing, self._fill)
+    @cached_property
+    def _own_squares(self) -> Array:
+        """Return the squares of each column about the mean, in the rows' own order and unscaled."""
+        if self._device is not None:
+            total = self._device.squares()
+            refuse_overflow(total)
+            return total
+        total = np.zeros(len(self._mean))
+        with np.errstate(over="ignore", invalid="ignore"):
+            for index, (block, weights) in enumerate(self._own_blocks(may_be_tall=True)):
+                if is_wide(block):
+                    total += Panels(self._mean).squares(block, _each(block, weights))
+                else:
+                    total += self._center(index, block, weights).squares()
+        refuse_overflow(total)
+        return total
 
-    def _blocks(self, *, may_shift: bool = False) -> Iterator[Centered]:
-        """Yield the blocks about the mean, which may be left as a shift to subtract from products."""
-        for index, (block, weights) in enumerate(self._own_blocks()):
-            is_raw = may_shift and weights is None
-            yield Centered(block, self._mean) if is_raw else self._center(index, block, weights)
+    @cached_property
+    def _panels(self) -> Panels:
+        """Return how to multiply wide rows, with means subtracted from products where few bits cancel.
+
+        Which columns those are depends on the rows and the frame alone.
+        """
+        if self._sums is None:
+            return Panels(self._mean)
+        weight = self._rows.n_rows if self.frame.weight is None else self.frame.weight
+        raw = self._own_squares + self._mean * (2 * self._sums - weight * self._mean)
+        return Panels(self._mean, raw <= MAX_CANCELLATION * self._own_squares)
+
+    def _provisional_scatter(self) -> ProvisionalScatter:
+        missing = self.frame.missing
+        if self._scatter is None or not self._scatter.is_of(self._rows, missing):
+            self._scatter = ProvisionalScatter.read(self._rows, missing)
+        return self._scatter
+
+    def _own_blocks(self, *, may_be_tall: bool = False) -> Iterator[tuple[Block, Array | None]]:
+        """Return the rows that count, without gaps, and their weights."""
+        missing = self.frame.missing
+        return counting_blocks(self._rows, missing, self._fill, may_be_tall=may_be_tall)
 
     def _center(self, index: int, block: Block, weights: Array | None) -> Centered:
         if is_sparse(block) and index not in self._full_columns:
@@ -370,6 +430,35 @@ class StandardizedRows:
         own = np.empty_like(array)
         own[self._order] = array
         return own
+
+
+def _each(block: Block, weights: Array | None) -> Array:
+    """Return the weight of each row in a block."""
+    return np.ones(block.shape[0]) if weights is None else weights
+
+
+def _product(part: Centered, own: Array, transposed: Array) -> Array:
+    """Return Y'(Y Z), ``(d, k)``, where Y holds rows about a mean; ``own`` is Z."""
+    block, shift, roots = part
+    if shift is None:
+        return np.asarray(((transposed @ block.T) @ block).T)
+    # einsum avoids BLAS, whose threads would spin on cores that sparse products need
+    along = np.einsum("i,ij->j", shift, own)
+    scores = block @ own - (along if roots is None else np.outer(roots, along))
+    sums = scores.sum(axis=0) if roots is None else np.einsum("i,ij->j", roots, scores)
+    product = block.T @ scores
+    product -= np.outer(shift, sums)
+    return np.asarray(product)
+
+
+def _scores(part: Centered, own: Array, transposed: Array) -> Array:
+    """Return the scores of rows about a mean, ``(k, b)``; ``own`` is ``(d, k)``."""
+    block, shift, roots = part
+    scores = np.asarray((block @ own).T if is_sparse(block) else transposed @ block.T)
+    if shift is not None:
+        along = (shift @ own)[:, None]
+        scores -= along if roots is None else along * roots
+    return scores
 
 
 def _scaled(block: Block, scale: Array) -> Block:

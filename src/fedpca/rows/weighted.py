@@ -63,7 +63,7 @@ class WeightedRows:
 
     def weighted_blocks(self) -> Iterator[tuple[Block, Array]]:
         """Yield blocks of rows and their weights, without rows whose weight is zero."""
-        start = 0
+        start = n_rows = 0
         for block in self._rows.blocks():
             if self._weights is None:
                 weights = _checked_values(np.asarray(block[:, self._column], np.float64))
@@ -72,7 +72,9 @@ class WeightedRows:
                 weights = self._weights[start : start + block.shape[0]]
                 start += block.shape[0]
             counts = weights > 0
+            n_rows += int(counts.sum())
             yield (block, weights) if counts.all() else (block[counts], weights[counts])
+        self.n_rows = n_rows  # counted for free by this pass
 
 
 def checked_weights(weights: Any, n_rows: int) -> Array:

@@ -34,10 +34,11 @@ from fedpca.linalg.blas_threads import threads_for_entries
 from fedpca.protocol.message import Checked, Header, Message, compose, decode, encode
 from fedpca.protocol.plan import AGREE, DECLARE, RunPlan
 from fedpca.protocol.question import Question, find_question
-from fedpca.rows.gaps import ERROR, MISSING
+from fedpca.rows.gaps import ERROR, MISSING, Totals, column_totals
 from fedpca.rows.in_memory import Rows, about_n_rows
+from fedpca.rows.one_pass import ProvisionalScatter
 from fedpca.rows.query import Query
-from fedpca.rows.standardized import MAX_CACHE_BYTES, Frame, StandardizedRows
+from fedpca.rows.standardized import MAX_CACHE_BYTES, Frame, StandardizedRows, is_read_once
 from fedpca.site.budget import Budget
 from fedpca.site.current_run import Checkpoint, CurrentRun, Memory, read_only
 from fedpca.site.disclosure import Disclosure
@@ -157,6 +158,7 @@ class Site:
         self._run = CurrentRun()
         self._ended: deque[str] = deque(maxlen=MAX_ENDED_RUNS)
         self._standardized: StandardizedRows | None = None
+        self._scatter: ProvisionalScatter | None = None  # from the last pass that summed columns
         self._lock = threading.Lock()
         self._guard = None if self.policy.is_open else Guard(self.policy, name, keys)
         self._tell, self._keys = tell, keys
@@ -269,7 +271,17 @@ class Site:
             frame,
             max_cache_bytes=self.memory_limit,
             only_sums=self._guard is not None,
+            scatter=self._scatter,
         )
+
+    def column_totals(self, missing: int) -> Totals:
+        """Return the sums of the columns, and keep the scatter if that saves reading files again."""
+        self._scatter = scatter = None
+        if is_read_once(self.rows, missing, self.memory_limit):
+            scatter = ProvisionalScatter(self.rows, missing)
+        totals = column_totals(self.rows, missing, None if scatter is None else scatter.add)
+        self._scatter = scatter
+        return totals
 
     @cached_property
     def _privacy_budget(self) -> PrivacyBudget:
@@ -615,7 +627,7 @@ class Site:
     def _refuse_changed_rows(self) -> None:
         """Refuse to answer if a file has changed since the run began."""
         if self._source.has_changed():
-            self._standardized = None  # it may mix products of old and new rows
+            self._standardized = self._scatter = None  # they may mix old and new rows
             raise InputError(ROWS_CHANGED)
 
     def file(self, suffix: str) -> Path | None:

@@ -111,7 +111,7 @@ class Solution:
     vectors: Array  # (d, k), orthonormal
     eigenvalues: Array  # (k,), in descending order
     energy: float  # the trace of A'A
-    stop_reason: str  # "exact", "approximate", "converged", "uncertain" or "max_rounds"
+    stop_reason: str  # as in `fedpca.coordinator.record.Outcome`
     left_out: float = 0.0  # bound on how much any eigenvalue falls short, as a fraction of energy
     angle_bound: float = 0.0  # bound on the sine of the angle to the exact components
     n_certain: int | None = None  # leading components that are certain; None means all

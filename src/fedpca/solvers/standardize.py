@@ -26,7 +26,7 @@ from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import question
 from fedpca.protocol.script import Script, then
 from fedpca.rows.columns import column_order, some_of
-from fedpca.rows.gaps import DROP, ERROR, MEAN, MISSING, column_totals
+from fedpca.rows.gaps import DROP, ERROR, MEAN, MISSING
 from fedpca.rows.in_memory import is_sparse
 from fedpca.rows.standardized import Frame, deviations, refuse_large, refuse_tiny, usable_energy
 from fedpca.rows.weighted import WeightedRows
@@ -211,7 +211,7 @@ def count_and_sum(site: Site, features: Array, missing: Array) -> dict[str, Any]
     """
     if not 0 <= int(missing) < len(MISSING):
         raise InputError(f"missing={int(missing)} is not between 0 and {len(MISSING) - 1}")
-    totals = column_totals(site.rows, int(missing))
+    totals = site.column_totals(int(missing))
     if missing == DROP:
         site.policy.check_rows(totals.n)
     refuse_large(totals.sums, totals.weight)

@@ -9,14 +9,20 @@ Among methods that multiply blocks by A'A and begin with the same block, none fi
 in the same number of rounds. How rows are split over sites makes no difference. Only sums are needed.
 The residual costs neither a round nor a product (`fedpca.linalg.krylov`).
 
-Source: Golub and Underwood, "The block Lanczos method for computing eigenvalues" (1977).
+Source: Golub and Underwood, "The block Lanczos method for computing eigenvalues" (1977). The rule that
+tells components from noise is by North, Bell, Cahalan and Moeng, "Sampling errors in the estimation
+of empirical orthogonal functions" (1982).
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
+from fedpca.arrays import Array
 from fedpca.coordinator.federation import Federation
 from fedpca.linalg.krylov import MAX_KRYLOV_BYTES, KrylovSpace, Ritz
 from fedpca.linalg.rank_rules import Spectrum
@@ -25,6 +31,7 @@ from fedpca.protocol.script import Script
 from fedpca.solvers.contract import (
     Problem,
     Solution,
+    check_choice,
     check_whole,
     covariance_product,
     moments_and_rank,
@@ -49,6 +56,12 @@ class Lanczos:
     max_krylov_bytes : int
         The coordinator's memory for blocks. When it is full, the coordinator keeps only the current
         leading eigenvectors and continues from them.
+    stop : {"angle", "noise"}
+        When to stop. "angle" finds all components to the tolerance. "noise" does so for the components
+        that this number of rows can tell from those that follow them. Others, whose variances differ by
+        less than their sampling errors, would be different ones in another sample of rows. For them,
+        it is enough to come as close as the sampling error. The run then ends with "within-noise", and
+        `run_.n_certain` counts the components that are exact.
     """
 
     name: ClassVar[str] = "lanczos"
@@ -57,11 +70,13 @@ class Lanczos:
 
     block: int | None = None
     max_krylov_bytes: int = MAX_KRYLOV_BYTES
+    stop: str = "angle"
 
     def __post_init__(self) -> None:
         if self.block is not None:
             check_whole("block", self.block, 1)
         check_whole("max_krylov_bytes", self.max_krylov_bytes, 1)
+        check_choice("stop", self.stop, ("angle", "noise"))
 
     def bytes_per_site(self, n: int, d: int, k: int) -> int:
         return block_bytes(d, k, expected_rounds(n, d, k))
@@ -83,7 +98,8 @@ class Lanczos:
             ritz, searched = space.rayleigh_ritz(p), space
             fed.report(scaled(ritz.residual, energy), space.vectors)
             k = None
-            if space.is_invariant or ritz.residual <= problem.tol * energy:
+            within_noise = self.stop == "noise" and ends_within_noise(ritz, n, energy, problem)
+            if space.is_invariant or within_noise or ritz.residual <= problem.tol * energy:
                 k = rank(Spectrum(ritz.wanted, energy, n, d, vectors=space.vectors()))
                 if k is None:
                     p = width = min(2 * p, n, d)  # the rule needs to see more of the spectrum
@@ -91,6 +107,9 @@ class Lanczos:
                     continue
                 if space.is_invariant or can_stop(ritz, k, problem):
                     reason = "exact" if space.is_invariant else "converged"
+                    break
+                if within_noise:
+                    reason = "within-noise"
                     break
             if space.is_full(width):
                 space.restart()
@@ -106,3 +125,32 @@ def can_stop(ritz: Ritz, k: int, problem: Problem) -> bool:
     rounding = problem.common.rounding
     at_rounding = bool((ritz.residuals[:k] <= rounding * ritz.values[0]).all())
     return at_rounding or bool(ritz.angle_bounds(k, rounding)[-1] <= problem.angle_tol)
+
+
+def ends_within_noise(ritz: Ritz, n: int, energy: float, problem: Problem) -> bool:
+    """Return whether the components above the noise are found, and the others are within it.
+
+    The sampling error of a variance is ``theta sqrt(2 / n)``. If a residual is smaller, the direction
+    combines only components whose variances differ by less than that.
+    """
+    above = n_above_noise(ritz.values, ritz.n_wanted, n)
+    found = ritz.residuals[:above]
+    others = slice(above, ritz.n_wanted)
+    is_close = ritz.residuals[others] <= ritz.values[others] * math.sqrt(2 / n)
+    return (
+        float(np.linalg.norm(found)) <= problem.tol * energy
+        and bool(is_close.all())
+        and (not above or can_stop(ritz, above, problem))
+    )
+
+
+def n_above_noise(values: Array, k: int, n: int) -> int:
+    """Return up to which of the first k components the variance falls by more than its error.
+
+        theta_j - theta_(j+1) > theta_j sqrt(2 / n)
+
+    With only this many rows, components after the last such j cannot be told from their neighbors.
+    ``values`` are the variances in descending order, with one after the first k if there is one.
+    """
+    falls = values[:-1] - values[1:] > values[:-1] * math.sqrt(2 / n)
+    return int(np.flatnonzero(falls[:k]).max(initial=-1)) + 1
