@@ -264,24 +264,17 @@ class Flower:
         given = {**config, "output": str(output), "wait": HANG_S, "timeout": HANG_S}
         words = " ".join(f"{key}={json.dumps(value)}" for key, value in given.items())
         command = ["flwr", "run", str(APP), "--run-config", words, *more]
-        self._flwr(*command)
-        until(lambda: output.exists() or self._has_failed(), "the model", HANG_S)
+        done = subprocess.run(
+            command, cwd=self.folder, env=self.environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        log = self.folder / "superlink.log"
+        until(lambda: output.exists() or "Finished task" in log.read_text(), "the model", HANG_S)
         assert output.exists(), self.logs()
         return load(output)
 
     def logs(self):
         return "\n".join(path.read_text() for path in sorted(self.folder.glob("*.log")))
-
-    def _has_failed(self):
-        listed = json.loads(self._flwr("flwr", "ls", "--format", "json"))
-        return any("finished" in str(run.get("status")) for run in listed["runs"])
-
-    def _flwr(self, *command):
-        done = subprocess.run(
-            command, cwd=self.folder, env=self.environment, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
 
 
 def stop(process):
