@@ -2,6 +2,7 @@
 
     python benchmarks/flower.py            3 sites of 20000 x 500; blocks of 1000 x 20 and 50000 x 20
     python benchmarks/flower.py --quick    3 sites of 2000 x 50 and the smaller block
+    python benchmarks/flower.py --many 20  20 sites of 200 x 50; and the server while they wait
 
 A server and three sites run as processes on this machine, with TLS and keys. Then the same program runs
 in this process alone, where requests and answers are encoded, checked, saved and logged as before, but
@@ -10,6 +11,10 @@ over Flower takes beyond it is Flower's. Within this process sites take turns; o
 the cores. So they count as the slowest of them, or as all over the number of cores where that is more.
 
 A round goes from its question to the next one; a line has the medians of all rounds of a question.
+
+With `--many`, sites are small and many, so nearly all of a round is messages. The processor times of
+server, sites, and fit are counted apart (from /proc), because on a busy machine, or one with fewer
+cores than sites, they say more than the clock.
 """
 
 from __future__ import annotations
@@ -159,9 +164,57 @@ def line(name: str, n_rounds: int, whole: float, maths: float, messages: float) 
     )
 
 
-def draw(folder: Path, n: int, d: int) -> None:
+def processor_s(*pids: int) -> float:
+    """Return the seconds of processor time that processes have taken."""
+    fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
+    return sum(int(each[11]) + int(each[12]) for each in fields) / os.sysconf("SC_CLK_TCK")
+
+
+def many(n_sites: int, idle_s: float, n_rounds: int) -> None:
+    """Print what waiting sites cost the server, and what a round with all of them takes."""
+    names = [f"site-{i:03d}" for i in range(1, n_sites + 1)]
+    with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
+        folder, port = Path(temporary), free_port()
+        here, trial = f"localhost:{port}", Trial(Console(quiet=True), folder)
+        credentials.make_certificates(folder / "tls")
+        keys = [str(credentials.make_site_key(folder, name)[1]) for name in names]
+        (folder / "policy.toml").write_text(policy_text(TRUSTING))
+        draw(folder, 200, 50, names)
+        served = ("--credentials", "tls", "--port", f"{port}", "-q")
+        server = stack.enter_context(trial.running("serve", *keys, *served)).pid
+        await_port(port)
+        sites = []
+        for name in names:
+            own = ("--data", f"{name}.npy", "--key", f"{name}.key", "--ca", "tls/ca.pem")
+            join = trial.running("join", here, *own, "--policy", "policy.toml", "-q")
+            sites.append(stack.enter_context(join).pid)
+            time.sleep(0.5)  # or all would import at once, and be late
+        options = {"credentials": folder / "tls", "wait": 600.0}
+        fed = stack.enter_context(Federation.flower(here, **options))
+        time.sleep(10)  # until the last site is at rest
+        began, before = time.perf_counter(), processor_s(server)
+        time.sleep(idle_s)
+        share = (processor_s(server) - before) / (time.perf_counter() - began)
+        print(f"{n_sites} waiting sites: the server takes {100 * share:.2f} % of a core")
+
+        def now() -> np.ndarray:
+            own = time.process_time()
+            clocks = (time.perf_counter(), own, processor_s(server), processor_s(*sites))
+            return 1000 * np.array(clocks)
+
+        blocks(50, 2)(fed)  # the first rounds open connections
+        before = now()
+        blocks(50, n_rounds - 2)(fed)  # after two rounds of its own
+        whole, fit_ms, server_ms, sites_ms = (now() - before) / n_rounds
+        print(
+            f"a round with {n_sites} sites: {whole:.0f} ms; processor: server {server_ms:.0f} ms, "
+            f"sites {sites_ms:.0f} ms together, fit {fit_ms:.0f} ms"
+        )
+
+
+def draw(folder: Path, n: int, d: int, names: Sequence[str] = NAMES) -> None:
     """Write the rows of each site to a file."""
-    for seed, name in enumerate(NAMES):
+    for seed, name in enumerate(names):
         rng = np.random.default_rng(seed)
         np.save(folder / f"{name}.npy", rng.standard_normal((n, d)) * np.linspace(3, 0.5, d) + 1)
 
@@ -169,7 +222,14 @@ def draw(folder: Path, n: int, d: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true")
-    quick = parser.parse_args().quick
+    parser.add_argument("--many", type=int, metavar="SITES")
+    given = parser.parse_args()
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # as many for all
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the processes are stopped then, too
+    if given.many:
+        many(given.many, *((5.0, 4) if given.quick else (60.0, 30)))
+        return
+    quick = given.quick
     n, d, k, repeats = (2000, 50, 5, 1) if quick else (20000, 500, 20, 3)
     cases = {
         (n, d): {f"lanczos, {n} x {d} a site, k={k}": fit("lanczos", k)},
@@ -178,8 +238,6 @@ def main() -> None:
     if not quick:
         cases[n, d][f"covariance, {n} x {d} a site, k={k}"] = fit("covariance", k)
         cases[50, 50000] = {"50000 x 20 down and up": blocks(50000, 5)}
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # as many for all
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the processes are stopped then, too
     with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
         stack.enter_context(threadpool_limits(1, user_api="blas"))
         folder, port = Path(temporary), free_port()

@@ -73,6 +73,12 @@ def test_a_process_that_is_heard_of_goes_on(monkeypatch):
     assert server.calls == ["ActivateNode", *beat, *beat, "PullMessages", "DeactivateNode"]
 
 
+def test_a_process_that_waits_for_questions_needs_no_heartbeats(monkeypatch):
+    server = Server(monkeypatch, seconds=node.HOLD_S)
+    join(server)
+    assert server.calls == ["ActivateNode", *3 * ["PullMessages"], "DeactivateNode"]
+
+
 def test_the_seconds_of_a_suspend_count(monkeypatch):
     assert node._now() == pytest.approx(time.clock_gettime(time.CLOCK_BOOTTIME), abs=5)
     monkeypatch.delattr(time, "CLOCK_BOOTTIME")  # as on a system that has no such clock

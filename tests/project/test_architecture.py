@@ -16,6 +16,7 @@ from fedpca.protocol.question import _REGISTRY
 from fedpca.site.site import Site
 
 SOURCE = Path(fedpca.__file__).parent
+FLOWER_APP = Path(__file__).parents[2] / "examples" / "flower_app"
 MODULES = sorted(SOURCE.rglob("*.py"))
 
 
@@ -100,3 +101,15 @@ def test_a_fit_in_process_crosses_few_files():
         sys.setprofile(before)
     assert len(to_the_rows) <= 13, sorted(to_the_rows)
     assert len(crossed) <= 30, sorted(crossed)
+
+
+def test_the_flower_app_uses_flowers_public_interface_alone():
+    public = {"flwr", "flwr.app", "flwr.serverapp", "flwr.clientapp"}
+    imported = set()
+    for path in [*(SOURCE / "engines" / "flower_app").glob("*.py"), *FLOWER_APP.rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                imported.add(node.module)
+            elif isinstance(node, ast.Import):
+                imported.update(alias.name for alias in node.names)
+    assert {name for name in imported if name.partition(".")[0] == "flwr"} == public

@@ -91,12 +91,12 @@ class Trial:
             raise FedpcaError(f"fedpca {words[0]} exited with code {done.returncode}")
 
     @contextmanager
-    def running(self, *words: str) -> Iterator[None]:
-        """Run a command until the block ends."""
+    def running(self, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+        """Run a command until the block ends, and yield its process."""
         self._show((*words, "&"))
         process = subprocess.Popen(self._command(words), cwd=self.folder, env=self._environment)
         try:
-            yield
+            yield process
         finally:
             process.terminate()
             process.wait()

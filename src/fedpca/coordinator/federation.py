@@ -238,6 +238,38 @@ class Federation:
             engine.close()
             raise
 
+    @classmethod
+    def flower_app(
+        cls,
+        grid: Any,
+        *,
+        sites: int | Sequence[str],
+        wait: float = 60.0,
+        quorum: int | None = None,
+        timeout: float | None = 600.0,
+        **options: Any,
+    ) -> Federation:
+        """Return a federation of the nodes of a Flower app; this requires the extra ``flower-app``.
+
+        Parameters
+        ----------
+        grid : flwr.serverapp.Grid
+            What Flower hands to the main function of a ServerApp.
+        sites : int or list of str
+            The number of sites, or their names. A resumed run keeps the sites that it started with.
+        wait : float
+            How many seconds to wait for all sites to come online. After that, a quorum is enough.
+        quorum, timeout, **options
+            As for `Federation`; the time limit applies to a whole round. ``secure`` is refused by the
+            sites, because each question has a process of its own there.
+        """
+        from fedpca.engines.flower_app.engine import GridEngine
+
+        _check_limits(quorum, timeout)
+        resumed = recorded_sites(options.get("journal"))
+        engine = GridEngine(grid, sites=resumed or sites, quorum=quorum, wait=wait)
+        return cls(engine, quorum=quorum, timeout=timeout, **options)
+
     def close(self) -> None:
         """Close connections and threads; the federation can be used again afterward."""
         self.engine.close()

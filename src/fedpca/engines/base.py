@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from numbers import Integral
+from typing import Any, Protocol
 
 from fedpca.arrays import Arrays
-from fedpca.errors import SiteError
+from fedpca.errors import InputError, SiteError
 from fedpca.protocol.message import Header, Message
 
 
@@ -69,3 +70,15 @@ class Engine(Protocol):
     ) -> Iterator[tuple[str, Message | bytes | SiteError]]: ...
 
     def close(self) -> None: ...
+
+
+def requested_sites(sites: Any) -> int | list[str]:
+    """Return the number or names of the sites that a caller asks for; refuse anything else."""
+    if isinstance(sites, Integral) and not isinstance(sites, bool):
+        return int(sites)
+    is_list = isinstance(sites, Sequence) and not isinstance(sites, str | bytes)
+    if not is_list or not sites or not all(isinstance(name, str) and name for name in sites):
+        raise InputError(f"sites={sites!r} must be a number of sites or a list of site names")
+    if len(set(sites)) < len(sites):
+        raise InputError(f"sites={list(sites)} contains a duplicate; name each site once")
+    return list(sites)

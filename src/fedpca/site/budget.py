@@ -46,8 +46,11 @@ class Budget:
         """Count the run that comes next as a new one, also if it has the name of the last."""
         self._starts_over = True
 
-    def spend(self, run: str, path: Path | None) -> None:
-        """Count a round of a run, and the run if it is new, or refuse when the budget is spent."""
+    def spend(self, run: str, path: Path | None, set_aside: int = SET_ASIDE) -> None:
+        """Count a round of a run, and the run if it is new, or refuse when the budget is spent.
+
+        ``set_aside`` is the number of rounds for which the file is written once.
+        """
         if self._max_runs is None and self._max_rounds is None:
             return
         if self._counted is None:
@@ -58,9 +61,9 @@ class Budget:
         if run == self._run and self._aside and self._latest < self._aside_at + MAX_ASIDE_MINUTES:
             self._aside -= 1
             return
-        self._set_aside(run, self._counted, path)
+        self._set_aside(run, self._counted, path, set_aside)
 
-    def _set_aside(self, run: str, counted: Counts, path: Path | None) -> None:
+    def _set_aside(self, run: str, counted: Counts, path: Path | None, granted: int) -> None:
         """Set rounds aside for a run in the file, and take the first of them."""
         now, is_new = self._latest, run != self._run
         counts = {m: list(n) for m, n in counted.items()}
@@ -71,7 +74,6 @@ class Budget:
         if is_new:
             refuse_spent("runs", n_runs, self._max_runs, path)
         refuse_spent("rounds", n_rounds, self._max_rounds, path)
-        granted = SET_ASIDE
         if self._max_rounds is not None:
             granted = min(granted, self._max_rounds - n_rounds)
         runs, rounds = counts.get(now, (0, 0))

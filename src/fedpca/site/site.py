@@ -39,7 +39,7 @@ from fedpca.rows.in_memory import Rows, about_n_rows
 from fedpca.rows.one_pass import ProvisionalScatter
 from fedpca.rows.query import Query
 from fedpca.rows.standardized import MAX_CACHE_BYTES, Frame, StandardizedRows, is_read_once
-from fedpca.site.budget import Budget
+from fedpca.site.budget import SET_ASIDE, Budget
 from fedpca.site.current_run import Checkpoint, CurrentRun, Memory, read_only
 from fedpca.site.disclosure import Disclosure
 from fedpca.site.guard import UNDECLARED, Agreement, Guard, Keys, agreement_to
@@ -154,6 +154,7 @@ class Site:
         self.has_own_store = store is not None  # an engine may set the store if not
         self.memory_limit = memory_limit
         self.is_in_process = False  # an engine sets this if the coordinator shares the process
+        self.keeps_process = True  # an engine clears this if each question has a process of its own
         self.reserved_by: object | None = None  # the engine in this process that runs a fit here
         self._run = CurrentRun()
         self._ended: deque[str] = deque(maxlen=MAX_ENDED_RUNS)
@@ -372,8 +373,7 @@ class Site:
         # noise protects single rows, so counts of them need no further rule
         if question.reads_rows and self._disclosure is not None and question.spends is None:
             self._check_disclosure(self._disclosure, agreed, arrays)
-        if self._budget is not None:
-            self._budget.spend(str(header["run"]), self.file(".budget"))
+        self._spend_round(header)
         try:
             run.memory = before if agreed is None else keep_agreement(before, agreed)
             if question.remembers:
@@ -420,8 +420,7 @@ class Site:
         if masks is None or answer is None:
             return None
         self._checked(message, question)
-        if self._budget is not None:
-            self._budget.spend(str(header["run"]), self.file(".budget"))
+        self._spend_round(header)
         reply = self._reply(header, {}, run.masked(masks, answer))
         if not masks.is_bound:
             is_saved = question.remembers or self._guard is not None
@@ -461,6 +460,12 @@ class Site:
                 f"the declared plan is differentially private, but question {question.name!r} asks "
                 "for an answer without noise"
             )
+
+    def _spend_round(self, header: Header) -> None:
+        """Count a round of a run against the policy's budget, if it has one."""
+        if self._budget is not None:
+            set_aside = SET_ASIDE if self.keeps_process else 1
+            self._budget.spend(str(header["run"]), self.file(".budget"), set_aside)
 
     def _spend(self, question: Question, header: Header) -> None:
         """Count what an answer spends of the site's privacy budget, before it is kept and leaves."""
@@ -527,6 +532,11 @@ class Site:
         """
         header = message.header
         plan = RunPlan.from_bytes(message.arrays.get("plan", np.empty(0)).tobytes())
+        if plan.is_secure and not self.keeps_process:
+            raise PolicyRefused(
+                "this site has a new process for each question, so it cannot tell how often the size "
+                "of an answer was asked for; for secure sums, the site must use fedpca join"
+            )
         if self._guard is None:
             needs_plan = plan.is_secure or plan.is_private
             if header["run"] != self._run.name:

@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from numbers import Integral
 from typing import Any
 
 from flwr.proto.control_pb2 import ListNodesRequest
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.control.control_http_client import ControlHttpClient
 
+from fedpca.engines.base import requested_sites
 from fedpca.engines.credentials import (
     CA,
     COORDINATOR_KEY,
@@ -370,7 +370,7 @@ def connect(
 
     ``resumed`` lists the sites in a resumed run, which keeps the sites that it started with.
     """
-    wanted = _sites(sites)
+    wanted = None if sites is None else requested_sites(sites)
     if not (isinstance(wait, int | float) and 0 <= wait < math.inf):
         raise InputError(f"wait={wait!r} must be a nonnegative number of seconds")
     if resumed is not None and not _are_those_of(resumed, wanted):
@@ -393,20 +393,6 @@ def connect(
         pinned=pinned_site_keys(folder),
         sign=None if key is None else partial(seal, key),
     )
-
-
-def _sites(sites: Any) -> int | list[str] | None:
-    """Return the number or names of the requested sites; refuse anything else."""
-    if sites is None:
-        return None
-    if isinstance(sites, Integral) and not isinstance(sites, bool):
-        return int(sites)
-    is_list = isinstance(sites, Sequence) and not isinstance(sites, str | bytes)
-    if not is_list or not sites or not all(isinstance(name, str) and name for name in sites):
-        raise InputError(f"sites={sites!r} must be a number of sites or a list of site names")
-    if len(set(sites)) < len(sites):
-        raise InputError(f"sites={list(sites)} contains a duplicate; name each site once")
-    return list(sites)
 
 
 def _are_those_of(resumed: Sequence[str], wanted: int | list[str] | None) -> bool:

@@ -12,8 +12,10 @@ import asyncio
 import binascii
 import hmac
 from base64 import b64decode
+from functools import lru_cache
 
 from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from flwr.common.constant import TIMESTAMP_HEADER
 from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.proto.message_pb2 import PushObjectRequest
@@ -177,12 +179,18 @@ def _is_signed(headers: Headers) -> bool:
     """Return whether the header holds a time that was signed with the key that it shows."""
     try:
         return verify_signature(
-            bytes_to_public_key(b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)),
+            _public_key(headers[FLEET_HTTP_PUBLIC_KEY_HEADER]),
             headers[TIMESTAMP_HEADER].encode("ascii"),
             b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER], validate=True),
         )
     except (KeyError, ValueError, TypeError, binascii.Error, UnsupportedAlgorithm):
         return False
+
+
+@lru_cache(maxsize=1024)
+def _public_key(encoded: str) -> EllipticCurvePublicKey:
+    """Return the public key in a header; the same sites show theirs again and again."""
+    return bytes_to_public_key(b64decode(encoded, validate=True))
 
 
 async def whole_body(receive: Receive) -> bytes | None:

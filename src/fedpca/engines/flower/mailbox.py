@@ -12,6 +12,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from fedpca.engines.flower.connection import HOLD_S
 from fedpca.engines.flower.gate import again, whole_body
 
 
@@ -31,7 +32,7 @@ class Mailbox:
     def __init__(self, app: ASGIApp) -> None:
         self._app, self._is_closed = app, False
         self._boxes = (
-            _Box("/v1/runtime/push-messages", "/v1/fleet/pull-messages", hold_s=5.0),
+            _Box("/v1/runtime/push-messages", "/v1/fleet/pull-messages", hold_s=HOLD_S),
             # not for long, since a fit also looks at which sites are online
             _Box("/v1/fleet/push-messages", "/v1/runtime/pull-messages", hold_s=0.5),
         )
@@ -69,6 +70,8 @@ class Mailbox:
                 await _first_of(gone, news, left)
                 if gone.done():
                     return  # a message for this caller must stay for its next request
+                if not news.is_set():
+                    break  # the answer has not changed
         finally:
             gone.cancel()
         for reply in replies:

@@ -36,6 +36,7 @@ from flwr.superlink.config_loader import SuperLinkLifespanConfig
 from flwr.superlink.main import create_app
 
 from fedpca.engines.flower.connection import access_token
+from fedpca.engines.flower.express import Express
 from fedpca.engines.flower.gate import Gate
 from fedpca.engines.flower.hold import ReservationDesk
 from fedpca.engines.flower.listener import Listener, TimedProtocol
@@ -130,7 +131,8 @@ def serve(
     flower_log.setLevel(logging.WARNING)
     flower_log.addFilter(_escape)
     threading.Thread(target=_watch, args=(state, tell), daemon=True).start()
-    mailbox = Mailbox(app)
+    express = Express(app, cast(InMemoryLinkState, state))
+    mailbox = Mailbox(express)
     config = uvicorn.Config(
         Gate(ReservationDesk(mailbox, secret, tell), secret, cast(InMemoryLinkState, state)),
         http=TimedProtocol,

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
@@ -33,17 +33,28 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedpca.engines import credentials
-from fedpca.engines.flower.connection import Link, beating, is_unauthorized, mapped_errors
+from fedpca.engines.flower.connection import (
+    HOLD_S,
+    Link,
+    beating,
+    is_unauthorized,
+    mapped_errors,
+)
 from fedpca.engines.flower.envelope import Incoming, send, unwrap, wrap
 from fedpca.errors import LinkError, LinkRefused, MessageError
 from fedpca.protocol.proof import Proof
 from fedpca.site.answer_log import Recorded
+
+T = TypeVar("T")
 
 POLL_S = 0.05  # pause between requests for questions, which the server holds until there is one
 OBJECT_POLL_S = 0.01  # pause between requests for parts of a question that are on their way
 MESSAGE_TIMEOUT_S = 60.0  # how long to wait for an announced question
 # the server considers a node offline after this much silence
 SILENCE_LIMIT_S = HEARTBEAT_PATIENCE * HEARTBEAT_MIN_INTERVAL
+BUSY_QUIET_S = HEARTBEAT_MIN_INTERVAL / 2  # between heartbeats of a site that is at work
+# a site that waits for questions knows that it was heard when the next request is answered, too
+WAITING_QUIET_S = 2 * HOLD_S + 0.5
 REJOIN_PATIENCE_S = SILENCE_LIMIT_S + 5.0  # by then, the server knows that a node is offline
 RETRY_AFTER_S = 2.0  # how long to wait before reconnecting
 
@@ -92,14 +103,27 @@ class _Presence:
     """
 
     def __init__(self) -> None:
-        self._heard = _now()
+        self._heard, self._is_waiting = _now(), False
 
     def beat(self, call: Callable[[], object]) -> None:
-        """Send a heartbeat, unless a second process may have taken this node's place."""
+        """Send a heartbeat, if it is time and no second process may have taken this node's place."""
+        quiet = WAITING_QUIET_S if self._is_waiting else BUSY_QUIET_S
+        if quiet <= self.silence <= SILENCE_LIMIT_S:
+            self._hear(call)
+
+    def wait(self, call: Callable[[], T]) -> T:
+        """Return the server's answer to a request for questions, which is as good as a heartbeat."""
+        self._is_waiting = True
+        try:
+            return self._hear(call)
+        finally:
+            self._is_waiting = False
+
+    def _hear(self, call: Callable[[], T]) -> T:
         began = _now()
-        if self.silence <= SILENCE_LIMIT_S:
-            call()
-            self._heard = began
+        answer = call()
+        self._heard = max(began, self._heard)
+        return answer
 
     def check(self) -> None:
         """Raise an error if the server may consider this node offline."""
@@ -156,7 +180,7 @@ def _connected(
         beat = SendNodeHeartbeatRequest(node=node, heartbeat_interval=HEARTBEAT_MIN_INTERVAL)
         stop = beating(
             lambda: presence.beat(lambda: client.SendNodeHeartbeat(beat)),
-            HEARTBEAT_MIN_INTERVAL / 2,
+            BUSY_QUIET_S / 2,
         )
         try:
             yield client, node, presence
@@ -178,7 +202,7 @@ def _answer_questions(
     """Fetch and answer questions until an error ends the connection."""
     while True:
         presence.check()
-        waiting = client.PullMessages(PullMessagesRequest(node=node))
+        waiting = presence.wait(lambda: client.PullMessages(PullMessagesRequest(node=node)))
         if not waiting.messages_list:
             time.sleep(POLL_S)
             continue

@@ -1,0 +1,1 @@
+"""Fit principal components inside a Flower deployment."""

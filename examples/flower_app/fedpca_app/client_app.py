@@ -1,0 +1,7 @@
+"""Answer questions about the rows at a node, as its configuration allows."""
+
+from fedpca.engines.flower_app.client import client_app
+from fedpca.solvers.catalogue import load_added_solvers
+
+load_added_solvers()  # so that the site knows the questions of installed packages, too
+app = client_app()
