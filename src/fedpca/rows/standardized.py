@@ -211,7 +211,9 @@ class StandardizedRows:
 
     def squares(self) -> Array:
         """Return the sum of squares of each column of A, ``(d,)``, from A'A if rows are read once."""
-        is_computed_anyway = self._device is not None and self._n_products > 1 and self._gram_pays(1)
+        is_computed_anyway = (
+            self._device is not None and self._n_products > 1 and self._gram_pays(1)
+        )
         if self._is_read_once or is_computed_anyway:
             return self.gram().diagonal().copy()
         return np.asarray(self._own_squares[self._order] / self._scale**2)
