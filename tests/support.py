@@ -102,7 +102,7 @@ def write_rows(folder, kind, values, names=NAMES):
         with h5py.File(path, "w") as file:
             file["X"] = values
     elif kind == ".zarr":
-        zarr.create_array(str(path), data=values)
+        zarr.create_array(str(path), data=values, overwrite=True)
     else:
         separator = "\t" if ".tsv" in kind else ","
         frame = pd.DataFrame(values, columns=names)

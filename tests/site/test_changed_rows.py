@@ -46,7 +46,7 @@ def others():
 
 
 def sites_of(path, **options):
-    named = path.suffix not in (".npy", ".npz")
+    named = path.suffix not in (".npy", ".npz", ".h5", ".hdf5", ".zarr")
     return {"a": Site(path, name="a", **options), "b": others() if named else OTHERS}
 
 
