@@ -109,7 +109,9 @@ def _fork(request, files):
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         try:
             socket.send_fds(_server, [json.dumps(request).encode()], files)
-            return int(_server.recv(64))
+            told = _server.recv(64)
+            assert told, "the server of forked processes has ended; its error is on standard error"
+            return int(told)
         finally:
             prctl(PR_SET_CHILD_SUBREAPER, 0)
 
