@@ -6,11 +6,13 @@ import hashlib
 import json
 import warnings
 
+import h5py
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import zarr
 from hypothesis import settings
 from safetensors import safe_open
 from safetensors.numpy import save_file
@@ -94,8 +96,13 @@ def write_rows(folder, kind, values, names=NAMES):
         np.savez(path, X=values, y=np.zeros(3))
     elif kind == ".parquet":
         pq.write_table(pa.table(dict(zip(names, values.T, strict=True))), path)
-    elif kind == ".feather":
+    elif kind in (".feather", ".arrow"):
         pd.DataFrame(values, columns=names).to_feather(path)
+    elif kind in (".h5", ".hdf5"):
+        with h5py.File(path, "w") as file:
+            file["X"] = values
+    elif kind == ".zarr":
+        zarr.create_array(str(path), data=values)
     else:
         separator = "\t" if ".tsv" in kind else ","
         frame = pd.DataFrame(values, columns=names)

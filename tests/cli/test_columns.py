@@ -9,6 +9,7 @@ import pytest
 
 from command_line import NAMES, ROWS, run
 from fedpca import FederatedPCA, Summary, load
+from fedpca.engines import credentials
 
 PATIENTS = [f"{i:04d}" for i in range(80)]
 
@@ -156,3 +157,19 @@ def test_two_sites_of_one_name_are_both_shown(tmp_path, sites):
     assert f"as in first={sites[0]} second=" in said
     done = run("fit", f"={sites[0]}", "-o", tmp_path / "m")
     assert "must be a path or NAME=PATH" in done.output
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        [],
+        ["--query", "select 1"],
+        ["--data", "a.csv", "--database", "sqlite:///a.db", "--query", "x"],
+    ],
+)
+def test_a_site_has_rows_from_files_or_from_a_database(given, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    credentials.make_site_key(tmp_path, "north")
+    refused = run("join", "localhost", "--key", "north.key", "--insecure", *given)
+    assert refused.exit_code == 2
+    assert "--database ADDRESS and --query SQL" in " ".join(refused.stderr.split())

@@ -24,6 +24,8 @@ COMMANDS = (
     "summarize",
     "merge",
     "info",
+    "plot",
+    "report",
     "audit",
     "demo",
     "serve",

@@ -26,7 +26,8 @@ from fedpca.cli.options import (
 )
 from fedpca.errors import InputError
 from fedpca.estimators import FederatedPCA
-from fedpca.report.plots import draw_leakage, pyplot
+from fedpca.report.drawing import pyplot
+from fedpca.report.plots import draw_leakage
 from fedpca.report.tables import (
     lying_as_csv,
     lying_as_json,

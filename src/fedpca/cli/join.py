@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -23,6 +23,7 @@ from fedpca.engines.whereabouts import home, with_port
 from fedpca.errors import InputError
 from fedpca.rows.check import examine, few_findings, findings_at, refuse_unfit
 from fedpca.rows.in_memory import Rows
+from fedpca.rows.query import Query
 from fedpca.site.answer_log import AnswerLog, check_ledger, size
 from fedpca.site.guard import Keys
 from fedpca.site.policy import JOINING, Policy
@@ -36,13 +37,23 @@ def join(
     address: Annotated[
         str, typer.Argument(metavar="HOST", help="Server address: HOST or HOST:PORT.")
     ],
+    key: Annotated[Path, typer.Option(help="The site's private key file, NAME.key.")],
     data: Annotated[
         list[str],
         typer.Option(help="File or folder with this site's rows; may be followed by more files."),
-    ],
-    key: Annotated[Path, typer.Option(help="The site's private key file, NAME.key.")],
+    ] = [],  # noqa: B006
     # a shell expands --data *.parquet to one option value and more arguments
     more: Annotated[list[str] | None, typer.Argument(metavar="[DATA]...", hidden=True)] = None,
+    database: Annotated[
+        str | None,
+        typer.Option(
+            envvar="FEDPCA_DATABASE",
+            help="Address of a database with this site's rows, as in sqlite:///rows.db.",
+        ),
+    ] = None,
+    query: Annotated[
+        str | None, typer.Option(help="SQL query that returns the rows; with --database.")
+    ] = None,
     name: Annotated[
         str | None, typer.Option(help="The site's name; by default, the name of the key file.")
     ] = None,
@@ -78,6 +89,9 @@ def join(
 
     Without --policy, the site takes part in plain PCA over sums, and shows no answers of its own.
     `fedpca policy` writes a policy file, in which more can be opened.
+
+    Rows in a database are read when a run begins. Use the environment variable FEDPCA_DATABASE for an
+    address that contains a password.
 
     The command checks the rows first, as `fedpca check` does, and does not start if a fit would fail.
     If a file changes so that a fit would fail, the site stays out of runs until the file is corrected.
@@ -122,7 +136,7 @@ def join(
             refuse_unfit(findings)
 
         site = Site(
-            [*data, *(more or [])],
+            _rows([*data, *(more or [])], database, query),
             name=site_name,
             policy=rules,
             store=store,
@@ -158,6 +172,17 @@ def join(
             tell(f"only plans signed by the key {pinned} are considered")
         log = AnswerLog(site, ledger, tell, timeout)
         answer_questions(link, private_key, log.reply, tell)
+
+
+def _rows(files: list[str], database: str | None, query: str | None) -> Any:
+    """Return the source of the rows: files, or a query to a database."""
+    if query is None and files:
+        return files
+    if files or query is None or database is None:
+        raise InputError(
+            "specify the rows with --data FILE, or with --database ADDRESS and --query SQL; use one way"
+        )
+    return Query(database, query)
 
 
 def _refuse_unsafe(policy: Policy, *, has_coordinator: bool) -> None:

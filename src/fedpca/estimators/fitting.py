@@ -27,6 +27,7 @@ from fedpca.errors import InputError
 from fedpca.estimators.weights import weighted_sites
 from fedpca.privacy.gaussian import Privacy
 from fedpca.protocol.plan import PRIVATE
+from fedpca.rows.array_files import is_array_on_disk
 from fedpca.rows.in_memory import JoinedRows, Rows
 from fedpca.rows.labels import rows_by_label, take_label_column
 from fedpca.rows.matching import open_matching, scores_in_blocks
@@ -243,9 +244,9 @@ def without_labels(X: Any, sites: Any) -> tuple[Any, Any]:
 def validated(estimator: Any, X: Any, **checks: Any) -> Any:
     """Check one table as scikit-learn does and return it.
 
-    Files, Dask collections, and several sites are returned unchanged.
+    Files, arrays on disk, Dask collections, and several sites are returned unchanged.
     """
-    if is_many_sites(X) or is_path(X) or is_dask(X):
+    if is_many_sites(X) or is_path(X) or is_dask(X) or is_array_on_disk(X):
         return X
     return validate_data(
         estimator,

@@ -1,15 +1,13 @@
-"""Draw plots with matplotlib, if it is installed."""
+"""Draw what the leak lab found."""
 
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from fedpca.audit.exposures import Leakage
-from fedpca.errors import InputError
+from fedpca.report.drawing import MARKERS, pyplot
 from fedpca.storage import atomic
 
-MARKERS = "osv^DPX*"  # distinguish curves that overlap
 LINE_STYLE = {"markersize": 6, "markerfacecolor": "none", "linewidth": 1.2}
 TITLES = {"seen": "listener sees each answer", "summed": "listener sees sums over sites"}
 
@@ -40,17 +38,3 @@ def draw_leakage(leakage: Leakage, path: str | os.PathLike[str]) -> None:
     with atomic.writing(path) as temporary:
         figure.savefig(temporary, dpi=120, format="png")
     plt.close(figure)
-
-
-def pyplot() -> Any:
-    """Return matplotlib's pyplot, set up to draw to files; raise an error if it is not installed."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise InputError(
-            "plots require matplotlib; install it with: pip install 'fedpca[plot]'"
-        ) from None
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    return plt

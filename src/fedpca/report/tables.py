@@ -230,7 +230,7 @@ def _print_federated(out: Console, model: FederatedPCA) -> None:
     _print_run(out, run)
     _print_components(out, model)
     if run.stop_reason == "approximate":
-        out.print(_angle(run.angle_bound))
+        out.print(angle_in_words(run.angle_bound))
     if model.site_variance_ratio_:
         shares = ", ".join(f"{k} {v:.1%}" for k, v in model.site_variance_ratio_.items())
         out.print(f"share of each site's variance explained: {shares}")
@@ -311,7 +311,7 @@ def _print_run(out: Console, run: RunRecord) -> None:
             soft_wrap=True,
         )
     if run.privacy:
-        out.print(_privacy(run.privacy), soft_wrap=True)
+        out.print(privacy_in_words(run.privacy), soft_wrap=True)
     for loss in run.lost:
         out.print(f"lost in round {loss['round']}: {loss['reason']}")
     if run.proofs:
@@ -323,7 +323,7 @@ def _print_run(out: Console, run: RunRecord) -> None:
         print_table(out, table)
 
 
-def _privacy(privacy: Mapping[str, Any]) -> str:
+def privacy_in_words(privacy: Mapping[str, Any]) -> str:
     """Return what a run promised about each row, and what it spent."""
     promised, spent = privacy["promised"], privacy["epsilon"]
     if math.isinf(promised):
@@ -375,7 +375,7 @@ def _print_bounds(out: Console, summary: Summary, k: int) -> None:
     if not summary.known.missing and summary.angle_bound(k) < 1:
         out.print("the components are exactly those of the pooled rows")
         return
-    out.print(_angle(summary.angle_bound(k)))
+    out.print(angle_in_words(summary.angle_bound(k)))
     if summary.known.missing > 0:
         more = summary.variance_bound(k)
         out.print(
@@ -383,7 +383,8 @@ def _print_bounds(out: Console, summary: Summary, k: int) -> None:
         )
 
 
-def _angle(bound: float) -> str:
+def angle_in_words(bound: float) -> str:
+    """Return what a bound on the sine of the largest angle says."""
     if bound >= 1:
         return "the eigengap is too small to bound the angle to the components of the pooled rows"
     return f"sine of the largest angle to the components of the pooled rows: at most {bound:.1e}"

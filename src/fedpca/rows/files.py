@@ -11,6 +11,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from fedpca.errors import InputError, SiteFailed
+from fedpca.rows.array_files import ZARR, open_hdf5, open_zarr
 from fedpca.rows.choice import ColumnChoice
 from fedpca.rows.csv_file import CsvFile
 from fedpca.rows.in_memory import (
@@ -21,11 +22,12 @@ from fedpca.rows.in_memory import (
     check_numeric,
     rows_per_block,
 )
-from fedpca.rows.tables import TableRows
+from fedpca.rows.partitions import Partition, PartitionedTable
+from fedpca.rows.tables import Table, TableRows
 
 BUFFER_BYTES = 1 << 16  # raw bytes of each column of a Parquet file that are read at a time
 
-Opener = Callable[[Path, ColumnChoice], Rows]
+Opener = Callable[[Path, ColumnChoice, Partition], Rows]
 
 
 class NpyRows:
@@ -178,22 +180,36 @@ def name_of(path: Path) -> str:
 def _unnamed(opener: Callable[[Path], Rows]) -> Opener:
     """Return an opener of files whose columns have no names."""
 
-    def open_file(path: Path, choice: ColumnChoice) -> Rows:
+    def open_file(path: Path, choice: ColumnChoice, partition: Partition) -> Rows:
         choice.check_unnamed()
         return opener(path)
 
     return open_file
 
 
-def _open_csv(path: Path, choice: ColumnChoice) -> Rows:
+def _in_folders(table: Callable[[Path], Table]) -> Opener:
+    """Return an opener of tables that may be part of a partitioned dataset."""
+
+    def open_file(path: Path, choice: ColumnChoice, partition: Partition) -> Rows:
+        opened = table(path)
+        return TableRows(PartitionedTable(opened, partition) if partition else opened, choice)
+
+    return open_file
+
+
+def _open_csv(path: Path, choice: ColumnChoice, partition: Partition) -> Rows:
     return TableRows(CsvFile(path, choice), choice)
 
 
 OPENERS: dict[str, Opener] = {
     ".npy": _unnamed(NpyRows),
     ".npz": _unnamed(_open_npz),
-    ".parquet": lambda path, choice: TableRows(ParquetFile(path), choice),
-    ".feather": lambda path, choice: TableRows(FeatherFile(path), choice),
+    ".parquet": _in_folders(ParquetFile),
+    ".feather": _in_folders(FeatherFile),
+    ".arrow": _in_folders(FeatherFile),
+    ".h5": _unnamed(open_hdf5),
+    ".hdf5": _unnamed(open_hdf5),
+    ZARR: _unnamed(open_zarr),
     ".csv": _open_csv,
     ".tsv": _open_csv,
     ".csv.gz": _open_csv,

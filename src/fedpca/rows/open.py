@@ -12,12 +12,15 @@ from tokenize import TokenError
 from typing import Any
 from zipfile import BadZipFile
 
+import numpy as np
 import scipy.sparse as sp
 
 from fedpca.errors import InputError, SiteFailed
+from fedpca.rows.array_files import ZARR, is_array_on_disk, open_array, zarr_parts
 from fedpca.rows.choice import ALL_COLUMNS, ColumnChoice
 from fedpca.rows.files import OPENERS, kind_of, name_of
 from fedpca.rows.in_memory import DenseRows, JoinedRows, Rows, SparseRows
+from fedpca.rows.partitions import NO_PARTITION, Partition, partition_of
 from fedpca.rows.pieces import PieceRows, Pieces
 from fedpca.rows.tables import InMemoryTable, TableRows
 
@@ -54,7 +57,11 @@ def open_rows(source: Any, choice: ColumnChoice = ALL_COLUMNS) -> Rows:
         return TableRows(InMemoryTable(source), choice)
     if choice is not ALL_COLUMNS:
         choice.check_unnamed()
-    return SparseRows(source) if sp.issparse(source) else DenseRows(source)
+    if sp.issparse(source):
+        return SparseRows(source)
+    if not isinstance(source, np.ndarray) and is_array_on_disk(source):
+        return open_array(source)
+    return DenseRows(source)
 
 
 def is_dask(table: Any) -> bool:
@@ -62,8 +69,13 @@ def is_dask(table: Any) -> bool:
     return hasattr(type(table), "__dask_graph__")
 
 
-def open_path(path: Path, choice: ColumnChoice = ALL_COLUMNS) -> Rows:
-    """Return the rows in a file, or in all data files under a folder, sorted by path."""
+def open_path(
+    path: Path, choice: ColumnChoice = ALL_COLUMNS, partition: Partition = NO_PARTITION
+) -> Rows:
+    """Return the rows in a file, or in all data files under a folder, sorted by path.
+
+    ``partition`` holds the columns that the names of a file's folders spell out.
+    """
     if _is_folder(path):
         files = _files_below(path)
         if not files:
@@ -71,7 +83,8 @@ def open_path(path: Path, choice: ColumnChoice = ALL_COLUMNS) -> Rows:
                 f"{path} contains no {', '.join(OPENERS)} files; use a different folder"
             )
         _refuse_copies(files)
-        return JoinedRows([(str(file), open_path(file, choice)) for file in files])
+        parts = {file: partition_of(file, path) for file in files}
+        return JoinedRows([(str(file), open_path(file, choice, parts[file])) for file in files])
     if not path.exists():
         raise InputError(f"{path} does not exist; check the name")
     kind = kind_of(path)
@@ -82,7 +95,7 @@ def open_path(path: Path, choice: ColumnChoice = ALL_COLUMNS) -> Rows:
             f"{path}: cannot read {path.suffix!r} files; use {', '.join(OPENERS)}"
         ) from None
     try:
-        return opener(path, choice)
+        return opener(path, choice, partition)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     except _UNREADABLE as error:
@@ -113,7 +126,8 @@ def file_states(source: Any) -> dict[Path, str]:
     """Return the state of each file that `open_rows` would read now, or nothing for rows in memory."""
     files: list[Path] = []
     for path in _expand_patterns(paths_of(source)):
-        files += _files_below(path) if _is_folder(path) else [path]
+        found = _files_below(path) if _is_folder(path) else [path]
+        files += [part for file in found for part in _parts(file)]
     return {file: state_of(file) for file in files}
 
 
@@ -148,9 +162,15 @@ def _expand_patterns(texts: Sequence[str]) -> list[Path]:
     return paths
 
 
+def _parts(file: Path) -> list[Path]:
+    """Return the files whose states tell whether the rows in a file have changed."""
+    return zarr_parts(file) if kind_of(file) == ZARR and file.is_dir() else [file]
+
+
 def _is_folder(path: Path) -> bool:
+    """Return whether a path is a folder of files; a Zarr array is a folder, but one source of rows."""
     try:
-        return path.is_dir()
+        return path.is_dir() and kind_of(path) != ZARR
     except OSError as error:  # for example, in a folder that may not be entered
         raise _unreadable(path, error) from None
 
@@ -164,7 +184,8 @@ def _refuse_copies(files: Sequence[Path]) -> None:
     """Refuse a file that is listed twice, or whose rows another file format seems to repeat."""
     seen: dict[Path, Path] = {}
     for file in files:
-        known = seen.setdefault(file.with_name(name_of(file)) if file.is_file() else file, file)
+        is_rows = file.is_file() or kind_of(file) == ZARR
+        known = seen.setdefault(file.with_name(name_of(file)) if is_rows else file, file)
         if known is not file:
             raise InputError(
                 f"{known} and {file} have the same name, so their rows would count twice; remove or "
@@ -173,4 +194,5 @@ def _refuse_copies(files: Sequence[Path]) -> None:
 
 
 def _files_below(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.rglob("*") if kind_of(p) in OPENERS and p.is_file())
+    kinds = ((path, kind_of(path)) for path in folder.rglob("*"))
+    return sorted(p for p, kind in kinds if kind in OPENERS and (p.is_file() or kind == ZARR))

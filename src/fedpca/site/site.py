@@ -36,6 +36,7 @@ from fedpca.protocol.plan import AGREE, DECLARE, RunPlan
 from fedpca.protocol.question import Question, find_question
 from fedpca.rows.gaps import ERROR, MISSING
 from fedpca.rows.in_memory import Rows, about_n_rows
+from fedpca.rows.query import Query
 from fedpca.rows.standardized import MAX_CACHE_BYTES, Frame, StandardizedRows
 from fedpca.site.budget import Budget
 from fedpca.site.current_run import Checkpoint, CurrentRun, Memory, read_only
@@ -144,6 +145,38 @@ class Site:
         self._tell, self._keys = tell, keys
         self._disclosure = Disclosure(self.policy) if self.policy.protects_few else None
         self._budget = Budget(self.policy) if self.policy.has_budget else None
+
+    @classmethod
+    def query(cls, database: Any, sql: str, *, name: str, **options: Any) -> Site:
+        """Return a site whose rows are the result of a query to a database.
+
+        The database is asked when the site is created, and again when a run begins. The rows of a run
+        are kept in a temporary file that only the owner of the process can read.
+
+        Parameters
+        ----------
+        database : str, callable, or connection
+            An address, such as ``sqlite:///rows.db``, ``duckdb:///rows.duckdb``, or
+            ``postgresql://user@host/name``, a DB-API connection, or a function that returns one.
+        sql : str
+            The query. With an ORDER BY, a site that was restarted can go on with its run.
+        name : str
+            The name that the coordinator uses for the site.
+        **options
+            As for `Site`.
+
+        Examples
+        --------
+        >>> import sqlite3
+        >>> from fedpca import Site
+        >>> clinic = sqlite3.connect(":memory:")
+        >>> _ = clinic.execute("create table visits (patient text, age real, pressure real)")
+        >>> _ = clinic.execute("insert into visits values ('p1', 61, 140), ('p2', 48, 125)")
+        >>> site = Site.query(clinic, "select * from visits", name="north", id="patient")
+        >>> site.rows.n_rows
+        2
+        """
+        return cls(Query(database, sql), name=name, **options)
 
     @property
     def rows(self) -> Rows:

@@ -6,6 +6,7 @@ but must not change during a run.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -17,7 +18,10 @@ from fedpca.rows.choice import ALL_COLUMNS, ColumnChoice
 from fedpca.rows.in_memory import Rows, checksum
 from fedpca.rows.open import file_states, open_rows, refuse_gone, state_of
 from fedpca.rows.pieces import Pieces
+from fedpca.rows.query import Query
 from fedpca.rows.weighted import WeightedRows, as_numbers, weight_fingerprint
+
+log = logging.getLogger("fedpca.site")
 
 
 class Source:
@@ -34,8 +38,10 @@ class Source:
         weight: Any = None,
         check: Callable[[Rows], None] | None = None,
     ) -> None:
-        self._given, self._check = rows, check
+        self._site, self._check = site, check
+        self._query = rows if isinstance(rows, Query) else None
         with _naming_site(site):
+            self._given = rows if self._query is None else self._query.fetch()
             is_chosen = any(option is not None for option in (drop, columns, id))
             self._choice = ColumnChoice.of(drop, columns, id) if is_chosen else ALL_COLUMNS
             is_array = weight is not None and not isinstance(weight, str)
@@ -44,7 +50,16 @@ class Source:
             self.rows = self._open()
 
     def files_now(self) -> dict[Path, str]:
-        """Return the files with their states as they are now; refuse if one is gone."""
+        """Return the files with their states as they are now; refuse if one is gone.
+
+        Call this when a run begins: a database is then asked again.
+        """
+        if self._query is not None:
+            try:
+                self._given = self._query.fetch()
+            except InputError as error:  # whose text is for the people at the site alone
+                log.error("site %s: %s", self._site, error)
+                raise SiteFailed("the site's database did not answer its query") from None
         return files_of(self._given)
 
     @property

@@ -1,0 +1,216 @@
+"""Read rows from a database: keep the result of a query in a private file for the length of a run.
+
+A database may return rows in a different order, or different rows, each time it is asked. The rows of a
+run must not change. So a query is asked once when a run begins, and its result is kept in an Arrow file
+that only the owner of the process can read. The next run asks again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import shutil
+import sqlite3
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext
+from decimal import Decimal
+from importlib import import_module
+from operator import index
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from fedpca.errors import InputError
+
+BATCH_ROWS = 10_000  # rows that are fetched at a time
+NO_ROWS = "the query returns no rows; use a select"
+_ALIASES = {"postgres": "postgresql", "grpc": "flightsql"}  # schemes, and the drivers for them
+
+
+class Query:
+    """Rows that a database returns for a query.
+
+    Parameters
+    ----------
+    database : str, callable, or connection
+        Where to ask: an address, such as ``sqlite:///rows.db``, ``duckdb:///rows.duckdb``, or
+        ``postgresql://user@host/name``, a function that returns a DB-API connection, or a connection.
+        Other addresses than the first two need the ADBC driver of their scheme, such as the package
+        ``adbc-driver-postgresql``.
+    sql : str
+        A query that returns one row of the table for each row. With an ORDER BY, a site that was
+        restarted can go on with its run.
+    """
+
+    def __init__(self, database: Any, sql: str) -> None:
+        if not isinstance(sql, str) or not sql.strip():
+            raise InputError("the query is empty; write it in SQL, as in 'select * from visits'")
+        self._connect = _connector(database)
+        self._sql = sql
+        self._folder = Path(
+            tempfile.mkdtemp(prefix="fedpca-query-")
+        )  # which only its owner may enter
+        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        self._kept: Path | None = None
+
+    def fetch(self) -> Path:
+        """Ask the database, and return the file with the rows; it is the same file for the same rows.
+
+        Its name and time depend on the rows alone, so that a resumed run recognizes them.
+        """
+        arriving = self._folder / f"{secrets.token_hex(4)}.part"
+        try:
+            self._write(arriving)
+            with arriving.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            os.utime(arriving, ns=(0, 0))
+            kept = self._folder / f"query-{digest[:32]}.arrow"
+            arriving.replace(kept)
+        finally:
+            arriving.unlink(missing_ok=True)
+        if self._kept not in (None, kept):
+            self._kept.unlink(missing_ok=True)
+        self._kept = kept
+        return kept
+
+    def _write(self, path: Path) -> None:
+        import pyarrow as pa
+
+        try:
+            with self._connect() as connection, _result_of(connection, self._sql) as result:
+                schema, batches = result
+                with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
+                    for batch in batches:
+                        writer.write_batch(batch)
+        except InputError:
+            raise
+        except Exception as error:  # each driver has exceptions of its own
+            raise InputError(
+                f"the database did not answer the query: {type(error).__name__}: {error}; check the "
+                "address, the rights, and the query"
+            ) from None
+
+
+def _connector(database: Any) -> Callable[[], Any]:
+    """Return a function that opens a connection as a context manager."""
+    if isinstance(database, str):
+        return _connector_to(database)
+    if hasattr(database, "cursor"):  # first, since connections of sqlite3 are callable
+        return lambda: nullcontext(database)
+    if callable(database):
+        return lambda: closing(database())
+    raise InputError(
+        f"the database is a {type(database).__name__}; pass an address, a DB-API connection, or a "
+        "function that returns one"
+    )
+
+
+def _connector_to(address: str) -> Callable[[], Any]:
+    scheme, colon, _ = address.partition(":")
+    if not colon or not scheme.isidentifier():
+        # the rest of an address may contain a password
+        raise InputError(
+            "the address of the database has no scheme; write it as in sqlite:///rows.db, "
+            "duckdb:///rows.duckdb, or postgresql://user@host/name"
+        )
+    if scheme == "sqlite":
+        where = f"{_file_in(address).absolute().as_uri()}?mode=ro"
+        return lambda: closing(sqlite3.connect(where, uri=True))
+    if scheme == "duckdb":
+        duckdb = _driver("duckdb", "duckdb")
+        file = str(_file_in(address))
+        return lambda: closing(duckdb.connect(file, read_only=True))
+    name = _ALIASES.get(scheme, scheme)
+    driver = _driver(f"adbc_driver_{name}.dbapi", f"adbc-driver-{name}")
+    return lambda: closing(driver.connect(address))
+
+
+def _file_in(address: str) -> Path:
+    """Return the file of an address; three slashes come before a relative path, four before a root."""
+    parts = urlsplit(address)
+    text = unquote(parts.netloc + parts.path)
+    path = Path(text[1:] if address.partition(":")[2].startswith("//") else text)
+    if not path.is_file():
+        raise InputError(f"{path} is not a file; check the address of the database")
+    return path
+
+
+def _driver(module: str, package: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError:
+        raise InputError(
+            f"this database requires a driver; install it with: pip install {package}"
+        ) from None
+
+
+@contextmanager
+def _result_of(connection: Any, sql: str) -> Iterator[tuple[Any, Iterator[Any]]]:
+    """Ask a query, and yield the schema of its result and its Arrow record batches."""
+    if hasattr(connection, "sql"):  # DuckDB, whose cursors would copy the rows once more
+        relation = connection.sql(sql)
+        if relation is None:
+            raise InputError(NO_ROWS)
+        reader = relation.to_arrow_reader(BATCH_ROWS)
+        yield reader.schema, iter(reader)
+        return
+    with closing(connection.cursor()) as cursor:
+        cursor.execute(sql)
+        if cursor.description is None:
+            raise InputError(NO_ROWS)
+        if hasattr(cursor, "fetch_record_batch"):  # ADBC
+            reader = cursor.fetch_record_batch()
+            yield reader.schema, iter(reader)
+        else:
+            yield _from_tuples(cursor, [column[0] for column in cursor.description])
+
+
+def _from_tuples(cursor: Any, names: list[str]) -> tuple[Any, Iterator[Any]]:
+    """Return the result of a cursor without Arrow; the first rows show the types of the columns."""
+    import pyarrow as pa
+
+    first = cursor.fetchmany(BATCH_ROWS)
+    columns = zip(*first, strict=True) if first else [()] * len(names)
+    kinds = [_kind_of(values) for values in columns]
+    schema = pa.schema(list(zip(names, kinds, strict=True)))
+
+    def batches() -> Iterator[Any]:
+        rows = first
+        while rows:
+            arrays = []
+            for field, values in zip(schema, zip(*rows, strict=True), strict=True):
+                try:
+                    arrays.append(pa.array(_converted(values, field.type), field.type))
+                except (pa.ArrowException, TypeError, ValueError):
+                    raise InputError(
+                        f"column {field.name} has values that are not {field.type}, as its first "
+                        "values are; cast the column in the query"
+                    ) from None
+            yield pa.record_batch(arrays, schema=schema)
+            rows = cursor.fetchmany(BATCH_ROWS)
+
+    return schema, batches()
+
+
+def _kind_of(values: Any) -> Any:
+    """Return the Arrow type of a column: whole numbers, other numbers, or text."""
+    import pyarrow as pa
+
+    kinds = {type(value) for value in values if value is not None}
+    if kinds and kinds <= {int, bool}:
+        return pa.int64()
+    return pa.float64() if kinds <= {int, bool, float, Decimal} else pa.string()
+
+
+def _converted(values: Any, kind: Any) -> Any:
+    """Return the values of a column as its type; Arrow would cut off digits, or refuse mixtures."""
+    import pyarrow as pa
+
+    if kind == pa.float64():
+        return [None if value is None else float(value) for value in values]
+    if kind == pa.int64():
+        return [None if value is None else index(value) for value in values]
+    return [None if value is None else str(value) for value in values]
