@@ -64,8 +64,10 @@ def assert_same(fitted, expected):
 
 def test_an_engine_for_dask_keeps_the_promises_of_an_engine(threads):
     rows = {"north": ROWS[:100], "south": ROWS[100:]}
-    # one block for each site, since the order of additions within a site shows in the last bits
-    check_engine(DaskEngine(threads, {k: da.from_array(x, x.shape) for k, x in rows.items()}), rows)
+    # one block for each site, held at its worker, since the order of additions within a site shows in
+    # the last bits, and rows that are costly to read are added up in one reading
+    held = {name: threads.persist(da.from_array(x, x.shape)) for name, x in rows.items()}
+    check_engine(DaskEngine(threads, held), rows)
 
 
 def sparse_blocks():
@@ -280,6 +282,8 @@ def test_estimators_take_dask_collections(threads, has_client, monkeypatch):
     unnamed = FederatedPCA(3).fit(CHUNKED).transform(CHUNKED)
     assert unnamed.chunks == ((50, 50, 50, 50, 40), (3,))
     np.testing.assert_allclose(abs(unnamed.compute()), abs(scores.compute()), atol=1e-10)
+    whole_numbers = FederatedPCA(3).fit(CHUNKED).transform((10 * CHUNKED).astype(int))
+    assert whole_numbers.dtype == whole_numbers.compute().dtype == np.float64
 
     stream, whole = StreamingPCA(3).fit(frame.drop(columns="w")), StreamingPCA(3).fit(FRAME)
     assert_same(stream, whole)

@@ -358,7 +358,8 @@ def scores_of_dask(X: Any, transform: Callable[[Any], Array], width: int) -> Arr
         scores = X.map_partitions(transform, meta=np.empty((0, width)))
         return scores
     whole = X.rechunk({1: -1})
-    chunks, meta = (whole.chunks[0], (width,)), np.empty((0, width), X.dtype)
+    dtype = X.dtype if X.dtype.kind == "f" else np.float64
+    chunks, meta = (whole.chunks[0], (width,)), np.empty((0, width), dtype)
     scores = whole.map_blocks(transform, chunks=chunks, meta=meta)
     return scores
 
