@@ -64,12 +64,14 @@ def run_federation_demo(console: Console) -> None:
         )
         trial.run("fit", "--federation", here, "--wait", "600", *asked, "-o", "model.fedpca")
         model = load(trial.folder / "model.fedpca")
+        stack.close()  # which stops all processes
         console.print("(all processes have stopped)\n")
-    within = FederatedPCA(5, scale=True, random_state=0).fit(Federation.local(tables))
+        files = {site: trial.folder / f"{site}.parquet" for site in SITES}
+        within = FederatedPCA(5, scale=True, random_state=0).fit(Federation.local(files))
     print_crossed(console, model.run_)
     if not np.array_equal(within.components_, model.components_):
         raise FedpcaError("the federation's model differs from the single-process model")
-    console.print("Fitting the same tables in a single process gives the same model, bit for bit.")
+    console.print("Fitting the same files in a single process gives the same model, bit for bit.")
 
 
 class Trial:
