@@ -41,7 +41,7 @@ counter = CountVectorizer(stop_words="english", min_df=4)
 counts = counter.fit_transform(texts).astype(float)  # sparse, and stays sparse
 words = counter.get_feature_names_out()
 n_local = 2 if options.data else 1
-pca = PersonalizedPCA(2, n_local, center="none", tol=1e-7).fit(counts, sites=years)
+pca = PersonalizedPCA(2, n_local, center="none", tol=1e-7, random_state=0).fit(counts, sites=years)
 
 
 def leading(components: np.ndarray, n: int = 6) -> np.ndarray:

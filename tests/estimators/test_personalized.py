@@ -22,6 +22,7 @@ from fedpca.estimators.rank_search import errors_from_rest
 from fedpca.linalg.dense import qr_factor, sine_of_angle
 from fedpca.solvers import Polar, Stiefel
 from fedpca.solvers.catalogue import PERSONALIZED as METHODS
+from fedpca.solvers.personalized.power import Climb, best_of, worth_going_on
 from fedpca.solvers.personalized.projections import leading_of_columns
 from fedpca.testing import ScriptedEngine, spoil
 from support import draws, first_of
@@ -771,6 +772,19 @@ def test_starts_share_their_rounds_and_all_but_the_best_are_dropped():
     assert four.run_.rounds <= one.run_.rounds + 105
     np.testing.assert_array_equal(four.components_, one.components_)  # the first start wins
     assert four.ambiguity_ == 0
+
+
+def test_a_climb_that_stops_because_it_met_another_is_not_the_result():
+    U = np.eye(4, 2)
+    along = np.eye(2)
+    ended, met = Climb(U, tol=1e-3), Climb(U, tol=1e-3)
+    ended.take(U, along, local=1.0)  # the polar factor of U is U, so nothing is left to gain
+    met.take(np.eye(4)[:, 1:3], along, local=1.0 + 1e-6)  # higher, next to it, and still climbing
+    assert ended.has_ended
+    assert not met.has_ended
+    assert worth_going_on([ended, met], [ended, met], is_late=False) == []
+    assert best_of([ended, met]) is ended
+    assert best_of([ended]).top.stop_reason == "converged"
 
 
 def test_optima_that_are_as_good_but_differ_are_told_of(tmp_path):

@@ -71,13 +71,14 @@ class Power:
             sums = (answer[name] / start.weight for name in ("G", "along", "local"))
             for climb, G, along, local in zip(going, *sums, strict=True):
                 climb.take(G, along, float(local))
-            best = _best(climbs)
+            best = best_of(climbs)
             fed.report(best.promised, partial(np.asarray, best.top.U))
             if best.has_ended and best in going:
                 last_round = t + PATIENCE
-            going = _worth_going_on(going, climbs, is_late=t >= last_round)
+            going = worth_going_on(going, climbs, is_late=t >= last_round)
             if not going:
                 break
+        best = best_of(climbs)  # the last round may have shown that a climb met another
         return replace(best.top, ambiguity=_ambiguity(best, climbs))
 
 
@@ -92,6 +93,7 @@ class Climb:
         self.U = U
         self.promised = 1.0  # what the next step adds at least, as a share of the shared variance
         self.has_ended = False
+        self.has_met_another = False  # then it is dropped, wherever it stands
         self.top = Shared(U, np.zeros((U.shape[1],) * 2), -np.inf, "max_rounds")
         self._tol = tol
         self._plain, self._is_plain = U, True
@@ -121,13 +123,14 @@ class Climb:
         self.U = self._plain if self._is_plain else polar(further)
 
 
-def _best(climbs: Sequence[Climb]) -> Climb:
+def best_of(climbs: Sequence[Climb]) -> Climb:
     """Return the first climb that is as high as the highest, so that random starts rarely matter."""
-    highest = max(climb.height() for climb in climbs)
-    return next(climb for climb in climbs if climb.height() >= (1 - SAME) * highest)
+    own_ways = [climb for climb in climbs if not climb.has_met_another]
+    highest = max(climb.height() for climb in own_ways)
+    return next(climb for climb in own_ways if climb.height() >= (1 - SAME) * highest)
 
 
-def _worth_going_on(
+def worth_going_on(
     going: Sequence[Climb], climbs: Sequence[Climb], *, is_late: bool
 ) -> list[Climb]:
     """Drop climbs that ended, that met an earlier one, or that are late and below an optimum."""
@@ -135,8 +138,11 @@ def _worth_going_on(
     optimum = max((climb.height() for climb in ended), default=-np.inf)
     left: list[Climb] = []
     for climb in going:
-        has_met = any(sine_of_angle(climb.top.U, c.top.U) < MET for c in [*left, *ended])
-        if not (climb.has_ended or has_met or (is_late and climb.height() <= optimum)):
+        if climb.has_ended or (is_late and climb.height() <= optimum):
+            continue
+        others = [*left, *ended]
+        climb.has_met_another = any(sine_of_angle(climb.top.U, c.top.U) < MET for c in others)
+        if not climb.has_met_another:
             left.append(climb)
     return left
 
