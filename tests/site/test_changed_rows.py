@@ -174,16 +174,13 @@ def test_rows_in_memory_are_not_looked_at_again(monkeypatch):
 def test_a_late_question_of_a_run_that_is_over_does_not_open_files(tmp_path):
     """Else the run that goes on would take the new rows for those with which it began."""
     holder = Site(write_rows(tmp_path, ".npy", OLD), name="a")
-    fed = Federation(far([holder]))
-    fed.gather(column_names)
-    late = fed._run
-    fed._begin(0)
+    engine = far([holder])
+    late, fed = Federation(engine), Federation(engine)
+    late.gather(column_names)
     fed.gather(column_names)
     replace(tmp_path, ".npy", NEW)
-    now, fed._run = fed._run, late
     with pytest.raises(Exception, match="this run is over"):
-        fed.gather(column_names)
-    fed._run = now
+        late.gather(column_names)
     with pytest.raises(InputError, match="the rows have changed since the run began"):
         fed.gather(column_names)
 

@@ -82,6 +82,11 @@ class RunRecord:
     secure: dict[str, str] = field(default_factory=dict)
     privacy: dict[str, Any] = field(default_factory=dict)
 
+    def add_influence(self, kind: str, values: Mapping[str, float]) -> None:
+        """Add one number about each site's part in the result."""
+        for name, value in values.items():
+            self.influence.setdefault(name, {})[kind] = value
+
     def with_outcome(self, outcome: Outcome) -> RunRecord:
         """Return the record with the outcome filled in."""
         return replace(self, **asdict(outcome))

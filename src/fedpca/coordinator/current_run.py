@@ -1,0 +1,386 @@
+"""Conduct one run: ask each round, keep what is known of the sites, and go on when some are lost.
+
+A program talks to the `Federation` alone. What changes from round to round is here.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import time
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from fedpca._version import __version__
+from fedpca.arrays import Array, Arrays, Dimensions
+from fedpca.coordinator.approval import ApprovalWait
+from fedpca.coordinator.declaration import Declaration, refuse_unmaskable
+from fedpca.coordinator.journal import Journal
+from fedpca.coordinator.record import RunRecord, shares_of
+from fedpca.coordinator.round import Reply, Round, collect, joined
+from fedpca.engines.base import Summand, Total
+from fedpca.errors import (
+    FedpcaError,
+    InputError,
+    JournalError,
+    PolicyRefused,
+    QuorumLost,
+    SitesLost,
+)
+from fedpca.protocol.plan import NO_KEY, SECURE, RunPlan
+from fedpca.protocol.question import Question
+
+if TYPE_CHECKING:
+    from fedpca.coordinator.federation import Federation
+    from fedpca.coordinator.secure import Masks, SecureSums
+
+
+class CurrentRun:
+    """The run that a federation is in.
+
+    Parameters
+    ----------
+    fed : Federation
+        The federation whose engine, quorum, and other settings apply.
+    seed : int, optional
+        The seed of all random numbers; by default, a new one.
+    identity : mapping, optional
+        What the plan says about the program. Questions outside a run have none; the sites are neither
+        reserved for them nor told of a plan.
+    """
+
+    def __init__(
+        self, fed: Federation, seed: int | None = None, identity: Mapping[str, Any] | None = None
+    ) -> None:
+        absent: Mapping[str, str] = getattr(fed.engine, "absent", {})
+        lost = [
+            {"site": name, "round": 0, "question": "", "reason": f"site {name!r}: {reason}"}
+            for name, reason in absent.items()
+        ]
+        drawn = secrets.randbits(63) if seed is None else seed
+        self.record = RunRecord(seed=drawn, sites=tuple(fed.engine.names), lost=lost)
+        self.name = secrets.token_hex(8)
+        self.dimensions: Dimensions = {}  # of all later messages
+        self.best: Callable[[], Array] | None = None  # returns the best subspace that was reported
+        self._fed: Federation = weakref.proxy(fed)  # so that both are freed without a collector
+        self._seed, self._identity = seed, identity
+        self._attempt = 0
+        self._memory = 0  # the last round of this attempt that changed the sites' memory
+        self._is_declared = False  # whether the sites know the plan of this attempt
+        self._energies: dict[str, float] = {}  # each site's sum of squares, if it was told
+        self._journal: Journal | None = None
+        self._is_going = False  # between the beginning and the end of `until_its_end`
+        self._reservation: ExitStack | None = None  # of the sites, which ends when it is closed
+        self._unannounced: dict[str, Any] | None = None
+        self._asked_before: dict[str, Any] = {}  # the entry of a message before a round's question
+        self._refused: Round | None = None  # the last round, if a policy refused it
+        self._secure_sums: SecureSums | None = None
+        if identity is not None:
+            self._begin_secure_sums()
+
+    @contextmanager
+    def until_its_end(self, path: str | os.PathLike[str] | None) -> Iterator[None]:
+        """Go on from the journal, if there is a path; give back what the run holds when it ends."""
+        with ExitStack() as at_end:
+            at_end.callback(self._end)
+            self._is_going = True
+            if path is not None:
+                self._journal = at_end.enter_context(closing(self._open_journal(path)))
+                self.name, self.record.seed = self._journal.run, self._journal.seed
+            at_end.callback(self.announce)
+            yield
+
+    def _end(self) -> None:
+        self._is_going, self._journal = False, None
+        self._release_sites()
+
+    def ask(self, question: Question, arrays: Mapping[str, Any]) -> Round:
+        """Ask all sites a question, or read the answers from the journal, and record the round."""
+        self.announce()
+        self.go_on_after_refusal()
+        began = time.perf_counter()
+        dimensions = dict(self.dimensions)
+        checked = question.check_request(arrays, dimensions)
+        asked = self._round(question, checked, dimensions, self._masks_for(question, checked))
+        entry = self._complete(asked)
+        if asked.has_failed:
+            self._keep_entry(entry)
+            masks = self._masks_for(question, checked, has_failed=True)
+            asked = self._round(question, checked, dict(self.dimensions), masks)
+            entry = self._complete(asked)
+        self._enter_history(entry, time.perf_counter() - began)
+        self._count_spent(question)
+        asked.raise_outcome()
+        if asked.masks is not None:  # whose flags are no part of the answer
+            asked.total = {name: asked.total[name] for name in question.answers}
+        if question.remembers:
+            self._memory = asked.number
+        self._keep_told(asked)
+        return asked
+
+    def plan(self) -> RunPlan:
+        """Return the plan of this attempt, as the sites are told."""
+        identity = self._identity or {}
+        keys: Mapping[str, str] = getattr(self._fed.engine, "keys", {})
+        return RunPlan(
+            run=self.name,
+            program=str(identity.get("program", "program")),
+            parameters=identity.get("parameters", {}),
+            sites={name: keys.get(name, NO_KEY) for name in self.record.sites},
+            purpose=self._fed.purpose,
+            privacy={**identity.get("privacy", {}), **({SECURE: True} if self._fed.secure else {})},
+        )
+
+    def announce(self) -> None:
+        """Announce the last round once the solver has had a chance to report on it."""
+        entry, self._unannounced = self._unannounced, None
+        if entry is not None and self._fed.on_round is not None:
+            self._fed.on_round(entry)
+
+    def go_on_after_refusal(self) -> None:
+        """Record a round that a policy refused, once the program goes on without its answers.
+
+        If the refusal ends the run, a person may change the policy, so the resumed run asks again.
+        """
+        refused, self._refused = self._refused, None
+        if refused is not None and self._journal is not None:
+            self._journal.append(*refused.to_record())
+
+    def go_on_without(self, lost: SitesLost) -> None:
+        """Record the lost sites and prepare a new attempt without them, if a quorum remains."""
+        remaining = tuple(name for name in self.record.sites if name not in lost.sites)
+        last = self.record.history[-1]
+        self.record.lost += [
+            {
+                "site": name,
+                "round": last["round"],
+                "question": last["question"],
+                "reason": lost.reasons[name],
+            }
+            for name in lost.sites
+        ]
+        if not self._has_quorum(lost.sites):
+            raise QuorumLost(
+                f"{len(remaining)} of {len(self.record.sites)} sites are left, but the quorum is "
+                f"{self._fed.quorum}; {lost}"
+            ) from lost
+        self.record.sites = remaining
+        self.record.influence, self._energies = {}, {}
+        self._attempt += 1
+        self._memory = 0
+        self._is_declared = False
+        self._begin_secure_sums()
+
+    def _open_journal(self, path: str | os.PathLike[str]) -> Journal:
+        """Open the journal of this run, and refuse that of another one."""
+        fed = self._fed
+        identity = {
+            **(self._identity or {}),
+            "version": __version__,
+            "sites": list(self.record.sites),
+            "quorum": fed.quorum,
+            "purpose": fed.purpose,
+            "secure": fed.secure,
+            "rows": dict(fed.engine.fingerprints()),
+        }
+        journal = Journal(path, identity=identity, seed=self.record.seed)
+        if self._seed not in (None, journal.seed):
+            journal.close()
+            raise JournalError(
+                f"{journal.path} belongs to a run with seed {journal.seed}, not {self._seed}; use that "
+                "seed or specify a new file"
+            )
+        return journal
+
+    def _begin_secure_sums(self) -> None:
+        """Begin an attempt in which nothing is known about the size of sums."""
+        if self._fed.secure:
+            from fedpca.coordinator.secure import SecureSums
+            from fedpca.privacy.offers import roster_hash
+
+            self._secure_sums = SecureSums()
+            self.record.secure = {"roster": roster_hash(self.plan())}
+
+    def _hold_sites(self) -> None:
+        """Reserve the sites before the first question of a run, if the engine shares them."""
+        hold = getattr(self._fed.engine, "hold", None)
+        if hold is not None and self._is_going and self._reservation is None:
+            with ExitStack() as held:
+                held.enter_context(hold(self.name))
+                self._reservation = held.pop_all()
+
+    def _release_sites(self) -> None:
+        """Let other runs use the sites, until `_hold_sites` reserves them again."""
+        reservation, self._reservation = self._reservation, None
+        if reservation is not None:
+            reservation.close()
+
+    def _round(
+        self, question: Question, arrays: Arrays, dimensions: Dimensions, masks: Masks | None
+    ) -> Round:
+        """Return the next round of the run."""
+        return Round(
+            run=f"{self.name}.{self._attempt}",
+            number=self.record.rounds + 1,
+            question=question,
+            arrays=arrays,
+            sites=self.record.sites,
+            dimensions=dimensions,
+            memory=self._memory,
+            energies=self._energies,
+            masks=masks,
+        )
+
+    def _complete(self, asked: Round) -> dict[str, Any]:
+        """Ask the sites, or read the answers from the journal; return the entry for the history."""
+        recorded = None if self._journal is None else self._journal.next()
+        if recorded is not None:
+            asked.from_record(recorded)
+        else:
+            asked.refused = self._send(asked)
+            # a loss that ends the run may pass, so the resumed run asks again
+            is_final = asked.refused is None and self._has_quorum(asked.lost)
+            if self._journal is not None and is_final:
+                self._journal.append(*asked.to_record())
+            elif isinstance(asked.refused, PolicyRefused):
+                self._refused = asked
+        return asked.enter(self.record.ledger)
+
+    def _masks_for(
+        self, question: Question, arrays: Arrays, *, has_failed: bool = False
+    ) -> Masks | None:
+        """Return the masks of the answers in a run with secure sums, else None.
+
+        If nobody knows how large the answers are, the sites are asked for that first, in a message
+        within the same round. So they are if a bound was tried, and ``has_failed``.
+        """
+        if not self._fed.secure or question.verb != "sum":
+            return None
+        if self._secure_sums is None:
+            raise InputError(
+                "secure sums need a run, in which the sites exchange keys; use Federation.run, or an "
+                "estimator's fit"
+            )
+
+        def ask(masks: Masks) -> Arrays:
+            asked = self._round(question, arrays, dict(self.dimensions), masks)
+            self._keep_entry(self._complete(asked))
+            if asked.lost or asked.refused is not None:  # the round ends here
+                self._enter_history({})
+            asked.raise_outcome()
+            return asked.total
+
+        n_sites = len(self.record.sites)
+        return self._secure_sums.masks_for(question, arrays, n_sites, ask, has_failed=has_failed)
+
+    def _keep_entry(self, entry: dict[str, Any]) -> None:
+        """Keep the entry of a message that is followed by another one in the same round."""
+        before = self._asked_before
+        bytes_of = {name: entry[name] + before.get(name, 0) for name in ("bytes_up", "bytes_down")}
+        self._asked_before = {**entry, **bytes_of}
+
+    def _enter_history(self, entry: dict[str, Any], seconds: float = 0.0) -> None:
+        """Enter a round into the history, with the bytes of messages before it in the same round."""
+        before, self._asked_before = self._asked_before, {}
+        for name in ("bytes_up", "bytes_down") if entry and before else ():
+            entry[name] += before[name]
+        self.record.history.append({**before, **entry, "seconds": seconds, "residual": None})
+        self._unannounced = self.record.history[-1]
+
+    def _declare(self) -> dict[str, str]:
+        """Declare the run's plan to the sites before the first question of an attempt.
+
+        Return what went wrong at each site that did not answer. A refusal is raised. Only engines with
+        sites that follow a plan have ``declares``.
+        """
+        if self._is_declared or self._identity is None:
+            return {}
+        plan = self.plan()
+        if not plan.privacy and not getattr(self._fed.engine, "declares", False):
+            return {}
+        if self._fed.secure:
+            refuse_unmaskable(plan)
+        attempt = f"{self.name}.{self._attempt}"
+        declaration = Declaration(self._fed.engine, plan, attempt, self._memory, self._fed.timeout)
+        can_resume = self._journal is not None
+        wait = ApprovalWait(self.name, self._fed.approval_wait, can_resume, self._fed.on_waiting)
+        failed = declaration.declare(wait, self._hold_sites, self._release_sites)
+        if self._fed.secure and not failed:
+            failed = declaration.agree_on_keys()
+        self._is_declared = True
+        return failed
+
+    def _count_spent(self, question: Question) -> None:
+        """Add what a question takes from the privacy of the rows, also if only some sites answered."""
+        if question.spends is not None:
+            from fedpca.privacy.gaussian import Privacy, epsilon_of
+
+            plan, spent = self.plan(), self.record.privacy
+            settings = Privacy.of(plan)
+            mu = math.hypot(spent.get("mu", 0.0), math.sqrt(question.spends(plan)))
+            self.record.privacy = {
+                **settings.to_plain(),
+                "promised": settings.epsilon,
+                "mu": mu,
+                "epsilon": epsilon_of(mu, settings.delta),
+            }
+
+    def _keep_told(self, asked: Round) -> None:
+        """Keep each site's share of the rows, weight, and variance, if all sites told them.
+
+        Rows are counted once. Weights are kept if they differ from the numbers of rows.
+        """
+        if self._secure_sums is not None and asked.masks is not None:
+            self._secure_sums.keep_told(asked.masks, asked.total)
+            return
+        told = asked.told
+        kinds = {"rows": "rows", "weight": "weight", "energy": "variance"}
+        if any("rows" in known for known in self.record.influence.values()):
+            del kinds["rows"]
+        if all(each.get("weight") == each.get("rows") for each in told.values()):
+            del kinds["weight"]
+        for word, kind in kinds.items():
+            amounts = {name: each[word] for name, each in told.items() if word in each}
+            if len(amounts) == len(self.record.sites):
+                self.record.add_influence(kind, shares_of(amounts))
+                if word == "energy":
+                    self._energies = amounts
+
+    def _send(self, asked: Round) -> FedpcaError | None:
+        """Ask all sites, retry those that failed, and return an error if any site refuses.
+
+        A site that refuses because of its rows or its policy has not failed. A person must decide
+        whether to ask again or continue without it.
+        """
+        self._hold_sites()
+        failed = self._declare()
+        if failed:
+            asked.close(lost=failed, is_void=True)
+            return None
+        refused: dict[str, FedpcaError] = {}
+        for attempt in (1, 2):
+            pending = asked.sites if attempt == 1 else tuple(failed)
+            asked.retried = list(failed)
+            failed = {name: f"site {name!r} did not answer" for name in pending}
+            refused |= collect(self._replies(asked, pending), asked.accept, failed)
+            if not failed or refused:
+                break
+        asked.close(lost=failed, is_void=bool(failed or refused))
+        self.record.proofs |= getattr(self._fed.engine, "proofs", {})
+        return joined(refused, asked.sites) if refused else None
+
+    def _replies(self, asked: Round, names: Sequence[str]) -> Iterable[tuple[str, Reply | Summand]]:
+        """Ask sites, and return what each replied; some engines add up the answers on the way."""
+        ask_total = getattr(self._fed.engine, "ask_total", None)
+        if ask_total is None or asked.verb != "sum":
+            return self._fed.engine.ask(names, asked.request, self._fed.timeout)
+        total: Total = ask_total(names, asked.request, self._fed.timeout)
+        asked.add_total(total)
+        return total.replies.items()
+
+    def _has_quorum(self, lost: Collection[str]) -> bool:
+        """Return whether enough sites remain without the lost ones."""
+        return len(self.record.sites) - len(lost) >= self._fed.quorum
