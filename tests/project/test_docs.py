@@ -58,9 +58,12 @@ def test_the_blocks_of_a_page_run_one_after_another(page, tmp_path, monkeypatch,
 EXAMPLES = sorted(set((ROOT / "examples").glob("*.py")) - {LYING})  # which a test of its own runs
 
 
+FEWER = {"private_fit": ["--trials", "40"]}  # repetitions, which only make figures steadier
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda p: p.stem)
 def test_examples_run(example):
-    command = [sys.executable, "-W", "error", str(example)]
+    command = [sys.executable, "-W", "error", str(example), *FEWER.get(example.stem, [])]
     done = forked.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout
