@@ -11,6 +11,7 @@ from fedpca.privacy.gaussian import Privacy
 from fedpca.protocol.question import question
 from fedpca.site.policy import Policy
 from fedpca.site.site import Site
+from fedpca.solvers.planning import plan
 from fedpca.summary.summary import Summary
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ __all__ = [
     "Summary",
     "__version__",
     "load",
+    "plan",
     "question",
     "search_ranks",
 ]

@@ -73,6 +73,7 @@ def test_the_public_names_are_these():
         "Summary",
         "__version__",
         "load",
+        "plan",
         "question",
         "search_ranks",
     ]

@@ -31,10 +31,12 @@ from fedpca.solvers.contract import (
     explains_too_much,
     moments_and_rank,
 )
+from fedpca.solvers.costs import Asked, Counted, Rounds, Sizes
 from fedpca.solvers.influence import report_caused
+from fedpca.solvers.one_round.merge import explained_in_summary, summarize_rows
 from fedpca.solvers.private.program import private_script
 from fedpca.solvers.sign_flips import SignFlips
-from fedpca.solvers.standardize import column_names, common_features
+from fedpca.solvers.standardize import column_names, common_features, moments_asked
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
@@ -104,6 +106,18 @@ def pca_script(plan: RunPlan) -> Script:
         family=FEDERATED if is_usual else plan.solver,
         sees=tuple(name for s in solvers for name in s.seen if name != "explained_in_summary"),
     )
+
+
+def fit_asked(solver: Solver, sizes: Sizes, rounds: Rounds) -> list[Asked]:
+    """Return what `principal_components` asks a site with a solver that takes these rounds.
+
+    Of a solver that does not tell its questions, only those of the program are returned.
+    """
+    names = Asked(column_names, {"bytes": sizes.name_bytes})
+    own = solver.asks(sizes, rounds) if isinstance(solver, Counted) else moments_asked(sizes)
+    is_own_mean = any(each.question is summarize_rows for each in own)
+    share = explained_in_summary if is_own_mean else explained_energy
+    return [names, *own, Asked(share, {"k": sizes.k})]
 
 
 def _check_parameters(plan: RunPlan) -> None:

@@ -30,6 +30,7 @@ from fedpca.rows.gaps import DROP, ERROR, MEAN, MISSING
 from fedpca.rows.in_memory import is_sparse
 from fedpca.rows.standardized import Frame, deviations, refuse_large, refuse_tiny, usable_energy
 from fedpca.rows.weighted import WeightedRows
+from fedpca.solvers.costs import Asked, Sizes
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
@@ -333,6 +334,13 @@ def ask_moments(
     if scale:  # the standard deviation is about the mean, even if the components are not
         factors = deviations(fed.sum(squares, mean=mean)["squares"] / weight, mean, n)
     return Moments(n, mean if center else np.zeros(d), factors, common.names, weight)
+
+
+def moments_asked(sizes: Sizes) -> list[Asked]:
+    """Return the questions of `ask_moments`."""
+    columns = sizes.d if sizes.missing == MISSING[MEAN] else 0
+    asked = [Asked(count_and_sum, {"bytes": sizes.order_bytes, "columns": columns})]
+    return [*asked, Asked(squares)] if sizes.scale else asked
 
 
 def moments_script(plan: RunPlan) -> Script:

@@ -23,9 +23,9 @@ from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import question
 from fedpca.protocol.script import Script
 from fedpca.solvers.contract import Problem, Solution, after_moments, moments_and_rank
-from fedpca.solvers.costs import triangle_bytes
+from fedpca.solvers.costs import Asked, Rounds, Sizes, usual_bytes
 from fedpca.solvers.sign_flips import draw_signs, flips_order
-from fedpca.solvers.standardize import SCALES, own_frame
+from fedpca.solvers.standardize import SCALES, moments_asked, own_frame
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
@@ -42,7 +42,10 @@ class Covariance:
     seen: ClassVar[tuple[str, ...]] = ()
 
     def bytes_per_site(self, n: int, d: int, k: int) -> int:
-        return triangle_bytes(d, k)
+        return usual_bytes(self, n, d, k)
+
+    def asks(self, sizes: Sizes, rounds: Rounds) -> list[Asked]:
+        return [*moments_asked(sizes), Asked(covariance_triangle)]
 
     def script(self, plan: RunPlan) -> Script:
         looks = (draw_signs.name,)
