@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         StreamingPCA,
         load,
         search_ranks,
+        verify,
     )
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "plan",
     "question",
     "search_ranks",
+    "verify",
 ]
 
 

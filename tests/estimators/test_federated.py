@@ -76,6 +76,7 @@ def test_the_public_names_are_these():
         "plan",
         "question",
         "search_ranks",
+        "verify",
     ]
     for name in fedpca.__all__:
         assert getattr(fedpca, name).__doc__

@@ -1,4 +1,4 @@
-"""Print what a fit would cost and reveal."""
+"""Print what a fit would cost and reveal, and whether a model still holds."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from rich.console import Console
 
 from fedpca.report.tables import new_table, print_table
 from fedpca.solvers.planning import Plan, SolverPlan
+from fedpca.solvers.verification import Verdict
 
 LEFT = ("solver", "components", "seen by site")
 RIGHT = ("rounds", "bytes/site", "bytes", "seconds", "site memory", "server memory")
@@ -67,3 +68,27 @@ def in_units(n_bytes: int) -> str:
     while size >= 1000 and unit < len(_UNITS) - 1:
         size, unit = size / 1000, unit + 1
     return f"{size:.0f} {_UNITS[unit]}" if size >= 10 or not unit else f"{size:.1f} {_UNITS[unit]}"
+
+
+def print_verdict(console: Console, verdict: Verdict) -> None:
+    """Print the statistics of a verdict, those that drifted first, and the verdict."""
+    table = new_table(None, ("statistic", "along"), ("then", "now", "change", "allowed"))
+    table.add_column("")
+    drifts = verdict.drifts
+    for each in (*drifts, *(each for each in verdict.statistics if each not in drifts)):
+        numbers = (f"{value:.6g}" for value in (each.then, each.now))
+        sizes = (f"{value:.1e}" for value in (each.change, each.allowed))
+        mark = "drifted" if each.has_drifted else ""
+        table.add_row(each.name, each.where if each.has_drifted else "", *numbers, *sizes, mark)
+    print_table(console, table)
+    run = verdict.run
+    for lost in run.lost:
+        console.print(f"lost: {lost['reason']}", soft_wrap=True)
+    if drifts and verdict.changed_sites is None:
+        console.print("No site is named, because the sites were not asked or did not tell.")
+    console.print(
+        f"{len(run.sites)} sites, {run.rounds} rounds, {run.bytes_up:,} bytes from the sites, "
+        f"{run.bytes_down:,} to them",
+        soft_wrap=True,
+    )
+    console.print(verdict.in_words(), soft_wrap=True)
