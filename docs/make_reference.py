@@ -310,7 +310,7 @@ def _is_protocol(kind: type) -> bool:
 
 
 def _signature(name: str, value: Any) -> str:
-    return f"```py\n{_call(name, value)}\n```\n"
+    return f"```text\n{_call(name, value)}\n```\n"
 
 
 def _call(name: str, value: Any) -> str:

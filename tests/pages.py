@@ -110,7 +110,7 @@ def number_differs(wanted, found):
 
 
 def drawn(page, folder):
-    """The pictures of a page that its code has saved: the page's own file, and the one in the folder."""
+    """The pictures of a page that its code saved: the page's own file, and the saved one."""
     pictures = [page.parent / target for target in PICTURE.findall(page.read_text())]
     return [(path, folder / path.name) for path in pictures if (folder / path.name).exists()]
 
