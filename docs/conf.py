@@ -7,6 +7,7 @@ a file outside this folder becomes its name, or leads to the gallery if the gall
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,9 @@ copyright = "the fedpca developers"
 version = release = __version__
 
 extensions = ["myst_parser", "sphinx_gallery.gen_gallery"]
-exclude_patterns = ["_build", "gallery/*.py", "gallery/*.ipynb", "**/README.rst"]
+exclude_patterns = ["_build"]
 root_doc = "index"
 myst_heading_anchors = 4  # as in the repository, where every heading has an anchor
-pygments_style = "tango"
 
 html_theme = "pydata_sphinx_theme"
 html_title = "fedpca"
@@ -41,8 +41,7 @@ html_theme_options = {
     "show_prev_next": True,
     "footer_start": ["copyright"],
     "footer_end": [],
-    "pygments_light_style": "tango",
-    "pygments_dark_style": "github-dark",
+    "show_toc_level": 2,
 }
 
 # What a user would copy first. The other examples are listed on the page examples.md.
@@ -54,12 +53,16 @@ GALLERY = [
     "outliers_in_a_table",
     "private_fit",
 ]
+GALLERY_SOURCE = DOCS / "_build" / "examples"  # of all examples, those of the gallery alone
+shutil.rmtree(GALLERY_SOURCE, ignore_errors=True)
+GALLERY_SOURCE.mkdir(parents=True)
+for file in ("GALLERY_HEADER.rst", *(f"{script}.py" for script in GALLERY)):
+    shutil.copy2(DOCS.parent / "examples" / file, GALLERY_SOURCE)
+
 sphinx_gallery_conf = {
-    "examples_dirs": "../examples",
+    "examples_dirs": str(GALLERY_SOURCE),
     "gallery_dirs": "gallery",
     "filename_pattern": ".*",
-    "ignore_pattern": rf"^(?:.*[/\\])?(?!(?:{'|'.join(GALLERY)})\.py$)[^/\\]*\.py$",
-    "nested_sections": False,
     "write_computation_times": False,
     "show_signature": False,
     "download_all_examples": False,

@@ -35,7 +35,18 @@ ROWS_PER_FEATURE_TO_KEEP = 4  # with more rows per feature, A'A is much smaller 
 
 @dataclass(frozen=True)
 class Covariance:
-    """Sum the sites' covariances in one round and decompose the total."""
+    """Sum the sites' covariances in one round and decompose the total.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import FederatedPCA
+    >>> from fedpca.solvers import Covariance
+    >>> rows = np.random.default_rng(0).normal(size=(90, 6)) * [4, 3, 1, 1, 1, 1]
+    >>> pca = FederatedPCA(2, solver=Covariance(), random_state=0).fit([rows[:50], rows[50:]])
+    >>> pca.run_.solver, pca.run_.stop_reason
+    ('covariance', 'exact')
+    """
 
     name: ClassVar[str] = "covariance"
     guarantee: ClassVar[str] = "exact"
