@@ -61,6 +61,16 @@ class Federation:
     secure : bool
         Whether sums are secure: the coordinator can read the total over all sites, and nothing about a
         single one. This requires the extra ``privacy``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import FederatedPCA, Federation
+    >>> rng = np.random.default_rng(0)
+    >>> sites = {"north": rng.normal(size=(50, 4)), "south": rng.normal(size=(30, 4))}
+    >>> federation = Federation.local(sites, quorum=1)  # one site may fail
+    >>> FederatedPCA(2).fit(federation).run_.sites
+    ('north', 'south')
     """
 
     def __init__(

@@ -43,6 +43,16 @@ class Covariance:
     device : str, optional
         The coordinator's device that finds the eigenvectors, such as "cuda". With thousands of
         features, a GPU is many times as fast. By default, numpy finds them.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import FederatedPCA
+    >>> from fedpca.solvers import Covariance
+    >>> rows = np.random.default_rng(0).normal(size=(90, 6)) * [4, 3, 1, 1, 1, 1]
+    >>> pca = FederatedPCA(2, solver=Covariance(), random_state=0).fit([rows[:50], rows[50:]])
+    >>> pca.run_.solver, pca.run_.stop_reason
+    ('covariance', 'exact')
     """
 
     name: ClassVar[str] = "covariance"
