@@ -157,6 +157,9 @@ class Solver(Protocol):
     solution states how far off they can be. ``seen`` names the questions whose answers the coordinator
     sees site by site; all other answers are summed. `fedpca.testing.check_solver` checks whether a
     solver keeps these promises.
+
+    A solver may also have `asks` and `usual_rounds`, as in `fedpca.solvers.costs`. Then `fedpca.plan`
+    counts its messages.
     """
 
     name: ClassVar[str]
