@@ -134,9 +134,9 @@ def spark(X: Any, k: int) -> np.ndarray:
 
     if X.shape[1] > 5000:
         raise CannotDo(f"needs a matrix of {8e-9 * X.shape[1] ** 2:.1f} GB in one process")
-    session = SparkSession.builder.master("local[2]").config(
-        "spark.driver.memory", "8g"
-    ).getOrCreate()
+    session = (
+        SparkSession.builder.master("local[2]").config("spark.driver.memory", "8g").getOrCreate()
+    )
     import pandas as pd
 
     frame = session.createDataFrame(pd.DataFrame({"x": list(dense_only(X))}))
