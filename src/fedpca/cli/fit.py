@@ -157,8 +157,8 @@ def fit(
         Path | None,
         typer.Option(
             metavar="PREFIX",
-            help="Also write PREFIX.eigenval, PREFIX.eigenvec.allele, and PREFIX.afreq, as plink2 does, "
-            "and a list of the variants left out.",
+            help="Also write PREFIX.eigenval, PREFIX.eigenvec.allele, and PREFIX.afreq, as plink2 "
+            "does, and a list of the variants left out.",
             rich_help_panel=GENOTYPES_PANEL,
         ),
     ] = None,
@@ -300,6 +300,8 @@ def fit(
                 "random_state": seed,
             },
         )
+        if plink is not None and not binomial:
+            raise InputError("--plink requires --binomial, because plink2 scales genotypes so")
         more_files = FitFiles(local_models, outliers, plink)
         more_files.check(force, has_rows=has_files)
         choice = {**choice_of(drop, columns, id), "weight": weight}

@@ -12,7 +12,7 @@ from typing import Any
 from fedpca.cli.console import refuse_overwriting
 from fedpca.errors import FileError, InputError
 from fedpca.models.outliers import write_outliers
-from fedpca.report.plink import check_is_genotypes, model_files, write_model
+from fedpca.report.plink import checked_variants, model_files, write_model
 from fedpca.site.site import Site
 from fedpca.storage.table_file import check_format
 
@@ -61,7 +61,7 @@ class FitFiles:
                 model.save_site(site, path)
                 written.append(path)
         if self.plink is not None:
-            names = check_is_genotypes(model.model_, getattr(model, "feature_names_in_", None))
+            names = checked_variants(getattr(model, "feature_names_in_", None))
             written += write_model(
                 self.plink, model.model_, names, model.n_samples_, model.left_out_ or {}
             )

@@ -34,8 +34,8 @@ def transform(
         typer.Option(
             "--output",
             "-o",
-            help="Write the scores to this file (.parquet or .csv), or, of genotypes, the samples' parts "
-            "in the eigenvectors, as plink2 does (.eigenvec).",
+            help="Write the scores to this file (.parquet or .csv), or, of genotypes, the samples' "
+            "parts in the eigenvectors, as plink2 does (.eigenvec).",
         ),
     ],
     site: Annotated[

@@ -3,9 +3,10 @@
     G = A A' / M = U diag(l) U',   l = s^2 / M,   U = A V diag(1 / s)
 
 G is the relationship matrix of the samples at all sites, A has M variants as columns, and s are its
-singular values. Each site can write the rows of U for its own samples, from the model alone. An allele's
-weight is ``V sqrt(M) / 2`` for the counted allele, and the negative for the other, as ``plink2 --pca
-allele-wts`` writes it, so that ``plink2 --score`` projects samples.
+singular values. Each site can write the rows of U for its own samples, from the model alone. The weight
+of the counted allele is ``-V sqrt(M) / 2``, and that of the other allele is the negative, as ``plink2
+--pca allele-wts`` writes them. So ``plink2 --score`` projects samples, with the opposite sign, which is
+what it does with its own weights too.
 """
 
 from __future__ import annotations
@@ -50,14 +51,12 @@ def write_eigenvec(path: Path, ids: Sequence[tuple[str, str]], parts: Array) -> 
     _write(path, _with(header, rows))
 
 
-def check_is_genotypes(model: Model, names: Sequence[str] | None) -> Sequence[str]:
+def checked_variants(names: Sequence[str] | None) -> Sequence[str]:
     """Return the names of a model's variants, or refuse a model of other features."""
     if names is None or misnamed_variant(names):
         raise InputError(
             "the features of the model are not variants; plink's formats need genotypes"
         )
-    if (model.scale == 1).all():
-        raise InputError("the model has no scale; plink's formats need one of scale='binomial'")
     return names
 
 
@@ -66,7 +65,7 @@ def _allele_weights(model: Model, names: Sequence[str]) -> Iterable[Sequence[str
     weights = model.components.T * (np.sqrt(len(names)) / 2)
     for name, weight in zip(names, weights, strict=True):
         chromosome, _, id, counted, other = split_name(name)
-        for allele, signed in ((other, -weight), (counted, weight)):
+        for allele, signed in ((other, weight), (counted, -weight)):
             yield [chromosome, id, other, counted, allele, *map(_number, signed.tolist())]
 
 

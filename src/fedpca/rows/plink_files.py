@@ -155,8 +155,9 @@ def _sample_filter(keep: Ids | None) -> Callable[[str, str], bool]:
 
 
 def _tokens(extract: Ids) -> Sequence[str]:
-    is_path = isinstance(extract, str | os.PathLike)
-    return _read(Path(extract)).split() if is_path else list(extract)
+    if isinstance(extract, str | os.PathLike):
+        return _read(Path(extract)).split()
+    return extract
 
 
 def _lines(path: Path, n_words: int) -> Iterator[tuple[int, list[str]]]:
