@@ -14,7 +14,7 @@ from fedpca.arrays import Array
 from fedpca.cli.console import err, exit_codes, out, refuse_overwriting
 from fedpca.cli.options import Columns, Drop, Force, Id, Keep, Quiet, choice_of, genotypes_of
 from fedpca.errors import InputError
-from fedpca.estimators import RobustPCA
+from fedpca.estimators import FederatedPCA, RobustPCA
 from fedpca.models.linear import Model, load_model
 from fedpca.models.personalized import is_personalized, load_personalized
 from fedpca.report.plink import EIGENVEC, write_eigenvec
@@ -82,10 +82,12 @@ def write_scores(
         check_format(output)
     model, header = _model(model_path, site)
     score: Callable[[Any], Array]
-    score = partial(model.transform, whiten=bool(header["parameters"].get("whiten")))
+    parameters = header["parameters"]
+    whiten = bool(parameters.get("whiten"))
+    score = partial(model.transform, whiten=whiten)
     if header.get("estimator") == RobustPCA.__name__:  # its scores ignore outliers
         score = RobustPCA.load(model_path).model_.transform
-    if header["parameters"].get("missing") == "mean":
+    if parameters.get("missing") == "mean":
         score = partial(_score_filled, score, model.mean)
     k, d = model.components.shape
     features = header["features"]
@@ -103,31 +105,34 @@ def write_scores(
             soft_wrap=True,
         )
     if output.suffix == EIGENVEC:
-        return _write_eigenvec(output, model, rows, score)
+        return _write_eigenvec(output, model, rows)
     names = header.get("scores", [f"pc{i + 1}" for i in range(k)])
     has_ids = bool(choice.ids) or isinstance(rows, GenotypeRows)
     id_fields = list(getattr(rows, "id_schema", ())) if has_ids else []
     distinct_names([*(field.name for field in id_fields), *names])
     schema = pa.schema([*id_fields, *((name, pa.float64()) for name in names)])
+    fills = header.get("estimator") == FederatedPCA.__name__ and parameters.get("missing") == "mean"
+    if fills and isinstance(rows, GenotypeRows):
+        parts = iter([(model.transform_genotypes(rows, whiten=whiten), rows.ids())])
+    else:
+        parts = scores_in_blocks(rows, score, with_ids=has_ids)
     written = 0
     with writing_table(output, schema) as writer:
-        for scores, ids in scores_in_blocks(rows, score, with_ids=has_ids):
+        for scores, ids in parts:
             columns = [*(ids.columns if has_ids else ()), *np.ascontiguousarray(scores.T)]
             writer.write_batch(pa.record_batch(columns, schema=schema))
             written += len(scores)
     return written
 
 
-def _write_eigenvec(output: Path, model: Model, rows: Any, score: Callable[[Any], Array]) -> int:
+def _write_eigenvec(output: Path, model: Model, rows: Any) -> int:
     """Write the parts of samples in the eigenvectors, as plink2 does, and return their number."""
     if not isinstance(rows, GenotypeRows):
         raise InputError(
             f"{output} takes samples of a .bed file; use .csv or .parquet for other rows"
         )
-    scores = [block for block, _ in scores_in_blocks(rows, score)]
-    parts = np.vstack([np.empty((0, len(model.components))), *scores]) / model.singular_values
-    write_eigenvec(output, rows.sample_ids, parts)
-    return len(parts)
+    write_eigenvec(output, rows.sample_ids, model.transform_genotypes(rows) / model.singular_values)
+    return rows.n_rows
 
 
 def _score_filled(score: Callable[[Any], Array], fill: Array, block: Any) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
 
@@ -266,7 +267,9 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         """
         k = len(self._model().components)
         if is_path(X):
-            return scores_of_file(self, X, self._scores, k)
+            of_genotypes = partial(self._model().transform_genotypes, whiten=self.whiten)
+            fills = self.missing == "mean"
+            return scores_of_file(self, X, self._scores, k, of_genotypes if fills else None)
         if is_dask(X):
             return scores_of_dask(X, self.transform, k)
         rows = self._rows(X, ensure_all_finite="allow-nan")

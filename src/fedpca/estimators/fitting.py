@@ -28,7 +28,7 @@ from fedpca.estimators.weights import weighted_sites
 from fedpca.privacy.gaussian import Privacy
 from fedpca.protocol.plan import PRIVATE
 from fedpca.rows.array_files import is_array_on_disk
-from fedpca.rows.genotypes import n_absent
+from fedpca.rows.genotypes import GenotypeRows, n_absent
 from fedpca.rows.in_memory import JoinedRows, Rows, is_foreign
 from fedpca.rows.labels import rows_by_label, take_label_column
 from fedpca.rows.matching import open_matching, scores_in_blocks
@@ -331,11 +331,16 @@ def _by_site(X: Any, sites: Any, weights: Any) -> Any:
 
 
 def scores_of_file(
-    estimator: BaseEstimator, path: Any, score: Callable[[Any], Array], width: int
+    estimator: BaseEstimator,
+    path: Any,
+    score: Callable[[Any], Array],
+    width: int,
+    of_genotypes: Callable[[GenotypeRows], Array] | None = None,
 ) -> Array:
     """Return the scores of the rows in a file or folder, ``(n, width)``, reading block by block.
 
-    Columns are matched by name, and columns that are not features of the model are ignored.
+    Columns are matched by name, and columns that are not features of the model are ignored. A function
+    ``of_genotypes``, if given, scores genotypes by variants, in which they are stored.
     """
     names = getattr(estimator, "feature_names_in_", None)
     features = None if names is None else [str(name) for name in names]
@@ -353,6 +358,8 @@ def scores_of_file(
             UserWarning,
             stacklevel=3,
         )
+    if of_genotypes is not None and isinstance(rows, GenotypeRows):
+        return of_genotypes(rows)
     blocks = [scores for scores, _ in scores_in_blocks(rows, score)]
     return np.vstack([np.empty((0, width)), *blocks])
 

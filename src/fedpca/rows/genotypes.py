@@ -102,16 +102,19 @@ class GenotypeRows:
 
         return pa.schema([("FID", pa.string()), ("IID", pa.string())])
 
-    def blocks_with_ids(self) -> Iterator[tuple[Block, Any]]:
-        """Yield each block with the ids of its samples, as an Arrow record batch."""
+    def ids(self) -> Any:
+        """Return the ids of all samples as an Arrow record batch."""
         import pyarrow as pa
 
-        start = 0
+        columns = [pa.array([each[i] for each in self.sample_ids], pa.string()) for i in range(2)]
+        return pa.record_batch(columns, schema=self.id_schema)
+
+    def blocks_with_ids(self) -> Iterator[tuple[Block, Any]]:
+        """Yield each block with the ids of its samples, as an Arrow record batch."""
+        ids, start = self.ids(), 0
         for block in self.blocks():
-            ids = self._samples.ids[start : start + len(block)]
+            yield block, ids.slice(start, len(block))
             start += len(block)
-            columns = [pa.array([each[i] for each in ids], pa.string()) for i in range(2)]
-            yield block, pa.record_batch(columns, schema=self.id_schema)
 
     @cached_property
     def counts(self) -> Array:

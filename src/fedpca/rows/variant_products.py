@@ -48,6 +48,11 @@ class VariantProducts:
         )  # (d, 4), by code
         self._mean, self._fill = mean, fill
 
+    def scores(self, V: Array) -> Array:
+        """Return ``A V``, ``(n, k)``, for V, ``(d, k)``."""
+        each = [self._scores(lines, V) for lines in self._chunks(MAX_SAMPLES)]
+        return np.vstack([np.empty((0, V.shape[1])), *each])
+
     def squares(self) -> Array:
         """Return the sum of squares of each column of A, ``(d,)``, from the counts of genotypes."""
         values = np.arange(3) - self._mean[:, None]
