@@ -12,10 +12,9 @@ import pytest
 
 from cohorts import COMPLEMENT, three_cohorts, write_fileset
 from command_line import run
-from fedpca import FederatedPCA, Federation, Policy, Privacy, Site, load
+from fedpca import FederatedPCA, Federation, Genotypes, Policy, Privacy, Site, load
 from fedpca.errors import FedpcaError, InputError, QuorumLost
 from fedpca.report.plink import write_model
-from fedpca.rows.plink_files import Genotypes
 from fedpca.solvers import SOLVERS
 from fedpca.solvers.standardize import column_names, names_to_bytes, use_variants
 from support import fitted_quietly
@@ -108,6 +107,9 @@ def test_variants_are_rare_or_monomorphic_over_all_sites(tmp_path, maf):
     reasons = list(fit.left_out_.values())
     assert reasons.count("monomorphic") == 1
     assert reasons.count("below maf") == X.shape[1] - 1 - is_kept.sum()
+    X[:, 1] = np.nan
+    empty = FederatedPCA(**LIKE_PLINK).fit(str(write_fileset(tmp_path / "a", X, ["AG"] * 60)))
+    assert empty.left_out_ == {"1:2:rs1:A:G": "monomorphic"}
     same = write_fileset(tmp_path / "same", np.ones((5, 2)) * [0, 2], ["AG", "AC"])
     with pytest.raises(InputError, match="no variant is left"):
         FederatedPCA(**LIKE_PLINK, maf=maf).fit(str(same))

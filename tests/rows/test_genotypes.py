@@ -228,6 +228,7 @@ def test_a_variant_has_the_same_name_on_both_strands_and_either_way_around():
         "1:07:rs1:A:G",
         "1:7:r s:A:G",
         "1:7:r\x1b:A:G",
+        f"1:7:r:A:{'G' * 999}",
         "1:7:A:G",
     ],
 )

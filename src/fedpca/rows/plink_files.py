@@ -12,7 +12,7 @@ import numpy as np
 from fedpca.arrays import Array
 from fedpca.errors import InputError
 from fedpca.rows.columns import distinct_names
-from fedpca.rows.variants import variant_name
+from fedpca.rows.variants import MAX_NAME, misnamed_variant, variant_name
 
 N_AUTOSOMES = 22
 BIM_COLUMNS = FAM_COLUMNS = 6
@@ -112,9 +112,10 @@ def read_variants(source: Genotypes) -> Variants:
     if not names:
         among = "autosomes" if wanted is None else "autosomes among those to extract"
         raise InputError(f"{path.name} has no variants on {among}; check both files")
-    if not all(name.isprintable() for name in names):
+    if misnamed_variant(names):
         raise InputError(
-            f"{path.name} has names with characters that cannot be printed; rename them"
+            f"{path.name} has ids or alleles with characters that cannot be printed, or with more than "
+            f"{MAX_NAME} characters in all; leave these variants out"
         )
     kept = distinct_names(names)
     return Variants(kept, np.array(lines), np.array(counts_first, bool), n_lines)

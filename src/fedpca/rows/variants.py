@@ -28,6 +28,7 @@ MONOMORPHIC = "monomorphic"
 RARE = "below maf"
 
 NO_ALLELE = ("0", ".")
+MAX_NAME = 1000  # characters
 _STRAND = {"C": "G", "G": "C"}  # for the partner of an allele that is T on this strand
 _AMBIGUOUS = ({"A", "T"}, {"C", "G"})
 _NAME = re.compile(r"[^:\s]+:\d+:[^\s]+:[^:\s]+:[^:\s]+")
@@ -60,7 +61,7 @@ def split_name(name: str) -> tuple[str, str, str, str, str]:
 def misnamed_variant(names: Iterable[str]) -> bool:
     """Return whether one of the names is not that of a variant as `variant_name` writes it."""
     for name in names:
-        if not name.isprintable() or not _NAME.fullmatch(name):
+        if len(name) > MAX_NAME or not name.isprintable() or not _NAME.fullmatch(name):
             return True
         chromosome, position, id, counted, other = split_name(name)
         if variant_name(chromosome, int(position), id, counted, other)[0] != name:

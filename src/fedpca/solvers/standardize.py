@@ -399,7 +399,7 @@ def polymorphic(
 
     Return the features that are left, and the means if all are.
     """
-    means = ask_means(fed, common, missing)
+    means = ask_means(fed, common, missing, may_lack_values=True)
     assert common.names is not None
     minor = np.minimum(means.mean, 2.0 - means.mean) / 2
     least = MONOMORPHIC_SHARE if maf is None else max(MONOMORPHIC_SHARE, maf * (1 - ROUNDING))
@@ -427,15 +427,25 @@ class ColumnMeans:
     mean: Array  # (d,)
 
 
-def ask_means(fed: Federation, common: CommonFeatures, missing: str = "error") -> ColumnMeans:
-    """Ask for n and the mean over all sites."""
+def ask_means(
+    fed: Federation,
+    common: CommonFeatures,
+    missing: str = "error",
+    *,
+    may_lack_values: bool = False,
+) -> ColumnMeans:
+    """Ask for n and the mean over all sites; the mean of no values is zero, if there may be none."""
     position = MISSING.index(missing)
     sums = fed.sum(count_and_sum, features=common.to_ask, missing=np.int64(position))
     n, weight = int(sums["n"]), float(sums["weight"])
     if common.has_weights:
         _check_weight(weight)
     at_least_two(max(n, int(weight)), "complete rows" if position == DROP else "rows")
-    mean = sums["total"] / (_some_present(sums["present"], common) if position == MEAN else weight)
+    present: Any = weight
+    if position == MEAN:
+        present = sums["present"]
+        present = np.maximum(present, 1e-300) if may_lack_values else _some_present(present, common)
+    mean = sums["total"] / present
     refuse_tiny(mean)
     return ColumnMeans(n, weight, mean)
 
