@@ -21,6 +21,7 @@ from fedpca.linalg.scratch import Scratch
 from fedpca.rows.genotypes import CODES, PER_BYTE, GenotypeRows, byte_range
 
 TILE_ENTRIES = 1 << 18  # of a tile, which take 2 MiB in float64
+MAX_TABLES = 256  # of 8 KiB, which are in memory at once, one for each variant
 MAX_SAMPLES = 1 << 14  # in a tile
 GRAM_SAMPLES = 512  # whose genotypes are decoded at once for A'A
 N_GROUPS = 16  # of variants, which threads share; not the number of threads
@@ -115,7 +116,7 @@ class VariantProducts:
         places = lines - PER_BYTE * low
         is_all = len(lines) == width and places[0] == 0
         is_start = not is_all and bool((places == np.arange(len(lines))).all())
-        step = max(1, TILE_ENTRIES // width)
+        step = max(1, min(TILE_ENTRIES // width, MAX_TABLES))
         for first in range(start, stop, step):
             last = min(first + step, stop)
             packed = self._rows.packed(first, last, low, high)
