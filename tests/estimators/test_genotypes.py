@@ -194,6 +194,18 @@ def test_a_site_that_lies_about_names_is_refused(cohorts, change, said, monkeypa
         FederatedPCA(**LIKE_PLINK).fit(named(beds))
 
 
+def test_a_site_that_does_not_use_the_variants_agreed_on_is_refused(cohorts, monkeypatch):
+    beds, *_ = cohorts
+    honest = use_variants.function
+
+    def lie(site, features):
+        return {"n_features": honest(site, features)["n_features"] - (site.name == "b")}
+
+    monkeypatch.setitem(use_variants.__dict__, "function", lie)
+    with pytest.raises(QuorumLost, match="uses 59 variants instead of 60"):
+        FederatedPCA(**LIKE_PLINK).fit(named(beds))
+
+
 def test_a_site_with_other_rows_or_no_common_variant_is_refused(cohorts, tmp_path):
     beds, X, _ = cohorts
     far = write_fileset(tmp_path / "far", X[:30], ["AG"] * X.shape[1], chromosomes=[9] * X.shape[1])
