@@ -24,7 +24,17 @@ def test_cohorts_that_joined_find_what_pooled_genotypes_give(tmp_path):
         for name in parts:
             processes.join(name, f"{name}.bed", "--allow-missing", "--keep", "keep")
         where = ("--federation", processes.address, "--credentials", "tls", "--sites", "2")
-        options = ("--binomial", "--missing", "mean", "-k", "2", "--wait", "900", "--timeout", "900")
+        options = (
+            "--binomial",
+            "--missing",
+            "mean",
+            "-k",
+            "2",
+            "--wait",
+            "900",
+            "--timeout",
+            "900",
+        )
         processes.run("fit", *where, *options, "--plink", "pc", "-o", "m.fedpca")
     finally:
         processes.stop_all()

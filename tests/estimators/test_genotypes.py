@@ -266,6 +266,12 @@ def test_the_command_line_writes_the_files_of_plink(cohorts, tmp_path, monkeypat
     assert done.exit_code == 0, done.output
     assert (tmp_path / "a.csv").read_text().startswith('"FID","IID","pc1"')
     assert "already exists" in run("fit", *files, *options, "-o", "n.fedpca").output
+    whole = [f"--keep={tmp_path / 'whole'}", "-k", "2", "-o", "drop.fedpca"]
+    (tmp_path / "whole").write_text("".join(f"i{i}\n" for i in np.flatnonzero(~np.isnan(X).any(1))))
+    assert run("fit", str(beds[0]), *whole).exit_code == 0
+    done = run("transform", "drop.fedpca", str(beds[0]), *whole[:1], "-o", "drop.csv")
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "drop.csv").read_text().startswith('"FID","IID","pc1"')
     done = run("check", *files, "--allow-missing")
     assert done.exit_code == 0, done.output
     assert "60 variants are common" in " ".join(done.output.split())

@@ -76,6 +76,15 @@ def test_products_by_variants_equal_those_by_rows(bed, tile, samples, keep, monk
     np.testing.assert_allclose(both[0].gram(), both[1].gram(), rtol=1e-12)
 
 
+def test_the_number_of_threads_changes_no_bit(bed, monkeypatch):
+    rng = np.random.default_rng(2)
+    products = variant_products.VariantProducts(open_rows(bed), *rng.random((2, D)))
+    Z = rng.normal(size=(D, 3))
+    one = products.gram_times(Z)
+    monkeypatch.setattr(variant_products, "n_threads", lambda: 3)
+    assert products.gram_times(Z).tobytes() == one.tobytes()
+
+
 @pytest.mark.parametrize("missing", ["mean", "drop"])
 @pytest.mark.parametrize("solver", ["covariance", "lanczos", "merge", "tsqr"])
 def test_a_fit_of_a_file_equals_that_of_rows_in_memory(solver, missing, tmp_path):

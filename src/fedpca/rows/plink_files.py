@@ -35,6 +35,24 @@ class Genotypes:
     n_autosomes : int
         The number of autosomes. Variants on sex chromosomes and in mitochondria are left out, as
         ``plink2 --pca`` does.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from tempfile import mkdtemp
+    >>> from fedpca import Genotypes, Site
+    >>> bed = Path(mkdtemp()) / "north.bed"
+    >>> _ = bed.write_bytes(bytes([0x6C, 0x1B, 0x01, 0b001000, 0b110011]))
+    >>> variants = ["1 rs1 0 10 A G", "1 rs2 0 20 C T"]
+    >>> _ = bed.with_suffix(".bim").write_text("".join(f"{line}{chr(10)}" for line in variants))
+    >>> samples = [f"f i{i} 0 0 0 0" for i in (1, 2, 3)]
+    >>> _ = bed.with_suffix(".fam").write_text("".join(f"{line}{chr(10)}" for line in samples))
+    >>> site = Site(Genotypes(bed, keep=["i1", "i2"]), name="north")
+    >>> site.rows.features
+    ('1:10:rs1:A:G', '1:20:rs2:A:G')
+    >>> next(site.rows.blocks())  # the copies of A, in the file or on the other strand
+    array([[2., 2.],
+           [1., 0.]])
     """
 
     path: str | os.PathLike[str]
