@@ -9,6 +9,7 @@ from fedpca.coordinator.federation import Federation
 from fedpca.errors import FedpcaError
 from fedpca.privacy.gaussian import Privacy
 from fedpca.protocol.question import question
+from fedpca.rows.plink_files import Genotypes
 from fedpca.site.policy import Policy
 from fedpca.site.site import Site
 from fedpca.solvers.planning import plan
@@ -29,6 +30,7 @@ __all__ = [
     "FederatedPCA",
     "Federation",
     "FedpcaError",
+    "Genotypes",
     "PersonalizedPCA",
     "Policy",
     "Privacy",

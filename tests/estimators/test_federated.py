@@ -64,6 +64,7 @@ def test_the_public_names_are_these():
         "FederatedPCA",
         "Federation",
         "FedpcaError",
+        "Genotypes",
         "PersonalizedPCA",
         "Policy",
         "Privacy",

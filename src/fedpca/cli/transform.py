@@ -12,14 +12,16 @@ import typer
 
 from fedpca.arrays import Array
 from fedpca.cli.console import err, exit_codes, out, refuse_overwriting
-from fedpca.cli.options import Columns, Drop, Force, Id, Quiet, choice_of
+from fedpca.cli.options import Columns, Drop, Force, Id, Keep, Quiet, choice_of, genotypes_of
 from fedpca.errors import InputError
-from fedpca.estimators import RobustPCA
+from fedpca.estimators import FederatedPCA, RobustPCA
 from fedpca.models.linear import Model, load_model
 from fedpca.models.personalized import is_personalized, load_personalized
+from fedpca.report.plink import EIGENVEC, write_eigenvec
 from fedpca.rows.choice import ALL_COLUMNS, ColumnChoice
 from fedpca.rows.columns import distinct_names, some_of
 from fedpca.rows.gaps import filled
+from fedpca.rows.genotypes import GenotypeRows, n_absent
 from fedpca.rows.matching import open_matching, scores_in_blocks
 from fedpca.storage.table_file import check_format, writing_table
 
@@ -29,7 +31,12 @@ def transform(
     file: Annotated[Path, typer.Argument(help="File or folder of rows.")],
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", help="Write the scores to this file (.parquet or .csv)."),
+        typer.Option(
+            "--output",
+            "-o",
+            help="Write the scores to this file (.parquet or .csv), or, of genotypes, the samples' "
+            "parts in the eigenvectors, as plink2 does (.eigenvec).",
+        ),
     ],
     site: Annotated[
         str | None,
@@ -38,6 +45,7 @@ def transform(
     drop: Drop = [],  # noqa: B006
     columns: Columns = [],  # noqa: B006
     id: Id = [],  # noqa: B006
+    keep: Keep = None,
     force: Force = False,
     quiet: Quiet = False,
 ) -> None:
@@ -45,19 +53,20 @@ def transform(
 
     MODEL is a file written by `fedpca fit` or `fedpca merge`. FILE is a file or folder of rows. Columns
     are matched by name, and columns that are not features of the model are ignored. Columns given with
-    --id are written beside the scores.
+    --id are written beside the scores, and the ids of samples beside those of genotypes.
     """
     with exit_codes():
         refuse_overwriting(output, force)
         choice = ColumnChoice.of(**choice_of(drop, columns, id))
-        n_rows = write_scores(model, file, output, site, choice)
+        rows = genotypes_of(file, keep)
+        n_rows = write_scores(model, rows, output, site, choice)
         if not quiet:
             out.print(f"Wrote {n_rows:,} rows to {output}")
 
 
 def write_scores(
     model_path: Path,
-    source: Path,
+    source: Any,
     output: Path,
     site: str | None = None,
     choice: ColumnChoice = ALL_COLUMNS,
@@ -69,13 +78,16 @@ def write_scores(
     """
     import pyarrow as pa
 
-    check_format(output)
+    if output.suffix != EIGENVEC:
+        check_format(output)
     model, header = _model(model_path, site)
     score: Callable[[Any], Array]
-    score = partial(model.transform, whiten=bool(header["parameters"].get("whiten")))
+    parameters = header["parameters"]
+    whiten = bool(parameters.get("whiten"))
+    score = partial(model.transform, whiten=whiten)
     if header.get("estimator") == RobustPCA.__name__:  # its scores ignore outliers
         score = RobustPCA.load(model_path).model_.transform
-    if header["parameters"].get("missing") == "mean":
+    if parameters.get("missing") == "mean":
         score = partial(_score_filled, score, model.mean)
     k, d = model.components.shape
     features = header["features"]
@@ -86,18 +98,41 @@ def write_scores(
             f"{some_of(features)} in order",
             soft_wrap=True,
         )
+    if n_absent(rows):
+        err.print(
+            f"warning: {source} lacks {n_absent(rows):,} of the model's {d:,} variants; they count as "
+            "missing",
+            soft_wrap=True,
+        )
+    if output.suffix == EIGENVEC:
+        return _write_eigenvec(output, model, rows)
     names = header.get("scores", [f"pc{i + 1}" for i in range(k)])
-    has_ids = bool(choice.ids)
+    has_ids = bool(choice.ids) or isinstance(rows, GenotypeRows)
     id_fields = list(getattr(rows, "id_schema", ())) if has_ids else []
-    distinct_names([*choice.ids, *names])
+    distinct_names([*(field.name for field in id_fields), *names])
     schema = pa.schema([*id_fields, *((name, pa.float64()) for name in names)])
+    fills = header.get("estimator") == FederatedPCA.__name__ and parameters.get("missing") == "mean"
+    if fills and isinstance(rows, GenotypeRows):
+        parts = iter([(model.transform_genotypes(rows, whiten=whiten), rows.ids())])
+    else:
+        parts = scores_in_blocks(rows, score, with_ids=has_ids)
     written = 0
     with writing_table(output, schema) as writer:
-        for scores, ids in scores_in_blocks(rows, score, with_ids=has_ids):
+        for scores, ids in parts:
             columns = [*(ids.columns if has_ids else ()), *np.ascontiguousarray(scores.T)]
             writer.write_batch(pa.record_batch(columns, schema=schema))
             written += len(scores)
     return written
+
+
+def _write_eigenvec(output: Path, model: Model, rows: Any) -> int:
+    """Write the parts of samples in the eigenvectors, as plink2 does, and return their number."""
+    if not isinstance(rows, GenotypeRows):
+        raise InputError(
+            f"{output} takes samples of a .bed file; use .csv or .parquet for other rows"
+        )
+    write_eigenvec(output, rows.sample_ids, model.transform_genotypes(rows) / model.singular_values)
+    return rows.n_rows
 
 
 def _score_filled(score: Callable[[Any], Array], fill: Array, block: Any) -> Array:
