@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         PersonalizedPCA,
         RobustPCA,
         StreamingPCA,
+        diagnose,
         load,
         search_ranks,
     )
@@ -35,6 +36,7 @@ __all__ = [
     "StreamingPCA",
     "Summary",
     "__version__",
+    "diagnose",
     "load",
     "question",
     "search_ranks",

@@ -72,6 +72,7 @@ def test_the_public_names_are_these():
         "StreamingPCA",
         "Summary",
         "__version__",
+        "diagnose",
         "load",
         "question",
         "search_ranks",

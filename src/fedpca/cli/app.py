@@ -25,6 +25,7 @@ COMMANDS = (
     "merge",
     "info",
     "plot",
+    "diagnose",
     "report",
     "audit",
     "demo",

@@ -14,7 +14,8 @@ from fedpca.arrays import Array
 from fedpca.cli.console import err, exit_codes, out, refuse_overwriting
 from fedpca.cli.options import Columns, Drop, Force, Id, Quiet, choice_of
 from fedpca.errors import InputError
-from fedpca.estimators import RobustPCA
+from fedpca.estimators import FederatedPCA, RobustPCA
+from fedpca.models.control import EVEN_NOISE, RowFlags, row_flags
 from fedpca.models.linear import Model, load_model
 from fedpca.models.personalized import is_personalized, load_personalized
 from fedpca.rows.choice import ALL_COLUMNS, ColumnChoice
@@ -22,6 +23,8 @@ from fedpca.rows.columns import distinct_names, some_of
 from fedpca.rows.gaps import filled
 from fedpca.rows.matching import open_matching, scores_in_blocks
 from fedpca.storage.table_file import check_format, writing_table
+
+FLAGS = ("t2", "q", "flagged")  # columns after the scores
 
 
 def transform(
@@ -35,6 +38,13 @@ def transform(
         str | None,
         typer.Option(help="Site that the rows belong to; only for a personalized model."),
     ] = None,
+    flags: Annotated[
+        bool,
+        typer.Option(
+            "--flags",
+            help="Also write T2 and Q (SPE) of each row, and whether it is beyond a limit.",
+        ),
+    ] = False,
     drop: Drop = [],  # noqa: B006
     columns: Columns = [],  # noqa: B006
     id: Id = [],  # noqa: B006
@@ -45,12 +55,13 @@ def transform(
 
     MODEL is a file written by `fedpca fit` or `fedpca merge`. FILE is a file or folder of rows. Columns
     are matched by name, and columns that are not features of the model are ignored. Columns given with
-    --id are written beside the scores.
+    --id are written beside the scores. With --flags, so are T2, Q, and whether a row is unusual. All
+    of that stays in OUTPUT.
     """
     with exit_codes():
         refuse_overwriting(output, force)
         choice = ColumnChoice.of(**choice_of(drop, columns, id))
-        n_rows = write_scores(model, file, output, site, choice)
+        n_rows = write_scores(model, file, output, site, choice, with_flags=flags)
         if not quiet:
             out.print(f"Wrote {n_rows:,} rows to {output}")
 
@@ -61,11 +72,14 @@ def write_scores(
     output: Path,
     site: str | None = None,
     choice: ColumnChoice = ALL_COLUMNS,
+    *,
+    with_flags: bool = False,
 ) -> int:
     """Write the ids and scores of rows as Parquet or CSV, and return the number of rows.
 
     Columns are matched by name if both the model and the rows have column names. If the model has
-    site-specific components, ``site`` names the site that the rows belong to.
+    site-specific components, ``site`` names the site that the rows belong to. ``with_flags`` adds T2,
+    Q, and whether either is beyond its limit for new rows, as 1 or 0.
     """
     import pyarrow as pa
 
@@ -75,6 +89,9 @@ def write_scores(
     score = partial(model.transform, whiten=bool(header["parameters"].get("whiten")))
     if header.get("estimator") == RobustPCA.__name__:  # its scores ignore outliers
         score = RobustPCA.load(model_path).model_.transform
+    flags = _flagging(model_path, header) if with_flags else None
+    if flags is not None:
+        score = partial(_score_and_flag, score, flags)
     if header["parameters"].get("missing") == "mean":
         score = partial(_score_filled, score, model.mean)
     k, d = model.components.shape
@@ -86,7 +103,7 @@ def write_scores(
             f"{some_of(features)} in order",
             soft_wrap=True,
         )
-    names = header.get("scores", [f"pc{i + 1}" for i in range(k)])
+    names = [*header.get("scores", [f"pc{i + 1}" for i in range(k)]), *(FLAGS if flags else ())]
     has_ids = bool(choice.ids)
     id_fields = list(getattr(rows, "id_schema", ())) if has_ids else []
     distinct_names([*choice.ids, *names])
@@ -100,8 +117,31 @@ def write_scores(
     return written
 
 
+def _flagging(path: Path, header: dict[str, Any]) -> Callable[[Any], RowFlags]:
+    """Return the function that flags rows, with the model's own limits for new rows."""
+    if header.get("estimator") != FederatedPCA.__name__:
+        raise InputError(f"{path} has no limits for rows; --flags needs a model of --method pca")
+    fitted = FederatedPCA.load(path)
+    limits = fitted.control_limits()
+    if limits.basis == EVEN_NOISE:
+        err.print(
+            "warning: the model does not know how variance is spread outside its components, so Q is "
+            "compared with even noise; `fedpca diagnose -o` writes a model that knows",
+            soft_wrap=True,
+        )
+    return partial(row_flags, fitted.model_, limits=limits)
+
+
+def _score_and_flag(
+    score: Callable[[Any], Array], flag: Callable[[Any], RowFlags], block: Any
+) -> Array:
+    """Return the scores of rows, with T2, Q, and 1 for those beyond a limit."""
+    flags = flag(block)
+    return np.column_stack([score(block), flags.t2, flags.q, flags.flagged.astype(float)])
+
+
 def _score_filled(score: Callable[[Any], Array], fill: Array, block: Any) -> Array:
-    """Return the scores of rows whose missing values take those of ``fill``."""
+    """Return what ``score`` does for rows whose missing values take those of ``fill``."""
     return score(filled(block, fill))
 
 

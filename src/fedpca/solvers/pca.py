@@ -34,7 +34,7 @@ from fedpca.solvers.contract import (
 from fedpca.solvers.influence import report_caused
 from fedpca.solvers.private.program import private_script
 from fedpca.solvers.sign_flips import SignFlips
-from fedpca.solvers.standardize import column_names, common_features
+from fedpca.solvers.standardize import column_names, common_features, own_mean_of
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
@@ -60,8 +60,8 @@ def principal_components(
     """Find the components of all sites' rows, choosing a solver if none is given."""
     common = common_features(fed, takes_weights=True)
     problem = Problem(common, n_components, center, scale, tol, max_rounds, start, missing=missing)
-    if n_components == "auto":
-        problem = replace(problem, flips=SignFlips(fed))
+    flips = SignFlips(fed) if n_components == "auto" else None
+    problem = replace(problem, flips=flips)
     if solver is None:
         problem = problem.with_moments(fed)
         moments, rank = moments_and_rank(fed, problem)
@@ -75,7 +75,7 @@ def principal_components(
     if center:
         within = {name: float(answer["total"]) for name, answer in explained.items()}
         report_caused(fed, within, solution.energy)
-    is_above = problem.flips is None or not problem.flips.found_none
+    is_above = flips is None or not flips.found_none
     return PcaResult(solution, _shares(explained), solution.outcome(solver.name), is_above)
 
 
@@ -134,11 +134,9 @@ def explained_energy(site: Site, V: Array) -> dict[str, Any]:
     """
     frame = site.recall(Frame)
     assert frame.energy is not None
-    assert frame.sums is not None
-    n = site.rows.n_rows if frame.weight is None else frame.weight
+    n, own_mean = own_mean_of(site)
     total = frame.energy
     explained = site.standardized.energy_along(V, total)
-    own_mean = frame.sums[slice(None) if frame.order is None else frame.order] / (n or 1)
     away = (own_mean - frame.mean) / frame.scale
     between = n * float(away @ away)
     if between <= MAX_CANCELLATION * (total - between):
