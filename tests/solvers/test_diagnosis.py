@@ -156,9 +156,11 @@ def test_variance_within_and_between_sites_adds_up(found, sites):
         assert each.within == pytest.approx(np.sum((own - mean) ** 2) / total)
         between = len(own) * np.sum((mean - X.mean(axis=0)) ** 2)
         assert each.between == pytest.approx(between / total)
-        leading = np.linalg.svd(own - mean)[2][:K].T
-        angle = sine_of_angle(found.model.components_.T, leading)
-        assert each.angle == pytest.approx(angle)
+        _, s, leading = np.linalg.svd(own - mean)
+        angle = sine_of_angle(found.model.components_.T, leading[:K].T)
+        assert np.sin(np.radians(each.angles[-1])) == pytest.approx(angle)
+        explained = np.sum(((own - mean) @ found.model.components_.T) ** 2)
+        assert each.explained == pytest.approx(explained / np.sum(s[:K] ** 2))
     assert sum(s.within + s.between for s in found.sites.sites.values()) == pytest.approx(1)
 
 

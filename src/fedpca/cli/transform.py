@@ -15,7 +15,7 @@ from fedpca.cli.console import err, exit_codes, out, refuse_overwriting
 from fedpca.cli.options import Columns, Drop, Force, Id, Quiet, choice_of
 from fedpca.errors import InputError
 from fedpca.estimators import FederatedPCA, RobustPCA
-from fedpca.models.control import EVEN_NOISE, RowFlags, row_flags
+from fedpca.models.control import EVEN_NOISE, ControlLimits, RowFlags, t2_and_q
 from fedpca.models.linear import Model, load_model
 from fedpca.models.personalized import is_personalized, load_personalized
 from fedpca.rows.choice import ALL_COLUMNS, ColumnChoice
@@ -89,9 +89,8 @@ def write_scores(
     score = partial(model.transform, whiten=bool(header["parameters"].get("whiten")))
     if header.get("estimator") == RobustPCA.__name__:  # its scores ignore outliers
         score = RobustPCA.load(model_path).model_.transform
-    flags = _flagging(model_path, header) if with_flags else None
-    if flags is not None:
-        score = partial(_score_and_flag, score, flags)
+    if with_flags:
+        score = partial(_score_and_flag, score, model, _limits(model_path, header))
     if header["parameters"].get("missing") == "mean":
         score = partial(_score_filled, score, model.mean)
     k, d = model.components.shape
@@ -103,7 +102,10 @@ def write_scores(
             f"{some_of(features)} in order",
             soft_wrap=True,
         )
-    names = [*header.get("scores", [f"pc{i + 1}" for i in range(k)]), *(FLAGS if flags else ())]
+    names = [
+        *header.get("scores", [f"pc{i + 1}" for i in range(k)]),
+        *(FLAGS if with_flags else ()),
+    ]
     has_ids = bool(choice.ids)
     id_fields = list(getattr(rows, "id_schema", ())) if has_ids else []
     distinct_names([*choice.ids, *names])
@@ -117,26 +119,25 @@ def write_scores(
     return written
 
 
-def _flagging(path: Path, header: dict[str, Any]) -> Callable[[Any], RowFlags]:
-    """Return the function that flags rows, with the model's own limits for new rows."""
+def _limits(path: Path, header: dict[str, Any]) -> ControlLimits:
+    """Return the model's own limits for new rows."""
     if header.get("estimator") != FederatedPCA.__name__:
         raise InputError(f"{path} has no limits for rows; --flags needs a model of --method pca")
-    fitted = FederatedPCA.load(path)
-    limits = fitted.control_limits()
+    limits = FederatedPCA.load(path).control_limits()
     if limits.basis == EVEN_NOISE:
         err.print(
             "warning: the model does not know how variance is spread outside its components, so Q is "
             "compared with even noise; `fedpca diagnose -o` writes a model that knows",
             soft_wrap=True,
         )
-    return partial(row_flags, fitted.model_, limits=limits)
+    return limits
 
 
 def _score_and_flag(
-    score: Callable[[Any], Array], flag: Callable[[Any], RowFlags], block: Any
+    score: Callable[[Any], Array], model: Model, limits: ControlLimits, block: Any
 ) -> Array:
     """Return the scores of rows, with T2, Q, and 1 for those beyond a limit."""
-    flags = flag(block)
+    flags = RowFlags(*t2_and_q(model, block).T, limits)
     return np.column_stack([score(block), flags.t2, flags.q, flags.flagged.astype(float)])
 
 

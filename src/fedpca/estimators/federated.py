@@ -41,7 +41,7 @@ from fedpca.models.control import (
     RowFlags,
     checked_traces,
     control_limits,
-    row_flags,
+    t2_and_q,
 )
 from fedpca.models.linear import Model, load_model
 from fedpca.privacy.gaussian import Privacy
@@ -317,12 +317,19 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
     def flag_rows(self, X: Any, limits: ControlLimits | None = None) -> RowFlags:
         """Return T2 and Q of each row, and which rows are beyond their limits.
 
-        ``X`` holds rows of your own; nothing about them is sent anywhere. By default, the limits are
-        those of `control_limits` for new rows.
+        ``X`` holds rows of your own, or is the path to a file or folder of them; nothing about them is
+        sent anywhere. By default, the limits are those of `control_limits` for new rows.
         """
         limits = self.control_limits() if limits is None else limits
-        rows = self._rows(X, ensure_all_finite="allow-nan")
-        return row_flags(self._model(), self._filled(rows), limits)
+        if is_path(X):
+            both = scores_of_file(self, X, self._t2_and_q, 2)
+        else:
+            both = self._t2_and_q(self._rows(X, ensure_all_finite="allow-nan"))
+        return RowFlags(both[:, 0], both[:, 1], limits)
+
+    def _t2_and_q(self, rows: Any) -> Array:
+        """Return T2 and Q of rows, which may have gaps, ``(n, 2)``."""
+        return t2_and_q(self._model(), self._filled(rows))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted model to a file that `fedpca.load` can read."""

@@ -216,8 +216,8 @@ def quantile_of_squares(
     return float(s1 + (x - f) * s3 / s2)
 
 
-def row_flags(model: Model, X: Any, limits: ControlLimits) -> RowFlags:
-    """Return T2 and Q of rows, ``(n, d)``, with their limits."""
+def t2_and_q(model: Model, X: Any) -> Array:
+    """Return T2 and Q of rows, ``(n, 2)``."""
     scores = model.transform(X)
     along, _ = model.inverse_variances()
     if is_sparse(X):
@@ -228,4 +228,4 @@ def row_flags(model: Model, X: Any, limits: ControlLimits) -> RowFlags:
         q = np.maximum(squares - (scores**2).sum(axis=1), 0.0)
     else:
         q = (((X - model.mean) / model.scale - scores @ model.components) ** 2).sum(axis=1)
-    return RowFlags((scores**2) @ along, np.asarray(q), limits)
+    return np.column_stack([(scores**2) @ along, q])

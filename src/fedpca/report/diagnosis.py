@@ -22,7 +22,7 @@ from fedpca.solvers.site_map import SiteOnMap
 
 N_FEATURES = 3  # named for each direction of a site
 N_LEADING = 5  # features with the largest contributions to a component
-MAX_COMPONENTS = 20  # printed
+MAX_COMPONENTS, MAX_ANGLES = 20, 4  # printed
 
 
 def diagnosis_contents(
@@ -151,20 +151,30 @@ def _print_sites(out: Console, sites: Sequence[dict[str, Any]]) -> None:
     table = new_table(
         "Sites",
         ("site",),
-        ("rows", "within", "between", "angle", "mean apart", "spread apart", "angle without"),
+        (
+            "rows",
+            "within",
+            "between",
+            "explained",
+            "angles",
+            "mean apart",
+            "spread apart",
+            "moves",
+        ),
     )
     for site in sites:
         table.add_row(
             site["site"],
-            *(f"{site[name]:.1%}" for name in ("rows", "within", "between")),
-            f"{site['angle_degrees']:.1f}°",
+            *(f"{site[name]:.1%}" for name in ("rows", "within", "between", "explained")),
+            " ".join(f"{angle:.0f}°" for angle in site["angles_degrees"][:MAX_ANGLES]),
             *(f"{site[name]:.2f}" for name in ("means_apart", "spreads_apart")),
             f"{site['angle_without_degrees']:.2f}°",
         )
     print_table(out, table)
     out.print(
-        "angle: between the site's own directions and the components; apart: 1 is chance; angle "
-        "without: by which the components move if the site is left out",
+        "explained: the variance within the site that the components explain, of what as many "
+        "directions of its own would; angles: between these and the components; apart: 1 is chance; "
+        "moves: the angle by which the components move if the site is left out",
         soft_wrap=True,
     )
     for site in sites:
@@ -189,7 +199,8 @@ def _about_site(
         "rows": site.rows,
         "within": site.within,
         "between": site.between,
-        "angle_degrees": _degrees(site.angle),
+        "angles_degrees": site.angles.tolist(),
+        "explained": site.explained,
         "means_apart": site.means_apart,
         "spreads_apart": site.spreads_apart,
         "spread_change": site.spread_change,

@@ -27,12 +27,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from scipy.linalg import subspace_angles
 
 from fedpca.arrays import Array
 from fedpca.coordinator.federation import Federation
 from fedpca.coordinator.record import Outcome
 from fedpca.errors import PolicyRefused
-from fedpca.linalg.dense import orth, procrustes, sine_of_angle
+from fedpca.linalg.dense import orth, procrustes
 from fedpca.models.linear import Model
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import question
@@ -66,8 +67,12 @@ class SiteOnMap:
         The site's share of all rows, by weight.
     within, between : float
         The shares of the total variance that lie within the site and between its mean and the center.
-    angle : float
-        The sine of the largest angle between the site's own leading directions and the components.
+    angles : ndarray of shape (min(k, r),)
+        The angles between the site's own leading directions and the components, in degrees, the
+        smallest first.
+    explained : float
+        The variance within the site that the components explain, as a share of what as many directions
+        of its own would.
     means_apart, spreads_apart : float
         How far the site's mean and its covariance are from those of all others; 1 is chance.
     is_odd_in_mean, is_odd_in_spread : bool
@@ -85,7 +90,8 @@ class SiteOnMap:
     rows: float
     within: float
     between: float
-    angle: float
+    angles: Array
+    explained: float
     means_apart: float
     spreads_apart: float
     is_odd_in_mean: bool
@@ -214,12 +220,14 @@ def compare_sites(sites: Mapping[str, Summary], V: Array, *, is_centered: bool =
     for i, (name, summary) in enumerate(sites.items()):
         own = apart[i]
         r = min(V.shape[1], int((summary.singular_values > 0).sum()))
+        best = float(np.sum(summary.eigenvalues[: V.shape[1]]))
         angle, turned = left[i]
         found[name] = SiteOnMap(
             rows=float(n[i] / n.sum()),
             within=float(energies[i] / total),
             between=float(between[i] / total),
-            angle=sine_of_angle(V, summary.directions[:r].T) if r else 0.0,
+            angles=np.degrees(subspace_angles(V, summary.directions[:r].T))[::-1],
+            explained=float(np.sum((parts[i].rows @ V) ** 2)) / best if best > 0 else 1.0,
             means_apart=own.means,
             spreads_apart=own.spreads,
             is_odd_in_mean=is_odd_in_mean[i],
