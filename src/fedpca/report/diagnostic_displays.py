@@ -18,7 +18,7 @@ from fedpca.estimators.diagnosis import Diagnosis, diagnose
 from fedpca.estimators.federated import FederatedPCA
 from fedpca.models.control import ControlLimits
 from fedpca.report.displays import MAX_POINTS, Drawn, apart
-from fedpca.report.drawing import BLUE, COLORS, GRAY, MARKERS, ORANGE, new_axes
+from fedpca.report.drawing import BLUE, COLORS, GRAY, MARKERS, ORANGE, decades, new_axes
 from fedpca.solvers.site_map import SiteMap
 
 MAX_LABELS = 12  # of rows or sites in one plot
@@ -38,6 +38,18 @@ class ControlChartDisplay(Drawn):
         Their limits.
     groups : ndarray of str, shape (n,)
         The group of each row.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import FederatedPCA
+    >>> from fedpca.report import ControlChartDisplay
+    >>> rows = np.random.default_rng(0).normal(size=(90, 6)) * [4, 3, 1, 1, 1, 1]
+    >>> pca = FederatedPCA(2).fit({"north": rows[:50], "south": rows[50:]})
+    >>> own = np.vstack([rows[:50], [[0, 0, 9, 0, 0, 0]]])
+    >>> drawn = ControlChartDisplay.from_estimator(pca, own)
+    >>> bool(drawn.q[50] > drawn.limits.q)
+    True
     """
 
     t2: Array
@@ -79,16 +91,19 @@ class ControlChartDisplay(Drawn):
             if len(names) == 1:
                 color = BLUE
             within = np.flatnonzero(own & ~is_beyond)[::step]
+            far = "D" if len(names) == 1 else marker
             look = {"marker": marker, "color": color, "rasterized": True}
             ax.scatter(x[within], y[within], s=10, alpha=0.4, linewidths=0, **look)
             beyond = own & is_beyond
             label = name or f"{int(is_beyond.sum())} of {len(x)} rows beyond a limit"
             edge = ORANGE if len(names) == 1 else "black"
-            look |= {"color": edge if len(names) == 1 else color, "edgecolors": edge}
+            look |= {"marker": far, "color": edge if len(names) == 1 else color, "edgecolors": edge}
             ax.scatter(x[beyond], y[beyond], s=26, linewidths=0.6, label=label, **look)
         for line in (ax.axvline, ax.axhline):
             line(1, color=GRAY, linestyle="--", linewidth=1)
-        ax.set(xscale="log", yscale="log", xlabel="T2 / limit", ylabel="Q (SPE) / limit")
+        for axis, values in (("x", x), ("y", y)):
+            decades(ax, axis, max(LEAST, values.min()) / 1.6, max(2.0, 1.6 * values.max()))
+        ax.set(xlabel="T2 / limit", ylabel="Q (SPE) / limit")
         farthest = np.argsort(-np.maximum(x, y), kind="stable")[:MAX_LABELS]
         for row in farthest[is_beyond[farthest]]:
             style = {"textcoords": "offset points", "fontsize": 7}
@@ -117,6 +132,17 @@ class SiteMapDisplay(Drawn):
         The site's share of all rows.
     odd : ndarray of bool, shape (n_sites,)
         Which sites stand out.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import FederatedPCA
+    >>> from fedpca.report import SiteMapDisplay
+    >>> rows = np.random.default_rng(0).normal(size=(4, 90, 6))
+    >>> sites = {"north": rows[0], "south": rows[1], "east": rows[2] + 1, "west": rows[3]}
+    >>> drawn = SiteMapDisplay.from_estimator(FederatedPCA(2).fit(sites), sites)
+    >>> drawn.odd.tolist()
+    [False, False, True, False]
     """
 
     sites: Sequence[str]
@@ -157,10 +183,10 @@ class SiteMapDisplay(Drawn):
                 ax.scatter(x[chosen], y[chosen], s=area[chosen], label=label, **style)
         for line in (ax.axvline, ax.axhline):
             line(1, color=GRAY, linestyle="--", linewidth=1, zorder=0)
-        ax.set(xscale="log", yscale="log")
+        for axis, values in (("x", x), ("y", y)):
+            decades(ax, axis, min(0.5, values.min() / 1.6), max(4.0, 2 * values.max()))
         ax.set(xlabel="mean apart from the others (1: by chance)")
         ax.set(ylabel="covariance apart from the others (1: by chance)")
-        ax.margins(0.18)
         self._label(ax, x, y)
         ax.legend(frameon=False, fontsize=8)
         return self._keep(ax)
@@ -169,8 +195,7 @@ class SiteMapDisplay(Drawn):
         """Write the names of the sites, those that stand out first, where none covers another."""
         farthest = np.lexsort((-np.maximum(x, y), ~self.odd))[:MAX_LABELS]
         spots = np.log10(np.column_stack([x, y])[farthest])
-        span = np.ptp(np.log10(np.column_stack([x, y])), axis=0)
-        span = np.maximum(span, 0.5) * 1.4
+        span = np.log10([ax.get_xlim()[1] / ax.get_xlim()[0], ax.get_ylim()[1] / ax.get_ylim()[0]])
         widths = np.array([0.017 * (len(self.sites[i]) + 2) for i in farthest])
         places = apart(spots / span + [0.02, 0.0], widths, 0.045) * span
         for i, place in zip(farthest, places, strict=True):
@@ -189,6 +214,17 @@ class StabilityDisplay(Drawn):
         The names of the sites, the one that the components depend on most first.
     degrees : ndarray of shape (n_sites,)
         The largest angle between the components with and without the site.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import FederatedPCA
+    >>> from fedpca.report import StabilityDisplay
+    >>> rows = np.random.default_rng(0).normal(size=(2, 90, 6)) * [4, 1, 1, 1, 1, 1]
+    >>> sites = {"north": rows[0], "south": rows[1] * [1, 9, 1, 1, 1, 1]}
+    >>> drawn = StabilityDisplay.from_estimator(FederatedPCA(1).fit(sites), sites)
+    >>> drawn.sites[0]
+    'south'
     """
 
     sites: Sequence[str]

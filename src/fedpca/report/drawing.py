@@ -45,6 +45,17 @@ def new_axes(ax: Any = None, size: tuple[float, float] = (6.0, 3.8)) -> Any:
     return ax
 
 
+def decades(ax: Any, axis: str, low: float, high: float) -> None:
+    """Give the x or y axis a logarithmic scale from low to high, with plain numbers at 1, 2, and 5."""
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+
+    ax.set(**{f"{axis}scale": "log", f"{axis}lim": (low, high)})
+    ticks = getattr(ax, f"{axis}axis")
+    ticks.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=12))
+    ticks.set_minor_locator(NullLocator())
+    ticks.set_major_formatter(StrMethodFormatter("{x:g}"))
+
+
 def mark_ranks(ax: Any, ranks: Mapping[str, int], consensus: int | None) -> None:
     """Mark above a scree plot how many components each rule finds, and where their median is.
 
