@@ -73,6 +73,7 @@ def test_the_public_names_are_these():
         "StreamingPCA",
         "Summary",
         "__version__",
+        "diagnose",
         "load",
         "plan",
         "question",

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from fedpca.errors import FileError
+from fedpca.estimators.diagnosis import diagnose
 from fedpca.estimators.federated import FederatedPCA
 from fedpca.estimators.personalized import PersonalizedPCA
 from fedpca.estimators.rank_search import search_ranks
@@ -19,6 +20,7 @@ __all__ = [
     "PersonalizedPCA",
     "RobustPCA",
     "StreamingPCA",
+    "diagnose",
     "load",
     "search_ranks",
     "verify",

@@ -36,6 +36,14 @@ from fedpca.estimators.fitting import (
 from fedpca.estimators.linear import LinearMethods
 from fedpca.estimators.weights import without_column
 from fedpca.linalg.rank_rules import RULES
+from fedpca.models.control import (
+    ALPHA,
+    ControlLimits,
+    RowFlags,
+    checked_traces,
+    control_limits,
+    t2_and_q,
+)
 from fedpca.models.linear import Model, load_model
 from fedpca.privacy.gaussian import Privacy
 from fedpca.rows.gaps import MISSING, filled, has_gaps
@@ -112,6 +120,10 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         The mean variance along the discarded directions.
     model_ : Model
         The fitted model, which transforms rows.
+    residual_traces_ : ndarray of shape (3,) or None
+        How variance is spread outside the components, which limits of `flag_rows` follow from: the
+        traces of the first three powers of the residual covariance, with a total variance of 1. Fits
+        with the solver "covariance" know them, up to 1000 features.
     site_variance_ratio_ : dict
         The share of each site's variance, about its own mean, that the components explain. The dict is
         empty if a site's policy withholds this share, or if sums are secure.
@@ -234,6 +246,7 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
             moments.n,
         )
         self._set_model(model, moments.n_rows, moments.features)
+        self.residual_traces_ = solution.residual
         self.site_variance_ratio_ = result.site_shares
         self.left_out_ = result.left_out
         self.run_ = run
@@ -277,15 +290,18 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
 
     def _scores(self, rows: Any) -> Array:
         """Return the scores of rows, which may have gaps."""
-        model = self._model()
+        return self._model().transform(self._filled(rows), whiten=self.whiten)
+
+    def _filled(self, rows: Any) -> Any:
+        """Return rows whose gaps have the mean, or refuse gaps."""
         if has_gaps(rows):
             if self.missing != "mean":
                 raise InputError(
                     f"Input X contains NaN, and missing={self.missing!r} cannot score such rows; set "
                     "missing='mean' to fill in the mean, or use RobustPCA"
                 )
-            rows = filled(canonical(rows) if is_sparse(rows) else rows, model.mean)
-        return model.transform(rows, whiten=self.whiten)
+            rows = filled(canonical(rows) if is_sparse(rows) else rows, self._model().mean)
+        return rows
 
     @property
     def scale_(self) -> Array:
@@ -297,12 +313,51 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         """Return the total variance of all features."""
         return float(self._model().total_variance)
 
+    def control_limits(
+        self, alpha: float = ALPHA, *, new_rows: bool = True, method: str = "moments"
+    ) -> ControlLimits:
+        """Return the limits of T2 and Q beyond which rows are not like those of the fit.
+
+        No rows are needed. If rows are normally distributed, the share ``alpha`` of them is beyond each
+        limit. ``new_rows`` says whether the limits are for rows that the model was not fitted to, which
+        are a little farther away. If it is not known how variance is spread outside the components, it
+        is taken to be even, and `ControlLimits.basis` says so; `fedpca.diagnose` asks the sites, and
+        returns better limits. ``method`` is "moments" or "jackson-mudholkar".
+        """
+        return control_limits(
+            self._model(),
+            is_centered=self.center,
+            traces=self.residual_traces_,
+            alpha=alpha,
+            is_for_new_rows=new_rows,
+            method=method,
+        )
+
+    def flag_rows(self, X: Any, limits: ControlLimits | None = None) -> RowFlags:
+        """Return T2 and Q of each row, and which rows are beyond their limits.
+
+        ``X`` holds rows of your own, or is the path to a file or folder of them; nothing about them is
+        sent anywhere. By default, the limits are those of `control_limits` for new rows.
+        """
+        limits = self.control_limits() if limits is None else limits
+        if is_path(X):
+            both = scores_of_file(self, X, self._t2_and_q, 2)
+        else:
+            both = self._t2_and_q(self._rows(X, ensure_all_finite="allow-nan"))
+        return RowFlags(both[:, 0], both[:, 1], limits)
+
+    def _t2_and_q(self, rows: Any) -> Array:
+        """Return T2 and Q of rows, which may have gaps, ``(n, 2)``."""
+        return t2_and_q(self._model(), self._filled(rows))
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted model to a file that `fedpca.load` can read."""
         header = {
             "site_variance_ratio": self.site_variance_ratio_,
             "run": self.run_.to_header(),
         }
+        if self.residual_traces_ is not None:
+            header["residual_traces"] = self.residual_traces_.tolist()
         self._model().save(path, file_header(self, self.n_samples_, **header))
 
     @classmethod
@@ -312,6 +367,8 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         with usable_header(path):
             estimator = from_header(cls, path, header)
             estimator._set_model(model, header["n_samples"], header["features"])
+            traces = header.get("residual_traces")
+            estimator.residual_traces_ = None if traces is None else checked_traces(traces)
             estimator.site_variance_ratio_ = header["site_variance_ratio"]
             estimator.left_out_ = None
             estimator.run_ = record_in(header)

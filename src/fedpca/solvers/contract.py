@@ -21,12 +21,11 @@ from fedpca.coordinator.federation import Federation
 from fedpca.coordinator.record import Outcome
 from fedpca.errors import InputError
 from fedpca.linalg.dense import orth
-from fedpca.linalg.rank_rules import RankRule, rank_rule
+from fedpca.linalg.rank_rules import RankRule, Rule, rank_rule
 from fedpca.protocol.invariants import ROUNDING
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import Question, question
 from fedpca.protocol.script import Order, Script, then
-from fedpca.solvers.sign_flips import SignFlips
 from fedpca.solvers.standardize import (
     ColumnMeans,
     CommonFeatures,
@@ -74,7 +73,7 @@ class Problem:
         A subspace to start from.
     moments : Moments, optional
         The mean and the scale, if the sites have already been asked for them.
-    flips : SignFlips, optional
+    flips : Rule, optional
         The rule that chooses the number of components if ``n_components`` is "auto".
     missing : {"error", "mean", "drop"}
         What to do with missing values, as in `FederatedPCA`.
@@ -90,7 +89,7 @@ class Problem:
     max_rounds: int = 500
     start: Array | None = None
     moments: Moments | None = None
-    flips: SignFlips | None = None
+    flips: Rule | None = None
     missing: str = "error"
     means: ColumnMeans | None = None
 
@@ -133,6 +132,7 @@ class Solution:
     n_certain: int | None = None  # leading components that are certain; None means all
     advice: str = ""  # names a better solver, or what would be more accurate
     share_question: Question | None = None  # asks for each site's share; None means the default
+    residual: Array | None = None  # (3,), traces as in `fedpca.linalg.residual`; None if not known
 
     def outcome(self, solver: str) -> Outcome:
         """Return the outcome to store in the run's record."""

@@ -43,6 +43,7 @@ from fedpca.solvers.standardize import (
     common_features,
     count_and_sum,
     moments_asked,
+    own_mean_of,
     polymorphic,
     use_variants,
 )
@@ -82,8 +83,8 @@ def principal_components(
     )
     if means is not None:
         problem = problem.with_moments(fed)
-    if n_components == "auto":
-        problem = replace(problem, flips=SignFlips(fed))
+    flips = SignFlips(fed) if n_components == "auto" else None
+    problem = replace(problem, flips=flips)
     if solver is None:
         problem = problem.with_moments(fed)
         moments, rank = moments_and_rank(fed, problem)
@@ -97,7 +98,7 @@ def principal_components(
     if center:
         within = {name: float(answer["total"]) for name, answer in explained.items()}
         report_caused(fed, within, solution.energy)
-    is_above = problem.flips is None or not problem.flips.found_none
+    is_above = flips is None or not flips.found_none
     shares, outcome = _shares(explained), solution.outcome(solver.name)
     return PcaResult(solution, shares, outcome, is_above, common.left_out)
 
@@ -178,11 +179,9 @@ def explained_energy(site: Site, V: Array) -> dict[str, Any]:
     """
     frame = site.recall(Frame)
     assert frame.energy is not None
-    assert frame.sums is not None
-    n = site.rows.n_rows if frame.weight is None else frame.weight
+    n, own_mean = own_mean_of(site)
     total = frame.energy
     explained = site.standardized.energy_along(V, total)
-    own_mean = frame.sums[slice(None) if frame.order is None else frame.order] / (n or 1)
     away = (own_mean - frame.mean) / frame.scale
     between = n * float(away @ away)
     if between <= MAX_CANCELLATION * (total - between):

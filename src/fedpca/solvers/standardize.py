@@ -139,6 +139,14 @@ def own_frame(site: Site, mean: Array, scale: Array, n_products: int = 1) -> Fra
     return sums.frame(mean, scale, n_products)
 
 
+def own_mean_of(site: Site) -> tuple[float, Array]:
+    """Return the weight of a site's rows and their own mean, ``(d,)``, in the common order."""
+    frame = site.recall(Frame)
+    assert frame.sums is not None
+    n = site.rows.n_rows if frame.weight is None else frame.weight
+    return n, frame.sums[slice(None) if frame.order is None else frame.order] / (n or 1)
+
+
 def _largest_values(site: Site) -> Array:
     """Return the largest absolute value of each of a site's columns, in their own order."""
     largest = np.zeros(site.rows.n_features)
