@@ -6,6 +6,7 @@ import hashlib
 import json
 import warnings
 
+import anndata
 import h5py
 import numpy as np
 import pandas as pd
@@ -101,6 +102,9 @@ def write_rows(folder, kind, values, names=NAMES):
     elif kind in (".h5", ".hdf5"):
         with h5py.File(path, "w") as file:
             file["X"] = values
+    elif kind == ".h5ad":
+        cells = [str(i) for i in range(len(values))]
+        anndata.AnnData(values, pd.DataFrame(index=cells), pd.DataFrame(index=names)).write(path)
     elif kind == ".zarr":
         zarr.create_array(str(path), data=values, overwrite=True)
     else:

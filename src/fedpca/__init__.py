@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         StreamingPCA,
         load,
         search_ranks,
+        to_anndata,
     )
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "load",
     "question",
     "search_ranks",
+    "to_anndata",
 ]
 
 

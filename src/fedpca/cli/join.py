@@ -15,9 +15,13 @@ from fedpca.cli.options import (
     Drop,
     Id,
     Insecure,
+    Layer,
+    LogNormalize,
+    MaskVar,
     OnDevice,
     Precision,
     Quiet,
+    cells_of,
     choice_of,
     read_policy,
 )
@@ -76,6 +80,9 @@ def join(
     drop: Drop = [],  # noqa: B006
     columns: Columns = [],  # noqa: B006
     id: Id = [],  # noqa: B006
+    layer: Layer = None,
+    mask_var: MaskVar = None,
+    log_normalize: LogNormalize = None,
     allow_missing: AllowMissing = False,
     weight: Annotated[str | None, typer.Option(help="Column with the weight of each row.")] = None,
     device: OnDevice = None,
@@ -146,6 +153,7 @@ def join(
             store=store,
             check=check,
             **choice_of(drop, columns, id),
+            **cells_of(layer, mask_var, log_normalize),
             weight=weight,
             device=device,
             precision=precision,

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from fedpca.errors import FileError
+from fedpca.estimators.cells import to_anndata
 from fedpca.estimators.federated import FederatedPCA
 from fedpca.estimators.personalized import PersonalizedPCA
 from fedpca.estimators.rank_search import search_ranks
@@ -13,7 +14,15 @@ from fedpca.estimators.robust import RobustPCA
 from fedpca.estimators.streaming import StreamingPCA
 from fedpca.storage.tensor_file import read_arrays
 
-__all__ = ["FederatedPCA", "PersonalizedPCA", "RobustPCA", "StreamingPCA", "load", "search_ranks"]
+__all__ = [
+    "FederatedPCA",
+    "PersonalizedPCA",
+    "RobustPCA",
+    "StreamingPCA",
+    "load",
+    "search_ranks",
+    "to_anndata",
+]
 
 
 def load(path: str | os.PathLike[str]) -> FederatedPCA | PersonalizedPCA | RobustPCA | StreamingPCA:

@@ -16,9 +16,9 @@ from fedpca.errors import InputError
 from fedpca.estimators.files import file_header, from_header, record_in, usable_header
 from fedpca.estimators.fitting import (
     as_federation,
-    is_path,
     new_features,
     plain_params,
+    reads_by_name,
     refuse_many_sites,
     run_program,
     scores_of_dask,
@@ -249,7 +249,7 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         otherwise, they are refused. The scores of a Dask collection are a Dask array.
         """
         k = len(self._model().components)
-        if is_path(X):
+        if reads_by_name(X):
             return scores_of_file(self, X, self._scores, k)
         if is_dask(X):
             return scores_of_dask(X, self.transform, k)

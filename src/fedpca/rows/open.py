@@ -17,8 +17,10 @@ import scipy.sparse as sp
 
 from fedpca.errors import InputError, SiteFailed
 from fedpca.rows.array_files import ZARR, is_array_on_disk, open_array, zarr_parts
+from fedpca.rows.cells import is_cells, open_cells
 from fedpca.rows.choice import ALL_COLUMNS, ColumnChoice
 from fedpca.rows.files import OPENERS, kind_of, name_of
+from fedpca.rows.h5ad import H5AD
 from fedpca.rows.in_memory import DenseRows, JoinedRows, Rows, SparseRows, is_foreign
 from fedpca.rows.on_device import device_rows
 from fedpca.rows.partitions import NO_PARTITION, Partition, partition_of
@@ -45,7 +47,7 @@ _UNREADABLE = (
 
 
 def open_rows(source: Any, choice: ColumnChoice = ALL_COLUMNS) -> Rows:
-    """Return the rows in an array, sparse matrix, data frame, table, or pieces, or in files or folders.
+    """Return the rows in an array, sparse matrix, table, AnnData, or pieces, or in files or folders.
 
     ``choice`` says which columns are features. An array on a device stays there.
     """
@@ -54,6 +56,9 @@ def open_rows(source: Any, choice: ColumnChoice = ALL_COLUMNS) -> Rows:
         return open_paths(paths, choice)
     if isinstance(source, Pieces):
         return PieceRows(source, partial(open_rows, choice=choice))
+    if is_cells(source):
+        return open_cells(source, choice)
+    choice.cells.refuse_elsewhere()
     if hasattr(source, "__arrow_c_stream__"):
         return TableRows(InMemoryTable(source), choice)
     if choice is not ALL_COLUMNS:
@@ -96,6 +101,8 @@ def open_path(
             f"{path}: cannot read {path.suffix!r} files; use {', '.join(OPENERS)}"
         ) from None
     try:
+        if kind != H5AD:
+            choice.cells.refuse_elsewhere()
         return opener(path, choice, partition)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None

@@ -11,7 +11,7 @@ and each row counts by its weight. If gaps take the mean, the mean is that of th
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -170,6 +170,7 @@ def misnamed(answer: Arrays, _: Arrays) -> str | None:
         "n_features": "int64, count",
         "has_weights": "int64, count",
         "rounding": "float64, share",
+        "log_normalized": "float64, nonnegative",
     },
     remembers=True,
     reads_rows=False,
@@ -180,6 +181,7 @@ def column_names(site: Site) -> dict[str, Any]:
     """Send the number of a site's columns, their names as JSON, and whether its rows have weights.
 
     ``rounding`` is the error of the site's products with rows, as a share of their largest eigenvalue.
+    ``log_normalized`` is the sum to which the site normalizes its cells, or zero if it does not.
     The site remembers that it answered. If it is restarted, it must still have the same rows.
     """
     return {
@@ -187,6 +189,7 @@ def column_names(site: Site) -> dict[str, Any]:
         "n_features": np.int64(site.rows.n_features),
         "has_weights": np.int64(isinstance(site.rows, WeightedRows)),
         "rounding": np.float64(getattr(site.rows, "rounding", ROUNDING)),
+        "log_normalized": np.float64(site.log_normalized),
     }
 
 
@@ -285,7 +288,8 @@ def common_features(fed: Federation, *, takes_weights: bool = False) -> CommonFe
     """Compare the columns of all sites and return the features that they have in common.
 
     The features are in the first site's order. No question is asked about rows. Sites whose rows have
-    weights are refused unless the program takes weights.
+    weights are refused unless the program takes weights, and so are sites that normalize their cells
+    differently.
     """
     answers = fed.gather(column_names)
     weighted = [name for name, answer in answers.items() if answer["has_weights"]]
@@ -295,6 +299,7 @@ def common_features(fed: Federation, *, takes_weights: bool = False) -> CommonFe
             "sites without weight="
         )
     first, *others = answers
+    fed.report_log_normalized(_common_normalization(answers))
     reference = names_from_bytes(answers[first]["features"])
     n_features = int(answers[first]["n_features"])
     in_order = True
@@ -315,6 +320,27 @@ def common_features(fed: Federation, *, takes_weights: bool = False) -> CommonFe
     fed.bind(d=n_features)
     rounding = max(ROUNDING, *(float(answer["rounding"]) for answer in answers.values()))
     return CommonFeatures(n_features, reference, in_order, bool(weighted), rounding)
+
+
+def _common_normalization(answers: Mapping[str, Arrays]) -> float:
+    """Return the sum to which all sites normalize their cells; refuse sites that differ.
+
+    Values that were not normalized, or to another sum, would pass for a difference between sites.
+    """
+    targets = {name: float(answer["log_normalized"]) for name, answer in answers.items()}
+    first, *others = targets
+    for name in others:
+        if targets[name] != targets[first]:
+            one, other = (_in_words(targets[site]) for site in (name, first))
+            raise InputError(
+                f"site {name!r} {one}, but site {first!r} {other}; use the same log_normalize at all "
+                "sites"
+            )
+    return targets[first]
+
+
+def _in_words(target: float) -> str:
+    return f"log-normalizes its cells to {target:.17g}" if target else "does not normalize cells"
 
 
 def ask_moments(
