@@ -75,6 +75,7 @@ def test_the_public_names_are_these():
         "load",
         "question",
         "search_ranks",
+        "to_anndata",
     ]
     for name in fedpca.__all__:
         assert getattr(fedpca, name).__doc__
