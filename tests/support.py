@@ -6,7 +6,6 @@ import hashlib
 import json
 import warnings
 
-import anndata
 import h5py
 import numpy as np
 import pandas as pd
@@ -23,6 +22,9 @@ from fedpca.privacy.discrete_gaussian import discrete_gaussian
 from fedpca.solvers import SOLVERS
 from fedpca.solvers.private import at_site
 from fedpca.storage.tensor_file import CHECKSUM_KEY, checksum
+
+if pd.__version__.startswith("2."):  # which anndata asks for; frames would change shared arrays
+    pd.set_option("mode.copy_on_write", True)
 
 NAMES = ["a", "b", "c", "d"]
 DRAWS = 15  # of a test with hypothesis; conftest.py says it, which must not import what is measured
@@ -103,6 +105,8 @@ def write_rows(folder, kind, values, names=NAMES):
         with h5py.File(path, "w") as file:
             file["X"] = values
     elif kind == ".h5ad":
+        import anndata
+
         cells = [str(i) for i in range(len(values))]
         anndata.AnnData(values, pd.DataFrame(index=cells), pd.DataFrame(index=names)).write(path)
     elif kind == ".zarr":

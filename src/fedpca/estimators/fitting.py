@@ -28,10 +28,9 @@ from fedpca.estimators.weights import weighted_sites
 from fedpca.privacy.gaussian import Privacy
 from fedpca.protocol.plan import PRIVATE
 from fedpca.rows.array_files import is_array_on_disk
-from fedpca.rows.cells import is_cells
 from fedpca.rows.choice import ALL_CELLS, CellChoice, ColumnChoice
 from fedpca.rows.devices import on_host
-from fedpca.rows.in_memory import JoinedRows, Rows, is_foreign, whole
+from fedpca.rows.in_memory import JoinedRows, Rows, is_cells, is_foreign, whole
 from fedpca.rows.labels import rows_by_label, take_label_column
 from fedpca.rows.matching import open_matching, scores_in_blocks
 from fedpca.rows.open import is_dask, open_rows

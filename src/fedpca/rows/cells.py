@@ -81,6 +81,18 @@ class LoadedCells:
     def n_cells(self) -> int:
         return self.shape[0]
 
+    @property
+    def obs_names(self) -> Sequence[str]:
+        return [str(i) for i in range(self.n_cells)]
+
+    @property
+    def var_names(self) -> Sequence[str]:
+        return self.genes
+
+    @property
+    def layers(self) -> dict[str, Any]:
+        return {}
+
     def __getitem__(self, chosen: Array) -> LoadedCells:
         return LoadedCells(self.X[chosen], self.genes)
 
@@ -263,12 +275,6 @@ def log_normalized(block: Block, target: float) -> Block:
         return np.log1p(block * factors[:, None])
     scaled = np.log1p(values * np.repeat(factors, np.diff(block.indptr)))
     return sp.csr_array((scaled, block.indices, block.indptr), block.shape)
-
-
-def is_cells(source: Any) -> bool:
-    """Return whether a source is an AnnData object, or cells that were read from a file."""
-    parts = ("X", "obs", "var", "layers", "obs_names", "var_names")
-    return isinstance(source, LoadedCells) or all(hasattr(type(source), name) for name in parts)
 
 
 def cells_in(source: Any) -> Cells:

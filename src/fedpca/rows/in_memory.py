@@ -74,6 +74,13 @@ def is_foreign(source: Any) -> bool:
     return is_array and not isinstance(source, np.ndarray)
 
 
+def is_cells(source: Any) -> bool:
+    """Return whether rows are cells: an AnnData object, or `fedpca.rows.cells.LoadedCells`."""
+    # asked of the class, since the values of an object may have to be read or copied
+    parts = ("obs_names", "var_names", "layers")
+    return all(hasattr(type(source), name) for name in parts)
+
+
 def is_wide(block: Block) -> bool:
     """Return whether to multiply a block by panels of columns."""
     return block.shape[1] >= WIDE_FEATURES and not is_sparse(block)

@@ -17,11 +17,11 @@ import scipy.sparse as sp
 
 from fedpca.errors import InputError, SiteFailed
 from fedpca.rows.array_files import ZARR, is_array_on_disk, open_array, zarr_parts
-from fedpca.rows.cells import is_cells, open_cells
-from fedpca.rows.choice import ALL_COLUMNS, ColumnChoice
+from fedpca.rows.cells import open_cells
+from fedpca.rows.choice import ALL_CELLS, ALL_COLUMNS, ColumnChoice
 from fedpca.rows.files import OPENERS, kind_of, name_of
 from fedpca.rows.h5ad import H5AD
-from fedpca.rows.in_memory import DenseRows, JoinedRows, Rows, SparseRows, is_foreign
+from fedpca.rows.in_memory import DenseRows, JoinedRows, Rows, SparseRows, is_cells, is_foreign
 from fedpca.rows.on_device import device_rows
 from fedpca.rows.partitions import NO_PARTITION, Partition, partition_of
 from fedpca.rows.pieces import PieceRows, Pieces
@@ -58,7 +58,8 @@ def open_rows(source: Any, choice: ColumnChoice = ALL_COLUMNS) -> Rows:
         return PieceRows(source, partial(open_rows, choice=choice))
     if is_cells(source):
         return open_cells(source, choice)
-    choice.cells.refuse_elsewhere()
+    if choice.cells is not ALL_CELLS:
+        choice.cells.refuse_elsewhere()
     if hasattr(source, "__arrow_c_stream__"):
         return TableRows(InMemoryTable(source), choice)
     if choice is not ALL_COLUMNS:
