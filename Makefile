@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # Without compiled files, every process of the tests would compile what it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-fast test-long lint bench clean
+.PHONY: demo test test-fast test-long lint bench docs clean
 
 demo: $(STAMP)
 	$(BIN)/fedpca demo
@@ -46,6 +46,13 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/alternatives.py
 	$(BIN)/python benchmarks/scaling.py
 
+# The site, from the pages that the repository shows and the examples of the gallery; it loads nothing
+# from elsewhere. Any warning stops the build.
+docs: export OPENBLAS_NUM_THREADS := 1
+docs: $(STAMP)
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	@echo "open docs/_build/html/index.html"
+
 $(STAMP): pyproject.toml
 	python3 -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
@@ -53,4 +60,4 @@ $(STAMP): pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
+	rm -rf $(VENV) docs/_build docs/gallery .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*

@@ -51,6 +51,17 @@ class ScreeDisplay(_Drawn):
         The average share of a direction outside the components.
     n_certain : int, optional
         The number of components that the run vouches for, if not all.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import FederatedPCA
+    >>> from fedpca.report import ScreeDisplay
+    >>> rows = np.random.default_rng(0).normal(size=(90, 6)) * [4, 3, 1, 1, 1, 1]
+    >>> pca = FederatedPCA(3).fit({"north": rows[:50], "south": rows[50:]})
+    >>> drawn = ScreeDisplay.from_estimator(pca)
+    >>> drawn.shares.round(2)
+    array([0.58, 0.28, 0.05])
     """
 
     names: Sequence[str]
@@ -114,6 +125,17 @@ class LoadingsDisplay(_Drawn):
         The features, the one with the largest loading first.
     loadings : ndarray of shape (len(features),)
         Their loadings.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import FederatedPCA
+    >>> from fedpca.report import LoadingsDisplay
+    >>> rows = np.random.default_rng(0).normal(size=(90, 6)) * [4, 3, 1, 1, 1, 1]
+    >>> pca = FederatedPCA(3).fit({"north": rows[:50], "south": rows[50:]})
+    >>> drawn = LoadingsDisplay.from_estimator(pca, 0)
+    >>> drawn.features[:2]
+    ['column 0', 'column 1']
     """
 
     component: str
@@ -172,6 +194,17 @@ class ConvergenceDisplay(_Drawn):
         The residual that the solver reported after the round, or NaN.
     megabytes : ndarray of shape (n_rounds,)
         The data exchanged with all sites up to the round.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import FederatedPCA
+    >>> from fedpca.report import ConvergenceDisplay
+    >>> rows = np.random.default_rng(0).normal(size=(90, 6)) * [4, 3, 1, 1, 1, 1]
+    >>> pca = FederatedPCA(3).fit({"north": rows[:50], "south": rows[50:]})
+    >>> drawn = ConvergenceDisplay.from_estimator(pca)
+    >>> drawn.rounds
+    array([1, 2, 3, 4])
     """
 
     rounds: Array
@@ -230,6 +263,17 @@ class SiteSharesDisplay(_Drawn):
         The names of the sites.
     parts : dict of str to ndarray of shape (n_sites,)
         The shares of each part.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import FederatedPCA
+    >>> from fedpca.report import SiteSharesDisplay
+    >>> rows = np.random.default_rng(0).normal(size=(90, 6)) * [4, 3, 1, 1, 1, 1]
+    >>> pca = FederatedPCA(3).fit({"north": rows[:50], "south": rows[50:]})
+    >>> drawn = SiteSharesDisplay.from_estimator(pca)
+    >>> drawn.sites
+    ['north', 'south']
     """
 
     sites: Sequence[str]
@@ -293,6 +337,17 @@ class BiplotDisplay(_Drawn):
         Where their arrows end.
     labels : tuple of str
         The labels of both axes.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import FederatedPCA
+    >>> from fedpca.report import BiplotDisplay
+    >>> rows = np.random.default_rng(0).normal(size=(90, 6)) * [4, 3, 1, 1, 1, 1]
+    >>> pca = FederatedPCA(3).fit({"north": rows[:50], "south": rows[50:]})
+    >>> drawn = BiplotDisplay.from_estimator(pca, rows)
+    >>> drawn.scores.shape
+    (90, 2)
     """
 
     scores: Array

@@ -125,6 +125,16 @@ class Faps:
     start_apart : bool
         Whether copies start one power step away from Z. The published method starts at Z, which reveals
         more.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import FederatedPCA
+    >>> from fedpca.solvers import Faps
+    >>> rows = np.random.default_rng(0).normal(size=(90, 6)) * [4, 3, 1, 1, 1, 1]
+    >>> pca = FederatedPCA(2, solver=Faps(penalty=0.2), random_state=0).fit([rows[:50], rows[50:]])
+    >>> pca.run_.solver, pca.run_.stop_reason
+    ('faps', 'converged')
     """
 
     name: ClassVar[str] = "faps"

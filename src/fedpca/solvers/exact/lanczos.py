@@ -62,6 +62,16 @@ class Lanczos:
         less than their sampling errors, would be different ones in another sample of rows. For them,
         it is enough to come as close as the sampling error. The run then ends with "within-noise", and
         `run_.n_certain` counts the components that are exact.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import FederatedPCA
+    >>> from fedpca.solvers import Lanczos
+    >>> rows = np.random.default_rng(0).normal(size=(90, 6)) * [4, 3, 1, 1, 1, 1]
+    >>> pca = FederatedPCA(2, solver=Lanczos(block=4), random_state=0).fit([rows[:50], rows[50:]])
+    >>> pca.run_.solver, pca.run_.stop_reason
+    ('lanczos', 'exact')
     """
 
     name: ClassVar[str] = "lanczos"

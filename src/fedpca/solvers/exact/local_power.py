@@ -61,6 +61,16 @@ class LocalPower:
         The number of power steps that a site takes in each of the first rounds.
     halve_every : int
         The number of rounds after which the number of steps is halved.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import FederatedPCA
+    >>> from fedpca.solvers import LocalPower
+    >>> rows = np.random.default_rng(0).normal(size=(90, 6)) * [4, 3, 1, 1, 1, 1]
+    >>> pca = FederatedPCA(2, solver=LocalPower(local_steps=4), random_state=0).fit([rows[:50], rows[50:]])
+    >>> pca.run_.solver, pca.run_.stop_reason
+    ('local-power', 'converged')
     """
 
     name: ClassVar[str] = "local-power"

@@ -65,7 +65,18 @@ def script_of_products(plan: RunPlan, most: int, columns: int) -> Script:
 
 @dataclass(frozen=True)
 class SubspaceIteration:
-    """Repeatedly multiply a block by A'A and make it orthonormal."""
+    """Repeatedly multiply a block by A'A and make it orthonormal.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import FederatedPCA
+    >>> from fedpca.solvers import SubspaceIteration
+    >>> rows = np.random.default_rng(0).normal(size=(90, 6)) * [4, 3, 1, 1, 1, 1]
+    >>> pca = FederatedPCA(2, solver=SubspaceIteration(), random_state=0).fit([rows[:50], rows[50:]])
+    >>> pca.run_.solver, pca.run_.stop_reason
+    ('power', 'converged')
+    """
 
     name: ClassVar[str] = "power"
     guarantee: ClassVar[str] = "exact"

@@ -40,7 +40,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tsqr:
-    """Gather the sites' QR factors in one round and decompose them together."""
+    """Gather the sites' QR factors in one round and decompose them together.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import FederatedPCA
+    >>> from fedpca.solvers import Tsqr
+    >>> rows = np.random.default_rng(0).normal(size=(90, 6)) * [4, 3, 1, 1, 1, 1]
+    >>> pca = FederatedPCA(2, solver=Tsqr(), random_state=0).fit([rows[:50], rows[50:]])
+    >>> pca.run_.solver, pca.run_.stop_reason
+    ('tsqr', 'exact')
+    """
 
     name: ClassVar[str] = "tsqr"
     guarantee: ClassVar[str] = "exact"

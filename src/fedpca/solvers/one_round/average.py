@@ -63,6 +63,16 @@ class Average:
         default is three per component.
     weights : "eigenvalues" or "unweighted"
         Whether directions are weighted by their eigenvalues or equally.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import FederatedPCA
+    >>> from fedpca.solvers import Average
+    >>> rows = np.random.default_rng(0).normal(size=(90, 6)) * [4, 3, 1, 1, 1, 1]
+    >>> pca = FederatedPCA(2, solver=Average(site_components=6), random_state=0).fit([rows[:50], rows[50:]])
+    >>> pca.run_.solver, pca.run_.stop_reason
+    ('average', 'exact')
     """
 
     name: ClassVar[str] = "average"

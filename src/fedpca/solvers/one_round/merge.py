@@ -96,6 +96,16 @@ class Merge:
         Whether sites center on their own means, which are then merged too, in one pass and one round.
         Otherwise, they use the common mean, which takes an extra round first. With ``scale``, with
         missing values or weights, or without ``center``, sites never center on their own means.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import FederatedPCA
+    >>> from fedpca.solvers import Merge
+    >>> rows = np.random.default_rng(0).normal(size=(90, 6)) * [4, 3, 1, 1, 1, 1]
+    >>> pca = FederatedPCA(2, solver=Merge(fan_in=2), random_state=0).fit([rows[:50], rows[50:]])
+    >>> pca.run_.solver, pca.run_.stop_reason
+    ('merge', 'exact')
     """
 
     name: ClassVar[str] = "merge"
