@@ -12,6 +12,7 @@ from types import ModuleType
 
 import pytest
 
+import command_line
 import forked
 import pages
 from fedpca.audit.lying import ATTACKS
@@ -140,9 +141,7 @@ def test_the_commands_of_the_readme_exist():
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"^make (\w+)", text, re.MULTILINE):
         assert f"\n{target}:" in makefile
-    shown = subprocess.run(
-        [sys.executable, "-m", "fedpca", "--help"], capture_output=True, text=True
-    )
+    shown = command_line.run("--help")
     for command in re.findall(r"^fedpca (\w+)", text, re.MULTILINE):
         assert command in shown.stdout
 

@@ -116,7 +116,9 @@ class Federation:
             The rows of each site, or a `Site`, keyed by name. Sites in a list are named site-1,
             site-2, and so on.
         n_jobs : int, optional
-            The number of sites that work at the same time, each in a thread; by default, one at a time.
+            The number of sites that work at the same time, each in a thread. By default, one for each
+            thread that BLAS may use, and at most four, if all rows are arrays in memory with up to two
+            million entries and not all of them are tiny. Otherwise one, which uses all threads of BLAS.
         **options
             ``quorum``, ``timeout``, ``journal``, ``on_round``, ``purpose``, ``approval_wait``,
             ``on_waiting``, and ``secure``, as for `Federation`. A site's time limit starts when the

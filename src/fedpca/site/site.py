@@ -30,12 +30,12 @@ from fedpca.errors import (
     PolicyRefused,
     SiteFailed,
 )
-from fedpca.linalg.blas_threads import threads_for_entries
+from fedpca.linalg.blas_threads import jobs_for_entries, threads_for_entries
 from fedpca.protocol.message import Checked, Header, Message, compose, decode, encode
 from fedpca.protocol.plan import AGREE, DECLARE, RunPlan
 from fedpca.protocol.question import Question, find_question
 from fedpca.rows.gaps import ERROR, MISSING, Totals, column_totals
-from fedpca.rows.in_memory import Rows, about_n_rows
+from fedpca.rows.in_memory import DenseRows, Rows, SparseRows, about_n_rows
 from fedpca.rows.one_pass import ProvisionalScatter
 from fedpca.rows.query import Query
 from fedpca.rows.standardized import MAX_CACHE_BYTES, Frame, StandardizedRows, is_read_once
@@ -69,6 +69,17 @@ T = TypeVar("T")
 def cache_share(n_sites: int) -> int:
     """Return the number of bytes that each site in one process may use to cache A'A."""
     return min(MAX_CACHE_BYTES, MAX_PROCESS_CACHE_BYTES // max(1, n_sites))
+
+
+def jobs_for(sites: Sequence[Site]) -> int:
+    """Return how many of the sites in one process should work at a time, each in a thread.
+
+    Only arrays in memory can be read by several threads without waiting for each other.
+    """
+    all_rows = [site.rows for site in sites]
+    if not all(isinstance(rows, DenseRows | SparseRows) for rows in all_rows):
+        return 1
+    return jobs_for_entries([rows.n_rows * rows.n_features for rows in all_rows])
 
 
 class Site:
