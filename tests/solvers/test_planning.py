@@ -186,6 +186,14 @@ def test_many_features_are_planned_from_some_of_them():
     assert plan.rounds == pytest.approx(run.rounds, rel=0.3)
 
 
+def test_with_very_many_components_the_usual_rounds_are_planned():
+    plan = fedpca.plan(10**6, 20_000, 400, sites=9, **QUIET)
+    for name in ("lanczos", "power", "local-power", "faps"):
+        usual = SOLVERS[name].usual_rounds(10**6, 20_000, 400)
+        assert plan[name].solver_rounds == sum(usual.values())
+        assert plan[name].is_possible
+
+
 def test_auto_takes_what_the_plan_says():
     for d, k in ((20, 3), (300, 2), (900, 2)):
         plan = fedpca.plan(4000, d, k, solvers=["covariance", "lanczos"], **QUIET)
