@@ -64,6 +64,7 @@ def test_the_public_names_are_these():
         "FederatedPCA",
         "Federation",
         "FedpcaError",
+        "Genotypes",
         "PersonalizedPCA",
         "Policy",
         "Privacy",
@@ -74,8 +75,11 @@ def test_the_public_names_are_these():
         "__version__",
         "diagnose",
         "load",
+        "plan",
         "question",
         "search_ranks",
+        "to_anndata",
+        "verify",
     ]
     for name in fedpca.__all__:
         assert getattr(fedpca, name).__doc__

@@ -53,7 +53,7 @@ SHARES = ("explained_energy", "explained_in_summary")
 TRIANGLES, FLIPPED = "flipped_triangles", "flipped_product"
 SQUARES = "column_squares"
 FLIPS = (SQUARES, "draw_signs", TRIANGLES, FLIPPED)
-MOMENTS = ("column_names", "count_and_sum", "squares", "standardize")
+MOMENTS = ("column_names", "use_variants", "count_and_sum", "squares", "standardize")
 BESIDE = (*MOMENTS, *FLIPS, "energy_within", *SHARES)
 
 

@@ -24,6 +24,7 @@ COMMANDS = (
     "summarize",
     "merge",
     "info",
+    "verify",
     "plot",
     "diagnose",
     "report",

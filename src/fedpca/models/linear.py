@@ -25,7 +25,9 @@ import numpy as np
 from fedpca.arrays import Array, Arrays
 from fedpca.errors import FileError, InputError
 from fedpca.linalg.dense import fix_signs
+from fedpca.rows.genotypes import GenotypeRows
 from fedpca.rows.in_memory import is_sparse
+from fedpca.rows.variant_products import VariantProducts
 from fedpca.storage.tensor_file import check_features, check_file_arrays, read_arrays, write_arrays
 
 ROUNDING = 1e-12  # share of variance that may be rounding
@@ -88,12 +90,14 @@ class Model:
 
     def transform(self, X: Any, *, whiten: bool = False) -> Array:
         """Return the scores of rows, ``(n, k)``, scaled to unit variance if ``whiten`` is true."""
-        directions = (self.components / self.scale).T
-        if whiten:
-            directions = directions / self._deviations()
+        directions = self._directions(whiten)
         if is_sparse(X):  # subtracting the mean first would fill in the zeros
             return np.asarray(X @ directions - self.mean @ directions)
         return np.asarray((X - self.mean) @ directions)
+
+    def transform_genotypes(self, rows: GenotypeRows, *, whiten: bool = False) -> Array:
+        """Return the scores of samples, ``(n, k)``; missing genotypes take the mean."""
+        return VariantProducts(rows, self.mean, self.mean).scores(self._directions(whiten))
 
     def inverse_transform(self, scores: Array, *, whiten: bool = False) -> Array:
         """Return the rows, ``(n, d)``, with these scores and nothing outside the components."""
@@ -176,6 +180,11 @@ class Model:
         return np.asarray(
             self.explained_variance > rounding * self.explained_variance.max(initial=0)
         )
+
+    def _directions(self, whiten: bool) -> Array:
+        """Return what centered rows are multiplied by, ``(d, k)``."""
+        directions = (self.components / self.scale).T
+        return np.asarray(directions / self._deviations() if whiten else directions)
 
     def _deviations(self) -> Array:
         """Return the standard deviations of scores, kept away from zero as in scikit-learn."""

@@ -26,6 +26,7 @@ from fedpca.solvers.robust import program as _robust  # noqa: F401
 from fedpca.solvers.robust.dcf import Dcf
 from fedpca.solvers.robust.hard import Threshold
 from fedpca.solvers.robust.soft import LeastSquares
+from fedpca.solvers.verification import verify_script as _verify_script  # noqa: F401
 
 __all__ = [
     "SOLVERS",

@@ -30,9 +30,9 @@ from fedpca.protocol.question import question
 from fedpca.protocol.script import Script
 from fedpca.rows.devices import DEVICE_NAMES, find_device, is_device_name, top_eigen_on
 from fedpca.solvers.contract import Problem, Solution, after_moments, moments_and_rank
-from fedpca.solvers.costs import triangle_bytes
+from fedpca.solvers.costs import Asked, Rounds, Sizes, usual_bytes
 from fedpca.solvers.sign_flips import draw_signs, flips_order
-from fedpca.solvers.standardize import SCALES, own_frame
+from fedpca.solvers.standardize import SCALES, moments_asked, own_frame
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
@@ -57,7 +57,8 @@ class Covariance:
     >>> from fedpca import FederatedPCA
     >>> from fedpca.solvers import Covariance
     >>> rows = np.random.default_rng(0).normal(size=(90, 6)) * [4, 3, 1, 1, 1, 1]
-    >>> pca = FederatedPCA(2, solver=Covariance(), random_state=0).fit([rows[:50], rows[50:]])
+    >>> sites = [rows[:50], rows[50:]]
+    >>> pca = FederatedPCA(2, solver=Covariance(), random_state=0).fit(sites)
     >>> pca.run_.solver, pca.run_.stop_reason
     ('covariance', 'exact')
     """
@@ -73,7 +74,10 @@ class Covariance:
             raise InputError(f"device={self.device!r} must be {DEVICE_NAMES}, or None for numpy")
 
     def bytes_per_site(self, n: int, d: int, k: int) -> int:
-        return triangle_bytes(d, k)
+        return usual_bytes(self, n, d, k)
+
+    def asks(self, sizes: Sizes, rounds: Rounds) -> list[Asked]:
+        return [*moments_asked(sizes), Asked(covariance_triangle)]
 
     def script(self, plan: RunPlan) -> Script:
         looks = (draw_signs.name,)
