@@ -260,8 +260,9 @@ class TestSecret:
         assert resumed.components_.tobytes() == whole.components_.tobytes()
 
 
-@pytest.mark.parametrize(("n", "d"), first_of([(30, 400), (400, 30), (900, 800), (3000, 1500)], 3))
-def test_the_floor_without_rows_is_that_of_unrelated_columns(n, d):
+@pytest.mark.parametrize("shape", first_of([(30, 400), (400, 30), (900, 800), (3000, 1500)], 3))
+def test_the_floor_without_rows_is_that_of_unrelated_columns(shape):
+    n, d = shape
     rng = np.random.default_rng(6)
     A = rng.standard_normal((n, d)) * rng.uniform(0.5, 2, d)
     A -= A.mean(axis=0)
