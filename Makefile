@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # Without compiled files, every process of the tests would compile what it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-fast test-long lint bench clean
+.PHONY: demo test test-fast test-long lint bench docs clean
 
 demo: $(STAMP)
 	$(BIN)/fedpca demo
@@ -15,6 +15,7 @@ demo: $(STAMP)
 # other's way. The order is that of tests/conftest.py.
 test: export OPENBLAS_NUM_THREADS := 1
 test: $(STAMP)
+	.ci/system-packages
 	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not long" --durations=25 \
 		--cov --cov-report=term-missing:skip-covered
 
@@ -47,6 +48,14 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/peers.py
 	$(BIN)/python benchmarks/alternatives.py
 	$(BIN)/python benchmarks/scaling.py
+	$(BIN)/python benchmarks/genotypes.py
+
+# The site, from the pages that the repository shows and the examples of the gallery; it loads nothing
+# from elsewhere. Any warning stops the build.
+docs: export OPENBLAS_NUM_THREADS := 1
+docs: $(STAMP)
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	@echo "open docs/_build/html/index.html"
 
 $(STAMP): pyproject.toml
 	python3 -m venv $(VENV)
@@ -55,4 +64,4 @@ $(STAMP): pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
+	rm -rf $(VENV) docs/_build docs/gallery .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*

@@ -10,7 +10,7 @@ the peak while fitting beyond what the process held before, rows included, and a
 for Spark. Processor seconds, of all threads and of Java, say more on a busy machine; set
 OPENBLAS_NUM_THREADS=1 and OMP_NUM_THREADS=1 for all to use one thread. The angle is that between the
 components found and those of an exact decomposition in float64, as the sine of the largest one. The
-command says which peers are not installed, and why a peer cannot do a case.
+table says which peers are not installed, and why a peer cannot do a case.
 """
 
 from __future__ import annotations

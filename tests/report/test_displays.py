@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import matplotlib as mpl
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
@@ -20,7 +18,6 @@ from fedpca.report import (
 )
 from fedpca.report.displays import apart
 
-mpl.use("Agg")
 PARTS = {"north": ROWS[:30], "south": ROWS[30:]}
 
 
@@ -29,20 +26,30 @@ def fitted():
     return FederatedPCA(3, solver="lanczos", random_state=0).fit(PARTS)
 
 
+@pytest.fixture(scope="module")
+def pyplot():
+    """Matplotlib, which takes a second to import, without a window."""
+    import matplotlib as mpl
+    import matplotlib.pyplot as plt
+
+    mpl.use("Agg")
+    return plt
+
+
 @pytest.fixture(autouse=True)
-def close_figures():
+def close_figures(pyplot):
     yield
-    plt.close("all")
+    pyplot.close("all")
 
 
-def test_a_scree_plot_has_a_bar_for_each_component(fitted):
+def test_a_scree_plot_has_a_bar_for_each_component(fitted, pyplot):
     drawn = ScreeDisplay.from_estimator(fitted)
     heights = [bar.get_height() for bar in drawn.ax_.patches]
     np.testing.assert_allclose(heights, fitted.explained_variance_ratio_)
     line = drawn.ax_.get_lines()[0].get_ydata()
     np.testing.assert_allclose(line, np.cumsum(fitted.explained_variance_ratio_))
     assert drawn.figure_ is drawn.ax_.figure
-    _, own = plt.subplots()
+    _, own = pyplot.subplots()
     assert drawn.plot(own).ax_ is own
 
 

@@ -61,6 +61,16 @@ class Federation:
     secure : bool
         Whether sums are secure: the coordinator can read the total over all sites, and nothing about a
         single one. This requires the extra ``privacy``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import FederatedPCA, Federation
+    >>> rng = np.random.default_rng(0)
+    >>> sites = {"north": rng.normal(size=(50, 4)), "south": rng.normal(size=(30, 4))}
+    >>> federation = Federation.local(sites, quorum=1)  # one site may fail
+    >>> FederatedPCA(2).fit(federation).run_.sites
+    ('north', 'south')
     """
 
     def __init__(
@@ -107,8 +117,8 @@ class Federation:
             site-2, and so on.
         n_jobs : int, optional
             The number of sites that work at the same time, each in a thread. By default, one for each
-            thread that BLAS may use, if all rows are arrays in memory with up to two million entries
-            and not all of them are tiny; otherwise one, which uses all threads of BLAS.
+            thread that BLAS may use, and at most four, if all rows are arrays in memory with up to two
+            million entries and not all of them are tiny. Otherwise one, which uses all threads of BLAS.
         **options
             ``quorum``, ``timeout``, ``journal``, ``on_round``, ``purpose``, ``approval_wait``,
             ``on_waiting``, and ``secure``, as for `Federation`. A site's time limit starts when the
@@ -294,6 +304,10 @@ class Federation:
     def report_influence(self, kind: str, values: Mapping[str, float]) -> None:
         """Record one number about each site's part in the result, as in `RunRecord.influence`."""
         self.record.add_influence(kind, values)
+
+    def report_log_normalized(self, target: float) -> None:
+        """Record the sum to which all sites normalize their cells, or zero if they do not."""
+        self.record.log_normalized = target
 
     def rng(self) -> np.random.Generator:
         """Return a random generator that depends only on the run's seed and the round."""

@@ -17,8 +17,19 @@ from fedpca.arrays import Array
 from fedpca.coordinator.record import RunRecord
 from fedpca.errors import InputError
 from fedpca.estimators import PersonalizedPCA
+from fedpca.estimators.diagnosis import Diagnosis
+from fedpca.linalg.rank_rules import RankComparison
 from fedpca.report.contents import Fitted, components_of, feature_names
-from fedpca.report.drawing import BLUE, COLORS, GRAY, HATCHES, MARKERS, ORANGE, new_axes
+from fedpca.report.drawing import (
+    BLUE,
+    COLORS,
+    GRAY,
+    HATCHES,
+    MARKERS,
+    ORANGE,
+    mark_ranks,
+    new_axes,
+)
 from fedpca.summary.summary import Summary
 
 MAX_BARS = 40  # components in a scree plot
@@ -26,7 +37,7 @@ MAX_POINTS = 20_000  # rows of a biplot
 ELLIPSE_SHARE = 0.95  # of a site's rows, if they were normally distributed
 
 
-class _Drawn:
+class Drawn:
     """What all displays have in common once they are drawn."""
 
     ax_: Any
@@ -38,7 +49,7 @@ class _Drawn:
 
 
 @dataclass
-class ScreeDisplay(_Drawn):
+class ScreeDisplay(Drawn):
     """The share of variance that each component explains, and that all up to it explain.
 
     Parameters
@@ -51,16 +62,48 @@ class ScreeDisplay(_Drawn):
         The average share of a direction outside the components.
     n_certain : int, optional
         The number of components that the run vouches for, if not all.
+    ranks : RankComparison, optional
+        How many components each rule finds, which are marked.
+    n_kept : int, optional
+        The number of components that the model has, if more are drawn.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import FederatedPCA
+    >>> from fedpca.report import ScreeDisplay
+    >>> rows = np.random.default_rng(0).normal(size=(90, 6)) * [4, 3, 1, 1, 1, 1]
+    >>> pca = FederatedPCA(3).fit({"north": rows[:50], "south": rows[50:]})
+    >>> drawn = ScreeDisplay.from_estimator(pca)
+    >>> drawn.shares.round(2)
+    array([0.58, 0.28, 0.05])
     """
 
     names: Sequence[str]
     shares: Array
     noise_share: float | None = None
     n_certain: int | None = None
+    ranks: RankComparison | None = None
+    n_kept: int | None = None
 
     @classmethod
-    def from_estimator(cls, fitted: Fitted | Summary, *, ax: Any = None) -> Self:
-        """Draw the components of a fitted estimator or a summary."""
+    def from_estimator(
+        cls, fitted: Fitted | Summary, *, diagnosis: Diagnosis | None = None, ax: Any = None
+    ) -> Self:
+        """Draw the components of a fitted estimator or a summary.
+
+        With the `Diagnosis` of a `FederatedPCA`, the variances beyond its components are drawn too, and
+        what each rank rule says.
+        """
+        if diagnosis is not None:
+            most = min(
+                MAX_BARS,
+                max([2 * len(diagnosis.model.components_), *diagnosis.ranks.ranks.values()]) + 2,
+            )
+            shares = diagnosis.variances[:most] / (diagnosis.total_variance or 1.0)
+            names = [str(i) for i in range(1, len(shares) + 1)]
+            n_kept = len(diagnosis.model.components_)
+            return cls(names, shares, ranks=diagnosis.ranks, n_kept=n_kept).plot(ax)
         components = [c for c in components_of(fitted) if c.site is None][:MAX_BARS]
         shares = np.array([c.share for c in components])
         noise = getattr(fitted, "noise_variance_", None)
@@ -78,7 +121,11 @@ class ScreeDisplay(_Drawn):
         """Draw bars for the components and a line for their cumulative share."""
         ax = new_axes(ax)
         positions = np.arange(1, len(self.shares) + 1)
-        ax.bar(positions, self.shares, color=BLUE, label="this component")
+        k = len(positions) if self.n_kept is None else self.n_kept
+        ax.bar(positions[:k], self.shares[:k], color=BLUE, label="this component")
+        if k < len(positions):
+            style = {"color": "white", "edgecolor": BLUE, "hatch": "//"}
+            ax.bar(positions[k:], self.shares[k:], label="not in the model", **style)
         ax.plot(
             positions,
             np.cumsum(self.shares),
@@ -98,12 +145,17 @@ class ScreeDisplay(_Drawn):
         if few:
             ax.set_xticklabels(self.names)
         ax.set(xlabel="component", ylabel="share of variance", ylim=(0, 1.02))
+        if self.ranks is not None:
+            shown = {name: k for name, k in self.ranks.ranks.items() if k <= len(positions)}
+            median = self.ranks.consensus
+            is_shown = median is not None and median <= len(positions)
+            mark_ranks(ax, shown, median if is_shown else None)
         ax.legend(frameon=False, fontsize=8)
         return self._keep(ax)
 
 
 @dataclass
-class LoadingsDisplay(_Drawn):
+class LoadingsDisplay(Drawn):
     """The features with the largest loadings on a component.
 
     Parameters
@@ -114,6 +166,17 @@ class LoadingsDisplay(_Drawn):
         The features, the one with the largest loading first.
     loadings : ndarray of shape (len(features),)
         Their loadings.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import FederatedPCA
+    >>> from fedpca.report import LoadingsDisplay
+    >>> rows = np.random.default_rng(0).normal(size=(90, 6)) * [4, 3, 1, 1, 1, 1]
+    >>> pca = FederatedPCA(3).fit({"north": rows[:50], "south": rows[50:]})
+    >>> drawn = LoadingsDisplay.from_estimator(pca, 0)
+    >>> drawn.features[:2]
+    ['column 0', 'column 1']
     """
 
     component: str
@@ -161,7 +224,7 @@ class LoadingsDisplay(_Drawn):
 
 
 @dataclass
-class ConvergenceDisplay(_Drawn):
+class ConvergenceDisplay(Drawn):
     """The residual after each round, and the bytes that crossed up to it.
 
     Parameters
@@ -172,6 +235,17 @@ class ConvergenceDisplay(_Drawn):
         The residual that the solver reported after the round, or NaN.
     megabytes : ndarray of shape (n_rounds,)
         The data exchanged with all sites up to the round.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import FederatedPCA
+    >>> from fedpca.report import ConvergenceDisplay
+    >>> rows = np.random.default_rng(0).normal(size=(90, 6)) * [4, 3, 1, 1, 1, 1]
+    >>> pca = FederatedPCA(3).fit({"north": rows[:50], "south": rows[50:]})
+    >>> drawn = ConvergenceDisplay.from_estimator(pca)
+    >>> drawn.rounds
+    array([1, 2, 3, 4])
     """
 
     rounds: Array
@@ -221,7 +295,7 @@ class ConvergenceDisplay(_Drawn):
 
 
 @dataclass
-class SiteSharesDisplay(_Drawn):
+class SiteSharesDisplay(Drawn):
     """How much of each site's variance is explained: by shared and local components, or by all.
 
     Parameters
@@ -230,6 +304,17 @@ class SiteSharesDisplay(_Drawn):
         The names of the sites.
     parts : dict of str to ndarray of shape (n_sites,)
         The shares of each part.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import FederatedPCA
+    >>> from fedpca.report import SiteSharesDisplay
+    >>> rows = np.random.default_rng(0).normal(size=(90, 6)) * [4, 3, 1, 1, 1, 1]
+    >>> pca = FederatedPCA(3).fit({"north": rows[:50], "south": rows[50:]})
+    >>> drawn = SiteSharesDisplay.from_estimator(pca)
+    >>> drawn.sites
+    ['north', 'south']
     """
 
     sites: Sequence[str]
@@ -278,7 +363,7 @@ class SiteSharesDisplay(_Drawn):
 
 
 @dataclass
-class BiplotDisplay(_Drawn):
+class BiplotDisplay(Drawn):
     """Rows and features on two components; the rows must be the caller's own.
 
     Parameters
@@ -293,6 +378,17 @@ class BiplotDisplay(_Drawn):
         Where their arrows end.
     labels : tuple of str
         The labels of both axes.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import FederatedPCA
+    >>> from fedpca.report import BiplotDisplay
+    >>> rows = np.random.default_rng(0).normal(size=(90, 6)) * [4, 3, 1, 1, 1, 1]
+    >>> pca = FederatedPCA(3).fit({"north": rows[:50], "south": rows[50:]})
+    >>> drawn = BiplotDisplay.from_estimator(pca, rows)
+    >>> drawn.scores.shape
+    (90, 2)
     """
 
     scores: Array

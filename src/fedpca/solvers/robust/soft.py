@@ -88,7 +88,22 @@ class Auto:
 
 @dataclass(frozen=True)
 class LeastSquares:
-    """Lower soft thresholds and a ridge in each round; this needs only a bound on the rank."""
+    """Lower soft thresholds and a ridge in each round; this needs only a bound on the rank.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import RobustPCA
+    >>> from fedpca.solvers import LeastSquares
+    >>> rng = np.random.default_rng(0)
+    >>> rows = rng.normal(size=(60, 2)) @ rng.normal(size=(2, 12))
+    >>> rows[5, 3] += 100
+    >>> sites = [rows[:30], rows[30:]]
+    >>> pca = RobustPCA(2, method=LeastSquares(), random_state=0).fit(sites)
+    >>> worst = pca.outlier_scores(rows).cells.argmax()
+    >>> [int(i) for i in np.unravel_index(worst, rows.shape)]
+    [5, 3]
+    """
 
     name: ClassVar[str] = "least-squares"
     needs_rank: ClassVar[bool] = False
