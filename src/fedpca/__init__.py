@@ -9,6 +9,7 @@ from fedpca.coordinator.federation import Federation
 from fedpca.errors import FedpcaError
 from fedpca.privacy.gaussian import Privacy
 from fedpca.protocol.question import question
+from fedpca.rows.plink_files import Genotypes
 from fedpca.site.policy import Policy
 from fedpca.site.site import Site
 from fedpca.solvers.planning import plan
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
         PersonalizedPCA,
         RobustPCA,
         StreamingPCA,
+        diagnose,
         load,
         search_ranks,
+        to_anndata,
         verify,
     )
 
@@ -29,6 +32,7 @@ __all__ = [
     "FederatedPCA",
     "Federation",
     "FedpcaError",
+    "Genotypes",
     "PersonalizedPCA",
     "Policy",
     "Privacy",
@@ -37,10 +41,12 @@ __all__ = [
     "StreamingPCA",
     "Summary",
     "__version__",
+    "diagnose",
     "load",
     "plan",
     "question",
     "search_ranks",
+    "to_anndata",
     "verify",
 ]
 

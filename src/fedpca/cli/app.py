@@ -26,6 +26,7 @@ COMMANDS = (
     "info",
     "verify",
     "plot",
+    "diagnose",
     "report",
     "audit",
     "demo",

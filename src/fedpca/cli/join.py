@@ -13,12 +13,19 @@ from fedpca.cli.options import (
     AllowMissing,
     Columns,
     Drop,
+    Extract,
     Id,
     Insecure,
+    Keep,
+    Layer,
+    LogNormalize,
+    MaskVar,
     OnDevice,
     Precision,
     Quiet,
+    cells_of,
     choice_of,
+    genotypes_of,
     read_policy,
 )
 from fedpca.engines.whereabouts import home, with_port
@@ -76,6 +83,11 @@ def join(
     drop: Drop = [],  # noqa: B006
     columns: Columns = [],  # noqa: B006
     id: Id = [],  # noqa: B006
+    keep: Keep = None,
+    extract: Extract = None,
+    layer: Layer = None,
+    mask_var: MaskVar = None,
+    log_normalize: LogNormalize = None,
     allow_missing: AllowMissing = False,
     weight: Annotated[str | None, typer.Option(help="Column with the weight of each row.")] = None,
     device: OnDevice = None,
@@ -140,12 +152,13 @@ def join(
             refuse_unfit(findings)
 
         site = Site(
-            _rows([*data, *(more or [])], database, query),
+            genotypes_of(_rows([*data, *(more or [])], database, query), keep, extract),
             name=site_name,
             policy=rules,
             store=store,
             check=check,
             **choice_of(drop, columns, id),
+            **cells_of(layer, mask_var, log_normalize),
             weight=weight,
             device=device,
             precision=precision,

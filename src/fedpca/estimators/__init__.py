@@ -6,6 +6,8 @@ import os
 from typing import Any
 
 from fedpca.errors import FileError
+from fedpca.estimators.cells import to_anndata
+from fedpca.estimators.diagnosis import diagnose
 from fedpca.estimators.federated import FederatedPCA
 from fedpca.estimators.personalized import PersonalizedPCA
 from fedpca.estimators.rank_search import search_ranks
@@ -19,8 +21,10 @@ __all__ = [
     "PersonalizedPCA",
     "RobustPCA",
     "StreamingPCA",
+    "diagnose",
     "load",
     "search_ranks",
+    "to_anndata",
     "verify",
 ]
 

@@ -19,6 +19,7 @@ from fedpca.rows.in_memory import Rows, checksum
 from fedpca.rows.on_device import rows_on
 from fedpca.rows.open import file_states, open_rows, refuse_gone, state_of
 from fedpca.rows.pieces import Pieces
+from fedpca.rows.plink_files import Genotypes
 from fedpca.rows.query import Query
 from fedpca.rows.weighted import WeightedRows, as_numbers, weight_fingerprint
 
@@ -40,14 +41,20 @@ class Source:
         check: Callable[[Rows], None] | None = None,
         device: str | None = None,
         precision: str | None = None,
+        layer: str | None = None,
+        mask_var: str | None = None,
+        log_normalize: bool | float = False,
     ) -> None:
         self._site, self._check = site, check
         self._query = rows if isinstance(rows, Query) else None
         self._device, self._precision = device, precision
         with _naming_site(site):
             self._given = rows if self._query is None else self._query.fetch()
-            is_chosen = any(option is not None for option in (drop, columns, id))
-            self._choice = ColumnChoice.of(drop, columns, id) if is_chosen else ALL_COLUMNS
+            cells = {"layer": layer, "mask_var": mask_var, "log_normalize": log_normalize}
+            is_chosen = any(option is not None for option in (drop, columns, id, layer, mask_var))
+            is_chosen = is_chosen or log_normalize is not False
+            choice = ColumnChoice.of(drop, columns, id, **cells) if is_chosen else ALL_COLUMNS
+            self._choice = choice
             is_array = weight is not None and not isinstance(weight, str)
             self._weight = as_numbers(weight) if is_array else weight
             self.files = file_states(
@@ -69,6 +76,11 @@ class Source:
         return files_of(self._given)
 
     @property
+    def log_normalized(self) -> float:
+        """Return the sum to which cells are normalized, or zero if they are not."""
+        return self._choice.cells.log_normalize
+
+    @property
     def fingerprint(self) -> str:
         """Return a string that identifies the current rows, so a resumed run can recognize them."""
         return self.fingerprint_of(file_states(self._given))
@@ -76,6 +88,8 @@ class Source:
     def fingerprint_of(self, files: Mapping[Path, str]) -> str:
         """Return the fingerprint of the rows with the files in these states."""
         states = [f"{file.name} {state}" for file, state in files.items()]
+        if isinstance(self._given, Genotypes):
+            states.append(self._given.in_words())
         if states and self._weight is not None:
             states.append(weight_fingerprint(self._weight))
         return "; ".join(

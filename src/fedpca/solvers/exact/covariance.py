@@ -16,7 +16,13 @@ import numpy as np
 from fedpca.arrays import Array, Arrays
 from fedpca.coordinator.federation import Federation
 from fedpca.errors import InputError
-from fedpca.linalg.dense import angle_bounds, pack_triangle, top_eigen, unpack_triangle
+from fedpca.linalg.dense import (
+    angle_bounds,
+    pack_triangle,
+    residual_traces,
+    top_eigen,
+    unpack_triangle,
+)
 from fedpca.linalg.rank_rules import Spectrum
 from fedpca.protocol.message import MAX_BYTES
 from fedpca.protocol.plan import RunPlan
@@ -31,6 +37,7 @@ from fedpca.solvers.standardize import SCALES, moments_asked, own_frame
 if TYPE_CHECKING:
     from fedpca.site.site import Site
 
+MAX_TRACED = 1000  # features up to which the residual is multiplied by itself
 ROWS_PER_FEATURE_TO_KEEP = 4  # with more rows per feature, A'A is much smaller than the rows
 
 
@@ -50,7 +57,8 @@ class Covariance:
     >>> from fedpca import FederatedPCA
     >>> from fedpca.solvers import Covariance
     >>> rows = np.random.default_rng(0).normal(size=(90, 6)) * [4, 3, 1, 1, 1, 1]
-    >>> pca = FederatedPCA(2, solver=Covariance(), random_state=0).fit([rows[:50], rows[50:]])
+    >>> sites = [rows[:50], rows[50:]]
+    >>> pca = FederatedPCA(2, solver=Covariance(), random_state=0).fit(sites)
     >>> pca.run_.solver, pca.run_.stop_reason
     ('covariance', 'exact')
     """
@@ -101,7 +109,9 @@ class Covariance:
         others = 0.0 if len(values) == d else None
         rounding = problem.common.rounding
         bounds = angle_bounds(values, np.zeros(len(values)), k, others=others, rounding=rounding)
-        solution = Solution(moments, V[:, :k], values[:k], energy, "exact")
+        V, values = V[:, :k], values[:k]
+        residual = residual_traces(C, V) if d <= MAX_TRACED else None
+        solution = Solution(moments, V, values, energy, "exact", residual=residual)
         return solution.certified(bounds, problem.angle_tol)
 
 
