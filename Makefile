@@ -15,6 +15,7 @@ demo: $(STAMP)
 # other's way. The order is that of tests/conftest.py.
 test: export OPENBLAS_NUM_THREADS := 1
 test: $(STAMP)
+	.ci/system-packages
 	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not long" --durations=25 \
 		--cov --cov-report=term-missing:skip-covered
 
@@ -45,6 +46,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/peers.py
 	$(BIN)/python benchmarks/alternatives.py
 	$(BIN)/python benchmarks/scaling.py
+	$(BIN)/python benchmarks/genotypes.py
 
 # The site, from the pages that the repository shows and the examples of the gallery; it loads nothing
 # from elsewhere. Any warning stops the build.

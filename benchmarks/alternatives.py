@@ -9,8 +9,8 @@ Each fit runs in a process of its own, which draws the rows, so that its memory 
 the peak while fitting beyond what the process held before, rows included, and all of what Java takes
 for Spark. Processor seconds, of all threads and of Java, say more on a busy machine; set
 OPENBLAS_NUM_THREADS=1 and OMP_NUM_THREADS=1 for all to use one thread. The angle is that between the
-components found and those of an exact decomposition in float64, as the sine of the largest one. A peer
-that is not installed is said to be absent. A peer that cannot do a case is said not to, with the reason.
+components found and those of an exact decomposition in float64, as the sine of the largest one. The
+table says which peers are not installed, and why a peer cannot do a case.
 """
 
 from __future__ import annotations
@@ -134,9 +134,9 @@ def spark(X: Any, k: int) -> np.ndarray:
 
     if X.shape[1] > 5000:
         raise CannotDo(f"needs a matrix of {8e-9 * X.shape[1] ** 2:.1f} GB in one process")
-    session = SparkSession.builder.master("local[2]").config(
-        "spark.driver.memory", "8g"
-    ).getOrCreate()
+    session = (
+        SparkSession.builder.master("local[2]").config("spark.driver.memory", "8g").getOrCreate()
+    )
     import pandas as pd
 
     frame = session.createDataFrame(pd.DataFrame({"x": list(dense_only(X))}))

@@ -242,7 +242,9 @@ def main() -> None:
     twice = compare(2 * n, 1, dict(list(pythons.items())[:1]))
     print(f"memory for twice the rows / for the rows: {twice / once:.2f}")
     if not given.peers:
-        print("dask-ml and Spark were left out; use --peers PYTHON for an environment that has them")
+        print(
+            "dask-ml and Spark were left out; use --peers PYTHON for an environment that has them"
+        )
 
 
 if __name__ == "__main__":

@@ -36,7 +36,6 @@ from exact import peak_resident
 from fedpca import FederatedPCA, Federation, question
 from fedpca.linalg.blas_threads import threads_for_entries
 
-
 Clock = Callable[[], float]
 
 

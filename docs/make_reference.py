@@ -84,6 +84,13 @@ GROUPS = (
             ("fedpca.models.robust", "OutlierScores"),
             ("fedpca.models.site_similarity", "ClusterEvidence"),
             ("fedpca.estimators.rank_search", "RankSearch"),
+            ("fedpca.estimators.diagnosis", "Diagnosis"),
+            ("fedpca.linalg.rank_rules", "RankComparison"),
+            ("fedpca.solvers.site_map", "SiteMap"),
+            ("fedpca.solvers.site_map", "SiteOnMap"),
+            ("fedpca.models.control", "ControlLimits"),
+            ("fedpca.models.control", "RowFlags"),
+            ("fedpca.models.features", "FeatureTable"),
         ],
     ),
     Group(

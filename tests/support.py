@@ -43,6 +43,15 @@ def first_of(values, n=1):
     ]
 
 
+def every_other(rows, columns):
+    """All pairs, of which every other is left to `make test-long`; each value is tried with some."""
+    return [
+        pytest.param(row, column, marks=pytest.mark.long if (i + j) % 2 else ())
+        for i, row in enumerate(rows)
+        for j, column in enumerate(columns)
+    ]
+
+
 def solver_with(name, **options):
     """A solver of the catalogue with options of its own."""
     return type(SOLVERS[name])(**options)

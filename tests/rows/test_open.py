@@ -17,7 +17,7 @@ from fedpca import FederatedPCA, Federation, Site
 from fedpca.errors import InputError, QuorumLost
 from fedpca.linalg.dense import sine_of_angle
 from fedpca.rows import in_memory
-from fedpca.rows.files import OPENERS
+from fedpca.rows.files import BED, OPENERS
 from fedpca.rows.in_memory import checksum
 from fedpca.rows.open import file_states, open_rows
 from support import NAMES, gapped_rows, write_rows
@@ -63,7 +63,7 @@ def test_every_kind_in_memory_gives_the_same_rows(kind, block_size):
     assert checksum(opened) == checksum(open_rows(source))
 
 
-@pytest.mark.parametrize("kind", OPENERS)
+@pytest.mark.parametrize("kind", [kind for kind in OPENERS if kind != BED])
 def test_every_kind_of_file_gives_the_same_rows(kind, tmp_path, block_size):
     path = write_rows(tmp_path, kind, X)
     np.testing.assert_array_equal(everything(path), X)
@@ -229,17 +229,17 @@ def test_a_file_that_cannot_be_rows_says_why_and_where(make, text, tmp_path):
 
 @pytest.mark.slow
 def test_a_word_deep_in_a_csv_file_is_not_quoted(tmp_path):
-    lines = ["a,b"] + ["1,2"] * 600_000 + ["3,secret"]
+    lines = ["a,b"] + ["1,2"] * 300_000 + ["3,secret"]  # more than one block
     path = _text(tmp_path / "x.csv", "\n".join(lines))
-    with pytest.raises(InputError, match="line 600002, column b contains a value") as error:
+    with pytest.raises(InputError, match="line 300002, column b contains a value") as error:
         FederatedPCA(1).fit([str(path)])
     assert "secret" not in str(error.value)
 
 
 @pytest.mark.slow
 def test_a_csv_whose_line_is_too_short_is_refused(tmp_path):
-    path = _text(tmp_path / "x.csv", "\n".join(["a,b"] + ["1,2"] * 600_000 + ["3"]))
-    with pytest.raises(InputError, match="line 600002 has 1 fields, but the header has 2"):
+    path = _text(tmp_path / "x.csv", "\n".join(["a,b"] + ["1,2"] * 300_000 + ["3"]))
+    with pytest.raises(InputError, match="line 300002 has 1 fields, but the header has 2"):
         FederatedPCA(1).fit([str(path)])
 
 

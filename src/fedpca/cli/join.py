@@ -13,8 +13,10 @@ from fedpca.cli.options import (
     AllowMissing,
     Columns,
     Drop,
+    Extract,
     Id,
     Insecure,
+    Keep,
     Layer,
     LogNormalize,
     MaskVar,
@@ -23,6 +25,7 @@ from fedpca.cli.options import (
     Quiet,
     cells_of,
     choice_of,
+    genotypes_of,
     read_policy,
 )
 from fedpca.engines.whereabouts import home, with_port
@@ -80,6 +83,8 @@ def join(
     drop: Drop = [],  # noqa: B006
     columns: Columns = [],  # noqa: B006
     id: Id = [],  # noqa: B006
+    keep: Keep = None,
+    extract: Extract = None,
     layer: Layer = None,
     mask_var: MaskVar = None,
     log_normalize: LogNormalize = None,
@@ -147,7 +152,7 @@ def join(
             refuse_unfit(findings)
 
         site = Site(
-            _rows([*data, *(more or [])], database, query),
+            genotypes_of(_rows([*data, *(more or [])], database, query), keep, extract),
             name=site_name,
             policy=rules,
             store=store,

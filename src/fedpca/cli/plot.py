@@ -12,7 +12,7 @@ from fedpca.cli.console import exit_codes, refuse_overwriting, say
 from fedpca.cli.options import Force, Quiet
 from fedpca.errors import InputError
 from fedpca.estimators import load
-from fedpca.report import displays
+from fedpca.report import diagnostic_displays, displays
 from fedpca.report.drawing import check_plot_file, save_figure
 from fedpca.summary.file import is_summary
 from fedpca.summary.summary import Summary
@@ -26,6 +26,7 @@ class Kind(StrEnum):
     biplot = "biplot"
     sites = "sites"
     convergence = "convergence"
+    control = "control"
 
 
 def plot(
@@ -35,7 +36,8 @@ def plot(
         typer.Argument(
             help="scree: the variance of each component. loadings: the features of one. biplot: rows "
             "of your own and features on two. sites: how much of each site's variance is explained. "
-            "convergence: the rounds of the fit."
+            "convergence: the rounds of the fit. control: T2 and Q of rows of your own, and their "
+            "limits."
         ),
     ],
     output: Annotated[
@@ -48,7 +50,8 @@ def plot(
         ),
     ] = [],  # noqa: B006
     rows: Annotated[
-        str | None, typer.Option(help="File with rows of your own, for a biplot.")
+        str | None,
+        typer.Option(help="File with rows of your own, for a biplot or a control chart."),
     ] = None,
     features: Annotated[int | None, typer.Option(min=1, help="How many features to draw.")] = None,
     force: Force = False,
@@ -56,8 +59,8 @@ def plot(
 ) -> None:
     """Draw what a model or summary found, and write the plot to a file.
 
-    Only a biplot shows single rows, and it takes them from a file of yours. This requires the extra
-    ``plot``.
+    Only biplots and control charts show single rows, and they take them from a file of yours. This
+    requires the extra ``plot``.
     """
     with exit_codes():
         check_plot_file(output)
@@ -74,6 +77,8 @@ def plot(
             drawn = displays.ConvergenceDisplay.from_estimator(fitted)
         elif kind is Kind.sites:
             drawn = displays.SiteSharesDisplay.from_estimator(fitted)
+        elif kind is Kind.control:
+            drawn = diagnostic_displays.ControlChartDisplay.from_estimator(fitted, rows)
         else:
             if chosen:
                 more["components"] = tuple(chosen)
@@ -92,9 +97,9 @@ def _refuse_unused(kind: Kind, chosen: list[int], rows: str | None, more: dict[s
         )
     if more and not most:
         raise InputError(f"--features has no effect on {kind.value}; omit it")
-    if (rows is None) == (kind is Kind.biplot):
+    if (rows is None) == (kind in (Kind.biplot, Kind.control)):
         raise InputError(
-            "a biplot shows rows of your own; name their file with --rows"
+            f"{kind.value} shows rows of your own; name their file with --rows"
             if rows is None
             else f"--rows has no effect on {kind.value}; omit it"
         )

@@ -117,8 +117,8 @@ class Federation:
             site-2, and so on.
         n_jobs : int, optional
             The number of sites that work at the same time, each in a thread. By default, one for each
-            thread that BLAS may use, if all rows are arrays in memory with up to two million entries
-            and not all of them are tiny; otherwise one, which uses all threads of BLAS.
+            thread that BLAS may use, and at most four, if all rows are arrays in memory with up to two
+            million entries and not all of them are tiny. Otherwise one, which uses all threads of BLAS.
         **options
             ``quorum``, ``timeout``, ``journal``, ``on_round``, ``purpose``, ``approval_wait``,
             ``on_waiting``, and ``secure``, as for `Federation`. A site's time limit starts when the

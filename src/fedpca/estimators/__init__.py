@@ -7,11 +7,13 @@ from typing import Any
 
 from fedpca.errors import FileError
 from fedpca.estimators.cells import to_anndata
+from fedpca.estimators.diagnosis import diagnose
 from fedpca.estimators.federated import FederatedPCA
 from fedpca.estimators.personalized import PersonalizedPCA
 from fedpca.estimators.rank_search import search_ranks
 from fedpca.estimators.robust import RobustPCA
 from fedpca.estimators.streaming import StreamingPCA
+from fedpca.estimators.verifying import verify
 from fedpca.storage.tensor_file import read_arrays
 
 __all__ = [
@@ -19,9 +21,11 @@ __all__ = [
     "PersonalizedPCA",
     "RobustPCA",
     "StreamingPCA",
+    "diagnose",
     "load",
     "search_ranks",
     "to_anndata",
+    "verify",
 ]
 
 

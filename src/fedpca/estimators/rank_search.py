@@ -184,16 +184,16 @@ def _rows(X: Any, sites: Any) -> dict[str, Any]:
         )
     if not is_many_sites(X):
         X, sites = without_labels(X, sites)
-        table = _in_memory("the rows", open_rows(X), None)
+        table = in_memory("the rows", open_rows(X), None)
         labels = ["all"] * table.shape[0] if sites is None else sites
         return rows_by_label(table, labels)
     named = X if isinstance(X, Mapping) else {f"site-{i}": rows for i, rows in enumerate(X, 1)}
     opened = {str(name): open_rows(rows) for name, rows in named.items()}
     first = next(iter(opened.values())).features
-    return {name: _in_memory(f"site {name!r}", rows, first) for name, rows in opened.items()}
+    return {name: in_memory(f"site {name!r}", rows, first) for name, rows in opened.items()}
 
 
-def _in_memory(where: str, rows: Rows, features: Sequence[str] | None) -> Any:
+def in_memory(where: str, rows: Rows, features: Sequence[str] | None) -> Any:
     """Read rows into memory; if columns have names, put them in the order of ``features``."""
     _, sums = column_sums(rows)
     if not np.isfinite(sums).all():

@@ -19,6 +19,7 @@ from fedpca.arrays import Array
 
 ONE_THREAD_ENTRIES = 2_000_000  # one thread is as fast as several up to this matrix size
 WORTH_A_THREAD_ENTRIES = 50_000  # products of a smaller matrix are not worth another thread
+MAX_JOBS = 4  # with more threads, most of them wait for Python's lock
 
 
 class threads_for_entries:
@@ -47,7 +48,7 @@ def jobs_for_entries(entries: Sequence[float]) -> int:
     if not entries or max(entries) > ONE_THREAD_ENTRIES:
         return 1
     is_worth = sum(entries) >= WORTH_A_THREAD_ENTRIES * len(entries)
-    return min(n_threads(), len(entries)) if is_worth else 1
+    return min(n_threads(), len(entries), MAX_JOBS) if is_worth else 1
 
 
 def n_threads() -> int:

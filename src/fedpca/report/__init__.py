@@ -1,5 +1,10 @@
 """Present results as tables, plots, and a page."""
 
+from fedpca.report.diagnostic_displays import (
+    ControlChartDisplay,
+    SiteMapDisplay,
+    StabilityDisplay,
+)
 from fedpca.report.displays import (
     BiplotDisplay,
     ConvergenceDisplay,
@@ -10,8 +15,11 @@ from fedpca.report.displays import (
 
 __all__ = [
     "BiplotDisplay",
+    "ControlChartDisplay",
     "ConvergenceDisplay",
     "LoadingsDisplay",
     "ScreeDisplay",
+    "SiteMapDisplay",
     "SiteSharesDisplay",
+    "StabilityDisplay",
 ]

@@ -17,8 +17,19 @@ from fedpca.arrays import Array
 from fedpca.coordinator.record import RunRecord
 from fedpca.errors import InputError
 from fedpca.estimators import PersonalizedPCA
+from fedpca.estimators.diagnosis import Diagnosis
+from fedpca.linalg.rank_rules import RankComparison
 from fedpca.report.contents import Fitted, components_of, feature_names
-from fedpca.report.drawing import BLUE, COLORS, GRAY, HATCHES, MARKERS, ORANGE, new_axes
+from fedpca.report.drawing import (
+    BLUE,
+    COLORS,
+    GRAY,
+    HATCHES,
+    MARKERS,
+    ORANGE,
+    mark_ranks,
+    new_axes,
+)
 from fedpca.summary.summary import Summary
 
 MAX_BARS = 40  # components in a scree plot
@@ -26,7 +37,7 @@ MAX_POINTS = 20_000  # rows of a biplot
 ELLIPSE_SHARE = 0.95  # of a site's rows, if they were normally distributed
 
 
-class _Drawn:
+class Drawn:
     """What all displays have in common once they are drawn."""
 
     ax_: Any
@@ -38,7 +49,7 @@ class _Drawn:
 
 
 @dataclass
-class ScreeDisplay(_Drawn):
+class ScreeDisplay(Drawn):
     """The share of variance that each component explains, and that all up to it explain.
 
     Parameters
@@ -51,6 +62,10 @@ class ScreeDisplay(_Drawn):
         The average share of a direction outside the components.
     n_certain : int, optional
         The number of components that the run vouches for, if not all.
+    ranks : RankComparison, optional
+        How many components each rule finds, which are marked.
+    n_kept : int, optional
+        The number of components that the model has, if more are drawn.
 
     Examples
     --------
@@ -68,10 +83,27 @@ class ScreeDisplay(_Drawn):
     shares: Array
     noise_share: float | None = None
     n_certain: int | None = None
+    ranks: RankComparison | None = None
+    n_kept: int | None = None
 
     @classmethod
-    def from_estimator(cls, fitted: Fitted | Summary, *, ax: Any = None) -> Self:
-        """Draw the components of a fitted estimator or a summary."""
+    def from_estimator(
+        cls, fitted: Fitted | Summary, *, diagnosis: Diagnosis | None = None, ax: Any = None
+    ) -> Self:
+        """Draw the components of a fitted estimator or a summary.
+
+        With the `Diagnosis` of a `FederatedPCA`, the variances beyond its components are drawn too, and
+        what each rank rule says.
+        """
+        if diagnosis is not None:
+            most = min(
+                MAX_BARS,
+                max([2 * len(diagnosis.model.components_), *diagnosis.ranks.ranks.values()]) + 2,
+            )
+            shares = diagnosis.variances[:most] / (diagnosis.total_variance or 1.0)
+            names = [str(i) for i in range(1, len(shares) + 1)]
+            n_kept = len(diagnosis.model.components_)
+            return cls(names, shares, ranks=diagnosis.ranks, n_kept=n_kept).plot(ax)
         components = [c for c in components_of(fitted) if c.site is None][:MAX_BARS]
         shares = np.array([c.share for c in components])
         noise = getattr(fitted, "noise_variance_", None)
@@ -89,7 +121,11 @@ class ScreeDisplay(_Drawn):
         """Draw bars for the components and a line for their cumulative share."""
         ax = new_axes(ax)
         positions = np.arange(1, len(self.shares) + 1)
-        ax.bar(positions, self.shares, color=BLUE, label="this component")
+        k = len(positions) if self.n_kept is None else self.n_kept
+        ax.bar(positions[:k], self.shares[:k], color=BLUE, label="this component")
+        if k < len(positions):
+            style = {"color": "white", "edgecolor": BLUE, "hatch": "//"}
+            ax.bar(positions[k:], self.shares[k:], label="not in the model", **style)
         ax.plot(
             positions,
             np.cumsum(self.shares),
@@ -109,12 +145,17 @@ class ScreeDisplay(_Drawn):
         if few:
             ax.set_xticklabels(self.names)
         ax.set(xlabel="component", ylabel="share of variance", ylim=(0, 1.02))
+        if self.ranks is not None:
+            shown = {name: k for name, k in self.ranks.ranks.items() if k <= len(positions)}
+            median = self.ranks.consensus
+            is_shown = median is not None and median <= len(positions)
+            mark_ranks(ax, shown, median if is_shown else None)
         ax.legend(frameon=False, fontsize=8)
         return self._keep(ax)
 
 
 @dataclass
-class LoadingsDisplay(_Drawn):
+class LoadingsDisplay(Drawn):
     """The features with the largest loadings on a component.
 
     Parameters
@@ -183,7 +224,7 @@ class LoadingsDisplay(_Drawn):
 
 
 @dataclass
-class ConvergenceDisplay(_Drawn):
+class ConvergenceDisplay(Drawn):
     """The residual after each round, and the bytes that crossed up to it.
 
     Parameters
@@ -254,7 +295,7 @@ class ConvergenceDisplay(_Drawn):
 
 
 @dataclass
-class SiteSharesDisplay(_Drawn):
+class SiteSharesDisplay(Drawn):
     """How much of each site's variance is explained: by shared and local components, or by all.
 
     Parameters
@@ -322,7 +363,7 @@ class SiteSharesDisplay(_Drawn):
 
 
 @dataclass
-class BiplotDisplay(_Drawn):
+class BiplotDisplay(Drawn):
     """Rows and features on two components; the rows must be the caller's own.
 
     Parameters

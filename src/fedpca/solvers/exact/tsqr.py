@@ -29,10 +29,10 @@ from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import question
 from fedpca.protocol.script import Script
 from fedpca.solvers.contract import Problem, Solution, after_moments, moments_and_rank
-from fedpca.solvers.costs import triangle_bytes
+from fedpca.solvers.costs import Asked, Rounds, Sizes, usual_bytes
 from fedpca.solvers.influence import SitePart, report_angles
 from fedpca.solvers.sign_flips import draw_signs, flips_order
-from fedpca.solvers.standardize import SCALES, own_frame
+from fedpca.solvers.standardize import SCALES, moments_asked, own_frame
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
@@ -48,7 +48,8 @@ class Tsqr:
     >>> from fedpca import FederatedPCA
     >>> from fedpca.solvers import Tsqr
     >>> rows = np.random.default_rng(0).normal(size=(90, 6)) * [4, 3, 1, 1, 1, 1]
-    >>> pca = FederatedPCA(2, solver=Tsqr(), random_state=0).fit([rows[:50], rows[50:]])
+    >>> sites = [rows[:50], rows[50:]]
+    >>> pca = FederatedPCA(2, solver=Tsqr(), random_state=0).fit(sites)
     >>> pca.run_.solver, pca.run_.stop_reason
     ('tsqr', 'exact')
     """
@@ -58,7 +59,12 @@ class Tsqr:
     seen: ClassVar[tuple[str, ...]] = ("triangular_factor",)
 
     def bytes_per_site(self, n: int, d: int, k: int) -> int:
-        return triangle_bytes(d, k)
+        return usual_bytes(self, n, d, k)
+
+    def asks(self, sizes: Sizes, rounds: Rounds) -> list[Asked]:
+        r = min(sizes.here, sizes.d)
+        entries = r * sizes.d - r * (r - 1) // 2
+        return [*moments_asked(sizes), Asked(triangular_factor, {"entries": entries})]
 
     def script(self, plan: RunPlan) -> Script:
         looks = (draw_signs.name,)
