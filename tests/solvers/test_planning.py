@@ -230,7 +230,7 @@ def test_known_variances_may_recommend_another_solver_than_auto():
         ),
         (Policy(allow=("any",), gather=True, min_count=1), False, set(SOLVERS)),
     ],
-    ids=lambda value: str(value)[:40],
+    ids=["usual", "merge", "many sites", "secure", "any"],
 )
 def test_the_plan_knows_what_a_site_would_say(policy, secure, possible, unrehearsed):
     plan = fedpca.plan(SIZES, 24, 3, policy=policy, secure=secure, **QUIET)
