@@ -13,6 +13,7 @@ import typer
 from fedpca.arrays import Array
 from fedpca.cli.console import err, exit_codes, out, refuse_overwriting
 from fedpca.cli.options import Columns, Drop, Force, Id, Quiet, choice_of
+from fedpca.cli.progress import counting
 from fedpca.errors import InputError
 from fedpca.estimators import RobustPCA
 from fedpca.models.linear import Model, load_model
@@ -20,6 +21,7 @@ from fedpca.models.personalized import is_personalized, load_personalized
 from fedpca.rows.choice import ALL_COLUMNS, ColumnChoice
 from fedpca.rows.columns import distinct_names, some_of
 from fedpca.rows.gaps import filled
+from fedpca.rows.in_memory import about_n_rows
 from fedpca.rows.matching import open_matching, scores_in_blocks
 from fedpca.storage.table_file import check_format, writing_table
 
@@ -50,7 +52,7 @@ def transform(
     with exit_codes():
         refuse_overwriting(output, force)
         choice = ColumnChoice.of(**choice_of(drop, columns, id))
-        n_rows = write_scores(model, file, output, site, choice)
+        n_rows = write_scores(model, file, output, site, choice, quiet=quiet)
         if not quiet:
             out.print(f"Wrote {n_rows:,} rows to {output}")
 
@@ -61,6 +63,8 @@ def write_scores(
     output: Path,
     site: str | None = None,
     choice: ColumnChoice = ALL_COLUMNS,
+    *,
+    quiet: bool = True,
 ) -> int:
     """Write the ids and scores of rows as Parquet or CSV, and return the number of rows.
 
@@ -92,11 +96,14 @@ def write_scores(
     distinct_names([*choice.ids, *names])
     schema = pa.schema([*id_fields, *((name, pa.float64()) for name in names)])
     written = 0
-    with writing_table(output, schema) as writer:
+    about = partial(about_n_rows, rows)
+    with counting(quiet, "rows", about) as on_block, writing_table(output, schema) as writer:
         for scores, ids in scores_in_blocks(rows, score, with_ids=has_ids):
             columns = [*(ids.columns if has_ids else ()), *np.ascontiguousarray(scores.T)]
             writer.write_batch(pa.record_batch(columns, schema=schema))
             written += len(scores)
+            if on_block is not None:
+                on_block(written, "writing scores")
     return written
 
 

@@ -1,17 +1,22 @@
-"""Present results as tables, plots, and a page."""
+"""Present results as tables, plots, and pages."""
 
+from fedpca.report.biplot import BiplotDisplay
 from fedpca.report.displays import (
-    BiplotDisplay,
     ConvergenceDisplay,
     LoadingsDisplay,
     ScreeDisplay,
     SiteSharesDisplay,
 )
+from fedpca.report.parts import PartsDisplay
+from fedpca.report.privacy_displays import LeakDisplay, UtilityDisplay
 
 __all__ = [
     "BiplotDisplay",
     "ConvergenceDisplay",
+    "LeakDisplay",
     "LoadingsDisplay",
+    "PartsDisplay",
     "ScreeDisplay",
     "SiteSharesDisplay",
+    "UtilityDisplay",
 ]

@@ -40,6 +40,11 @@ def feature_names(fitted: Fitted | Summary) -> list[str]:
     return [f"column {j}" for j in range(d)] if names is None else [str(name) for name in names]
 
 
+def n_components_of(fitted: Any) -> int:
+    """Return the number of components of a model, or that a summary was made for."""
+    return int(getattr(fitted, "n_components_", None) or fitted.n_components)
+
+
 def summary_model(summary: Summary) -> Model:
     """Return the leading components of a summary as a model."""
     k = min(summary.n_components, len(summary.singular_values))
