@@ -101,7 +101,7 @@ def test_a_board_says_who_is_online_who_must_approve_and_who_is_lost(board):
     board.show_answer({**asked, "site": "south"})
     assert rows_of(state_of(board))["north"][0] == "asked"
     assert rows_of(state_of(board))["south"][0] == "online"
-    loss = {"site": "west", "round": 1, "question": "", "reason": "no answer\x1b[2J"}
+    loss = {"site": "west", "round": 1, "question": "", "reason": "round 1: no answer\x1b[2J"}
     board.show_round(entry(1), [loss])
     assert rows_of(state_of(board))["west"] == ("lost", "round 1: no answer\\x1b[2J")
     assert next(iter(rows_of(state_of(board)))) == "west"  # which needs attention

@@ -100,7 +100,7 @@ class RunBoard:
         self._unapproved: tuple[str, ...] = ()
         self._pending: set[str] = set()  # sites that have yet to answer the present question
         self._round = 0
-        self._lost: list[tuple[str, int, str]] = []
+        self._lost: list[tuple[str, str]] = []  # sites, and why
         self._residuals: list[tuple[int, float]] = []
         self._bytes: list[tuple[int, int]] = []  # up and down, of each round
         self._outcome: tuple[str, bool] | None = None
@@ -139,7 +139,7 @@ class RunBoard:
             if residual is not None and math.isfinite(residual):
                 self._residuals.append((entry["round"], float(residual)))
             for loss in lost[len(self._lost) :]:
-                self._lost.append((loss["site"], loss["round"], loss["reason"]))
+                self._lost.append((loss["site"], loss["reason"]))
 
     def end(self, text: str, *, is_good: bool) -> None:
         """Keep how the run ended; nothing changes after that."""
@@ -201,12 +201,12 @@ def _sites(
     online: Mapping[str, bool],
     unapproved: Collection[str],
     pending: Collection[str],
-    lost: Sequence[tuple[str, int, str]],
+    lost: Sequence[tuple[str, str]],
     *,
     is_over: bool,
 ) -> dict[str, Any]:
     """Return a line for each site, those first that need somebody's attention."""
-    gone = {name: f"round {number}: {reason}" for name, number, reason in lost}
+    gone = dict(lost)
     waits = set(unapproved)
     lines: list[tuple[int, str, str, str, str]] = []
     for name in dict.fromkeys([*online, *gone]):
