@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # Without compiled files, every process of the tests would compile what it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo browser test test-fast test-long lint bench clean
+.PHONY: demo test test-fast test-long lint bench docs clean
 
 demo: $(STAMP)
 	$(BIN)/fedpca demo
@@ -14,17 +14,10 @@ demo: $(STAMP)
 # More workers than cores, since tests of federations mostly wait; threads of BLAS would only be in each
 # other's way. The order is that of tests/conftest.py.
 test: export OPENBLAS_NUM_THREADS := 1
-test: $(STAMP) browser
+test: $(STAMP)
+	.ci/system-packages
 	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not long" --durations=25 \
 		--cov --cov-report=term-missing:skip-covered
-
-# Reports and the live page are looked at in a real browser. Without one, and without the means to
-# install it, these tests are skipped and say so.
-browser:
-	@command -v chromium >/dev/null || command -v google-chrome >/dev/null \
-		|| { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "installing chromium" \
-		&& apt-get update -qq && apt-get install -y -qq --no-install-recommends \
-		chromium fonts-dejavu-core >/dev/null; } || true
 
 test-fast: export OPENBLAS_NUM_THREADS := 1
 test-fast: $(STAMP)
@@ -53,6 +46,14 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/peers.py
 	$(BIN)/python benchmarks/alternatives.py
 	$(BIN)/python benchmarks/scaling.py
+	$(BIN)/python benchmarks/genotypes.py
+
+# The site, from the pages that the repository shows and the examples of the gallery; it loads nothing
+# from elsewhere. Any warning stops the build.
+docs: export OPENBLAS_NUM_THREADS := 1
+docs: $(STAMP)
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	@echo "open docs/_build/html/index.html"
 
 $(STAMP): pyproject.toml
 	python3 -m venv $(VENV)
@@ -61,4 +62,4 @@ $(STAMP): pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
+	rm -rf $(VENV) docs/_build docs/gallery .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*

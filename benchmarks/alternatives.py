@@ -6,10 +6,11 @@
     python benchmarks/alternatives.py --quick              small sizes, to see that it runs
 
 Each fit runs in a process of its own, which draws the rows, so that its memory is its own. Memory is
-the peak while fitting beyond what the process held before, rows included; what Spark takes in Java is
-not seen. The angle is that between the components found and those of an exact decomposition in float64,
-as the sine of the largest one. A peer that is not installed is said to be absent. A peer that cannot do
-a case is said not to, with the reason.
+the peak while fitting beyond what the process held before, rows included, and all of what Java takes
+for Spark. Processor seconds, of all threads and of Java, say more on a busy machine; set
+OPENBLAS_NUM_THREADS=1 and OMP_NUM_THREADS=1 for all to use one thread. The angle is that between the
+components found and those of an exact decomposition in float64, as the sine of the largest one. The
+table says which peers are not installed, and why a peer cannot do a case.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from family import family, processor_s, resident
 
 LIMIT_S = 600  # for one fit
 # rows, features, components, dtype, and the share of entries that are not zero
@@ -131,14 +134,14 @@ def spark(X: Any, k: int) -> np.ndarray:
 
     if X.shape[1] > 5000:
         raise CannotDo(f"needs a matrix of {8e-9 * X.shape[1] ** 2:.1f} GB in one process")
-    session = SparkSession.builder.master("local[*]").getOrCreate()
+    session = (
+        SparkSession.builder.master("local[2]").config("spark.driver.memory", "8g").getOrCreate()
+    )
     import pandas as pd
 
     frame = session.createDataFrame(pd.DataFrame({"x": list(dense_only(X))}))
     frame = frame.select(array_to_vector("x").alias("x"))
-    found = PCA(k=k, inputCol="x", outputCol="y").fit(frame).pc.toArray().T
-    session.stop()
-    return np.asarray(found)
+    return np.asarray(PCA(k=k, inputCol="x", outputCol="y").fit(frame).pc.toArray().T)
 
 
 def gensim(X: Any, k: int) -> np.ndarray:
@@ -192,12 +195,6 @@ CONTESTANTS: dict[str, tuple[str, Callable[[Any, int], np.ndarray]]] = {
 }
 
 
-def resident(what: str) -> int:
-    """Return the bytes that this process has in memory (VmRSS), or had at most (VmHWM)."""
-    status = Path("/proc/self/status").read_text()
-    return 1024 * int(next(x for x in status.splitlines() if x.startswith(what)).split()[1])
-
-
 def child(name: str, case: str, quick: bool, folder: str) -> None:
     """Fit one contestant; write its components, and print its seconds and memory as JSON."""
     package, fit = CONTESTANTS[name]
@@ -216,16 +213,16 @@ def child(name: str, case: str, quick: bool, folder: str) -> None:
         return
     Path("/proc/self/clear_refs").write_text("5")  # begins a new peak
     before = resident("VmRSS")
-    began = time.perf_counter()
+    began, began_cpu = time.perf_counter(), processor_s()
     try:
         found = fit(X, k)
     except CannotDo as reason:
         print(json.dumps({"cannot": str(reason), "version": version}))
         return
-    seconds = time.perf_counter() - began
-    peak = resident("VmHWM") - before
+    seconds, cpu = time.perf_counter() - began, processor_s() - began_cpu
+    peak = resident("VmHWM") - before + sum(resident("VmHWM", pid) for pid in family()[1:])
     np.save(Path(folder) / "found.npy", np.asarray(found, np.float64))
-    print(json.dumps({"seconds": seconds, "bytes": peak, "version": version}))
+    print(json.dumps({"seconds": seconds, "cpu": cpu, "bytes": peak, "version": version}))
 
 
 def exact(case: str, quick: bool) -> np.ndarray:
@@ -271,7 +268,8 @@ def measure(name: str, case: str, options: argparse.Namespace, truth: np.ndarray
             return f"cannot do this: {told['cannot']}"
         angle = sine(np.load(Path(folder) / "found.npy"), truth)
     return (
-        f"{told['seconds']:9.2f} s {told['bytes'] / 1e6:9.0f} MB {angle:10.1e}   {told['version']}"
+        f"{told['seconds']:9.2f} s {told['cpu']:9.2f} s {told['bytes'] / 1e6:9.0f} MB {angle:10.1e}"
+        f"   {told['version']}"
     )
 
 
@@ -294,7 +292,8 @@ def main() -> None:
         n, d, k, dtype, density = (QUICK if options.quick else CASES)[case]
         filled = "" if density == 1 else f", {density:.0%} filled"
         print(
-            f"\n{case}: {n} x {d} {dtype}{filled}, k={k}: seconds, memory, sine of the angle, version"
+            f"\n{case}: {n} x {d} {dtype}{filled}, k={k}: seconds, processor seconds, memory, sine of "
+            "the angle, version"
         )
         truth = exact(case, options.quick)
         for name in CONTESTANTS:

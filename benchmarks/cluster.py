@@ -1,14 +1,15 @@
-"""Time a fit on a Dask cluster against a bare sketch of block moments and against dask-ml.
+"""Time a fit on a Dask cluster against a bare sketch of block moments, dask-ml, and Spark.
 
     python benchmarks/cluster.py                     2e6 and 4e6 rows of 200 features, from Parquet
-    python benchmarks/cluster.py --peers PYTHON      the same, with dask-ml as it is installed there
+    python benchmarks/cluster.py --peers PYTHON      the same, with peers as they are installed there
     python benchmarks/cluster.py --quick             a tenth of the rows
+    python benchmarks/cluster.py --rows 1000000      as many rows, and twice as many
 
 Rows are read from files of 100,000 rows by two workers, each a process with one thread. The contestants
 take turns, each in a process with a cluster of its own, and the medians are compared. Seconds are those
 of a fit, after one on a few rows, which imports what is needed. The processor seconds of the workers,
 the least of all turns, say more on a busy machine. Memory is the largest that each worker had in use,
-added up.
+added up. Spark runs in local mode with two threads, and all that Java takes is counted.
 
 The sketch is the least that a PCA must do: tasks that read a file each and return its row count, column
 sums, and X'X, which the client adds up. It centers by subtraction, so it loses digits at an offset.
@@ -17,6 +18,7 @@ sums, and X'X, which the client adds up. It centers by subtraction, so it loses 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import resource
 import statistics
@@ -24,14 +26,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from family import family, processor_s, resident
+
 FEATURES, COMPONENTS, ROWS_PER_FILE, FEW = 200, 20, 100_000, 1000
-BOUNDS = {"sketch": 1.3, "dask-ml": 0.1}
+BOUNDS = {"sketch": 1.3, "dask-ml": 0.1, "dask-ml randomized": 0.1, "Spark": 0.1}
+SPARK_MEMORY = "4g"
 
 
 def write(folder: Path, n: int) -> None:
@@ -79,18 +84,35 @@ def sketch(client: Any, pattern: str) -> np.ndarray:
     return np.linalg.eigh(covariance)[1][:, : -COMPONENTS - 1 : -1].T
 
 
-def dask_ml(client: Any, pattern: str) -> np.ndarray:
+def dask_ml(client: Any, pattern: str, solver: str = "tsqr") -> np.ndarray:
     import dask.dataframe as dd
     from dask_ml.decomposition import PCA
 
     rows = dd.read_parquet(pattern).to_dask_array(lengths=True)
-    return PCA(COMPONENTS, svd_solver="tsqr").fit(rows).components_
+    return np.asarray(PCA(COMPONENTS, svd_solver=solver, random_state=0).fit(rows).components_)
 
+
+def dask_ml_randomized(client: Any, pattern: str) -> np.ndarray:
+    return dask_ml(client, pattern, "randomized")
+
+
+def spark(session: Any, pattern: str) -> np.ndarray:
+    from pyspark.ml.feature import PCA, VectorAssembler
+
+    frame = session.read.parquet(pattern)
+    assembled = VectorAssembler(inputCols=frame.columns, outputCol="x").transform(frame)
+    model = PCA(k=COMPONENTS, inputCol="x", outputCol="y").fit(assembled.select("x"))
+    return np.asarray(model.pc.toArray().T)
+
+
+Usage = Callable[[], tuple[float, int]]  # processor seconds so far, and the most memory
 
 CONTESTANTS: dict[str, Callable[[Any, str], np.ndarray]] = {
     "fedpca": fedpca,
     "sketch": sketch,
     "dask-ml": dask_ml,
+    "dask-ml randomized": dask_ml_randomized,
+    "Spark": spark,
 }
 
 
@@ -102,30 +124,57 @@ def used() -> tuple[float, int]:
 
 def contest(name: str, folder: Path) -> None:
     """Fit once as a warm-up and once for the time, and print the outcome as JSON."""
+    fit, all_rows = CONTESTANTS[name], str(folder / "*.parquet")
+    with spark_session() if name == "Spark" else dask_cluster() as (engine, usage):
+        fit(engine, str(folder / "few" / "*.parquet"))
+        before, _ = usage()
+        began = time.perf_counter()
+        components = fit(engine, all_rows)
+        seconds = time.perf_counter() - began
+        after, memory = usage()
+    outcome = {
+        "seconds": seconds,
+        "cpu": after - before,
+        "bytes": memory,
+        "components": components.tolist(),
+    }
+    print(json.dumps(outcome))
+
+
+@contextlib.contextmanager
+def dask_cluster() -> Iterator[tuple[Any, Usage]]:
+    """Start two workers, each a process with one thread."""
     from distributed import Client, LocalCluster
 
     with (
         LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
         Client(cluster) as client,
     ):
-        fit = CONTESTANTS[name]
-        fit(client, str(folder / "few" / "*.parquet"))
-        before = client.run(used)
-        began = time.perf_counter()
-        components = fit(client, str(folder / "*.parquet"))
-        seconds = time.perf_counter() - began
-        after = client.run(used)
-    outcome = {
-        "seconds": seconds,
-        "cpu": sum(after[worker][0] - before[worker][0] for worker in after),
-        "bytes": sum(memory for _, memory in after.values()),
-        "components": components.tolist(),
-    }
-    print(json.dumps(outcome))
+
+        def usage() -> tuple[float, int]:
+            each = client.run(used).values()
+            return sum(seconds for seconds, _ in each), sum(memory for _, memory in each)
+
+        yield client, usage
+
+
+@contextlib.contextmanager
+def spark_session() -> Iterator[tuple[Any, Usage]]:
+    """Start Spark with two threads."""
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    session = builder.config("spark.driver.memory", SPARK_MEMORY).getOrCreate()
+
+    def usage() -> tuple[float, int]:
+        return processor_s(), sum(resident("VmHWM", pid) for pid in family()[1:])
+
+    yield session, usage
+    session.stop()
 
 
 def run(name: str, folder: Path, python: str) -> dict[str, Any] | None:
-    """Let a contestant fit in a process of its own; return None if it is not installed there."""
+    """Let a contestant fit in a process of its own; return None if it fails or is not installed."""
     command = [python, __file__, "--contest", name, "--folder", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -161,7 +210,7 @@ def compare(n: int, turns: int, pythons: dict[str, str]) -> float:
     for contestant in outcomes:
         angle = sine(outcomes["fedpca"][0]["components"], outcomes[contestant][0]["components"])
         line = (
-            f"  {contestant:8} {seconds[contestant]:7.2f} s, processors {cpu[contestant]:6.2f} s, "
+            f"  {contestant:18} {seconds[contestant]:7.2f} s, processors {cpu[contestant]:6.2f} s, "
         )
         line += f"{memory[contestant] / 1e6:6.0f} MB"
         if contestant != "fedpca":
@@ -176,8 +225,9 @@ def compare(n: int, turns: int, pythons: dict[str, str]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a tenth of the rows")
+    parser.add_argument("--rows", type=int, help="a multiple of 100,000")
     parser.add_argument("--turns", type=int, default=3, help="fits of each contestant")
-    parser.add_argument("--peers", help="the Python of an environment with dask-ml")
+    parser.add_argument("--peers", help="the Python of an environment with peers")
     parser.add_argument("--contest", choices=CONTESTANTS, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -186,13 +236,15 @@ def main() -> None:
         return
     pythons = dict.fromkeys(("fedpca", "sketch"), sys.executable)
     if given.peers:
-        pythons["dask-ml"] = given.peers
-    n = 200_000 if given.quick else 2_000_000
+        pythons |= dict.fromkeys(list(CONTESTANTS)[2:], given.peers)
+    n = given.rows or (200_000 if given.quick else 2_000_000)
     once = compare(n, given.turns, pythons)
     twice = compare(2 * n, 1, dict(list(pythons.items())[:1]))
     print(f"memory for twice the rows / for the rows: {twice / once:.2f}")
     if not given.peers:
-        print("dask-ml was left out; use --peers PYTHON for an environment that has it")
+        print(
+            "dask-ml and Spark were left out; use --peers PYTHON for an environment that has them"
+        )
 
 
 if __name__ == "__main__":

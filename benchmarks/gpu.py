@@ -5,7 +5,8 @@
 
 A fit by `covariance` needs the mean, X'X, and the eigenvectors of X'X. A fit by `lanczos` needs the
 mean and X'(XZ) once a round. The bare products are those of torch, in the rows' own dtype, not in tf32.
-The eigenvectors are the coordinator's work, which numpy does; `numpy eigh` shows how long that takes.
+The eigenvectors are the coordinator's work: `Covariance(device=...)` finds them on the card, too. By
+default, numpy finds them, and `numpy eigh` shows how long that takes.
 The last lines compare the components of some rows with those of a float64 fit by numpy.
 """
 
@@ -19,6 +20,7 @@ import torch
 
 from fedpca import FederatedPCA, Site
 from fedpca.linalg.dense import sine_of_angle, top_eigen
+from fedpca.solvers import Covariance
 from racing import race
 
 BOUND = 1.5  # on the time of a fit, as a multiple of that of the bare products
@@ -46,7 +48,8 @@ def rows_on_device(n: int, d: int, k: int, device: str, dtype: torch.dtype) -> t
 
 def fitted(X: torch.Tensor, k: int, solver: str, precision: str) -> FederatedPCA:
     site = Site(X, name="card", precision=precision)
-    return FederatedPCA(k, solver=solver, tol=TOL[precision], random_state=0).fit([site])
+    method = Covariance(device=str(X.device)) if solver == "covariance" else solver
+    return FederatedPCA(k, solver=method, tol=TOL[precision], random_state=0).fit([site])
 
 
 def main() -> None:

@@ -1,9 +1,10 @@
-"""Write docs/reference.md from the docstrings of public names and the help of the command line.
+"""Write docs/reference/*.md from the docstrings of public names and the help of the command line.
 
-    python docs/make_reference.py            # write the page
-    python docs/make_reference.py --check    # exit with 1 if the page is stale
+    python docs/make_reference.py            # write the pages
+    python docs/make_reference.py --check    # exit with 1 if a page is stale
 
-The page holds what the docstrings say and nothing else, so that it cannot disagree with them.
+The pages hold what the docstrings say and nothing else, so that they cannot disagree with them. They
+are plain Markdown, so the same pages serve readers of the repository and the documentation site.
 """
 
 from __future__ import annotations
@@ -14,19 +15,22 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import typer
 
-import fedpca
+import fedpca.report
+import fedpca.solvers
+import fedpca.testing
 from fedpca import errors
 from fedpca.cli.app import app
 
-PAGE = Path(__file__).with_name("reference.md")
+FOLDER = Path(__file__).with_name("reference")
 WIDTH = 100  # characters of a line of text
 # a field of a dataclass, with the comment behind it
 FIELD = re.compile(r"^    (?P<name>\w+): [^#\n]*(?:# (?P<note>.*))?$", re.MULTILINE)
@@ -34,29 +38,88 @@ RULE = re.compile(r"^-{3,}$")  # under the title of a section of a docstring
 
 HEAD = """# Reference
 
-`python docs/make_reference.py` makes this page from the docstrings and from the help of the command
-line; do not edit it by hand.
-"""
-SOLVERS_HEAD = """From `fedpca.solvers`. Pass one as `solver=` of `FederatedPCA`, or as `method=` of
-`PersonalizedPCA` and `RobustPCA`. Each is a frozen dataclass whose fields are its options, with the
-methods of `Solver`. [Choose a solver](how-to/choose-a-solver.md) says which to take.
+One page for each public name, and one each for the [command line](command-line.md) and the
+[errors](errors.md). `python docs/make_reference.py` writes these pages from the docstrings and from the
+help of the command line; do not edit them by hand.
 """
 SHELL_HEAD = """A site is named after its file, or by `NAME=PATH`. In Python a dict names the sites;
 sites in a list are called `site-1`, `site-2`, and so on. `--quiet` hides
 progress.
 """
 TABLES = ("Parameters", "Attributes", "Returns", "Yields", "Raises")  # sections of named entries
-RESULTS = (  # what public names return, and users read
-    ("fedpca.coordinator.record", "RunRecord"),
-    ("fedpca.coordinator.ledger", "Ledger"),
-    ("fedpca.coordinator.ledger", "Entry"),
-    ("fedpca.models.personalized", "Split"),
-    ("fedpca.models.robust", "Parts"),
-    ("fedpca.models.robust", "OutlierScores"),
-    ("fedpca.models.site_similarity", "ClusterEvidence"),
-    ("fedpca.estimators.rank_search", "RankSearch"),
-    ("fedpca.audit.exposures", "Leakage"),
-    ("fedpca.audit.exposures", "Exposure"),
+
+
+@dataclass(frozen=True)
+class Group:
+    """Names that have a heading in common; ``places`` are pairs of a module and a name."""
+
+    title: str
+    text: str
+    places: Sequence[tuple[str, str]]
+
+
+GROUPS = (
+    Group(
+        "Estimators and sites",
+        "From `fedpca`.",
+        [("fedpca", name) for name in fedpca.__all__ if not name.startswith("_")],
+    ),
+    Group(
+        "Solvers",
+        "From `fedpca.solvers`. Pass one as `solver=` of `FederatedPCA`, or as `method=` of "
+        "`PersonalizedPCA` and `RobustPCA`. Each is a frozen dataclass whose fields are its options, "
+        "with the methods of `Solver`. [Choose a solver](../how-to/choose-a-solver.md) says which to "
+        "take.",
+        [("fedpca.solvers", name) for name in fedpca.solvers.__all__],
+    ),
+    Group(
+        "What a fit gives back",
+        "Attributes and results of estimators.",
+        [
+            ("fedpca.coordinator.record", "RunRecord"),
+            ("fedpca.coordinator.ledger", "Ledger"),
+            ("fedpca.coordinator.ledger", "Entry"),
+            ("fedpca.models.personalized", "Split"),
+            ("fedpca.models.robust", "Parts"),
+            ("fedpca.models.robust", "OutlierScores"),
+            ("fedpca.models.site_similarity", "ClusterEvidence"),
+            ("fedpca.estimators.rank_search", "RankSearch"),
+            ("fedpca.estimators.diagnosis", "Diagnosis"),
+            ("fedpca.linalg.rank_rules", "RankComparison"),
+            ("fedpca.solvers.site_map", "SiteMap"),
+            ("fedpca.solvers.site_map", "SiteOnMap"),
+            ("fedpca.models.control", "ControlLimits"),
+            ("fedpca.models.control", "RowFlags"),
+            ("fedpca.models.features", "FeatureTable"),
+        ],
+    ),
+    Group(
+        "Plots",
+        "From `fedpca.report`, with the extra `plot`; see [look at a "
+        "model](../how-to/look-at-a-model.md).",
+        [("fedpca.report", name) for name in fedpca.report.__all__],
+    ),
+    Group(
+        "Privacy and attacks",
+        "See [fit with differential privacy](../how-to/fit-with-differential-privacy.md), [what is "
+        "revealed](../privacy.md), and [attack your own site](../how-to/attack-your-own-site.md).",
+        [
+            ("fedpca.solvers.private.utility", "expected_share"),
+            ("fedpca.audit.leakage", "audit"),
+            ("fedpca.audit.exposures", "Leakage"),
+            ("fedpca.audit.exposures", "Exposure"),
+            ("fedpca.audit.lying", "attack_site"),
+        ],
+    ),
+    Group(
+        "Testing your own engine or solver",
+        "From `fedpca.testing`; see [add an engine](../how-to/add-an-engine.md) and [add a "
+        "solver](../how-to/add-a-solver.md).",
+        [
+            ("fedpca.engines.base", "Engine"),
+            *(("fedpca.testing", name) for name in fedpca.testing.__all__),
+        ],
+    ),
 )
 
 
@@ -95,80 +158,87 @@ class Docstring:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write the page, or say whether it is stale."""
-    parser = argparse.ArgumentParser(description="Write docs/reference.md from docstrings.")
-    parser.add_argument("--check", action="store_true", help="exit with 1 if the page is stale")
-    page = reference()
-    if not parser.parse_args(arguments).check:
-        PAGE.write_text(page, encoding="utf-8")
-        print(f"Wrote {PAGE}")
-        return 0
-    if PAGE.exists() and PAGE.read_text(encoding="utf-8") == page:
-        return 0
-    print(f"{PAGE} is stale; run: python docs/make_reference.py", file=sys.stderr)
-    return 1
+    """Write the pages, or say which are stale."""
+    parser = argparse.ArgumentParser(description="Write docs/reference/*.md from docstrings.")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a page is stale")
+    written = pages()
+    there = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.md")}
+    if parser.parse_args(arguments).check:
+        stale = [name for name in {**there, **written} if there.get(name) != written.get(name)]
+        if stale:
+            print(f"stale: {', '.join(stale)}; run: python docs/make_reference.py", file=sys.stderr)
+        return int(bool(stale))
+    FOLDER.mkdir(exist_ok=True)
+    for name in there.keys() - written.keys():
+        (FOLDER / name).unlink()
+    for name, text in written.items():
+        (FOLDER / name).write_text(text, encoding="utf-8")
+    print(f"Wrote {len(written)} pages to {FOLDER}")
+    return 0
 
 
-def reference() -> str:
-    """Return the whole page."""
-    solvers = importlib.import_module("fedpca.solvers")
-    testing = importlib.import_module("fedpca.testing")
-    leakage = importlib.import_module("fedpca.audit.leakage")
-    lying = importlib.import_module("fedpca.audit.lying")
-    utility = importlib.import_module("fedpca.solvers.private.utility")
-    own = [name for name in fedpca.__all__ if not name.startswith("_") and not _is_error(name)]
-    parts = [
-        HEAD,
-        "## Public names\n\nFrom `fedpca`.\n",
-        *(describe(name, getattr(fedpca, name)) for name in own),
-        "## Solver values\n\n" + SOLVERS_HEAD,
-        *(describe(name, getattr(solvers, name)) for name in public_names(solvers)),
-        "## Plan a private fit\n\nFrom `fedpca.solvers.private.utility`; see "
-        "[fit with differential privacy](how-to/fit-with-differential-privacy.md).\n",
-        describe("expected_share", utility.expected_share),
-        "## The leak lab\n\nFrom `fedpca.audit.leakage`; see [what is revealed](privacy.md).\n",
-        describe("audit", leakage.audit),
-        "## The lab against a lying coordinator\n\nFrom `fedpca.audit.lying`; see "
-        "[attack your own site](how-to/attack-your-own-site.md).\n",
-        describe("attack_site", lying.attack_site),
-        "## What a fit gives back\n",
-        *(_describe_result(module, name) for module, name in RESULTS),
-        "## Testing your own engine or solver\n\nFrom `fedpca.testing`.\n",
-        *(describe(name, getattr(testing, name)) for name in public_names(testing)),
-        "## Errors\n\nFrom `fedpca.errors`.\n\n" + "\n".join(error_tree(errors.FedpcaError)) + "\n",
-        "## Command line\n\n" + SHELL_HEAD,
-        *commands(),
-    ]
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(parts)).rstrip() + "\n"
+def pages() -> dict[str, str]:
+    """Return the text of every page by its file's name."""
+    found, contents = {}, [HEAD]
+    for group in GROUPS:
+        contents.append(f"## {group.title}\n\n{_wrapped(group.text)}")
+        lines = []
+        for module, name in group.places:
+            value = getattr(importlib.import_module(module), name)
+            if inspect.isclass(value) and issubclass(value, Exception):
+                continue  # on the page of errors
+            found[f"{name}.md"] = tidy(describe(module, name, value))
+            lines.append(_wrapped(f"- [`{name}`]({name}.md){_in_short(name, value)}", "  "))
+        contents.append("".join(lines))
+    contents.append(
+        "## Commands and errors\n\n"
+        "- [Command line](command-line.md): every command and option\n"
+        "- [Errors](errors.md): every error that fedpca raises, as a tree\n"
+    )
+    tree = "\n".join(error_tree(errors.FedpcaError))
+    return {
+        "README.md": tidy("\n".join(contents)),
+        **found,
+        "errors.md": tidy(f"# Errors\n\nFrom `fedpca.errors`.\n\n{tree}\n"),
+        "command-line.md": tidy("\n".join([f"# Command line\n\n{SHELL_HEAD}", *commands()])),
+    }
 
 
-def public_names(module: Any) -> list[str]:
-    """Return the names that a module means others to use."""
-    if hasattr(module, "__all__"):
-        return list(module.__all__)
-    return [
-        name
-        for name, value in vars(module).items()
-        if not name.startswith("_") and getattr(value, "__module__", "").startswith(module.__name__)
-    ]
+def tidy(text: str) -> str:
+    """Return text without empty lines that follow each other."""
+    return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
 
 
-def describe(name: str, value: Any) -> str:
-    """Return a section about a class, a function or a table."""
-    head = f"### `{name}`\n\n"
+def describe(module: str, name: str, value: Any) -> str:
+    """Return the page of a class, a function, or a table."""
+    head = f"# {name}\n\n```py\nfrom {module} import {name}\n```\n\n"
     if isinstance(value, Mapping):
-        return head + "\n".join(f"- `{key}`: `{item!r}`" for key, item in value.items()) + "\n"
+        about = "The solvers of this package by name, with their default options.\n\n"
+        return head + about + "\n".join(f"- `{key}`: `{item!r}`" for key, item in value.items())
+    documented = _documented(name, value)
     if not inspect.isclass(value):
-        documented = Docstring(value.__doc__)
         text = [*_documentation(documented), *_rest(documented)]
         return head + "\n".join([_signature(name, value), *text])
-    documented = Docstring(value.__doc__)
-    if is_dataclass(value) and value.__doc__ and value.__doc__.startswith(f"{name}("):
-        documented = Docstring(None)  # which dataclass made, of the signature
     parts = [] if _is_protocol(value) else [_signature(name, value)]
     parts += [*_documentation(documented), *_fields(value, documented)]
-    parts += [*(_promises(value) or _members(value, documented)), *_rest(documented)]
+    parts += [*_rest(documented), *(_promises(value) or _members(value, documented))]
     return head + "\n".join(parts)
+
+
+def _documented(name: str, value: Any) -> Docstring:
+    """Return the docstring of a class or function, unless dataclass made it of the signature."""
+    text = getattr(value, "__doc__", None)
+    is_made = is_dataclass(value) and text and text.startswith(f"{name}(")
+    return Docstring(None if is_made else text)
+
+
+def _in_short(name: str, value: Any) -> str:
+    """Return the first sentence about a name, after a colon."""
+    if isinstance(value, Mapping):
+        return ": the solvers of this package by name"
+    paragraph = list(takewhile(str.strip, _documented(name, value).body))
+    line = re.split(r"[.:] ", _markdown(" ".join(paragraph)))[0].rstrip(".")
+    return f": {line[:1].lower()}{line[1:]}" if line else ""
 
 
 def error_tree(kind: type, depth: int = 0) -> Iterator[str]:
@@ -190,7 +260,7 @@ def commands() -> Iterator[str]:
     yield from (_wrapped(_markdown(part)) for part in codes)
     for name, command in _leaves(typer.main.get_command(app)):
         usage = " ".join(["fedpca", name, *_arguments(command), "[OPTIONS]"])
-        parts = [f"### `fedpca {name}`\n", f"```text\n{usage}\n```\n"]
+        parts = [f"## `fedpca {name}`\n", f"```text\n{usage}\n```\n"]
         parts += _paragraphs(inspect.cleandoc(command.help or "").splitlines())
         shown = (parameter for parameter in command.params if not _is_hidden(parameter))
         lines = [_option(parameter) for parameter in shown]
@@ -244,10 +314,6 @@ def _is_error(name: str) -> bool:
 
 def _is_protocol(kind: type) -> bool:
     return bool(getattr(kind, "_is_protocol", False))
-
-
-def _describe_result(module: str, name: str) -> str:
-    return describe(name, getattr(importlib.import_module(module), name))
 
 
 def _signature(name: str, value: Any) -> str:
@@ -347,16 +413,13 @@ def _members(kind: type, documented: Docstring) -> Iterator[str]:
             continue
         found = Docstring(function.__doc__)
         prefix = f"{kind.__name__}." if isinstance(value, classmethod | staticmethod) else "."
-        call = (
-            " ".join(_call(prefix + name, function).split()).replace("( ", "(").replace(" )", ")")
-        )
-        methods.append(_item(call, [found.first_line]))
-        methods += [_item(head, text, "  ") for head, text in found.items("Parameters")]
+        text = [*_documentation(found), *_rest(found)]
+        methods += [f"### {name}\n", _signature(prefix + name, function), *text]
     if attributes:
         more = "More attributes" if documented.attribute_names else "Attributes"
         yield "\n".join([f"**{more}**\n", *attributes, ""])
     if methods:
-        yield "\n".join(["**Methods**\n", *methods, ""])
+        yield "\n".join(["## Methods\n", *methods, ""])
     if foreign := _foreign_methods(kind):
         names = ", ".join(f"`{name}`" for name in foreign)
         yield _wrapped(f"From scikit-learn: {names}.")

@@ -1,9 +1,12 @@
-"""Split video from a fixed camera into a shared background and local motion.
+"""
+Background and motion
+=====================
 
-Each frame is a site.
+Split video from a fixed camera into a shared background and local motion. Each frame is a site.
 
-python examples/video_background.py
-python examples/video_background.py --data DIR --figure video.png     with DIR/highway_video.npz
+``python examples/video_background.py`` runs on a small scene that it draws itself, and
+``python examples/video_background.py --data DIR --figure video.png`` on ``DIR/highway_video.npz``. The
+picture needs ``pip install 'fedpca[plot]'``.
 """
 
 import argparse
@@ -12,6 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from fedpca import PersonalizedPCA
+
+# %%
+# The frames: those of a file, or a bright square that crosses a still scene.
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--data", type=Path)
@@ -30,7 +36,9 @@ else:  # a still scene, and a bright square that crosses it
     frames += 0.01 * rng.normal(size=frames.shape)
     n_shared, n_local = 3, 1
 
+# %%
 # A frame's columns are its observations. Brightness is not an offset to remove, so do not center.
+
 sites = {f"frame {i}": frame.T for i, frame in enumerate(frames)}
 pca = PersonalizedPCA(n_shared, n_local, center="none", tol=1e-6).fit(sites)
 parts = {name: pca.split(frame, name) for name, frame in sites.items()}
@@ -47,18 +55,21 @@ print(f"motion: {in_local:.0%} in the local part, {in_shared:.0%} in the shared 
 ratio = np.mean(local[moved] ** 2) / np.mean(local[~moved] ** 2)
 print(f"the local part is {ratio:.0f} times as strong in moving areas")
 
-if options.figure:
-    import matplotlib.pyplot as plt
+# %%
+# Draw three frames with their parts.
 
-    shown = [len(frames) * i // 4 for i in (1, 2, 3)]
-    figure, axes = plt.subplots(3, 3, figsize=(7.2, 5.6))
-    for column, i in zip(axes.T, shown, strict=True):
-        column[0].set_title(f"frame {i}", fontsize=9)
-        images = (frames[i], shared[i], np.abs(local[i]))
-        for axis, image in zip(column, images, strict=True):
-            axis.imshow(image, cmap="gray")
-            axis.set(xticks=[], yticks=[])
-    for axis, what in zip(axes[:, 0], ("frame", "shared", "|local|"), strict=True):
-        axis.set_ylabel(what)
-    figure.tight_layout()
+import matplotlib.pyplot as plt
+
+shown = [len(frames) * i // 4 for i in (1, 2, 3)]
+figure, axes = plt.subplots(3, 3, figsize=(7.2, 5.6), layout="constrained")
+for column, i in zip(axes.T, shown, strict=True):
+    column[0].set_title(f"frame {i}", fontsize=9)
+    images = (frames[i], shared[i], np.abs(local[i]))
+    for axis, image in zip(column, images, strict=True):
+        axis.imshow(image, cmap="gray")
+        axis.set(xticks=[], yticks=[])
+for axis, what in zip(axes[:, 0], ("frame", "shared", "|local|"), strict=True):
+    axis.set_ylabel(what)
+if options.figure:
     figure.savefig(options.figure, dpi=62)
+plt.show()

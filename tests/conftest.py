@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from zlib import crc32
 
 import pytest
+from _pytest.doctest import DoctestModule
 from hypothesis import HealthCheck, settings
 
 MANY_CASES = ("audit", "estimators", "privacy", "solvers")  # folders of tests
@@ -19,6 +21,27 @@ settings.register_profile(
 )
 settings.register_profile("long", settings.get_profile("fedpca"), max_examples=300)
 settings.load_profile("fedpca")  # unless --hypothesis-profile names the other one
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Import and list all tests without looking for garbage among what stays until the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+
+
+def pytest_unconfigure():
+    gc.unfreeze()  # or libraries report what is still there at the end as leaks
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file():
+    """Leave out the docstrings of tests, which have no examples."""
+    return [found for found in (yield) if not isinstance(found, DoctestModule)]
 
 
 def pytest_collection_modifyitems(items):

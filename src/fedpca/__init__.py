@@ -9,8 +9,10 @@ from fedpca.coordinator.federation import Federation
 from fedpca.errors import FedpcaError
 from fedpca.privacy.gaussian import Privacy
 from fedpca.protocol.question import question
+from fedpca.rows.plink_files import Genotypes
 from fedpca.site.policy import Policy
 from fedpca.site.site import Site
+from fedpca.solvers.planning import plan
 from fedpca.summary.summary import Summary
 
 if TYPE_CHECKING:
@@ -19,14 +21,17 @@ if TYPE_CHECKING:
         PersonalizedPCA,
         RobustPCA,
         StreamingPCA,
+        diagnose,
         load,
         search_ranks,
+        verify,
     )
 
 __all__ = [
     "FederatedPCA",
     "Federation",
     "FedpcaError",
+    "Genotypes",
     "PersonalizedPCA",
     "Policy",
     "Privacy",
@@ -35,9 +40,12 @@ __all__ = [
     "StreamingPCA",
     "Summary",
     "__version__",
+    "diagnose",
     "load",
+    "plan",
     "question",
     "search_ranks",
+    "verify",
 ]
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import numpy as np
 import pandas as pd
 import pytest
 
+import forked
 from command_line import NAMES, ROWS, run
 from processes import HANG_S, until
 
@@ -73,7 +73,7 @@ def test_a_site_with_gaps_does_not_join(tmp_path):
     bad.to_csv(tmp_path / "x.csv", index=False)
     assert run("site-key", "north", "--folder", tmp_path).exit_code == 0
     words = ["join", "localhost:1", "--data", "x.csv", "--key", "north.key", "--insecure"]
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, "-m", "fedpca", *words, "--folder", "kept"],
         cwd=tmp_path,
         capture_output=True,
@@ -95,7 +95,7 @@ def test_a_site_joins_with_the_columns_and_gaps_that_it_allows(tmp_path):
     words += ["--drop", "ward", "--id", "patient", "--allow-missing", "--folder", "kept"]
     log = tmp_path / "log"
     with log.open("wb") as file:
-        site = subprocess.Popen(
+        site = forked.Popen(
             [sys.executable, "-m", "fedpca", *words], cwd=tmp_path, stdout=file, stderr=file
         )
     try:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import fedpca
 from fedpca import FederatedPCA, Privacy
 from fedpca.cli.app import app
+from fedpca.report.plans import in_units
 from fedpca.solvers import SOLVERS
 
 BASIC = ["plan", "--rows", "3000", "--features", "20", "-k", "3", "--sites", "4"]
+QUIET = ["--flops", "1e10", "--read-rate", "1e9"]
+FEW = ["--solver", "covariance", "--solver", "merge"]
 PROMISE = ["--epsilon", "1", "--delta", "1e-6", "--row-bound", "6"]
 
 
@@ -25,11 +30,57 @@ def share_in(text):
 
 
 def test_every_solver_is_listed_with_its_bytes():
-    text = planned().output
-    for name, solver in SOLVERS.items():
-        assert f"{solver.bytes_per_site(750, 20, 3):,}" in text
-        assert name in text
+    text = planned(*QUIET).output
+    plan = fedpca.plan(3000, 20, 3, sites=4, flops=1e10, read_rate=1e9)
+    lines = {line.split()[1]: line for line in text.splitlines() if " \u2502 " in line}
+    assert list(lines) == list(SOLVERS)
+    for name, line in lines.items():
+        for size in (plan[name].rounds, plan[name].site_bytes, plan[name].bytes):
+            assert f" {size:,} " in line
+        assert f" {plan[name].seconds:,.2f} " in line
     assert text.count("(auto)") == 1
+    assert f"Take {plan.recommended}: {plan.reason}." in text
+    assert "Assumed: variances fall as 1, 1/2, 1/3, and so on; " in text
+
+
+def test_a_policy_is_asked(tmp_path):
+    (tmp_path / "policy.toml").write_text('allow = ["power"]\nend = true\n')
+    result = planned(*QUIET, *FEW, "--policy", str(tmp_path / "policy.toml"))
+    assert result.exit_code == 2
+    assert "allow has 'power', which 'federated' includes" in result.output
+    (tmp_path / "policy.toml").write_text('allow = ["merge"]\nend = true\n')
+    text = planned(*QUIET, *FEW, "--policy", str(tmp_path / "policy.toml")).output
+    assert text.count(" refused ") == 2
+    assert "covariance: refused: the policy does not allow 'federated', only merge" in text
+    assert "merge: refused: FederatedPCA with solver 'merge' shows the coordinator" in text
+    assert "no solver is possible" in text
+
+
+def test_secure_sums_are_about_as_large():
+    text = planned(*QUIET, *FEW, "--secure").output
+    assert text.count("about ") >= 4
+    assert "merge: not possible: it needs each site's answers, which secure sums hide" in text
+
+
+def test_a_solver_that_would_run_out_of_rounds_is_marked():
+    text = planned(*QUIET, "--solver", "power", "--max-rounds", "5").output
+    assert " 9+ " in text or " 10+ " in text
+    assert "+ would run out of rounds" in text
+    assert "no solver is possible: power: it would run out of rounds" in text
+
+
+def test_other_programs_read_the_plan_as_json(tmp_path):
+    FederatedPCA(3).fit(np.random.default_rng(0).standard_normal((60, 20))).save(tmp_path / "m")
+    result = planned(*QUIET, "--json", "--solver", "lanczos", "--like", str(tmp_path / "m"))
+    plain = json.loads(result.output)
+    assert plain["recommended"] == "lanczos"
+    assert plain["assumes"] == ["all sites have about as many rows", "columns have no names"]
+    assert plain["speed"]["flops"] == 1e10
+
+
+@pytest.mark.parametrize("size", [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (26e6, "26 MB")])
+def test_sizes_are_shown_in_units(size):
+    assert in_units(int(size[0])) == size[1]
 
 
 def test_the_expected_share_is_that_of_real_fits_to_rows_like_the_public_ones(tmp_path):
@@ -60,7 +111,8 @@ def test_more_privacy_keeps_less():
     [
         (["-k", "21"], "-k 21 exceeds the 20 components"),
         (["--epsilon", "1"], "--epsilon also needs --delta and --row-bound"),
-        (["--like", "model.fedpca"], "--like describes rows for --epsilon"),
+        (["--sites", "0"], "sites=0 must be a whole number"),
+        (["--solver", "auto"], "solvers other than 'auto'"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(words, text):

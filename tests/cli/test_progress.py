@@ -11,6 +11,7 @@ import sys
 import pytest
 from rich.console import Console
 
+import forked
 from command_line import run
 from fedpca.cli import progress
 from fedpca.report.remaining import Remaining, size
@@ -103,17 +104,17 @@ def test_a_bar_says_how_many_sites_have_answered(screen):
 @pytest.mark.process
 def test_a_log_gets_plain_lines_and_a_terminal_a_bar(sites, tmp_path):
     command = [sys.executable, "-m", "fedpca", "fit", *sites, "-k", "2", "--solver", "power"]
-    plain = subprocess.run(
+    plain = forked.run(
         [*command, "-o", str(tmp_path / "a")], capture_output=True, text=True, check=True
     )
     assert plain.stderr.startswith("round 1: asking for column names\n")
     assert "\x1b" not in plain.stderr
-    quiet = subprocess.run(
+    quiet = forked.run(
         [*command, "-q", "-o", str(tmp_path / "c")], capture_output=True, text=True, check=True
     )
     assert quiet.stderr == ""
     main, terminal = pty.openpty()
-    subprocess.run(
+    forked.run(
         [*command, "-o", str(tmp_path / "b")],
         stdout=subprocess.DEVNULL,
         stderr=terminal,

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from sklearn.decomposition import PCA
 
+import forked
 from command_line import NAMES, ROWS, run
 from fedpca import StreamingPCA, Summary, load
 from fedpca.linalg.dense import sine_of_angle
@@ -193,7 +194,7 @@ def test_a_terminal_shows_how_many_rows_were_read(tmp_path):
     command = [sys.executable, "-m", "fedpca", "summarize", str(tmp_path / "rows.npy")]
     command += ["-k", "2", "-o", str(tmp_path / "s.summary")]
     master, slave = pty.openpty()
-    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=slave)
+    done = forked.run(command, stdout=subprocess.DEVNULL, stderr=slave)
     os.close(slave)
     assert done.returncode == 0
     assert "70 rows read" in os.read(master, 10_000).decode()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import time
 import numpy as np
 import pytest
 
+import forked
 from fedpca import FederatedPCA, Federation, Policy, Site
 from fedpca.coordinator.journal import Journal
 from fedpca.engines.local import LocalEngine
@@ -386,11 +386,10 @@ def test_killed_with_kill_9_in_the_middle_of_a_fit_and_resumed(tmp_path):
             """
         )
     )
-    env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
 
     def start(journal, slow):
         command = [sys.executable, str(script), str(tmp_path / journal), str(slow)]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
+        return forked.Popen(command, stdout=subprocess.PIPE, text=True)
 
     whole = start("whole", 0).communicate()[0].splitlines()[-1]
     assert whole.startswith("done")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import warnings
 
 import numpy as np
@@ -206,26 +204,3 @@ def test_a_strange_mask_is_logged_as_a_short_text(parts, tmp_path):
     assert max(map(len, text.splitlines())) < 2000
     for line in text.splitlines():
         assert "\x1b" not in in_words(json.loads(line))
-
-
-@pytest.mark.slow
-def test_secure_sums_without_the_extra_name_it():
-    code = (
-        "import sys; sys.modules['cryptography'] = None; import numpy as np;"
-        "from fedpca import *;"
-        "FederatedPCA(1).fit(Federation.local([np.eye(3), np.eye(3)], secure=True))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "pip install 'fedpca[privacy]'" in done.stderr
-
-
-def test_plain_runs_and_audits_do_without_the_extra():
-    code = (
-        "import sys; sys.modules['cryptography'] = None; import numpy as np;"
-        "from fedpca import *; from fedpca.audit.leakage import audit;"
-        "rows = np.random.default_rng(0).normal(size=(2, 30, 4));"
-        "FederatedPCA(1).fit(list(rows)); audit(list(rows), 1, solvers='lanczos', refits=0)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr

@@ -7,11 +7,14 @@ import time
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 import pytest
+import scipy.sparse as sp
 
 from fedpca import FederatedPCA, Federation, Site, question
 from fedpca.engines.local import MAX_BEGUN, LocalEngine
 from fedpca.errors import QuorumLost, SitesBusy
+from fedpca.linalg import blas_threads
 from fedpca.protocol.message import compose
 from fedpca.solvers.standardize import column_names
 from fedpca.testing import ScriptedEngine
@@ -104,6 +107,39 @@ def test_few_answers_wait_for_a_slow_site(timeout):
     with Federation.local([ROWS] * 60, n_jobs=N_JOBS, timeout=timeout) as fed:
         assert fed.sum(count_begun)["n"] == 60
     assert BEGUN.while_first_worked == MAX_BEGUN * N_JOBS
+
+
+@pytest.mark.parametrize(
+    ("sites", "expected"),
+    [
+        ([np.ones((600, 100))] * 3, 3),
+        ([sp.eye_array(600, 100).tocsr(), np.ones((600, 100))], 2),
+        ([np.ones((600, 100)), pa.table({f"f{i}": np.ones(600) for i in range(100)})], 1),
+        ([np.ones((2, 100))] * 3, 1),
+    ],
+    ids=["arrays", "sparse", "a table", "tiny"],
+)
+def test_sites_of_medium_size_in_memory_work_in_threads(sites, expected, monkeypatch):
+    monkeypatch.setattr(blas_threads, "n_threads", lambda: 4)
+    at_once, most = 0, 0
+    together = threading.Barrier(expected)
+
+    def slow_answer(self, request, name):
+        nonlocal at_once, most
+        with lock:
+            at_once += 1
+            most = max(most, at_once)
+        if expected > 1:
+            together.wait(60)  # which ends only if so many sites work at a time
+        with lock:
+            at_once -= 1
+        return plain(self, request, name)
+
+    lock, plain = threading.Lock(), LocalEngine._answer
+    monkeypatch.setattr(LocalEngine, "_answer", slow_answer)
+    with Federation.local(sites) as fed:
+        fed.gather(column_names)
+    assert most == expected
 
 
 @pytest.mark.parametrize("timeout", [None, 600.0])

@@ -98,6 +98,21 @@ def test_a_secure_fit_over_processes_equals_pooled_pca_to_the_bit_of_one_process
     np.testing.assert_allclose(far.explained_variance_, pooled.explained_variance_, rtol=1e-8)
 
 
+def test_a_model_is_certified_or_its_drift_named_at_sites_that_are_closed_by_default(there, near):
+    where = ("--federation", there.address, "--credentials", "tls", "--wait", str(HANG_S))
+    near.save(there.folder / "near.fedpca")
+    done = there.run("verify", "near.fedpca", *where, "--secure", "--by-site")
+    assert "certified: the sine of the angle" in done.stdout
+    assert "3 sites, 4 rounds, " in done.stdout
+    rows = {site: np.load(there.folder / f"{site}.npy") for site in SITES}
+    rows["west"][:5, 2] += 1.0  # 5 % of the rows of a site were others when the model was fitted
+    LANCZOS().fit(rows).save(there.folder / "before.fedpca")
+    done = there.run("verify", "before.fedpca", *where, "--secure", check=False)
+    assert done.returncode == 1
+    assert "drifted: " in done.stdout
+    assert "mean along 'column 2' changed by" in done.stdout
+
+
 def test_sites_that_require_secure_sums_refuse_a_plain_fit(there):
     with (
         there.federation() as fed,

@@ -64,6 +64,7 @@ def test_the_public_names_are_these():
         "FederatedPCA",
         "Federation",
         "FedpcaError",
+        "Genotypes",
         "PersonalizedPCA",
         "Policy",
         "Privacy",
@@ -72,9 +73,12 @@ def test_the_public_names_are_these():
         "StreamingPCA",
         "Summary",
         "__version__",
+        "diagnose",
         "load",
+        "plan",
         "question",
         "search_ranks",
+        "verify",
     ]
     for name in fedpca.__all__:
         assert getattr(fedpca, name).__doc__

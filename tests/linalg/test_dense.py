@@ -65,6 +65,16 @@ def test_the_largest_entry_of_a_component_is_positive():
     np.testing.assert_array_equal(dense.fix_signs(V), [[-0.1, 2.0], [3.0, -1.0]])
 
 
+def test_arrays_of_medium_size_get_a_thread_each(monkeypatch):
+    monkeypatch.setattr(blas_threads, "n_threads", lambda: 8)
+    small, medium, large = 100.0, 1e5, blas_threads.ONE_THREAD_ENTRIES + 1.0
+    assert blas_threads.jobs_for_entries([medium] * 20) == blas_threads.MAX_JOBS
+    assert blas_threads.jobs_for_entries([medium, medium]) == 2
+    assert blas_threads.jobs_for_entries([medium] * 20 + [large]) == 1  # which takes all threads
+    assert blas_threads.jobs_for_entries([small] * 20) == 1
+    assert blas_threads.jobs_for_entries([]) == 1
+
+
 def test_large_arrays_keep_their_threads(monkeypatch):
     monkeypatch.setattr(blas_threads, "_blas", None)  # would fail if it were called
     with blas_threads.threads_for(np.empty(blas_threads.ONE_THREAD_ENTRIES + 1)):

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from sklearn.decomposition import PCA
 
-from fedpca.linalg.rank_rules import Spectrum, largest_gap, marchenko_pastur, rank_rule, share
+from fedpca.linalg.parallel_analysis import count_above, permuted_floor
+from fedpca.linalg.rank_rules import (
+    UNSEEN,
+    RankComparison,
+    Spectrum,
+    broken_stick,
+    compare_ranks,
+    gavish_donoho,
+    largest_gap,
+    marchenko_pastur,
+    rank_rule,
+    share,
+    threshold_factor,
+)
 
 RNG = np.random.default_rng(0)
 
@@ -74,3 +89,64 @@ def test_a_share_that_equals_a_sum_of_shares_is_that_of_scikit_learn():
             values = PCA(svd_solver="full").fit(X).explained_variance_
             spectrum = Spectrum(values, float(values.sum()), len(X), d)
             assert share(wanted)(spectrum) == expected.n_components_
+
+
+def planted(n=400, d=30, k=4, seed=0):
+    """The spectrum of rows with k components in noise that is the same in all directions."""
+    rng = np.random.default_rng(seed)
+    turn = np.linalg.qr(rng.standard_normal((d, d)))[0]
+    X = rng.standard_normal((n, d)) * np.r_[np.linspace(6, 4, k), np.ones(d - k)] @ turn
+    values = np.linalg.svd(X - X.mean(axis=0), compute_uv=False) ** 2
+    return Spectrum(values[: min(n, d)], values.sum(), n, d)
+
+
+@pytest.mark.parametrize(("n", "d"), [(400, 30), (60, 200), (100, 100)])
+@pytest.mark.parametrize("k", [1, 4])
+def test_rules_for_comparison_find_the_planted_rank(n, d, k):
+    spectrum = planted(n, d, k)
+    assert gavish_donoho(spectrum) == k
+    assert broken_stick(spectrum) == k
+    compared = compare_ranks(spectrum, {"own": k, "silent": "it was not asked", "open": None})
+    assert compared.consensus == k
+    assert compared.unknown == {"silent": "it was not asked", "open": UNSEEN}
+
+
+def test_the_threshold_is_the_published_one():
+    # Gavish and Donoho: 4/sqrt(3) over the root of the median of square noise, and a polynomial
+    assert threshold_factor(1.0) == pytest.approx(2.858, abs=5e-4)
+    for b in (0.1, 0.3, 0.5, 0.8, 1.0):
+        fitted = 0.56 * b**3 - 0.95 * b**2 + 1.82 * b + 1.43
+        assert threshold_factor(b) == pytest.approx(fitted, abs=0.02)
+
+
+def test_pieces_of_a_broken_stick_are_the_published_ones():
+    pieces = np.array([0.5208, 0.2708, 0.1458, 0.0625])  # Jackson (1993), of four pieces
+    for k in range(1, 5):
+        shares = pieces + np.where(np.arange(4) < k, 1e-3, -1e-3)
+        assert broken_stick(Spectrum(shares, 1.0, 50, 4)) == k
+    assert broken_stick(Spectrum(pieces[:2] + 1e-3, 1.0, 50, 4)) is None
+    assert broken_stick(Spectrum(pieces - 1e-3, 1.0, 50, 4)) == 0
+
+
+def test_a_part_of_the_spectrum_has_no_median():
+    spectrum = planted()
+    assert gavish_donoho(replace(spectrum, values=spectrum.values[:20])) is None
+    assert compare_ranks(replace(spectrum, values=spectrum.values[:20])).unknown == {
+        "gavish-donoho": UNSEEN
+    }
+
+
+def test_the_consensus_is_the_lower_median():
+    assert RankComparison({"a": 2, "b": 3, "c": 9}).consensus == 3
+    assert RankComparison({"a": 2, "b": 3}).consensus == 2
+    assert RankComparison({}).consensus is None
+    assert not RankComparison({"a": 2, "b": 3}).agrees
+
+
+def test_permuted_columns_have_no_component():
+    rng = np.random.default_rng(0)
+    for shape in ((200, 20), (30, 90)):
+        A = rng.standard_normal((shape[0], 2)) @ rng.standard_normal((2, shape[1])) * 2
+        A += rng.standard_normal(shape)
+        values = np.linalg.svd(A, compute_uv=False) ** 2
+        assert count_above(values, permuted_floor(A, len(values), 20)) == 2

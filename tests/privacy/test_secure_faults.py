@@ -542,12 +542,14 @@ WITHOUT = """
 import sys
 sys.modules["cryptography"] = None
 import numpy as np
+from fedpca.audit.leakage import audit
 from fedpca import FederatedPCA, Federation, Site, Policy
 from fedpca.errors import InputError
 from fedpca.protocol.message import compose
 from fedpca.protocol.plan import DECLARE, RunPlan
 rows = dict(zip("ab", np.random.default_rng(0).normal(size=(2, 20, 3))))
-FederatedPCA(2).fit(Federation.local(rows))
+FederatedPCA(2).fit(Federation.local(rows))  # which needs no extra, as the next line does not
+audit(rows, 1, solvers="lanczos", refits=0)
 try:
     FederatedPCA(2).fit(Federation.local(rows, secure=True))
 except InputError as error:

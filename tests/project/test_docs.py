@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
-import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,14 +12,15 @@ from types import ModuleType
 
 import pytest
 
+import command_line
 import forked
+import pages
 from fedpca.audit.lying import ATTACKS
 
 pytestmark = pytest.mark.process
 ROOT = Path(__file__).parents[2]
 LYING = ROOT / "examples" / "lying_coordinator.py"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"```(python|sh)\n(.*?)```", re.DOTALL)
 RUN_ELSEWHERE = ["across-organizations.md"]  # by test_tutorial_across.py, with processes of its own
 REQUIRES = {"use-a-gpu": "torch"}  # which is too large to be among the tools of every developer
 WITH_CODE = [
@@ -26,15 +28,8 @@ WITH_CODE = [
 ]
 
 
-def as_typed(line):
-    """The words of a line of a page, with the programs of this environment."""
-    program, *words = shlex.split(line)
-    programs = {"fedpca": [sys.executable, "-m", "fedpca"], "python": [sys.executable]}
-    return [*programs.get(program, [program]), *words]
-
-
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.stem)
-def test_the_blocks_of_a_page_run_one_after_another(page, tmp_path, monkeypatch, capsys):
+def test_the_blocks_of_a_page_run_and_print_what_it_shows(page, tmp_path, monkeypatch):
     if page.stem in REQUIRES:
         pytest.importorskip(REQUIRES[page.stem])
     lacking = tmp_path / "lacking"  # what no installation that a page names brings
@@ -43,15 +38,18 @@ def test_the_blocks_of_a_page_run_one_after_another(page, tmp_path, monkeypatch,
     monkeypatch.syspath_prepend(lacking)
     monkeypatch.delitem(sys.modules, "pandas", raising=False)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "Agg")
     module = ModuleType("page")  # a real one, so that what it defines can be pickled
     monkeypatch.setitem(sys.modules, "page", module)
-    for kind, code in BLOCK.findall(page.read_text()):
-        if kind == "python":
-            exec(compile(code, str(page), "exec"), module.__dict__)
-        elif page.name != "README.md":
-            for line in code.splitlines():
-                done = forked.run(as_typed(line), capture_output=True, text=True)
-                assert done.returncode == 0, (line, done.stderr)
+    mend = f"run: PYTHONPATH=tests python tests/pages.py --write {page.relative_to(ROOT)}"
+    for block in pages.blocks(page.read_text()):
+        if block.kind == "python" or page != ROOT / "README.md":
+            printed = pages.run_block(block, page, module)
+            assert block.shown is None or not pages.differs(block.shown, printed), (
+                f"{page.name} shows\n{block.shown}\nbut its code prints\n{printed}\n{mend}"
+            )
+    for shown, saved in pages.drawn(page, tmp_path):
+        assert not pages.picture_differs(shown, saved), f"{shown.name} is another picture; {mend}"
 
 
 EXAMPLES = sorted(set((ROOT / "examples").glob("*.py")) - {LYING})  # which a test of its own runs
@@ -60,7 +58,9 @@ EXAMPLES = sorted(set((ROOT / "examples").glob("*.py")) - {LYING})  # which a te
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda p: p.stem)
 def test_examples_run(example):
     command = [sys.executable, "-W", "error", str(example)]
-    done = forked.run(command, capture_output=True, text=True)
+    shown_nowhere = {**os.environ, "MPLBACKEND": "Agg"}
+    shown_nowhere.pop("DISPLAY", None)  # matplotlib warns if it could have shown a picture
+    done = forked.run(command, capture_output=True, text=True, env=shown_nowhere)
     assert done.returncode == 0, done.stderr
     assert done.stdout
 
@@ -141,18 +141,53 @@ def test_the_commands_of_the_readme_exist():
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"^make (\w+)", text, re.MULTILINE):
         assert f"\n{target}:" in makefile
-    shown = subprocess.run(
-        [sys.executable, "-m", "fedpca", "--help"], capture_output=True, text=True
-    )
+    shown = command_line.run("--help")
     for command in re.findall(r"^fedpca (\w+)", text, re.MULTILINE):
         assert command in shown.stdout
 
 
+def anchors(page):
+    """The anchors of a page's headings, as the repository and the site make them."""
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    for title in re.findall(r"^#+ (.*)$", prose, re.MULTILINE):
+        plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title).lower().strip()
+        yield re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+    for link in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+        target, _, anchor = link.partition("#")
         if not target.startswith("http"):
-            assert (page.parent / target).exists(), target
+            there = page.parent / target if target else page
+            assert there.exists(), link
+            assert not anchor or anchor in set(anchors(there)), link
+
+
+LOADED = re.compile(
+    r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?(?:https?:)?//[^>]*|"""
+    r"""<link\b(?![^>]*canonical)[^>]*\bhref=["']?(?:https?:)?//[^>]*|"""
+    r"""@import[^;]*//[^;]*|url\(["']?(?:https?:)?//[^)]*"""
+)
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path):
+    for folder in ("docs", "examples"):  # the gallery writes beside the pages
+        leave = shutil.ignore_patterns("_build", "gallery", "__pycache__")
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=leave)
+    (tmp_path / "src").symlink_to(ROOT / "src")
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html"]
+    command += ["-D", "sphinx_gallery_conf.plot_gallery=0"]  # test_examples_run runs the scripts
+    command += [str(tmp_path / "docs"), str(tmp_path / "site")]
+    closed = {**os.environ, "MPLBACKEND": "Agg", "https_proxy": "http://127.0.0.1:9"}
+    done = subprocess.run(command, capture_output=True, text=True, env=closed)
+    assert done.returncode == 0, done.stdout + done.stderr
+    site = tmp_path / "site"
+    for page in ("index.html", "reference/FederatedPCA.html", "gallery/four_clinics.html"):
+        assert (site / page).stat().st_size > 5000
+    for path in [*site.rglob("*.html"), *site.rglob("*.css")]:
+        assert not LOADED.findall(path.read_text()), path.relative_to(site)
 
 
 def test_the_reference_is_what_the_docstrings_say():

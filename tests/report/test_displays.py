@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 import pyarrow as pa
@@ -36,7 +35,6 @@ from fedpca.report import (
 from fedpca.report.biplot import apart
 from fedpca.solvers.private.utility import expected_share
 
-mpl.use("Agg")
 PARTS = {"north": ROWS[:30], "south": ROWS[30:]}
 
 
@@ -45,20 +43,30 @@ def fitted():
     return FederatedPCA(3, solver="lanczos", random_state=0).fit(PARTS)
 
 
+@pytest.fixture(scope="module")
+def pyplot():
+    """Matplotlib, which takes a second to import, without a window."""
+    import matplotlib as mpl
+    import matplotlib.pyplot as plt
+
+    mpl.use("Agg")
+    return plt
+
+
 @pytest.fixture(autouse=True)
-def close_figures():
+def close_figures(pyplot):
     yield
-    plt.close("all")
+    pyplot.close("all")
 
 
-def test_a_scree_plot_has_a_bar_for_each_component(fitted):
+def test_a_scree_plot_has_a_bar_for_each_component(fitted, pyplot):
     drawn = ScreeDisplay.from_estimator(fitted)
     heights = [bar.get_height() for bar in drawn.ax_.patches]
     np.testing.assert_allclose(heights, fitted.explained_variance_ratio_)
     line = drawn.ax_.get_lines()[0].get_ydata()
     np.testing.assert_allclose(line, np.cumsum(fitted.explained_variance_ratio_))
     assert drawn.figure_ is drawn.ax_.figure
-    _, own = plt.subplots()
+    _, own = pyplot.subplots()
     assert drawn.plot(own).ax_ is own
 
 
@@ -346,7 +354,7 @@ def test_the_shell_writes_plots(kind, model_file, tmp_path):
         (["scree", "-o", "a.svg", "--component", 1], "scree takes 0 of them"),
         (["biplot", "-o", "a.svg"], "name their file with --rows"),
         (["scree", "-o", "a.svg", "--rows", "x.csv"], "--rows has no effect on scree"),
-        (["parts", "-o", "a.svg"], "parts are those of rows of your own"),
+        (["parts", "-o", "a.svg"], "parts shows rows of your own"),
         (["parts", "-o", "a.svg", "--rows", "x.csv"], "does not split rows into parts"),
         (["utility", "-o", "a.svg"], "pass delta and row_bound"),
         (["loadings", "-o", "a.svg", "--component", 9], "is not one of the 3 components"),

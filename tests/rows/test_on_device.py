@@ -25,7 +25,8 @@ from fedpca.rows.in_memory import DenseRows
 from fedpca.rows.on_device import DeviceRows, MovedRows
 from fedpca.rows.open import open_rows
 from fedpca.rows.standardized import Frame, StandardizedRows
-from fedpca.solvers import SOLVERS
+from fedpca.solvers import SOLVERS, Covariance
+from fedpca.solvers.exact import covariance
 from support import fitted_quietly, gapped_rows, low_rank_rows, write_rows
 
 STRICT = Device(array_api_strict, array_api_strict.Device("device1"), 1 << 30)
@@ -114,6 +115,37 @@ def test_a_question_moves_z_there_and_the_answer_back_and_nothing_else(limit, tr
     for _ in range(3):
         rows.gram_times(np.eye(9, 2))
     assert transfers == {"to_device": 4, "to_host": 4}
+
+
+@every_library
+@pytest.mark.parametrize("dtype", [bool, np.uint8, np.float32])
+def test_sums_on_a_device_are_those_of_numpy_in_float64(there, dtype):
+    X = (np.random.default_rng(0).uniform(size=(5000, 3)) * 200).astype(dtype)
+    n, sums = device_products.sums_on_device(DeviceRows(there(X)))
+    assert n == 5000
+    np.testing.assert_allclose(sums, X.sum(axis=0, dtype=np.float64), rtol=1e-14)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-70, 1e60])
+def test_eigenvectors_on_a_device_are_those_of_numpy(scale, monkeypatch):
+    monkeypatch.setattr(covariance, "find_device", lambda name: STRICT)
+    rows = np.random.default_rng(0).normal(size=(300, 12)) * np.linspace(3, 1, 12) * scale
+    sites = np.array_split(rows, 3)
+    plain = FederatedPCA(4, solver="covariance", random_state=0).fit(sites)
+    ours = FederatedPCA(4, solver=Covariance(device="cuda"), random_state=0).fit(sites)
+    np.testing.assert_allclose(ours.components_, plain.components_, atol=1e-12)
+    np.testing.assert_allclose(ours.explained_variance_, plain.explained_variance_, rtol=1e-12)
+    assert ours.run_.stop_reason == "exact"
+
+
+def test_a_device_for_eigenvectors_is_checked_before_anything_is_asked():
+    with pytest.raises(InputError, match=r"device='gpu' must be 'cuda'"):
+        Covariance(device="gpu")
+    asked = []
+    fed = Federation.local([np.eye(3), np.eye(3)], on_round=asked.append)
+    with pytest.raises(InputError, match="device='cuda:99'"):
+        FederatedPCA(1, solver=Covariance(device="cuda:99")).fit(fed)
+    assert "covariance_triangle" not in [entry["question"] for entry in asked]
 
 
 @every_library

@@ -33,6 +33,15 @@ def other_unit(deviation):
     return X, 6
 
 
+def scaled_column(factor):
+    """The same, but the large column is one of those that the factors explain."""
+    rng = np.random.default_rng(123)
+    X = 5 * rng.standard_normal((800, 5)) @ rng.standard_normal((5, 500))
+    X += rng.standard_normal((800, 500))
+    X[:, 0] *= factor
+    return X, 6
+
+
 def far_sites():
     rng = np.random.default_rng(1)
     rows = [rng.standard_normal((100, 20)) * np.linspace(2, 1, 20) for _ in range(3)]
@@ -57,6 +66,7 @@ def squared_cancer():
 TABLES = {
     "a column in units of 1e5": other_unit(1e5),
     "a column in units of 1e6": other_unit(1e6),
+    "a column times 1e6": scaled_column(1e6),
     "sites 1e5 apart": far_sites(),
     "singular values to 1e-5": geometric(1e-5, 6),
     "singular values to 1e-12": geometric(1e-12, 12),

@@ -38,6 +38,7 @@ MIN_RELATIVE_SIZE = 1e-13  # smaller directions, relative to the largest, are ro
 
 PRODUCTS, POWERS, MASKED = "covariance_product", "local_power_steps", "consensus_step"
 SUMMARIES = ("summarize_rows", "summarize_about")
+DESCRIBED = "describe_site"  # a summary about the site's own mean, in the frame of a model
 FACTOR = "triangular_factor"
 ROUNDS = (
     PRODUCTS,
@@ -46,12 +47,13 @@ ROUNDS = (
     "covariance_triangle",
     FACTOR,
     *SUMMARIES,
+    DESCRIBED,
 )  # the solvers' own questions
 SHARES = ("explained_energy", "explained_in_summary")
 TRIANGLES, FLIPPED = "flipped_triangles", "flipped_product"
 SQUARES = "column_squares"
 FLIPS = (SQUARES, "draw_signs", TRIANGLES, FLIPPED)
-MOMENTS = ("column_names", "count_and_sum", "squares", "standardize")
+MOMENTS = ("column_names", "use_variants", "count_and_sum", "squares", "standardize")
 BESIDE = (*MOMENTS, *FLIPS, "energy_within", *SHARES)
 
 
@@ -134,6 +136,8 @@ def as_sent(runs: Runs) -> Array | None:
         if heard.question in SUMMARIES:
             is_own = heard.question == "summarize_rows"
             return _of_summary(heard.answer, runs[0].model.mean if is_own else None)
+        if heard.question == DESCRIBED:  # whose mean is less the common one
+            return _of_summary(heard.answer, np.zeros(len(heard.answer["mean"])))
     return None
 
 

@@ -24,9 +24,9 @@ from fedpca.storage import atomic
 MAX_LINE_CHARS = 10_000  # of a line in the log of a site or a server
 MAX_ERROR_CHARS = 100_000  # of an error, which may list every site of a large federation
 
-# no markup, because column and site names may contain brackets
-out = Console(highlight=False, markup=False)
-err = Console(stderr=True, highlight=False, markup=False)
+# no markup and no emoji, because names may contain brackets, or a letter between colons
+out = Console(highlight=False, markup=False, emoji=False)
+err = Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 
 def refuse_overwriting(output: Path, force: bool) -> None:

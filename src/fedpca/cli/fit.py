@@ -28,10 +28,12 @@ from fedpca.cli.options import (
     Delta,
     Drop,
     Epsilon,
+    Extract,
     Force,
     Id,
     Insecure,
     Json,
+    Keep,
     OnDevice,
     Precision,
     Quiet,
@@ -50,11 +52,13 @@ from fedpca.estimators import FederatedPCA, RobustPCA
 from fedpca.report.boards import RunBoard
 from fedpca.report.tables import print_model
 from fedpca.solvers.catalogue import PERSONALIZED, ROBUST, SOLVERS
+from fedpca.solvers.standardize import BINOMIAL
 from fedpca.storage import atomic
 
 PLAIN, LOW_RANK = FederatedPCA(), RobustPCA()  # for the defaults that help shows
 PERSONALIZED_PANEL = "Options of --method personalized"
 ROBUST_PANEL = "Options of --method robust"
+GENOTYPES_PANEL = "Options for genotypes"
 
 
 def fit(
@@ -134,6 +138,33 @@ def fit(
         ),
     ] = [],  # noqa: B006
     scale: Scale = False,
+    binomial: Annotated[
+        bool,
+        typer.Option(
+            "--binomial",
+            help="Divide each variant by sqrt(2p(1-p)), as plink2 does; p is the frequency over all "
+            "sites.",
+            rich_help_panel=GENOTYPES_PANEL,
+        ),
+    ] = False,
+    maf: Annotated[
+        float | None,
+        typer.Option(
+            help="Leave out variants whose rarer allele has a lower frequency over all sites.",
+            rich_help_panel=GENOTYPES_PANEL,
+        ),
+    ] = None,
+    keep: Keep = None,
+    extract: Extract = None,
+    plink: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PREFIX",
+            help="Also write PREFIX.eigenval, PREFIX.eigenvec.allele, and PREFIX.afreq, as plink2 "
+            "does, and a list of the variants left out.",
+            rich_help_panel=GENOTYPES_PANEL,
+        ),
+    ] = None,
     drop: Drop = [],  # noqa: B006
     columns: Columns = [],  # noqa: B006
     id: Id = [],  # noqa: B006
@@ -232,6 +263,7 @@ def fit(
     the rows are at the sites that have joined a server. With --cluster, the workers of a Dask cluster
     read FILES, which are together one table, or a site each if all are NAME=PATH.
 
+    Genotypes in .bed files, as plink2 --pca: --binomial --missing mean --maf 0.01 --plink PREFIX.
     To separate what all sites share from what is local: --method personalized --shared 2 --local 1.
     To separate outliers and list them: --method robust -k 3 --outliers outliers.csv.
     """
@@ -250,6 +282,8 @@ def fit(
                 "-k": components_typed(method, n_components),
                 "--missing": missing,
                 "--weight": weight,
+                "--maf": maf,
+                "--binomial": BINOMIAL if binomial else None,
                 "--shared": shared,
                 "--local": local_ranks_of(local),
                 "--gather": gathers or None,
@@ -272,11 +306,14 @@ def fit(
                 "random_state": seed,
             },
         )
-        more_files = FitFiles(local_models, outliers)
+        if plink is not None and not binomial:
+            raise InputError("--plink requires --binomial, because plink2 scales genotypes so")
+        more_files = FitFiles(local_models, outliers, plink)
         more_files.check(force, has_rows=has_files)
         choice = {**choice_of(drop, columns, id), "weight": weight}
         devices = {"device": device, "precision": precision}
-        opened = opened_sites(files or [], {**choice, **devices}) if has_files else {}
+        options_of_sites = {**choice, **devices}
+        opened = opened_sites(files or [], options_of_sites, keep, extract) if has_files else {}
         options: dict[str, Any] = {
             "quorum": quorum,
             "journal": journal,
@@ -289,6 +326,11 @@ def fit(
         if cluster is not None and (jobs is not None or any(devices.values())):
             raise InputError(
                 "--jobs, --device, and --precision only apply to files here, not to a cluster's workers"
+            )
+        if not has_files and (keep or extract):
+            raise InputError(
+                "--keep and --extract only apply to files; each site in a federation passes them to "
+                "fedpca join"
             )
         board = RunBoard(output.name, what_runs(model), model.tol, model.max_rounds)
         at_end.enter_context(live_run(board, page, page_at, quiet))

@@ -1,4 +1,4 @@
-"""Write the files that `fedpca fit` writes besides the model: local models and a list of outliers."""
+"""Write what `fedpca fit` writes besides the model: local models, outliers, and plink's files."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 from fedpca.cli.console import refuse_overwriting
 from fedpca.errors import FileError, InputError
 from fedpca.models.outliers import write_outliers
+from fedpca.report.plink import checked_variants, model_files, write_model
 from fedpca.site.site import Site
 from fedpca.storage.table_file import check_format
 
@@ -22,6 +23,7 @@ class FitFiles:
 
     local_models: Path | None  # a folder
     outliers: Path | None
+    plink: Path | None = None  # the beginning of several names
 
     def check(self, force: bool, *, has_rows: bool) -> None:
         """Refuse files that could not be written, before anything is asked.
@@ -33,6 +35,9 @@ class FitFiles:
                 "--local-models and --outliers require FILES without --cluster; with --federation, "
                 "each site writes its own to its folder, and they stay there"
             )
+        if self.plink is not None:
+            for path in model_files(self.plink):
+                refuse_overwriting(path, force)
         if self.outliers is not None:
             refuse_overwriting(self.outliers, force)
             check_format(self.outliers)
@@ -55,6 +60,11 @@ class FitFiles:
                 path = self.local_models / f"{_file_name(site)}.fedpca"
                 model.save_site(site, path)
                 written.append(path)
+        if self.plink is not None:
+            names = checked_variants(getattr(model, "feature_names_in_", None))
+            written += write_model(
+                self.plink, model.model_, names, model.n_samples_, model.left_out_ or {}
+            )
         if self.outliers is not None:
             features = getattr(model, "feature_names_in_", None)
             rows = {site: sites[site].rows for site in model.run_.sites}

@@ -13,12 +13,15 @@ from fedpca.cli.options import (
     AllowMissing,
     Columns,
     Drop,
+    Extract,
     Id,
     Insecure,
+    Keep,
     OnDevice,
     Precision,
     Quiet,
     choice_of,
+    genotypes_of,
     read_policy,
 )
 from fedpca.engines.whereabouts import home, with_port
@@ -76,6 +79,8 @@ def join(
     drop: Drop = [],  # noqa: B006
     columns: Columns = [],  # noqa: B006
     id: Id = [],  # noqa: B006
+    keep: Keep = None,
+    extract: Extract = None,
     allow_missing: AllowMissing = False,
     weight: Annotated[str | None, typer.Option(help="Column with the weight of each row.")] = None,
     device: OnDevice = None,
@@ -140,7 +145,7 @@ def join(
             refuse_unfit(findings)
 
         site = Site(
-            _rows([*data, *(more or [])], database, query),
+            genotypes_of(_rows([*data, *(more or [])], database, query), keep, extract),
             name=site_name,
             policy=rules,
             store=store,

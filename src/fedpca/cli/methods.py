@@ -32,7 +32,10 @@ class Kind(NamedTuple):
 
 KINDS = {
     Method.pca: Kind(
-        FederatedPCA, {"-k": "n_components", "--missing": "missing"}, "solver", find_solver
+        FederatedPCA,
+        {"-k": "n_components", "--missing": "missing", "--maf": "maf", "--binomial": "scale"},
+        "solver",
+        find_solver,
     ),
     Method.personalized: Kind(
         PersonalizedPCA,

@@ -15,7 +15,9 @@ import typer
 from fedpca.errors import InputError
 from fedpca.linalg.rank_rules import RULES, check_n_components
 from fedpca.protocol.script import FEDERATED
-from fedpca.rows.files import name_of
+from fedpca.rows.files import BED, name_of
+from fedpca.rows.open import paths_of
+from fedpca.rows.plink_files import Genotypes
 from fedpca.site.policy import Policy
 from fedpca.site.site import Site, cache_share
 from fedpca.solvers.catalogue import AUTO, SOLVERS, find_solver, policy_words
@@ -61,6 +63,14 @@ Precision = Annotated[
         help="Precision of A'A on the device: float64, or float32 or tf32, which most GPUs compute "
         "many times faster; by default, float64.",
     ),
+]
+Keep = Annotated[
+    Path | None,
+    typer.Option(help="File with the samples to use, as for plink's --keep; for genotypes (.bed)."),
+]
+Extract = Annotated[
+    Path | None,
+    typer.Option(help="File with the variants to use, as for plink's --extract; for genotypes."),
 ]
 AllowMissing = Annotated[
     bool,
@@ -162,13 +172,31 @@ def named_sites(files: list[str]) -> dict[str, str]:
     return sites
 
 
-def opened_sites(files: list[str], choice: dict[str, Any]) -> dict[str, Site]:
+def opened_sites(
+    files: list[str],
+    choice: dict[str, Any],
+    keep: Path | None = None,
+    extract: Path | None = None,
+) -> dict[str, Site]:
     """Open the files of each site with the chosen columns, and return the sites by name."""
     sites = named_sites(files)
     share = cache_share(len(sites))
     return {
-        name: Site(path, name=name, memory_limit=share, **choice) for name, path in sites.items()
+        name: Site(genotypes_of(path, keep, extract), name=name, memory_limit=share, **choice)
+        for name, path in sites.items()
     }
+
+
+def genotypes_of(source: Any, keep: Path | None, extract: Path | None = None) -> Any:
+    """Return the chosen samples and variants of a .bed file, or the source if nothing is chosen."""
+    if keep is None and extract is None:
+        return source
+    paths = paths_of(source)
+    if len(paths) != 1 or Path(paths[0]).suffix != BED:
+        raise InputError(
+            "--keep and --extract choose among the genotypes in one .bed file per site"
+        )
+    return Genotypes(paths[0], keep, extract)
 
 
 def table_or_sites(files: list[str]) -> list[str] | dict[str, str]:

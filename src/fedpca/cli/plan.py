@@ -1,7 +1,8 @@
-"""Run `fedpca plan`: tell what a fit would cost and keep, before any site is asked."""
+"""Run `fedpca plan`: tell what a fit would cost and reveal, before any site is asked."""
 
 from __future__ import annotations
 
+import json as json_format
 from pathlib import Path
 from typing import Annotated
 
@@ -11,26 +12,45 @@ import typer
 from fedpca.arrays import Array
 from fedpca.cli.console import exit_codes, out, say
 from fedpca.cli.methods import privacy_of
-from fedpca.cli.options import Delta, Epsilon, RowBound, Silent
+from fedpca.cli.options import Delta, Epsilon, RowBound, Scale, Silent, read_policy, sites_of
 from fedpca.errors import InputError
+from fedpca.estimators import FederatedPCA
 from fedpca.models.linear import Model, load_model
-from fedpca.privacy.gaussian import Privacy
-from fedpca.report.tables import new_table, print_table
-from fedpca.solvers.catalogue import SOLVERS, cheapest_exact
-from fedpca.solvers.private.utility import expected_share
+from fedpca.report.plans import print_plan
+from fedpca.solvers import planning
 
-TYPICAL_LENGTH = 0.8  # of a row about the mean, as a share of the bound, if nothing is known
+PLAIN = FederatedPCA()  # for the defaults that help shows
+SPEED_PANEL = "Speeds, from which the seconds follow"
 
 
 def plan(
     rows: Annotated[int, typer.Option(min=2, help="About how many rows all sites have.")],
     features: Annotated[int, typer.Option(min=1, help="How many features they have.")],
     n_components: Annotated[int, typer.Option("-k", "--components", min=1, help="Components.")],
-    sites: Annotated[int, typer.Option(min=1, help="How many sites take part.")] = 3,
+    sites: Annotated[
+        str, typer.Option(help="How many sites take part, or their names: north,south.")
+    ] = "3",
+    solver: Annotated[
+        list[str], typer.Option(help="Solver to plan for; may be repeated; by default, all.")
+    ] = [],  # noqa: B006
+    scale: Scale = False,
+    missing: Annotated[
+        str, typer.Option(help="What to do with missing values: error, mean, or drop.")
+    ] = PLAIN.missing,
+    tol: Annotated[float, typer.Option(help="Residual at which the solver stops.")] = PLAIN.tol,
+    max_rounds: Annotated[
+        int, typer.Option(min=1, help="Rounds after which it stops.")
+    ] = PLAIN.max_rounds,
+    secure: Annotated[
+        bool, typer.Option("--secure", help="With sums of which the coordinator reads only totals.")
+    ] = False,
     epsilon: Epsilon = None,
     delta: Delta = None,
     row_bound: RowBound = None,
     silent: Silent = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="A site's policy; say what the site would refuse.")
+    ] = None,
     like: Annotated[
         Path | None,
         typer.Option(
@@ -38,19 +58,40 @@ def plan(
             "1/3, and so on."
         ),
     ] = None,
+    latency: Annotated[
+        float, typer.Option(help="Seconds a round takes.", rich_help_panel=SPEED_PANEL)
+    ] = planning.LATENCY_S,
+    bandwidth: Annotated[
+        float,
+        typer.Option(
+            help="Bytes a second of the coordinator's connection, which all sites share.",
+            rich_help_panel=SPEED_PANEL,
+        ),
+    ] = planning.BANDWIDTH,
+    flops: Annotated[
+        float | None,
+        typer.Option(
+            help="Operations a second of each machine; by default, measured on this one.",
+            rich_help_panel=SPEED_PANEL,
+        ),
+    ] = None,
+    read_rate: Annotated[
+        float | None,
+        typer.Option(
+            help="Bytes of rows that a site reads a second; by default, measured in memory.",
+            rich_help_panel=SPEED_PANEL,
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
-    """Tell what a fit would cost and, with --epsilon, how much variance it would keep.
+    """Tell what a fit would cost and reveal with each solver, and which one to take.
 
-    Nothing is sent, and no rows are read, so planning takes nothing from a privacy budget. The bytes
-    are those to and from each site. With --epsilon, the command tells which share of the variance of
-    exact components is expected to remain, given what such noise does to rows with such variances.
+    Nothing is sent, and no rows are read, so planning takes nothing from a privacy budget. With
+    --epsilon, the command also tells which share of the variance of exact components is expected to
+    remain, given what such noise does to rows with such variances. With --policy, it tells what a site
+    with this policy would say.
     """
     with exit_codes():
-        if n_components > min(rows, features):
-            raise InputError(
-                f"-k {n_components} exceeds the {min(rows, features)} components that {rows:,} rows "
-                f"of {features:,} features have"
-            )
         given = {
             "--epsilon": epsilon,
             "--delta": delta,
@@ -58,36 +99,44 @@ def plan(
             "--silent": silent,
         }
         settings = privacy_of({name: each for name, each in given.items() if each is not None})
-        if settings is None and like is not None:
-            raise InputError("--like describes rows for --epsilon; use both")
-        _print_costs(rows, features, n_components, sites)
+        if n_components > min(rows, features):
+            raise InputError(
+                f"-k {n_components} exceeds the {min(rows, features)} components that {rows:,} rows "
+                f"of {features:,} features have"
+            )
+        planned = planning.plan(
+            rows,
+            features,
+            n_components,
+            sites=sites_of(sites) or 0,
+            solvers=solver or None,
+            scale=scale,
+            missing=missing,
+            tol=tol,
+            max_rounds=max_rounds,
+            secure=secure or None,
+            privacy=settings,
+            policy=None if policy is None else read_policy(policy),
+            variances=None if like is None else _variances(like, features),
+            latency=latency,
+            bandwidth=bandwidth,
+            flops=flops,
+            read_rate=read_rate,
+        )
+        if json:
+            say(json_format.dumps(planned.to_plain(), indent=2))
+            return
+        print_plan(out, planned, has_policy=policy is not None)
         if settings is not None:
-            variances = _variances(settings, like, features)
-            share = expected_share(settings, variances, rows, n_components, sites)
             say(
                 f"With epsilon {settings.epsilon:g}, delta {settings.delta:g}, and rows within "
-                f"{settings.row_bound:g} of the mean, the components are expected to keep {share:.1%} "
-                "of the variance that exact ones keep."
+                f"{settings.row_bound:g} of the mean, the components are expected to keep "
+                f"{planned.share:.1%} of the variance that exact ones keep."
             )
 
 
-def _print_costs(n: int, d: int, k: int, n_sites: int) -> None:
-    """Print the bytes of each solver, and name the one that "auto" takes."""
-    table = new_table(None, ("solver", "components", "seen by site"), ("bytes/site", "bytes"))
-    chosen = cheapest_exact(n, d, k)
-    for name, solver in SOLVERS.items():
-        size = solver.bytes_per_site(max(n // n_sites, 1), d, k)
-        seen = ", ".join(solver.seen) or "nothing"
-        title = f"{name} (auto)" if name == chosen.name else name
-        table.add_row(title, solver.guarantee, seen, f"{size:,}", f"{n_sites * size:,}")
-    print_table(out, table)
-
-
-def _variances(settings: Privacy, like: Path | None, d: int) -> Array:
-    """Return variances along all components: those of a model, or a guess that suits the bound."""
-    if like is None:
-        falling = 1.0 / np.arange(1, d + 1)
-        return np.asarray(falling * (TYPICAL_LENGTH * settings.row_bound) ** 2 / falling.sum())
+def _variances(like: Path, d: int) -> Array:
+    """Return the variances along all components of a model; those it does not have are alike."""
     model: Model = load_model(like)[0]
     k, found = model.components.shape
     if found != d:

@@ -13,7 +13,7 @@ from fedpca.cli.console import exit_codes, refuse_overwriting, say
 from fedpca.cli.options import Delta, Force, Quiet, RowBound
 from fedpca.errors import InputError
 from fedpca.estimators import RobustPCA, load
-from fedpca.report import biplot, displays, parts, privacy_displays
+from fedpca.report import biplot, diagnostic_displays, displays, parts, privacy_displays
 from fedpca.report.contents import Fitted, feature_names
 from fedpca.report.drawing import check_plot_file, save_figure
 from fedpca.rows.matching import open_matching
@@ -33,6 +33,7 @@ class Kind(StrEnum):
     parts = "parts"
     convergence = "convergence"
     utility = "utility"
+    control = "control"
 
 
 # what draws each kind, how many components it takes, and the options that it uses
@@ -44,6 +45,7 @@ KINDS: dict[Kind, tuple[Callable[..., Any], int, tuple[str, ...]]] = {
     Kind.parts: (parts.PartsDisplay.from_estimator, 0, ("--rows", "--features")),
     Kind.convergence: (displays.ConvergenceDisplay.from_estimator, 0, ()),
     Kind.utility: (privacy_displays.UtilityDisplay.from_estimator, 0, ("--delta", "--row-bound")),
+    Kind.control: (diagnostic_displays.ControlChartDisplay.from_estimator, 0, ("--rows",)),
 }
 
 
@@ -55,7 +57,8 @@ def plot(
             help="scree: the variance of each component. loadings: the features of one. biplot: rows "
             "of your own, or sites, and features on two. sites: how much of each site's variance is "
             "explained. parts: rows of your own, their low-rank part, and their outliers. convergence: "
-            "the rounds of the fit. utility: the variance that a private fit would keep."
+            "the rounds of the fit. utility: the variance that a private fit would keep. control: T2 "
+            "and Q of rows of your own, and their limits."
         ),
     ],
     output: Annotated[
@@ -68,7 +71,8 @@ def plot(
         ),
     ] = [],  # noqa: B006
     rows: Annotated[
-        str | None, typer.Option(help="File with rows of your own, for a biplot or parts.")
+        str | None,
+        typer.Option(help="File with rows of your own, for a biplot, parts, or a control chart."),
     ] = None,
     summary: Annotated[
         list[Path],
@@ -82,8 +86,8 @@ def plot(
 ) -> None:
     """Draw what a model or summary found, and write the plot to a file.
 
-    Only a biplot and parts show single rows, and they take them from a file of yours. This requires the
-    extra ``plot``.
+    Only biplots, parts, and control charts show single rows, and they take them from a file of yours.
+    This requires the extra ``plot``.
     """
     with exit_codes():
         check_plot_file(output)
@@ -147,5 +151,5 @@ def _refuse_unused(kind: Kind, chosen: list[int], given: set[str]) -> None:
             "a biplot shows rows of your own, or sites; name their file with --rows, or the summary of "
             "a site with --summary"
         )
-    if kind is Kind.parts and "--rows" not in given:
-        raise InputError("parts are those of rows of your own; name their file with --rows")
+    if kind in (Kind.parts, Kind.control) and "--rows" not in given:
+        raise InputError(f"{kind.value} shows rows of your own; name their file with --rows")

@@ -13,15 +13,14 @@ from fedpca.cli.console import exit_codes, refuse_overwriting, say
 from fedpca.cli.methods import Method, components_typed, estimator_of, local_ranks_of
 from fedpca.cli.options import Force, read_policy, sites_of
 from fedpca.coordinator.federation import Federation
-from fedpca.errors import FileError, InputError, MessageError, PolicyRefused, SiteError
+from fedpca.errors import FileError, InputError, MessageError, SiteError
 from fedpca.privacy.gaussian import Privacy
 from fedpca.protocol.message import Message
 from fedpca.protocol.plan import RunPlan
-from fedpca.protocol.script import find_script
+from fedpca.site.guard import refusal_of
 from fedpca.site.policy import JOINING
 from fedpca.site.policy_file import explain as explained
 from fedpca.site.policy_file import policy_text
-from fedpca.site.privacy_budget import PrivacyBudget
 from fedpca.solvers.catalogue import load_added_solvers
 from fedpca.storage import atomic
 
@@ -214,13 +213,9 @@ class _Listener:
 def _is_admitted(path: Path, plan: RunPlan) -> bool:
     """Return whether a policy admits a plan, and say so or name the rule."""
     allowed = read_policy(path)
-    try:
-        load_added_solvers()
-        if not allowed.is_open:
-            allowed.admit(plan, find_script(plan))
-            if plan.is_private:
-                PrivacyBudget(allowed).check(plan, plan.run, None)
-    except PolicyRefused as refusal:
+    load_added_solvers()
+    refusal = refusal_of(allowed, plan)
+    if refusal is not None:
         say(f"refused: {refusal}")
         return False
     secure = ", with secure sums" if plan.is_secure else ""

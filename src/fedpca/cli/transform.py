@@ -12,18 +12,23 @@ import typer
 
 from fedpca.arrays import Array
 from fedpca.cli.console import err, exit_codes, out, refuse_overwriting
-from fedpca.cli.options import Columns, Drop, Force, Id, Quiet, choice_of
+from fedpca.cli.options import Columns, Drop, Force, Id, Keep, Quiet, choice_of, genotypes_of
 from fedpca.cli.progress import counting
 from fedpca.errors import InputError
-from fedpca.estimators import RobustPCA
+from fedpca.estimators import FederatedPCA, RobustPCA
+from fedpca.models.control import EVEN_NOISE, ControlLimits, RowFlags, t2_and_q
 from fedpca.models.linear import Model, load_model
 from fedpca.models.personalized import is_personalized, load_personalized
+from fedpca.report.plink import EIGENVEC, write_eigenvec
 from fedpca.rows.choice import ALL_COLUMNS, ColumnChoice
 from fedpca.rows.columns import distinct_names, some_of
 from fedpca.rows.gaps import filled
+from fedpca.rows.genotypes import GenotypeRows, n_absent
 from fedpca.rows.in_memory import about_n_rows
 from fedpca.rows.matching import open_matching, scores_in_blocks
 from fedpca.storage.table_file import check_format, writing_table
+
+FLAGS = ("t2", "q", "flagged")  # columns after the scores
 
 
 def transform(
@@ -31,15 +36,28 @@ def transform(
     file: Annotated[Path, typer.Argument(help="File or folder of rows.")],
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", help="Write the scores to this file (.parquet or .csv)."),
+        typer.Option(
+            "--output",
+            "-o",
+            help="Write the scores to this file (.parquet or .csv), or, of genotypes, the samples' "
+            "parts in the eigenvectors, as plink2 does (.eigenvec).",
+        ),
     ],
     site: Annotated[
         str | None,
         typer.Option(help="Site that the rows belong to; only for a personalized model."),
     ] = None,
+    flags: Annotated[
+        bool,
+        typer.Option(
+            "--flags",
+            help="Also write T2 and Q (SPE) of each row, and whether it is beyond a limit.",
+        ),
+    ] = False,
     drop: Drop = [],  # noqa: B006
     columns: Columns = [],  # noqa: B006
     id: Id = [],  # noqa: B006
+    keep: Keep = None,
     force: Force = False,
     quiet: Quiet = False,
 ) -> None:
@@ -47,39 +65,48 @@ def transform(
 
     MODEL is a file written by `fedpca fit` or `fedpca merge`. FILE is a file or folder of rows. Columns
     are matched by name, and columns that are not features of the model are ignored. Columns given with
-    --id are written beside the scores.
+    --id are written beside the scores, and the ids of samples beside those of genotypes. With --flags,
+    so are T2, Q, and whether a row is unusual. All of that stays in OUTPUT.
     """
     with exit_codes():
         refuse_overwriting(output, force)
         choice = ColumnChoice.of(**choice_of(drop, columns, id))
-        n_rows = write_scores(model, file, output, site, choice, quiet=quiet)
+        rows = genotypes_of(file, keep)
+        n_rows = write_scores(model, rows, output, site, choice, with_flags=flags, quiet=quiet)
         if not quiet:
             out.print(f"Wrote {n_rows:,} rows to {output}")
 
 
 def write_scores(
     model_path: Path,
-    source: Path,
+    source: Any,
     output: Path,
     site: str | None = None,
     choice: ColumnChoice = ALL_COLUMNS,
     *,
+    with_flags: bool = False,
     quiet: bool = True,
 ) -> int:
     """Write the ids and scores of rows as Parquet or CSV, and return the number of rows.
 
     Columns are matched by name if both the model and the rows have column names. If the model has
-    site-specific components, ``site`` names the site that the rows belong to.
+    site-specific components, ``site`` names the site that the rows belong to. ``with_flags`` adds T2,
+    Q, and whether either is beyond its limit for new rows, as 1 or 0.
     """
     import pyarrow as pa
 
-    check_format(output)
+    if output.suffix != EIGENVEC:
+        check_format(output)
     model, header = _model(model_path, site)
     score: Callable[[Any], Array]
-    score = partial(model.transform, whiten=bool(header["parameters"].get("whiten")))
+    parameters = header["parameters"]
+    whiten = bool(parameters.get("whiten"))
+    score = partial(model.transform, whiten=whiten)
     if header.get("estimator") == RobustPCA.__name__:  # its scores ignore outliers
         score = RobustPCA.load(model_path).model_.transform
-    if header["parameters"].get("missing") == "mean":
+    if with_flags:
+        score = partial(_score_and_flag, score, model, _limits(model_path, header))
+    if parameters.get("missing") == "mean":
         score = partial(_score_filled, score, model.mean)
     k, d = model.components.shape
     features = header["features"]
@@ -90,15 +117,33 @@ def write_scores(
             f"{some_of(features)} in order",
             soft_wrap=True,
         )
-    names = header.get("scores", [f"pc{i + 1}" for i in range(k)])
-    has_ids = bool(choice.ids)
+    if n_absent(rows):
+        err.print(
+            f"warning: {source} lacks {n_absent(rows):,} of the model's {d:,} variants; they count as "
+            "missing",
+            soft_wrap=True,
+        )
+    if with_flags and isinstance(rows, GenotypeRows):
+        raise InputError("--flags has no limits for genotypes; omit it")
+    if output.suffix == EIGENVEC:
+        return _write_eigenvec(output, model, rows)
+    names = [
+        *header.get("scores", [f"pc{i + 1}" for i in range(k)]),
+        *(FLAGS if with_flags else ()),
+    ]
+    has_ids = bool(choice.ids) or isinstance(rows, GenotypeRows)
     id_fields = list(getattr(rows, "id_schema", ())) if has_ids else []
-    distinct_names([*choice.ids, *names])
+    distinct_names([*(field.name for field in id_fields), *names])
     schema = pa.schema([*id_fields, *((name, pa.float64()) for name in names)])
+    fills = header.get("estimator") == FederatedPCA.__name__ and parameters.get("missing") == "mean"
+    if fills and isinstance(rows, GenotypeRows):
+        parts = iter([(model.transform_genotypes(rows, whiten=whiten), rows.ids())])
+    else:
+        parts = scores_in_blocks(rows, score, with_ids=has_ids)
     written = 0
     about = partial(about_n_rows, rows)
     with counting(quiet, "rows", about) as on_block, writing_table(output, schema) as writer:
-        for scores, ids in scores_in_blocks(rows, score, with_ids=has_ids):
+        for scores, ids in parts:
             columns = [*(ids.columns if has_ids else ()), *np.ascontiguousarray(scores.T)]
             writer.write_batch(pa.record_batch(columns, schema=schema))
             written += len(scores)
@@ -107,8 +152,40 @@ def write_scores(
     return written
 
 
+def _write_eigenvec(output: Path, model: Model, rows: Any) -> int:
+    """Write the parts of samples in the eigenvectors, as plink2 does, and return their number."""
+    if not isinstance(rows, GenotypeRows):
+        raise InputError(
+            f"{output} takes samples of a .bed file; use .csv or .parquet for other rows"
+        )
+    write_eigenvec(output, rows.sample_ids, model.transform_genotypes(rows) / model.singular_values)
+    return rows.n_rows
+
+
+def _limits(path: Path, header: dict[str, Any]) -> ControlLimits:
+    """Return the model's own limits for new rows."""
+    if header.get("estimator") != FederatedPCA.__name__:
+        raise InputError(f"{path} has no limits for rows; --flags needs a model of --method pca")
+    limits = FederatedPCA.load(path).control_limits()
+    if limits.basis == EVEN_NOISE:
+        err.print(
+            "warning: the model does not know how variance is spread outside its components, so Q is "
+            "compared with even noise; `fedpca diagnose -o` writes a model that knows",
+            soft_wrap=True,
+        )
+    return limits
+
+
+def _score_and_flag(
+    score: Callable[[Any], Array], model: Model, limits: ControlLimits, block: Any
+) -> Array:
+    """Return the scores of rows, with T2, Q, and 1 for those beyond a limit."""
+    flags = RowFlags(*t2_and_q(model, block).T, limits)
+    return np.column_stack([score(block), flags.t2, flags.q, flags.flagged.astype(float)])
+
+
 def _score_filled(score: Callable[[Any], Array], fill: Array, block: Any) -> Array:
-    """Return the scores of rows whose missing values take those of ``fill``."""
+    """Return what ``score`` does for rows whose missing values take those of ``fill``."""
     return score(filled(block, fill))
 
 

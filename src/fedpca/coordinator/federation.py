@@ -65,6 +65,16 @@ class Federation:
     secure : bool
         Whether sums are secure: the coordinator can read the total over all sites, and nothing about a
         single one. This requires the extra ``privacy``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import FederatedPCA, Federation
+    >>> rng = np.random.default_rng(0)
+    >>> sites = {"north": rng.normal(size=(50, 4)), "south": rng.normal(size=(30, 4))}
+    >>> federation = Federation.local(sites, quorum=1)  # one site may fail
+    >>> FederatedPCA(2).fit(federation).run_.sites
+    ('north', 'south')
     """
 
     def __init__(
@@ -112,7 +122,9 @@ class Federation:
             The rows of each site, or a `Site`, keyed by name. Sites in a list are named site-1,
             site-2, and so on.
         n_jobs : int, optional
-            The number of sites that work at the same time, each in a thread; by default, one at a time.
+            The number of sites that work at the same time, each in a thread. By default, one for each
+            thread that BLAS may use, and at most four, if all rows are arrays in memory with up to two
+            million entries and not all of them are tiny. Otherwise one, which uses all threads of BLAS.
         **options
             ``quorum``, ``timeout``, ``journal``, ``on_round``, ``on_answer``, ``purpose``,
             ``approval_wait``, ``on_waiting``, and ``secure``, as for `Federation`. A site's time limit

@@ -20,7 +20,19 @@ ENVELOPE = "(envelope)"  # a message's prefix, header, and padding
 
 
 class Entry(NamedTuple):
-    """One field of one message."""
+    """One field of one message.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import FederatedPCA
+    >>> rng = np.random.default_rng(0)
+    >>> sites = {"north": rng.normal(size=(50, 4)), "south": rng.normal(size=(30, 4))}
+    >>> ledger = FederatedPCA(2).fit(sites).run_.ledger
+    >>> entry = next(entry for entry in ledger if entry.field == "triangle")
+    >>> entry.site, entry.shape, entry.bytes, entry.how
+    ('north', (10,), 80, 'summed')
+    """
 
     round: int
     site: str
@@ -65,7 +77,18 @@ class _Crossing(NamedTuple):
 
 @dataclass
 class Ledger:
-    """The messages of one run; iterating yields an `Entry` for each field of each message."""
+    """The messages of one run; iterating yields an `Entry` for each field of each message.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import FederatedPCA
+    >>> rng = np.random.default_rng(0)
+    >>> sites = {"north": rng.normal(size=(50, 4)), "south": rng.normal(size=(30, 4))}
+    >>> ledger = FederatedPCA(2).fit(sites).run_.ledger
+    >>> sorted({entry.question for entry in ledger if entry.how == "summed"})
+    ['count_and_sum', 'covariance_triangle']
+    """
 
     _crossings: list[_Crossing] = field(default_factory=list)
 

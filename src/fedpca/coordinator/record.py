@@ -64,6 +64,16 @@ class RunRecord:
 
     The other fields are those of `Outcome`. A model file keeps everything except the seconds and the
     influence, which would tell others how many rows a site has.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import FederatedPCA
+    >>> rng = np.random.default_rng(0)
+    >>> sites = {"north": rng.normal(size=(50, 4)), "south": rng.normal(size=(30, 4))}
+    >>> run = FederatedPCA(2).fit(sites).run_
+    >>> run.sites, run.rounds, run.stop_reason
+    (('north', 'south'), 4, 'exact')
     """
 
     seed: int = 0

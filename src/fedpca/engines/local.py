@@ -15,7 +15,7 @@ from typing import Any
 
 from fedpca.errors import InputError, SiteError, SitesBusy, SiteTimeout
 from fedpca.protocol.message import Message
-from fedpca.site.site import Site, cache_share
+from fedpca.site.site import Site, cache_share, jobs_for
 
 MAX_BEGUN = 4  # times n_jobs; sites that work or wait for their answers to be taken
 
@@ -30,7 +30,7 @@ class LocalEngine:
     sites : dict or list
         Each site's rows, or a `Site`, by name or in order.
     n_jobs : int, optional
-        Number of sites that work at the same time; by default, one.
+        Number of sites that work at the same time, each in a thread; by default, as `jobs_for` says.
     journal : path, optional
         The run's journal; the sites save their memory in a folder next to it.
     """
@@ -60,7 +60,7 @@ class LocalEngine:
             site.is_in_process = True
         self._sites = {site.name: site for site in opened}
         self.names = [site.name for site in opened]
-        self._n_jobs = n_jobs or 1
+        self._n_jobs = n_jobs or jobs_for(opened)
         self._pool: ThreadPoolExecutor | None = None
 
     @contextmanager

@@ -6,14 +6,25 @@ import os
 from typing import Any
 
 from fedpca.errors import FileError
+from fedpca.estimators.diagnosis import diagnose
 from fedpca.estimators.federated import FederatedPCA
 from fedpca.estimators.personalized import PersonalizedPCA
 from fedpca.estimators.rank_search import search_ranks
 from fedpca.estimators.robust import RobustPCA
 from fedpca.estimators.streaming import StreamingPCA
+from fedpca.estimators.verifying import verify
 from fedpca.storage.tensor_file import read_arrays
 
-__all__ = ["FederatedPCA", "PersonalizedPCA", "RobustPCA", "StreamingPCA", "load", "search_ranks"]
+__all__ = [
+    "FederatedPCA",
+    "PersonalizedPCA",
+    "RobustPCA",
+    "StreamingPCA",
+    "diagnose",
+    "load",
+    "search_ranks",
+    "verify",
+]
 
 
 def load(path: str | os.PathLike[str]) -> FederatedPCA | PersonalizedPCA | RobustPCA | StreamingPCA:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
 
@@ -35,6 +36,14 @@ from fedpca.estimators.fitting import (
 from fedpca.estimators.linear import LinearMethods
 from fedpca.estimators.weights import without_column
 from fedpca.linalg.rank_rules import RULES
+from fedpca.models.control import (
+    ALPHA,
+    ControlLimits,
+    RowFlags,
+    checked_traces,
+    control_limits,
+    t2_and_q,
+)
 from fedpca.models.linear import Model, load_model
 from fedpca.privacy.gaussian import Privacy
 from fedpca.rows.gaps import MISSING, filled, has_gaps
@@ -42,8 +51,9 @@ from fedpca.rows.in_memory import canonical, is_sparse
 from fedpca.rows.open import is_dask
 from fedpca.solvers.catalogue import find_solver
 from fedpca.solvers.contract import Solver
-from fedpca.solvers.pca import principal_components
+from fedpca.solvers.pca import MAX_MAF, principal_components
 from fedpca.solvers.private.program import private_components
+from fedpca.solvers.standardize import BINOMIAL
 
 
 class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
@@ -69,9 +79,10 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         `run_.angle_bound` bounds the error of every solver. Installed packages may add solvers.
     center : bool
         Whether to center rows on the mean of all sites' rows. Otherwise, components are about zero.
-    scale : bool
+    scale : bool or "binomial"
         Whether to divide each feature by its standard deviation over all sites. A constant feature is
-        divided by 1.
+        divided by 1. "binomial" is for genotypes, which count an allele with frequency p over all
+        sites: they are divided by ``sqrt(2 p (1 - p))``, as plink2 does.
     whiten : bool
         Whether to divide scores by their standard deviations.
     tol : float
@@ -87,6 +98,9 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         mean of the feature's values at all sites: the result is that of the pooled rows with column
         means filled in, and `transform` fills in the same means. "drop" leaves out rows with a missing
         value at their sites. Filled values make variances smaller; `RobustPCA` estimates them instead.
+    maf : float, optional
+        The least frequency over all sites of a variant's rarer allele. It applies to genotypes in .bed
+        files; rarer variants are left out.
     privacy : Privacy, optional
         A promise of differential privacy, as in ``Privacy(epsilon=1, delta=1e-6, row_bound=8)``. Sites
         then add noise to the count, the mean, and the scatter, and send nothing else about their rows:
@@ -106,11 +120,18 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         The mean variance along the discarded directions.
     model_ : Model
         The fitted model, which transforms rows.
+    residual_traces_ : ndarray of shape (3,) or None
+        How variance is spread outside the components, which limits of `flag_rows` follow from: the
+        traces of the first three powers of the residual covariance, with a total variance of 1. Fits
+        with the solver "covariance" know them, up to 1000 features.
     site_variance_ratio_ : dict
         The share of each site's variance, about its own mean, that the components explain. The dict is
         empty if a site's policy withholds this share, or if sums are secure.
     n_samples_ : int
         The number of rows that count: not rows with weight zero, and not rows that were dropped.
+    left_out_ : dict or None
+        If the rows are genotypes: the variants that the sites left out, and why. None for other rows,
+        and for a model from a file.
     run_ : RunRecord
         Rounds, bytes, history, ledger, lost sites, and the reason the solver stopped.
 
@@ -134,12 +155,13 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         ],
         "solver": [str, Solver],
         "center": ["boolean"],
-        "scale": ["boolean"],
+        "scale": ["boolean", StrOptions({BINOMIAL})],
         "whiten": ["boolean"],
         "tol": [Interval(Real, 0, None, closed="left")],
         "max_rounds": [Interval(Integral, 1, None, closed="left")],
         "random_state": ["random_state"],
         "missing": [StrOptions(set(MISSING))],
+        "maf": [Interval(Real, 0, MAX_MAF, closed="right"), None],
         "privacy": [Privacy, None],
     }
 
@@ -149,12 +171,13 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         *,
         solver: str | Solver = "auto",
         center: bool = True,
-        scale: bool = False,
+        scale: bool | str = False,
         whiten: bool = False,
         tol: float = 1e-10,
         max_rounds: int = 500,
         random_state: Any = None,
         missing: str = "error",
+        maf: float | None = None,
         privacy: Privacy | None = None,
     ) -> None:
         self.n_components = n_components
@@ -166,6 +189,7 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         self.max_rounds = max_rounds
         self.random_state = random_state
         self.missing = missing
+        self.maf = maf
         self.privacy = privacy
 
     def fit(self, X: Any, y: Any = None, *, sites: Any = None, sample_weight: Any = None) -> Self:
@@ -205,6 +229,10 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
             parameters = plain_params(self)
             for name in ("solver", "whiten", "random_state", "privacy"):
                 del parameters[name]
+            if self.maf is None:
+                del parameters["maf"]
+            elif self.privacy is not None:
+                raise InputError("maf has no differentially private mechanism; omit maf or privacy")
             program = principal_components if self.privacy is None else private_components
             result, run = run_program(self, fed, program, solver, parameters, self.privacy)
         solution, moments = result.solution, result.solution.moments
@@ -218,7 +246,9 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
             moments.n,
         )
         self._set_model(model, moments.n_rows, moments.features)
+        self.residual_traces_ = solution.residual
         self.site_variance_ratio_ = result.site_shares
+        self.left_out_ = result.left_out
         self.run_ = run
         warn_unconverged(self, run, "solver")
         if self.center:  # about zero, a mean counts as variance
@@ -250,7 +280,9 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         """
         k = len(self._model().components)
         if is_path(X):
-            return scores_of_file(self, X, self._scores, k)
+            of_genotypes = partial(self._model().transform_genotypes, whiten=self.whiten)
+            fills = self.missing == "mean"
+            return scores_of_file(self, X, self._scores, k, of_genotypes if fills else None)
         if is_dask(X):
             return scores_of_dask(X, self.transform, k)
         rows = self._rows(X, ensure_all_finite="allow-nan")
@@ -258,15 +290,18 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
 
     def _scores(self, rows: Any) -> Array:
         """Return the scores of rows, which may have gaps."""
-        model = self._model()
+        return self._model().transform(self._filled(rows), whiten=self.whiten)
+
+    def _filled(self, rows: Any) -> Any:
+        """Return rows whose gaps have the mean, or refuse gaps."""
         if has_gaps(rows):
             if self.missing != "mean":
                 raise InputError(
                     f"Input X contains NaN, and missing={self.missing!r} cannot score such rows; set "
                     "missing='mean' to fill in the mean, or use RobustPCA"
                 )
-            rows = filled(canonical(rows) if is_sparse(rows) else rows, model.mean)
-        return model.transform(rows, whiten=self.whiten)
+            rows = filled(canonical(rows) if is_sparse(rows) else rows, self._model().mean)
+        return rows
 
     @property
     def scale_(self) -> Array:
@@ -278,12 +313,51 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         """Return the total variance of all features."""
         return float(self._model().total_variance)
 
+    def control_limits(
+        self, alpha: float = ALPHA, *, new_rows: bool = True, method: str = "moments"
+    ) -> ControlLimits:
+        """Return the limits of T2 and Q beyond which rows are not like those of the fit.
+
+        No rows are needed. If rows are normally distributed, the share ``alpha`` of them is beyond each
+        limit. ``new_rows`` says whether the limits are for rows that the model was not fitted to, which
+        are a little farther away. If it is not known how variance is spread outside the components, it
+        is taken to be even, and `ControlLimits.basis` says so; `fedpca.diagnose` asks the sites, and
+        returns better limits. ``method`` is "moments" or "jackson-mudholkar".
+        """
+        return control_limits(
+            self._model(),
+            is_centered=self.center,
+            traces=self.residual_traces_,
+            alpha=alpha,
+            is_for_new_rows=new_rows,
+            method=method,
+        )
+
+    def flag_rows(self, X: Any, limits: ControlLimits | None = None) -> RowFlags:
+        """Return T2 and Q of each row, and which rows are beyond their limits.
+
+        ``X`` holds rows of your own, or is the path to a file or folder of them; nothing about them is
+        sent anywhere. By default, the limits are those of `control_limits` for new rows.
+        """
+        limits = self.control_limits() if limits is None else limits
+        if is_path(X):
+            both = scores_of_file(self, X, self._t2_and_q, 2)
+        else:
+            both = self._t2_and_q(self._rows(X, ensure_all_finite="allow-nan"))
+        return RowFlags(both[:, 0], both[:, 1], limits)
+
+    def _t2_and_q(self, rows: Any) -> Array:
+        """Return T2 and Q of rows, which may have gaps, ``(n, 2)``."""
+        return t2_and_q(self._model(), self._filled(rows))
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted model to a file that `fedpca.load` can read."""
         header = {
             "site_variance_ratio": self.site_variance_ratio_,
             "run": self.run_.to_header(),
         }
+        if self.residual_traces_ is not None:
+            header["residual_traces"] = self.residual_traces_.tolist()
         self._model().save(path, file_header(self, self.n_samples_, **header))
 
     @classmethod
@@ -293,7 +367,10 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         with usable_header(path):
             estimator = from_header(cls, path, header)
             estimator._set_model(model, header["n_samples"], header["features"])
+            traces = header.get("residual_traces")
+            estimator.residual_traces_ = None if traces is None else checked_traces(traces)
             estimator.site_variance_ratio_ = header["site_variance_ratio"]
+            estimator.left_out_ = None
             estimator.run_ = record_in(header)
         return estimator
 

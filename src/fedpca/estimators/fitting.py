@@ -28,10 +28,12 @@ from fedpca.estimators.weights import weighted_sites
 from fedpca.privacy.gaussian import Privacy
 from fedpca.protocol.plan import PRIVATE
 from fedpca.rows.array_files import is_array_on_disk
+from fedpca.rows.genotypes import GenotypeRows, n_absent
 from fedpca.rows.in_memory import JoinedRows, Rows, is_foreign
 from fedpca.rows.labels import rows_by_label, take_label_column
 from fedpca.rows.matching import open_matching, scores_in_blocks
 from fedpca.rows.open import is_dask, open_rows
+from fedpca.rows.plink_files import Genotypes
 from fedpca.rows.weighted import checked_weights
 from fedpca.site.site import Site
 from fedpca.solvers.catalogue import to_plain
@@ -329,11 +331,16 @@ def _by_site(X: Any, sites: Any, weights: Any) -> Any:
 
 
 def scores_of_file(
-    estimator: BaseEstimator, path: Any, score: Callable[[Any], Array], width: int
+    estimator: BaseEstimator,
+    path: Any,
+    score: Callable[[Any], Array],
+    width: int,
+    of_genotypes: Callable[[GenotypeRows], Array] | None = None,
 ) -> Array:
     """Return the scores of the rows in a file or folder, ``(n, width)``, reading block by block.
 
-    Columns are matched by name, and columns that are not features of the model are ignored.
+    Columns are matched by name, and columns that are not features of the model are ignored. A function
+    ``of_genotypes``, if given, scores genotypes by variants, in which they are stored.
     """
     names = getattr(estimator, "feature_names_in_", None)
     features = None if names is None else [str(name) for name in names]
@@ -344,6 +351,15 @@ def scores_of_file(
             UserWarning,
             stacklevel=3,
         )
+    if n_absent(rows):
+        warnings.warn(
+            f"{path} lacks {n_absent(rows):,} of the model's {rows.n_features:,} variants; they count "
+            "as missing",
+            UserWarning,
+            stacklevel=3,
+        )
+    if of_genotypes is not None and isinstance(rows, GenotypeRows):
+        return of_genotypes(rows)
     blocks = [scores for scores, _ in scores_in_blocks(rows, score)]
     return np.vstack([np.empty((0, width)), *blocks])
 
@@ -383,8 +399,8 @@ def as_stream(X: Any) -> Rows | Iterator[Any] | None:
 
 
 def is_path(item: Any) -> bool:
-    """Return whether an item is the name of a file or folder, or a pattern for names."""
-    return isinstance(item, str | os.PathLike)
+    """Return whether an item names rows in files: a file or folder, a pattern, or genotypes."""
+    return isinstance(item, str | os.PathLike | Genotypes)
 
 
 def _is_rows(item: Any) -> bool:

@@ -13,6 +13,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from fedpca.arrays import Array
 from fedpca.errors import InputError
 from fedpca.estimators.fitting import is_path, scores_of_dask, scores_of_file
+from fedpca.models.features import FeatureTable, names_of_features
 from fedpca.models.linear import Model
 from fedpca.rows.devices import on_host
 from fedpca.rows.open import is_dask
@@ -111,6 +112,29 @@ class LinearMethods(LinearAttributes, ClassNamePrefixFeaturesOutMixin, Transform
     def get_precision(self) -> Array:
         """Return the inverse of `get_covariance`."""
         return self._model().precision()
+
+    def loadings(self) -> FeatureTable:
+        """Return the loading of each feature on each component: the entries of ``components_``."""
+        return self._feature_table(self._model().components.T)
+
+    def contributions(self) -> FeatureTable:
+        """Return the share of each component that each feature makes up, which adds up to 1."""
+        return self._feature_table(self._model().components.T ** 2)
+
+    def cos2(self, feature_variances: Any = None) -> FeatureTable:
+        """Return the share of each feature's variance that each component explains.
+
+        That is the squared correlation of the feature with the component. ``feature_variances``,
+        ``(d,)``, is the variance of each feature, as `fedpca.diagnose` returns it. It is not needed if
+        the model scales features, or has all components.
+        """
+        return self._feature_table(self._model().cos2(feature_variances))
+
+    def _feature_table(self, values: Array) -> FeatureTable:
+        """Return a number for each feature and component with their names."""
+        features = names_of_features(getattr(self, "feature_names_in_", None), len(values))
+        components = tuple(f"pc{i}" for i in range(1, values.shape[1] + 1))
+        return FeatureTable(features, components, values)
 
     def score_samples(self, X: Any) -> Array:
         """Return the log-likelihood of each row under the probabilistic model."""

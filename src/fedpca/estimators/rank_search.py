@@ -64,6 +64,17 @@ class RankSearch:
     ``best`` is the smallest pair with an excess of at most one standard error, where a shared component
     counts once and a local component counts once for each site. Pairs with a misalignment below 0.05
     are left out, unless all are below.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import search_ranks
+    >>> rng = np.random.default_rng(0)
+    >>> shared, *own = np.eye(6)[:4] * 4
+    >>> sites = [rng.normal(size=(40, 2)) @ [shared, v] + rng.normal(size=(40, 6)) for v in own]
+    >>> found = search_ranks(sites, [1, 2], [1, 2], random_state=0)
+    >>> [(line["n_shared"], line["n_local"]) for line in found.table]
+    [(1, 1), (1, 2), (2, 1), (2, 2)]
     """
 
     table: list[dict[str, Any]]
@@ -101,6 +112,16 @@ def search_ranks(
     **parameters
         Additional parameters for `PersonalizedPCA`. In a search, ``n_init`` is 1 and
         ``tol`` is 1e-6 by default.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import search_ranks
+    >>> rng = np.random.default_rng(0)
+    >>> shared, *own = np.eye(6)[:4] * 4
+    >>> sites = [rng.normal(size=(40, 2)) @ [shared, v] + rng.normal(size=(40, 6)) for v in own]
+    >>> search_ranks(sites, [1, 2], [1, 2], random_state=0).best
+    (1, 1)
     """
     if not 0 < held_out < 1:
         raise InputError(f"held_out={held_out} must be greater than 0 and less than 1")
@@ -163,16 +184,16 @@ def _rows(X: Any, sites: Any) -> dict[str, Any]:
         )
     if not is_many_sites(X):
         X, sites = without_labels(X, sites)
-        table = _in_memory("the rows", open_rows(X), None)
+        table = in_memory("the rows", open_rows(X), None)
         labels = ["all"] * table.shape[0] if sites is None else sites
         return rows_by_label(table, labels)
     named = X if isinstance(X, Mapping) else {f"site-{i}": rows for i, rows in enumerate(X, 1)}
     opened = {str(name): open_rows(rows) for name, rows in named.items()}
     first = next(iter(opened.values())).features
-    return {name: _in_memory(f"site {name!r}", rows, first) for name, rows in opened.items()}
+    return {name: in_memory(f"site {name!r}", rows, first) for name, rows in opened.items()}
 
 
-def _in_memory(where: str, rows: Rows, features: Sequence[str] | None) -> Any:
+def in_memory(where: str, rows: Rows, features: Sequence[str] | None) -> Any:
     """Read rows into memory; if columns have names, put them in the order of ``features``."""
     _, sums = column_sums(rows)
     if not np.isfinite(sums).all():

@@ -9,6 +9,7 @@ depends on the arrays alone, because the number of threads may change the last b
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -17,6 +18,8 @@ from threadpoolctl import ThreadpoolController
 from fedpca.arrays import Array
 
 ONE_THREAD_ENTRIES = 2_000_000  # one thread is as fast as several up to this matrix size
+WORTH_A_THREAD_ENTRIES = 50_000  # products of a smaller matrix are not worth another thread
+MAX_JOBS = 4  # with more threads, most of them wait for Python's lock
 
 
 class threads_for_entries:
@@ -35,6 +38,17 @@ class threads_for_entries:
 def threads_for(*arrays: Array) -> threads_for_entries:
     """Limit BLAS to one thread while it works on small arrays, and not while it works on large ones."""
     return threads_for_entries(max(array.size for array in arrays))
+
+
+def jobs_for_entries(entries: Sequence[float]) -> int:
+    """Return on how many arrays of these sizes to work at a time, each on one thread of BLAS.
+
+    Arrays that are large use all threads one after another. Tiny ones are not worth a thread.
+    """
+    if not entries or max(entries) > ONE_THREAD_ENTRIES:
+        return 1
+    is_worth = sum(entries) >= WORTH_A_THREAD_ENTRIES * len(entries)
+    return min(n_threads(), len(entries), MAX_JOBS) if is_worth else 1
 
 
 def n_threads() -> int:

@@ -113,6 +113,19 @@ def outside(U: Array, V: Array) -> Array:
     return np.asarray(V - U @ (U.T @ V))
 
 
+def residual_traces(C: Array, V: Array) -> Array:
+    """Return ``tr R, tr R^2, tr R^3``, where R is ``C / tr C`` outside the orthonormal V, ``(d, k)``.
+
+    R is formed, because the difference of two traces would lose what is small beside the components.
+    Powers of shares of the variance do not overflow.
+    """
+    total = float(np.trace(C))
+    if total <= 0:
+        return np.zeros(3)
+    R = outside(V, outside(V, C / total).T)
+    return np.array([max(0.0, np.trace(R)), np.vdot(R, R), max(0.0, np.vdot(R @ R, R))])
+
+
 def polar(Y: Array) -> Array:
     """Return the matrix with orthonormal columns that is closest to Y, ``(d, k)``."""
     left, _, right = np.linalg.svd(Y, full_matrices=False)

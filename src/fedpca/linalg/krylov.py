@@ -7,6 +7,8 @@ Each block Q is the new part of the product of M with the previous block. The ne
 
     M V - V theta = Q_next B C_last,   where C_last holds the rows of C for the last block
 
+If parts of a product are left out because they are nearly in K, their norm is added to the residual.
+
 Source: Golub and Underwood, "The block Lanczos method for computing eigenvalues" (1977). The
 thick restart follows Wu and Simon, "Thick-restart Lanczos method for large symmetric eigenvalue
 problems" (2000).
@@ -86,6 +88,7 @@ class KrylovSpace:
         self.T = np.empty((0, 0))
         self.Q = Q  # the block to multiply next
         self._reach = 0  # that product has no component along columns of K before this one
+        self._left_out = 0.0  # norm of what the products had outside K and its next blocks
 
     @property
     def is_invariant(self) -> bool:
@@ -106,6 +109,9 @@ class KrylovSpace:
         with threads_for(Y):
             largest = max(float(np.linalg.norm(Y)), float(self.T.diagonal().max(initial=0.0)))
             self.Q, self._B, H = orth_against(self.K, Y, NEGLIGIBLE * largest, reach=self._reach)
+            if self.Q.shape[1] < Y.shape[1]:
+                rest = Y - self.K @ H - self.Q @ self._B
+                self._left_out = float(np.hypot(self._left_out, np.linalg.norm(rest)))
         self._reach = old  # the next product lies in this block, its own, and the one after it
         T = np.empty((old + self._last, old + self._last))
         T[:old, :old] = self.T
@@ -117,7 +123,7 @@ class KrylovSpace:
         """Return the p leading eigenvalues of M within the space and one more, if there is one."""
         with threads_for(self.T):
             theta, C = top_eigen((self.T + self.T.T) / 2, min(p + 1, len(self.T)))
-            residuals = np.linalg.norm(self._B @ C[-self._last :], axis=0)
+            residuals = np.hypot(np.linalg.norm(self._B @ C[-self._last :], axis=0), self._left_out)
         self._C = C[:, :p]
         return Ritz(np.maximum(theta, 0.0), residuals, min(p, len(theta)), self.is_invariant)
 

@@ -61,6 +61,21 @@ def noise_floor(n: float, squares: Array, p: int, *, max_side: int = MAX_SIDE) -
     return np.where(np.arange(p) < min(m, d), floor[at], 0.0)
 
 
+def permuted_floor(A: Array, p: int, n_draws: int, seed: int = 0) -> Array:
+    """Return the floor for p eigenvalues of ``A'A``, ``(p,)``, after permuting each column of A.
+
+    Permuting needs all rows in one place. It keeps each column's values, and so its variance.
+    """
+    rng = np.random.default_rng(seed)
+    draws = np.zeros((n_draws, p))
+    for draw in draws:
+        permuted = rng.permuted(A, axis=0)
+        gram = permuted.T @ permuted if A.shape[1] <= len(A) else permuted @ permuted.T
+        values = np.linalg.eigvalsh(gram)[::-1][:p]
+        draw[: len(values)] = np.maximum(values, 0.0)
+    return quantile_floor(draws)
+
+
 def _leading(rng: np.random.Generator, m: int, deviations: Array, p: int) -> Array:
     """Return the p largest eigenvalues of the scatter of m random rows."""
     d = len(deviations)

@@ -13,12 +13,24 @@ returns a rank, or None if it needs more eigenvalues.
   not counted.
 - `largest_gap` returns the k > 1 with the largest ``l_k - l_(k+1)``. Source: Bhaskara and Wijewardena,
   "On distributed averaging for stochastic k-PCA", section 4.
+
+Two more rules serve `compare_ranks`, which shows what several rules say about one spectrum.
+
+- `gavish_donoho` counts the singular values above ``omega(b) y``, where y is their median and b is the
+  ratio of the sides of the table; ``omega(b) = lambda(b) / sqrt(m(b))``, with the median m(b) of the
+  Marchenko-Pastur law. Source: Gavish and Donoho, "The optimal hard threshold for singular values is
+  4/sqrt(3)" (2014).
+- `broken_stick` counts the leading shares of variance above ``(1/p) sum_(i=k)^p 1/i``, the expected
+  size of the k-th largest of p pieces of a stick that is broken at random. Source: Jackson, "Stopping
+  rules in principal components analysis: a comparison of heuristical and statistical approaches"
+  (1993).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from numbers import Real
 from typing import Any
 
@@ -29,6 +41,7 @@ from fedpca.errors import InputError
 from fedpca.linalg.parallel_analysis import MAX_SIDE, count_above, noise_floor
 
 EDGE_MARGIN = 1.1  # factor on the Marchenko-Pastur edge; the largest noise eigenvalue fluctuates
+MEDIAN_STEPS = 20_000  # of the integral to the median of noise
 FIRST_LOOK = 10  # eigenvalues to compute before the first call to a rule
 
 
@@ -173,6 +186,108 @@ def largest_gap(spectrum: Spectrum) -> int | None:
 
 RULES: dict[str, Rule] = {
     "auto": parallel_analysis,
+    "mp": marchenko_pastur,
+    "gap": largest_gap,
+}
+
+
+def gavish_donoho(spectrum: Spectrum) -> int | None:
+    """Return the number of singular values above the optimal hard threshold for unknown noise.
+
+    None stands for a spectrum of which only a part is known, so that its median is not.
+    """
+    # centered rows have one row less than they seem to have
+    m, d = max(1, int(spectrum.n) - 1), spectrum.d
+    if len(spectrum.values) < min(m, d):
+        return None
+    singular = np.sqrt(np.maximum(spectrum.values[: min(m, d)], 0.0))
+    threshold = threshold_factor(min(m, d) / max(m, d)) * float(np.median(singular))
+    rounding = np.sqrt(d * np.finfo(np.float64).eps) * singular[0]
+    return int((singular > max(threshold, rounding)).sum())
+
+
+@lru_cache(maxsize=64)
+def threshold_factor(aspect: float) -> float:
+    """Return ``omega``, the optimal threshold as a multiple of the median singular value.
+
+    ``aspect`` is the ratio of the shorter to the longer side of the table.
+    """
+    b = aspect
+    squared = 2 * (b + 1) + 8 * b / ((b + 1) + np.sqrt(b**2 + 14 * b + 1))
+    return float(np.sqrt(squared / _median_of_noise(b)))
+
+
+def _median_of_noise(aspect: float) -> float:
+    """Return the median of the Marchenko-Pastur law.
+
+    With ``x = 1 + b + 2 sqrt(b) cos(t)``, its density ``sqrt((x - low) (high - x)) / (2 pi b x)``
+    becomes one without steep ends, so that midpoints integrate it well.
+    """
+    root, step = np.sqrt(aspect), np.pi / MEDIAN_STEPS
+    middles = (np.arange(MEDIAN_STEPS) + 0.5) * step
+    density = np.sin(middles) ** 2 / (1 + aspect + 2 * root * np.cos(middles))
+    mass_above = np.cumsum(density) * step * 2 / np.pi
+    angle = np.interp(0.5, mass_above, middles + step / 2)
+    return float(1 + aspect + 2 * root * np.cos(angle))
+
+
+def broken_stick(spectrum: Spectrum) -> int | None:
+    """Return the number of leading shares of variance larger than pieces of a broken stick.
+
+    None stands for a spectrum of which all known shares are larger, but more may be.
+    """
+    p = max(1, min(int(spectrum.n) - 1, spectrum.d))
+    values = spectrum.values[:p]
+    pieces = np.cumsum(1 / np.arange(p, 0, -1))[::-1][: len(values)] / p
+    above = values / (spectrum.total or 1.0) > pieces
+    if not above.all():
+        return int(above.argmin())
+    return len(values) if spectrum.is_whole or len(values) == p else None
+
+
+@dataclass(frozen=True)
+class RankComparison:
+    """What several rules say about the number of components.
+
+    ``ranks`` has the number by each rule; ``unknown`` has the reason for each rule that gave none.
+    """
+
+    ranks: Mapping[str, int]
+    unknown: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def consensus(self) -> int | None:
+        """Return the median of the numbers, the lower one of two; None without any number."""
+        ordered = sorted(self.ranks.values())
+        return ordered[(len(ordered) - 1) // 2] if ordered else None
+
+    @property
+    def agrees(self) -> bool:
+        """Return whether all rules give the same number."""
+        return len(set(self.ranks.values())) == 1
+
+
+UNSEEN = "needs eigenvalues beyond those that were found"
+
+
+def compare_ranks(
+    spectrum: Spectrum, others: Mapping[str, int | str | None] | None = None
+) -> RankComparison:
+    """Return what each rule says about a spectrum, beside what ``others`` found in another way.
+
+    In ``others``, a text says why a rule gave no number.
+    """
+    found: dict[str, int | str | None] = dict(others or {})
+    found |= {name: rule(spectrum) for name, rule in SPECTRUM_RULES.items()}
+    return RankComparison(
+        {name: k for name, k in found.items() if isinstance(k, int)},
+        {name: k or UNSEEN for name, k in found.items() if not isinstance(k, int)},
+    )
+
+
+SPECTRUM_RULES: dict[str, Rule] = {  # rules that need nothing but eigenvalues
+    "gavish-donoho": gavish_donoho,
+    "broken-stick": broken_stick,
     "mp": marchenko_pastur,
     "gap": largest_gap,
 }

@@ -23,11 +23,14 @@ from typing import Any
 import numpy as np
 
 from fedpca.arrays import Array, Arrays
-from fedpca.errors import FileError
+from fedpca.errors import FileError, InputError
 from fedpca.linalg.dense import fix_signs
+from fedpca.rows.genotypes import GenotypeRows
 from fedpca.rows.in_memory import is_sparse
+from fedpca.rows.variant_products import VariantProducts
 from fedpca.storage.tensor_file import check_features, check_file_arrays, read_arrays, write_arrays
 
+ROUNDING = 1e-12  # share of variance that may be rounding
 MAX_OUTSIDE_SHARE = 1e-12  # share of a row's squares outside a subspace that may be rounding
 SHAPES = {
     "components": "k d",
@@ -87,12 +90,14 @@ class Model:
 
     def transform(self, X: Any, *, whiten: bool = False) -> Array:
         """Return the scores of rows, ``(n, k)``, scaled to unit variance if ``whiten`` is true."""
-        directions = (self.components / self.scale).T
-        if whiten:
-            directions = directions / self._deviations()
+        directions = self._directions(whiten)
         if is_sparse(X):  # subtracting the mean first would fill in the zeros
             return np.asarray(X @ directions - self.mean @ directions)
         return np.asarray((X - self.mean) @ directions)
+
+    def transform_genotypes(self, rows: GenotypeRows, *, whiten: bool = False) -> Array:
+        """Return the scores of samples, ``(n, k)``; missing genotypes take the mean."""
+        return VariantProducts(rows, self.mean, self.mean).scores(self._directions(whiten))
 
     def inverse_transform(self, scores: Array, *, whiten: bool = False) -> Array:
         """Return the rows, ``(n, d)``, with these scores and nothing outside the components."""
@@ -107,7 +112,7 @@ class Model:
 
     def precision(self) -> Array:
         """Return the inverse of the covariance, or its pseudo-inverse if there is no noise."""
-        inner = self._inflate(*self._inverse_variances())
+        inner = self._inflate(*self.inverse_variances())
         return np.asarray(inner / np.outer(self.scale, self.scale))
 
     def log_likelihood(self, X: Array) -> Array:
@@ -119,11 +124,11 @@ class Model:
         v = float(self.noise_variance)
         centered = (X - self.mean) / self.scale
         scores = centered @ self.components.T
-        precision_along, precision_outside = self._inverse_variances()
+        precision_along, precision_outside = self.inverse_variances()
         squares = (centered**2).sum(axis=1)
         outside = np.maximum(squares - (scores**2).sum(axis=1), 0.0)
         distance = (scores**2) @ precision_along + precision_outside * outside
-        positive = self.explained_variance[self._has_variance()]
+        positive = self.explained_variance[self.has_variance()]
         n_dimensions = d if v > 0 else len(positive)
         log_det = np.log(positive).sum() + 2 * np.log(self.scale).sum()
         log_det += (d - k) * np.log(v) if v > 0 else 0.0
@@ -132,12 +137,54 @@ class Model:
             return np.asarray(density)
         return np.where(outside > MAX_OUTSIDE_SHARE * squares, -np.inf, density)
 
-    def _has_variance(self) -> Array:
+    def cos2(self, feature_variances: Any = None) -> Array:
+        """Return the share of each feature's variance that each component explains, ``(d, k)``.
+
+        A feature without variance has the share 0. The variances must be given if they do not follow
+        from the model: it has no scale, and there is variance outside its components.
+        """
+        explained = self.explained_variance * self.components.T**2
+        if feature_variances is not None:
+            variances = np.asarray(feature_variances, float)
+            if variances.shape != self.mean.shape or not (variances >= 0).all():
+                raise InputError(
+                    f"feature_variances must be {len(self.mean)} nonnegative numbers, one for each "
+                    "feature"
+                )
+            variances = variances / self.scale**2
+        elif self.noise_variance <= ROUNDING * self.total_variance:
+            variances = explained.sum(axis=1)
+        elif (self.scale != 1).any():
+            positive = self.has_variance()
+            n_less_one = (
+                self.singular_values[positive][0] ** 2 / self.explained_variance[positive][0]
+            )
+            variances = np.full(len(self.mean), (n_less_one + 1) / n_less_one)
+        else:
+            raise InputError(
+                "the variance of each feature does not follow from the model; pass feature_variances, "
+                "which fedpca.diagnose(model, sites).feature_variances has, or fit with scale=True"
+            )
+        tiny = ROUNDING * float(variances.max(initial=0.0))
+        share = np.divide(
+            explained,
+            variances[:, None],
+            out=np.zeros_like(explained),
+            where=variances[:, None] > tiny,
+        )
+        return np.asarray(np.minimum(share, 1.0))
+
+    def has_variance(self) -> Array:
         """Return a mask of the components with more variance than rounding alone would leave."""
         rounding = self.components.shape[1] * np.finfo(np.float64).eps
         return np.asarray(
             self.explained_variance > rounding * self.explained_variance.max(initial=0)
         )
+
+    def _directions(self, whiten: bool) -> Array:
+        """Return what centered rows are multiplied by, ``(d, k)``."""
+        directions = (self.components / self.scale).T
+        return np.asarray(directions / self._deviations() if whiten else directions)
 
     def _deviations(self) -> Array:
         """Return the standard deviations of scores, kept away from zero as in scikit-learn."""
@@ -148,11 +195,11 @@ class Model:
         C = self.components
         return np.asarray((C.T * (along - outside)) @ C + outside * np.eye(C.shape[1]))
 
-    def _inverse_variances(self) -> tuple[Array, float]:
+    def inverse_variances(self) -> tuple[Array, float]:
         """Return inverse variances along and outside the components, with zero for no variance."""
         v = float(self.noise_variance)
         along = self.explained_variance
-        positive = self._has_variance()
+        positive = self.has_variance()
         with np.errstate(over="ignore"):  # a variance may be barely above zero
             inverse = np.where(positive, 1 / np.where(positive, along, 1.0), 0.0)
         return inverse, 1 / v if v > 0 else 0.0

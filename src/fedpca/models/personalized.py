@@ -33,7 +33,20 @@ from fedpca.storage.tensor_file import check_features, check_file_arrays, read_a
 
 
 class Split(NamedTuple):
-    """Centered rows as the sum of three parts, each ``(n, d)``; ``left`` is the remainder."""
+    """Centered rows as the sum of three parts, each ``(n, d)``; ``left`` is the remainder.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import PersonalizedPCA
+    >>> rng = np.random.default_rng(0)
+    >>> sites = {"north": rng.normal(size=(50, 4)), "south": rng.normal(size=(30, 4))}
+    >>> pca = PersonalizedPCA(1, 1).fit(sites)
+    >>> part = pca.split(sites["north"], "north")
+    >>> centered = sites["north"] - pca.site_means_["north"]
+    >>> np.allclose(part.shared + part.local + part.left, centered)
+    True
+    """
 
     shared: Array
     local: Array

@@ -29,14 +29,38 @@ DAMPING = 1e-3  # for a row in which no entry counts; each entry that counts red
 
 
 class Parts(NamedTuple):
-    """Rows split into two parts, each ``(n, d)``, apart from noise."""
+    """Rows split into two parts, each ``(n, d)``, apart from noise.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import RobustPCA
+    >>> rng = np.random.default_rng(0)
+    >>> rows = rng.normal(size=(60, 2)) @ rng.normal(size=(2, 12))
+    >>> rows[5, 3] += 100
+    >>> parts = RobustPCA(2, random_state=0).fit([rows[:30], rows[30:]]).split(rows)
+    >>> np.argwhere(parts.sparse).tolist()
+    [[5, 3]]
+    """
 
     low_rank: Array  # missing values are filled in here
     sparse: Array
 
 
 class OutlierScores(NamedTuple):
-    """Each entry's distance from the low-rank part, and each row's share of outliers."""
+    """Each entry's distance from the low-rank part, and each row's share of outliers.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import RobustPCA
+    >>> rng = np.random.default_rng(0)
+    >>> rows = rng.normal(size=(60, 2)) @ rng.normal(size=(2, 12)) + 0.1 * rng.normal(size=(60, 12))
+    >>> rows[5, 3] += 100
+    >>> scores = RobustPCA(2, random_state=0).fit([rows[:30], rows[30:]]).outlier_scores(rows)
+    >>> np.argwhere(scores.cells > 10).tolist()
+    [[5, 3]]
+    """
 
     rows: Array  # (n,), the share of each row's entries that are outliers, from 0 to 1
     cells: Array  # (n, d), residuals divided by the threshold; an entry above 1 is an outlier

@@ -37,7 +37,20 @@ KMEANS_PASSES = 50
 
 
 class ClusterEvidence(NamedTuple):
-    """How well sites fall into groups, compared with sites of one population."""
+    """How well sites fall into groups, compared with sites of one population.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import PersonalizedPCA
+    >>> rng = np.random.default_rng(0)
+    >>> shared, *own = np.eye(6)[:4] * 4
+    >>> sites = [rng.normal(size=(40, 2)) @ [shared, v] + rng.normal(size=(40, 6)) for v in own]
+    >>> pca = PersonalizedPCA(1, 1, random_state=0).fit([*sites, *sites])
+    >>> evidence = pca.cluster_evidence(3)
+    >>> evidence.clusters["site-1"] == evidence.clusters["site-4"], evidence.p_value < 0.05
+    (True, True)
+    """
 
     clusters: dict[str, int]  # as `cluster_sites` returns them
     separation: float  # the share of the sites' variance that lies between groups, from 0 to 1

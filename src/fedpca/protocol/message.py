@@ -102,12 +102,15 @@ def compose(
     if limit is not None:
         _check_length(n_header)
         _check_fields([(name, array.shape) for name, array in ready.items()])
-    total = PREFIX_BYTES + n_header
-    for array in ready.values():
-        total += array.nbytes + _padding(array.nbytes)
+    total = _total_bytes(n_header, ready)
     if limit is not None and total > limit:
         raise MessageError(f"the message has {total:,} bytes, which exceeds the limit of {limit:,}")
     return Message(dict(header), ready, total)
+
+
+def size_of(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> int:
+    """Return the encoded size of a message; only the dtypes and shapes of the arrays count."""
+    return _total_bytes(_header_bytes(header, arrays), arrays)
 
 
 def encode(message: Message) -> bytes:
@@ -164,6 +167,13 @@ def encoded_size(prefix: bytes) -> int | None:
     if len(prefix) < PREFIX_BYTES or prefix[:4] != MARK:
         return None
     return int(_PREFIX.unpack(prefix)[-1])
+
+
+def _total_bytes(n_header: int, arrays: Mapping[str, Array]) -> int:
+    total = PREFIX_BYTES + n_header
+    for array in arrays.values():
+        total += array.nbytes + _padding(array.nbytes)
+    return total
 
 
 def _header_text(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> bytes:

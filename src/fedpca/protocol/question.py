@@ -224,6 +224,17 @@ def question(
 
     ``doing`` says in a few words what the site does, for progress and errors; by default, it is the
     question's name in words.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import Federation, question
+    >>> @question(answers={"total": "float64 d"})
+    ... def column_sums_of_rows(site):
+    ...     return {"total": sum(X.sum(axis=0) for X in site.rows.blocks())}
+    >>> federation = Federation.local([np.ones((3, 2)), np.ones((4, 2))])
+    >>> federation.sum(column_sums_of_rows)["total"]
+    array([7., 7.])
     """
 
     def register(function: Callable[..., Mapping[str, Any]]) -> Question:

@@ -1,6 +1,11 @@
 """Present results as tables, plots, and pages."""
 
 from fedpca.report.biplot import BiplotDisplay
+from fedpca.report.diagnostic_displays import (
+    ControlChartDisplay,
+    SiteMapDisplay,
+    StabilityDisplay,
+)
 from fedpca.report.displays import (
     ConvergenceDisplay,
     LoadingsDisplay,
@@ -12,11 +17,14 @@ from fedpca.report.privacy_displays import LeakDisplay, UtilityDisplay
 
 __all__ = [
     "BiplotDisplay",
+    "ControlChartDisplay",
     "ConvergenceDisplay",
     "LeakDisplay",
     "LoadingsDisplay",
     "PartsDisplay",
     "ScreeDisplay",
+    "SiteMapDisplay",
     "SiteSharesDisplay",
+    "StabilityDisplay",
     "UtilityDisplay",
 ]

@@ -63,6 +63,17 @@ class BiplotDisplay(Drawn):
         The labels of both axes.
     ellipses : dict of str to Ellipse
         Where the rows of sites lie whose single rows are not drawn.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import FederatedPCA, Summary
+    >>> from fedpca.report import BiplotDisplay
+    >>> rows = np.random.default_rng(0).normal(size=(90, 6)) * [4, 3, 1, 1, 1, 1]
+    >>> pca = FederatedPCA(3).fit({"north": rows[:50], "south": rows[50:]})
+    >>> drawn = BiplotDisplay.from_estimator(pca, rows[:50], sites={"south": Summary.of(rows[50:])})
+    >>> drawn.scores.shape
+    (50, 2)
     """
 
     scores: Array

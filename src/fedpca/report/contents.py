@@ -15,6 +15,7 @@ from fedpca.arrays import Array
 from fedpca.coordinator.ledger import Total
 from fedpca.coordinator.record import RunRecord
 from fedpca.estimators import FederatedPCA, PersonalizedPCA, RobustPCA, StreamingPCA
+from fedpca.models.features import names_of_features
 from fedpca.models.linear import Model
 from fedpca.summary.summary import Summary
 
@@ -37,7 +38,7 @@ def feature_names(fitted: Fitted | Summary) -> list[str]:
         names, d = fitted.features, fitted.n_features
     else:
         names, d = getattr(fitted, "feature_names_in_", None), fitted.n_features_in_
-    return [f"column {j}" for j in range(d)] if names is None else [str(name) for name in names]
+    return list(names_of_features(names, d))
 
 
 def n_components_of(fitted: Any) -> int:

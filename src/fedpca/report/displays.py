@@ -17,6 +17,8 @@ from fedpca.arrays import Array
 from fedpca.coordinator.record import RunRecord
 from fedpca.errors import InputError
 from fedpca.estimators import PersonalizedPCA, RobustPCA
+from fedpca.estimators.diagnosis import Diagnosis
+from fedpca.linalg.rank_rules import RankComparison
 from fedpca.report.contents import Fitted, components_of, feature_names
 from fedpca.report.drawing import (
     AT_RIGHT_EDGE,
@@ -28,6 +30,7 @@ from fedpca.report.drawing import (
     divided,
     in_units,
     label,
+    mark_ranks,
     new_axes,
 )
 from fedpca.summary.summary import Summary
@@ -51,16 +54,48 @@ class ScreeDisplay(Drawn):
         The average share of a direction outside the components.
     n_certain : int, optional
         The number of components that the run vouches for, if not all.
+    ranks : RankComparison, optional
+        How many components each rule finds, which are marked.
+    n_kept : int, optional
+        The number of components that the model has, if more are drawn.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import FederatedPCA
+    >>> from fedpca.report import ScreeDisplay
+    >>> rows = np.random.default_rng(0).normal(size=(90, 6)) * [4, 3, 1, 1, 1, 1]
+    >>> pca = FederatedPCA(3).fit({"north": rows[:50], "south": rows[50:]})
+    >>> drawn = ScreeDisplay.from_estimator(pca)
+    >>> drawn.shares.round(2)
+    array([0.58, 0.28, 0.05])
     """
 
     names: Sequence[str]
     shares: Array
     noise_share: float | None = None
     n_certain: int | None = None
+    ranks: RankComparison | None = None
+    n_kept: int | None = None
 
     @classmethod
-    def from_estimator(cls, fitted: Fitted | Summary, *, ax: Any = None) -> Self:
-        """Draw the components of a fitted estimator or a summary."""
+    def from_estimator(
+        cls, fitted: Fitted | Summary, *, diagnosis: Diagnosis | None = None, ax: Any = None
+    ) -> Self:
+        """Draw the components of a fitted estimator or a summary.
+
+        With the `Diagnosis` of a `FederatedPCA`, the variances beyond its components are drawn too, and
+        what each rank rule says.
+        """
+        if diagnosis is not None:
+            most = min(
+                MAX_BARS,
+                max([2 * len(diagnosis.model.components_), *diagnosis.ranks.ranks.values()]) + 2,
+            )
+            shares = diagnosis.variances[:most] / (diagnosis.total_variance or 1.0)
+            names = [str(i) for i in range(1, len(shares) + 1)]
+            n_kept = len(diagnosis.model.components_)
+            return cls(names, shares, ranks=diagnosis.ranks, n_kept=n_kept).plot(ax)
         components = [c for c in components_of(fitted) if c.site is None][:MAX_BARS]
         shares = np.array([c.share for c in components])
         noise = getattr(fitted, "noise_variance_", None)
@@ -78,7 +113,11 @@ class ScreeDisplay(Drawn):
         """Draw bars for the components and a line for their cumulative share."""
         ax = new_axes(ax)
         positions = np.arange(1, len(self.shares) + 1)
-        ax.bar(positions, self.shares, color=BLUE, label="this component")
+        k = len(positions) if self.n_kept is None else self.n_kept
+        ax.bar(positions[:k], self.shares[:k], color=BLUE, label="this component")
+        if k < len(positions):
+            style = {"color": "white", "edgecolor": BLUE, "hatch": "//"}
+            ax.bar(positions[k:], self.shares[k:], label="not in the model", **style)
         ax.plot(
             positions,
             np.cumsum(self.shares),
@@ -98,6 +137,11 @@ class ScreeDisplay(Drawn):
         if few:
             ax.set_xticklabels([label(name) for name in self.names])
         ax.set(xlabel="component", ylabel="share of variance", ylim=(0, 1.02))
+        if self.ranks is not None:
+            shown = {name: k for name, k in self.ranks.ranks.items() if k <= len(positions)}
+            median = self.ranks.consensus
+            is_shown = median is not None and median <= len(positions)
+            mark_ranks(ax, shown, median if is_shown else None)
         ax.legend(frameon=False, fontsize=8)
         return self._keep(ax)
 
@@ -114,6 +158,17 @@ class LoadingsDisplay(Drawn):
         The features, the one with the largest loading first.
     loadings : ndarray of shape (len(features),)
         Their loadings.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import FederatedPCA
+    >>> from fedpca.report import LoadingsDisplay
+    >>> rows = np.random.default_rng(0).normal(size=(90, 6)) * [4, 3, 1, 1, 1, 1]
+    >>> pca = FederatedPCA(3).fit({"north": rows[:50], "south": rows[50:]})
+    >>> drawn = LoadingsDisplay.from_estimator(pca, 0)
+    >>> drawn.features[:2]
+    ['column 0', 'column 1']
     """
 
     component: str
@@ -179,6 +234,17 @@ class ConvergenceDisplay(Drawn):
     ----------
     bytes_ax_ : Axes
         Where the bytes are drawn; ``ax_`` is where the residuals are, or the same if there are none.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import FederatedPCA
+    >>> from fedpca.report import ConvergenceDisplay
+    >>> rows = np.random.default_rng(0).normal(size=(90, 6)) * [4, 3, 1, 1, 1, 1]
+    >>> pca = FederatedPCA(3).fit({"north": rows[:50], "south": rows[50:]})
+    >>> drawn = ConvergenceDisplay.from_estimator(pca)
+    >>> drawn.rounds
+    array([1, 2, 3, 4])
     """
 
     rounds: Array
@@ -253,6 +319,17 @@ class SiteSharesDisplay(Drawn):
         The shares of each part.
     of : str
         What the shares are shares of.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import FederatedPCA
+    >>> from fedpca.report import SiteSharesDisplay
+    >>> rows = np.random.default_rng(0).normal(size=(90, 6)) * [4, 3, 1, 1, 1, 1]
+    >>> pca = FederatedPCA(3).fit({"north": rows[:50], "south": rows[50:]})
+    >>> drawn = SiteSharesDisplay.from_estimator(pca)
+    >>> drawn.sites
+    ['north', 'south']
     """
 
     sites: Sequence[str]

@@ -6,6 +6,7 @@ import io
 import os
 import re
 import warnings
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 from typing import Any, Self
@@ -103,6 +104,40 @@ def in_units(n_bytes: Array) -> tuple[Array, str]:
         if largest >= size:
             return n_bytes / size, unit
     return n_bytes, "bytes"
+
+
+def decades(ax: Any, axis: str, low: float, high: float) -> None:
+    """Give the x or y axis a logarithmic scale from low to high, with plain numbers at 1, 2, and 5."""
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+
+    ax.set(**{f"{axis}scale": "log", f"{axis}lim": (low, high)})
+    ticks = getattr(ax, f"{axis}axis")
+    ticks.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=12))
+    ticks.set_minor_locator(NullLocator())
+    ticks.set_major_formatter(StrMethodFormatter("{x:g}"))
+
+
+def mark_ranks(ax: Any, ranks: Mapping[str, int], consensus: int | None) -> None:
+    """Mark above a scree plot how many components each rule finds, and where their median is.
+
+    Each rule has a row of its own, so that no name covers another. The shares below end at 1.
+    """
+    rows = dict(sorted(ranks.items(), key=lambda item: item[1]))
+    right = ax.get_xlim()[1]
+    for row, (name, k) in enumerate(rows.items()):
+        up = 1.09 + 0.075 * row
+        ax.plot([k + 0.5], [up], marker="v", markersize=5, color=GRAY)
+        is_left = k > 0.7 * right
+        style = {"fontsize": 8, "va": "center", "ha": "right" if is_left else "left"}
+        move = (-6 if is_left else 6, 0)
+        ax.annotate(f"{name}: {k}", (k + 0.5, up), move, textcoords="offset points", **style)
+    if rows:
+        ax.set(ylim=(0, 1.09 + 0.075 * len(rows)), yticks=[0, 0.2, 0.4, 0.6, 0.8, 1])
+        ax.spines["left"].set_bounds(0, 1)
+    if consensus is not None:
+        style = {"color": "black", "linestyle": "-."}
+        label = f"median of the rules: {consensus}"
+        ax.plot([consensus + 0.5] * 2, [0, 1.04], label=label, **style)
 
 
 def check_plot_file(path: Path) -> None:

@@ -40,6 +40,18 @@ class PartsDisplay(Drawn):
     ----------
     axes_ : list of Axes
         Those of the three parts; ``ax_`` is the first one.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import RobustPCA
+    >>> from fedpca.report import PartsDisplay
+    >>> rows = np.random.default_rng(0).normal(size=(60, 2)) @ np.arange(12.0).reshape(2, 6)
+    >>> rows[5, 3] += 100
+    >>> pca = RobustPCA(2, random_state=0).fit({"north": rows[:30], "south": rows[30:]})
+    >>> drawn = PartsDisplay.from_estimator(pca, rows[:10])
+    >>> [part.shape for part in drawn.parts]
+    [(10, 6), (10, 6), (10, 6)]
     """
 
     row_numbers: Array

@@ -48,6 +48,17 @@ class LeakDisplay(Drawn):
     ----------
     axes_ : list of Axes
         One for each listener; ``ax_`` is the first one.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca.audit.leakage import audit
+    >>> from fedpca.report import LeakDisplay
+    >>> rows = np.random.default_rng(0).normal(size=(90, 6)) * [4, 3, 1, 1, 1, 1]
+    >>> leakage = audit({"north": rows[:50], "south": rows[50:]}, 2, solvers="covariance", refits=0)
+    >>> drawn = LeakDisplay.from_leakage(leakage)
+    >>> list(drawn.curves["seen"])
+    ['covariance']
     """
 
     curves: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]]
@@ -103,6 +114,17 @@ class UtilityDisplay(Drawn):
         The expected share with each of them.
     epsilon : float, optional
         The promise of the run that fitted the model.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import FederatedPCA
+    >>> from fedpca.report import UtilityDisplay
+    >>> rows = np.random.default_rng(0).normal(size=(90, 6)) * [4, 3, 1, 1, 1, 1]
+    >>> pca = FederatedPCA(3).fit({"north": rows[:50], "south": rows[50:]})
+    >>> drawn = UtilityDisplay.from_estimator(pca, delta=1e-6, row_bound=12, epsilons=[0.1, 10])
+    >>> bool(drawn.shares[0] < drawn.shares[1])
+    True
     """
 
     epsilons: Array

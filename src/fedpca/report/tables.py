@@ -43,7 +43,7 @@ def new_table(title: str | None, left: Sequence[str], right: Sequence[str], **st
 def print_table(console: Console, table: Table) -> None:
     """Print a table within the width of a terminal, or else as wide as its contents."""
     if not console.is_terminal:
-        console = Console(file=console.file, width=WIDE, highlight=False, markup=False)
+        console = Console(file=console.file, width=WIDE, highlight=False, markup=False, emoji=False)
     console.print(table)
 
 

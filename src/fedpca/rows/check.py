@@ -13,8 +13,10 @@ from fedpca.errors import InputError
 from fedpca.protocol.invariants import MAX_VALUE
 from fedpca.rows.columns import matching_order, some_of
 from fedpca.rows.gaps import ERROR
+from fedpca.rows.genotypes import GenotypeRows
 from fedpca.rows.in_memory import Block, Rows, is_sparse
 from fedpca.rows.rare import look_for_few
+from fedpca.rows.variants import common_variants, in_words
 
 MIN_ROWS = 2  # of all sites together
 MIN_NUMBERED_ROWS = 3  # of fewer rows, measurements may look like numbers of rows
@@ -59,6 +61,8 @@ class Examined:
 
 def examine(rows: Rows) -> Examined:
     """Read the rows once, and return what was found in each column."""
+    if isinstance(rows, GenotypeRows):
+        return _examined_genotypes(rows)
     d = rows.n_features
     n_nan, n_infinite = np.zeros(d, dtype=int), np.zeros(d, dtype=int)
     smallest, largest = np.full(d, np.inf), np.full(d, -np.inf)
@@ -90,6 +94,24 @@ def examine(rows: Rows) -> Examined:
         smallest,
         largest,
         counts_up & (n_rows >= MIN_NUMBERED_ROWS),
+    )
+
+
+def _examined_genotypes(rows: GenotypeRows) -> Examined:
+    """Return what is in each column of genotypes, from how often each occurs."""
+    counts, d = rows.counts, rows.n_features
+    has = counts[:, :3] > 0
+    values = np.arange(3.0)
+    return Examined(
+        rows.n_rows,
+        d,
+        rows.features,
+        rows.dtypes,
+        counts[:, 3],
+        np.zeros(d, int),
+        np.where(has, values, np.inf).min(axis=1),
+        np.where(has, values, -np.inf).max(axis=1),
+        np.zeros(d, bool),
     )
 
 
@@ -150,11 +172,17 @@ def few_findings(name: str, rows: Rows, min_count: int) -> list[Finding]:
     if min_count <= 1:
         return []
     few = look_for_few(rows, min_count, ERROR)
-    refuses = f"a site whose policy has min_count={min_count} refuses every run"
+    site = f"a site whose policy has min_count={min_count}"
+    refuses = f"{site} refuses every run"
     texts = []
     if 0 < few.n_rows < min_count:
         texts.append(f"there are fewer than {min_count} rows, and {refuses}")
-    if few.rare:
+    if few.rare and isinstance(rows, GenotypeRows):
+        texts.append(
+            f"in {len(few.rare):,} variants, fewer than {min_count} samples differ from the most "
+            f"frequent genotype; {site} leaves them out of every run"
+        )
+    elif few.rare:
         texts.append(
             f"fewer than {min_count} rows differ from the most frequent value in columns "
             f"{some_of(few.rare, MAX_NAMED)}, and {refuses}; agree with all sites to leave these "
@@ -168,7 +196,10 @@ def findings_between(sites: Mapping[str, Examined]) -> list[Finding]:
     findings = []
     if sites:
         first, *others = sites
-        for name in others:
+        are_variants = all("genotype" in site.dtypes for site in sites.values())
+        if are_variants:
+            findings += _findings_between_cohorts(sites)
+        for name in [] if are_variants else others:
             try:
                 matching_order(sites[first], sites[name], f"compared with {first}")
             except InputError as error:
@@ -178,6 +209,18 @@ def findings_between(sites: Mapping[str, Examined]) -> list[Finding]:
             text = f"there are {n_rows} rows in all; a fit needs at least {MIN_ROWS}"
             findings.append(Finding("all sites", text, True))
     return findings
+
+
+def _findings_between_cohorts(sites: Mapping[str, Examined]) -> list[Finding]:
+    """Return how many variants sites with genotypes have in common."""
+    try:
+        kept, left_out = common_variants({name: at.features or () for name, at in sites.items()})
+    except InputError as error:
+        return [Finding("all sites", str(error), True)]
+    if not left_out:
+        return []
+    text = f"{len(kept):,} variants are common; a fit leaves out {in_words(left_out)}"
+    return [Finding("all sites", text, False)]
 
 
 def refuse_unfit(findings: Sequence[Finding]) -> None:

@@ -23,10 +23,7 @@ from fedpca.arrays import Array
 from fedpca.rows.devices import matrix_products_in, to_device, to_host
 from fedpca.rows.on_device import ROWS_PER_PRODUCT, OnDevice, chunks
 
-MIN_PANEL, MAX_PANELS = (
-    250,
-    8,
-)  # columns of A'A in a panel, and panels, of which only half is needed
+MIN_PANEL, MAX_PANELS = 500, 8  # columns of A'A in a panel, and panels; only half is needed
 
 
 def sums_on_device(rows: OnDevice) -> tuple[int, Array]:
@@ -35,8 +32,9 @@ def sums_on_device(rows: OnDevice) -> tuple[int, Array]:
     total = xp.zeros(rows.n_features, dtype=xp.float64, device=rows.device)
     for block in rows.device_blocks():
         n += int(block.shape[0])
-        for chunk in chunks(rows, block):
-            total += xp.sum(xp.astype(chunk, xp.float64, copy=False), axis=0)
+        if xp.isdtype(block.dtype, "bool"):
+            block = xp.astype(block, xp.uint8)
+        total += xp.sum(block, axis=0, dtype=xp.float64)  # needs no copy in float64
     return n, to_host(total)
 
 

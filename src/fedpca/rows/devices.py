@@ -7,7 +7,9 @@ API standard, by which arrays bring the functions for their own library.
 from __future__ import annotations
 
 import importlib
+import math
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +21,7 @@ from fedpca.arrays import Array
 from fedpca.errors import InputError
 from fedpca.rows.in_memory import is_foreign
 
+DEVICE_NAMES = "'cuda', 'cuda:1' for the second GPU, and so on, or 'cpu'"
 INSTALL = "install it with: pip install 'fedpca[gpu]'"
 
 
@@ -30,13 +33,16 @@ class Device(NamedTuple):
     free_bytes: int  # memory that rows may take; 0 for the memory of this process
 
 
+def is_device_name(name: Any) -> bool:
+    """Return whether this is a name that `find_device` takes."""
+    return isinstance(name, str) and re.fullmatch(r"(cpu|cuda)(:[0-9]+)?", name) is not None
+
+
 def find_device(name: str) -> Device:
     """Return the device "cpu", "cuda", or "cuda:N", by PyTorch or else by CuPy."""
-    kind, colon, index = name.partition(":")
-    if kind not in ("cpu", "cuda") or bool(colon) != index.isdigit():
-        raise InputError(
-            f"device={name!r} must be 'cuda', 'cuda:1' for the second GPU, and so on, or 'cpu'"
-        )
+    kind, _, index = name.partition(":")
+    if not is_device_name(name):
+        raise InputError(f"device={name!r} must be {DEVICE_NAMES}")
     if optional("array_api_compat") is None:
         raise InputError(f"device={name!r} requires array-api-compat; {INSTALL}")
     library = "PyTorch"
@@ -70,6 +76,20 @@ def find_device(name: str) -> Device:
             f"cupy.cuda.Device({index}).use() first"
         )
     return Device(xp, device, int(device.mem_info[0]))
+
+
+def top_eigen_on(there: Device, symmetric: Array, k: int) -> tuple[Array, Array]:
+    """Return what `fedpca.linalg.dense.top_eigen` returns, computed on a device.
+
+    A power of two brings the entries near one.
+    """
+    largest = float(np.abs(symmetric.diagonal()).max(initial=0.0))
+    factor = 2.0 ** -max(-1000, min(1000, math.frexp(largest)[1]))
+    values, vectors = there.xp.linalg.eigh(to_device(symmetric * factor, there.xp, there.device))
+    # eigenvalues are in ascending order
+    first = symmetric.shape[0] - k
+    top, V = to_host(values[first:]), to_host(vectors[:, first:])
+    return np.array(top[::-1]) / factor, np.array(V[:, ::-1])
 
 
 def to_device(values: Array, xp: Any, device: Any) -> Any:

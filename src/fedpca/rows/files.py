@@ -14,6 +14,7 @@ from fedpca.errors import InputError, SiteFailed
 from fedpca.rows.array_files import ZARR, open_hdf5, open_zarr
 from fedpca.rows.choice import ColumnChoice
 from fedpca.rows.csv_file import CsvFile
+from fedpca.rows.genotypes import open_genotypes
 from fedpca.rows.in_memory import (
     Block,
     DenseRows,
@@ -23,8 +24,10 @@ from fedpca.rows.in_memory import (
     rows_per_block,
 )
 from fedpca.rows.partitions import Partition, PartitionedTable
+from fedpca.rows.plink_files import Genotypes
 from fedpca.rows.tables import Table, TableRows
 
+BED = ".bed"  # ends the name of a file with genotypes, which two text files describe
 BUFFER_BYTES = 1 << 16  # raw bytes of each column of a Parquet file that are read at a time
 MAX_MAPPED_BYTES = 64 << 20  # of a file at a time; what is mapped counts as memory of the process
 
@@ -207,6 +210,10 @@ def _open_csv(path: Path, choice: ColumnChoice, partition: Partition) -> Rows:
     return TableRows(CsvFile(path, choice), choice)
 
 
+def _open_bed(path: Path, choice: ColumnChoice, partition: Partition) -> Rows:
+    return open_genotypes(Genotypes(path), choice)
+
+
 OPENERS: dict[str, Opener] = {
     ".npy": _unnamed(NpyRows),
     ".npz": _unnamed(_open_npz),
@@ -216,6 +223,7 @@ OPENERS: dict[str, Opener] = {
     ".h5": _unnamed(open_hdf5),
     ".hdf5": _unnamed(open_hdf5),
     ZARR: _unnamed(open_zarr),
+    BED: _open_bed,
     ".csv": _open_csv,
     ".tsv": _open_csv,
     ".csv.gz": _open_csv,

@@ -9,13 +9,16 @@ The mean of a column is that of the values present. After centering, a filled ga
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeGuard
 
 import numpy as np
 
 from fedpca.arrays import Array
+from fedpca.errors import InputError
+from fedpca.rows.columns import some_of
 from fedpca.rows.device_products import sums_on_device
+from fedpca.rows.genotypes import GenotypeRows
 from fedpca.rows.in_memory import (
     FILL_OR_DROP,
     Block,
@@ -54,6 +57,8 @@ def column_totals(
     ``also``, if given, is called with each block and its weights.
     """
     d = rows.n_features
+    if are_counted(rows, missing):
+        return _totals_of_counts(rows.counts, rows.features, missing)
     there = on_device(rows, missing)
     if there is not None:
         n, sums = sums_on_device(there)
@@ -79,6 +84,24 @@ def column_totals(
         way_out = WAY_OUT if missing == ERROR else FILL_OR_DROP
         refuse_non_finite(rows, way_out=way_out, accepts_nan=missing != ERROR)
     return Totals(n, weight, sums, np.where(n_absent < n, weight - absent, 0.0))
+
+
+def are_counted(rows: Rows, missing: int) -> TypeGuard[GenotypeRows]:
+    """Return whether rows are genotypes, none of which is left out; their products go by variants."""
+    return isinstance(rows, GenotypeRows) and missing != DROP
+
+
+def _totals_of_counts(counts: Array, names: Sequence[str], missing: int) -> Totals:
+    """Return the totals of genotypes, given how often each occurs in each column."""
+    n = int(counts[0].sum())
+    absent = counts[:, 3]
+    if missing == ERROR and absent.any():
+        columns = some_of([names[i] for i in np.flatnonzero(absent).tolist()])
+        raise InputError(
+            f"Input contains {int(absent.sum()):,} NaN in columns {columns}; {WAY_OUT}"
+        )
+    sums = (counts[:, 1] + 2 * counts[:, 2]).astype(np.float64)
+    return Totals(n, float(n), sums, (n - absent).astype(np.float64))
 
 
 def on_device(rows: Rows, missing: int) -> OnDevice | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from tokenize import TokenError
@@ -18,11 +18,13 @@ import scipy.sparse as sp
 from fedpca.errors import InputError, SiteFailed
 from fedpca.rows.array_files import ZARR, is_array_on_disk, open_array, zarr_parts
 from fedpca.rows.choice import ALL_COLUMNS, ColumnChoice
-from fedpca.rows.files import OPENERS, kind_of, name_of
+from fedpca.rows.files import BED, OPENERS, kind_of, name_of
+from fedpca.rows.genotypes import open_genotypes
 from fedpca.rows.in_memory import DenseRows, JoinedRows, Rows, SparseRows, is_foreign
 from fedpca.rows.on_device import device_rows
 from fedpca.rows.partitions import NO_PARTITION, Partition, partition_of
 from fedpca.rows.pieces import PieceRows, Pieces
+from fedpca.rows.plink_files import Genotypes, fileset
 from fedpca.rows.tables import InMemoryTable, TableRows
 
 _GONE = "gone"
@@ -52,6 +54,8 @@ def open_rows(source: Any, choice: ColumnChoice = ALL_COLUMNS) -> Rows:
     paths = paths_of(source)
     if paths:
         return open_paths(paths, choice)
+    if isinstance(source, Genotypes):
+        return _opened(source.bed, lambda: open_genotypes(source, choice))
     if isinstance(source, Pieces):
         return PieceRows(source, partial(open_rows, choice=choice))
     if hasattr(source, "__arrow_c_stream__"):
@@ -88,22 +92,26 @@ def open_path(
         return JoinedRows([(str(file), open_path(file, choice, parts[file])) for file in files])
     if not path.exists():
         raise InputError(f"{path} does not exist; check the name")
-    kind = kind_of(path)
     try:
-        opener = OPENERS[kind]
+        opener = OPENERS[kind_of(path)]
     except KeyError:
         raise InputError(
             f"{path}: cannot read {path.suffix!r} files; use {', '.join(OPENERS)}"
         ) from None
+    return _opened(path, lambda: opener(path, choice, partition))
+
+
+def _opened(path: Path, opener: Callable[[], Rows]) -> Rows:
+    """Return the rows that a function opens; errors name the file and quote nothing in it."""
     try:
-        return opener(path, choice, partition)
+        return opener()
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     except _UNREADABLE as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise _unreadable(path, error) from None
         raise InputError(
-            f"{path} is not a readable {kind} file; it may be damaged, so write it again"
+            f"{path} is not a readable {kind_of(path)} file; it may be damaged, so write it again"
         ) from None
 
 
@@ -125,7 +133,7 @@ def paths_of(source: Any) -> list[str]:
 
 def file_states(source: Any) -> dict[Path, str]:
     """Return the state of each file that `open_rows` would read now, or nothing for rows in memory."""
-    files: list[Path] = []
+    files: list[Path] = list(source.files) if isinstance(source, Genotypes) else []
     for path in _expand_patterns(paths_of(source)):
         found = _files_below(path) if _is_folder(path) else [path]
         files += [part for file in found for part in _parts(file)]
@@ -165,6 +173,8 @@ def _expand_patterns(texts: Sequence[str]) -> list[Path]:
 
 def _parts(file: Path) -> list[Path]:
     """Return the files whose states tell whether the rows in a file have changed."""
+    if kind_of(file) == BED:
+        return fileset(file)
     return zarr_parts(file) if kind_of(file) == ZARR and file.is_dir() else [file]
 
 

@@ -15,8 +15,10 @@ import numpy as np
 import scipy.sparse as sp
 
 from fedpca.arrays import Array
-from fedpca.rows.gaps import DROP, MEAN, gaps_of, has_gaps, rows_with_gaps
+from fedpca.rows.gaps import DROP, MEAN, are_counted, gaps_of, has_gaps, rows_with_gaps
 from fedpca.rows.in_memory import Block, Rows, is_sparse, weighted_blocks
+
+MAX_PAIRS = 3e7  # of gaps in the same row, which are compared; they take up to 400 MB
 
 
 class Few(NamedTuple):
@@ -34,6 +36,10 @@ def look_for_few(rows: Rows, m: int, missing: int) -> Few:
     ``missing`` says what happens to gaps, as a position in `fedpca.rows.gaps.MISSING`. A gap counts as
     a value of its own. Rows with weight zero do not count.
     """
+    if are_counted(rows, missing):
+        differ = rows.n_rows - rows.counts.max(axis=1)
+        gapped = _has_few_gaps(rows, m) if missing == MEAN else np.zeros(0, bool)
+        return Few(rows.n_rows, 0, _names(rows, (differ > 0) & (differ < m)), _names(rows, gapped))
     head: list[Array] = []
     n = n_left_out = 0
     usual: Array | None = None  # each column's most frequent value, if a column is rare
@@ -70,16 +76,21 @@ def _has_few_gaps(rows: Rows, m: int) -> Array:
     """Return in which columns fewer than m rows have a gap and also a value in some other column.
 
     If gaps take the mean, then moving the mean of the column shows the sum of the other column over
-    these rows.
+    these rows. If too many columns have gaps to be compared with each other, all of these count.
     """
+    number, n_pairs = np.zeros(rows.n_features), 0.0
     together = sp.csr_array(
         (rows.n_features, rows.n_features)
     )  # rows with gaps in both of two columns
     for block, _ in weighted_blocks(rows):
         if has_gaps(block):
             gaps = sp.csr_array(gaps_of(block))
-            together = together + gaps.T @ gaps
-    number = together.diagonal()
+            n_pairs += float(np.square(np.diff(gaps.indptr).astype(float)).sum())
+            number += np.bincount(gaps.indices, minlength=rows.n_features)
+            if n_pairs <= MAX_PAIRS:
+                together = together + gaps.T @ gaps
+    if n_pairs > MAX_PAIRS:
+        return np.asarray(number > 0)
     pairs = together.tocoo()
     apart = number[pairs.row] - pairs.data  # rows with a gap in the one, and a value in the other
     has_few = (number > 0) & (number < m)

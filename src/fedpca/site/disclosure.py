@@ -51,7 +51,8 @@ class Disclosure:
 
     def _begin(self, rows: Rows | None) -> None:
         self._rows = rows
-        self._few: dict[int, Few] = {}  # by what happens to gaps
+        self._used: Rows | None = rows
+        self._few: dict[int, Few] = {}  # by what happens to gaps, in the columns used
         self._compared: set[int] = set()  # what happened to gaps when rows were compared
         self._secret = secrets.token_bytes(SECRET_BYTES)
         self._hashes: dict[bool, Array] = {}  # of all rows, or only of those without gaps
@@ -64,15 +65,23 @@ class Disclosure:
         if path is not None and self._policy.least_change > 1:
             self._hashes_of(rows, False, _read(path)[0])
 
-    def check(self, rows: Rows, missing: int, path: Path | None) -> None:
+    def few_of(self, rows: Rows, missing: int) -> Few:
+        """Return what the site has few of, in all columns."""
+        if rows is not self._rows:
+            self._begin(rows)
+        return self._few_of(rows, missing)
+
+    def check(self, rows: Rows, missing: int, path: Path | None, used: Rows | None = None) -> None:
         """Refuse rows that the policy does not let leave in a sum, naming the rule.
 
         ``missing`` says what happens to gaps. ``path`` is the site's record of the rows in its last
-        run, or None if the rows cannot change or the site keeps no files.
+        run, or None if the rows cannot change or the site keeps no files. ``used`` are the rows in the
+        columns that the run uses, if not in all; what has changed is looked for in all columns.
         """
         if rows is not self._rows:
             self._begin(rows)
-        reason = reason_against(self._few_of(rows, missing), self._policy.min_count)
+        few = self._few_of(rows if used is None else used, missing)
+        reason = reason_against(few, self._policy.min_count)
         if reason is not None:
             raise PolicyRefused(reason)
         if path is not None and self._policy.least_change > 1 and missing not in self._compared:
@@ -82,6 +91,8 @@ class Disclosure:
     def _few_of(self, rows: Rows, missing: int) -> Few:
         if self._policy.min_count == 1:
             return Few(0, 0, [])
+        if rows is not self._used:
+            self._used, self._few = rows, {}
         if missing not in self._few:
             self._few[missing] = look_for_few(rows, self._policy.min_count, missing)
         return self._few[missing]

@@ -28,6 +28,7 @@ from fedpca.protocol.question import Question
 from fedpca.protocol.script import NEVER, Order, Script, find_script
 from fedpca.site.memory import recall, remember, remembers
 from fedpca.site.policy import Policy
+from fedpca.site.privacy_budget import PrivacyBudget
 
 UNDECLARED = (
     "no plan was declared for this run, and the site's policy answers only what was declared; start "
@@ -254,6 +255,22 @@ class _Run:
                         f"field {name!r} of question {question.name!r} has length {length}={found}; "
                         f"the plan allows at most {most}"
                     )
+
+
+def refusal_of(policy: Policy, plan: RunPlan) -> str | None:
+    """Return why a site with this policy would not take part in a run, or None if it would.
+
+    What the site has spent of its budgets, and what its rows are, is not known here.
+    """
+    if policy.is_open:
+        return None
+    try:
+        Guard(policy).consider(f"{plan.run}.0", plan)
+        if plan.is_private:
+            PrivacyBudget(policy).check(plan, plan.run, None)
+    except PolicyRefused as refusal:
+        return str(refusal)
+    return None
 
 
 def agreement_to(plan: RunPlan) -> Agreement:

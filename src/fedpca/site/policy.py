@@ -85,6 +85,19 @@ class Policy:
         The site's privacy budget: all private runs together, ever, keep the promise of this epsilon and
         delta for each row; see `fedpca.Privacy`. The site counts what noisy answers spend, in a file in
         its folder, and takes part in no other runs. By default, there is no budget.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import FederatedPCA, Policy, Site
+    >>> from fedpca.errors import PolicyRefused
+    >>> rng = np.random.default_rng(0)
+    >>> careful = Site(rng.normal(size=(40, 4)), name="north", policy=Policy(min_rows=50))
+    >>> try:
+    ...     FederatedPCA(2).fit([careful, rng.normal(size=(60, 4))])
+    ... except PolicyRefused:
+    ...     print("north takes no part")
+    north takes no part
     """
 
     allow: tuple[str, ...] = (FEDERATED,)

@@ -14,6 +14,7 @@ import threading
 import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,12 +31,13 @@ from fedpca.errors import (
     PolicyRefused,
     SiteFailed,
 )
-from fedpca.linalg.blas_threads import threads_for_entries
+from fedpca.linalg.blas_threads import jobs_for_entries, threads_for_entries
 from fedpca.protocol.message import Checked, Header, Message, compose, decode, encode
 from fedpca.protocol.plan import AGREE, DECLARE, RunPlan
 from fedpca.protocol.question import Question, find_question
-from fedpca.rows.gaps import ERROR, MISSING, Totals, column_totals
-from fedpca.rows.in_memory import Rows, about_n_rows
+from fedpca.rows.gaps import DROP, ERROR, MISSING, Totals, column_totals
+from fedpca.rows.genotypes import GenotypeRows
+from fedpca.rows.in_memory import DenseRows, Rows, SparseRows, about_n_rows
 from fedpca.rows.one_pass import ProvisionalScatter
 from fedpca.rows.query import Query
 from fedpca.rows.standardized import MAX_CACHE_BYTES, Frame, StandardizedRows, is_read_once
@@ -66,9 +68,27 @@ MAX_ENDED_RUNS = 1000  # ended runs whose late questions a site recognizes
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class ChosenVariants:
+    """The variants that a run uses, as positions in the site's rows, which the site remembers."""
+
+    positions: Array  # (d,)
+
+
 def cache_share(n_sites: int) -> int:
     """Return the number of bytes that each site in one process may use to cache A'A."""
     return min(MAX_CACHE_BYTES, MAX_PROCESS_CACHE_BYTES // max(1, n_sites))
+
+
+def jobs_for(sites: Sequence[Site]) -> int:
+    """Return how many of the sites in one process should work at a time, each in a thread.
+
+    Only arrays in memory can be read by several threads without waiting for each other.
+    """
+    all_rows = [site.rows for site in sites]
+    if not all(isinstance(rows, DenseRows | SparseRows) for rows in all_rows):
+        return 1
+    return jobs_for_entries([rows.n_rows * rows.n_features for rows in all_rows])
 
 
 class Site:
@@ -160,6 +180,7 @@ class Site:
         self._ended: deque[str] = deque(maxlen=MAX_ENDED_RUNS)
         self._standardized: StandardizedRows | None = None
         self._scatter: ProvisionalScatter | None = None  # from the last pass that summed columns
+        self._chosen: tuple[Rows, Array, Rows] | None = None  # all rows, columns, and rows in these
         self._lock = threading.Lock()
         self._guard = None if self.policy.is_open else Guard(self.policy, name, keys)
         self._tell, self._keys = tell, keys
@@ -200,12 +221,45 @@ class Site:
 
     @property
     def rows(self) -> Rows:
-        """Return the private rows."""
-        return self._source.rows
+        """Return the private rows, in the columns that the run uses if they are genotypes."""
+        rows = self._source.rows
+        if not isinstance(rows, GenotypeRows) or not self.remembers(ChosenVariants):
+            return rows
+        positions = self.recall(ChosenVariants).positions
+        if self._chosen is None or self._chosen[0] is not rows or self._chosen[1] is not positions:
+            self._chosen = (rows, positions, rows.at(positions))
+        return self._chosen[2]
 
     @rows.setter
     def rows(self, rows: Rows) -> None:
         self._source.rows, self._standardized = rows, None
+
+    def choose_variants(self, positions: Array) -> None:
+        """Use only the columns at these positions of the genotypes, for the rest of the run."""
+        if self.remembers(ChosenVariants):
+            positions = self.recall(ChosenVariants).positions[positions]
+        self.remember(ChosenVariants(positions))
+
+    def leave_out_few(self) -> None:
+        """Use only variants about which the policy lets sums leave, if the rows are genotypes.
+
+        A fit of other rows would be refused. But every cohort has rare variants, and a run may go on
+        without them.
+        """
+        rows = self._source.rows
+        if self._disclosure is None or not isinstance(rows, GenotypeRows):
+            return
+        missing = ERROR
+        if self.remembers(Agreement):
+            given = self.plan.parameters.get("missing")
+            missing = MISSING.index(given) if given in MISSING else ERROR
+        if missing == DROP or rows.n_rows < self.policy.min_count:
+            return  # in which case the site refuses with the reason
+        few = self._disclosure.few_of(rows, missing)
+        left_out = {*few.rare, *few.gapped}
+        if left_out:
+            kept = [i for i, name in enumerate(rows.features) if name not in left_out]
+            self.choose_variants(np.array(kept, np.int64))
 
     @property
     def memory(self) -> Memory:
@@ -523,7 +577,7 @@ class Site:
             plan = RunPlan.from_bytes(agreed.plan.tobytes())
             given = plan.parameters.get("missing")
             run.missing = MISSING.index(given) if given in MISSING else ERROR
-        disclosure.check(self.rows, run.missing or ERROR, self._record)
+        disclosure.check(self._source.rows, run.missing or ERROR, self._record, self.rows)
 
     def _declare(self, message: Message) -> Message:
         """Admit the plan of a run, or refuse it; a site that answers everything needs no plan.

@@ -19,6 +19,7 @@ from fedpca.rows.in_memory import Rows, checksum
 from fedpca.rows.on_device import rows_on
 from fedpca.rows.open import file_states, open_rows, refuse_gone, state_of
 from fedpca.rows.pieces import Pieces
+from fedpca.rows.plink_files import Genotypes
 from fedpca.rows.query import Query
 from fedpca.rows.weighted import WeightedRows, as_numbers, weight_fingerprint
 
@@ -76,6 +77,8 @@ class Source:
     def fingerprint_of(self, files: Mapping[Path, str]) -> str:
         """Return the fingerprint of the rows with the files in these states."""
         states = [f"{file.name} {state}" for file, state in files.items()]
+        if isinstance(self._given, Genotypes):
+            states.append(self._given.in_words())
         if states and self._weight is not None:
             states.append(weight_fingerprint(self._weight))
         return "; ".join(

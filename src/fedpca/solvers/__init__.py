@@ -8,6 +8,7 @@ Importing this package registers every question that a site may be asked.
 """
 
 from fedpca.solvers import pca as _pca  # noqa: F401  its questions
+from fedpca.solvers import site_map as _site_map  # noqa: F401
 from fedpca.solvers.catalogue import SOLVERS
 from fedpca.solvers.contract import Problem, Solution, Solver
 from fedpca.solvers.exact.covariance import Covariance
@@ -25,6 +26,7 @@ from fedpca.solvers.robust import program as _robust  # noqa: F401
 from fedpca.solvers.robust.dcf import Dcf
 from fedpca.solvers.robust.hard import Threshold
 from fedpca.solvers.robust.soft import LeastSquares
+from fedpca.solvers.verification import verify_script as _verify_script  # noqa: F401
 
 __all__ = [
     "SOLVERS",

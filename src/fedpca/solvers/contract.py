@@ -21,13 +21,18 @@ from fedpca.coordinator.federation import Federation
 from fedpca.coordinator.record import Outcome
 from fedpca.errors import InputError
 from fedpca.linalg.dense import orth
-from fedpca.linalg.rank_rules import RankRule, rank_rule
+from fedpca.linalg.rank_rules import RankRule, Rule, rank_rule
 from fedpca.protocol.invariants import ROUNDING
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import Question, question
 from fedpca.protocol.script import Order, Script, then
-from fedpca.solvers.sign_flips import SignFlips
-from fedpca.solvers.standardize import CommonFeatures, Moments, ask_moments, moments_script
+from fedpca.solvers.standardize import (
+    ColumnMeans,
+    CommonFeatures,
+    Moments,
+    ask_moments,
+    moments_script,
+)
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
@@ -54,9 +59,11 @@ class Problem:
         The features that all sites have.
     n_components : int, float, str or None
         The number of components, or a rule for choosing it, as in `FederatedPCA`.
-    center, scale : bool
-        Whether to center rows on the mean over all sites, and to divide them by the scale over all
-        sites.
+    center : bool
+        Whether to center rows on the mean over all sites.
+    scale : bool or "binomial"
+        Whether to divide columns by their standard deviations over all sites, or by those that
+        numbers of alleles with the same mean would have.
     tol : float
         The bound on ``||A'A V - V theta||_F``, as a fraction of the trace of A'A. A thousand times this
         number bounds the sine of the angle to the exact components.
@@ -66,22 +73,25 @@ class Problem:
         A subspace to start from.
     moments : Moments, optional
         The mean and the scale, if the sites have already been asked for them.
-    flips : SignFlips, optional
+    flips : Rule, optional
         The rule that chooses the number of components if ``n_components`` is "auto".
     missing : {"error", "mean", "drop"}
         What to do with missing values, as in `FederatedPCA`.
+    means : ColumnMeans, optional
+        The means, if the sites have already been asked for them, but not for the scale.
     """
 
     common: CommonFeatures
     n_components: Any
     center: bool = True
-    scale: bool = False
+    scale: bool | str = False
     tol: float = 1e-10
     max_rounds: int = 500
     start: Array | None = None
     moments: Moments | None = None
-    flips: SignFlips | None = None
+    flips: Rule | None = None
     missing: str = "error"
+    means: ColumnMeans | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -98,7 +108,12 @@ class Problem:
         if self.moments is not None:
             return self
         moments = ask_moments(
-            fed, self.common, center=self.center, scale=self.scale, missing=self.missing
+            fed,
+            self.common,
+            center=self.center,
+            scale=self.scale,
+            missing=self.missing,
+            means=self.means,
         )
         return replace(self, moments=moments)
 
@@ -117,6 +132,7 @@ class Solution:
     n_certain: int | None = None  # leading components that are certain; None means all
     advice: str = ""  # names a better solver, or what would be more accurate
     share_question: Question | None = None  # asks for each site's share; None means the default
+    residual: Array | None = None  # (3,), traces as in `fedpca.linalg.residual`; None if not known
 
     def outcome(self, solver: str) -> Outcome:
         """Return the outcome to store in the run's record."""
@@ -147,6 +163,7 @@ class PcaResult:
     site_shares: dict[str, float]  # explained share of each site's variance; empty if refused
     outcome: Outcome
     is_above_noise: bool = True  # false if the rule "auto" found no component to keep
+    left_out: Mapping[str, str] | None = None  # of genotypes: the variants left out, and why
 
 
 @runtime_checkable
@@ -157,6 +174,9 @@ class Solver(Protocol):
     solution states how far off they can be. ``seen`` names the questions whose answers the coordinator
     sees site by site; all other answers are summed. `fedpca.testing.check_solver` checks whether a
     solver keeps these promises.
+
+    A solver may also have `asks` and `usual_rounds`, as in `fedpca.solvers.costs`. Then `fedpca.plan`
+    counts its messages.
     """
 
     name: ClassVar[str]

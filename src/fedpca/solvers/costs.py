@@ -1,18 +1,112 @@
-"""Estimate how many bytes the exact solvers move, before the sites are asked anything.
+"""Say what a solver asks, and how many bytes that takes, before the sites are asked anything.
 
-For d features, k components, and blocks of k columns, a site sends and receives this many bytes:
+A solver lists its questions with the lengths of their fields (`Asked`). What a field takes follows from
+the question's declaration, which is also what sites check. `fedpca.plan` counts the same questions with
+the headers of their messages, and ``solver="auto"`` takes the exact solver whose fields are smallest:
 
-    the triangle of A'A        4 d (d + 1) + 8 d k        in one round
+    the triangle of A'A        4 d (d + 1) + 16 d         in one round
     block Lanczos              16 d k                     in each of about `expected_rounds` rounds
 
-So the triangle is cheaper when ``d + 1 + 2 k < 4 k rounds``.
+So the triangle is cheaper when about ``d + 1 < 4 k rounds``.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+
+from fedpca.arrays import Array, Declared
+from fedpca.protocol.question import Question
 
 LANCZOS_ROUNDS = 15  # for one block column per component and a slowly decaying spectrum
+
+Rounds = Mapping[tuple[str, int], int]  # how often a question is asked with a block of this width
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The size of a fit, as seen from one site."""
+
+    n: int  # rows of all sites
+    here: int  # rows of this site
+    d: int
+    k: int
+    center: bool = True
+    scale: bool = False
+    missing: str = "error"
+    has_weights: bool = False
+    name_bytes: int = 0  # of the column names as JSON, if the columns have names
+    in_order: bool = True  # whether all sites have their columns in the same order
+
+    @property
+    def order_bytes(self) -> int:
+        """Return the bytes of the column names that sites are sent, if some must reorder theirs."""
+        return 0 if self.in_order else self.name_bytes
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether all rows count alike and none may have gaps."""
+        return self.missing == "error" and not self.has_weights
+
+
+class Asked(NamedTuple):
+    """One or more rounds with the same question and fields of the same lengths."""
+
+    question: Question
+    lengths: Mapping[str, int] = {}
+    times: int = 1
+
+    def to_site(self, d: int) -> dict[str, Array]:
+        """Return arrays that stand for those of the question; they take no memory."""
+        return _stand_ins(self.question.asks, {"d": d, **self.lengths})
+
+    def from_site(self, d: int) -> dict[str, Array]:
+        """Return arrays that stand for those of an answer; they take no memory."""
+        return _stand_ins(self.question.answers, {"d": d, **self.lengths})
+
+
+@runtime_checkable
+class Counted(Protocol):
+    """A solver that tells which questions it asks, so that its bytes can be counted."""
+
+    def asks(self, sizes: Sizes, rounds: Rounds) -> list[Asked]:
+        """Return all questions of `solve`, with the moments, but not those of the whole program."""
+        ...
+
+
+@runtime_checkable
+class Iterative(Protocol):
+    """A solver whose number of rounds depends on the rows."""
+
+    def usual_rounds(self, n: int, d: int, k: int) -> Rounds:
+        """Return how often the solver multiplies blocks if nothing is known of the variances."""
+        ...
+
+
+def blocks(rounds: Rounds, *questions: Question) -> list[Asked]:
+    """Return the rounds in which a solver asks these questions with blocks."""
+    by_name = {question.name: question for question in questions}
+    return [Asked(by_name[name], {"k": width}, times) for (name, width), times in rounds.items()]
+
+
+def payload(asks: Iterable[Asked], d: int) -> int:
+    """Return the bytes of all fields to and from one site, without the headers of messages."""
+    return sum(
+        each.times * sum(a.nbytes for a in (*each.to_site(d).values(), *each.from_site(d).values()))
+        for each in asks
+    )
+
+
+def usual_bytes(solver: Counted, n: int, d: int, k: int) -> int:
+    """Return the bytes of a solver's own fields, after the moments, if nothing more is known."""
+    sizes = Sizes(n, n, d, k)
+    rounds = solver.usual_rounds(n, d, k) if isinstance(solver, Iterative) else {}
+    own = [each for each in solver.asks(sizes, rounds) if each.question.name != "count_and_sum"]
+    return payload(own, d)
 
 
 def expected_rounds(n: int, d: int, k: int) -> int:
@@ -33,3 +127,19 @@ def block_bytes(d: int, k: int, rounds: int) -> int:
 def triangle_is_cheaper(n: int, d: int, k: int) -> bool:
     """Return whether sending one triangle moves fewer bytes than sending Lanczos blocks."""
     return triangle_bytes(d, k) < block_bytes(d, k, expected_rounds(n, d, k))
+
+
+def _stand_ins(declared: Mapping[str, Declared], lengths: Mapping[str, int]) -> dict[str, Array]:
+    """Return arrays of the declared dtypes and shapes that share a single number."""
+    return {
+        name: np.broadcast_to(np.zeros((), dtype), [_length(each, lengths) for each in names])
+        for name, (dtype, names) in declared.items()
+    }
+
+
+def _length(name: str, lengths: Mapping[str, int]) -> int:
+    if name.isdigit():
+        return int(name)
+    if name == "triangle":
+        return lengths["d"] * (lengths["d"] + 1) // 2
+    return lengths[name]

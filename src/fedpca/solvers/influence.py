@@ -9,7 +9,7 @@ is left out if it would take the coordinator long.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -47,23 +47,33 @@ def report_angles(
 
 def angles_without(parts: Sequence[SitePart], V: Array) -> list[float]:
     """Return the sine of the largest angle by which V, ``(d, k)``, moves without each site."""
+    return [angle for angle, _ in without_each(parts, V)]
+
+
+def without_each(
+    parts: Sequence[SitePart], V: Array, *, is_centered: bool = True
+) -> Iterator[tuple[float, Array]]:
+    """Yield that sine and the leading directions without each site, ``(d, k)``.
+
+    If rows are not centered, no mean moves with a site. Without the only site that has rows, nothing is
+    left, so that the angle is the largest one and the directions stay.
+    """
     n, d, k = sum(part.n for part in parts), len(V), V.shape[1]
     rows = [np.vstack([part.rows, np.sqrt(part.n) * part.away]) for part in parts]
+    whole, Q = V, None
     if sum(len(each) for each in rows) < d:  # coordinates in the span of all rows suffice
         Q, _ = np.linalg.qr(np.vstack(rows).T)
         rows, V = [each @ Q for each in rows], Q.T @ V
     grams = [each.T @ each for each in rows]
     C = np.sum(grams, axis=0)
-    angles = []
     for part, each, gram in zip(parts, rows, grams, strict=True):
         others = n - part.n
         if others <= 0 or k > len(C):
-            angles.append(1.0)
+            yield 1.0, whole
             continue
-        moved = part.n / others * np.outer(each[-1], each[-1])
+        moved = part.n / others * np.outer(each[-1], each[-1]) if is_centered else 0.0
         _, left = top_eigen(C - gram - moved, k)
-        angles.append(sine_of_angle(V, left))
-    return angles
+        yield sine_of_angle(V, left), left if Q is None else Q @ left
 
 
 def report_summaries(fed: Federation, sites: Sequence[Summary], merged: Summary, V: Array) -> None:

@@ -11,12 +11,12 @@ import numpy as np
 
 from fedpca.arrays import Array, Arrays
 from fedpca.coordinator.federation import Federation
-from fedpca.errors import PolicyRefused
+from fedpca.errors import InputError, PolicyRefused
 from fedpca.linalg.dense import ROUNDING
 from fedpca.linalg.rank_rules import check_n_components
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import Question, question
-from fedpca.protocol.script import FEDERATED, Script, either, maybe, script, then
+from fedpca.protocol.script import END, FEDERATED, Order, Script, either, maybe, script, then
 from fedpca.rows.centering import MAX_CANCELLATION
 from fedpca.rows.gaps import MISSING
 from fedpca.rows.standardized import Frame, refuse_tiny
@@ -27,18 +27,31 @@ from fedpca.solvers.contract import (
     Problem,
     Solver,
     check_choice,
+    check_positive,
     columns_asked,
     explains_too_much,
     moments_and_rank,
 )
+from fedpca.solvers.costs import Asked, Counted, Rounds, Sizes
 from fedpca.solvers.influence import report_caused
+from fedpca.solvers.one_round.merge import explained_in_summary, summarize_rows
 from fedpca.solvers.private.program import private_script
 from fedpca.solvers.sign_flips import SignFlips
-from fedpca.solvers.standardize import column_names, common_features
+from fedpca.solvers.standardize import (
+    BINOMIAL,
+    column_names,
+    common_features,
+    count_and_sum,
+    moments_asked,
+    own_mean_of,
+    polymorphic,
+    use_variants,
+)
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
 
+MAX_MAF = 0.5  # of the rarer of two alleles
 INACCURATE = (
     "a site multiplies its rows in float32: create it with precision='float64', or accept the angle by "
     "setting tol to a thousandth of it"
@@ -52,16 +65,26 @@ def principal_components(
     solver: Solver | None,
     n_components: Any,
     center: bool,
-    scale: bool,
+    scale: bool | str,
     tol: float,
     max_rounds: int,
     missing: str = "error",
+    maf: float | None = None,
 ) -> PcaResult:
     """Find the components of all sites' rows, choosing a solver if none is given."""
-    common = common_features(fed, takes_weights=True)
-    problem = Problem(common, n_components, center, scale, tol, max_rounds, start, missing=missing)
-    if n_components == "auto":
-        problem = replace(problem, flips=SignFlips(fed))
+    common = common_features(fed, takes_weights=True, takes_variants=True)
+    means = None
+    if maf is not None and common.left_out is None:
+        raise InputError(f"maf={maf} applies to genotypes in .bed files alone; omit it")
+    if common.left_out is not None and (maf is not None or scale == BINOMIAL):
+        common, means = polymorphic(fed, common, maf=maf, missing=missing)
+    problem = Problem(
+        common, n_components, center, scale, tol, max_rounds, start, missing=missing, means=means
+    )
+    if means is not None:
+        problem = problem.with_moments(fed)
+    flips = SignFlips(fed) if n_components == "auto" else None
+    problem = replace(problem, flips=flips)
     if solver is None:
         problem = problem.with_moments(fed)
         moments, rank = moments_and_rank(fed, problem)
@@ -75,8 +98,9 @@ def principal_components(
     if center:
         within = {name: float(answer["total"]) for name, answer in explained.items()}
         report_caused(fed, within, solution.energy)
-    is_above = problem.flips is None or not problem.flips.found_none
-    return PcaResult(solution, _shares(explained), solution.outcome(solver.name), is_above)
+    is_above = flips is None or not flips.found_none
+    shares, outcome = _shares(explained), solution.outcome(solver.name)
+    return PcaResult(solution, shares, outcome, is_above, common.left_out)
 
 
 @script("FederatedPCA")
@@ -95,7 +119,7 @@ def pca_script(plan: RunPlan) -> Script:
     parts = [solver.script(plan) for solver in solvers]
     is_usual = all(s.guarantee == "exact" and not s.seen and s.name in SOLVERS for s in solvers)
     return Script(
-        then(column_names, either(*(part.order for part in parts)), maybe(explained_energy)),
+        then(_agreeing(plan), either(*(part.order for part in parts)), maybe(explained_energy)),
         most={k: v for part in parts for k, v in part.most.items()},
         looks=tuple(name for part in parts for name in part.looks),
         values={k: v for part in parts for k, v in part.values.items()},
@@ -106,6 +130,25 @@ def pca_script(plan: RunPlan) -> Script:
     )
 
 
+def fit_asked(solver: Solver, sizes: Sizes, rounds: Rounds) -> list[Asked]:
+    """Return what `principal_components` asks a site with a solver that takes these rounds.
+
+    Of a solver that does not tell its questions, only those of the program are returned.
+    """
+    names = Asked(column_names, {"bytes": sizes.name_bytes})
+    own = solver.asks(sizes, rounds) if isinstance(solver, Counted) else moments_asked(sizes)
+    is_own_mean = any(each.question is summarize_rows for each in own)
+    share = explained_in_summary if is_own_mean else explained_energy
+    return [names, *own, Asked(share, {"k": sizes.k})]
+
+
+def _agreeing(plan: RunPlan) -> Order:
+    """Return what is asked before the moments; sites with genotypes agree on variants."""
+    is_filtered = plan.parameters.get("maf") is not None or plan.parameters.get("scale") == BINOMIAL
+    filtering = maybe(count_and_sum, use_variants) if is_filtered else END
+    return then(column_names, maybe(use_variants), filtering)
+
+
 def _check_parameters(plan: RunPlan) -> None:
     """Refuse parameters that `principal_components` does not take."""
     known = {p.name for p in signature(principal_components).parameters.values()}
@@ -113,9 +156,11 @@ def _check_parameters(plan: RunPlan) -> None:
         if name not in known - {"fed", "start"}:
             raise PolicyRefused("the plan has a parameter that FederatedPCA does not have")
         if name in ("center", "scale"):
-            check_choice(name, value, (True, False))
+            check_choice(name, value, (True, False, BINOMIAL)[: 3 if name == "scale" else 2])
     check_n_components(plan.parameters.get("n_components"))
     check_choice("missing", plan.parameters.get("missing", "error"), MISSING)
+    if plan.parameters.get("maf") is not None:
+        check_positive("maf", plan.parameters["maf"], MAX_MAF)
 
 
 @question(
@@ -134,11 +179,9 @@ def explained_energy(site: Site, V: Array) -> dict[str, Any]:
     """
     frame = site.recall(Frame)
     assert frame.energy is not None
-    assert frame.sums is not None
-    n = site.rows.n_rows if frame.weight is None else frame.weight
+    n, own_mean = own_mean_of(site)
     total = frame.energy
     explained = site.standardized.energy_along(V, total)
-    own_mean = frame.sums[slice(None) if frame.order is None else frame.order] / (n or 1)
     away = (own_mean - frame.mean) / frame.scale
     between = n * float(away @ away)
     if between <= MAX_CANCELLATION * (total - between):

@@ -11,8 +11,8 @@ and each row counts by its weight. If gaps take the mean, the mean is that of th
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,14 +27,19 @@ from fedpca.protocol.question import question
 from fedpca.protocol.script import Script, then
 from fedpca.rows.columns import column_order, some_of
 from fedpca.rows.gaps import DROP, ERROR, MEAN, MISSING
+from fedpca.rows.genotypes import GenotypeRows
 from fedpca.rows.in_memory import is_sparse
 from fedpca.rows.standardized import Frame, deviations, refuse_large, refuse_tiny, usable_energy
+from fedpca.rows.variants import MONOMORPHIC, RARE, common_variants, misnamed_variant
 from fedpca.rows.weighted import WeightedRows
+from fedpca.solvers.costs import Asked, Sizes
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
 
 MAX_PRODUCTS = 1 << 40  # columns by which rows can be multiplied in a run; a hint for the site
+BINOMIAL = "binomial"  # the scale of genotypes
+MONOMORPHIC_SHARE = 1e-12  # of an allele that does not occur, but for rounding in weights
 MAX_NAMES_BYTES = 64 << 20  # of one site's column names as JSON
 SCALES = "1e-150..1e100"  # beyond these, squares of scaled values underflow or overflow one by one
 MAX_TIMES_LARGEST = 2.0**20  # a mean beyond this multiple of a site's values would round them away
@@ -49,6 +54,7 @@ class CommonFeatures:
     in_order: bool  # whether all sites have them in the same order
     has_weights: bool = False  # whether the rows of a site have weights
     rounding: float = ROUNDING  # error of products with rows, as a share of the largest eigenvalue
+    left_out: Mapping[str, str] | None = None  # of genotypes: the variants left out, and why
 
     @property
     def to_ask(self) -> Array:
@@ -133,6 +139,14 @@ def own_frame(site: Site, mean: Array, scale: Array, n_products: int = 1) -> Fra
     return sums.frame(mean, scale, n_products)
 
 
+def own_mean_of(site: Site) -> tuple[float, Array]:
+    """Return the weight of a site's rows and their own mean, ``(d,)``, in the common order."""
+    frame = site.recall(Frame)
+    assert frame.sums is not None
+    n = site.rows.n_rows if frame.weight is None else frame.weight
+    return n, frame.sums[slice(None) if frame.order is None else frame.order] / (n or 1)
+
+
 def _largest_values(site: Site) -> Array:
     """Return the largest absolute value of each of a site's columns, in their own order."""
     largest = np.zeros(site.rows.n_features)
@@ -159,6 +173,8 @@ def misnamed(answer: Arrays, _: Arrays) -> str | None:
         return "has the same name for two columns"
     if len(names) != answer["n_features"]:
         return f"has {len(names)} column names for {int(answer['n_features'])} columns"
+    if "are_variants" in answer and answer["are_variants"] and misnamed_variant(names):
+        return "has names of variants that are not CHROMOSOME:POSITION:ID:ALLELE:ALLELE"
     return None
 
 
@@ -170,6 +186,7 @@ def misnamed(answer: Arrays, _: Arrays) -> str | None:
         "n_features": "int64, count",
         "has_weights": "int64, count",
         "rounding": "float64, share",
+        "are_variants": "int64, count",
     },
     remembers=True,
     reads_rows=False,
@@ -180,13 +197,16 @@ def column_names(site: Site) -> dict[str, Any]:
     """Send the number of a site's columns, their names as JSON, and whether its rows have weights.
 
     ``rounding`` is the error of the site's products with rows, as a share of their largest eigenvalue.
-    The site remembers that it answered. If it is restarted, it must still have the same rows.
+    The site remembers that it answered. If it is restarted, it must still have the same rows. Of
+    genotypes, the names are those of the variants, without those that the policy lets nobody sum.
     """
+    site.leave_out_few()
     return {
         "features": names_to_bytes(site.rows.features),
         "n_features": np.int64(site.rows.n_features),
         "has_weights": np.int64(isinstance(site.rows, WeightedRows)),
         "rounding": np.float64(getattr(site.rows, "rounding", ROUNDING)),
+        "are_variants": np.int64(isinstance(site.rows, GenotypeRows)),
     }
 
 
@@ -281,13 +301,61 @@ def standardize(site: Site, mean: Array, scale: Array, n_products: Array) -> dic
     return {"energy": energy}
 
 
-def common_features(fed: Federation, *, takes_weights: bool = False) -> CommonFeatures:
+def not_as_asked(answer: Arrays, asked: Arrays) -> str | None:
+    """Return what is wrong with the number of variants that a site uses, or None."""
+    wanted = names_from_bytes(asked["features"]) or ()
+    is_same = int(answer["n_features"]) == len(wanted)
+    return (
+        None if is_same else f"uses {int(answer['n_features'])} variants instead of {len(wanted)}"
+    )
+
+
+@question(
+    verb="gather",
+    doing="agreeing on variants",
+    asks={"features": "uint8 names"},
+    answers={"n_features": "int64, count"},
+    remembers=True,
+    reads_rows=False,
+    check=not_as_asked,
+)
+def use_variants(site: Site, features: Array) -> dict[str, Any]:
+    """Use only these variants of the site's genotypes, in this order, for the rest of the run."""
+    own = site.rows.features
+    if own is None or not isinstance(site.rows, GenotypeRows):
+        raise MessageError("question 'use_variants' needs genotypes, which the site's rows are not")
+    try:
+        wanted = [str(name) for name in json.loads(features.tobytes())]
+    except (ValueError, TypeError, RecursionError):
+        wanted = []
+    position = {name: i for i, name in enumerate(own)}
+    if not wanted or len(set(wanted)) < len(wanted) or not set(wanted) <= position.keys():
+        raise MessageError(
+            "field 'features' of question 'use_variants' must list variants of the site, each once"
+        )
+    site.choose_variants(np.array([position[name] for name in wanted]))
+    return {"n_features": np.int64(len(wanted))}
+
+
+def ask_to_use(fed: Federation, common: CommonFeatures, names: Sequence[str]) -> CommonFeatures:
+    """Ask all sites to use only these variants, and return the features that are left."""
+    fed.gather(use_variants, features=names_to_bytes(names))
+    fed.bind(d=len(names))
+    return replace(common, n_features=len(names), names=tuple(names), in_order=True)
+
+
+def common_features(
+    fed: Federation, *, takes_weights: bool = False, takes_variants: bool = False
+) -> CommonFeatures:
     """Compare the columns of all sites and return the features that they have in common.
 
     The features are in the first site's order. No question is asked about rows. Sites whose rows have
-    weights are refused unless the program takes weights.
+    weights are refused unless the program takes weights. If the program takes variants, sites with
+    genotypes agree on those that all have; see `fedpca.rows.variants`.
     """
     answers = fed.gather(column_names)
+    if takes_variants and all(answer["are_variants"] for answer in answers.values()):
+        return _common_variants(fed, answers)
     weighted = [name for name, answer in answers.items() if answer["has_weights"]]
     if weighted and not takes_weights:
         raise InputError(
@@ -317,28 +385,127 @@ def common_features(fed: Federation, *, takes_weights: bool = False) -> CommonFe
     return CommonFeatures(n_features, reference, in_order, bool(weighted), rounding)
 
 
-def ask_moments(
-    fed: Federation, common: CommonFeatures, *, center: bool, scale: bool, missing: str = "error"
-) -> Moments:
-    """Ask for n, the mean, and the scale over all sites; they equal those of the pooled rows."""
+def _common_variants(fed: Federation, answers: Mapping[str, Arrays]) -> CommonFeatures:
+    """Agree on the variants that all sites have."""
+    named = {name: names_from_bytes(answer["features"]) or () for name, answer in answers.items()}
+    for name, variants in named.items():
+        if not variants:
+            raise InputError(
+                f"site {name!r} has no variant to offer; its policy may leave all of them out"
+            )
+    kept, left_out = common_variants(named)
+    common = CommonFeatures(len(kept), kept, in_order=True, left_out=left_out)
+    if all(variants == kept for variants in named.values()):
+        fed.bind(d=len(kept))
+        return common
+    return ask_to_use(fed, common, kept)
+
+
+def polymorphic(
+    fed: Federation, common: CommonFeatures, *, maf: float | None, missing: str = "error"
+) -> tuple[CommonFeatures, ColumnMeans | None]:
+    """Leave out variants that are monomorphic or rarer than ``maf`` over all sites.
+
+    Return the features that are left, and the means if all are.
+    """
+    means = ask_means(fed, common, missing, may_lack_values=True)
+    assert common.names is not None
+    minor = np.minimum(means.mean, 2.0 - means.mean) / 2
+    least = MONOMORPHIC_SHARE if maf is None else max(MONOMORPHIC_SHARE, maf * (1 - ROUNDING))
+    is_kept = minor >= least
+    if is_kept.all():
+        return common, means
+    if not is_kept.any():
+        raise InputError(
+            f"no variant is left: all {common.n_features:,} are monomorphic over all sites or below "
+            f"maf={maf}; use a smaller maf, or other variants"
+        )
+    left_out = dict(common.left_out or {})
+    for i in np.flatnonzero(~is_kept):
+        left_out[common.names[i]] = MONOMORPHIC if minor[i] < MONOMORPHIC_SHARE else RARE
+    kept = [name for name, keeps in zip(common.names, is_kept, strict=True) if keeps]
+    return ask_to_use(fed, replace(common, left_out=left_out), kept), None
+
+
+@dataclass(frozen=True)
+class ColumnMeans:
+    """The row count, the total weight, and the mean of each column over all sites."""
+
+    n: int
+    weight: float
+    mean: Array  # (d,)
+
+
+def ask_means(
+    fed: Federation,
+    common: CommonFeatures,
+    missing: str = "error",
+    *,
+    may_lack_values: bool = False,
+) -> ColumnMeans:
+    """Ask for n and the mean over all sites; the mean of no values is zero, if there may be none."""
     position = MISSING.index(missing)
     sums = fed.sum(count_and_sum, features=common.to_ask, missing=np.int64(position))
-    n, weight, d = int(sums["n"]), float(sums["weight"]), len(sums["total"])
+    n, weight = int(sums["n"]), float(sums["weight"])
     if common.has_weights:
         _check_weight(weight)
     at_least_two(max(n, int(weight)), "complete rows" if position == DROP else "rows")
-    mean = sums["total"] / (_some_present(sums["present"], common) if position == MEAN else weight)
+    present: Any = weight
+    if position == MEAN:
+        present = sums["present"]
+        present = np.maximum(present, 1e-300) if may_lack_values else _some_present(present, common)
+    mean = sums["total"] / present
     refuse_tiny(mean)
-    factors = np.ones(d)
-    if scale:  # the standard deviation is about the mean, even if the components are not
+    return ColumnMeans(n, weight, mean)
+
+
+def ask_moments(
+    fed: Federation,
+    common: CommonFeatures,
+    *,
+    center: bool,
+    scale: bool | str,
+    missing: str = "error",
+    means: ColumnMeans | None = None,
+) -> Moments:
+    """Ask for n, the mean, and the scale over all sites; they equal those of the pooled rows."""
+    n, weight, mean = astuple(means or ask_means(fed, common, missing))
+    factors = np.ones_like(mean)
+    if scale == BINOMIAL:
+        factors = binomial_deviations(mean, common.names)
+    elif scale:  # the standard deviation is about the mean, even if the components are not
         factors = deviations(fed.sum(squares, mean=mean)["squares"] / weight, mean, n)
-    return Moments(n, mean if center else np.zeros(d), factors, common.names, weight)
+    return Moments(n, mean if center else np.zeros_like(mean), factors, common.names, weight)
+
+
+def binomial_deviations(mean: Array, names: Sequence[str] | None) -> Array:
+    """Return ``sqrt(2 p (1 - p))``, or 1 where only one allele occurs; a column's mean is 2 p."""
+    outside = np.flatnonzero((mean < 0) | (mean > 2))
+    if outside.size:
+        columns = [str(i) if names is None else names[i] for i in outside.tolist()]
+        raise InputError(
+            f"scale={BINOMIAL!r} takes numbers of alleles from 0 to 2, but the means of columns "
+            f"{some_of(columns)} are not; use scale=True"
+        )
+    variance = mean * (2 - mean) / 2
+    is_constant = np.minimum(mean, 2 - mean) / 2 < MONOMORPHIC_SHARE
+    return np.where(is_constant, 1.0, np.sqrt(np.where(is_constant, 1.0, variance)))
+
+
+def moments_asked(sizes: Sizes) -> list[Asked]:
+    """Return the questions of `ask_moments`."""
+    columns = sizes.d if sizes.missing == MISSING[MEAN] else 0
+    asked = [Asked(count_and_sum, {"bytes": sizes.order_bytes, "columns": columns})]
+    return [*asked, Asked(squares)] if sizes.scale else asked
 
 
 def moments_script(plan: RunPlan) -> Script:
     """Return the script of `ask_moments`."""
     values: dict[str, Any] = {"missing": MISSING.index(plan.parameters.get("missing", "error"))}
-    if not plan.parameters.get("scale"):
+    scale = plan.parameters.get("scale")
+    if scale == BINOMIAL:
+        return Script(then(count_and_sum), values=values)
+    if not scale:
         return Script(then(count_and_sum), values={**values, "scale": 1.0})
     # without center, the squares are about the mean, and the rows about zero
     fixed = (f"{squares.name}.mean",) if plan.parameters.get("center", True) else ()

@@ -70,6 +70,19 @@ class ScriptedEngine:
         The questions asked and the sites asked, in order.
     bytes_down, bytes_up : int
         The number of encoded bytes sent to the sites and received from them.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import FederatedPCA, Federation
+    >>> from fedpca.testing import ScriptedEngine
+    >>> rng = np.random.default_rng(0)
+    >>> sites = {"north": rng.normal(size=(50, 4)), "south": rng.normal(size=(30, 4))}
+    >>> def lose_north(reply):
+    ...     return None if reply.site == "north" else reply.answer
+    >>> federation = Federation(ScriptedEngine(sites, lose_north), quorum=1)
+    >>> FederatedPCA(2).fit(federation).run_.sites
+    ('south',)
     """
 
     def __init__(

@@ -75,7 +75,15 @@ from fedpca.solvers.contract import (
     scaled,
     starting_block,
 )
-from fedpca.solvers.costs import LANCZOS_ROUNDS, block_bytes, expected_rounds
+from fedpca.solvers.costs import (
+    LANCZOS_ROUNDS,
+    Asked,
+    Rounds,
+    Sizes,
+    blocks,
+    expected_rounds,
+    usual_bytes,
+)
 from fedpca.solvers.exact.faps_copy import (
     BY_CONDITION,
     MAX_PENALTY,
@@ -87,7 +95,7 @@ from fedpca.solvers.exact.faps_copy import (
     solve_locally,
 )
 from fedpca.solvers.sign_flips import draw_signs, flips_order
-from fedpca.solvers.standardize import standardize, standardize_sites
+from fedpca.solvers.standardize import moments_asked, standardize, standardize_sites
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
@@ -125,6 +133,16 @@ class Faps:
     start_apart : bool
         Whether copies start one power step away from Z. The published method starts at Z, which reveals
         more.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import FederatedPCA
+    >>> from fedpca.solvers import Faps
+    >>> rows = np.random.default_rng(0).normal(size=(90, 6)) * [4, 3, 1, 1, 1, 1]
+    >>> pca = FederatedPCA(2, solver=Faps(penalty=0.2), random_state=0).fit([rows[:50], rows[50:]])
+    >>> pca.run_.solver, pca.run_.stop_reason
+    ('faps', 'converged')
     """
 
     name: ClassVar[str] = "faps"
@@ -144,7 +162,15 @@ class Faps:
         check_choice("start_apart", self.start_apart, (True, False))
 
     def bytes_per_site(self, n: int, d: int, k: int) -> int:
-        return block_bytes(d, k, TIMES_LANCZOS * expected_rounds(n, d, k))
+        return usual_bytes(self, n, d, k)
+
+    def usual_rounds(self, n: int, d: int, k: int) -> Rounds:
+        return {(consensus_step.name, k): TIMES_LANCZOS * expected_rounds(n, d, k)}
+
+    def asks(self, sizes: Sizes, rounds: Rounds) -> list[Asked]:
+        agree = blocks(rounds, consensus_step)
+        end = Asked(energy_within, {"k": sizes.k})
+        return [*moments_asked(sizes), Asked(standardize), *agree, end]
 
     def script(self, plan: RunPlan) -> Script:
         values = {

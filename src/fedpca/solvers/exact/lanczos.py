@@ -38,8 +38,8 @@ from fedpca.solvers.contract import (
     scaled,
     starting_block,
 )
-from fedpca.solvers.costs import block_bytes, expected_rounds
-from fedpca.solvers.exact.subspace_iteration import script_of_products
+from fedpca.solvers.costs import Asked, Rounds, Sizes, expected_rounds, usual_bytes
+from fedpca.solvers.exact.subspace_iteration import asked_products, script_of_products
 from fedpca.solvers.standardize import standardize_sites
 
 
@@ -62,6 +62,16 @@ class Lanczos:
         less than their sampling errors, would be different ones in another sample of rows. For them,
         it is enough to come as close as the sampling error. The run then ends with "within-noise", and
         `run_.n_certain` counts the components that are exact.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import FederatedPCA
+    >>> from fedpca.solvers import Lanczos
+    >>> rows = np.random.default_rng(0).normal(size=(90, 6)) * [4, 3, 1, 1, 1, 1]
+    >>> pca = FederatedPCA(2, solver=Lanczos(block=4), random_state=0).fit([rows[:50], rows[50:]])
+    >>> pca.run_.solver, pca.run_.stop_reason
+    ('lanczos', 'exact')
     """
 
     name: ClassVar[str] = "lanczos"
@@ -79,7 +89,14 @@ class Lanczos:
         check_choice("stop", self.stop, ("angle", "noise"))
 
     def bytes_per_site(self, n: int, d: int, k: int) -> int:
-        return block_bytes(d, k, expected_rounds(n, d, k))
+        return usual_bytes(self, n, d, k)
+
+    def usual_rounds(self, n: int, d: int, k: int) -> Rounds:
+        width = min(max(self.block or k, k), d)
+        return {(covariance_product.name, width): expected_rounds(n, d, width)}
+
+    def asks(self, sizes: Sizes, rounds: Rounds) -> list[Asked]:
+        return asked_products(sizes, rounds)
 
     def script(self, plan: RunPlan) -> Script:
         return script_of_products(plan, plan.max_rounds, self.block or 1)

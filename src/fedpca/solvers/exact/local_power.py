@@ -40,8 +40,20 @@ from fedpca.solvers.contract import (
     scaled,
     starting_block,
 )
-from fedpca.solvers.costs import LANCZOS_ROUNDS, block_bytes, expected_rounds
-from fedpca.solvers.exact.subspace_iteration import TIMES_LANCZOS, SubspaceIteration, iterate
+from fedpca.solvers.costs import (
+    LANCZOS_ROUNDS,
+    Asked,
+    Rounds,
+    Sizes,
+    expected_rounds,
+    usual_bytes,
+)
+from fedpca.solvers.exact.subspace_iteration import (
+    TIMES_LANCZOS,
+    SubspaceIteration,
+    asked_products,
+    iterate,
+)
 from fedpca.solvers.sign_flips import flips_order
 from fedpca.solvers.standardize import standardize, standardize_sites
 
@@ -61,6 +73,17 @@ class LocalPower:
         The number of power steps that a site takes in each of the first rounds.
     halve_every : int
         The number of rounds after which the number of steps is halved.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import FederatedPCA
+    >>> from fedpca.solvers import LocalPower
+    >>> rows = np.random.default_rng(0).normal(size=(90, 6)) * [4, 3, 1, 1, 1, 1]
+    >>> pca = FederatedPCA(2, solver=LocalPower(local_steps=4), random_state=0)
+    >>> pca = pca.fit([rows[:50], rows[50:]])
+    >>> pca.run_.solver, pca.run_.stop_reason
+    ('local-power', 'converged')
     """
 
     name: ClassVar[str] = "local-power"
@@ -75,12 +98,24 @@ class LocalPower:
         check_whole("halve_every", self.halve_every, 1, 2**31)
 
     def bytes_per_site(self, n: int, d: int, k: int) -> int:
-        return block_bytes(d, k, TIMES_LANCZOS * expected_rounds(n, d, k))
+        return usual_bytes(self, n, d, k)
+
+    def usual_rounds(self, n: int, d: int, k: int) -> Rounds:
+        most = TIMES_LANCZOS * expected_rounds(n, d, k)
+        n_local = min(most - 1, self._n_halvings * self.halve_every)
+        return {(local_power_steps.name, k): n_local, (covariance_product.name, k): most - n_local}
+
+    def asks(self, sizes: Sizes, rounds: Rounds) -> list[Asked]:
+        return asked_products(sizes, rounds, local_power_steps)
+
+    @property
+    def _n_halvings(self) -> int:
+        """Return how often the number of steps is halved until one step is left."""
+        return self.local_steps.bit_length() - 1
 
     def script(self, plan: RunPlan) -> Script:
         plain, name = SubspaceIteration().script(plan), local_power_steps.name
-        halvings = self.local_steps.bit_length() - 1  # until one step is left
-        n_rounds = min(plan.max_rounds - 1, halvings * self.halve_every)
+        n_rounds = min(plan.max_rounds - 1, self._n_halvings * self.halve_every)
         steps = then(local_power_steps, repeat(local_power_steps, most=n_rounds - 1))
         rounds = then(covariance_product, flips_order(plan, covariance_product))
         return after_moments(

@@ -29,10 +29,10 @@ from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import question
 from fedpca.protocol.script import Script
 from fedpca.solvers.contract import Problem, Solution, after_moments, moments_and_rank
-from fedpca.solvers.costs import triangle_bytes
+from fedpca.solvers.costs import Asked, Rounds, Sizes, usual_bytes
 from fedpca.solvers.influence import SitePart, report_angles
 from fedpca.solvers.sign_flips import draw_signs, flips_order
-from fedpca.solvers.standardize import SCALES, own_frame
+from fedpca.solvers.standardize import SCALES, moments_asked, own_frame
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
@@ -40,14 +40,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tsqr:
-    """Gather the sites' QR factors in one round and decompose them together."""
+    """Gather the sites' QR factors in one round and decompose them together.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import FederatedPCA
+    >>> from fedpca.solvers import Tsqr
+    >>> rows = np.random.default_rng(0).normal(size=(90, 6)) * [4, 3, 1, 1, 1, 1]
+    >>> pca = FederatedPCA(2, solver=Tsqr(), random_state=0).fit([rows[:50], rows[50:]])
+    >>> pca.run_.solver, pca.run_.stop_reason
+    ('tsqr', 'exact')
+    """
 
     name: ClassVar[str] = "tsqr"
     guarantee: ClassVar[str] = "exact"
     seen: ClassVar[tuple[str, ...]] = ("triangular_factor",)
 
     def bytes_per_site(self, n: int, d: int, k: int) -> int:
-        return triangle_bytes(d, k)
+        return usual_bytes(self, n, d, k)
+
+    def asks(self, sizes: Sizes, rounds: Rounds) -> list[Asked]:
+        r = min(sizes.here, sizes.d)
+        entries = r * sizes.d - r * (r - 1) // 2
+        return [*moments_asked(sizes), Asked(triangular_factor, {"entries": entries})]
 
     def script(self, plan: RunPlan) -> Script:
         looks = (draw_signs.name,)

@@ -34,6 +34,7 @@ from fedpca.solvers.contract import (
     check_choice,
     moments_and_rank,
 )
+from fedpca.solvers.costs import Asked, Rounds, Sizes, usual_bytes
 from fedpca.solvers.influence import report_summaries
 from fedpca.solvers.one_round.merge import (
     asked_directions,
@@ -43,10 +44,12 @@ from fedpca.solvers.one_round.merge import (
     gather_summaries,
     look_further,
     looks,
+    n_directions,
     solution_of,
     summarize_about,
     summarizing,
 )
+from fedpca.solvers.standardize import moments_asked
 from fedpca.summary.summary import Summary, merge_in_tree
 
 COLUMNS_PER_COMPONENT = 3  # directions that a site sends per component
@@ -63,6 +66,17 @@ class Average:
         default is three per component.
     weights : "eigenvalues" or "unweighted"
         Whether directions are weighted by their eigenvalues or equally.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import FederatedPCA
+    >>> from fedpca.solvers import Average
+    >>> rows = np.random.default_rng(0).normal(size=(90, 6)) * [4, 3, 1, 1, 1, 1]
+    >>> pca = FederatedPCA(2, solver=Average(site_components=6), random_state=0)
+    >>> pca = pca.fit([rows[:50], rows[50:]])
+    >>> pca.run_.solver, pca.run_.stop_reason
+    ('average', 'exact')
     """
 
     name: ClassVar[str] = "average"
@@ -77,7 +91,12 @@ class Average:
         check_choice("weights", self.weights, ("eigenvalues", "unweighted"))
 
     def bytes_per_site(self, n: int, d: int, k: int) -> int:
-        return 8 * d * (min(d, COLUMNS_PER_COMPONENT * k) + 5)
+        return usual_bytes(self, n, d, k)
+
+    def asks(self, sizes: Sizes, rounds: Rounds) -> list[Asked]:
+        columns = replace(sizes, k=COLUMNS_PER_COMPONENT * sizes.k)
+        r = n_directions(self.site_components, columns, 0)
+        return [*moments_asked(sizes), Asked(summarize_about, {"rule": 0, "r": r})]
 
     def script(self, plan: RunPlan) -> Script:
         values, bounds = asked_directions(plan, self.site_components, COLUMNS_PER_COMPONENT)

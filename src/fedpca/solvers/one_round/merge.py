@@ -44,12 +44,14 @@ from fedpca.solvers.contract import (
     is_rank_rule,
     moments_and_rank,
 )
+from fedpca.solvers.costs import Asked, Rounds, Sizes, usual_bytes
 from fedpca.solvers.influence import report_summaries
 from fedpca.solvers.standardize import (
     SCALES,
     Moments,
     at_least_two,
     large_mean,
+    moments_asked,
     own_frame,
     own_order,
 )
@@ -96,6 +98,16 @@ class Merge:
         Whether sites center on their own means, which are then merged too, in one pass and one round.
         Otherwise, they use the common mean, which takes an extra round first. With ``scale``, with
         missing values or weights, or without ``center``, sites never center on their own means.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import FederatedPCA
+    >>> from fedpca.solvers import Merge
+    >>> rows = np.random.default_rng(0).normal(size=(90, 6)) * [4, 3, 1, 1, 1, 1]
+    >>> pca = FederatedPCA(2, solver=Merge(fan_in=2), random_state=0).fit([rows[:50], rows[50:]])
+    >>> pca.run_.solver, pca.run_.stop_reason
+    ('merge', 'exact')
     """
 
     name: ClassVar[str] = "merge"
@@ -113,7 +125,14 @@ class Merge:
         check_choice("own_means", self.own_means, (True, False))
 
     def bytes_per_site(self, n: int, d: int, k: int) -> int:
-        return 8 * d * (min(d, k + N_SPARE) + 3)
+        return usual_bytes(self, n, d, k)
+
+    def asks(self, sizes: Sizes, rounds: Rounds) -> list[Asked]:
+        if self.own_means and sizes.center and not sizes.scale and sizes.is_plain:
+            r = n_directions(self.site_components, sizes, N_SPARE, lost=1)
+            return [Asked(summarize_rows, {"names": sizes.order_bytes, "rule": 0, "r": r})]
+        r = n_directions(self.site_components, sizes, N_SPARE)
+        return [*moments_asked(sizes), Asked(summarize_about, {"rule": 0, "r": r})]
 
     def script(self, plan: RunPlan) -> Script:
         common, own = summarizing(plan, summarize_about), summarizing(plan, summarize_rows)
@@ -350,6 +369,15 @@ def directions_to_ask(
         "rule": np.frombuffer(rule, np.uint8),
         "n_spare": np.int64(n_spare),
     }
+
+
+def n_directions(site_components: Any, sizes: Sizes, n_spare: int, lost: int = 0) -> int:
+    """Return how many directions a site sends; a rule is taken to choose as many as components.
+
+    A site has no more than its rows, of which its own mean takes ``lost``.
+    """
+    wanted = site_components if isinstance(site_components, int) else sizes.k
+    return max(0, min(sizes.d, sizes.here - lost, min(sizes.d, wanted) + n_spare))
 
 
 def summarizing(plan: RunPlan, asked: Question) -> Order:

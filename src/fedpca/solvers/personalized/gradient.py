@@ -54,6 +54,18 @@ class Stiefel:
         The first step length; by default, about 1 over the largest eigenvalue of any site's covariance.
     retraction : "polar" or "qr"
         The factorization that makes a basis orthonormal.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import PersonalizedPCA
+    >>> from fedpca.solvers import Stiefel
+    >>> rng = np.random.default_rng(0)
+    >>> shared, *own = np.eye(5)[:3] * 4
+    >>> sites = [rng.normal(size=(40, 2)) @ [shared, local] for local in own]
+    >>> pca = PersonalizedPCA(1, 1, method=Stiefel(retraction="qr"), random_state=0).fit(sites)
+    >>> abs(pca.components_).round(3)
+    array([[1., 0., 0., 0., 0.]])
     """
 
     name: ClassVar[str] = "stiefel"
@@ -81,6 +93,18 @@ class Polar:
     ----------
     step, retraction
         As for `Stiefel`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import PersonalizedPCA
+    >>> from fedpca.solvers import Polar
+    >>> rng = np.random.default_rng(0)
+    >>> shared, *own = np.eye(5)[:3] * 4
+    >>> sites = [rng.normal(size=(40, 2)) @ [shared, local] for local in own]
+    >>> pca = PersonalizedPCA(1, 1, method=Polar(), random_state=0).fit(sites)
+    >>> abs(pca.components_).round(3)
+    array([[1., 0., 0., 0., 0.]])
     """
 
     name: ClassVar[str] = "polar"

@@ -47,6 +47,7 @@ from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.script import Order, Script, either, then
 from fedpca.rows.bounded import MAX_ROWS, RADIUS
 from fedpca.solvers.contract import PcaResult, Solution, Solver, check_choice
+from fedpca.solvers.costs import Asked, Sizes
 from fedpca.solvers.private.at_site import (
     AROUND_TIMES,
     COUNT_UNIT,
@@ -103,7 +104,7 @@ def private_components(
         mean, off = around + move, _energy_of_offset(fed.plan, privacy, n, move)
     moments = Moments(round(n), mean, np.ones(d), common.names, n)
     rank = rank_rule(n_components, moments.n, d)
-    name = solver.name if solver else "covariance" if d <= MAX_SCATTER_FEATURES else "power"
+    name = solver.name if solver else private_solver(d)
     find = _from_scatter if name == "covariance" else _from_products
     noisy = find(fed, privacy, moments, rank.first_look if is_count(n_components) else d, off)
     return _result(noisy, name, moments, rank, n_components)
@@ -253,6 +254,23 @@ def private_script(plan: RunPlan) -> Script:
         "power": products,
     }
     return Script(then(column_names, noisy_count_and_sum, ways[plan.solver]))
+
+
+def private_solver(d: int) -> str:
+    """Return the mechanism that a private fit takes by itself."""
+    return "covariance" if d <= MAX_SCATTER_FEATURES else "power"
+
+
+def private_asked(name: str, sizes: Sizes, privacy: Privacy) -> list[Asked]:
+    """Return what `private_components` asks with the mechanism of this name."""
+    first = [
+        Asked(column_names, {"bytes": sizes.name_bytes}),
+        Asked(noisy_count_and_sum, {"bytes": sizes.order_bytes}),
+    ]
+    if name == "covariance":
+        return [*first, Asked(noisy_scatter)]
+    width = min(sizes.d, min(sizes.k, MAX_LOOK) + SPARE_COLUMNS)
+    return [*first, Asked(noisy_product, {"k": width}, privacy.n_products)]
 
 
 def check_private(solver: str | None, scale: bool, missing: str) -> None:

@@ -64,6 +64,20 @@ class Dcf:
         The number of gradient steps that a site takes in each round.
     step : float, optional
         The first step length, which decays; by default, each site chooses its own.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import RobustPCA
+    >>> from fedpca.solvers import Dcf
+    >>> rng = np.random.default_rng(0)
+    >>> rows = rng.normal(size=(60, 2)) @ rng.normal(size=(2, 12))
+    >>> rows[5, 3] += 100
+    >>> pca = RobustPCA(2, method=Dcf(local_steps=4), random_state=0, tol=1e-3)
+    >>> pca = pca.fit([rows[:30], rows[30:]])
+    >>> worst = pca.outlier_scores(rows).cells.argmax()
+    >>> [int(i) for i in np.unravel_index(worst, rows.shape)]
+    [5, 3]
     """
 
     name: ClassVar[str] = "dcf"

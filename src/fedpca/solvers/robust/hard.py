@@ -76,7 +76,21 @@ MAX_NOISE_SHARE = 0.02  # converged if the rotation is at most this share of wha
 
 @dataclass(frozen=True)
 class Threshold:
-    """Leave out entries beyond a decreasing threshold; this method needs the rank."""
+    """Leave out entries beyond a decreasing threshold; this method needs the rank.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import RobustPCA
+    >>> from fedpca.solvers import Threshold
+    >>> rng = np.random.default_rng(0)
+    >>> rows = rng.normal(size=(60, 2)) @ rng.normal(size=(2, 12))
+    >>> rows[5, 3] += 100
+    >>> pca = RobustPCA(2, method=Threshold(), random_state=0).fit([rows[:30], rows[30:]])
+    >>> worst = pca.outlier_scores(rows).cells.argmax()
+    >>> [int(i) for i in np.unravel_index(worst, rows.shape)]
+    [5, 3]
+    """
 
     name: ClassVar[str] = "threshold"
     needs_rank: ClassVar[bool] = True

@@ -88,7 +88,21 @@ class Auto:
 
 @dataclass(frozen=True)
 class LeastSquares:
-    """Lower soft thresholds and a ridge in each round; this needs only a bound on the rank."""
+    """Lower soft thresholds and a ridge in each round; this needs only a bound on the rank.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import RobustPCA
+    >>> from fedpca.solvers import LeastSquares
+    >>> rng = np.random.default_rng(0)
+    >>> rows = rng.normal(size=(60, 2)) @ rng.normal(size=(2, 12))
+    >>> rows[5, 3] += 100
+    >>> pca = RobustPCA(2, method=LeastSquares(), random_state=0).fit([rows[:30], rows[30:]])
+    >>> worst = pca.outlier_scores(rows).cells.argmax()
+    >>> [int(i) for i in np.unravel_index(worst, rows.shape)]
+    [5, 3]
+    """
 
     name: ClassVar[str] = "least-squares"
     needs_rank: ClassVar[bool] = False

@@ -1,0 +1,178 @@
+"""Run `fedpca diagnose`: ask the sites what a fit does not tell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedpca.cli.console import exit_codes, out, refuse_overwriting, say
+from fedpca.cli.options import (
+    FILES,
+    Columns,
+    Credentials,
+    Drop,
+    Force,
+    Id,
+    Insecure,
+    Json,
+    Quiet,
+    choice_of,
+    opened_sites,
+    sites_of,
+)
+from fedpca.cli.progress import approvals
+from fedpca.coordinator.federation import Federation
+from fedpca.errors import InputError
+from fedpca.estimators import FederatedPCA, load
+from fedpca.estimators.diagnosis import Diagnosis
+from fedpca.estimators.diagnosis import diagnose as diagnose_model
+from fedpca.models.control import ALPHA
+from fedpca.report.diagnosis import diagnosis_as_json, print_diagnosis
+
+PLOTS = ("scree.svg", "sites.svg", "stability.svg")  # the last two need a map of sites
+
+
+def diagnose(
+    model: Annotated[Path, typer.Argument(help="Model written by `fedpca fit`.")],
+    files: Annotated[list[str] | None, typer.Argument(help=FILES)] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Write the model with what limits of rows need, for `fedpca transform --flags`.",
+        ),
+    ] = None,
+    permutations: Annotated[
+        int,
+        typer.Option(
+            help="Also compare with this many permutations of each column; only with FILES.", min=0
+        ),
+    ] = 0,
+    no_site_map: Annotated[
+        bool, typer.Option("--no-site-map", help="Ask for sums alone, and compare no sites.")
+    ] = False,
+    alpha: Annotated[
+        float, typer.Option(help="Share of ordinary rows beyond each limit of T2 and Q.")
+    ] = ALPHA,
+    plots: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also write plots to this folder: scree.svg, and sites.svg and stability.svg if the "
+            "sites show enough."
+        ),
+    ] = None,
+    drop: Drop = [],  # noqa: B006
+    columns: Columns = [],  # noqa: B006
+    id: Id = [],  # noqa: B006
+    weight: Annotated[
+        str | None, typer.Option(help="Column with the weight of each row; only with FILES.")
+    ] = None,
+    federation: Annotated[
+        str | None,
+        typer.Option(help="Use the sites at this server instead of FILES: HOST or HOST:PORT."),
+    ] = None,
+    sites: Annotated[
+        str | None,
+        typer.Option(help="Number of sites to use at that server, or their names: north,south."),
+    ] = None,
+    wait: Annotated[
+        float,
+        typer.Option(
+            help="Seconds to wait for sites that are offline or in use by a different run."
+        ),
+    ] = 60.0,
+    purpose: Annotated[
+        str, typer.Option(help="Why the run takes place, in a line for people at the sites.")
+    ] = "",
+    approval_wait: Annotated[
+        float, typer.Option(help="Seconds to wait for sites where a person must approve the run.")
+    ] = 0.0,
+    secure: Annotated[
+        bool, typer.Option("--secure", help="Sum so that the coordinator reads only totals.")
+    ] = False,
+    credentials: Credentials = None,
+    insecure: Insecure = False,
+    json: Json = False,
+    force: Force = False,
+    quiet: Quiet = False,
+) -> None:
+    """Diagnose a model at its sites: how many components, which limits, which sites differ.
+
+    Everything but the map of sites comes from sums, as in a second fit. The map needs a summary from
+    each site, as the solver merge does; sites that do not allow that are not shown.
+    """
+    with exit_codes():
+        if output is not None:
+            refuse_overwriting(output, force)
+        if plots is not None:
+            plots.mkdir(parents=True, exist_ok=True)
+            for name in PLOTS:
+                refuse_overwriting(plots / name, force)
+        if (federation is None) == (not files):
+            raise InputError("specify either the sites' files or --federation HOST, but not both")
+        fitted = load(model)
+        if not isinstance(fitted, FederatedPCA):
+            raise InputError(
+                f"{model} is a {type(fitted).__name__}; only models of fedpca fit --method pca can be "
+                "diagnosed"
+            )
+        choice = {**choice_of(drop, columns, id), "weight": weight}
+        rows: Any
+        if federation is None:
+            rows = Federation.local(opened_sites(files or [], choice), secure=secure)
+        else:
+            if any(choice.values()):
+                raise InputError(
+                    "--drop, --columns, --id, and --weight only apply to files; each site in a "
+                    "federation passes them to fedpca join"
+                )
+            rows = Federation.flower(
+                federation,
+                sites=sites_of(sites),
+                wait=wait,
+                credentials=credentials,
+                insecure=insecure,
+                purpose=purpose,
+                approval_wait=approval_wait,
+                on_waiting=approvals(quiet),
+                secure=secure,
+            )
+        with rows:
+            found = diagnose_model(
+                fitted, rows, site_map=not no_site_map, n_permutations=permutations
+            )
+        if json:
+            typer.echo(diagnosis_as_json(found, alpha=alpha))
+        elif not quiet:
+            print_diagnosis(out, found, alpha=alpha)
+        if output is not None:
+            fitted.residual_traces_ = found.residual_traces
+            fitted.save(output)
+            _say_written(output, quiet or json)
+        if plots is not None:
+            for path in _draw(found, plots):
+                _say_written(path, quiet or json)
+
+
+def _say_written(path: Path, quiet: bool) -> None:
+    if not quiet:
+        say(f"Wrote {path}")
+
+
+def _draw(found: Diagnosis, folder: Path) -> list[Path]:
+    """Write the plots of a diagnosis, as far as it has what they show, and return their paths."""
+    from fedpca.report import diagnostic_displays as displays
+    from fedpca.report.displays import ScreeDisplay
+    from fedpca.report.drawing import save_figure
+
+    drawn: list[Any] = [ScreeDisplay.from_estimator(found.model, diagnosis=found)]
+    if found.sites is not None:
+        drawn.append(displays.SiteMapDisplay.from_diagnosis(found))
+        drawn.append(displays.StabilityDisplay.from_diagnosis(found))
+    written = [folder / name for name, _ in zip(PLOTS, drawn, strict=False)]
+    for path, each in zip(written, drawn, strict=True):
+        save_figure(each.figure_, path)
+    return written

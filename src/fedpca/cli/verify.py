@@ -1,0 +1,116 @@
+"""Run `fedpca verify`: check whether a model is still that of the sites' rows."""
+
+from __future__ import annotations
+
+import json as json_format
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedpca.cli.console import exit_codes, out, say
+from fedpca.cli.options import (
+    FILES,
+    Columns,
+    Credentials,
+    Drop,
+    Id,
+    Insecure,
+    Quiet,
+    choice_of,
+    opened_sites,
+    sites_of,
+)
+from fedpca.cli.progress import approvals
+from fedpca.coordinator.federation import Federation
+from fedpca.errors import InputError
+from fedpca.estimators import load
+from fedpca.estimators import verify as verify_model
+from fedpca.report.plans import print_verdict
+from fedpca.solvers.verification import TOL
+
+
+def verify(
+    model: Annotated[Path, typer.Argument(help="Model file.")],
+    files: Annotated[list[str] | None, typer.Argument(help=FILES)] = None,
+    tol: Annotated[
+        float, typer.Option(help="Relative change that counts as none; larger accepts some drift.")
+    ] = TOL,
+    by_site: Annotated[
+        bool,
+        typer.Option(
+            "--by-site",
+            help="Also ask each site for its explained share, to name those that changed.",
+        ),
+    ] = False,
+    drop: Drop = [],  # noqa: B006
+    columns: Columns = [],  # noqa: B006
+    id: Id = [],  # noqa: B006
+    weight: Annotated[
+        str | None, typer.Option(help="Column with the weight of each row; only with FILES.")
+    ] = None,
+    federation: Annotated[
+        str | None,
+        typer.Option(help="Use the sites at this server instead of FILES: HOST or HOST:PORT."),
+    ] = None,
+    sites: Annotated[
+        str | None,
+        typer.Option(help="Number of sites to use at that server, or their names: north,south."),
+    ] = None,
+    secure: Annotated[
+        bool, typer.Option("--secure", help="Sum so that the coordinator reads only totals.")
+    ] = False,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for sites that are offline.")] = 60.0,
+    purpose: Annotated[
+        str, typer.Option(help="Why this takes place, in a line for people at the sites.")
+    ] = "",
+    approval_wait: Annotated[
+        float, typer.Option(help="Seconds to wait for sites where a person must approve.")
+    ] = 0.0,
+    credentials: Credentials = None,
+    insecure: Insecure = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Check in one round whether a model's components are those of the sites' present rows.
+
+    The exit code is 0 if the model is certified, and 1 if the rows have drifted away from it. Pass the
+    same --drop, --columns, --id, and --weight as to `fedpca fit`.
+    """
+    with exit_codes():
+        fitted = load(model)
+        if (federation is None) == (not files):
+            raise InputError("specify either the sites' files or --federation HOST, but not both")
+        if federation is None:
+            if sites is not None or credentials is not None or insecure or purpose:
+                raise InputError(
+                    "--sites, --credentials, --insecure, and --purpose require --federation HOST"
+                )
+            choice = {**choice_of(drop, columns, id), "weight": weight}
+            fed = Federation.local(opened_sites(files or [], choice), secure=secure)
+        else:
+            if drop or columns or id or weight is not None:
+                raise InputError(
+                    "--drop, --columns, --id, and --weight only apply to files; each site in a "
+                    "federation passes them to fedpca join"
+                )
+            fed = Federation.flower(
+                federation,
+                sites=sites_of(sites),
+                wait=wait,
+                credentials=credentials,
+                insecure=insecure,
+                purpose=purpose,
+                approval_wait=approval_wait,
+                on_waiting=approvals(quiet),
+                secure=secure,
+            )
+        with fed:
+            verdict = verify_model(fitted, fed, tol=tol, by_site=by_site)
+        if json:
+            say(json_format.dumps(verdict.to_plain(), indent=2))
+        elif not quiet:
+            print_verdict(out, verdict)
+    if not verdict.is_certified:
+        sys.exit(1)

@@ -1,0 +1,255 @@
+"""Diagnose a fit: how many components there are, which rows are unusual, and which sites differ."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+
+from fedpca.arrays import Array
+from fedpca.coordinator.federation import Federation
+from fedpca.coordinator.record import RunRecord
+from fedpca.engines.local import LocalEngine
+from fedpca.errors import InputError, PolicyRefused
+from fedpca.estimators.federated import FederatedPCA
+from fedpca.estimators.fitting import as_federation, without_labels
+from fedpca.estimators.rank_search import in_memory, standardized
+from fedpca.estimators.weights import without_column
+from fedpca.linalg.parallel_analysis import count_above, permuted_floor
+from fedpca.linalg.rank_rules import RankComparison, compare_ranks
+from fedpca.models.control import ALPHA, ControlLimits, control_limits
+from fedpca.models.features import FeatureTable
+from fedpca.rows.in_memory import Rows, about_n_rows
+from fedpca.rows.open import is_dask
+from fedpca.rows.weighted import WeightedRows
+from fedpca.solvers.diagnosis import Facts, diagnose_sums
+from fedpca.solvers.one_round.merge import Merge
+from fedpca.solvers.site_map import MAX_DIRECTIONS, SiteMap, map_sites
+
+N_SPARE = 10  # directions that a site sends beside the components
+LEAST_DIRECTIONS = 100  # that a site sends, so that little is left out
+MAX_ENTRIES = 20_000_000  # of rows that are permuted in memory
+TOL = 1e-6  # relative residual of eigenvalues, of which only the size matters
+MAX_ROUNDS = 100
+
+
+@dataclass(frozen=True, eq=False)
+class Diagnosis:
+    """What a model and sums over the sites say about a fit.
+
+    Parameters
+    ----------
+    model : FederatedPCA
+        The model.
+    n_rows : int
+        The number of rows that the sites have now.
+    variances : ndarray of shape (p,)
+        The eigenvalues of the covariance: all, or the leading ones if there are many features.
+    total_variance : float
+        The sum of all eigenvalues.
+    feature_variances : ndarray of shape (d,)
+        The variance of each feature, in its own unit.
+    ranks : RankComparison
+        How many components each rule finds, and their median, `RankComparison.consensus`.
+    residual_traces : ndarray of shape (3,)
+        How variance is spread outside the components; see `FederatedPCA.residual_traces_`.
+    sites : SiteMap or None
+        How the sites compare, and how the components depend on each, if the sites showed that.
+    why_no_sites : str
+        Why they did not.
+    run_, sites_run_ : RunRecord
+        What the sums and the site map cost and revealed.
+    """
+
+    model: FederatedPCA
+    n_rows: int
+    variances: Array
+    total_variance: float
+    feature_variances: Array
+    ranks: RankComparison
+    residual_traces: Array
+    sites: SiteMap | None
+    why_no_sites: str
+    run_: RunRecord
+    sites_run_: RunRecord
+
+    def cos2(self) -> FeatureTable:
+        """Return the share of each feature's variance that each component explains."""
+        return self.model.cos2(self.feature_variances)
+
+    def limits(
+        self, alpha: float = ALPHA, *, new_rows: bool = True, method: str = "moments"
+    ) -> ControlLimits:
+        """Return the limits of T2 and Q, as `FederatedPCA.control_limits`, from the sums."""
+        return control_limits(
+            self.model.model_,
+            is_centered=self.model.center,
+            traces=self.residual_traces,
+            alpha=alpha,
+            is_for_new_rows=new_rows,
+            method=method,
+        )
+
+
+def diagnose(
+    model: FederatedPCA,
+    X: Any,
+    *,
+    sites: Any = None,
+    sample_weight: Any = None,
+    site_map: bool = True,
+    n_permutations: int = 0,
+    random_state: int = 0,
+) -> Diagnosis:
+    """Diagnose a fitted model at the sites whose rows it was fitted to.
+
+    Parameters
+    ----------
+    model : FederatedPCA
+        The fitted model.
+    X, sites, sample_weight
+        The sites, as for `FederatedPCA.fit`.
+    site_map : bool
+        Whether to ask each site for a summary of its rows, as the solver "merge" does. A site whose
+        policy does not allow that solver refuses; `Diagnosis.why_no_sites` then says so. All other
+        results come from sums, as in a second fit.
+    n_permutations : int
+        How often to permute the columns of all rows for one more rank rule, such as 20. That needs the
+        rows of all sites in this process. The rule "sign-flips" needs sums alone.
+    random_state : int
+        The seed of random signs, directions, and permutations.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedpca import FederatedPCA, diagnose
+    >>> rng = np.random.default_rng(0)
+    >>> rows = rng.normal(size=(300, 2)) @ rng.normal(size=(2, 8)) + 0.3 * rng.normal(size=(300, 8))
+    >>> clinics = {"north": rows[:200], "south": rows[200:]}
+    >>> found = diagnose(FederatedPCA(2).fit(clinics), clinics)
+    >>> found.ranks.consensus, found.sites.odd_sites
+    (2, [])
+    """
+    _check(model, n_permutations, random_state)
+    X, sites = without_labels(X, sites)
+    if isinstance(sample_weight, str) and not is_dask(X):
+        X, sample_weight = without_column(X, sample_weight)
+    fed = as_federation(X, sites, sample_weight)
+    # with the rule "auto", a site whose plan this is lets the coordinator look at the spectrum
+    frame = {"center": model.center, "scale": model.scale, "missing": model.missing}
+    given = {"model": model.model_, "features": _names_of(model)}
+    plain = {**frame, "n_components": "auto", "tol": TOL, "max_rounds": MAX_ROUNDS}
+    facts, run = _run(fed, diagnose_sums, "Diagnosis", plain, given, random_state)
+    mapped, reason, sites_run = None, "it was not asked for (site_map=False)", RunRecord()
+    if site_map and fed.secure:
+        reason = "secure sums hide the answers of each site; only a federation without them can ask"
+    elif site_map:
+        k, d = model.components_.shape
+        n_directions = min(d, max(k + N_SPARE, LEAST_DIRECTIONS), MAX_DIRECTIONS)
+        plain = {**frame, "n_components": n_directions}
+        solver = Merge.name  # which shows as much
+        try:
+            mapped, sites_run = _run(fed, map_sites, "SiteMap", plain, given, random_state, solver)
+            reason = ""
+        except PolicyRefused as refused:
+            reason = str(refused)
+    ranks = compare_ranks(
+        facts.spectrum,
+        {
+            "sign-flips": facts.sign_flips,
+            **_by_permutations(model, fed, facts, n_permutations, random_state),
+        },
+    )
+    freedom = facts.weight - 1
+    return Diagnosis(
+        model=model,
+        n_rows=facts.n_rows,
+        variances=facts.spectrum.values / freedom,
+        total_variance=facts.spectrum.total / freedom,
+        feature_variances=facts.squares / freedom * model.scale_**2,
+        ranks=ranks,
+        residual_traces=facts.traces,
+        sites=mapped,
+        why_no_sites=reason,
+        run_=run,
+        sites_run_=sites_run,
+    )
+
+
+def _run(
+    fed: Federation,
+    program: Any,
+    name: str,
+    plain: Mapping[str, Any],
+    given: Mapping[str, Any],
+    seed: int,
+    solver: str | None = None,
+) -> tuple[Any, RunRecord]:
+    """Run a program about a model, and return its result and the run record."""
+    arrays = given["model"].arrays()
+    digest = hashlib.sha256(b"".join(array.tobytes() for array in arrays.values())).hexdigest()
+    identity = {"program": name, "parameters": {**plain, "solver": solver}, "model": digest}
+    result = fed.run(
+        lambda fed, start: program(fed, start, **plain, **given), identity=identity, seed=seed
+    )
+    return result, fed.record.with_outcome(result.outcome)
+
+
+def _check(model: Any, n_permutations: Any, random_state: Any) -> None:
+    """Refuse what cannot be diagnosed, before anything is asked."""
+    if not isinstance(model, FederatedPCA):
+        raise InputError(
+            f"diagnose takes a fitted FederatedPCA, not {type(model).__name__}; fit one to the same "
+            "sites"
+        )
+    model._model()
+    if model.privacy is not None:
+        raise InputError(
+            "the model is differentially private, and a diagnosis would ask for exact sums, which "
+            "spend everything; its loadings, contributions, and limits need no site"
+        )
+    for name, value in (("n_permutations", n_permutations), ("random_state", random_state)):
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < 0:
+            raise InputError(f"{name}={value!r} must be a whole number of at least 0")
+
+
+def _by_permutations(
+    model: FederatedPCA, fed: Federation, facts: Facts, n_draws: int, seed: int
+) -> dict[str, int | str | None]:
+    """Return the number of components above those of permuted columns, or why there is none."""
+    if not n_draws:
+        return {}
+    rows = _open_rows(model, fed)
+    if isinstance(rows, str):
+        return {"permutations": rows}
+    features = _names_of(model)
+    tables = [in_memory("the rows", own, features) for own in rows]
+    A = np.vstack([standardized(table, model.model_) for table in tables])
+    values = facts.spectrum.values
+    found = count_above(values, permuted_floor(A, len(values), int(n_draws), seed))
+    is_all = found is None and facts.spectrum.is_whole
+    return {"permutations": len(values) if is_all else found}
+
+
+def _open_rows(model: FederatedPCA, fed: Federation) -> list[Rows] | str:
+    """Return the rows of all sites if they are here and no policy keeps them, or why not."""
+    if not isinstance(fed.engine, LocalEngine):
+        return "needs all rows in this process; sign-flips needs sums alone"
+    sites = list(fed.engine.sites.values())
+    if not all(site.policy.is_open for site in sites):
+        return "the policies of sites keep their rows; sign-flips needs sums alone"
+    if model.missing != "error" or any(isinstance(site.rows, WeightedRows) for site in sites):
+        return "rows with weights or missing values are not permuted"
+    if sum(about_n_rows(site.rows) for site in sites) * model.n_features_in_ > MAX_ENTRIES:
+        return f"the rows have more than {MAX_ENTRIES:,} entries"
+    return [site.rows for site in sites]
+
+
+def _names_of(model: FederatedPCA) -> tuple[str, ...] | None:
+    """Return the names of the model's features, if they have any."""
+    names = getattr(model, "feature_names_in_", None)
+    return None if names is None else tuple(str(name) for name in names)

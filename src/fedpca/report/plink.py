@@ -1,0 +1,94 @@
+"""Write a model of genotypes, and samples' parts in its eigenvectors, in the formats of plink2.
+
+    G = A A' / M = U diag(l) U',   l = s^2 / M,   U = A V diag(1 / s)
+
+G is the relationship matrix of the samples at all sites, A has M variants as columns, and s are its
+singular values. Each site can write the rows of U for its own samples, from the model alone. The weight
+of the counted allele is ``-V sqrt(M) / 2``, and that of the other allele is the negative, as ``plink2
+--pca allele-wts`` writes them. So ``plink2 --score`` projects samples, with the opposite sign, which is
+what it does with its own weights too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedpca.arrays import Array
+from fedpca.errors import InputError
+from fedpca.models.linear import Model
+from fedpca.rows.variants import misnamed_variant, split_name
+from fedpca.storage import atomic
+
+EIGENVEC = ".eigenvec"
+MODEL_FILES = (".eigenval", ".eigenvec.allele", ".afreq", ".left_out.tsv")
+
+
+def model_files(prefix: Path) -> list[Path]:
+    """Return the paths of the files that `write_model` writes."""
+    return [prefix.with_name(prefix.name + kind) for kind in MODEL_FILES]
+
+
+def write_model(
+    prefix: Path, model: Model, names: Sequence[str], n: int, left_out: Mapping[str, str]
+) -> list[Path]:
+    """Write what belongs to a model of genotypes, and return the paths."""
+    paths = model_files(prefix)
+    values = model.singular_values**2 / len(names)
+    _write(paths[0], ([f"{value:.6g}"] for value in values))
+    _write(paths[1], _allele_weights(model, names))
+    _write(paths[2], _frequencies(model, names, n))
+    _write(paths[3], [("VARIANT", "REASON"), *left_out.items()])
+    return paths
+
+
+def write_eigenvec(path: Path, ids: Sequence[tuple[str, str]], parts: Array) -> None:
+    """Write samples' parts in the eigenvectors, ``(n, k)``, with their ids."""
+    header = ["#FID", "IID", *_components(parts.shape[1])]
+    rows = ([*sample, *map(_number, row)] for sample, row in zip(ids, parts.tolist(), strict=True))
+    _write(path, _with(header, rows))
+
+
+def checked_variants(names: Sequence[str] | None) -> Sequence[str]:
+    """Return the names of a model's variants, or refuse a model of other features."""
+    if names is None or misnamed_variant(names):
+        raise InputError(
+            "the features of the model are not variants; plink's formats need genotypes"
+        )
+    return names
+
+
+def _allele_weights(model: Model, names: Sequence[str]) -> Iterable[Sequence[str]]:
+    yield ["#CHROM", "ID", "REF", "ALT", "A1", *_components(len(model.components))]
+    weights = model.components.T * (np.sqrt(len(names)) / 2)
+    for name, weight in zip(names, weights, strict=True):
+        chromosome, _, id, counted, other = split_name(name)
+        for allele, signed in ((other, weight), (counted, -weight)):
+            yield [chromosome, id, other, counted, allele, *map(_number, signed.tolist())]
+
+
+def _frequencies(model: Model, names: Sequence[str], n: int) -> Iterable[Sequence[str]]:
+    yield ["#CHROM", "ID", "REF", "ALT", "ALT_FREQS", "OBS_CT"]
+    for name, mean in zip(names, model.mean.tolist(), strict=True):
+        chromosome, _, id, counted, other = split_name(name)
+        yield [chromosome, id, other, counted, _number(mean / 2), str(2 * n)]
+
+
+def _components(k: int) -> list[str]:
+    return [f"PC{i + 1}" for i in range(k)]
+
+
+def _number(value: float) -> str:
+    return f"{value:.9g}"
+
+
+def _with(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[Sequence[str]]:
+    yield header
+    yield from rows
+
+
+def _write(path: Path, rows: Iterable[Sequence[str]]) -> None:
+    with atomic.writing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        file.writelines("\t".join(row) + "\n" for row in rows)

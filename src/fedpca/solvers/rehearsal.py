@@ -1,0 +1,147 @@
+"""Find how many rounds a solver takes, by letting it solve a made-up problem with the same variances.
+
+The rounds of a solver that starts at random depend on the rows only through the eigenvalues of A'A, and
+for some solvers through how the sites differ. So the solver's own program runs in this process on rows
+that are made up from variances, which are guessed, or those of public data:
+
+    A = diag(sqrt(variance))                                 one site
+    A_i = R_i S^(-1/2) diag(sqrt(variance)),  S = sum_i R_i'R_i     several, R_i like n_i random rows
+
+Both have A'A = diag(variance). Several sites differ as sites do whose rows are drawn from the same
+distribution. Nobody's rows are involved. Of many features, only some of the trailing variances are
+kept, and the tolerance is raised by as much as their sum falls.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from fedpca.arrays import Array
+from fedpca.coordinator.federation import Federation
+from fedpca.solvers.contract import Solver, covariance_product
+from fedpca.solvers.costs import Iterative, Rounds
+from fedpca.solvers.exact.lanczos import Lanczos
+from fedpca.solvers.pca import principal_components
+
+# of the made-up rows: Lanczos depends on all variances near the leading ones, and needs few rounds
+MAX_SIDE, MAX_SIDE_OF_LANCZOS = 240, 4000
+MAX_ENTRIES = 1 << 17  # of a block of the made-up rows
+N_STARTS = 3
+MAX_SITES = 3  # with rows of their own; more differ no more
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """The rounds that a solver took, and how it ended."""
+
+    rounds: Rounds
+    stop_reason: str
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether the solver ended before it ran out of rounds."""
+        return self.stop_reason not in ("max_rounds", "stalled")
+
+
+def rehearse(
+    solver: Solver,
+    variances: Array,
+    k: int,
+    rows: Sequence[int],
+    *,
+    tol: float,
+    max_rounds: int,
+) -> Rehearsed:
+    """Return the rounds of a solver for sites with this many rows and variances along components.
+
+    The rounds of subspace iteration vary with the start, so the median of a few is taken.
+    """
+    is_lanczos, d = isinstance(solver, Lanczos), len(variances)
+    usual = solver.usual_rounds(sum(rows), d, k) if isinstance(solver, Iterative) else {}
+    needs_sums = all(name == covariance_product.name for name, _ in usual)
+    most = MAX_SIDE_OF_LANCZOS if is_lanczos else MAX_SIDE
+    kept, tol = _thinned(np.sort(variances)[::-1], k, tol, most)
+    found: list[Rehearsed] = []
+    for seed in range(N_STARTS if needs_sums and not is_lanczos else 1):
+        made_up = _one_site(kept) if needs_sums else _several(kept, rows, d, seed)
+        found.append(_rounds_for(solver, made_up, k, tol, max_rounds, seed))
+        if not found[-1].has_ended:
+            return found[-1]
+    return sorted(found, key=lambda each: sum(each.rounds.values()))[len(found) // 2]
+
+
+def _rounds_for(
+    solver: Solver, made_up: dict[str, Any], k: int, tol: float, max_rounds: int, seed: int
+) -> Rehearsed:
+    """Return the rounds of a solver for made-up rows and a start."""
+    fed = Federation.local(made_up)
+    program = partial(
+        principal_components,
+        solver=solver,
+        n_components=k,
+        center=False,
+        scale=False,
+        tol=tol,
+        max_rounds=max_rounds,
+    )
+    result = fed.run(program, identity={"program": "rehearsal"}, seed=seed)
+    first = fed.record.sites[0]
+    widths: Counter[tuple[str, int]] = Counter()
+    for entry in fed.record.ledger:
+        if entry.site == first and entry.direction == "up" and entry.field == "Y":
+            widths[entry.question, entry.shape[1]] += 1
+    return Rehearsed(dict(widths), result.outcome.stop_reason)
+
+
+def _one_site(variances: Array) -> dict[str, Any]:
+    """Return rows for a solver that needs only sums, so that the sites make no difference."""
+    p, roots = len(variances), np.sqrt(variances)
+    side = max(p, 2)  # a fit needs two rows
+    return {"rehearsal": sp.csr_array((roots, (range(p), range(p))), (side, p))}
+
+
+def _several(variances: Array, rows: Sequence[int], d: int, seed: int) -> dict[str, Any]:
+    """Return rows for several sites, of which each has its own sampling errors."""
+    p = len(variances)
+    rng = np.random.default_rng(seed)
+    positive = int(np.count_nonzero(variances))
+    n = [max(2, round(each * p / d)) for each in sorted(rows)[-MAX_SITES:]]
+    n[-1] += max(0, positive - sum(n))
+    factors = [_like_rows(rng, each, positive) for each in n]
+    values, U = np.linalg.eigh(np.sum([R.T @ R for R in factors], axis=0))
+    whiten = (U / np.sqrt(values)) @ U.T * np.sqrt(variances[:positive])
+    return {
+        f"rehearsal {i}": np.pad(R @ whiten, ((0, 0), (0, p - positive)))
+        for i, R in enumerate(factors)
+    }
+
+
+def _like_rows(rng: np.random.Generator, n: int, p: int) -> Array:
+    """Return at most p rows whose second moments are distributed like those of n normal rows.
+
+    The triangular factor of normal rows has independent entries (Bartlett).
+    """
+    if n <= p:
+        return rng.standard_normal((n, p))
+    R = np.triu(rng.standard_normal((p, p)), 1)
+    R[np.diag_indices(p)] = np.sqrt(rng.chisquare(n - np.arange(p)))
+    return R
+
+
+def _thinned(variances: Array, k: int, tol: float, most: int) -> tuple[Array, float]:
+    """Return fewer variances if there are very many, and the tolerance in terms of their sum."""
+    side = max(min(most, MAX_ENTRIES // k), 2 * k)
+    if len(variances) <= side:
+        return variances, tol
+    n_leading = max(k + 1, side // 2)
+    rest = variances[n_leading:]
+    at = ((np.arange(side - n_leading) + 0.5) * len(rest) / (side - n_leading)).astype(int)
+    kept = np.concatenate([variances[:n_leading], rest[at]])
+    return kept, tol * float(variances.sum() / (kept.sum() or 1.0))

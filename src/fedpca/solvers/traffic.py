@@ -1,0 +1,150 @@
+"""Count the bytes of every message of a fit before any is sent.
+
+A message is ``prefix | header | arrays`` (`fedpca.protocol.message`). Its header repeats the run, the
+round, the question, the site, and the names and shapes of the arrays. All of that follows from the
+questions of the solver and the names of the sites, so the counts are those that `run_.bytes_up` and
+`run_.bytes_down` will have, if the fit takes these rounds and no site has to be asked again.
+
+In a run with secure sums, the answers are elements of rings, and some rounds first ask how large the
+numbers are. How many digits a ring's unit has, and whether sites are asked for sizes once more, depends
+on the rows. So these counts are close, but not exact.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedpca.arrays import Array
+from fedpca.protocol.message import Header, size_of
+from fedpca.protocol.question import Question
+from fedpca.solvers.costs import Asked
+
+RUN = 16 * "0" + ".0"  # as long as the name of a run's first attempt
+USUAL_FRACTION_BITS = 40  # two digits, as most rings have
+
+
+class Party(NamedTuple):
+    """A site as the coordinator counts it: its name and its rows."""
+
+    name: str
+    rows: int
+
+
+@dataclass(frozen=True)
+class Crossed:
+    """The bytes of some rounds, to and from each site."""
+
+    question: Question
+    lengths: Mapping[str, int]
+    times: int
+    down: int  # to each site
+    up: tuple[int, ...]  # from each site
+
+
+def traffic(
+    asked: Callable[[int], Sequence[Asked]],
+    parties: Sequence[Party],
+    d: int,
+    *,
+    secure: bool = False,
+    answers: Callable[[Question], bool] = lambda _: True,
+) -> Iterator[Crossed]:
+    """Yield the bytes of a fit's rounds; ``asked`` takes a site's rows.
+
+    Where ``answers`` is false, the sites refuse, and nothing of a refusal is counted.
+    """
+    alike: dict[tuple[int, int], Party] = {}  # one site for all whose messages have the same sizes
+    kinds = [(len(json.dumps(party.name)), party.rows) for party in parties]
+    for kind, party in zip(kinds, parties, strict=True):
+        alike.setdefault(kind, party)
+    own = {rows: asked(rows) for _, rows in alike}
+    known, number, memory = _Known(), 0, 0
+    for i, each in enumerate(own[parties[0].rows]):
+        down, up = 0, dict.fromkeys(alike, 0)
+        for _ in range(each.times):
+            number += 1
+            for mask in known.masks(each.question) if secure else [None]:
+                header = _header(each.question, number, memory, len(parties), mask)
+                down += size_of(header, each.to_site(d))
+                for kind, party in alike.items() if answers(each.question) else ():
+                    answer = _masked(each.question, own[party.rows][i].from_site(d), mask)
+                    up[kind] += _answer_bytes(header, party, answer)
+            if each.question.remembers:
+                memory = number
+        if each.times:
+            ups = tuple(up[kind] for kind in kinds)
+            yield Crossed(each.question, each.lengths, each.times, down, ups)
+
+
+def _header(question: Question, number: int, memory: int, n_sites: int, mask: Any) -> Header:
+    """Return the header of a request, as `fedpca.coordinator.round` composes it."""
+    header = {
+        "run": RUN,
+        "round": number,
+        "question": question.name,
+        "verb": question.verb,
+        "n_sites": n_sites,
+        "memory": memory,
+    }
+    return header if mask is None else {**header, "mask": mask}
+
+
+def _answer_bytes(asked: Header, party: Party, arrays: Mapping[str, Array]) -> int:
+    echo = {key: asked[key] for key in ("run", "round", "question")}
+    return size_of({**echo, "site": party.name}, arrays)
+
+
+class _Known:
+    """What the coordinator knows about the size of answers, as `fedpca.coordinator.secure` does."""
+
+    def __init__(self) -> None:
+        self._has_energy = False
+        self._tried: set[str] = set()
+
+    def masks(self, question: Question) -> list[Any]:
+        """Return what the headers of a round's messages say about masks."""
+        from fedpca.privacy.secure_sum import BEYOND, BOUND, bins_of, bits_of
+
+        if question.verb != "sum":
+            return [None]
+        own: dict[str, list[int]] = {}
+        for name, declared in question.answers.items():
+            is_whole = declared.dtype == "int64"
+            own[name] = [bits_of(declared), 0 if is_whole else USUAL_FRACTION_BITS]
+        fractions = [name for name, declared in question.answers.items() if declared[0] != "int64"]
+        follows = question.times_energy is not None or all(
+            "explained" in question.words[name] for name in fractions
+        )
+        masks: list[Any] = [own]
+        if bins_of(question) and not (self._has_energy and follows):
+            if question.name in self._tried:
+                masks = [{**own, BEYOND: [64, 0]}]
+            else:
+                self._tried.add(question.name)
+                masks = [BOUND, own]
+        if any("energy" in words for words in question.words.values()):
+            self._has_energy = True
+        return masks
+
+
+def _masked(question: Question, own: Mapping[str, Array], mask: Any) -> Mapping[str, Array]:
+    """Return arrays that stand for an answer under masks."""
+    if mask is None:
+        return own
+    from fedpca.privacy.bounds import N_FLAGS, N_WORDS
+    from fedpca.privacy.rings import WIDE
+    from fedpca.privacy.secure_sum import BEYOND, BOUND, bins_of
+
+    zero = np.zeros((), np.int64)
+    if mask == BOUND:
+        return {kind: np.broadcast_to(zero, [N_WORDS]) for kind in bins_of(question)}
+    elements = {
+        name: np.broadcast_to(zero, (*a.shape, *((2,) if mask[name][0] == WIDE else ())))
+        for name, a in own.items()
+    }
+    return elements | ({BEYOND: np.broadcast_to(zero, [N_FLAGS])} if BEYOND in mask else {})
