@@ -23,6 +23,9 @@ from fedpca.solvers import SOLVERS
 from fedpca.solvers.private import at_site
 from fedpca.storage.tensor_file import CHECKSUM_KEY, checksum
 
+if pd.__version__.startswith("2."):  # which anndata asks for; frames would change shared arrays
+    pd.set_option("mode.copy_on_write", True)
+
 NAMES = ["a", "b", "c", "d"]
 DRAWS = 15  # of a test with hypothesis; conftest.py says it, which must not import what is measured
 
@@ -37,6 +40,15 @@ def first_of(values, n=1):
     return [
         value if i < n else pytest.param(value, marks=pytest.mark.long)
         for i, value in enumerate(values)
+    ]
+
+
+def every_other(rows, columns):
+    """All pairs, of which every other is left to `make test-long`; each value is tried with some."""
+    return [
+        pytest.param(row, column, marks=pytest.mark.long if (i + j) % 2 else ())
+        for i, row in enumerate(rows)
+        for j, column in enumerate(columns)
     ]
 
 
@@ -101,6 +113,11 @@ def write_rows(folder, kind, values, names=NAMES):
     elif kind in (".h5", ".hdf5"):
         with h5py.File(path, "w") as file:
             file["X"] = values
+    elif kind == ".h5ad":
+        import anndata
+
+        cells = [str(i) for i in range(len(values))]
+        anndata.AnnData(values, pd.DataFrame(index=cells), pd.DataFrame(index=names)).write(path)
     elif kind == ".zarr":
         zarr.create_array(str(path), data=values, overwrite=True)
     else:

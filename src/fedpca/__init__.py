@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         diagnose,
         load,
         search_ranks,
+        to_anndata,
         verify,
     )
 
@@ -45,6 +46,7 @@ __all__ = [
     "plan",
     "question",
     "search_ranks",
+    "to_anndata",
     "verify",
 ]
 

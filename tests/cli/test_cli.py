@@ -153,7 +153,7 @@ def test_weights_and_missing_values_in_files(tmp_path):
     done = run("fit", *files, "-k", 2, "-o", model, "--force", "--missing", "guess")
     assert done.exit_code == 2
     assert "missing" in done.output
-    for option in ("--weight", "--device", "--precision"):
+    for option in ("--weight", "--device", "--precision", "--layer", "--mask-var"):
         done = run("fit", "--federation", "localhost", "-o", model, "--force", option, "w")
         assert done.exit_code == 2
         assert "only apply to files; each site in a federation passes them" in done.output

@@ -78,6 +78,7 @@ def test_the_public_names_are_these():
         "plan",
         "question",
         "search_ranks",
+        "to_anndata",
         "verify",
     ]
     for name in fedpca.__all__:

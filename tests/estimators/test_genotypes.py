@@ -17,7 +17,7 @@ from fedpca.errors import FedpcaError, InputError, QuorumLost
 from fedpca.report.plink import write_model
 from fedpca.solvers import SOLVERS
 from fedpca.solvers.standardize import column_names, names_to_bytes, use_variants
-from support import fitted_quietly
+from support import assert_same_bits, fitted_quietly
 
 K = 3
 LIKE_PLINK = {"n_components": K, "scale": "binomial", "missing": "mean", "random_state": 0}
@@ -241,6 +241,21 @@ def test_new_cohorts_are_projected_with_flips_and_without_some_variants(cohorts,
     with pytest.warns(UserWarning, match="lacks 5 of the model's"):
         projected = model.transform(str(new))
     np.testing.assert_allclose(projected, fit.transform(framed(own[:, columns], fit)), atol=1e-12)
+    done = run("transform", tmp_path / "model.fedpca", new, "-o", tmp_path / "new.eigenvec")
+    assert "lacks 5 of the model's 60 variants" in " ".join(done.output.split())
+    parts_of = np.loadtxt(tmp_path / "new.eigenvec", usecols=(2, 3, 4), skiprows=1)
+    np.testing.assert_allclose(parts_of, projected / fit.singular_values_, rtol=1e-6, atol=1e-9)
+
+
+def test_a_resumed_fit_uses_the_same_variants_and_gives_the_same_bits(cohorts, tmp_path):
+    beds, *_ = cohorts
+    fits = []
+    for _ in range(2):  # the second replays the rounds of the first
+        fed = Federation.local(named(beds), journal=tmp_path / "run.journal")
+        fits.append(FederatedPCA(**LIKE_PLINK, maf=0.3, solver="lanczos").fit(fed))
+    assert_same_bits(*fits, "mean_", "scale_")
+    assert fits[0].left_out_ == fits[1].left_out_
+    assert "below maf" in fits[0].left_out_.values()
 
 
 def test_the_command_line_writes_the_files_of_plink(cohorts, tmp_path, monkeypatch):

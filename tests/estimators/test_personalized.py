@@ -138,18 +138,18 @@ def test_power_finds_the_same_from_every_start(start):
 
 
 @pytest.mark.slow
-def test_the_published_start_fails_where_local_variances_are_large_and_the_default_does_not():
-    failed = {"stack": 0, "average": 0}
-    for seed in range(3):
-        sites, U, _ = draw_sites(seed, n_sites=20, d=15, local=10, n=80, ratio=14, noise=0.7)
-        for start, method in (("stack", "power"), ("average", "stiefel")):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                pca = PersonalizedPCA(
-                    2, 10, method=method, start=start, max_rounds=60, random_state=seed
-                ).fit(sites)
-            failed[start] += sine_of_angle(U, pca.components_.T) > 0.5
-    assert failed == {"stack": 0, "average": 3}
+@pytest.mark.parametrize("seed", first_of(range(3)))
+def test_the_published_start_fails_where_local_variances_are_large_and_the_default_does_not(seed):
+    sites, U, _ = draw_sites(seed, n_sites=20, d=15, local=10, n=80, ratio=14, noise=0.7)
+    failed = {}
+    for start, method in (("stack", "power"), ("average", "stiefel")):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            pca = PersonalizedPCA(
+                2, 10, method=method, start=start, max_rounds=60, random_state=seed
+            ).fit(sites)
+        failed[start] = sine_of_angle(U, pca.components_.T) > 0.5
+    assert failed == {"stack": False, "average": True}
 
 
 @pytest.mark.slow
@@ -168,16 +168,16 @@ def test_the_result_does_not_depend_on_the_order_of_sites(method, data):
 
 
 @every_method
-@pytest.mark.parametrize("offset", [0.0, 1e4, 1e8])
-def test_an_offset_changes_nothing(method, offset):
+def test_an_offset_changes_nothing(method):
     sites, _, _ = draw_sites(seed=4)
-    moved = {name: X + offset * (1 + i) for i, (name, X) in enumerate(sites.items())}
     plain = PersonalizedPCA(2, 2, method=method).fit(sites)
-    ours = PersonalizedPCA(2, 2, method=method).fit(moved)
     # where `polar` stalls is a matter of rounding
     angle, share = (1e-2, 1e-5) if method == "polar" else (1e-6, 1e-6)
-    assert sine_of_angle(plain.components_.T, ours.components_.T) < angle
-    assert ours.objective_ == pytest.approx(plain.objective_, rel=share)
+    for offset in (1e4, 1e8):
+        moved = {name: X + offset * (1 + i) for i, (name, X) in enumerate(sites.items())}
+        ours = PersonalizedPCA(2, 2, method=method).fit(moved)
+        assert sine_of_angle(plain.components_.T, ours.components_.T) < angle
+        assert ours.objective_ == pytest.approx(plain.objective_, rel=share)
 
 
 @pytest.mark.slow

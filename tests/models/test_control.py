@@ -35,7 +35,7 @@ def normal_rows(rng, n, d, k, falling):
 )
 def test_limits_have_the_nominal_rate_of_false_alarms(n, d, k, falling, center):
     rng, alpha, rates = np.random.default_rng(0), 0.05, []
-    for _ in range(8000 // n):
+    for _ in range(5000 // n):
         X = normal_rows(rng, n, d, k, falling) - (0 if center else 3)
         model = FederatedPCA(k, solver="covariance", center=center).fit(np.array_split(X, 3))
         others = normal_rows(rng, 200, d, k, falling) - (0 if center else 3)

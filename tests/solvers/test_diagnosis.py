@@ -12,7 +12,7 @@ from fedpca import FederatedPCA, Federation, PersonalizedPCA, Policy, Privacy, S
 from fedpca.audit import attacks
 from fedpca.audit.transcript import Listener, Published
 from fedpca.engines.local import LocalEngine
-from fedpca.errors import InputError, PolicyRefused
+from fedpca.errors import InputError, JournalError, PolicyRefused
 from fedpca.linalg.dense import sine_of_angle
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.script import find_script
@@ -137,7 +137,7 @@ def test_the_odd_site_is_found_with_the_direction_in_which_it_is_odd(sites):
 
 def test_equal_sites_are_as_far_apart_as_chance_says(model):
     ratios = []
-    for seed in range(20):
+    for seed in range(12):
         rng = np.random.default_rng(seed)
         parts = {name: rows(rng, n) for name, n in (("a", 60), ("b", 200), ("c", 90))}
         mapped = diagnose(FederatedPCA(K).fit(parts), parts).sites
@@ -231,6 +231,18 @@ def test_sites_with_few_rows_keep_their_flips_and_tell_the_rest():
     assert "fewer than 60 rows" in told.ranks.unknown["sign-flips"]
     assert told.ranks.ranks["mp"] == K
     assert "site_map=False" in told.why_no_sites
+
+
+def test_a_journal_keeps_the_sums_and_has_no_room_for_a_map(model, sites, tmp_path):
+    told = diagnose(model, Federation.local(sites, journal=tmp_path / "run.journal"))
+    assert "a new file" in told.why_no_sites
+    asked = []
+    again = Federation.local(sites, journal=tmp_path / "run.journal", on_round=asked.append)
+    replayed = diagnose(model, again, site_map=False)
+    np.testing.assert_array_equal(replayed.residual_traces, told.residual_traces)
+    other = FederatedPCA(K - 1).fit(sites)
+    with pytest.raises(JournalError):
+        diagnose(other, Federation.local(sites, journal=tmp_path / "run.journal"))
 
 
 def test_secure_sums_hide_the_sites(model, sites, found):

@@ -186,6 +186,14 @@ def test_many_features_are_planned_from_some_of_them():
     assert plan.rounds == pytest.approx(run.rounds, rel=0.3)
 
 
+def test_with_very_many_components_the_usual_rounds_are_planned():
+    plan = fedpca.plan(10**6, 20_000, 400, sites=9, **QUIET)
+    for name in ("lanczos", "power", "local-power", "faps"):
+        usual = SOLVERS[name].usual_rounds(10**6, 20_000, 400)
+        assert plan[name].solver_rounds == sum(usual.values())
+        assert plan[name].is_possible
+
+
 def test_auto_takes_what_the_plan_says():
     for d, k in ((20, 3), (300, 2), (900, 2)):
         plan = fedpca.plan(4000, d, k, solvers=["covariance", "lanczos"], **QUIET)
@@ -222,7 +230,7 @@ def test_known_variances_may_recommend_another_solver_than_auto():
         ),
         (Policy(allow=("any",), gather=True, min_count=1), False, set(SOLVERS)),
     ],
-    ids=lambda value: str(value)[:40],
+    ids=["usual", "merge", "many sites", "secure", "any"],
 )
 def test_the_plan_knows_what_a_site_would_say(policy, secure, possible, unrehearsed):
     plan = fedpca.plan(SIZES, 24, 3, policy=policy, secure=secure, **QUIET)

@@ -8,7 +8,7 @@ import warnings
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import sparse, stats
@@ -24,7 +24,7 @@ from fedpca.rows import bounded
 from fedpca.rows.bounded import MAX_ROWS, RADIUS
 from fedpca.solvers.private import at_site, program
 from fedpca.testing import ScriptedEngine
-from support import gapped_rows, repeat_noise
+from support import draws, gapped_rows, repeat_noise
 from transcripts import changed, contents
 
 NAMES = ("a", "b", "c", "d")
@@ -161,7 +161,7 @@ def in_kind(rows, kind):
 
 @pytest.mark.slow
 @mechanisms
-@settings(max_examples=150)
+@draws(50)
 @given(
     adjacent(),
     st.sampled_from(["plain", "sparse", "float32"]),

@@ -14,9 +14,10 @@ from fedpca.errors import InputError
 from fedpca.linalg.dense import sine_of_angle
 from fedpca.solvers import SOLVERS
 from fedpca.testing import ScriptedEngine
-from support import draws, gapped_rows
+from support import draws, every_other, gapped_rows
 
 every_solver = pytest.mark.parametrize("solver", sorted(SOLVERS))
+RULES = [0.5, 0.9, "auto", "mp", "gap", None]
 
 
 def pooled_mean(X, w, offset):
@@ -156,8 +157,7 @@ def test_one_row_with_a_weight_equals_as_many_equal_rows(solver):
     np.testing.assert_array_equal(ours.mean_, row[0])
 
 
-@every_solver
-@pytest.mark.parametrize("n_components", [0.5, 0.9, "auto", "mp", "gap", None])
+@pytest.mark.parametrize(("solver", "n_components"), every_other(sorted(SOLVERS), RULES))
 def test_rank_rules_count_weighted_rows_as_repeated_ones(solver, n_components):
     rng = np.random.default_rng(4)
     X = rng.standard_normal((200, 12)) * ([5, 4.8, 4.6, 4.4] + [1] * 8)
@@ -172,8 +172,7 @@ def test_rank_rules_count_weighted_rows_as_repeated_ones(solver, n_components):
         assert found == reference.n_components_
 
 
-@every_solver
-@pytest.mark.parametrize("n_components", [0.5, 0.9, "auto", "mp", "gap", None])
+@pytest.mark.parametrize(("solver", "n_components"), every_other(sorted(SOLVERS), RULES))
 def test_rank_rules_see_filled_rows(solver, n_components):
     rng = np.random.default_rng(4)
     X = rng.standard_normal((400, 12)) * ([5, 4.8, 4.6, 4.4] + [1] * 8)
@@ -195,8 +194,7 @@ class Crash(BaseException):
 
 
 @pytest.mark.slow
-@every_solver
-@pytest.mark.parametrize("missing", ["mean", "drop"])
+@pytest.mark.parametrize(("solver", "missing"), every_other(sorted(SOLVERS), ["mean", "drop"]))
 def test_a_killed_run_with_weights_and_gaps_goes_on_with_the_same_bits(solver, missing, tmp_path):
     rng = np.random.default_rng(9)
     X = gapped_rows(rng, 60, 6, 2)
@@ -226,8 +224,7 @@ def test_a_killed_run_with_weights_and_gaps_goes_on_with_the_same_bits(solver, m
         assert resumed.site_variance_ratio_ == whole.site_variance_ratio_
 
 
-@every_solver
-@pytest.mark.parametrize("size", [0.02, 50.0])
+@pytest.mark.parametrize(("solver", "size"), every_other(sorted(SOLVERS), [0.02, 50.0]))
 def test_the_size_of_all_weights_changes_no_component_and_no_automatic_rank(solver, size):
     rng = np.random.default_rng(6)
     X = rng.standard_normal((300, 10)) * ([5, 4.5, 4] + [1] * 7)

@@ -8,7 +8,19 @@ from typing import Annotated
 import typer
 
 from fedpca.cli.console import exit_codes, out
-from fedpca.cli.options import AllowMissing, Columns, Drop, Files, Id, choice_of, named_sites
+from fedpca.cli.options import (
+    AllowMissing,
+    Columns,
+    Drop,
+    Files,
+    Id,
+    Layer,
+    LogNormalize,
+    MaskVar,
+    cells_of,
+    choice_of,
+    named_sites,
+)
 from fedpca.cli.progress import counting
 from fedpca.errors import InputError
 from fedpca.report.findings import print_check
@@ -30,6 +42,9 @@ def check(
     drop: Drop = [],  # noqa: B006
     columns: Columns = [],  # noqa: B006
     id: Id = [],  # noqa: B006
+    layer: Layer = None,
+    mask_var: MaskVar = None,
+    log_normalize: LogNormalize = None,
     allow_missing: AllowMissing = False,
     min_count: Annotated[
         int, typer.Option(help="Note what a site with this rule in its policy would refuse.")
@@ -44,7 +59,9 @@ def check(
     once and sends nothing. If a fit would fail, it exits with code 2.
     """
     with exit_codes(), ExitStack() as at_end:
-        choice = ColumnChoice.of(**choice_of(drop, columns, id))
+        choice = ColumnChoice.of(
+            **choice_of(drop, columns, id), **cells_of(layer, mask_var, log_normalize)
+        )
         examined: dict[str, Examined] = {}
         findings: list[Finding] = []
         sites = named_sites(files)

@@ -34,12 +34,16 @@ from fedpca.cli.options import (
     Insecure,
     Json,
     Keep,
+    Layer,
+    LogNormalize,
+    MaskVar,
     OnDevice,
     Precision,
     Quiet,
     RowBound,
     Scale,
     Silent,
+    cells_of,
     choice_of,
     opened_sites,
     sites_of,
@@ -168,6 +172,9 @@ def fit(
     drop: Drop = [],  # noqa: B006
     columns: Columns = [],  # noqa: B006
     id: Id = [],  # noqa: B006
+    layer: Layer = None,
+    mask_var: MaskVar = None,
+    log_normalize: LogNormalize = None,
     missing: Annotated[
         str | None,
         typer.Option(
@@ -312,7 +319,8 @@ def fit(
         more_files.check(force, has_rows=has_files)
         choice = {**choice_of(drop, columns, id), "weight": weight}
         devices = {"device": device, "precision": precision}
-        options_of_sites = {**choice, **devices}
+        cells = cells_of(layer, mask_var, log_normalize)
+        options_of_sites = {**choice, **devices, **cells}
         opened = opened_sites(files or [], options_of_sites, keep, extract) if has_files else {}
         options: dict[str, Any] = {
             "quorum": quorum,
@@ -323,9 +331,10 @@ def fit(
             options["timeout"] = timeout
         if (federation is None) == (not files):
             raise InputError("specify either the sites' files or --federation HOST, but not both")
-        if cluster is not None and (jobs is not None or any(devices.values())):
+        if cluster is not None and (jobs is not None or any({**devices, **cells}.values())):
             raise InputError(
-                "--jobs, --device, and --precision only apply to files here, not to a cluster's workers"
+                "--jobs, --device, --precision, --layer, --mask-var, and --log-normalize only apply to "
+                "files here, not to a cluster's workers"
             )
         if not has_files and (keep or extract):
             raise InputError(
@@ -352,10 +361,11 @@ def fit(
                 raise InputError(
                     "--jobs only applies to files; the sites in a federation all work at the same time"
                 )
-            if any(choice.values()) or any(devices.values()):
+            if any({**choice, **devices, **cells}.values()):
                 raise InputError(
-                    "--drop, --columns, --id, --weight, --device, and --precision only apply to files; "
-                    "each site in a federation passes them to fedpca join"
+                    "--drop, --columns, --id, --weight, --device, --precision, --layer, --mask-var, "
+                    "and --log-normalize only apply to files; each site in a federation passes them "
+                    "to fedpca join"
                 )
             if not quiet and err.is_terminal:
                 err.print(f"waiting for the sites at {federation}")

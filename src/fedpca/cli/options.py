@@ -49,6 +49,24 @@ Columns = Annotated[
 Id = Annotated[
     list[str], typer.Option(help="Column that identifies the rows, and is not a feature.")
 ]
+Layer = Annotated[
+    str | None, typer.Option(help="Layer of an .h5ad file that holds the values; by default, X.")
+]
+MaskVar = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COLUMN",
+        help="Column of var in an .h5ad file that marks the genes to use, as in highly_variable.",
+    ),
+]
+LogNormalize = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SUM",
+        help="Normalize the counts of each cell of an .h5ad file to this sum, as in 10000, and take "
+        "log(1 + x). All sites must use the same.",
+    ),
+]
 OnDevice = Annotated[
     str | None,
     typer.Option(
@@ -148,6 +166,13 @@ def choice_of(drop: list[str], columns: list[str], id: list[str]) -> dict[str, A
     given = {"drop": drop, "columns": columns, "id": id}
     names = {word: [n for text in texts for n in _names(text)] for word, texts in given.items()}
     return {word: listed or None for word, listed in names.items()}
+
+
+def cells_of(
+    layer: str | None, mask_var: str | None, log_normalize: float | None
+) -> dict[str, Any]:
+    """Return --layer, --mask-var, and --log-normalize as options of `Site`."""
+    return {"layer": layer, "mask_var": mask_var, "log_normalize": log_normalize or False}
 
 
 def _names(text: str) -> list[str]:

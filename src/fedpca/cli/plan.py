@@ -18,6 +18,7 @@ from fedpca.estimators import FederatedPCA
 from fedpca.models.linear import Model, load_model
 from fedpca.report.plans import print_plan
 from fedpca.solvers import planning
+from fedpca.solvers.workload import BANDWIDTH, LATENCY_S
 
 PLAIN = FederatedPCA()  # for the defaults that help shows
 SPEED_PANEL = "Speeds, from which the seconds follow"
@@ -60,14 +61,14 @@ def plan(
     ] = None,
     latency: Annotated[
         float, typer.Option(help="Seconds a round takes.", rich_help_panel=SPEED_PANEL)
-    ] = planning.LATENCY_S,
+    ] = LATENCY_S,
     bandwidth: Annotated[
         float,
         typer.Option(
             help="Bytes a second of the coordinator's connection, which all sites share.",
             rich_help_panel=SPEED_PANEL,
         ),
-    ] = planning.BANDWIDTH,
+    ] = BANDWIDTH,
     flops: Annotated[
         float | None,
         typer.Option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,20 +13,35 @@ import typer
 
 from fedpca.arrays import Array
 from fedpca.cli.console import err, exit_codes, out, refuse_overwriting
-from fedpca.cli.options import Columns, Drop, Force, Id, Keep, Quiet, choice_of, genotypes_of
+from fedpca.cli.options import (
+    Columns,
+    Drop,
+    Force,
+    Id,
+    Keep,
+    Layer,
+    Quiet,
+    choice_of,
+    genotypes_of,
+)
 from fedpca.cli.progress import counting
 from fedpca.errors import InputError
-from fedpca.estimators import FederatedPCA, RobustPCA
+from fedpca.estimators import FederatedPCA, RobustPCA, load
+from fedpca.estimators.cells import write_h5ad
+from fedpca.estimators.files import record_in
 from fedpca.models.control import EVEN_NOISE, ControlLimits, RowFlags, t2_and_q
 from fedpca.models.linear import Model, load_model
 from fedpca.models.personalized import is_personalized, load_personalized
 from fedpca.report.plink import EIGENVEC, write_eigenvec
-from fedpca.rows.choice import ALL_COLUMNS, ColumnChoice
+from fedpca.rows.choice import ALL_CELLS, ALL_COLUMNS, ColumnChoice
 from fedpca.rows.columns import distinct_names, some_of
+from fedpca.rows.files import kind_of
 from fedpca.rows.gaps import filled
 from fedpca.rows.genotypes import GenotypeRows, n_absent
+from fedpca.rows.h5ad import H5AD
 from fedpca.rows.in_memory import about_n_rows
 from fedpca.rows.matching import open_matching, scores_in_blocks
+from fedpca.rows.open import state_of
 from fedpca.storage.table_file import check_format, writing_table
 
 FLAGS = ("t2", "q", "flagged")  # columns after the scores
@@ -39,8 +55,8 @@ def transform(
         typer.Option(
             "--output",
             "-o",
-            help="Write the scores to this file (.parquet or .csv), or, of genotypes, the samples' "
-            "parts in the eigenvectors, as plink2 does (.eigenvec).",
+            help="Write the scores to this file (.parquet, .csv, or .h5ad), or, of genotypes, the "
+            "samples' parts in the eigenvectors, as plink2 does (.eigenvec).",
         ),
     ],
     site: Annotated[
@@ -58,6 +74,7 @@ def transform(
     columns: Columns = [],  # noqa: B006
     id: Id = [],  # noqa: B006
     keep: Keep = None,
+    layer: Layer = None,
     force: Force = False,
     quiet: Quiet = False,
 ) -> None:
@@ -67,10 +84,16 @@ def transform(
     are matched by name, and columns that are not features of the model are ignored. Columns given with
     --id are written beside the scores, and the ids of samples beside those of genotypes. With --flags,
     so are T2, Q, and whether a row is unusual. All of that stays in OUTPUT.
+
+    If both FILE and the output end in .h5ad, the output is a copy of FILE with the scores in obsm, the
+    components in varm, and the variances in uns, as scanpy writes them. If the sites normalized their
+    cells for the fit, so does this command.
     """
     with exit_codes():
         refuse_overwriting(output, force)
-        choice = ColumnChoice.of(**choice_of(drop, columns, id))
+        choice = ColumnChoice.of(**choice_of(drop, columns, id), layer=layer)
+        if flags and output.suffix == H5AD:
+            raise InputError("--flags needs an output of .parquet or .csv")
         rows = genotypes_of(file, keep)
         n_rows = write_scores(model, rows, output, site, choice, with_flags=flags, quiet=quiet)
         if not quiet:
@@ -95,6 +118,8 @@ def write_scores(
     """
     import pyarrow as pa
 
+    if output.suffix == H5AD:
+        return _write_cells(model_path, source, output, site, choice)
     if output.suffix != EIGENVEC:
         check_format(output)
     model, header = _model(model_path, site)
@@ -110,7 +135,8 @@ def write_scores(
         score = partial(_score_filled, score, model.mean)
     k, d = model.components.shape
     features = header["features"]
-    rows = open_matching(source, features, d, choice)
+    target = record_in(header).log_normalized
+    rows = open_matching(source, features, d, choice, log_normalized=target)
     if features is not None and rows.features is None:
         err.print(
             f"warning: {source} has no column names; its columns are assumed to be "
@@ -180,8 +206,22 @@ def _score_and_flag(
     score: Callable[[Any], Array], model: Model, limits: ControlLimits, block: Any
 ) -> Array:
     """Return the scores of rows, with T2, Q, and 1 for those beyond a limit."""
-    flags = RowFlags(*t2_and_q(model, block).T, limits)
+    t2, q = t2_and_q(model, block).T
+    flags = RowFlags(t2, q, limits)
     return np.column_stack([score(block), flags.t2, flags.q, flags.flagged.astype(float)])
+
+
+def _write_cells(
+    model_path: Path, source: Path, output: Path, site: str | None, choice: ColumnChoice
+) -> int:
+    """Write a copy of an ``.h5ad`` file with the results in it, and return the number of cells."""
+    if kind_of(source) != H5AD:
+        raise InputError(f"{output} is written from an .h5ad file; use -o with .parquet or .csv")
+    if replace(choice, cells=ALL_CELLS) != ALL_COLUMNS:
+        raise InputError("--drop, --columns, and --id do not apply to an .h5ad output; omit them")
+    state = state_of(source)
+    pca = load(model_path)
+    return write_h5ad(pca, source, state, output, layer=choice.cells.layer, site=site)
 
 
 def _score_filled(score: Callable[[Any], Array], fill: Array, block: Any) -> Array:

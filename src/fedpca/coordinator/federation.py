@@ -316,6 +316,10 @@ class Federation:
         """Record one number about each site's part in the result, as in `RunRecord.influence`."""
         self.record.add_influence(kind, values)
 
+    def report_log_normalized(self, target: float) -> None:
+        """Record the sum to which all sites normalize their cells, or zero if they do not."""
+        self.record.log_normalized = target
+
     def rng(self) -> np.random.Generator:
         """Return a random generator that depends only on the run's seed and the round."""
         return np.random.default_rng([self.record.seed, self.record.rounds])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from math import inf
 from typing import Any
 
 from fedpca.coordinator.ledger import Ledger
@@ -62,6 +63,8 @@ class RunRecord:
     spent: ``mu``, and the ``epsilon`` that follows from it and the ``delta``. That is the ``promised``
     one unless the run started over, which spends again.
 
+    ``log_normalized`` is the sum to which all sites normalized their cells, or zero if they did not.
+
     The other fields are those of `Outcome`. A model file keeps everything except the seconds and the
     influence, which would tell others how many rows a site has.
 
@@ -91,6 +94,7 @@ class RunRecord:
     proofs: dict[str, dict[str, str]] = field(default_factory=dict)
     secure: dict[str, str] = field(default_factory=dict)
     privacy: dict[str, Any] = field(default_factory=dict)
+    log_normalized: float = 0.0
 
     def add_influence(self, kind: str, values: Mapping[str, float]) -> None:
         """Add one number about each site's part in the result."""
@@ -105,10 +109,9 @@ class RunRecord:
         """Return the record as plain values for a file.
 
         The seconds vary between equal runs, and the influence is for the coordinator only. Proofs are
-        left out if there are none, as in a run within one process, and so is what only runs with secure
-        sums have.
+        left out if there are none, as in a run within one process, and so is what only some runs have.
         """
-        optional = ("proofs", "secure", "privacy")
+        optional = ("proofs", "secure", "privacy", "log_normalized")
         left_out = {"influence", *(name for name in optional if not getattr(self, name))}
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
         history = [{**entry, "seconds": None} for entry in self.history]
@@ -126,6 +129,7 @@ class RunRecord:
             "proofs": proofs,
             "secure": secure,
             "privacy": check_privacy(header.get("privacy", {})),
+            "log_normalized": check_log_normalized(header.get("log_normalized", 0.0)),
         }
         return cls(**{**header, **known})
 
@@ -191,6 +195,13 @@ def check_secure(secure: object, history: list[dict[str, Any]]) -> dict[str, str
             if not isinstance(bits, int) or not isinstance(fraction_bits, int):
                 raise ValueError("the ring of a masked answer is malformed")
     return secure
+
+
+def check_log_normalized(target: object) -> float:
+    """Return the sum to which cells were normalized, or raise a ValueError if it is none."""
+    if not isinstance(target, float) or not 0 <= target < inf:
+        raise ValueError("what the record says about the normalization of cells is malformed")
+    return target
 
 
 def check_privacy(privacy: object) -> dict[str, Any]:

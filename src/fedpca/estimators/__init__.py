@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from fedpca.errors import FileError
+from fedpca.estimators.cells import to_anndata
 from fedpca.estimators.diagnosis import diagnose
 from fedpca.estimators.federated import FederatedPCA
 from fedpca.estimators.personalized import PersonalizedPCA
@@ -23,6 +24,7 @@ __all__ = [
     "diagnose",
     "load",
     "search_ranks",
+    "to_anndata",
     "verify",
 ]
 

@@ -14,7 +14,7 @@ from fedpca.arrays import Array
 from fedpca.coordinator.federation import Federation
 from fedpca.coordinator.record import RunRecord
 from fedpca.engines.local import LocalEngine
-from fedpca.errors import InputError, PolicyRefused
+from fedpca.errors import InputError, JournalError, PolicyRefused
 from fedpca.estimators.federated import FederatedPCA
 from fedpca.estimators.fitting import as_federation, without_labels
 from fedpca.estimators.rank_search import in_memory, standardized
@@ -155,7 +155,7 @@ def diagnose(
         try:
             mapped, sites_run = _run(fed, map_sites, "SiteMap", plain, given, random_state, solver)
             reason = ""
-        except PolicyRefused as refused:
+        except (PolicyRefused, JournalError) as refused:  # a journal holds one run
             reason = str(refused)
     ranks = compare_ranks(
         facts.spectrum,

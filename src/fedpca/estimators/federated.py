@@ -17,9 +17,9 @@ from fedpca.errors import InputError
 from fedpca.estimators.files import file_header, from_header, record_in, usable_header
 from fedpca.estimators.fitting import (
     as_federation,
-    is_path,
     new_features,
     plain_params,
+    reads_by_name,
     refuse_many_sites,
     run_program,
     scores_of_dask,
@@ -279,7 +279,7 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         otherwise, they are refused. The scores of a Dask collection are a Dask array.
         """
         k = len(self._model().components)
-        if is_path(X):
+        if reads_by_name(X):
             of_genotypes = partial(self._model().transform_genotypes, whiten=self.whiten)
             fills = self.missing == "mean"
             return scores_of_file(self, X, self._scores, k, of_genotypes if fills else None)
@@ -340,7 +340,7 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         sent anywhere. By default, the limits are those of `control_limits` for new rows.
         """
         limits = self.control_limits() if limits is None else limits
-        if is_path(X):
+        if reads_by_name(X):
             both = scores_of_file(self, X, self._t2_and_q, 2)
         else:
             both = self._t2_and_q(self._rows(X, ensure_all_finite="allow-nan"))

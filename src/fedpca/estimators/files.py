@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from sklearn.base import BaseEstimator
 
-from fedpca.coordinator.record import RunRecord
+from fedpca.coordinator.record import RunRecord, check_log_normalized
 from fedpca.errors import FileError
 from fedpca.estimators.fitting import plain_params
 from fedpca.privacy.gaussian import Privacy
@@ -59,8 +59,10 @@ def from_header(kind: type[T], path: str | os.PathLike[str], header: dict[str, A
 
 
 def record_in(header: dict[str, Any]) -> RunRecord:
-    """Return the run record in a file's header, or an empty one."""
-    return RunRecord.from_header(header["run"]) if "run" in header else RunRecord()
+    """Return the run record in a file's header, or one with what a site's own file says."""
+    if "run" in header:
+        return RunRecord.from_header(header["run"])
+    return RunRecord(log_normalized=check_log_normalized(header.get("log_normalized", 0.0)))
 
 
 @contextmanager

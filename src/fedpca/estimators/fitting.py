@@ -17,8 +17,8 @@ import numpy as np
 import scipy.sparse as sp
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils import check_random_state
-from sklearn.utils.validation import validate_data
+from sklearn.utils import check_array, check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
 
 from fedpca.arrays import Array
 from fedpca.coordinator.federation import Federation
@@ -28,8 +28,10 @@ from fedpca.estimators.weights import weighted_sites
 from fedpca.privacy.gaussian import Privacy
 from fedpca.protocol.plan import PRIVATE
 from fedpca.rows.array_files import is_array_on_disk
+from fedpca.rows.choice import ALL_CELLS, CellChoice, ColumnChoice
+from fedpca.rows.devices import on_host
 from fedpca.rows.genotypes import GenotypeRows, n_absent
-from fedpca.rows.in_memory import JoinedRows, Rows, is_foreign
+from fedpca.rows.in_memory import JoinedRows, Rows, is_cells, is_foreign, whole
 from fedpca.rows.labels import rows_by_label, take_label_column
 from fedpca.rows.matching import open_matching, scores_in_blocks
 from fedpca.rows.open import is_dask, open_rows
@@ -246,10 +248,10 @@ def without_labels(X: Any, sites: Any) -> tuple[Any, Any]:
 def validated(estimator: Any, X: Any, **checks: Any) -> Any:
     """Check one table as scikit-learn does and return it.
 
-    Return files, several sites, Dask collections, and arrays on disk or on a device unchanged; the
-    sites check them.
+    Return files, cells, several sites, Dask collections, and arrays on disk or on a device unchanged;
+    the sites check them.
     """
-    if is_many_sites(X) or is_path(X) or is_dask(X) or is_array_on_disk(X) or is_foreign(X):
+    if is_many_sites(X) or reads_by_name(X) or is_dask(X) or is_array_on_disk(X) or is_foreign(X):
         return X
     return validate_data(
         estimator,
@@ -337,14 +339,13 @@ def scores_of_file(
     width: int,
     of_genotypes: Callable[[GenotypeRows], Array] | None = None,
 ) -> Array:
-    """Return the scores of the rows in a file or folder, ``(n, width)``, reading block by block.
+    """Return the scores of cells, or of the rows in files, ``(n, width)``, reading block by block.
 
     Columns are matched by name, and columns that are not features of the model are ignored. A function
     ``of_genotypes``, if given, scores genotypes by variants, in which they are stored.
     """
-    names = getattr(estimator, "feature_names_in_", None)
-    features = None if names is None else [str(name) for name in names]
-    rows = open_matching(path, features, estimator.n_features_in_)
+    features = getattr(estimator, "feature_names_in_", None)
+    rows = matching_rows(estimator, path)
     if features is not None and rows.features is None:
         warnings.warn(
             f"{path} has no column names; its columns are assumed to be in the order of the fit",
@@ -362,6 +363,32 @@ def scores_of_file(
         return of_genotypes(rows)
     blocks = [scores for scores, _ in scores_in_blocks(rows, score)]
     return np.vstack([np.empty((0, width)), *blocks])
+
+
+def matching_rows(estimator: BaseEstimator, source: Any, cells: CellChoice = ALL_CELLS) -> Rows:
+    """Return the rows in a source in the columns of the fit, with cells normalized as in the fit."""
+    check_is_fitted(estimator)
+    names = getattr(estimator, "feature_names_in_", None)
+    features = None if names is None else [str(name) for name in names]
+    run = getattr(estimator, "run_", RunRecord())
+    return open_matching(
+        source,
+        features,
+        estimator.n_features_in_,
+        ColumnChoice(cells=cells),
+        log_normalized=run.log_normalized,
+    )
+
+
+def new_rows(estimator: BaseEstimator, X: Any, *, accept_sparse: Any = "csr", **checks: Any) -> Any:
+    """Check new rows as scikit-learn does, and return them as numpy arrays or sparse matrices.
+
+    The genes of cells are matched by name.
+    """
+    checks |= {"accept_sparse": accept_sparse, "dtype": [np.float64, np.float32]}
+    if is_cells(X):
+        return check_array(whole(matching_rows(estimator, X)), **checks)
+    return validate_data(estimator, on_host(X), reset=False, **checks)
 
 
 def scores_of_dask(X: Any, transform: Callable[[Any], Array], width: int) -> Array:
@@ -386,14 +413,14 @@ def as_stream(X: Any) -> Rows | Iterator[Any] | None:
         raise InputError("a Federation's rows stay at their sites; use FederatedPCA instead")
     if isinstance(X, Iterator):
         return X
-    if is_path(X):
+    if reads_by_name(X):
         return open_rows(X)
     if not is_many_sites(X):
         return None
     items = list(X.values() if isinstance(X, Mapping) else X)
     if any(isinstance(item, Site) for item in items):
         raise InputError("a Site's rows stay at the site; use FederatedPCA instead")
-    if items and all(is_path(item) for item in items):
+    if items and all(reads_by_name(item) for item in items):
         return JoinedRows([(str(item), open_rows(item)) for item in items])
     return iter(items)
 
@@ -401,6 +428,11 @@ def as_stream(X: Any) -> Rows | Iterator[Any] | None:
 def is_path(item: Any) -> bool:
     """Return whether an item names rows in files: a file or folder, a pattern, or genotypes."""
     return isinstance(item, str | os.PathLike | Genotypes)
+
+
+def reads_by_name(item: Any) -> bool:
+    """Return whether an item is a path or holds cells, whose rows are read by the names of columns."""
+    return is_path(item) or is_cells(item)
 
 
 def _is_rows(item: Any) -> bool:

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils import check_array
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from fedpca.arrays import Array
 from fedpca.errors import InputError
-from fedpca.estimators.fitting import is_path, scores_of_dask, scores_of_file
+from fedpca.estimators.fitting import new_rows, reads_by_name, scores_of_dask, scores_of_file
 from fedpca.models.features import FeatureTable, names_of_features
 from fedpca.models.linear import Model
-from fedpca.rows.devices import on_host
 from fedpca.rows.open import is_dask
 
 FITTED = (
@@ -92,7 +91,7 @@ class LinearMethods(LinearAttributes, ClassNamePrefixFeaturesOutMixin, Transform
         not features of the model are ignored.
         """
         model = self._model()
-        if is_path(X):
+        if reads_by_name(X):
             score = partial(model.transform, whiten=self.whiten)
             return scores_of_file(self, X, score, len(model.components))
         if is_dask(X):
@@ -155,14 +154,7 @@ class LinearMethods(LinearAttributes, ClassNamePrefixFeaturesOutMixin, Transform
 
     def _rows(self, X: Any, accept_sparse: Any = ("csr", "csc"), **checks: Any) -> Any:
         """Check new rows as scikit-learn does, and return them as numpy arrays or sparse matrices."""
-        return validate_data(
-            self,
-            on_host(X),
-            accept_sparse=accept_sparse,
-            dtype=[np.float64, np.float32],
-            reset=False,
-            **checks,
-        )
+        return new_rows(self, X, accept_sparse=accept_sparse, **checks)
 
 
 def rows_from_scores(model: Model, X: Any, *, whiten: bool = False) -> Array:

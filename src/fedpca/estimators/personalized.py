@@ -15,7 +15,7 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_array
 from sklearn.utils._param_validation import Interval, StrOptions
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from fedpca.arrays import Array
 from fedpca.errors import InputError
@@ -25,7 +25,9 @@ from fedpca.estimators.fitting import (
     holds_rows,
     is_path,
     new_features,
+    new_rows,
     plain_params,
+    reads_by_name,
     refuse_many_sites,
     run_program,
     scores_of_dask,
@@ -41,7 +43,6 @@ from fedpca.estimators.linear import tags_for_rows
 from fedpca.models import site_similarity
 from fedpca.models.personalized import PersonalizedModel, Split, load_personalized
 from fedpca.models.site_similarity import ClusterEvidence
-from fedpca.rows.devices import on_host
 from fedpca.rows.matching import open_matching
 from fedpca.rows.open import is_dask
 from fedpca.solvers.catalogue import PERSONALIZED, find_personalized
@@ -263,7 +264,7 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         holds a single site. Columns for components that a site lacks are zero. ``X`` holds the rows, or
         is the path to a file or folder with the rows of one site.
         """
-        if is_path(X):
+        if reads_by_name(X) and (is_path(X) or isinstance(site, str | None)):
             check_is_fitted(self)
             if not isinstance(site, str | None):
                 raise InputError(
@@ -327,7 +328,7 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                 f"site {name!r} is already in the model; use a different name for the new site"
             )
         d, features = self.n_features_in_, getattr(self, "feature_names_in_", None)
-        rows = open_matching(X, features, d)
+        rows = open_matching(X, features, d, log_normalized=self.run_.log_normalized)
         LocalRanks.of(rank).check_features(len(self.components_), d)
         model = self.model_.with_site(name, rows, rank)
         self._set_model(model, self.n_samples_, features)
@@ -394,7 +395,9 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         The file holds nothing of other sites, so the site can have it.
         """
         check_is_fitted(self)
-        header = self._header(self.n_samples_, total_variance=self.total_variance_)
+        target = self.run_.log_normalized
+        more = {"log_normalized": target} if target else {}
+        header = self._header(self.n_samples_, total_variance=self.total_variance_, **more)
         self.model_.only(str(site)).save(path, header)
 
     @classmethod
@@ -454,9 +457,7 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def _rows(self, X: Any) -> Any:
         """Check new rows as scikit-learn does, and return them."""
         check_is_fitted(self)
-        return validate_data(
-            self, on_host(X), accept_sparse="csr", dtype=[np.float64, np.float32], reset=False
-        )
+        return new_rows(self, X)
 
     def _warn(self) -> None:
         """Warn if the solver stalled early, if optima disagree, or if the sites are too similar."""

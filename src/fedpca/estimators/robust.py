@@ -10,16 +10,17 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils._param_validation import Interval, StrOptions
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from fedpca.arrays import Array
 from fedpca.errors import InputError
 from fedpca.estimators.files import file_header, from_header, record_in, usable_header
 from fedpca.estimators.fitting import (
     as_federation,
-    is_path,
     new_features,
+    new_rows,
     plain_params,
+    reads_by_name,
     refuse_many_sites,
     run_program,
     scores_of_dask,
@@ -35,7 +36,6 @@ from fedpca.estimators.linear import LinearAttributes, rows_from_scores, tags_fo
 from fedpca.models.linear import Model, load_model
 from fedpca.models.robust import OutlierScores, Parts, RobustModel
 from fedpca.rows.columns import some_of
-from fedpca.rows.devices import on_host
 from fedpca.rows.open import is_dask
 from fedpca.solvers.catalogue import ROBUST, find_robust
 from fedpca.solvers.robust.contract import RobustSolver
@@ -211,7 +211,7 @@ class RobustPCA(
 
         ``X`` holds the rows, or is the path to a file or folder of rows.
         """
-        if is_path(X):
+        if reads_by_name(X):
             check_is_fitted(self)
             return scores_of_file(self, X, self.model_.transform, self.n_components_)
         if is_dask(X):
@@ -314,14 +314,7 @@ class RobustPCA(
     def _rows(self, X: Any) -> Any:
         """Check new rows as scikit-learn does, but allow NaN, and return them."""
         check_is_fitted(self)
-        return validate_data(
-            self,
-            on_host(X),
-            accept_sparse="csr",
-            dtype=[np.float64, np.float32],
-            ensure_all_finite="allow-nan",
-            reset=False,
-        )
+        return new_rows(self, X, ensure_all_finite="allow-nan")
 
     def __sklearn_tags__(self) -> Any:
         tags = tags_for_rows(super().__sklearn_tags__())

@@ -18,9 +18,11 @@ from fedpca.estimators.diagnosis import Diagnosis, diagnose
 from fedpca.estimators.federated import FederatedPCA
 from fedpca.models.control import ControlLimits
 from fedpca.report.biplot import MAX_POINTS, apart
+from fedpca.report.contents import Fitted
 from fedpca.report.drawing import BLUE, COLORS, GRAY, MARKERS, ORANGE, Drawn, decades, new_axes
 from fedpca.report.drawing import label as name_in_plot
 from fedpca.solvers.site_map import SiteMap
+from fedpca.summary.summary import Summary
 
 MAX_LABELS = 12  # of rows or sites in one plot
 MIN_AREA, MORE_AREA = 25.0, 300.0  # of a site's mark, in points^2; the second is that of all rows
@@ -61,7 +63,7 @@ class ControlChartDisplay(Drawn):
     @classmethod
     def from_estimator(
         cls,
-        fitted: FederatedPCA,
+        fitted: Fitted | Summary,
         X: Any,
         *,
         limits: ControlLimits | None = None,

@@ -79,7 +79,7 @@ def open_array(array: Any) -> ArrayRows:
 
 def open_hdf5(path: Path) -> ArrayRows:
     """Return the rows in an HDF5 file."""
-    h5py = _package("h5py", path)
+    h5py = package("h5py", path)
 
     with h5py.File(path, "r") as file:
         found: list[str] = []
@@ -96,7 +96,7 @@ def open_hdf5(path: Path) -> ArrayRows:
 
 def open_zarr(path: Path) -> ArrayRows:
     """Return the rows in a Zarr array, or in the one array of a Zarr group."""
-    zarr = _package("zarr", path)
+    zarr = package("zarr", path)
 
     def root() -> Any:
         return zarr.open(path, mode="r")
@@ -133,10 +133,11 @@ def _only(names: list[str]) -> str:
     )
 
 
-def _package(name: str, path: Path) -> Any:
+def package(name: str, path: Path, extra: str = "arrays") -> Any:
+    """Return a package that reads a file, or name the extra that installs it."""
     try:
         return import_module(name)
     except ImportError:
         raise InputError(
-            f"{path} requires {name}; install it with: pip install 'fedpca[arrays]'"
+            f"{path} requires {name}; install it with: pip install 'fedpca[{extra}]'"
         ) from None

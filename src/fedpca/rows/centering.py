@@ -28,6 +28,7 @@ from scipy.linalg.blas import dgemm, dger
 from fedpca.arrays import Array
 from fedpca.errors import InputError
 from fedpca.rows.in_memory import FILL_OR_DROP, Block, Rows, is_sparse, refuse_non_finite
+from fedpca.rows.sparse_gram import sparse_gram
 
 MAX_CANCELLATION = 256.0  # maximum ratio of raw to central second moments; loses eight bits
 CLOSE_MEAN = 1e-9  # a mean off by this share of an entry adds 1e-18 to its square
@@ -97,7 +98,8 @@ class Centered(NamedTuple):
         if self.shift is None:
             return np.asarray(self.rows.T @ self.rows)
         half = np.outer(self.sums() + self.weight / 2 * self.shift, self.shift)
-        return np.asarray(_dense(self.rows.T @ self.rows) - half - half.T)
+        raw = sparse_gram(self.rows) if is_sparse(self.rows) else self.rows.T @ self.rows
+        return np.asarray(raw - half - half.T)
 
     def outer(self) -> Array:
         """Return Y Y', ``(b, b)``."""

@@ -1,13 +1,76 @@
-"""Choose which columns of a table are features, and which identify its rows."""
+"""Choose which columns of a table are features, which identify its rows, and what to take of cells."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
+from numbers import Real
 from typing import Any
 
 from fedpca.errors import InputError
 from fedpca.rows.columns import distinct_names, some_of
+
+TARGET_SUM = 1e4  # to which cells are normalized by default
+
+
+@dataclass(frozen=True)
+class CellChoice:
+    """What to take of an AnnData object or an ``.h5ad`` file, whose rows are cells and columns genes.
+
+    Parameters
+    ----------
+    layer : str, optional
+        The layer that holds the values; by default, they are in ``X``.
+    mask_var : str, optional
+        The column of ``var`` that marks the genes to use, such as "highly_variable".
+    log_normalize : float
+        The sum S of each cell's values x before the logarithm, ``log(1 + S x / sum(x))``; the sum runs
+        over all genes of the table. Zero leaves the values as they are.
+    of_model : bool
+        Whether the normalization is that of a model's fit. Rows that are not cells are then taken to be
+        normalized already.
+    """
+
+    layer: str | None = None
+    mask_var: str | None = None
+    log_normalize: float = 0.0
+    of_model: bool = False
+
+    @classmethod
+    def of(
+        cls, layer: str | None = None, mask_var: str | None = None, log_normalize: Any = False
+    ) -> CellChoice:
+        """Return the checked choice; ``log_normalize=True`` stands for `TARGET_SUM`."""
+        for word, name in (("layer", layer), ("mask_var", mask_var)):
+            if name is not None and (not isinstance(name, str) or not name):
+                raise InputError(f"{word}={name!r} must be a name")
+        target = TARGET_SUM if log_normalize is True else log_normalize or 0.0
+        if not isinstance(target, Real) or not isfinite(target) or target < 0:
+            raise InputError(
+                f"log_normalize={log_normalize!r} must be True, False, or the sum of each cell's "
+                "values before the logarithm, such as 1e4"
+            )
+        return cls(layer, mask_var, float(target))
+
+    def in_words(self) -> Iterable[tuple[str, str]]:
+        """Return each part of the choice as a word and a value."""
+        given = (("layer", self.layer or ""), ("genes marked", self.mask_var or ""))
+        target = f"{self.log_normalize:.17g}" if self.log_normalize else ""
+        return [*given, ("cells log-normalized to", target)]
+
+    def refuse_elsewhere(self) -> None:
+        """Refuse a choice for rows that are not cells."""
+        choice = replace(self, log_normalize=0.0) if self.of_model else self
+        words = [f"{word} {value}" for word, value in choice.in_words() if value]
+        if words:
+            raise InputError(
+                f"{words[0]}: only AnnData objects and .h5ad files have layers, marked genes, and "
+                "cells to normalize; leave the option out"
+            )
+
+
+ALL_CELLS = CellChoice()
 
 
 @dataclass(frozen=True)
@@ -24,12 +87,15 @@ class ColumnChoice:
         Columns that identify the rows. They are not features, and never leave the site.
     by_position : bool
         Whether rows without column names are accepted, with their columns in the right order.
+    cells : CellChoice
+        What to take of rows that are cells.
     """
 
     drop: tuple[str, ...] = ()
     columns: tuple[str, ...] | None = None
     ids: tuple[str, ...] = ()
     by_position: bool = False
+    cells: CellChoice = ALL_CELLS
 
     def __post_init__(self) -> None:
         if self.columns is not None:
@@ -48,10 +114,15 @@ class ColumnChoice:
         drop: str | Iterable[str] | None = None,
         columns: str | Iterable[str] | None = None,
         id: str | Iterable[str] | None = None,
+        **cells: Any,
     ) -> ColumnChoice:
-        """Return the choice for one name or several names each; None stands for no choice."""
+        """Return the choice for one name or several names each; None stands for no choice.
+
+        ``cells`` are the parameters of `CellChoice.of`.
+        """
         only = None if columns is None else _names("columns", columns)
-        return cls(_names("drop", drop), only, tuple(dict.fromkeys(_names("id", id))))
+        ids = tuple(dict.fromkeys(_names("id", id)))
+        return cls(_names("drop", drop), only, ids, cells=CellChoice.of(**cells))
 
     def also(self, name: str) -> ColumnChoice:
         """Return the choice with one more column, which all columns together contain anyway."""
@@ -66,14 +137,17 @@ class ColumnChoice:
     def in_words(self) -> str:
         """Return the choice as a short phrase, or an empty text if every column is a feature."""
         parts = (("drop", self.drop), ("columns", self.columns), ("id", self.ids))
-        return "; ".join(f"{word} {', '.join(names)}" for word, names in parts if names)
+        listed = [(word, ", ".join(names)) for word, names in parts if names]
+        cells = [(word, value) for word, value in self.cells.in_words() if value]
+        return "; ".join(f"{word} {value}" for word, value in [*listed, *cells])
 
     def features_among(self, names: Sequence[str], index: Sequence[str] = ()) -> tuple[str, ...]:
         """Return the columns that are features, or refuse a choice of columns that do not exist.
 
         ``index`` names columns that are features only if the choice lists them.
         """
-        missing = [name for name in self._listed if name not in set(names)]
+        known = set(names)
+        missing = [name for name in self._listed if name not in known]
         if missing:
             raise InputError(
                 f"there is no column {some_of(missing)}; the columns are {some_of(names, most=10)}"

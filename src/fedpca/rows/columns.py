@@ -36,8 +36,9 @@ def column_order(wanted: Sequence[str], present: Sequence[str], where: str) -> l
     """Return the position of each wanted column in ``present``, or None if the order matches."""
     if tuple(wanted) == tuple(present):
         return None
-    missing = [name for name in wanted if name not in set(present)]
-    extra = [name for name in present if name not in set(wanted)]
+    ours, theirs = set(wanted), set(present)
+    missing = [name for name in wanted if name not in theirs]
+    extra = [name for name in present if name not in ours]
     if missing or extra:
         differences = [
             f"{len(group)} {word} ({some_of(group)})"

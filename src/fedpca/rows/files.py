@@ -12,9 +12,11 @@ import scipy.sparse as sp
 
 from fedpca.errors import InputError, SiteFailed
 from fedpca.rows.array_files import ZARR, open_hdf5, open_zarr
+from fedpca.rows.cells import open_cells
 from fedpca.rows.choice import ColumnChoice
 from fedpca.rows.csv_file import CsvFile
 from fedpca.rows.genotypes import open_genotypes
+from fedpca.rows.h5ad import H5AD
 from fedpca.rows.in_memory import (
     Block,
     DenseRows,
@@ -206,6 +208,10 @@ def _in_folders(table: Callable[[Path], Table]) -> Opener:
     return open_file
 
 
+def _open_cells(path: Path, choice: ColumnChoice, partition: Partition) -> Rows:
+    return open_cells(path, choice)
+
+
 def _open_csv(path: Path, choice: ColumnChoice, partition: Partition) -> Rows:
     return TableRows(CsvFile(path, choice), choice)
 
@@ -220,6 +226,7 @@ OPENERS: dict[str, Opener] = {
     ".parquet": _in_folders(ParquetFile),
     ".feather": _in_folders(FeatherFile),
     ".arrow": _in_folders(FeatherFile),
+    H5AD: _open_cells,
     ".h5": _unnamed(open_hdf5),
     ".hdf5": _unnamed(open_hdf5),
     ZARR: _unnamed(open_zarr),

@@ -7,7 +7,6 @@ the file are decoded at a time. How often each value occurs in a column is count
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -193,10 +192,10 @@ class GenotypeRows:
     def _read(self, file: Any, into: Array, line: int, low: int) -> None:
         """Fill an array with bytes of the file from a line on."""
         view = into.reshape(-1).data
-        offset = len(MAGIC) + line * self._line_bytes + low
+        file.seek(len(MAGIC) + line * self._line_bytes + low)
         done = 0
         while done < len(view):
-            n = os.preadv(file.fileno(), [view[done:]], offset + done)
+            n = file.readinto(view[done:])
             if not n:
                 raise SiteFailed(f"{self._bed} is shorter than it was; it must not change in a run")
             done += n

@@ -74,6 +74,13 @@ def is_foreign(source: Any) -> bool:
     return is_array and not isinstance(source, np.ndarray)
 
 
+def is_cells(source: Any) -> bool:
+    """Return whether rows are cells: an AnnData object, or `fedpca.rows.cells.LoadedCells`."""
+    # asked of the class, since the values of an object may have to be read or copied
+    parts = ("obs_names", "var_names", "layers")
+    return all(hasattr(type(source), name) for name in parts)
+
+
 def is_wide(block: Block) -> bool:
     """Return whether to multiply a block by panels of columns."""
     return block.shape[1] >= WIDE_FEATURES and not is_sparse(block)
@@ -90,6 +97,15 @@ def rows_per_block(n_features: int) -> int:
     return max(1, BLOCK_BYTES // (8 * max(1, n_features)))
 
 
+def sparse_rows_per_block(n_rows: int, n_features: int, n_stored: int) -> int:
+    """Return the number of rows in each block of a sparse matrix with so many stored entries."""
+    # an entry takes 12 bytes in a CSR block and 8 in a dense one
+    density = n_stored / max(1, n_rows * n_features)
+    # the scores of sparse rows are dense, so the ratio needs a limit
+    ratio = min(1 / max(1.5 * density, 1e-3), MAX_SPARSE_BLOCK_RATIO)
+    return max(1, int(rows_per_block(n_features) * ratio))
+
+
 def batches(blocks: Iterable[Block], size: int) -> Iterator[Block]:
     """Yield the same rows in blocks of ``size`` rows; only the last block may be smaller."""
     pending: list[Block] = []
@@ -98,16 +114,22 @@ def batches(blocks: Iterable[Block], size: int) -> Iterator[Block]:
         start = 0
         while n_pending + block.shape[0] - start >= size:
             stop = start + size - n_pending
-            yield _stacked([*pending, block[start:stop]])
+            yield stacked([*pending, block[start:stop]])
             pending, n_pending, start = [], 0, stop
         if start < block.shape[0]:
             pending.append(block[start:])
             n_pending += block.shape[0] - start
     if pending:
-        yield _stacked(pending)
+        yield stacked(pending)
 
 
-def _stacked(blocks: Sequence[Block]) -> Block:
+def whole(rows: Rows) -> Block:
+    """Return all rows as one array or sparse matrix."""
+    return stacked(list(rows.blocks()) or [np.empty((0, rows.n_features))])
+
+
+def stacked(blocks: Sequence[Block]) -> Block:
+    """Return blocks as one, which is sparse if any of them is."""
     if len(blocks) == 1:
         return blocks[0]
     if any(is_sparse(block) for block in blocks):
@@ -159,11 +181,7 @@ class SparseRows:
         self._matrix = canonical(matrix)
         self.n_rows, self.n_features = self._matrix.shape
         self.dtypes = (str(self._matrix.dtype),) * self.n_features
-        # an entry takes 12 bytes in a CSR block and 8 in a dense one
-        density = self._matrix.nnz / max(1, self.n_rows * self.n_features)
-        # the scores of sparse rows are dense, so the ratio needs a limit
-        ratio = min(1 / max(1.5 * density, 1e-3), MAX_SPARSE_BLOCK_RATIO)
-        self._step = max(1, int(rows_per_block(self.n_features) * ratio))
+        self._step = sparse_rows_per_block(self.n_rows, self.n_features, self._matrix.nnz)
 
     def blocks(self) -> Iterator[Block]:
         for start in range(0, self.n_rows, self._step):

@@ -8,8 +8,10 @@ import numpy as np
 
 from fedpca.arrays import Array
 from fedpca.errors import InputError
+from fedpca.rows.cells import LoadedCells
 from fedpca.rows.choice import ColumnChoice
 from fedpca.rows.devices import selected_rows
+from fedpca.rows.in_memory import is_cells, is_sparse, stacked
 from fedpca.rows.open import open_rows
 
 
@@ -43,14 +45,24 @@ def rows_by_label(X: Any, sites: Any) -> dict[str, Any]:
 def take_label_column(source: Any, column: str) -> tuple[Any, list[Any]]:
     """Read a table into memory, and return it without the column that names each row's site.
 
-    The table is a pyarrow table of float64. The labels are returned with it; an empty one is None.
+    The table is a pyarrow table of float64, or cells if that is what the source holds, which stay
+    sparse. The labels are returned with it; an empty one is None.
     """
     import pyarrow as pa
 
     rows: Any = open_rows(source, ColumnChoice(ids=(column,)))
-    blocks, labels = [np.empty((0, rows.n_features))], []
+    if is_cells(source):  # whose own column is not a gene
+        return source, _labels_in(rows.ids)
+    blocks, labels = [], []
     for block, ids in rows.blocks_with_ids():
         blocks.append(block)
-        labels += [label if label != "" else None for label in ids.column(0).to_pylist()]
-    table = np.vstack(blocks)
+        labels += _labels_in(ids)
+    if any(is_sparse(block) for block in blocks):
+        return LoadedCells(stacked(blocks), rows.features), labels
+    table = np.vstack([np.empty((0, rows.n_features)), *blocks])
     return pa.table(dict(zip(rows.features, table.T, strict=True))), labels
+
+
+def _labels_in(ids: Any) -> list[Any]:
+    """Return the values of the only column of ids; an empty text is None."""
+    return [label if label != "" else None for label in ids.column(0).to_pylist()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -21,19 +22,25 @@ def open_matching(
     features: Sequence[str] | None,
     n_features: int,
     choice: ColumnChoice = ALL_COLUMNS,
+    *,
+    log_normalized: float = 0.0,
 ) -> Rows:
     """Return the rows in the columns that a model uses, in the model's order.
 
     If both the model and the source have column names, columns are matched by name, and all others are
-    ignored. Otherwise, they are matched by position, and ``choice`` may drop some.
+    ignored. Otherwise, they are matched by position, and ``choice`` may drop some. Cells are normalized
+    as those of the fit were; other rows are taken to be normalized already.
     """
+    cells = replace(choice.cells, log_normalize=log_normalized, of_model=True)
+    choice = replace(choice, cells=cells)
     if features is not None:
         both = [name for name in features if name in (*choice.drop, *choice.ids)]
         if both:
             raise InputError(
                 f"{some_of(both)} cannot be dropped or an id, because the model uses it as a feature"
             )
-        choice = ColumnChoice(columns=tuple(features), ids=choice.ids, by_position=True)
+        columns = tuple(features)
+        choice = ColumnChoice(columns=columns, ids=choice.ids, by_position=True, cells=cells)
     rows = open_rows(source, choice)
     if rows.n_features != n_features:
         where = source if isinstance(source, str | os.PathLike) else "the table"

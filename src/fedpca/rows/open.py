@@ -17,10 +17,12 @@ import scipy.sparse as sp
 
 from fedpca.errors import InputError, SiteFailed
 from fedpca.rows.array_files import ZARR, is_array_on_disk, open_array, zarr_parts
-from fedpca.rows.choice import ALL_COLUMNS, ColumnChoice
+from fedpca.rows.cells import open_cells
+from fedpca.rows.choice import ALL_CELLS, ALL_COLUMNS, ColumnChoice
 from fedpca.rows.files import BED, OPENERS, kind_of, name_of
 from fedpca.rows.genotypes import open_genotypes
-from fedpca.rows.in_memory import DenseRows, JoinedRows, Rows, SparseRows, is_foreign
+from fedpca.rows.h5ad import H5AD
+from fedpca.rows.in_memory import DenseRows, JoinedRows, Rows, SparseRows, is_cells, is_foreign
 from fedpca.rows.on_device import device_rows
 from fedpca.rows.partitions import NO_PARTITION, Partition, partition_of
 from fedpca.rows.pieces import PieceRows, Pieces
@@ -47,7 +49,7 @@ _UNREADABLE = (
 
 
 def open_rows(source: Any, choice: ColumnChoice = ALL_COLUMNS) -> Rows:
-    """Return the rows in an array, sparse matrix, data frame, table, or pieces, or in files or folders.
+    """Return the rows in an array, sparse matrix, table, AnnData, or pieces, or in files or folders.
 
     ``choice`` says which columns are features. An array on a device stays there.
     """
@@ -55,9 +57,13 @@ def open_rows(source: Any, choice: ColumnChoice = ALL_COLUMNS) -> Rows:
     if paths:
         return open_paths(paths, choice)
     if isinstance(source, Genotypes):
-        return _opened(source.bed, lambda: open_genotypes(source, choice))
+        return _opened(source.bed, choice, lambda: open_genotypes(source, choice))
     if isinstance(source, Pieces):
         return PieceRows(source, partial(open_rows, choice=choice))
+    if is_cells(source):
+        return open_cells(source, choice)
+    if choice.cells is not ALL_CELLS:
+        choice.cells.refuse_elsewhere()
     if hasattr(source, "__arrow_c_stream__"):
         return TableRows(InMemoryTable(source), choice)
     if choice is not ALL_COLUMNS:
@@ -98,12 +104,14 @@ def open_path(
         raise InputError(
             f"{path}: cannot read {path.suffix!r} files; use {', '.join(OPENERS)}"
         ) from None
-    return _opened(path, lambda: opener(path, choice, partition))
+    return _opened(path, choice, lambda: opener(path, choice, partition))
 
 
-def _opened(path: Path, opener: Callable[[], Rows]) -> Rows:
+def _opened(path: Path, choice: ColumnChoice, opener: Callable[[], Rows]) -> Rows:
     """Return the rows that a function opens; errors name the file and quote nothing in it."""
     try:
+        if kind_of(path) != H5AD:
+            choice.cells.refuse_elsewhere()
         return opener()
     except InputError as error:
         raise InputError(f"{path}: {error}") from None

@@ -96,7 +96,7 @@ class Site:
 
     Parameters
     ----------
-    rows : array, sparse matrix, data frame, table, path, or list of paths
+    rows : array, sparse matrix, data frame, table, AnnData, path, or list of paths
         The private rows; see `fedpca.rows.open.open_rows`. An array of PyTorch or CuPy stays on its
         device, and is multiplied there.
     name : str
@@ -125,6 +125,14 @@ class Site:
     precision : {"float64", "float32", "tf32"}, optional
         The precision in which a device computes A'A; by default, float64. Most GPUs are many times
         faster in float32, but `run_.angle_bound` is then larger, and fewer components are certain.
+    layer, mask_var : str, optional
+        For an AnnData object or an ``.h5ad`` file, whose rows are cells: the layer with the values, by
+        default ``X``, and the column of ``var`` that marks the genes to use, such as
+        "highly_variable". All sites must use the same genes.
+    log_normalize : bool or float
+        Whether to replace each value x of a cell with ``log(1 + S x / sum(x))``; the sum runs over all
+        genes of the table, as in scanpy. The number is S; True stands for 1e4. All sites must use
+        the same.
     keys : Keys, optional
         The keys of the site and its coordinator, if they are on different machines.
     tell : callable, optional
@@ -154,6 +162,9 @@ class Site:
         check: Callable[[Rows], None] | None = None,
         device: str | None = None,
         precision: str | None = None,
+        layer: str | None = None,
+        mask_var: str | None = None,
+        log_normalize: bool | float = False,
         keys: Keys | None = None,
         tell: Callable[[str], None] | None = None,
     ) -> None:
@@ -167,6 +178,9 @@ class Site:
             check=check,
             device=device,
             precision=precision,
+            layer=layer,
+            mask_var=mask_var,
+            log_normalize=log_normalize,
         )
         self.name = name
         self.policy = policy or TRUSTING
@@ -260,6 +274,11 @@ class Site:
         if left_out:
             kept = [i for i, name in enumerate(rows.features) if name not in left_out]
             self.choose_variants(np.array(kept, np.int64))
+
+    @property
+    def log_normalized(self) -> float:
+        """Return the sum to which cells are normalized, or zero if they are not."""
+        return self._source.log_normalized
 
     @property
     def memory(self) -> Memory:

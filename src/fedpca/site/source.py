@@ -41,14 +41,20 @@ class Source:
         check: Callable[[Rows], None] | None = None,
         device: str | None = None,
         precision: str | None = None,
+        layer: str | None = None,
+        mask_var: str | None = None,
+        log_normalize: bool | float = False,
     ) -> None:
         self._site, self._check = site, check
         self._query = rows if isinstance(rows, Query) else None
         self._device, self._precision = device, precision
         with _naming_site(site):
             self._given = rows if self._query is None else self._query.fetch()
-            is_chosen = any(option is not None for option in (drop, columns, id))
-            self._choice = ColumnChoice.of(drop, columns, id) if is_chosen else ALL_COLUMNS
+            cells = {"layer": layer, "mask_var": mask_var, "log_normalize": log_normalize}
+            is_chosen = any(option is not None for option in (drop, columns, id, layer, mask_var))
+            is_chosen = is_chosen or log_normalize is not False
+            choice = ColumnChoice.of(drop, columns, id, **cells) if is_chosen else ALL_COLUMNS
+            self._choice = choice
             is_array = weight is not None and not isinstance(weight, str)
             self._weight = as_numbers(weight) if is_array else weight
             self.files = file_states(
@@ -68,6 +74,11 @@ class Source:
                 log.error("site %s: %s", self._site, error)
                 raise SiteFailed("the site's database did not answer its query") from None
         return files_of(self._given)
+
+    @property
+    def log_normalized(self) -> float:
+        """Return the sum to which cells are normalized, or zero if they are not."""
+        return self._choice.cells.log_normalize
 
     @property
     def fingerprint(self) -> str:

@@ -59,7 +59,7 @@ class SolverPlan:
     """What a fit would cost and reveal with one solver.
 
     ``rounds`` counts all questions, as `run_.rounds` does, and ``solver_rounds`` those that depend on
-    the variances. ``stop_reason`` is that of the rehearsal, empty for a solver that does not iterate.
+    the variances. ``stop_reason`` is that of the rehearsal, empty without one.
     Bytes are those of the messages to and from all sites, and ``site_bytes`` those to and from the site
     with the most. They are what the run's record will have if it takes as many rounds, and if
     ``is_counted``. ``site_memory`` and ``server_memory`` are estimates in bytes, besides the program.

@@ -33,13 +33,17 @@ from fedpca.solvers.pca import principal_components
 # of the made-up rows: Lanczos depends on all variances near the leading ones, and needs few rounds
 MAX_SIDE, MAX_SIDE_OF_LANCZOS = 240, 4000
 MAX_ENTRIES = 1 << 17  # of a block of the made-up rows
+LEAST_BLOCKS = 20  # of k columns in fewer of the variances than all, or Lanczos would complete them
+MAX_WORK = (
+    1 << 18
+)  # side times squared columns, of which each round of other solvers takes many times
 N_STARTS = 3
 MAX_SITES = 3  # with rows of their own; more differ no more
 
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """The rounds that a solver took, and how it ended."""
+    """The rounds that a solver took, and how it ended; empty if only the usual rounds are known."""
 
     rounds: Rounds
     stop_reason: str
@@ -61,13 +65,17 @@ def rehearse(
 ) -> Rehearsed:
     """Return the rounds of a solver for sites with this many rows and variances along components.
 
-    The rounds of subspace iteration vary with the start, so the median of a few is taken.
+    The rounds of subspace iteration vary with the start, so the median of a few is taken. With very
+    many components, a rehearsal would take too long, and the solver tells its usual rounds.
     """
     is_lanczos, d = isinstance(solver, Lanczos), len(variances)
     usual = solver.usual_rounds(sum(rows), d, k) if isinstance(solver, Iterative) else {}
     needs_sums = all(name == covariance_product.name for name, _ in usual)
     most = MAX_SIDE_OF_LANCZOS if is_lanczos else MAX_SIDE
     kept, tol = _thinned(np.sort(variances)[::-1], k, tol, most)
+    is_too_thin = is_lanczos and len(kept) < min(d, LEAST_BLOCKS * k)
+    if is_too_thin or (not is_lanczos and len(kept) * k**2 > MAX_WORK):
+        return Rehearsed(usual, "")
     found: list[Rehearsed] = []
     for seed in range(N_STARTS if needs_sums and not is_lanczos else 1):
         made_up = _one_site(kept) if needs_sums else _several(kept, rows, d, seed)

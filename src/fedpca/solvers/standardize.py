@@ -187,6 +187,7 @@ def misnamed(answer: Arrays, _: Arrays) -> str | None:
         "has_weights": "int64, count",
         "rounding": "float64, share",
         "are_variants": "int64, count",
+        "log_normalized": "float64, nonnegative",
     },
     remembers=True,
     reads_rows=False,
@@ -197,8 +198,9 @@ def column_names(site: Site) -> dict[str, Any]:
     """Send the number of a site's columns, their names as JSON, and whether its rows have weights.
 
     ``rounding`` is the error of the site's products with rows, as a share of their largest eigenvalue.
-    The site remembers that it answered. If it is restarted, it must still have the same rows. Of
-    genotypes, the names are those of the variants, without those that the policy lets nobody sum.
+    ``log_normalized`` is the sum to which the site normalizes its cells, or zero if it does not. The
+    site remembers that it answered. If it is restarted, it must still have the same rows. Of genotypes,
+    the names are those of the variants, without those that the policy lets nobody sum.
     """
     site.leave_out_few()
     return {
@@ -207,6 +209,7 @@ def column_names(site: Site) -> dict[str, Any]:
         "has_weights": np.int64(isinstance(site.rows, WeightedRows)),
         "rounding": np.float64(getattr(site.rows, "rounding", ROUNDING)),
         "are_variants": np.int64(isinstance(site.rows, GenotypeRows)),
+        "log_normalized": np.float64(site.log_normalized),
     }
 
 
@@ -350,8 +353,9 @@ def common_features(
     """Compare the columns of all sites and return the features that they have in common.
 
     The features are in the first site's order. No question is asked about rows. Sites whose rows have
-    weights are refused unless the program takes weights. If the program takes variants, sites with
-    genotypes agree on those that all have; see `fedpca.rows.variants`.
+    weights are refused unless the program takes weights, and so are sites that normalize their cells
+    differently. If the program takes variants, sites with genotypes agree on those that all have; see
+    `fedpca.rows.variants`.
     """
     answers = fed.gather(column_names)
     if takes_variants and all(answer["are_variants"] for answer in answers.values()):
@@ -363,6 +367,7 @@ def common_features(
             "sites without weight="
         )
     first, *others = answers
+    fed.report_log_normalized(_common_normalization(answers))
     reference = names_from_bytes(answers[first]["features"])
     n_features = int(answers[first]["n_features"])
     in_order = True
@@ -383,6 +388,27 @@ def common_features(
     fed.bind(d=n_features)
     rounding = max(ROUNDING, *(float(answer["rounding"]) for answer in answers.values()))
     return CommonFeatures(n_features, reference, in_order, bool(weighted), rounding)
+
+
+def _common_normalization(answers: Mapping[str, Arrays]) -> float:
+    """Return the sum to which all sites normalize their cells; refuse sites that differ.
+
+    Values that were not normalized, or to another sum, would pass for a difference between sites.
+    """
+    targets = {name: float(answer["log_normalized"]) for name, answer in answers.items()}
+    first, *others = targets
+    for name in others:
+        if targets[name] != targets[first]:
+            one, other = (_in_words(targets[site]) for site in (name, first))
+            raise InputError(
+                f"site {name!r} {one}, but site {first!r} {other}; use the same log_normalize at all "
+                "sites"
+            )
+    return targets[first]
+
+
+def _in_words(target: float) -> str:
+    return f"log-normalizes its cells to {target:.17g}" if target else "does not normalize cells"
 
 
 def _common_variants(fed: Federation, answers: Mapping[str, Arrays]) -> CommonFeatures:

@@ -140,7 +140,8 @@ class Faps:
     >>> from fedpca import FederatedPCA
     >>> from fedpca.solvers import Faps
     >>> rows = np.random.default_rng(0).normal(size=(90, 6)) * [4, 3, 1, 1, 1, 1]
-    >>> pca = FederatedPCA(2, solver=Faps(penalty=0.2), random_state=0).fit([rows[:50], rows[50:]])
+    >>> sites = [rows[:50], rows[50:]]
+    >>> pca = FederatedPCA(2, solver=Faps(penalty=0.2), random_state=0).fit(sites)
     >>> pca.run_.solver, pca.run_.stop_reason
     ('faps', 'converged')
     """

@@ -69,7 +69,8 @@ class Lanczos:
     >>> from fedpca import FederatedPCA
     >>> from fedpca.solvers import Lanczos
     >>> rows = np.random.default_rng(0).normal(size=(90, 6)) * [4, 3, 1, 1, 1, 1]
-    >>> pca = FederatedPCA(2, solver=Lanczos(block=4), random_state=0).fit([rows[:50], rows[50:]])
+    >>> sites = [rows[:50], rows[50:]]
+    >>> pca = FederatedPCA(2, solver=Lanczos(block=4), random_state=0).fit(sites)
     >>> pca.run_.solver, pca.run_.stop_reason
     ('lanczos', 'exact')
     """

@@ -80,8 +80,8 @@ class LocalPower:
     >>> from fedpca import FederatedPCA
     >>> from fedpca.solvers import LocalPower
     >>> rows = np.random.default_rng(0).normal(size=(90, 6)) * [4, 3, 1, 1, 1, 1]
-    >>> pca = FederatedPCA(2, solver=LocalPower(local_steps=4), random_state=0)
-    >>> pca = pca.fit([rows[:50], rows[50:]])
+    >>> sites = [rows[:50], rows[50:]]
+    >>> pca = FederatedPCA(2, solver=LocalPower(local_steps=4), random_state=0).fit(sites)
     >>> pca.run_.solver, pca.run_.stop_reason
     ('local-power', 'converged')
     """

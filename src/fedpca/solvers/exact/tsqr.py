@@ -48,7 +48,8 @@ class Tsqr:
     >>> from fedpca import FederatedPCA
     >>> from fedpca.solvers import Tsqr
     >>> rows = np.random.default_rng(0).normal(size=(90, 6)) * [4, 3, 1, 1, 1, 1]
-    >>> pca = FederatedPCA(2, solver=Tsqr(), random_state=0).fit([rows[:50], rows[50:]])
+    >>> sites = [rows[:50], rows[50:]]
+    >>> pca = FederatedPCA(2, solver=Tsqr(), random_state=0).fit(sites)
     >>> pca.run_.solver, pca.run_.stop_reason
     ('tsqr', 'exact')
     """

@@ -105,7 +105,8 @@ class Merge:
     >>> from fedpca import FederatedPCA
     >>> from fedpca.solvers import Merge
     >>> rows = np.random.default_rng(0).normal(size=(90, 6)) * [4, 3, 1, 1, 1, 1]
-    >>> pca = FederatedPCA(2, solver=Merge(fan_in=2), random_state=0).fit([rows[:50], rows[50:]])
+    >>> sites = [rows[:50], rows[50:]]
+    >>> pca = FederatedPCA(2, solver=Merge(fan_in=2), random_state=0).fit(sites)
     >>> pca.run_.solver, pca.run_.stop_reason
     ('merge', 'exact')
     """

@@ -207,7 +207,8 @@ def finish_personalized(site: Site, U: Array, variance: Array, header: Array) ->
             {site.name: part},
         )
         path.parent.mkdir(parents=True, exist_ok=True)
-        model.save(path, own_header(header))
+        more = {"log_normalized": site.log_normalized} if site.log_normalized else {}
+        model.save(path, own_header(header) | more)
     return {"local": personal.factor * values.sum()}
 
 
