@@ -10,11 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.feather
+import pyarrow.parquet
 import pytest
 import zarr
 
 from fedpca import FederatedPCA, Federation, Site
-from fedpca.errors import InputError, QuorumLost
+from fedpca.errors import InputError, QuorumLost, SiteFailed
 from fedpca.rows import array_files, in_memory, query
 from fedpca.rows.open import file_states, open_rows
 from fedpca.rows.query import Query
@@ -134,6 +135,57 @@ def test_damaged_arrays_are_refused_by_name(write, tmp_path):
         part.write_bytes(part.read_bytes()[:20])
     with pytest.raises(InputError, match=f"{path.name} is not a readable"):
         open_rows(path)
+
+
+@pytest.mark.parametrize("write", [write_hdf5, write_zarr])
+def test_a_damaged_chunk_is_named_when_it_is_read(write, tmp_path):
+    path = write(tmp_path)
+    rows = open_rows(path)
+    if path.is_file():
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2 : -100] = bytes(len(content[len(content) // 2 : -100]))
+        path.write_bytes(bytes(content))
+    else:
+        chunk = sorted(
+            part for part in path.rglob("*") if part.is_file() and part.suffix != ".json"
+        )[3]
+        chunk.write_bytes(chunk.read_bytes()[:9])
+    with pytest.raises(SiteFailed, match=f"{path.name}.*can no longer be read"):
+        list(rows.blocks())
+
+
+@pytest.mark.parametrize("scheme", ["sqlite", "duckdb"])
+def test_a_damaged_database_is_refused(scheme, tmp_path):
+    (tmp_path / "rows").write_bytes(b"no database" * 100)
+    with pytest.raises(InputError, match="site 'a': the database did not answer the query"):
+        Site.query(f"{scheme}:///{tmp_path / 'rows'}", SQL, name="a")
+
+
+@pytest.mark.parametrize("kind", ["h5", "zarr", "parquet", "feather", "query"])
+def test_rows_that_do_not_match_those_of_another_site_are_refused_by_name(kind, tmp_path):
+    less = X[:, :3]
+    if kind in ("h5", "zarr"):
+        source = (write_hdf5 if kind == "h5" else write_zarr)(tmp_path, X=less)
+        sites = {"whole": X, "less": source}
+        said = "site 'less', compared with site 'whole': 3 columns instead of 4"
+    else:
+        table = pa.table(dict(zip(NAMES, less.T, strict=False)))
+        sites = {
+            "whole": pa.table(dict(zip(NAMES, X.T, strict=True))),
+            "less": tmp_path / f"r.{kind}",
+        }
+        if kind == "query":
+            lite = write_sqlite(tmp_path / "rows.db")
+            sites["less"] = Site.query(
+                f"sqlite:///{lite}", "select a, b, c from visits", name="less"
+            )
+        elif kind == "parquet":
+            pyarrow.parquet.write_table(table, sites["less"])
+        else:
+            pyarrow.feather.write_feather(table, sites["less"])
+        said = r"site 'less', compared with site 'whole': the columns differ: 1 missing \(d\)"
+    with pytest.raises(InputError, match=said):
+        FederatedPCA(2).fit(sites)
 
 
 def test_a_zarr_array_that_changes_is_noticed(tmp_path):
