@@ -67,8 +67,10 @@ def watch(fed: Federation, shown: Watchers, board: RunBoard) -> None:
     def on_round(entry: dict[str, Any]) -> None:
         board.show_round(entry, fed.record.lost)
 
-    fed.on_round = each_of(shown.on_round, harmless(on_round))
-    fed.on_answer = each_of(shown.on_answer, harmless(board.show_answer))
+    fed.watch(
+        each_of(shown.on_round, harmless(on_round)),
+        each_of(shown.on_answer, harmless(board.show_answer)),
+    )
 
 
 def harmless(show: Callable[..., None]) -> Callable[..., None]:

@@ -269,6 +269,14 @@ class Federation:
         engine = GridEngine(grid, sites=resumed or sites, quorum=quorum, wait=wait)
         return cls(engine, quorum=quorum, timeout=timeout, **options)
 
+    def watch(
+        self,
+        on_round: Callable[[dict[str, Any]], None] | None = None,
+        on_answer: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        """Call these functions from now on, in place of those that the federation was made with."""
+        self.on_round, self.on_answer = on_round, on_answer
+
     def close(self) -> None:
         """Close connections and threads; the federation can be used again afterward."""
         self.engine.close()
