@@ -37,6 +37,8 @@ lint: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/exact.py
 	$(BIN)/python benchmarks/many_sites.py
+	$(BIN)/python benchmarks/wide.py
+	$(BIN)/python benchmarks/cluster.py
 	$(BIN)/python benchmarks/streaming.py
 	$(BIN)/python benchmarks/personalized.py
 	$(BIN)/python benchmarks/robust.py

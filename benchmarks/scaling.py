@@ -184,7 +184,8 @@ def measure(
     slope = exponent(grown, taken)
     print(f"  seconds grow as {name}^{slope:.2f}")
     if folder is not None:
-        plot(name, grown, taken, alone, slope, Path(folder))
+        label = "processor seconds" if more else "seconds"
+        plot(name, grown, taken, alone, slope, label, Path(folder))
 
 
 def plot(
@@ -193,6 +194,7 @@ def plot(
     seconds: list[float],
     alone: list[float],
     slope: float,
+    label: str,
     folder: Path,
 ) -> None:
     """Draw the seconds against the size on logarithmic axes, with the fitted line.
@@ -212,7 +214,7 @@ def plot(
     axes.loglog(line, level * line**slope, "-", color="#1f4e79", label=f"exponent {slope:.2f}")
     axes.loglog(sizes, alone, ":", color="#b05a2b", label="what bounds it, alone")
     axes.set_xlabel(name)
-    axes.set_ylabel("seconds of a fit")
+    axes.set_ylabel(f"{label} of a fit")
     axes.legend(frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     folder.mkdir(parents=True, exist_ok=True)

@@ -91,6 +91,11 @@ GROUPS = (
             ("fedpca.models.control", "ControlLimits"),
             ("fedpca.models.control", "RowFlags"),
             ("fedpca.models.features", "FeatureTable"),
+            ("fedpca.solvers.planning", "Plan"),
+            ("fedpca.solvers.planning", "SolverPlan"),
+            ("fedpca.solvers.workload", "Speed"),
+            ("fedpca.solvers.verification", "Verdict"),
+            ("fedpca.solvers.verification", "Statistic"),
         ],
     ),
     Group(

@@ -186,6 +186,15 @@ def test_many_features_are_planned_from_some_of_them():
     assert plan.rounds == pytest.approx(run.rounds, rel=0.3)
 
 
+def test_sites_with_fewer_rows_than_features_are_rehearsed_too():
+    variances = np.r_[9.0, 7.0, np.full(8, 0.5), np.zeros(30)]
+    rows = {"a": 4, "b": 5, "c": 6}
+    plan = fedpca.plan(rows, 40, 2, variances=variances, solvers=["local-power", "faps"], **QUIET)
+    assert all(each.stop_reason == "converged" for each in plan.solvers)
+    alone = fedpca.plan(15, 40, 2, sites=1, variances=variances, solvers=["faps"], **QUIET)
+    assert alone["faps"].stop_reason == "converged"
+
+
 def test_with_very_many_components_the_usual_rounds_are_planned():
     plan = fedpca.plan(10**6, 20_000, 400, sites=9, **QUIET)
     for name in ("lanczos", "power", "local-power", "faps"):

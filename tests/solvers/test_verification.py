@@ -87,18 +87,30 @@ def test_components_that_are_not_the_leading_ones_are_found_out():
     assert found.now <= inner.explained_variance[2] * (460 - 1) * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("d", [6, 60])
-def test_a_gap_too_small_for_one_round_is_said(d):
+def without_gap(d):
     rows = {"a": RNG.standard_normal((500, d)) * np.linspace(1.0, 0.9, d)}
     model = FederatedPCA(3, random_state=0).fit(rows)
-    verdict = fedpca.verify(model, rows)
+    return model, fedpca.verify(model, rows)
+
+
+def test_a_gap_too_small_for_one_round_is_said():
+    model, verdict = without_gap(60)
     assert verdict.is_certified
-    if d == 6:  # the random directions span all that is outside
-        assert verdict.angle_bound < 1e-9
-    else:
-        assert verdict.angle_bound == 1.0
-        assert "one round cannot bound the angle" in verdict.in_words()
-        assert f"bounded its sine by {model.run_.angle_bound:.1e}" in verdict.in_words()
+    assert verdict.angle_bound == 1.0
+    assert "one round cannot bound the angle" in verdict.in_words()
+    assert f"bounded its sine by {model.run_.angle_bound:.1e}" in verdict.in_words()
+
+
+def test_random_directions_that_span_all_that_is_outside_need_no_gap():
+    _, verdict = without_gap(6)
+    assert verdict.is_certified
+    assert verdict.angle_bound < 1e-9
+
+
+def test_all_components_are_exact_if_nothing_is_outside():
+    verdict = fedpca.verify(FederatedPCA(None).fit(ROWS), ROWS)
+    assert verdict.is_certified
+    assert verdict.angle_bound == 0.0
 
 
 @pytest.mark.parametrize("secure", [False, True])
