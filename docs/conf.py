@@ -31,6 +31,7 @@ html_theme = "pydata_sphinx_theme"
 html_title = "fedpca"
 html_static_path = ["_static"]
 html_css_files = ["fedpca.css"]
+html_context = {"default_mode": "auto"}  # light or dark, as the reader's system
 html_show_sourcelink = False
 html_copy_source = False
 html_theme_options = {

@@ -48,8 +48,8 @@ def pytest_collection_modifyitems(items):
     """Begin with tests that start processes: they take longest, and mostly wait.
 
     Coverage makes code that is mostly Python twice as slow. What slow tests and the pages, papers and
-    benchmarks run is covered by other tests as well, so it is not measured. Neither are most cases of
-    tests that send every solver, seed and shape through the same lines: one in three is, by its name.
+    benchmarks run is covered by other tests as well, so it is not measured. Neither are all cases of
+    tests that send every solver, seed and shape through the same lines: every second one is.
     """
     items.sort(key=lambda item: item.get_closest_marker("process") is None)
     for item in items:
@@ -58,7 +58,7 @@ def pytest_collection_modifyitems(items):
         if (
             item.get_closest_marker("slow")
             or folder == "project"
-            or (is_one_of_many and crc32(item.nodeid.encode()) % 3)
+            or (is_one_of_many and crc32(item.nodeid.encode()) % 2)
         ):
             item.add_marker("no_cover")
 

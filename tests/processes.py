@@ -6,11 +6,13 @@ No limit here says how fast a machine is. Each is a bound on how long a broken t
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +37,7 @@ class Processes:
     The processes count for coverage if they are measured, which takes them half as long again.
     """
 
-    def __init__(self, folder, sites, is_measured=False):
+    def __init__(self, folder, sites, is_measured=False, served=()):
         self.folder, self.port = folder, free_port()
         self.address = f"localhost:{self.port}"
         self.credentials = folder / "tls"
@@ -45,7 +47,7 @@ class Processes:
             if is_measured or not name.startswith("COVERAGE")
         }
         self.environment["FEDPCA_HOME"] = str(folder / "home")
-        self._running = []
+        self._running, self._served = [], served
         for site in sites:
             credentials.make_site_key(folder, site)
         self.server = self.serve(sites)
@@ -54,7 +56,7 @@ class Processes:
         made = () if self.credentials.exists() else ("--make-certificates",)
         keys = [f"{site}.pub" for site in sites]
         where = ("--credentials", "tls", "--port", str(self.port))
-        server = self.start("serve", *keys, *made, *where)
+        server = self.start("serve", *keys, *made, *where, *self._served)
         await_port(self.port, HANG_S)
         return server
 
@@ -151,6 +153,15 @@ def install_example_solver(folder):
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 0, done.stderr
     return folder
+
+
+def page_state(address):
+    """The present state that a live page sends."""
+    with urllib.request.urlopen(f"{address}events", timeout=HANG_S) as stream:
+        for line in stream:
+            if line.startswith(b"data: "):
+                return json.loads(line.removeprefix(b"data: "))
+    raise AssertionError(f"{address} sent no state")
 
 
 def until(condition, waited_for="what was waited for", seconds=HANG_S):

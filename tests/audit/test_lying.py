@@ -328,7 +328,7 @@ def run_audit(attacked, monkeypatch, tmp_path):
 
 def audit_of_rows(tmp_path, *words):
     rng = np.random.default_rng(5)
-    np.save(tmp_path / "rows.npy", rng.normal(size=(30, 8)))
+    np.save(tmp_path / "rows.npy", rng.normal(size=(30, 5)))
     policy = tmp_path / "policy.toml"
     policy.write_text("min_sites = 4\nend = true\n")
     return CliRunner().invoke(

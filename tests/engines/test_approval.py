@@ -19,7 +19,7 @@ from fedpca.errors import ApprovalPending, PolicyRefused
 from fedpca.protocol.message import compose, decode
 from fedpca.protocol.plan import DECLARE, RunPlan
 from fedpca.site.requests import MAX_PENDING, requests_folder
-from processes import HANG_S, Processes, save_rows, until
+from processes import HANG_S, Processes, page_state, save_rows, until
 
 pytestmark = pytest.mark.process
 SITES = ("north", "south", "west")
@@ -34,7 +34,7 @@ def there(tmp_path_factory):
     """A server, a site that asks a person and knows one peer, and this peer, which asks nobody."""
     folder = tmp_path_factory.mktemp("approval")
     save_rows(folder, SITES, seed=11)
-    processes = Processes(folder, SITES, is_measured=True)
+    processes = Processes(folder, SITES, is_measured=True, served=("--page-at", "0"))
     processes.keys = {site: processes.fingerprint(site) for site in SITES}
     rules = ["approval = true", "min_sites = 2", f'peers = {{south = "{processes.keys["south"]}"}}']
     write_policy(folder / "asking.toml", *rules)
@@ -67,6 +67,11 @@ def start_fit(there, name, *more):
     until(lambda: "waits for approval at north" in there.log(fit) or fit.poll() is not None)
     assert fit.poll() is None, there.log(fit)
     return fit, re.search(r"run (\w+) waits", there.log(fit))[1]
+
+
+def page_of(there, process):
+    """The address of the page that a process serves, as it says itself."""
+    return re.search(r"follow this at (\S+)", there.log(process))[1]
 
 
 def requests_at(there, site="north"):
@@ -111,7 +116,16 @@ def same_bits(far, near):
 
 
 def test_a_fit_begins_once_a_person_has_approved_it(there, near):
-    fit, run = start_fit(there, "approved", "--purpose", "a study of \x1b[2J hearts")
+    more = ("--purpose", "a study of \x1b[2J hearts", "--page-at", "0")
+    fit, run = start_fit(there, "approved", *more)
+    state = page_state(page_of(there, fit))
+    assert state["state"] == "Waiting for approval"
+    assert run in state["what"]
+    words = {name: word for name, word, *_ in state["sites"]["rows"]}
+    assert words == {"north": "must approve", "south": "online"}
+    served = page_of(there, there.server)
+    until(lambda: page_state(served)["sites"]["counts"] == "2 of 3 online", "two sites on the page")
+    assert state["title"] == "approved.fedpca"
     request = requests_at(there)[run]
     assert request["state"] == "pending"
     assert request["purpose"] == "a study of \x1b[2J hearts"

@@ -19,7 +19,7 @@ from fedpca.privacy.secure_sum import BOUND
 from fedpca.protocol.message import decode
 from fedpca.protocol.question import _REGISTRY, question
 from fedpca.testing import ScriptedEngine
-from support import first_of, gapped_rows, low_rank_rows
+from support import every_other, first_of, gapped_rows, low_rank_rows
 
 SOLVERS = ("covariance", "lanczos", "power", "local-power", "faps", "auto")
 STRICT = Policy(require=("secure",))
@@ -85,8 +85,7 @@ DATA = {
 }
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
-@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize(("data", "solver"), every_other(DATA, SOLVERS))
 def test_a_secure_fit_equals_pooled_pca(data, solver):
     if data == "120 sites" and solver != "covariance":
         pytest.skip("the neighbors of many sites are the same for every solver")

@@ -55,11 +55,12 @@ def test_the_blocks_of_a_page_run_and_print_what_it_shows(page, tmp_path, monkey
 
 
 EXAMPLES = sorted(set((ROOT / "examples").glob("*.py")) - {LYING})  # which a test of its own runs
+FEWER = {"private_fit": ["--trials", "40"]}  # repetitions, which only make figures steadier
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda p: p.stem)
 def test_examples_run(example):
-    command = [sys.executable, "-W", "error", str(example)]
+    command = [sys.executable, "-W", "error", str(example), *FEWER.get(example.stem, [])]
     shown_nowhere = {**os.environ, "MPLBACKEND": "Agg"}
     shown_nowhere.pop("DISPLAY", None)  # matplotlib warns if it could have shown a picture
     done = forked.run(command, capture_output=True, text=True, env=shown_nowhere)

@@ -30,7 +30,6 @@ PERSONAL_SITES = {
 ROBUST_SITES = dict(
     zip(SITES, np.split(low_rank_rows(150, 20, 2, share=0.03)[0], [50, 90]), strict=True)
 )
-MANY_ROUNDS = ("power", "local-power", "faps", "objective")
 SLOW, SLOW_TOL = ("least-squares", "dcf"), 1e-4  # solvers that never settle to the last digits
 FITS = {
     **{name: partial(FederatedPCA, 2, solver=name, random_state=0) for name in SOLVERS},
@@ -59,6 +58,13 @@ FITS = {
         for name, solver in ROBUST.items()
     },
 }
+SHOWN_WITH = {
+    **dict.fromkeys(("power", "local-power", "faps", "objective"), "lanczos"),
+    **{f"personalized {name}": "personalized power" for name in PERSONALIZED},
+    "personalized gather": "personalized power",
+    **{f"robust {name}": "robust auto" for name in ROBUST},
+}
+del SHOWN_WITH["personalized power"], SHOWN_WITH["robust auto"]
 
 
 def rogue_federation(change, quorum=2, sites=SITES):
@@ -130,8 +136,8 @@ def test_a_site_that_breaks_what_a_field_means_is_lost_and_the_others_go_on(name
     by_objective = name == "objective" or name.startswith("personalized")  # the square of an angle
     tol = 100 * SLOW_TOL if name.split()[-1] in SLOW else 1e-4 if by_objective else 1e-7
     fields = fields_asked(make, sites)
-    if name in MANY_ROUNDS:  # what solvers with few rounds ask as well is shown with them
-        others = fields_asked(FITS["lanczos"], sites)
+    if name in SHOWN_WITH:  # what the other fit asks as well is shown with that one
+        others = fields_asked(FITS[SHOWN_WITH[name]], sites)
         fields = fields[:1] + [asked for asked in fields[1:] if asked not in others]
     for question, field in fields:
         spoil = impossible(find_question(question).words[field])

@@ -24,7 +24,7 @@ from fedpca.rows import bounded
 from fedpca.rows.bounded import MAX_ROWS, RADIUS
 from fedpca.solvers.private import at_site, program
 from fedpca.testing import ScriptedEngine
-from support import draws, gapped_rows, repeat_noise
+from support import draws, every_other, gapped_rows, repeat_noise
 from transcripts import changed, contents
 
 NAMES = ("a", "b", "c", "d")
@@ -276,14 +276,15 @@ def _silent_scatter(draw, n_sites, silent):
 
 
 @pytest.mark.slow
-@mechanisms
 @pytest.mark.parametrize(
-    ("secure", "n_silent", "silent"),
-    [(True, 0, 0), (True, 1, 0), (True, 1, 1), (True, 3, 2), (True, 3, 3), (False, 1, 0)],
+    ("mechanism", "given"),
+    every_other(
+        VARIANCES,
+        [(True, 0, 0), (True, 1, 0), (True, 1, 1), (True, 3, 2), (True, 3, 3), (False, 1, 0)],
+    ),
 )
-def test_totals_have_the_stated_noise_with_silent_sites(
-    mechanism, secure, n_silent, silent, repeatable
-):
+def test_totals_have_the_stated_noise_with_silent_sites(mechanism, given, repeatable):
+    secure, n_silent, silent = given
     n_sites = 4
     n_draws = {"sum": 60, "product": 12, "scatter": 4}[mechanism]
     values, plan = totals(n_sites, secure, n_silent, silent, mechanism, n_draws)
@@ -440,11 +441,12 @@ def test_a_private_fit_is_near_the_exact_one(solver, repeatable):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("solver", ["covariance", "power"])
 @pytest.mark.parametrize(
-    ("d", "epsilon", "rest"), [(20, 1.0, 0.5), (20, 10.0, 2.2), (50, 4.0, 1.0)], ids=str
+    ("given", "solver"),
+    every_other([(20, 1.0, 0.5), (20, 10.0, 2.2), (50, 4.0, 1.0)], ["covariance", "power"]),
 )
-def test_the_stated_angle_holds_in_95_of_100_fits(solver, d, epsilon, rest, repeatable):
+def test_the_stated_angle_holds_in_95_of_100_fits(solver, given, repeatable):
+    d, epsilon, rest = given
     rng = np.random.default_rng(0)
     deviations = np.concatenate([[4.0, 3.2, 2.6], np.full(d - 3, rest)])
     X = rng.standard_normal((8000, d)) * deviations

@@ -15,6 +15,7 @@ from fedpca.linalg.rank_rules import Spectrum
 from fedpca.solvers import sign_flips
 from fedpca.solvers.sign_flips import FlipSecret
 from fedpca.solvers.standardize import ask_moments, common_features, standardize_sites
+from support import every_other, first_of
 
 
 def planted(rng, n, d, k, unequal):
@@ -36,11 +37,15 @@ def by_permutation(X, rng, draws=20):
     return int(above.argmin())
 
 
-@pytest.mark.parametrize("unequal", ["nothing", "rows", "columns"])
 @pytest.mark.parametrize(
-    ("n", "d", "k"), [(20, 1000, 2), (200, 50, 5), (100, 900, 5), (1000, 100, 10), (300, 300, 3)]
+    ("size", "unequal"),
+    every_other(
+        [(20, 1000, 2), (200, 50, 5), (100, 900, 5), (1000, 100, 10), (300, 300, 3)],
+        ["nothing", "rows", "columns"],
+    ),
 )
-def test_planted_components_are_counted(n, d, k, unequal):
+def test_planted_components_are_counted(size, unequal):
+    n, d, k = size
     X = planted(np.random.default_rng(0), n, d, k, unequal)
     found = FederatedPCA("auto", random_state=0).fit(np.array_split(X, 3)).n_components_
     assert abs(found - k) <= 2
@@ -59,13 +64,13 @@ def test_real_tables_keep_as_many_as_permutations_of_pooled_rows(load):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", first_of(range(3)))
 def test_the_noisiest_column_is_not_counted_after_the_components(seed):
     X = planted(np.random.default_rng(seed), 800, 400, 5, "columns")
     assert FederatedPCA("auto", random_state=0).fit(np.array_split(X, 3)).n_components_ == 5
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", first_of(range(3)))
 def test_a_component_that_is_large_in_a_few_rows_hides_no_others(seed):
     rng = np.random.default_rng(seed)
     scores = rng.standard_normal((60, 5)) * [1.5, 0.5, 0.5, 0.5, 0.5]
@@ -255,7 +260,7 @@ class TestSecret:
         assert resumed.components_.tobytes() == whole.components_.tobytes()
 
 
-@pytest.mark.parametrize(("n", "d"), [(30, 400), (400, 30), (900, 800), (3000, 1500)])
+@pytest.mark.parametrize(("n", "d"), first_of([(30, 400), (400, 30), (900, 800), (3000, 1500)], 3))
 def test_the_floor_without_rows_is_that_of_unrelated_columns(n, d):
     rng = np.random.default_rng(6)
     A = rng.standard_normal((n, d)) * rng.uniform(0.5, 2, d)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fedpca.audit import leakage
-from fedpca.audit.lying import attack_site
-from fedpca.cli.console import attacking, exit_codes, out, refuse_overwriting
+from fedpca.audit.lying import ATTACKS, attack_site
+from fedpca.cli.console import exit_codes, out, refuse_overwriting
 from fedpca.cli.options import (
     Columns,
     Components,
@@ -24,10 +26,11 @@ from fedpca.cli.options import (
     components_of,
     opened_sites,
 )
+from fedpca.cli.progress import OnDone, counting
 from fedpca.errors import InputError
 from fedpca.estimators import FederatedPCA
-from fedpca.report.drawing import pyplot
-from fedpca.report.plots import draw_leakage
+from fedpca.report.drawing import check_plot_file, pyplot, save_figure
+from fedpca.report.privacy_displays import LeakDisplay
 from fedpca.report.tables import (
     lying_as_csv,
     lying_as_json,
@@ -79,7 +82,9 @@ def audit(
     table: Annotated[
         Path | None, typer.Option(help="Write the result of every attack to this file (.csv).")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Write a plot to this file (.png).")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Write a plot to this file (.svg, .png, .pdf).")
+    ] = None,
     lying: Annotated[
         bool,
         typer.Option(
@@ -120,33 +125,44 @@ def audit(
             return
         if policy is not None or csv or json:
             raise InputError("--policy, --csv, and --json require --lying")
-        for path, suffix in ((table, ".csv"), (plot, ".png")):
+        for path in (table, plot):
             if path is not None:
                 refuse_overwriting(path, force)
-                if path.suffix != suffix:
-                    raise InputError(f"{path} must end in {suffix}, as in {path.stem}{suffix}")
+        if table is not None and table.suffix != ".csv":
+            raise InputError(f"{table} must end in .csv, as in {table.stem}.csv")
         if plot is not None:
+            check_plot_file(plot)
             pyplot()  # fail early if matplotlib is not installed
-        measured = leakage.audit(
-            opened_sites(files, choice_of(drop, columns, id)),
-            components_of(n_components),
-            solvers=None if solver == ["all"] else solver,
-            refits=refits,
-            colluding=colluding,
-            simulate=simulate,
-            secure=secure,
-            random_state=seed,
-            on_solver=attacking(quiet),
-            scale=scale,
-            max_rounds=max_rounds,
-        )
+        n_solvers = len(SOLVERS if solver == ["all"] else solver)
+        with counting(quiet, "solvers", lambda: n_solvers) as on_done:
+            measured = leakage.audit(
+                opened_sites(files, choice_of(drop, columns, id)),
+                components_of(n_components),
+                solvers=None if solver == ["all"] else solver,
+                refits=refits,
+                colluding=colluding,
+                simulate=simulate,
+                secure=secure,
+                random_state=seed,
+                on_solver=_attacking(on_done),
+                scale=scale,
+                max_rounds=max_rounds,
+            )
         print_leakage(out, measured, by_site)
         if table is not None:
             write_exposures(table, measured)
             out.print(f"Wrote {table}")
         if plot is not None:
-            draw_leakage(measured, plot)
+            save_figure(LeakDisplay.from_leakage(measured).figure_, plot)
             out.print(f"Wrote {plot}")
+
+
+def _attacking(on_done: OnDone | None) -> Callable[[str], None] | None:
+    """Return a function that shows which attack begins and how many are over, or None."""
+    if on_done is None:
+        return None
+    number = itertools.count()
+    return lambda name: on_done(next(number), f"attacking {name}")
 
 
 def _attack_as_liar(
@@ -156,7 +172,8 @@ def _attack_as_liar(
     if csv and json:
         raise InputError("--csv and --json are mutually exclusive; use only one")
     own = None if policy is None else Policy.load(policy)
-    found = attack_site(sites, policy=own, on_attack=attacking(quiet))
+    with counting(quiet, "attacks", lambda: len(ATTACKS)) as on_done:
+        found = attack_site(sites, policy=own, on_attack=_attacking(on_done))
     if csv or json:
         typer.echo(lying_as_json(found) if json else lying_as_csv(found))
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Annotated
 
 import typer
@@ -20,6 +21,7 @@ from fedpca.cli.options import (
     choice_of,
     named_sites,
 )
+from fedpca.cli.progress import counting
 from fedpca.errors import InputError
 from fedpca.report.findings import print_check
 from fedpca.rows.check import (
@@ -56,13 +58,17 @@ def check(
     Each of FILES is a file or folder with one site's rows, or NAME=PATH. The command reads all rows
     once and sends nothing. If a fit would fail, it exits with code 2.
     """
-    with exit_codes():
+    with exit_codes(), ExitStack() as at_end:
         choice = ColumnChoice.of(
             **choice_of(drop, columns, id), **cells_of(layer, mask_var, log_normalize)
         )
         examined: dict[str, Examined] = {}
         findings: list[Finding] = []
-        for name, path in named_sites(files).items():
+        sites = named_sites(files)
+        on_site = at_end.enter_context(counting(False, "sites", lambda: len(sites)))
+        for number, (name, path) in enumerate(sites.items()):
+            if on_site is not None:
+                on_site(number, f"reading {name}")
             try:
                 rows = open_rows(path, choice)
                 examined[name] = examine(rows)
@@ -71,6 +77,7 @@ def check(
             else:
                 findings += findings_at(name, examined[name], allow_missing=allow_missing)
                 findings += few_findings(name, rows, min_count)
+        at_end.close()
         findings += findings_between(examined)
         print_check(out, examined, findings, listed=list_columns)
         n_stops = sum(finding.stops_fit for finding in findings)

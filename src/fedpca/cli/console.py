@@ -38,20 +38,6 @@ def refuse_overwriting(output: Path, force: bool) -> None:
         )
 
 
-def rows_read(quiet: bool) -> Callable[[int], None] | None:
-    """Return a function that prints the row count, or None if quiet or not on a terminal."""
-    if quiet or not err.is_terminal:
-        return None
-    return lambda n: err.print(f"{n:,} rows read", end="\r")
-
-
-def attacking(quiet: bool) -> Callable[[str], None] | None:
-    """Return a function that prints each attacked solver, or None if quiet or not on a terminal."""
-    if quiet or not err.is_terminal:
-        return None
-    return lambda solver: err.print(f"attacking {solver}")
-
-
 @contextmanager
 def exit_codes(hint: str = "") -> Iterator[None]:
     """Print an error as one line on standard error, and exit with the matching code.
@@ -70,17 +56,17 @@ def exit_codes(hint: str = "") -> Iterator[None]:
         sys.exit(130)
     except (FedpcaError, OSError, ValueError) as error:
         if _is_bad_usage(error):
-            err.print(f"error: {_in_words(error)}", style="red", soft_wrap=True)
+            err.print(f"error: {in_words(error)}", style="red", soft_wrap=True)
             sys.exit(2)
         if isinstance(error, FedpcaError | OSError):
-            err.print(f"failed: {_in_words(error)}", style="red", soft_wrap=True)
+            err.print(f"failed: {in_words(error)}", style="red", soft_wrap=True)
             sys.exit(1)
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def _in_words(error: Exception) -> str:
+def in_words(error: BaseException) -> str:
     """Return the error's text, in which a name from a file or a server cannot change the terminal."""
     return printable(error, MAX_ERROR_CHARS, keep="\n")
 

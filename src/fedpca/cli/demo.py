@@ -64,7 +64,8 @@ def run_demo(console: Console, quiet: bool) -> None:
 
     tables, pooled = clinics()
     fed, model = Federation.local(tables), FederatedPCA(5, scale=True)
-    with progress(quiet, tol=model.tol, max_rounds=model.max_rounds) as fed.on_round:
+    with progress(quiet, tol=model.tol, max_rounds=model.max_rounds) as shown:
+        fed.on_round, fed.on_answer = shown
         model.fit(fed)
     reference = PCA(5, svd_solver="full").fit(StandardScaler().fit_transform(pooled))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 from fedpca.cli.console import err, exit_codes, out, refuse_overwriting, say
 from fedpca.cli.fit_files import FitFiles
 from fedpca.cli.info import print_plain
+from fedpca.cli.live import Page, PageAt, each_of, harmless, live_run, watch, what_runs
 from fedpca.cli.methods import (
     Method,
     around_of,
@@ -51,6 +53,7 @@ from fedpca.cli.progress import approvals, progress
 from fedpca.coordinator.federation import Federation
 from fedpca.errors import InputError
 from fedpca.estimators import FederatedPCA, RobustPCA
+from fedpca.report.boards import RunBoard
 from fedpca.report.tables import print_model
 from fedpca.solvers.catalogue import PERSONALIZED, ROBUST, SOLVERS
 from fedpca.solvers.standardize import BINOMIAL
@@ -254,6 +257,8 @@ def fit(
     ] = None,
     credentials: Credentials = None,
     insecure: Insecure = False,
+    page: Page = False,
+    page_at: PageAt = None,
     csv: Csv = False,
     json: Json = False,
     force: Force = False,
@@ -269,7 +274,8 @@ def fit(
     To separate what all sites share from what is local: --method personalized --shared 2 --local 1.
     To separate outliers and list them: --method robust -k 3 --outliers outliers.csv.
     """
-    with exit_codes("; with --journal, the same command continues from here"):
+    here = exit_codes("; with --journal, the same command continues from here")
+    with here, ExitStack() as at_end:
         refuse_overwriting(output, force)
         if journal is not None and not journal.exists():
             atomic.check_writable(journal)
@@ -335,6 +341,8 @@ def fit(
                 "--keep and --extract only apply to files; each site in a federation passes them to "
                 "fedpca join"
             )
+        board = RunBoard(output.name, what_runs(model), model.tol, model.max_rounds)
+        at_end.enter_context(live_run(board, page, page_at, quiet))
         if federation is None:
             if sites is not None or credentials is not None or insecure or gather:
                 raise InputError(
@@ -369,13 +377,15 @@ def fit(
                 insecure=insecure,
                 purpose=purpose,
                 approval_wait=approval_wait or 0.0,
-                on_waiting=approvals(quiet),
+                on_waiting=each_of(approvals(quiet), harmless(board.show_waiting)),
+                on_online=harmless(board.show_online),
                 **options,
             )
         with (
             fed,
-            progress(quiet, tol=model.tol, max_rounds=model.max_rounds) as fed.on_round,
+            progress(quiet, tol=model.tol, max_rounds=model.max_rounds) as shown,
         ):
+            watch(fed, shown, board)
             model.fit(fed)
         model.save(output)
         written = more_files.write(model, opened)

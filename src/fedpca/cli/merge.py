@@ -10,6 +10,7 @@ import typer
 from fedpca.cli.console import exit_codes, out, refuse_overwriting
 from fedpca.cli.info import print_fitted
 from fedpca.cli.options import FanIn, Force, Quiet, Scale, components_of
+from fedpca.cli.progress import OnDone, counting
 from fedpca.errors import InputError
 from fedpca.estimators import StreamingPCA
 from fedpca.rows.columns import some_of
@@ -49,7 +50,8 @@ def merge(
                 f"--scale applies to a model, but {output} is a summary, which keeps its units; scale "
                 "when you write the model"
             )
-        merged = merge_in_tree(_checked_summaries(files), fan_in)
+        with counting(quiet, "summaries", lambda: len(files)) as on_file:
+            merged = merge_in_tree(_checked_summaries(files, on_file), fan_in)
         if not merged.n:
             raise InputError("the summaries contain no rows; there is nothing to merge")
         wanted = None if n_components is None else components_of(n_components)
@@ -61,9 +63,13 @@ def merge(
             out.print(f"Wrote {output}")
 
 
-def _checked_summaries(files: list[Path]) -> list[Summary]:
+def _checked_summaries(files: list[Path], on_file: OnDone | None) -> list[Summary]:
     """Load summaries, check each against the first, and refuse duplicates."""
-    summaries = [Summary.load(path) for path in files]
+    summaries = []
+    for path in files:
+        summaries.append(Summary.load(path))
+        if on_file is not None:
+            on_file(len(summaries), "reading summaries")
     for path, summary in zip(files[1:], summaries[1:], strict=True):
         summaries[0].check_alike(summary, f"{path}, compared with {files[0]}")
     contents = [path.read_bytes() for path in files]

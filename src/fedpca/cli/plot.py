@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,13 +10,17 @@ from typing import Annotated, Any
 import typer
 
 from fedpca.cli.console import exit_codes, refuse_overwriting, say
-from fedpca.cli.options import Force, Quiet
+from fedpca.cli.options import Delta, Force, Quiet, RowBound
 from fedpca.errors import InputError
-from fedpca.estimators import load
-from fedpca.report import diagnostic_displays, displays
+from fedpca.estimators import RobustPCA, load
+from fedpca.report import biplot, diagnostic_displays, displays, parts, privacy_displays
+from fedpca.report.contents import Fitted, feature_names
 from fedpca.report.drawing import check_plot_file, save_figure
+from fedpca.rows.matching import open_matching
 from fedpca.summary.file import is_summary
 from fedpca.summary.summary import Summary
+
+MAX_ROWS = 100_000  # of a file whose rows are drawn
 
 
 class Kind(StrEnum):
@@ -25,8 +30,23 @@ class Kind(StrEnum):
     loadings = "loadings"
     biplot = "biplot"
     sites = "sites"
+    parts = "parts"
     convergence = "convergence"
+    utility = "utility"
     control = "control"
+
+
+# what draws each kind, how many components it takes, and the options that it uses
+KINDS: dict[Kind, tuple[Callable[..., Any], int, tuple[str, ...]]] = {
+    Kind.scree: (displays.ScreeDisplay.from_estimator, 0, ()),
+    Kind.loadings: (displays.LoadingsDisplay.from_estimator, 1, ("--features",)),
+    Kind.biplot: (biplot.BiplotDisplay.from_estimator, 2, ("--rows", "--summary", "--features")),
+    Kind.sites: (displays.SiteSharesDisplay.from_estimator, 0, ()),
+    Kind.parts: (parts.PartsDisplay.from_estimator, 0, ("--rows", "--features")),
+    Kind.convergence: (displays.ConvergenceDisplay.from_estimator, 0, ()),
+    Kind.utility: (privacy_displays.UtilityDisplay.from_estimator, 0, ("--delta", "--row-bound")),
+    Kind.control: (diagnostic_displays.ControlChartDisplay.from_estimator, 0, ("--rows",)),
+}
 
 
 def plot(
@@ -35,9 +55,10 @@ def plot(
         Kind,
         typer.Argument(
             help="scree: the variance of each component. loadings: the features of one. biplot: rows "
-            "of your own and features on two. sites: how much of each site's variance is explained. "
-            "convergence: the rounds of the fit. control: T2 and Q of rows of your own, and their "
-            "limits."
+            "of your own, or sites, and features on two. sites: how much of each site's variance is "
+            "explained. parts: rows of your own, their low-rank part, and their outliers. convergence: "
+            "the rounds of the fit. utility: the variance that a private fit would keep. control: T2 "
+            "and Q of rows of your own, and their limits."
         ),
     ],
     output: Annotated[
@@ -51,55 +72,84 @@ def plot(
     ] = [],  # noqa: B006
     rows: Annotated[
         str | None,
-        typer.Option(help="File with rows of your own, for a biplot or a control chart."),
+        typer.Option(help="File with rows of your own, for a biplot, parts, or a control chart."),
     ] = None,
+    summary: Annotated[
+        list[Path],
+        typer.Option(help="Summary of a site that a biplot shows as an ellipse; may be repeated."),
+    ] = [],  # noqa: B006
     features: Annotated[int | None, typer.Option(min=1, help="How many features to draw.")] = None,
+    delta: Delta = None,
+    row_bound: RowBound = None,
     force: Force = False,
     quiet: Quiet = False,
 ) -> None:
     """Draw what a model or summary found, and write the plot to a file.
 
-    Only biplots and control charts show single rows, and they take them from a file of yours. This
-    requires the extra ``plot``.
+    Only biplots, parts, and control charts show single rows, and they take them from a file of yours.
+    This requires the extra ``plot``.
     """
     with exit_codes():
         check_plot_file(output)
         refuse_overwriting(output, force)
-        fitted = Summary.load(file) if is_summary(file) else load(file)
+        given: dict[str, Any] = {
+            "--rows": rows,
+            "--summary": summary or None,
+            "--features": features,
+            "--delta": delta,
+            "--row-bound": row_bound,
+        }
         chosen = [number - 1 for number in component]
-        more: dict[str, Any] = {} if features is None else {"n_features": features}
-        _refuse_unused(kind, chosen, rows, more)
-        if kind is Kind.scree:
-            drawn: Any = displays.ScreeDisplay.from_estimator(fitted)
-        elif kind is Kind.loadings:
-            drawn = displays.LoadingsDisplay.from_estimator(fitted, *chosen, **more)
-        elif kind is Kind.convergence:
-            drawn = displays.ConvergenceDisplay.from_estimator(fitted)
-        elif kind is Kind.sites:
-            drawn = displays.SiteSharesDisplay.from_estimator(fitted)
-        elif kind is Kind.control:
-            drawn = diagnostic_displays.ControlChartDisplay.from_estimator(fitted, rows)
-        else:
-            if chosen:
-                more["components"] = tuple(chosen)
-            drawn = displays.BiplotDisplay.from_estimator(fitted, rows, **more)
-        save_figure(drawn.figure_, output)
+        _refuse_unused(kind, chosen, {name for name, value in given.items() if value is not None})
+        fitted = Summary.load(file) if is_summary(file) else load(file)
+        names = {"--features": "n_features", "--delta": "delta", "--row-bound": "row_bound"}
+        more = {names[o]: v for o, v in given.items() if o in names and v is not None}
+        if kind is Kind.biplot and chosen:
+            more["components"] = tuple(chosen)
+        elif chosen:
+            more["component"] = chosen[0]
+        if rows is not None:
+            more["X"] = _read(rows, fitted)
+        if summary:
+            more["sites"] = {path.stem: Summary.load(path) for path in summary}
+        save_figure(KINDS[kind][0](fitted, **more).figure_, output)
         if not quiet:
             say(f"wrote {output}")
 
 
-def _refuse_unused(kind: Kind, chosen: list[int], rows: str | None, more: dict[str, Any]) -> None:
+def _read(path: str, fitted: Fitted | Summary) -> Any:
+    """Return the rows in a file, or its path if the model reads it; there must not be too many."""
+    if not isinstance(fitted, RobustPCA):
+        return path
+    import numpy as np
+    import pyarrow as pa
+
+    names = getattr(fitted, "feature_names_in_", None)
+    listed = None if names is None else feature_names(fitted)
+    source = open_matching(Path(path), listed, fitted.n_features_in_)
+    blocks, n = [], 0
+    for block in source.blocks():
+        blocks.append(np.asarray(block.todense() if hasattr(block, "todense") else block))
+        n += len(blocks[-1])
+        if n > MAX_ROWS:
+            raise InputError(f"{path} has more than {MAX_ROWS:,} rows; draw a part of them")
+    rows = np.vstack(blocks) if blocks else np.empty((0, fitted.n_features_in_))
+    return rows if listed is None else pa.table(dict(zip(listed, rows.T, strict=True)))
+
+
+def _refuse_unused(kind: Kind, chosen: list[int], given: set[str]) -> None:
     """Refuse options that a kind of plot does not use, and the lack of those that it needs."""
-    most = {Kind.loadings: 1, Kind.biplot: 2}.get(kind, 0)
-    if len(chosen) not in ({0, 2} if kind is Kind.biplot else {0, most}):
+    _, n_components, used = KINDS[kind]
+    if len(chosen) not in {0, n_components}:
         raise InputError(
-            f"--component was given {len(chosen)} times; {kind.value} takes {most} of them"
+            f"--component was given {len(chosen)} times; {kind.value} takes {n_components} of them"
         )
-    if more and not most:
-        raise InputError(f"--features has no effect on {kind.value}; omit it")
-    if (rows is None) == (kind in (Kind.biplot, Kind.control)):
+    for option in sorted(given - set(used)):
+        raise InputError(f"{option} has no effect on {kind.value}; omit it")
+    if kind is Kind.biplot and not given & {"--rows", "--summary"}:
         raise InputError(
-            f"{kind.value} shows rows of your own; name their file with --rows"
-            if rows is None
-            else f"--rows has no effect on {kind.value}; omit it"
+            "a biplot shows rows of your own, or sites; name their file with --rows, or the summary of "
+            "a site with --summary"
         )
+    if kind in (Kind.parts, Kind.control) and "--rows" not in given:
+        raise InputError(f"{kind.value} shows rows of your own; name their file with --rows")

@@ -1,12 +1,7 @@
-"""Show how far a fit has come, and about how much is left.
+"""Show how far a command has come, and about how much is left.
 
-Solvers report a residual r_t after round t and stop once it is at most ``tol``. It falls about
-geometrically, so
-
-    rounds left = log(r_t / tol) / log(1 / q),   q = (r_t / r_(t-m))^(1/m)
-
-On a terminal, a bar shows this. Elsewhere, such as in a log file, a line is printed at most once a
-second.
+On a terminal, a bar shows this. Elsewhere, such as in a log file, a fit prints a line at most once a
+second, and commands that read files print nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from rich.progress import BarColumn, Progress, TextColumn
 
@@ -23,69 +18,72 @@ from fedpca.cli.console import err
 from fedpca.coordinator.approval import OnWaiting
 from fedpca.protocol.printable import printable
 from fedpca.protocol.question import find_question
+from fedpca.report.remaining import Remaining, duration
 
-WINDOW = 8  # rounds over which the decay of the residual is measured
-MIN_RESIDUALS = 3  # fewer show no trend
 SECONDS_BETWEEN_LINES = 1.0
+SECONDS_BETWEEN_ANSWERS = 0.1  # a bar would cost more than the answers of many sites in one process
+MIN_SHARE = 0.02  # of the work, before anything is said about the rest
 
-OnRound = Callable[[dict[str, Any]], None]
+OnEntry = Callable[[dict[str, Any]], None]
 
 
-class Estimate:
-    """How many rounds are left, from the residuals so far."""
+class OnDone(Protocol):
+    """What shows how much is done, and what is going on."""
 
-    def __init__(self, tol: float, max_rounds: int) -> None:
-        self._tol, self._max_rounds = tol, max_rounds
-        self._residuals: list[float] = []
-        self._seconds: list[float] = []
+    def __call__(self, done: float, doing: str = ..., /) -> None: ...
 
-    def add(self, entry: dict[str, Any]) -> None:
-        """Add a round, as it stands in a run's history."""
-        if entry["residual"] is not None:
-            self._residuals.append(float(entry["residual"]))
-            self._seconds.append(float(entry["seconds"]))
 
-    @property
-    def rounds_left(self) -> int | None:
-        """Return the number of rounds left, or None if there is no trend yet."""
-        recent = self._residuals[-WINDOW:]
-        if len(recent) < MIN_RESIDUALS:
-            return None
-        at_most = max(0, self._max_rounds - len(self._residuals))
-        first, last = recent[0], recent[-1]
-        if last <= self._tol:
-            return 0
-        if not 0 < last < first or self._tol <= 0:
-            return at_most
-        decay = math.log(first / last) / (len(recent) - 1)
-        return min(math.ceil(math.log(last / self._tol) / decay), at_most)
+class Watchers(NamedTuple):
+    """What a federation calls after each round, and for each answer; None stands for nothing."""
 
-    @property
-    def in_words(self) -> str:
-        """Return what is left as a phrase, or nothing if there is no trend yet."""
-        left = self.rounds_left
-        if left is None:
-            return ""
-        recent = self._seconds[-WINDOW:]
-        seconds = left * sum(recent) / len(recent)
-        return f"about {left} rounds left, {_duration(seconds)}"
+    on_round: OnEntry | None = None
+    on_answer: OnEntry | None = None
 
 
 @contextmanager
-def progress(quiet: bool, *, tol: float, max_rounds: int) -> Iterator[OnRound | None]:
-    """Yield a function to call after each round, or None if quiet."""
+def progress(quiet: bool, *, tol: float, max_rounds: int) -> Iterator[Watchers]:
+    """Yield what shows the rounds of a fit, or nothing if quiet."""
     if quiet:
-        yield None
-    elif err.is_terminal and not err.is_dumb_terminal:
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(20),
-            TextColumn("{task.fields[left]}"),
-        )
-        with Progress(*columns, console=err, transient=True) as bar:
-            yield _on_bar(bar, Estimate(tol, max_rounds))
+        yield Watchers()
+    elif _is_screen():
+        with _bar() as bar:
+            yield _on_bar(bar, Remaining(tol, max_rounds))
     else:
-        yield _on_lines(Estimate(tol, max_rounds))
+        yield Watchers(_on_lines(Remaining(tol, max_rounds)))
+
+
+@contextmanager
+def counting(
+    quiet: bool, unit: str, total: Callable[[], float | None] = lambda: None
+) -> Iterator[OnDone | None]:
+    """Yield a function to call with what is done of a total, or None if quiet or not on a terminal.
+
+    The total may be a guess, as the number of rows of a text file is.
+    """
+    if quiet or not _is_screen():
+        yield None
+        return
+    n = total()
+    with _bar() as bar:
+        task, began = bar.add_task("", total=n or None, left=""), time.monotonic()
+
+        def show(done: float, doing: str = "", /) -> None:
+            spent = time.monotonic() - began
+            text = in_words(done, n, unit, spent)
+            bar.update(task, completed=done, description=doing or f"reading {unit}", left=text)
+
+        yield show
+
+
+def in_words(done: float, total: float | None, unit: str, seconds: float) -> str:
+    """Return how much is done and, once enough is, about how long the rest will take."""
+    if not total:
+        return f"{done:,.0f} {unit}"
+    most = max(total, done)
+    text = f"{done:,.0f} of about {most:,.0f} {unit}"
+    if done < MIN_SHARE * most:
+        return text
+    return f"{text}, {duration(seconds * (most - done) / done)} left"
 
 
 def approvals(quiet: bool) -> OnWaiting | None:
@@ -102,32 +100,50 @@ def approvals(quiet: bool) -> OnWaiting | None:
     return None if quiet else show
 
 
-def _on_bar(bar: Progress, estimate: Estimate) -> OnRound:
-    """Return a function that moves a bar; it only pulses until there is an estimate."""
-    task = bar.add_task("asking the sites", total=None, left="")
+def _is_screen() -> bool:
+    return err.is_terminal and not err.is_dumb_terminal
 
-    def show(entry: dict[str, Any]) -> None:
-        estimate.add(entry)
-        left = estimate.rounds_left
+
+def _bar() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.fields[left]}"))
+    return Progress(*columns, console=err, transient=True)
+
+
+def _on_bar(bar: Progress, remaining: Remaining) -> Watchers:
+    """Return functions that move a bar; it only pulses until there is an estimate."""
+    task = bar.add_task("asking the sites", total=None, left="")
+    last, n_answered = -math.inf, 0
+
+    def show_answer(entry: dict[str, Any]) -> None:
+        nonlocal last, n_answered
+        n_answered = 0 if entry["site"] is None else n_answered + 1
+        if time.monotonic() - last >= SECONDS_BETWEEN_ANSWERS or n_answered == 0:
+            last = time.monotonic()
+            answered = f", {n_answered:,} of {len(entry['sites']):,} sites"
+            bar.update(task, description=f"{_round(entry)}{answered}")
+
+    def show_round(entry: dict[str, Any]) -> None:
+        remaining.add(entry)
+        left = remaining.rounds_left
         total = None if left is None else entry["round"] + left
-        text = f"{_residual(entry)}{estimate.in_words}"
+        text = f"{_residual(entry)}{remaining.in_words}"
         bar.update(
             task, description=_round(entry), completed=entry["round"], total=total, left=text
         )
 
-    return show
+    return Watchers(show_round, show_answer)
 
 
-def _on_lines(estimate: Estimate) -> OnRound:
+def _on_lines(remaining: Remaining) -> OnEntry:
     """Return a function that prints lines, the first at once."""
     last = -math.inf
 
     def show(entry: dict[str, Any]) -> None:
         nonlocal last
-        estimate.add(entry)
+        remaining.add(entry)
         if time.monotonic() - last >= SECONDS_BETWEEN_LINES:
             last = time.monotonic()
-            text = f"{_round(entry)}  {_residual(entry)}{estimate.in_words}".rstrip()
+            text = f"{_round(entry)}  {_residual(entry)}{remaining.in_words}".rstrip()
             err.print(text, soft_wrap=True)
 
     return show
@@ -139,10 +155,3 @@ def _round(entry: dict[str, Any]) -> str:
 
 def _residual(entry: dict[str, Any]) -> str:
     return "" if entry["residual"] is None else f"residual {entry['residual']:.1e}  "
-
-
-def _duration(seconds: float) -> str:
-    """Return a time in the largest unit that suits it."""
-    if seconds < 120:
-        return f"{math.ceil(seconds)} s"
-    return f"{round(seconds / 60)} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fedpca.cli.console import say, teller, until_stopped
+from fedpca.cli.live import Page, PageAt, each_of, harmless, live_page
 from fedpca.cli.options import Credentials, Insecure, Quiet
 from fedpca.engines.whereabouts import PORT, coordinator_folder
+from fedpca.report.boards import ServerBoard
 
 
 def serve(
@@ -25,6 +28,8 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
     port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = PORT,
     insecure: Insecure = False,
+    page: Page = False,
+    page_at: PageAt = None,
     quiet: Quiet = False,
 ) -> None:
     """Run the coordinator's server until stopped.
@@ -32,7 +37,7 @@ def serve(
     KEYS are the sites' public key files, which `fedpca site-key` writes to NAME.pub. Only sites with
     one of these keys can join.
     """
-    with until_stopped():
+    with until_stopped(), ExitStack() as at_end:
         from fedpca.engines import credentials as files
         from fedpca.engines.flower.server import serve as serve_sites
 
@@ -48,7 +53,9 @@ def serve(
         if is_new:
             say(f"Wrote {folder / files.COORDINATOR_PUBLIC}; give it to the sites")
             say(f"Its fingerprint is {mark}")
-        tell = teller("server", quiet)
+        board = ServerBoard(f"{host}:{port}", sites)
+        at_end.enter_context(live_page(board.feed, page, page_at, quiet))
+        tell = each_of(teller("server", quiet), harmless(board.tell))
         manner = "plain HTTP, not encrypted" if insecure else "TLS"
         tell(f"{len(sites)} sites may join on port {port} ({manner}): {', '.join(sites)}")
         tell(f"anyone with {folder / files.SECRET} can ask the sites questions")
@@ -60,4 +67,5 @@ def serve(
             certificate=certificate,
             key=key,
             tell=tell,
+            on_sites=harmless(board.show_sites),
         )

@@ -7,10 +7,14 @@ from typing import Annotated
 
 import typer
 
-from fedpca.cli.console import exit_codes, out, refuse_overwriting, rows_read
+from fedpca.cli.console import exit_codes, out, refuse_overwriting
 from fedpca.cli.options import Columns, Components, Drop, Id, Quiet, choice_of, components_of
+from fedpca.cli.progress import counting
 from fedpca.errors import InputError
 from fedpca.report.tables import print_summary
+from fedpca.rows.choice import ColumnChoice
+from fedpca.rows.in_memory import about_n_rows
+from fedpca.rows.open import open_rows
 from fedpca.summary.summary import N_SPARE, Summary
 
 MAX_REVEALED_ROWS = 2  # the mean and one direction give away two rows, and the mean alone one row
@@ -43,7 +47,12 @@ def summarize(
         refuse_overwriting(output, force)
         wanted = components_of(n_components)
         choice = choice_of(drop, columns, id)
-        summary = Summary.of(file, wanted, n_spare=spare, on_block=rows_read(quiet), **choice)
+
+        def n_rows() -> float:
+            return about_n_rows(open_rows(file, ColumnChoice.of(**choice)))
+
+        with counting(quiet, "rows", n_rows) as on_block:
+            summary = Summary.of(file, wanted, n_spare=spare, on_block=on_block, **choice)
         if 0 < summary.n <= MAX_REVEALED_ROWS and not force:
             raise InputError(
                 f"{file} has {summary.n:.0f} row(s), and anyone could compute them from the summary, "

@@ -24,6 +24,7 @@ from fedpca.cli.options import (
     choice_of,
     genotypes_of,
 )
+from fedpca.cli.progress import counting
 from fedpca.errors import InputError
 from fedpca.estimators import FederatedPCA, RobustPCA, load
 from fedpca.estimators.cells import write_h5ad
@@ -38,6 +39,7 @@ from fedpca.rows.files import kind_of
 from fedpca.rows.gaps import filled
 from fedpca.rows.genotypes import GenotypeRows, n_absent
 from fedpca.rows.h5ad import H5AD
+from fedpca.rows.in_memory import about_n_rows
 from fedpca.rows.matching import open_matching, scores_in_blocks
 from fedpca.rows.open import state_of
 from fedpca.storage.table_file import check_format, writing_table
@@ -93,7 +95,7 @@ def transform(
         if flags and output.suffix == H5AD:
             raise InputError("--flags needs an output of .parquet or .csv")
         rows = genotypes_of(file, keep)
-        n_rows = write_scores(model, rows, output, site, choice, with_flags=flags)
+        n_rows = write_scores(model, rows, output, site, choice, with_flags=flags, quiet=quiet)
         if not quiet:
             out.print(f"Wrote {n_rows:,} rows to {output}")
 
@@ -106,6 +108,7 @@ def write_scores(
     choice: ColumnChoice = ALL_COLUMNS,
     *,
     with_flags: bool = False,
+    quiet: bool = True,
 ) -> int:
     """Write the ids and scores of rows as Parquet or CSV, and return the number of rows.
 
@@ -164,11 +167,14 @@ def write_scores(
     else:
         parts = scores_in_blocks(rows, score, with_ids=has_ids)
     written = 0
-    with writing_table(output, schema) as writer:
+    about = partial(about_n_rows, rows)
+    with counting(quiet, "rows", about) as on_block, writing_table(output, schema) as writer:
         for scores, ids in parts:
             columns = [*(ids.columns if has_ids else ()), *np.ascontiguousarray(scores.T)]
             writer.write_batch(pa.record_batch(columns, schema=schema))
             written += len(scores)
+            if on_block is not None:
+                on_block(written, "writing scores")
     return written
 
 

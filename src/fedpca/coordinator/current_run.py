@@ -361,16 +361,31 @@ class CurrentRun:
             asked.close(lost=failed, is_void=True)
             return None
         refused: dict[str, FedpcaError] = {}
+        accept = self._announcing(asked)
         for attempt in (1, 2):
             pending = asked.sites if attempt == 1 else tuple(failed)
             asked.retried = list(failed)
             failed = {name: f"site {name!r} did not answer" for name in pending}
-            refused |= collect(self._replies(asked, pending), asked.accept, failed)
+            refused |= collect(self._replies(asked, pending), accept, failed)
             if not failed or refused:
                 break
         asked.close(lost=failed, is_void=bool(failed or refused))
         self.record.proofs |= getattr(self._fed.engine, "proofs", {})
         return joined(refused, asked.sites) if refused else None
+
+    def _announcing(self, asked: Round) -> Callable[[str, Reply | Summand], None]:
+        """Announce that the sites are asked; return how to accept an answer and announce its site."""
+        on_answer = self._fed.on_answer
+        if on_answer is None:
+            return asked.accept
+        about = {"round": asked.number, "question": asked.question.name, "sites": asked.sites}
+        on_answer({**about, "site": None})
+
+        def accept(name: str, reply: Reply | Summand) -> None:
+            asked.accept(name, reply)
+            on_answer({**about, "site": name})
+
+        return accept
 
     def _replies(self, asked: Round, names: Sequence[str]) -> Iterable[tuple[str, Reply | Summand]]:
         """Ask sites, and return what each replied; some engines add up the answers on the way."""

@@ -21,7 +21,7 @@ from fedpca.coordinator.approval import OnWaiting
 from fedpca.coordinator.current_run import CurrentRun
 from fedpca.coordinator.journal import recorded_sites
 from fedpca.coordinator.record import RunRecord
-from fedpca.engines.base import Engine
+from fedpca.engines.base import Engine, OnOnline
 from fedpca.errors import (
     InputError,
     PolicyRefused,
@@ -50,6 +50,10 @@ class Federation:
         The file from which the run can be resumed.
     on_round : callable, optional
         A function that is called after each round with that round's entry in `RunRecord.history`.
+    on_answer : callable, optional
+        A function that is called when the sites are asked, and after each site's answer. It gets the
+        ``round``, the name of the ``question``, the ``sites`` that are asked, and the ``site`` that has
+        answered, or None at first.
     purpose : str
         Why the runs take place, in a line of words that people at the sites read.
     approval_wait : float
@@ -81,6 +85,7 @@ class Federation:
         timeout: float | None = None,
         journal: str | os.PathLike[str] | None = None,
         on_round: Callable[[dict[str, Any]], None] | None = None,
+        on_answer: Callable[[dict[str, Any]], None] | None = None,
         purpose: str = "",
         approval_wait: float = 0.0,
         on_waiting: OnWaiting | None = None,
@@ -98,6 +103,7 @@ class Federation:
         self.quorum = len(names) if quorum is None else quorum
         self.timeout = timeout
         self.on_round = on_round
+        self.on_answer = on_answer
         self.purpose = purpose
         self.approval_wait = approval_wait
         self.on_waiting = on_waiting
@@ -120,10 +126,10 @@ class Federation:
             thread that BLAS may use, and at most four, if all rows are arrays in memory with up to two
             million entries and not all of them are tiny. Otherwise one, which uses all threads of BLAS.
         **options
-            ``quorum``, ``timeout``, ``journal``, ``on_round``, ``purpose``, ``approval_wait``,
-            ``on_waiting``, and ``secure``, as for `Federation`. A site's time limit starts when the
-            site begins to work. With a journal ``F``, the sites keep their memory in the folder
-            ``F.sites``.
+            ``quorum``, ``timeout``, ``journal``, ``on_round``, ``on_answer``, ``purpose``,
+            ``approval_wait``, ``on_waiting``, and ``secure``, as for `Federation`. A site's time limit
+            starts when the site begins to work. With a journal ``F``, the sites keep their memory in
+            the folder ``F.sites``.
         """
         from fedpca.engines.local import LocalEngine
 
@@ -141,6 +147,7 @@ class Federation:
         wait: float = 60.0,
         quorum: int | None = None,
         timeout: float | None = 600.0,
+        on_online: OnOnline | None = None,
         **options: Any,
     ) -> Federation:
         """Return a federation of the sites that joined a server; this requires the extra ``flower``.
@@ -162,6 +169,9 @@ class Federation:
             How many seconds to wait for all sites to come online. After that, a quorum is enough. If a
             different run is using some of the sites, a fit waits as long for that run to end, and then
             raises `SitesBusy`.
+        on_online : callable, optional
+            A function that is called with the names of the sites and of those that are online, whenever
+            they change.
         quorum, timeout, **options
             As for `Federation`; the time limit applies to a whole round.
         """
@@ -177,6 +187,7 @@ class Federation:
             wait=wait,
             quorum=quorum,
             resumed=recorded_sites(options.get("journal")),
+            on_online=on_online,
         )
         try:
             return cls(engine, quorum=quorum, timeout=timeout, **options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Protocol
@@ -10,6 +10,8 @@ from typing import Any, Protocol
 from fedpca.arrays import Arrays
 from fedpca.errors import InputError, SiteError
 from fedpca.protocol.message import Header, Message
+
+OnOnline = Callable[[Sequence[str], Sequence[str]], None]  # all sites, and those that are online
 
 
 @dataclass(frozen=True)

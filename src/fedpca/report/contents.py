@@ -41,6 +41,11 @@ def feature_names(fitted: Fitted | Summary) -> list[str]:
     return list(names_of_features(names, d))
 
 
+def n_components_of(fitted: Any) -> int:
+    """Return the number of components of a model, or that a summary was made for."""
+    return int(getattr(fitted, "n_components_", None) or fitted.n_components)
+
+
 def summary_model(summary: Summary) -> Model:
     """Return the leading components of a summary as a model."""
     k = min(summary.n_components, len(summary.singular_values))

@@ -17,9 +17,10 @@ from fedpca.errors import InputError
 from fedpca.estimators.diagnosis import Diagnosis, diagnose
 from fedpca.estimators.federated import FederatedPCA
 from fedpca.models.control import ControlLimits
+from fedpca.report.biplot import MAX_POINTS, apart
 from fedpca.report.contents import Fitted
-from fedpca.report.displays import MAX_POINTS, Drawn, apart
-from fedpca.report.drawing import BLUE, COLORS, GRAY, MARKERS, ORANGE, decades, new_axes
+from fedpca.report.drawing import BLUE, COLORS, GRAY, MARKERS, ORANGE, Drawn, decades, new_axes
+from fedpca.report.drawing import label as name_in_plot
 from fedpca.solvers.site_map import SiteMap
 from fedpca.summary.summary import Summary
 
@@ -203,7 +204,7 @@ class SiteMapDisplay(Drawn):
         for i, place in zip(farthest, places, strict=True):
             arrow = {"arrowstyle": "-", "color": GRAY, "lw": 0.5}
             style = {"fontsize": 8, "ha": "center", "va": "center", "arrowprops": arrow}
-            ax.annotate(self.sites[i], (x[i], y[i]), 10**place, **style)
+            ax.annotate(name_in_plot(self.sites[i]), (x[i], y[i]), 10**place, **style)
 
 
 @dataclass
@@ -252,7 +253,7 @@ class StabilityDisplay(Drawn):
         ax = new_axes(ax, (6.0, 0.9 + 0.28 * len(self.sites)))
         positions = np.arange(len(self.sites))[::-1]
         ax.barh(positions, self.degrees, color=BLUE)
-        ax.set_yticks(positions, self.sites)
+        ax.set_yticks(positions, [name_in_plot(site) for site in self.sites])
         ax.set(xlabel="degrees by which the components move without the site")
         return self._keep(ax)
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import io
 import os
+import re
+import warnings
 from collections.abc import Mapping
+from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from fedpca.arrays import Array
 from fedpca.errors import InputError
+from fedpca.protocol.printable import printable
 from fedpca.storage import atomic
 
 # from Okabe and Ito's palette, which is safe for all kinds of color vision
@@ -16,8 +21,18 @@ BLUE, ORANGE, GREEN, PINK = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 COLORS = (BLUE, ORANGE, GREEN, PINK, "#E69F00", "#56B4E9")
 GRAY = "#767676"
 MARKERS = "osv^DPX*"  # so that color is never the only difference
+DASHES = ("-", "--", "-.", ":")
 HATCHES = ("", "//", "..", "xx", "--", "\\\\")
 FORMATS = (".png", ".svg", ".pdf")
+MAX_LABEL = 32  # characters of a name
+AT_RIGHT_EDGE: Any = {  # of a line across axes, for words above it
+    "xycoords": ("axes fraction", "data"),
+    "textcoords": "offset points",
+    "ha": "right",
+    "va": "bottom",
+    "fontsize": 8,
+    "color": GRAY,
+}
 # text stays text in SVG files, and equal plots are equal files
 _FILE_STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "fedpca"}
 
@@ -43,6 +58,52 @@ def new_axes(ax: Any = None, size: tuple[float, float] = (6.0, 3.8)) -> Any:
         _, ax = pyplot(to_file=False).subplots(figsize=size, layout="constrained")
     ax.spines[["top", "right"]].set_visible(False)
     return ax
+
+
+class Drawn:
+    """What all displays have in common once they are drawn."""
+
+    ax_: Any
+    figure_: Any
+
+    def _keep(self, ax: Any) -> Self:
+        self.ax_, self.figure_ = ax, ax.figure
+        return self
+
+
+def divided(ax: Any, shares: tuple[int, ...], *, across: bool = False) -> list[Any]:
+    """Return axes one below or beside the other, which take the place of the given ones."""
+    place = ax.get_subplotspec()
+    if place is None:
+        raise InputError(
+            "this plot divides its axes; pass some of a grid, as pyplot.subplots returns"
+        )
+    if across:
+        grid = place.subgridspec(1, len(shares), width_ratios=shares)
+    else:
+        grid = place.subgridspec(len(shares), 1, height_ratios=shares)
+    figure = ax.figure
+    ax.remove()
+    return [new_axes(figure.add_subplot(part)) for part in grid]
+
+
+def label(name: object) -> str:
+    r"""Return a name for a plot: on one line, not too long, and never taken for a formula.
+
+    >>> label("price in $ and cost in $")
+    'price in \\$ and cost in \\$'
+    """
+    shown = printable(name, MAX_LABEL).replace("$", r"\$")  # which matplotlib draws as a plain $
+    return f" {shown}" if shown.startswith("_") else shown  # or legends would leave it out
+
+
+def in_units(n_bytes: Array) -> tuple[Array, str]:
+    """Return numbers of bytes in the unit that suits the largest one, and its name."""
+    largest = n_bytes.max(initial=0)
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if largest >= size:
+            return n_bytes / size, unit
+    return n_bytes, "bytes"
 
 
 def decades(ax: Any, axis: str, low: float, high: float) -> None:
@@ -95,18 +156,24 @@ def save_figure(figure: Any, path: str | os.PathLike[str]) -> None:
     pyplot().close(figure)
 
 
-def as_svg(figure: Any) -> str:
-    """Return a figure as an SVG element for a page."""
+def as_svg(figure: Any, words: str) -> str:
+    """Return a figure as an SVG element for a page, with words for those who cannot see it."""
     written = io.BytesIO()
     _save(figure, written, "svg")
     pyplot().close(figure)
     text = written.getvalue().decode()
-    return text[text.index("<svg") :]  # without the XML declaration
+    text = text[text.index("<svg") :]  # without the XML declaration
+    return re.sub(
+        "^<svg ", lambda _: f'<svg role="img" aria-label="{escape(printable(words))}" ', text
+    )
 
 
 def _save(figure: Any, target: Any, kind: str) -> None:
     import matplotlib
 
-    stamp = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
-    with matplotlib.rc_context(_FILE_STYLE):
+    none = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    stamp = {"png": {"Software": None}, "svg": none, "pdf": {"CreationDate": None}}[kind]
+    with matplotlib.rc_context(_FILE_STYLE), warnings.catch_warnings():
+        if kind == "svg":  # where text stays text, and the reader has other fonts
+            warnings.filterwarnings("ignore", "Glyph .* missing")
         figure.savefig(target, dpi=150, format=kind, metadata=stamp)

@@ -1,23 +1,36 @@
 """Write a page about a model: what was asked, of whom, what was found, and what it cost and revealed.
 
 The page is one file. It loads nothing from elsewhere, and contains nothing that the model file lacks.
+It is made for others than the coordinator, so it does not show how many rows stand behind a number if
+they are few: a count below ``min_count`` is not shown, and neither are lengths that only a site's rows
+determine.
 """
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Iterator, Sequence
-from html import escape
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from importlib import metadata, resources
+from numbers import Integral
 from string import Template
 from typing import Any
 
 import numpy as np
 
 from fedpca._version import __version__
+from fedpca.coordinator.ledger import Total
 from fedpca.coordinator.record import RunRecord
+from fedpca.errors import FedpcaError, InputError
 from fedpca.estimators import FederatedPCA, PersonalizedPCA, RobustPCA
-from fedpca.report.contents import Component, Fitted, components_of, feature_names
+from fedpca.protocol.question import find_question
+from fedpca.report.contents import (
+    Component,
+    Fitted,
+    components_of,
+    feature_names,
+    n_components_of,
+)
 from fedpca.report.displays import (
     ConvergenceDisplay,
     LoadingsDisplay,
@@ -25,13 +38,16 @@ from fedpca.report.displays import (
     SiteSharesDisplay,
 )
 from fedpca.report.drawing import as_svg
+from fedpca.report.markup import MAX_NAME, script_hash, shown, sortable, table
+from fedpca.report.remaining import size
 from fedpca.report.tables import angle_in_words, privacy_in_words
+from fedpca.site.policy import JOINING
 from fedpca.summary.summary import Summary
 
 MAX_LOADINGS = 2000  # features in the table of loadings; info --csv has all
 MAX_COMPONENTS = 10  # columns in the table of loadings
 MAX_PLOTS = 4  # components whose loadings are drawn
-MAX_SITES = 100
+MAX_SITES = 40  # whose shares are drawn, or whose names are listed
 PACKAGES = ("numpy", "scipy", "scikit-learn")
 
 STOPPED = {
@@ -39,35 +55,57 @@ STOPPED = {
     "converged": "The solver converged to the components of the pooled rows.",
     "approximate": "The solver leaves something out in exchange for few rounds.",
     "uncertain": "Rounding hides some components; only the certain ones can be trusted.",
+    "within-noise": "The variances of some components are within each other's sampling errors.",
     "max_rounds": "The solver ran out of rounds before it reached its tolerance.",
     "stalled": "The solver stopped because it made no more progress.",
 }
+ROBUST_STOPPED = {
+    "exact": "The low-rank part is exact: apart from outliers, nothing is left of the rows.",
+    "converged": "The solver converged; outliers and noise are outside the components.",
+}
+PERSONALIZED_STOPPED = {
+    "converged": "The solver converged to a point where no small change is better.",
+}
 
 
-def report_page(fitted: Fitted | Summary, name: str) -> str:
-    """Return the page about a model or summary, whose file has this name."""
+def report_page(fitted: Fitted | Summary, name: str, min_count: int = JOINING.min_count) -> str:
+    """Return the page about a model or summary, whose file has this name.
+
+    Counts of rows below ``min_count`` are not shown.
+    """
+    if not isinstance(min_count, Integral) or isinstance(min_count, bool) or min_count < 1:
+        raise InputError(f"min_count={min_count!r} must be a whole number, at least 1")
     kind = type(fitted).__name__
     page = resources.files("fedpca.report").joinpath("page.html").read_text("utf-8")
     return Template(page).substitute(
-        title=escape(name),
+        title=shown(name),
+        policy=f"default-src 'none'; script-src '{script_hash(page)}'; style-src 'unsafe-inline'; "
+        "img-src data:; base-uri 'none'; form-action 'none'",
         subtitle=f"{kind}, read with fedpca {__version__}",
-        body="\n".join(_sections(fitted, name)),
+        body="\n".join(_sections(fitted, name, min_count)),
     )
 
 
-def _sections(fitted: Fitted | Summary, name: str) -> Iterator[str]:
+def _sections(fitted: Fitted | Summary, name: str, min_count: int) -> Iterator[str]:
     run: RunRecord = getattr(fitted, "run_", RunRecord())
-    yield _facts(fitted, run)
-    yield from (f'<p class="warning">{escape(text)}</p>' for text in _warnings(fitted, run))
+    yield _facts(fitted, run, min_count)
+    yield from (f'<p class="warning">{shown(text)}</p>' for text in _warnings(fitted, run))
     components = components_of(fitted)
-    yield "<h2>Components</h2>"
-    yield _components_table(components)
+    if components:
+        yield "<h2>Components</h2>"
+        yield _components_table(components)
     yield _plots(fitted, components, run)
-    yield "<h2>Loadings</h2>"
-    yield from _loadings(components, feature_names(fitted))
+    if components:
+        yield "<h2>Loadings</h2>"
+        yield from _loadings(components, feature_names(fitted))
+    if isinstance(fitted, RobustPCA):
+        yield "<h2>Outliers</h2>"
+        yield from _outliers(fitted, min_count)
+    yield "<h2>How certain this is</h2>"
+    yield from _certificate(fitted, run)
     if run.history:
-        yield "<h2>How certain this is</h2>"
-        yield from _certificate(run)
+        yield "<h2>What was asked, and of whom</h2>"
+        yield from _asked(run)
         yield "<h2>What crossed</h2>"
         yield from _crossed(run)
         yield "<h2>Privacy</h2>"
@@ -76,13 +114,18 @@ def _sections(fitted: Fitted | Summary, name: str) -> Iterator[str]:
     yield from _reproduce(fitted, name, run)
 
 
-def _facts(fitted: Fitted | Summary, run: RunRecord) -> str:
+def _count(n: float, min_count: int) -> str:
+    """Return a number of rows, or that there are too few to say."""
+    return f"fewer than {min_count}" if 0 < n < min_count else f"{n:,.10g}"
+
+
+def _facts(fitted: Fitted | Summary, run: RunRecord, min_count: int) -> str:
     n = fitted.n if isinstance(fitted, Summary) else _n_rows(fitted)
     d = fitted.n_features if isinstance(fitted, Summary) else fitted.n_features_in_
     components = components_of(fitted)
     explained = sum(float(c.share) for c in components if c.site is None)
     facts = {
-        "rows": f"{n:,.10g}",
+        "rows": _count(n, min_count),
         "features": f"{d:,}",
         "components": str(sum(c.site is None for c in components)),
         "variance explained": f"{explained:.1%}",
@@ -92,9 +135,9 @@ def _facts(fitted: Fitted | Summary, run: RunRecord) -> str:
             "sites": f"{len(run.sites):,}",
             "solver": run.solver,
             "rounds": f"{run.rounds:,}",
-            "data exchanged": _size(run.bytes_up + run.bytes_down),
+            "data exchanged": size(run.bytes_up + run.bytes_down),
         }
-    items = "".join(f"<div><dt>{k}</dt><dd>{escape(v)}</dd></div>" for k, v in facts.items())
+    items = "".join(f"<div><dt>{k}</dt><dd>{shown(v)}</dd></div>" for k, v in facts.items())
     return f'<dl class="facts">{items}</dl>'
 
 
@@ -112,9 +155,10 @@ def _warnings(fitted: Fitted | Summary, run: RunRecord) -> Iterator[str]:
         yield f"Lost in round {loss['round']}: {loss['reason']}"
     if run.advice:
         yield run.advice
-    ambiguity = getattr(fitted, "ambiguity_", None)
-    if ambiguity:
+    if getattr(fitted, "ambiguity_", None):
         yield "Different shared components are equally good; see ambiguity_ of the model."
+    for site in getattr(fitted, "corrupted_sites_", ()):
+        yield f"So many entries of {site} are outliers that its own scores mean little."
 
 
 def _components_table(components: Sequence[Component]) -> str:
@@ -123,87 +167,183 @@ def _components_table(components: Sequence[Component]) -> str:
     for component in components:
         site = component.site
         together[site] = together.get(site, 0.0) + float(component.share)
-        label = component.name if site is None else f"{site} {component.name}"
+        title = component.name if site is None else f"{site} {component.name}"
         lines.append(
-            (label, f"{component.variance:.6g}", f"{component.share:.2%}", f"{together[site]:.2%}")
+            (title, f"{component.variance:.6g}", f"{component.share:.2%}", f"{together[site]:.2%}")
         )
-    return _table(("component", "variance", "share", "cumulative"), lines)
+    return table(("component", "variance", "share", "cumulative"), lines, kind="short")
 
 
 def _plots(fitted: Fitted | Summary, components: Sequence[Component], run: RunRecord) -> str:
-    drawn: list[tuple[str, Any]] = [("Variance explained", ScreeDisplay.from_estimator(fitted))]
-    for number in range(min(MAX_PLOTS, len(components))):
-        title = f"Features with the largest loadings on component {components[number].name}"
+    drawn: list[tuple[str, Any]] = []
+    if any(component.site is None for component in components):
+        drawn.append(("Variance explained", ScreeDisplay.from_estimator(fitted)))
+    for number, component in enumerate(components[:MAX_PLOTS]):
+        of = component.name if component.site is None else f"{component.name} of {component.site}"
+        title = f"Features with the largest loadings on component {of}"
         drawn.append((title, LoadingsDisplay.from_estimator(fitted, number, n_features=10)))
-    if len(run.sites) <= MAX_SITES and _has_shares(fitted):
-        title = "How much of each site's variance is explained"
-        drawn.append((title, SiteSharesDisplay.from_estimator(fitted)))
+    if len(run.sites) <= MAX_SITES:
+        title = _title_of_shares(fitted)
+        if title:
+            drawn.append((title, SiteSharesDisplay.from_estimator(fitted)))
     if run.history:
         drawn.append(("The rounds of the fit", ConvergenceDisplay.from_estimator(fitted)))
     figures = (
-        f"<figure>{as_svg(display.figure_)}<figcaption>{escape(title)}</figcaption></figure>"
+        f"<figure>{as_svg(display.figure_, title)}<figcaption>{shown(title)}</figcaption></figure>"
         for title, display in drawn
     )
     return f'<div class="plots">{"".join(figures)}</div>'
 
 
-def _has_shares(fitted: Fitted | Summary) -> bool:
-    shares = ("site_variance_", "site_variance_ratio_")
-    return any(getattr(fitted, name, None) for name in shares)
+def _title_of_shares(fitted: Fitted | Summary) -> str:
+    """Return what is known of each site, or nothing."""
+    titles = {
+        "site_variance_": "What is shared and what is local at each site",
+        "site_variance_ratio_": "How much of each site's variance is explained",
+        "sparse_share_": "Outliers at each site",
+    }
+    return next((title for name, title in titles.items() if getattr(fitted, name, None)), "")
 
 
 def _loadings(components: Sequence[Component], names: Sequence[str]) -> Iterator[str]:
-    shown = list(components[:MAX_COMPONENTS])
-    strength = np.max([np.abs(c.loadings) for c in shown], axis=0)
+    columns = list(components[:MAX_COMPONENTS])
+    strength = np.max([np.abs(c.loadings) for c in columns], axis=0)
     order = np.argsort(-strength, kind="stable")[:MAX_LOADINGS]
+    left_out = []
     if len(order) < len(names):
-        yield (
-            f"<p>The {len(order):,} of {len(names):,} features with the largest loadings; "
-            "<code>fedpca info --csv</code> prints all.</p>"
-        )
+        left_out.append(f"the {len(order):,} of {len(names):,} features with the largest loadings")
+    if len(columns) < len(components):
+        left_out.append(f"{len(columns)} of {len(components):,} components")
+    if left_out:
+        words = " and ".join(left_out)
+        yield f"<p>The table has {words}; <code>fedpca info --csv</code> prints all.</p>"
     yield (
         '<p class="screen"><label>Filter features: <input type="search" data-filters="loadings">'
-        "</label></p>"
+        '</label> <span class="soft" role="status" data-counts="loadings"></span></p>'
     )
-    titles = [c.name if c.site is None else f"{c.site} {c.name}" for c in shown]
-    lines = ((names[j], *(float(c.loadings[j]) for c in shown)) for j in order)
-    yield _sortable("loadings", ("feature", *titles), lines)
+    titles = [c.name if c.site is None else f"{c.site} {c.name}" for c in columns]
+    lines = ((names[j], *(float(c.loadings[j]) for c in columns)) for j in order)
+    yield sortable("loadings", ("feature", *titles), lines)
+    yield '<p class="paper">Printed: the features with the largest loadings.</p>'
 
 
-def _certificate(run: RunRecord) -> Iterator[str]:
-    yield f"<p>{escape(STOPPED.get(run.stop_reason, run.stop_reason))}</p>"
-    angle = angle_in_words(run.angle_bound)
-    yield f"<p>{escape(angle[0].upper() + angle[1:])}.</p>"
+def _outliers(fitted: RobustPCA, min_count: int) -> Iterator[str]:
+    yield (
+        f"<p>An entry is an outlier if its distance from the low-rank part exceeds "
+        f"{fitted.threshold_:.3g}, in the model's scale.</p>"
+    )
+    if fitted.n_left_out_:
+        yield (
+            f"<p>{_count(fitted.n_left_out_, min_count)} rows lie apart from all others, and were left "
+            "out.</p>"
+        )
+
+
+def _certificate(fitted: Fitted | Summary, run: RunRecord) -> Iterator[str]:
+    """Say how far the components may be from those that they stand for."""
+    if not run.history:
+        yield from _certificate_of_summary(fitted)
+        return
+    special = {RobustPCA: ROBUST_STOPPED, PersonalizedPCA: PERSONALIZED_STOPPED}
+    words = {**STOPPED, **special.get(type(fitted), {})}
+    yield f"<p>{shown(words.get(run.stop_reason, run.stop_reason))}</p>"
+    if isinstance(fitted, PersonalizedPCA):
+        yield (
+            f"<p>Misalignment, by how much local components differ between sites: "
+            f"{fitted.misalignment_:.3g}. Near 0, shared and local components cannot be told apart.</p>"
+        )
+    elif isinstance(fitted, FederatedPCA) and not run.privacy:
+        yield _sentence(angle_in_words(run.angle_bound))
+        if run.left_out:
+            yield f"<p>Each variance is too small by at most {run.left_out:.2g} of the total.</p>"
     if run.n_certain:
         yield f"<p>{run.n_certain} components are certain.</p>"
 
 
+def _certificate_of_summary(fitted: Any) -> Iterator[str]:
+    """Say what truncation cost a stream or a summary."""
+    summary: Summary | None = getattr(
+        fitted, "summary_", fitted if isinstance(fitted, Summary) else None
+    )
+    if summary is None:
+        yield "<p>This file has a site's own part of a model, without the record of the run.</p>"
+        return
+    outside = summary.lost / summary.energy if summary.energy else 0.0
+    bound = summary.angle_bound(min(n_components_of(fitted), len(summary.singular_values)))
+    yield f"<p>{outside:.2%} of the variance lies outside the directions kept.</p>"
+    if not summary.known.missing and bound < 1:
+        yield f"<p>{STOPPED['exact']}</p>"
+    else:
+        yield _sentence(angle_in_words(bound))
+
+
+def _sentence(text: str) -> str:
+    return f"<p>{shown(text[0].upper() + text[1:])}.</p>"
+
+
+def _asked(run: RunRecord) -> Iterator[str]:
+    """List the questions with the numbers of sites that answered."""
+    lost = f"; {len(run.lost):,} were lost on the way" if run.lost else ""
+    yield f"<p>{len(run.sites):,} sites are behind the result{lost}.</p>"
+    uses = {t.question: t.how for t in run.ledger.totals(None) if t.direction == "up"}
+    n_rounds = Counter(entry["question"] for entry in run.history)
+    n_sites = {entry["question"]: entry["sites"] for entry in run.history}
+    lines = [
+        (_doing(question), question, uses.get(question, ""), count, int(n_sites[question]))
+        for question, count in n_rounds.items()
+    ]
+    heads = ("sites were", "question", "answers", "rounds", "sites")
+    yield table(heads, lines, n_text=3, kind="questions")
+
+
+def _doing(question: str) -> str:
+    """Return a question in words; it may belong to a package that is not installed here."""
+    try:
+        return find_question(question).doing
+    except FedpcaError:
+        return question
+
+
 def _crossed(run: RunRecord) -> Iterator[str]:
     yield (
-        f"<p>{_size(run.bytes_up)} went from the sites to the coordinator and {_size(run.bytes_down)} "
+        f"<p>{size(run.bytes_up)} went from the sites to the coordinator and {size(run.bytes_down)} "
         f"back, in {run.rounds} rounds.</p>"
     )
-    lines = (
-        (
-            t.question,
-            t.direction,
-            t.field,
-            " x ".join(map(str, t.shape)),
-            t.how,
-            t.messages,
-            t.bytes,
-        )
-        for t in run.ledger.totals(None)
-    )
+    together: dict[tuple[str, ...], tuple[int, int]] = {}
+    for total in run.ledger.totals(None):
+        key = (total.question, total.direction, total.field, _shape(total), total.how)
+        messages, crossed = together.get(key, (0, 0))
+        together[key] = (messages + total.messages, crossed + total.bytes)
+    lines = [(*key, *numbers) for key, numbers in together.items()]
     heads = ("question", "direction", "field", "shape", "use", "messages", "bytes")
-    yield _table(heads, lines, n_text=5)
+    yield table(heads, lines, n_text=5, kind="long")
+    yield '<p class="paper">Printed: the first lines.</p>'
+
+
+def _shape(total: Total) -> str:
+    """Return a shape, with a letter in place of a length that a site's rows may determine."""
+    named: tuple[str, ...] = ()
+    bounded: set[str] = set()
+    if total.direction == "up":
+        try:
+            question = find_question(total.question)
+        except FedpcaError:
+            return " x ".join("?" for _ in total.shape)
+        declared = question.answers.get(total.field)
+        bounded = set(question.at_most)
+        named = () if declared is None else declared.dimensions
+    dimensions = named if len(named) == len(total.shape) else ("",) * len(total.shape)
+    return " x ".join(
+        name if name in bounded else str(length)
+        for name, length in zip(dimensions, total.shape, strict=True)
+    )
 
 
 def _privacy(run: RunRecord) -> Iterator[str]:
     uses = {t.how for t in run.ledger.totals(None)}
     if "seen" in uses:
         seen = {t.question for t in run.ledger.totals(None) if t.how == "seen"}
-        yield f"<p>The coordinator read each site's answer to: {escape(', '.join(sorted(seen)))}.</p>"
+        yield f"<p>The coordinator read each site's answer to: {shown(', '.join(sorted(seen)))}.</p>"
     if "summed" in uses:
         yield (
             "<p>Of all other answers, the program used only the total over sites. Without secure sums, "
@@ -212,11 +352,10 @@ def _privacy(run: RunRecord) -> Iterator[str]:
     if run.secure:
         yield (
             f"<p>Sums were secure: the coordinator could read only totals over {len(run.sites)} sites. "
-            f"Hash of their roster: <code>{escape(run.secure['roster'])}</code></p>"
+            f"Hash of their roster: <code>{shown(run.secure['roster'])}</code></p>"
         )
     if run.privacy:
-        text = privacy_in_words(run.privacy)
-        yield f"<p>{escape(text[0].upper() + text[1:])}.</p>"
+        yield _sentence(privacy_in_words(run.privacy))
     else:
         yield "<p>No noise was added, so the result is not differentially private.</p>"
     if run.proofs:
@@ -225,17 +364,18 @@ def _privacy(run: RunRecord) -> Iterator[str]:
             "site's ledger.</p>"
         )
         lines = ((site, proof["key"], proof["head"]) for site, proof in run.proofs.items())
-        yield _table(("site", "fingerprint of its key", "head of its ledger"), lines, n_text=3)
+        heads = ("site", "fingerprint of its key", "head of its ledger")
+        yield table(heads, lines, n_text=3, kind="short")
 
 
 def _reproduce(fitted: Fitted | Summary, name: str, run: RunRecord) -> Iterator[str]:
     versions = [f"{package} {metadata.version(package)}" for package in PACKAGES]
     if not isinstance(fitted, Summary):
         seed = f"  # seed of the run: {run.seed}" if run.history else ""
-        yield f"<pre>{escape(repr(fitted))}{seed}</pre>"
+        yield f"<pre>{shown(' '.join(repr(fitted).split()))}{seed}</pre>"
     if run.history and len(run.sites) <= MAX_SITES:
-        yield f"<p>Sites: {escape(', '.join(run.sites))}</p>"
-    yield f"<pre>{escape(_commands(fitted, name))}</pre>"
+        yield f"<p>Sites: {', '.join(shown(site, MAX_NAME) for site in run.sites)}</p>"
+    yield f"<pre>{_commands(fitted, name)}</pre>"
     yield (
         f'<p class="soft">This page was written by fedpca {__version__} with {", ".join(versions)}, '
         f"Python {platform.python_version()}.</p>"
@@ -244,49 +384,8 @@ def _reproduce(fitted: Fitted | Summary, name: str, run: RunRecord) -> Iterator[
 
 def _commands(fitted: Fitted | Summary, name: str) -> str:
     """Return the commands that show the same numbers."""
-    lines = [f"fedpca info {name}"]
+    file = shown(name)
+    lines = [f"fedpca info {file}"]
     if isinstance(fitted, FederatedPCA | PersonalizedPCA | RobustPCA):
-        lines += [f"fedpca info {name} --ledger", f"fedpca transform {name} ROWS -o scores.parquet"]
+        lines += [f"fedpca info {file} --ledger", f"fedpca transform {file} ROWS -o scores.parquet"]
     return "\n".join(lines)
-
-
-def _table(heads: Sequence[str], lines: Iterable[Sequence[Any]], n_text: int = 1) -> str:
-    top = "".join(f"<th{_text(i, n_text)}>{escape(head)}</th>" for i, head in enumerate(heads))
-    rows = "".join(
-        "<tr>"
-        + "".join(f"<td{_text(i, n_text)}>{_cell(v)}</td>" for i, v in enumerate(line))
-        + "</tr>"
-        for line in lines
-    )
-    body = f"<thead><tr>{top}</tr></thead><tbody>{rows}</tbody>"
-    return f'<div class="table"><table>{body}</table></div>'
-
-
-def _sortable(name: str, heads: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
-    """Return a table of names and numbers, which a click on a column's title sorts by size."""
-    top = "".join(
-        f"<th{_text(i, 1)}><button>{escape(head)}</button></th>" for i, head in enumerate(heads)
-    )
-    rows = "".join(
-        f'<tr><td class="text">{escape(line[0])}</td>'
-        + "".join(f'<td data-value="{v!r}">{v:+.3f}</td>' for v in line[1:])
-        + "</tr>"
-        for line in lines
-    )
-    body = f"<thead><tr>{top}</tr></thead><tbody>{rows}</tbody>"
-    return f'<div class="table"><table class="sortable {name}" id="{name}">{body}</table></div>'
-
-
-def _text(position: int, n_text: int) -> str:
-    return ' class="text"' if position < n_text else ""
-
-
-def _cell(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) else escape(str(value))
-
-
-def _size(n_bytes: int) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if n_bytes >= size:
-            return f"{n_bytes / size:.1f} {unit}"
-    return f"{n_bytes} bytes"

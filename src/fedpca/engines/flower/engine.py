@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -24,7 +24,7 @@ from flwr.proto.control_pb2 import ListNodesRequest
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.control.control_http_client import ControlHttpClient
 
-from fedpca.engines.base import requested_sites
+from fedpca.engines.base import OnOnline, requested_sites
 from fedpca.engines.credentials import (
     CA,
     COORDINATOR_KEY,
@@ -86,6 +86,8 @@ class FlowerEngine:
         The sites' public keys that the coordinator knows itself; others are those that the server has.
     sign : callable, optional
         The function that signs a plan with the coordinator's key.
+    on_online : callable, optional
+        A function that is called with the names of the sites and of those online, if they changed.
     """
 
     declares = True  # sites on other machines follow the plan of a run
@@ -101,6 +103,7 @@ class FlowerEngine:
         resumed: Sequence[str] | None = None,
         pinned: Mapping[str, PublicKey] | None = None,
         sign: Callable[[bytes], bytes] | None = None,
+        on_online: OnOnline | None = None,
     ) -> None:
         self._link, self._secret, self._wait = link, secret, wait
         self._client: ControlHttpClient | None = None
@@ -108,6 +111,7 @@ class FlowerEngine:
         self._hold: Hold | None = None
         self._pinned = dict(pinned or {})
         self.sign = sign
+        self._on_online, self._told_online = on_online, ([""], [""])
         self.keys: dict[str, str] = {}  # fingerprints of the sites' keys
         self.absent: dict[str, str] = {}  # sites that a fit begins without, and why
         self.proofs: dict[str, dict[str, str]] = {}  # of each site's last verified answer
@@ -237,6 +241,7 @@ class FlowerEngine:
             online = {node.name for node in nodes if node.status == "online"}
             wanted = self._wanted(sites, sorted(node.name for node in nodes))
             here = [name for name in wanted if name in online]
+            self._tell_online(wanted, online)
             due = sites if isinstance(sites, int) else len(wanted)
             if quorum is not None and not 1 <= quorum <= due:
                 raise InputError(
@@ -262,6 +267,13 @@ class FlowerEngine:
         if not isinstance(sites, int):  # otherwise, nobody knows which of the others were meant
             self.absent = dict.fromkeys(offline, f"not online after {wait:g} s")
         return here
+
+    def _tell_online(self, names: Sequence[str], online: Collection[str]) -> None:
+        """Tell which sites are online, once for each change."""
+        told = list(names), [name for name in names if name in online]
+        if self._on_online is not None and told != self._told_online:
+            self._on_online(*told)
+        self._told_online = told
 
     def _fingerprints_of(self, nodes: Iterable[NodeInfo]) -> dict[str, str]:
         """Return the fingerprints of the sites' keys, without those that cannot be read."""
@@ -298,6 +310,7 @@ class FlowerEngine:
             nodes = self._control.ListNodes(ListNodesRequest()).nodes_info
             online = {node.name: node for node in nodes if node.status == "online"}
             asked.seen |= dict.fromkeys(online, now)
+            self._tell_online(self.names, online)
             self._push(asked, online)
         replies = self._run.pull(list(asked.numbers), asked.max_bytes) if self._run else ()
         for number, reply in replies:
@@ -365,6 +378,7 @@ def connect(
     wait: float,
     quorum: int | None,
     resumed: list[str] | None,
+    on_online: OnOnline | None = None,
 ) -> FlowerEngine:
     """Return the engine once the sites are online; see `Federation.flower`.
 
@@ -392,6 +406,7 @@ def connect(
         resumed=resumed,
         pinned=pinned_site_keys(folder),
         sign=None if key is None else partial(seal, key),
+        on_online=on_online,
     )
 
 

@@ -69,6 +69,11 @@ class Reservations:
             self._by_run[run] = Reservation(run, tuple(sites), holder, now + HOLD_S)
         return None
 
+    def current(self) -> list[Reservation]:
+        """Return the reservations that have not ended; any thread may ask."""
+        now = self._clock()
+        return [held for held in list(self._by_run.values()) if held.until > now]
+
 
 class ReservationDesk:
     """Middleware that takes reservations from holders of the secret."""
@@ -76,7 +81,7 @@ class ReservationDesk:
     def __init__(self, app: ASGIApp, secret: bytes, tell: Callable[[str], None]) -> None:
         self._app, self._tell = app, tell
         self._token = access_token(secret).encode()
-        self._reservations = Reservations()
+        self.reservations = Reservations()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] != HOLD_PATH:
@@ -93,7 +98,7 @@ class ReservationDesk:
         except (ValueError, LookupError, TypeError):
             await Response(status_code=400)(scope, receive, send)
             return
-        other = self._reservations.take(run, sites, holder)
+        other = self.reservations.take(run, sites, holder)
         if other is not None:
             names = printable(", ".join(other.sites), MAX_REASON_CHARS)
             self._tell(f"{holder} must wait for {names}, in use by {other.holder}")

@@ -11,7 +11,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -38,11 +38,12 @@ from flwr.superlink.main import create_app
 from fedpca.engines.flower.connection import access_token
 from fedpca.engines.flower.express import Express
 from fedpca.engines.flower.gate import Gate
-from fedpca.engines.flower.hold import ReservationDesk
+from fedpca.engines.flower.hold import ReservationDesk, Reservations
 from fedpca.engines.flower.listener import Listener, TimedProtocol
 from fedpca.engines.flower.mailbox import Mailbox
 from fedpca.protocol.printable import MAX_REASON_CHARS, printable
 
+OnSites = Callable[[Collection[str], Mapping[str, str]], None]
 MAX_HEADER_BYTES = 16 << 10  # of a request
 
 
@@ -82,13 +83,15 @@ def serve(
     certificate: Path | None,
     key: Path | None,
     tell: Callable[[str], None],
+    on_sites: OnSites | None = None,
 ) -> None:
     """Serve until a signal stops the process.
 
     ``sites`` maps each site's name to its public key. If no certificate and key are given, the server
     uses plain HTTP. It keeps nothing on disk, because journals and the sites' memory hold everything
     that must outlive it. ``tell`` is called with a line of text when a site connects or disconnects,
-    and when a fit has to wait for sites that are in use.
+    and when a fit has to wait for sites that are in use. ``on_sites`` is called every second with the
+    names of the sites online, and with who uses which sites.
     """
     listener = Listener(host, port, len(sites), tell)
     app = create_app(
@@ -130,11 +133,13 @@ def serve(
     flower_log = logging.getLogger("flwr")
     flower_log.setLevel(logging.WARNING)
     flower_log.addFilter(_escape)
-    threading.Thread(target=_watch, args=(state, tell), daemon=True).start()
     express = Express(app, cast(InMemoryLinkState, state))
     mailbox = Mailbox(express)
+    desk = ReservationDesk(mailbox, secret, tell)
+    watching = (state, tell, desk.reservations, on_sites)
+    threading.Thread(target=_watch, args=watching, daemon=True).start()
     config = uvicorn.Config(
-        Gate(ReservationDesk(mailbox, secret, tell), secret, cast(InMemoryLinkState, state)),
+        Gate(desk, secret, cast(InMemoryLinkState, state)),
         http=TimedProtocol,
         ws="none",
         loop="asyncio",  # uvloop accepts connections by itself, without counting them
@@ -155,7 +160,12 @@ def _escape(record: logging.LogRecord) -> bool:
     return True
 
 
-def _watch(state: LinkState, tell: Callable[[str], None]) -> None:
+def _watch(
+    state: LinkState,
+    tell: Callable[[str], None],
+    reservations: Reservations,
+    on_sites: OnSites | None,
+) -> None:
     """Report sites that connect or disconnect, and delete messages from finished runs."""
     online: set[str] = set()
     over: set[int] = set()
@@ -165,6 +175,9 @@ def _watch(state: LinkState, tell: Callable[[str], None]) -> None:
         for name in sorted(now ^ online):
             tell(f"{name} {'joined' if name in now else 'went offline'}")
         online = now
+        if on_sites is not None:
+            held = reservations.current()
+            on_sites(online, {name: each.holder for each in held for name in each.sites})
         over = _sweep(state, over)
         time.sleep(1.0)
 

@@ -1,0 +1,281 @@
+"""Serve a page that shows a run, or a server, while it goes on.
+
+The page has no parts from elsewhere. It follows a stream of events (Server-Sent Events). Each event has
+the whole present state, so a slow reader skips states, and none is kept for it. Nothing can be changed
+through the page: it answers GET and nothing else. Another web page in the same browser cannot read it.
+Requests from other origins are refused. So are those whose ``Host`` is a name that this page was not
+given, since a web page could make its own name lead to this machine.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import re
+import socket
+import threading
+import time
+from contextlib import suppress
+from functools import cache
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import resources
+from typing import Any
+
+from fedpca.errors import InputError
+from fedpca.report.boards import Feed
+from fedpca.report.markup import script_hash
+
+HOST, PORT = "127.0.0.1", 8642
+MAX_READERS = 32  # connections at a time; others are closed at once
+STALLED_S = 10.0  # how long a reader may take to send a request, or to take a part of an answer
+PAUSE_S = 0.25  # between two events for one reader
+HEARTBEAT_S = 15.0  # after which a line is sent that says nothing, to find readers that are gone
+FAREWELL_S = 1.0  # how long the end of a run waits for readers to learn of it
+
+UNKNOWN_NAME = (
+    "this page is not known by that name; use an IP address, or name it with --page-at NAME:PORT"
+)
+HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+class LivePage:
+    """A small web server for one page and its events.
+
+    Parameters
+    ----------
+    feed : Feed
+        What the page shows.
+    address : str
+        HOST:PORT, HOST, or PORT. The port 0 stands for any free one.
+    """
+
+    def __init__(self, feed: Feed, address: str = "") -> None:
+        host, port = parse_address(address)
+        self._feed = feed
+        try:
+            family, *_, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            self._server = _server_of(family)(where[:2], _Handler)
+        except OSError as error:
+            raise InputError(_why_not(host, port, error)) from None
+        self._server.feed = feed
+        self._server.names = frozenset({"localhost", host.lower()})
+        self._host = host
+        threading.Thread(target=self._serve, name="fedpca page", daemon=True).start()
+
+    def _serve(self) -> None:
+        self._server.serve_forever(poll_interval=0.05)
+
+    @property
+    def url(self) -> str:
+        """Return the address to open in a browser."""
+        port = self._server.server_address[1]
+        everywhere = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
+        host = everywhere.get(self._host, f"[{self._host}]" if ":" in self._host else self._host)
+        return f"http://{host}:{port}/"
+
+    @property
+    def is_for_others(self) -> bool:
+        """Return whether other machines can reach the page."""
+        address = str(self._server.server_address[0]).partition("%")[0]
+        return not ipaddress.ip_address(address).is_loopback
+
+    def close(self) -> None:
+        """Stop serving; readers of a board that has ended are told so, for up to `FAREWELL_S`."""
+        if self._feed.is_over:
+            until = time.monotonic() + FAREWELL_S
+            while self._server.n_streams and time.monotonic() < until:
+                time.sleep(0.01)
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Return the host and port in HOST:PORT, HOST, or PORT; what is missing is the usual one."""
+    host, colon, port = text.rpartition(":")
+    if not colon:
+        host, port = ("", text) if text.isdigit() else (text, "")
+    elif "]" in port or (":" in host and not host.startswith("[")):  # IPv6 without a port
+        host, port = text, ""
+    host = host.removeprefix("[").removesuffix("]")
+    if port and not (port.isdigit() and int(port) < 65536):
+        raise InputError(
+            f"page at {text!r}: the port must be a number from 0 to 65535, as in {HOST}:{PORT}"
+        )
+    return host or HOST, int(port) if port else PORT
+
+
+def _why_not(host: str, port: int, error: OSError) -> str:
+    """Return why a page cannot be served there, and the way out."""
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"port {port} at {host} is in use, perhaps by the page of a different run; choose another "
+            f"with --page-at {port + 1 if port < 65535 else port - 1}, or any free one with --page-at 0"
+        )
+    reason = error.strerror or os.strerror(error.errno or 0)
+    return f"cannot show a page at {host}, port {port}: {reason}; choose --page-at HOST:PORT"
+
+
+class _Server(ThreadingHTTPServer):
+    """A server with a thread for each of `MAX_READERS` readers, for which the process does not wait."""
+
+    daemon_threads = True
+    block_on_close = False
+    feed: Feed
+    names: frozenset[str]
+
+    def __init__(self, *arguments: Any) -> None:
+        self._free = threading.BoundedSemaphore(MAX_READERS)
+        self.n_streams = 0
+        self.counting = threading.Lock()
+        super().__init__(*arguments)
+
+    def server_bind(self) -> None:
+        """Bind as any server of sockets does; the usual one would ask for this machine's name."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer on a thread, unless too many are at it."""
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread could be started
+            self._free.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer one reader."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: a reader that goes away is no error of the run."""
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
+
+
+def _server_of(family: int) -> type[_Server]:
+    return _Server6 if family == socket.AF_INET6 else _Server
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One request of a reader."""
+
+    server: _Server
+    timeout = STALLED_S
+    server_version, sys_version = "fedpca", ""
+
+    def do_GET(self) -> None:
+        """Send the page or the stream of its states."""
+        if not _is_own_name(self.headers.get("Host", ""), self.server.names):
+            self._refuse(HTTPStatus.MISDIRECTED_REQUEST, UNKNOWN_NAME)
+        elif self._is_from_elsewhere():
+            self._refuse(HTTPStatus.FORBIDDEN, "other pages cannot read this one")
+        elif self.path == "/":
+            page, policy = _page()
+            self._begin("text/html; charset=utf-8", {"Content-Security-Policy": policy}, len(page))
+            self.wfile.write(page)
+        elif self.path == "/events":
+            self._stream()
+        else:
+            self._refuse(HTTPStatus.NOT_FOUND, "there is only one page here, at /")
+
+    def _is_from_elsewhere(self) -> bool:
+        """Return whether a page of a different origin makes the request; links may lead here."""
+        site = self.headers.get("Sec-Fetch-Site", "none")
+        if self.path == "/" and self.headers.get("Sec-Fetch-Mode") == "navigate":
+            return self.headers.get("Sec-Fetch-Dest", "document") != "document"
+        return "Origin" in self.headers or site not in ("none", "same-origin")
+
+    def _refuse_method(self) -> None:
+        self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "this page only answers GET", {"Allow": "GET"})
+
+    do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = _refuse_method
+
+    def _stream(self) -> None:
+        """Send the state whenever it has changed, until the reader goes away or the run ends."""
+        feed, seen = self.server.feed, -1
+        with self.server.counting:
+            self.server.n_streams += 1
+        try:
+            self._begin("text/event-stream")
+            while True:
+                version, is_over = feed.wait(seen, HEARTBEAT_S)
+                event = ": nothing new\n\n"
+                if version > seen:
+                    event = f"data: {feed.text()}\n\n"
+                self.wfile.write(event.encode())
+                self.wfile.flush()
+                if is_over:
+                    return
+                seen = version
+                time.sleep(PAUSE_S)
+        finally:
+            with self.server.counting:
+                self.server.n_streams -= 1
+
+    def _begin(
+        self, kind: str, more: dict[str, str] | None = None, length: int | None = None
+    ) -> None:
+        self.send_response(HTTPStatus.OK)
+        for name, value in {"Content-Type": kind, **HEADERS, **(more or {})}.items():
+            self.send_header(name, value)
+        if length is not None:
+            self.send_header("Content-Length", str(length))
+        self.end_headers()
+
+    def _refuse(self, status: HTTPStatus, why: str, more: dict[str, str] | None = None) -> None:
+        body = f"{why}\n".encode()
+        self.send_response(status)
+        for name, value in {"Content-Type": "text/plain", **HEADERS, **(more or {})}.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Print nothing, since lines of the run belong on the terminal."""
+
+
+def _is_own_name(host: str, names: frozenset[str]) -> bool:
+    """Return whether a Host header is an IP address, or a name that the page was given.
+
+    Names lead wherever their owner wants; an address leads to the machine that has it.
+    """
+    found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]/@\s]+)(:\d{1,5})?", host)
+    if found is None:
+        return False
+    name = found[1].strip("[]").lower()
+    if name in names:
+        return True
+    with suppress(ValueError):
+        ipaddress.ip_address(name)
+        return True
+    return False
+
+
+@cache
+def _page() -> tuple[bytes, str]:
+    """Return the page, and the policy by which a browser runs its script and no other."""
+    text = resources.files("fedpca.report").joinpath("live.html").read_text("utf-8")
+    policy = (
+        f"default-src 'none'; script-src '{script_hash(text)}'; style-src 'unsafe-inline'; "
+        "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return text.encode(), policy
