@@ -123,7 +123,7 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
     residual_traces_ : ndarray of shape (3,) or None
         How variance is spread outside the components, which limits of `flag_rows` follow from: the
         traces of the first three powers of the residual covariance, with a total variance of 1. Fits
-        with the solver "covariance" know them, up to 1000 features.
+        with the solver "covariance" know them, up to 500 features.
     site_variance_ratio_ : dict
         The share of each site's variance, about its own mean, that the components explain. The dict is
         empty if a site's policy withholds this share, or if sums are secure.

@@ -37,7 +37,7 @@ from fedpca.solvers.standardize import SCALES, moments_asked, own_frame
 if TYPE_CHECKING:
     from fedpca.site.site import Site
 
-MAX_TRACED = 1000  # features up to which the residual is multiplied by itself
+MAX_TRACED = 500  # features up to which the residual is multiplied by itself
 ROWS_PER_FEATURE_TO_KEEP = 4  # with more rows per feature, A'A is much smaller than the rows
 
 
