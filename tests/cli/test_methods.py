@@ -97,7 +97,10 @@ def test_a_robust_fit_lists_its_outliers(files, tables, tmp_path, suffix, rank):
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     model = load(tmp_path / "m")
-    table = pd.read_csv(listed) if suffix == ".csv" else pd.read_parquet(listed)
+    if suffix == ".csv":
+        table = pd.read_csv(listed, float_precision="round_trip")  # pandas 2 reads other last bits
+    else:
+        table = pd.read_parquet(listed)
     assert list(table) == ["site", "row", "column", "value", "fitted", "score"]
     largest = table.sort_values("score", ascending=False).groupby("site").first()
     assert {s: (r, c) for s, r, c in largest[["row", "column"]].itertuples()} == places

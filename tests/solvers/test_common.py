@@ -12,6 +12,7 @@ from sklearn.decomposition import PCA
 from fedpca import FederatedPCA, Federation
 from fedpca.errors import InputError
 from fedpca.linalg.dense import sine_of_angle
+from fedpca.rows import sparse_gram
 from fedpca.solvers import SOLVERS
 from fedpca.solvers.catalogue import find_solver
 from fedpca.testing import ScriptedEngine
@@ -226,6 +227,7 @@ def test_sparse_rows_are_never_densified(solver, monkeypatch):
     X = sp.random_array((120, 30), density=0.2, format="csr", rng=rng)
     X = (X @ sp.diags_array([4.0, 3.0, 2.0] + [0.5] * 27)).tocsr()
     reference = PCA(3, svd_solver="full").fit(X.toarray())
+    monkeypatch.setattr(sparse_gram, "rows_per_block", lambda d: 8)  # so that tiles are parts
     monkeypatch.setattr(sp.csr_array, "todense", None)
     dense_of = sp.csr_array.toarray
 
