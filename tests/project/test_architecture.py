@@ -63,6 +63,19 @@ def test_the_first_line_of_a_function_is_imperative():
                 assert first not in not_verbs, f"{module}, {node.name}: {first} ..."
 
 
+def test_the_command_line_imports_nothing_but_what_an_ordinary_install_brings():
+    """What an extra brings is imported where it is used, and what a dependency brings may go."""
+    own = {"fedpca", "numpy", "scipy", "sklearn", "pyarrow", "safetensors", "typer", "rich"}
+    for path in (SOURCE / "cli").glob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names.append(node.module)
+            for name in names:
+                top = name.partition(".")[0]
+                assert top in own or top in sys.stdlib_module_names, f"{path.name}: {name}"
+
+
 def test_only_the_federation_writes_its_fields():
     for path in MODULES:
         for node in ast.walk(ast.parse(path.read_text())):

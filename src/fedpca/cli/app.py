@@ -7,14 +7,16 @@ for what only `fedpca fit` needs.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import click
 import typer
 from typer.core import TyperGroup
 
 from fedpca._version import __version__
 from fedpca.cli.console import out
+
+if TYPE_CHECKING:
+    import click  # newer releases of typer have it inside
 
 COMMANDS = (
     "check",
