@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import matplotlib as mpl
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
@@ -21,12 +20,6 @@ from fedpca.report.diagnosis import diagnosis_contents
 
 mpl.use("Agg")
 D, K = 9, 2
-
-
-@pytest.fixture(autouse=True)
-def close_figures():
-    yield
-    plt.close("all")
 
 
 @pytest.fixture(scope="module")

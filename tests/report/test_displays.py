@@ -53,12 +53,6 @@ def pyplot():
     return plt
 
 
-@pytest.fixture(autouse=True)
-def close_figures(pyplot):
-    yield
-    pyplot.close("all")
-
-
 def test_a_scree_plot_has_a_bar_for_each_component(fitted, pyplot):
     drawn = ScreeDisplay.from_estimator(fitted)
     heights = [bar.get_height() for bar in drawn.ax_.patches]
