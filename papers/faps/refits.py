@@ -12,7 +12,7 @@ from fedpca.audit import attacks
 from fedpca.audit.transcript import Listener, Published, View
 from fedpca.engines.local import LocalEngine
 from fedpca.solvers import Faps, Problem
-from fedpca.solvers.standardize import common_features
+from fedpca.solvers.common_features import common_features
 from shared.drawing import show
 from shared.sections import judge
 

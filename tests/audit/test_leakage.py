@@ -23,7 +23,7 @@ from fedpca.engines.local import LocalEngine
 from fedpca.errors import InputError, PolicyRefused
 from fedpca.linalg.dense import outside
 from fedpca.solvers import SOLVERS, Average, Faps, Merge, Problem
-from fedpca.solvers.standardize import common_features
+from fedpca.solvers.common_features import common_features
 from fedpca.testing import ScriptedEngine
 from support import gapped_rows
 

@@ -16,7 +16,7 @@ from fedpca.engines.local import MAX_BEGUN, LocalEngine
 from fedpca.errors import QuorumLost, SitesBusy
 from fedpca.linalg import blas_threads
 from fedpca.protocol.message import compose
-from fedpca.solvers.standardize import column_names
+from fedpca.solvers.common_features import column_names
 from fedpca.testing import ScriptedEngine
 
 ROWS = np.random.default_rng(4).normal(size=(60, 5)) * [1, 2, 3, 4, 5]

@@ -16,7 +16,7 @@ from fedpca import FederatedPCA, Federation, Genotypes, Policy, Privacy, Site, l
 from fedpca.errors import FedpcaError, InputError, QuorumLost
 from fedpca.report.plink import write_model
 from fedpca.solvers import SOLVERS
-from fedpca.solvers.standardize import column_names, names_to_bytes, use_variants
+from fedpca.solvers.common_features import column_names, names_to_bytes, use_variants
 from support import assert_same_bits, fitted_quietly
 
 K = 3

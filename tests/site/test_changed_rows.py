@@ -14,7 +14,7 @@ from fedpca.protocol.question import question
 from fedpca.rows.files import BED, OPENERS
 from fedpca.site import source
 from fedpca.site.answer_log import AnswerLog
-from fedpca.solvers.standardize import column_names
+from fedpca.solvers.common_features import column_names
 from fedpca.testing import ScriptedEngine
 from support import NAMES, write_rows
 

@@ -15,10 +15,11 @@ from sklearn.preprocessing import PolynomialFeatures
 from fedpca import FederatedPCA, Federation, load
 from fedpca.linalg.dense import angle_bounds, sine_of_angle
 from fedpca.solvers import SOLVERS, Lanczos
+from fedpca.solvers.common_features import common_features
 from fedpca.solvers.contract import Problem, moments_and_rank
 from fedpca.solvers.exact.faps import distance_left
 from fedpca.solvers.exact.subspace_iteration import iterate
-from fedpca.solvers.standardize import common_features, standardize_sites
+from fedpca.solvers.standardize import standardize_sites
 
 DIRECT = ("covariance", "tsqr")
 ITERATIVE = ("lanczos", "power", "local-power")  # FAPS takes thousands of rounds on such tables

@@ -14,8 +14,8 @@ from fedpca.errors import InputError
 from fedpca.linalg.dense import sine_of_angle
 from fedpca.solvers import Covariance, Lanczos, Problem
 from fedpca.solvers.catalogue import cheapest_exact
+from fedpca.solvers.common_features import common_features
 from fedpca.solvers.costs import expected_rounds
-from fedpca.solvers.standardize import common_features
 
 SPECTRA = {  # of the singular values, d = 1000; and the most rounds to a scaled residual of 2e-6
     "xi=1.01": (1.01 ** -np.arange(1000.0), 13),

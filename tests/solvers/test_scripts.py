@@ -460,8 +460,8 @@ def honest_sites():
 def forked(site):
     """A site in the same state, which goes on by itself; its memory is never changed in place."""
     fork = copy(site)
-    fork._run = copy(site._run)
-    fork._guard, fork._ended = copy(site._guard), site._ended.copy()
+    fork._run, fork._gate = copy(site._run), copy(site._gate)
+    fork._gate._guard, fork._ended = copy(site._gate._guard), site._ended.copy()
     return fork
 
 

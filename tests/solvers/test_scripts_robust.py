@@ -15,7 +15,7 @@ from fedpca.errors import PolicyRefused
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.script import find_script
 from fedpca.solvers import Dcf
-from fedpca.solvers.standardize import names_to_bytes
+from fedpca.solvers.common_features import names_to_bytes
 from fedpca.testing.scripted import ScriptedEngine
 from support import assert_same_bits, fitted_quietly, guarded, low_rank_rows
 

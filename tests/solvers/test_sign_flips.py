@@ -13,8 +13,9 @@ from fedpca.linalg.dense import unpack_triangle
 from fedpca.linalg.parallel_analysis import count_above, noise_floor
 from fedpca.linalg.rank_rules import Spectrum
 from fedpca.solvers import sign_flips
+from fedpca.solvers.common_features import common_features
 from fedpca.solvers.sign_flips import FlipSecret
-from fedpca.solvers.standardize import ask_moments, common_features, standardize_sites
+from fedpca.solvers.standardize import ask_moments, standardize_sites
 from support import every_other, first_of
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from fedpca.protocol.script import either, maybe, repeat, then
 from fedpca.solvers import Lanczos
+from fedpca.solvers.common_features import column_names
 from fedpca.solvers.contract import covariance_product
-from fedpca.solvers.standardize import column_names, count_and_sum, standardize
+from fedpca.solvers.standardize import count_and_sum, standardize
 from fedpca.testing import check_solver
 from fedpca.testing.solvers import _check_script_admits, _check_script_refuses, _installed
 

@@ -22,8 +22,8 @@ import numpy as np
 
 from fedpca.arrays import Array
 from fedpca.audit.liar import Found, Liar, Refused
+from fedpca.solvers.common_features import names_to_bytes
 from fedpca.solvers.robust.medians import BITS, FIRST_SHIFT, KINDS, SHIFTS, SIGN
-from fedpca.solvers.standardize import names_to_bytes
 
 DIGIT = 2  # bits of a value that are found in a round
 MAX_POINTS = 1 << 14  # in a question

@@ -23,9 +23,9 @@ from fedpca.linalg.dense import unpack_triangle
 from fedpca.linalg.parallel_analysis import MANY_DRAWS
 from fedpca.rows.gaps import MISSING
 from fedpca.rows.in_memory import rows_per_block
+from fedpca.solvers.common_features import names_to_bytes
 from fedpca.solvers.exact.local_power import MAX_LOCAL_STEPS
 from fedpca.solvers.exact.tsqr import unpack_factor
-from fedpca.solvers.standardize import names_to_bytes
 
 N_INVENTED = 1000  # sites that do not exist
 MANY_STEPS = 4 * MAX_LOCAL_STEPS  # more than any plan allows, and still an answer within seconds

@@ -29,8 +29,8 @@ from fedpca.rows.devices import on_host
 from fedpca.rows.in_memory import Block, Rows, batches, canonical, is_sparse, rows_per_block
 from fedpca.rows.open import is_dask, open_rows
 from fedpca.rows.standardized import refuse_tiny
+from fedpca.solvers.common_features import common_features
 from fedpca.solvers.one_round.merge import directions_to_ask, gather_summaries, summarize_rows
-from fedpca.solvers.standardize import common_features
 from fedpca.summary.lowrank import rows_at_once
 from fedpca.summary.scaled import scaled_summary
 from fedpca.summary.scatter import Scatter, scatter_fits, scatter_pays

@@ -15,7 +15,6 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,10 +40,9 @@ from fedpca.rows.in_memory import DenseRows, Rows, SparseRows, about_n_rows
 from fedpca.rows.one_pass import ProvisionalScatter
 from fedpca.rows.query import Query
 from fedpca.rows.standardized import MAX_CACHE_BYTES, Frame, StandardizedRows, is_read_once
-from fedpca.site.budget import SET_ASIDE, Budget
 from fedpca.site.current_run import Checkpoint, CurrentRun, Memory, read_only
-from fedpca.site.disclosure import Disclosure
-from fedpca.site.guard import UNDECLARED, Agreement, Guard, Keys, agreement_to
+from fedpca.site.gate import Gate
+from fedpca.site.guard import UNDECLARED, Agreement, Keys
 from fedpca.site.guard import keep as keep_agreement
 from fedpca.site.memory import (
     MEMORY_GONE,
@@ -56,8 +54,8 @@ from fedpca.site.memory import (
     remembers,
 )
 from fedpca.site.policy import TRUSTING, Policy
-from fedpca.site.privacy_budget import SESSION_BYTES, SUFFIX, PrivacyBudget, Release, Session
-from fedpca.site.requests import Requests, file_stem, requests_folder
+from fedpca.site.privacy_budget import SESSION_BYTES, Session
+from fedpca.site.requests import file_stem
 from fedpca.site.source import Source
 
 log = logging.getLogger("fedpca.site")
@@ -196,10 +194,8 @@ class Site:
         self._scatter: ProvisionalScatter | None = None  # from the last pass that summed columns
         self._chosen: tuple[Rows, Array, Rows] | None = None  # all rows, columns, and rows in these
         self._lock = threading.Lock()
-        self._guard = None if self.policy.is_open else Guard(self.policy, name, keys)
-        self._tell, self._keys = tell, keys
-        self._disclosure = Disclosure(self.policy) if self.policy.protects_few else None
-        self._budget = Budget(self.policy) if self.policy.has_budget else None
+        self._keys = keys
+        self._gate = Gate(self.policy, name, keys=keys, tell=tell, file=self.file)
 
     @classmethod
     def query(cls, database: Any, sql: str, *, name: str, **options: Any) -> Site:
@@ -261,16 +257,12 @@ class Site:
         without them.
         """
         rows = self._source.rows
-        if self._disclosure is None or not isinstance(rows, GenotypeRows):
+        if not self._gate.leaves_out_few or not isinstance(rows, GenotypeRows):
             return
-        missing = ERROR
-        if self.remembers(Agreement):
-            given = self.plan.parameters.get("missing")
-            missing = MISSING.index(given) if given in MISSING else ERROR
+        missing = self._missing({})
         if missing == DROP or rows.n_rows < self.policy.min_count:
             return  # in which case the site refuses with the reason
-        few = self._disclosure.few_of(rows, missing)
-        left_out = {*few.rare, *few.gapped}
+        left_out = self._gate.few_variants(rows, missing)
         if left_out:
             kept = [i for i, name in enumerate(rows.features) if name not in left_out]
             self.choose_variants(np.array(kept, np.int64))
@@ -344,7 +336,7 @@ class Site:
             self.rows,
             frame,
             max_cache_bytes=self.memory_limit,
-            only_sums=self._guard is not None,
+            only_sums=not self.policy.is_open,
             scatter=self._scatter,
         )
 
@@ -357,21 +349,13 @@ class Site:
         self._scatter = scatter
         return totals
 
-    @cached_property
-    def _privacy_budget(self) -> PrivacyBudget:
-        """Return what private runs have spent."""
-        return PrivacyBudget(self.policy)
-
     def privacy_budget_in_words(self) -> str:
         """Return how much of its privacy budget the site has spent, or an empty text without one."""
-        if self.policy.max_epsilon is None:
-            return ""
-        return self._privacy_budget.in_words(self.file(SUFFIX))
+        return self._gate.privacy_budget_in_words()
 
     def look_at_rows(self) -> None:
         """Look at the rows as the policy requires, so that the first run does not wait for it."""
-        if self._disclosure is not None:
-            self._disclosure.look(self.rows, self._record)
+        self._gate.look_at(self.rows, self._record)
 
     @property
     def _record(self) -> Path | None:
@@ -440,12 +424,11 @@ class Site:
                 f"question {question.name!r} has whole numbers as its answer, whose size is not told"
             )
         memory, before, asked = run.memory, run.memory_before(number), arrays
-        agreed = None
-        if self._guard is not None:
-            agreed = self._guard.check(before, question, header, arrays, dimensions["d"])
+        agreed = self._gate.check_step(before, question, header, arrays, dimensions.get("d", 0))
         # noise protects single rows, so counts of them need no further rule
-        if question.reads_rows and self._disclosure is not None and question.spends is None:
-            self._check_disclosure(self._disclosure, agreed, arrays)
+        if self._gate.leaves_out_few and question.reads_rows and question.spends is None:
+            missing = self._missing(arrays)
+            self._gate.check_rows(self._source.rows, missing, self._record, self.rows)
         self._spend_round(header)
         try:
             run.memory = before if agreed is None else keep_agreement(before, agreed)
@@ -465,9 +448,10 @@ class Site:
                     run.keep_open(masks, answer)
                 answer = run.masked(masks, answer)
             reply = self._reply(header, {}, answer)
-            if masks is None and self._guard is None:
+            if masks is None and self.policy.is_open:
                 reply.checked[question.name] = Checked(reply.arrays, dimensions, asked)
-            self._spend(question, header)
+            if question.spends is not None:
+                self._gate.spend(question, header, self.plan, self.recall(Session))
             # how far the run has come is memory too, and so is an answer with noise
             if question.remembers or agreed is not None or question.spends is not None:
                 self._save(number, reply)
@@ -496,63 +480,26 @@ class Site:
         self._spend_round(header)
         reply = self._reply(header, {}, run.masked(masks, answer))
         if not masks.is_bound:
-            is_saved = question.remembers or self._guard is not None
+            is_saved = question.remembers or not self.policy.is_open
             run.close_answer(reply, lambda: self._save(run.round, reply) if is_saved else None)
         return reply
 
     def _checked(self, message: Message, question: Question) -> tuple[Arrays, Dimensions]:
         """Return what a question asks with, and the dimensions, if the policy lets it be asked."""
         header = message.header
-        if header["verb"] != question.verb:
-            raise PolicyRefused(
-                f"verb={header['verb']!r}: the answers to {question.name!r} are for "
-                f"{question.verb!r}"
-            )
-        if self.policy.approval:
-            self._requests.refuse_undecided(header["run"].rpartition(".")[0])
-        self._refuse_mixed(question)
+        self._gate.check_question(question, header, is_private=self.remembers(Session))
         self._refuse_changed_rows()
         n_rows = self.rows.n_rows if self.policy.min_rows else None
         self.policy.check(question, header["n_sites"], n_rows)
-        if self._guard is not None:  # whoever asks could change what another site has checked
+        if not self.policy.is_open:  # whoever asks could change what another site has checked
             dimensions = {"d": self.rows.n_features}
             return question.check_request(message.arrays, dimensions), dimensions
         checked = question.checked_request(message, self.rows.n_features)
         return checked.arrays, dict(checked.dimensions)
 
-    def _refuse_mixed(self, question: Question) -> None:
-        """Refuse exact answers about rows in a private run, and noisy ones in any other run."""
-        is_private = self.remembers(Session)
-        if question.spends is not None and not is_private:
-            raise PolicyRefused(
-                f"question {question.name!r} belongs to differentially private runs, but no plan with "
-                "privacy settings was declared; use FederatedPCA(privacy=Privacy(...))"
-            )
-        if is_private and question.reads_rows and question.spends is None:
-            raise PolicyRefused(
-                f"the declared plan is differentially private, but question {question.name!r} asks "
-                "for an answer without noise"
-            )
-
     def _spend_round(self, header: Header) -> None:
         """Count a round of a run against the policy's budget, if it has one."""
-        if self._budget is not None:
-            set_aside = SET_ASIDE if self.keeps_process else 1
-            self._budget.spend(str(header["run"]), self.file(".budget"), set_aside)
-
-    def _spend(self, question: Question, header: Header) -> None:
-        """Count what an answer spends of the site's privacy budget, before it is kept and leaves."""
-        if question.spends is not None:
-            plan, run = self.plan, str(header["run"])
-            release = Release.now(
-                run,
-                self.recall(Session),
-                header["round"],
-                question.name,
-                plan,
-                question.spends(plan),
-            )
-            self._privacy_budget.spend(release, self.file(SUFFIX))
+        self._gate.spend_round(str(header["run"]), keeps_process=self.keeps_process)
 
     def _compute(self, question: Question, arrays: Arrays, dimensions: Dimensions) -> Arrays:
         """Return the checked answer to a question."""
@@ -585,18 +532,15 @@ class Site:
             self._save(0, reply)
         return reply
 
-    def _check_disclosure(
-        self, disclosure: Disclosure, agreed: Agreement | None, asked: Mapping[str, Array]
-    ) -> None:
-        """Refuse rows of which the policy lets no sum leave, given what happens to gaps."""
+    def _missing(self, asked: Mapping[str, Array]) -> int:
+        """Return what happens to gaps in this run, as a position in `MISSING`."""
         run = self._run
         if "missing" in asked:
             run.missing = int(asked["missing"])
-        elif run.missing is None and agreed is not None:
-            plan = RunPlan.from_bytes(agreed.plan.tobytes())
-            given = plan.parameters.get("missing")
+        elif run.missing is None and self.remembers(Agreement):
+            given = self.plan.parameters.get("missing")
             run.missing = MISSING.index(given) if given in MISSING else ERROR
-        disclosure.check(self._source.rows, run.missing or ERROR, self._record, self.rows)
+        return run.missing or ERROR
 
     def _declare(self, message: Message) -> Message:
         """Admit the plan of a run, or refuse it; a site that answers everything needs no plan.
@@ -610,25 +554,17 @@ class Site:
                 "this site has a new process for each question, so it cannot tell how often the size "
                 "of an answer was asked for; for secure sums, the site must use fedpca join"
             )
-        if self._guard is None:
-            needs_plan = plan.is_secure or plan.is_private
-            if header["run"] != self._run.name:
-                self._enter(header["run"], header["memory"], has_keys=needs_plan)
-            if not needs_plan:
-                return self._reply(header, {}, {})
-            return self._begin_plan(header, plan, agreement_to(plan))
         signature = message.arrays.get("signature", np.empty(0, np.uint8)).tobytes()
-        signer = self._guard.check_signature(plan, signature)
-        self._guard.consider(header["run"], plan)
-        if plan.is_private:
-            self._privacy_budget.check(plan, header["run"], self.file(SUFFIX))
-        if self.policy.approval:
-            self._ask_for_approval(plan, signer)
-        if header["run"] != self._run.name:
-            if not header["memory"] and header["run"] in self._ended:
-                self._ended.remove(header["run"])  # it waited for other sites, and begins only now
-            self._enter(header["run"], header["memory"], is_declared=True)
-        return self._begin_plan(header, plan, self._guard.admit(self.memory, header["run"], plan))
+        run, last = header["run"], header["memory"]
+        self._gate.consider(run, plan, signature)
+        needs_plan = not self.policy.is_open or plan.is_secure or plan.is_private
+        if run != self._run.name:
+            if not self.policy.is_open and not last and run in self._ended:
+                self._ended.remove(run)  # it waited for other sites, and begins only now
+            self._enter(run, last, is_declared=True, has_keys=needs_plan)
+        if not needs_plan:
+            return self._reply(header, {}, {})
+        return self._begin_plan(header, plan, self._gate.admit(self.memory, run, plan))
 
     def _begin_plan(self, header: Header, plan: RunPlan, agreed: Agreement) -> Message:
         """Remember what was agreed, and offer a key if the plan asks for secure sums."""
@@ -650,27 +586,6 @@ class Site:
             self._save(0, reply)
         return reply
 
-    def _ask_for_approval(self, plan: RunPlan, signer: str) -> None:
-        """Refuse a plan until a person at the site has approved it."""
-        try:
-            self._requests.check(plan, signer)
-        except (FileError, OSError) as error:
-            log.error("site %s cannot keep the request of a run: %s", self.name, error)
-            raise SiteFailed(
-                "the site cannot keep the request for approval; see the site's log for details"
-            ) from None
-
-    @property
-    def _requests(self) -> Requests:
-        """Return the runs that asked for a person's approval."""
-        if self.store is None:
-            raise PolicyRefused(
-                "the policy asks a person about each run, but the site has no folder for the requests; "
-                "create it with Site(..., store=FOLDER)"
-            )
-        folder = requests_folder(self.store, self.name)
-        return Requests(folder, self.policy.approval_days, self._tell)
-
     def _reply(self, asked: Header, more: Header, arrays: Mapping[str, Array]) -> Message:
         """Compose a reply whose header repeats the run, round, and question."""
         return _reply(self.name, asked, more, arrays)
@@ -689,20 +604,20 @@ class Site:
         if run in self._ended:
             raise MessageError("this run is over because a newer run has started at this site")
         files = self._source.files_now()
-        is_saved = last or has_keys or self._guard is not None
+        is_saved = last or has_keys or not self.policy.is_open
         saved = self._load(run, files) if is_saved else None
         if (0 if saved is None else saved.round) < last:
             raise MessageError(
                 f"this question needs the memory from round {last}, which the site does not have; "
                 f"{MEMORY_GONE}"
             )
-        if saved is None and not is_declared and self._guard is not None:
+        if saved is None and not is_declared and not self.policy.is_open:
             raise PolicyRefused(UNDECLARED)  # and stay in the run that the site is in
         if files != self._source.files:
             self._source.reopen(files)
             self._standardized = None
-        if saved is None and self._budget is not None:
-            self._budget.start_over()
+        if saved is None:
+            self._gate.start_over()
         if self._run.name is not None:
             self._ended.append(self._run.name)
         self._run = CurrentRun.begin(run, saved)

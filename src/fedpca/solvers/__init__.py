@@ -1,8 +1,9 @@
 """Solvers: the coordinator's complete program for each method, with the questions that it asks sites.
 
 Start with `contract`, which defines what a solver takes and returns, and `catalogue`, which lists all
-solvers. `standardize` contains the rounds that come before every solver. `pca` is the program that runs
-the solvers in `exact` and `one_round`. `personalized` and `robust` are separate families.
+solvers. `common_features` and `standardize` contain the rounds that come before every solver. `pca` is
+the program that runs the solvers in `exact` and `one_round`. `personalized` and `robust` are separate
+families.
 
 Importing this package registers every question that a site may be asked.
 """

@@ -26,13 +26,8 @@ from fedpca.protocol.invariants import ROUNDING
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import Question, question
 from fedpca.protocol.script import Order, Script, then
-from fedpca.solvers.standardize import (
-    ColumnMeans,
-    CommonFeatures,
-    Moments,
-    ask_moments,
-    moments_script,
-)
+from fedpca.solvers.common_features import CommonFeatures
+from fedpca.solvers.standardize import ColumnMeans, Moments, ask_moments, moments_script
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site

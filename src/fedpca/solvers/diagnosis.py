@@ -32,18 +32,13 @@ from fedpca.protocol.script import Script, script
 from fedpca.rows.columns import column_order
 from fedpca.rows.gaps import MISSING
 from fedpca.solvers.catalogue import cheapest_exact
+from fedpca.solvers.common_features import CommonFeatures, common_features
 from fedpca.solvers.contract import Problem, Solution, covariance_product
 from fedpca.solvers.exact.covariance import Covariance, covariance_triangle
 from fedpca.solvers.exact.lanczos import Lanczos
 from fedpca.solvers.pca import pca_script
 from fedpca.solvers.sign_flips import SignFlips, column_squares
-from fedpca.solvers.standardize import (
-    CommonFeatures,
-    Moments,
-    common_features,
-    count_and_sum,
-    squares,
-)
+from fedpca.solvers.standardize import Moments, count_and_sum, squares
 
 N_MORE_PRODUCTS = 2  # after the eigenvalues are found
 LOOK = 20  # leading eigenvalues to find where not all of them are

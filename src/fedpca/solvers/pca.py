@@ -21,6 +21,7 @@ from fedpca.rows.centering import MAX_CANCELLATION
 from fedpca.rows.gaps import MISSING
 from fedpca.rows.standardized import Frame, refuse_tiny
 from fedpca.solvers.catalogue import SOLVERS, cheapest_exact, chosen_by_auto, plan_solver
+from fedpca.solvers.common_features import column_names, common_features, use_variants
 from fedpca.solvers.contract import (
     EXPLAINED,
     PcaResult,
@@ -39,13 +40,10 @@ from fedpca.solvers.private.program import private_script
 from fedpca.solvers.sign_flips import SignFlips
 from fedpca.solvers.standardize import (
     BINOMIAL,
-    column_names,
-    common_features,
     count_and_sum,
     moments_asked,
     own_mean_of,
     polymorphic,
-    use_variants,
 )
 
 if TYPE_CHECKING:

@@ -37,13 +37,13 @@ from fedpca.solvers.catalogue import (
     find_solver,
     to_plain,
 )
+from fedpca.solvers.common_features import names_to_bytes
 from fedpca.solvers.contract import Solver, check_choice, check_positive, check_whole
 from fedpca.solvers.costs import Asked, Counted, Iterative, Rounds, Sizes
 from fedpca.solvers.pca import fit_asked
 from fedpca.solvers.private.program import private_asked, private_solver
 from fedpca.solvers.private.utility import expected_share
 from fedpca.solvers.rehearsal import rehearse
-from fedpca.solvers.standardize import names_to_bytes
 from fedpca.solvers.traffic import Crossed, Party, traffic
 from fedpca.solvers.workload import BANDWIDTH, LATENCY_S, Speed, Work, speed_of
 

@@ -40,11 +40,12 @@ from fedpca.protocol.question import question
 from fedpca.protocol.script import Script, script, then
 from fedpca.rows.in_memory import about_n_rows
 from fedpca.rows.standardized import Frame
+from fedpca.solvers.common_features import column_names
 from fedpca.solvers.contract import after_moments, check_whole
 from fedpca.solvers.diagnosis import moments_about
 from fedpca.solvers.influence import SitePart, without_each
 from fedpca.solvers.one_round.merge import SUMMARY, Merge, gather_summaries, impossible_summary
-from fedpca.solvers.standardize import column_names, own_mean_of, standardize, standardize_sites
+from fedpca.solvers.standardize import own_mean_of, standardize, standardize_sites
 from fedpca.summary.from_rows import summarize_parts
 from fedpca.summary.summary import Summary, merge_in_tree
 

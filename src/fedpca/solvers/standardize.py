@@ -1,4 +1,4 @@
-"""Find the common features, n, the mean, and the scale, in the rounds before every solver.
+"""Find n, the mean, and the scale over all sites, in the rounds before every solver.
 
     m = sum x / n,   s_j^2 = sum (x_j - m_j)^2 / n,   over the rows x of all sites
 
@@ -10,28 +10,26 @@ and each row counts by its weight. If gaps take the mean, the mean is that of th
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedpca.arrays import Array, Arrays
+from fedpca.arrays import Array
 from fedpca.coordinator.federation import Federation
-from fedpca.errors import InputError, MessageError, PolicyRefused
+from fedpca.errors import InputError, PolicyRefused
 from fedpca.linalg.dense import ROUNDING
 from fedpca.protocol.invariants import MAX_VALUE
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import question
 from fedpca.protocol.script import Script, then
-from fedpca.rows.columns import column_order, some_of
+from fedpca.rows.columns import some_of
 from fedpca.rows.gaps import DROP, ERROR, MEAN, MISSING
-from fedpca.rows.genotypes import GenotypeRows
 from fedpca.rows.in_memory import is_sparse
 from fedpca.rows.standardized import Frame, deviations, refuse_large, refuse_tiny, usable_energy
-from fedpca.rows.variants import MONOMORPHIC, RARE, common_variants, misnamed_variant
-from fedpca.rows.weighted import WeightedRows
+from fedpca.rows.variants import MONOMORPHIC, RARE
+from fedpca.solvers.common_features import CommonFeatures, ask_to_use, own_order
 from fedpca.solvers.costs import Asked, Sizes
 
 if TYPE_CHECKING:
@@ -40,26 +38,8 @@ if TYPE_CHECKING:
 MAX_PRODUCTS = 1 << 40  # columns by which rows can be multiplied in a run; a hint for the site
 BINOMIAL = "binomial"  # the scale of genotypes
 MONOMORPHIC_SHARE = 1e-12  # of an allele that does not occur, but for rounding in weights
-MAX_NAMES_BYTES = 64 << 20  # of one site's column names as JSON
 SCALES = "1e-150..1e100"  # beyond these, squares of scaled values underflow or overflow one by one
 MAX_TIMES_LARGEST = 2.0**20  # a mean beyond this multiple of a site's values would round them away
-
-
-@dataclass(frozen=True)
-class CommonFeatures:
-    """The features that all sites have in common."""
-
-    n_features: int
-    names: tuple[str, ...] | None
-    in_order: bool  # whether all sites have them in the same order
-    has_weights: bool = False  # whether the rows of a site have weights
-    rounding: float = ROUNDING  # error of products with rows, as a share of the largest eigenvalue
-    left_out: Mapping[str, str] | None = None  # of genotypes: the variants left out, and why
-
-    @property
-    def to_ask(self) -> Array:
-        """Return the names as a message field, which is empty if no site must reorder its columns."""
-        return names_to_bytes(None if self.in_order else self.names)
 
 
 @dataclass(frozen=True)
@@ -158,61 +138,6 @@ def _largest_values(site: Site) -> Array:
     return largest
 
 
-def misnamed(answer: Arrays, _: Arrays) -> str | None:
-    """Return what is wrong with the column names in an answer, or None."""
-    if not answer["features"].size:
-        return None
-    try:
-        names = json.loads(answer["features"].tobytes())
-        "".join(names).encode()  # refuses items that are no strings, or that no file can hold
-    except (ValueError, TypeError, RecursionError):
-        names = None
-    if not isinstance(names, list):
-        return "has column names that are not a list of strings"
-    if len(set(names)) != len(names):
-        return "has the same name for two columns"
-    if len(names) != answer["n_features"]:
-        return f"has {len(names)} column names for {int(answer['n_features'])} columns"
-    if "are_variants" in answer and answer["are_variants"] and misnamed_variant(names):
-        return "has names of variants that are not CHROMOSOME:POSITION:ID:ALLELE:ALLELE"
-    return None
-
-
-@question(
-    verb="gather",
-    doing="asking for column names",
-    answers={
-        "features": "uint8 bytes",
-        "n_features": "int64, count",
-        "has_weights": "int64, count",
-        "rounding": "float64, share",
-        "are_variants": "int64, count",
-        "log_normalized": "float64, nonnegative",
-    },
-    remembers=True,
-    reads_rows=False,
-    at_most={"bytes": str(MAX_NAMES_BYTES)},
-    check=misnamed,
-)
-def column_names(site: Site) -> dict[str, Any]:
-    """Send the number of a site's columns, their names as JSON, and whether its rows have weights.
-
-    ``rounding`` is the error of the site's products with rows, as a share of their largest eigenvalue.
-    ``log_normalized`` is the sum to which the site normalizes its cells, or zero if it does not. The
-    site remembers that it answered. If it is restarted, it must still have the same rows. Of genotypes,
-    the names are those of the variants, without those that the policy lets nobody sum.
-    """
-    site.leave_out_few()
-    return {
-        "features": names_to_bytes(site.rows.features),
-        "n_features": np.int64(site.rows.n_features),
-        "has_weights": np.int64(isinstance(site.rows, WeightedRows)),
-        "rounding": np.float64(getattr(site.rows, "rounding", ROUNDING)),
-        "are_variants": np.int64(isinstance(site.rows, GenotypeRows)),
-        "log_normalized": np.float64(site.log_normalized),
-    }
-
-
 @question(
     doing="counting rows and adding up columns",
     asks={"features": "uint8 bytes", "missing": "int64"},
@@ -262,17 +187,6 @@ def large_mean(total: Array, n: Array, most: float = MAX_VALUE) -> str | None:
     return None if is_possible else f"has a mean beyond {most:.0e}"
 
 
-def own_order(site: Site, features: Array) -> Array | None:
-    """Return the site's column for each common feature, or None if the order is the same."""
-    if misnamed({"features": features, "n_features": np.array(site.rows.n_features)}, {}):
-        raise MessageError("field 'features' must list the names of all columns, each once")
-    wanted, own = names_from_bytes(features), site.rows.features
-    if wanted is None or own is None:
-        return None
-    order = column_order(wanted, own, "the site")
-    return None if order is None else np.array(order)
-
-
 @question(
     doing="adding up squares",
     asks={"mean": "float64 d"},
@@ -302,129 +216,6 @@ def standardize(site: Site, mean: Array, scale: Array, n_products: Array) -> dic
     energy = site.standardized.squares().sum()
     site.remember(replace(frame, energy=energy))
     return {"energy": energy}
-
-
-def not_as_asked(answer: Arrays, asked: Arrays) -> str | None:
-    """Return what is wrong with the number of variants that a site uses, or None."""
-    wanted = names_from_bytes(asked["features"]) or ()
-    is_same = int(answer["n_features"]) == len(wanted)
-    return (
-        None if is_same else f"uses {int(answer['n_features'])} variants instead of {len(wanted)}"
-    )
-
-
-@question(
-    verb="gather",
-    doing="agreeing on variants",
-    asks={"features": "uint8 names"},
-    answers={"n_features": "int64, count"},
-    remembers=True,
-    reads_rows=False,
-    check=not_as_asked,
-)
-def use_variants(site: Site, features: Array) -> dict[str, Any]:
-    """Use only these variants of the site's genotypes, in this order, for the rest of the run."""
-    own = site.rows.features
-    if own is None or not isinstance(site.rows, GenotypeRows):
-        raise MessageError("question 'use_variants' needs genotypes, which the site's rows are not")
-    try:
-        wanted = [str(name) for name in json.loads(features.tobytes())]
-    except (ValueError, TypeError, RecursionError):
-        wanted = []
-    position = {name: i for i, name in enumerate(own)}
-    if not wanted or len(set(wanted)) < len(wanted) or not set(wanted) <= position.keys():
-        raise MessageError(
-            "field 'features' of question 'use_variants' must list variants of the site, each once"
-        )
-    site.choose_variants(np.array([position[name] for name in wanted]))
-    return {"n_features": np.int64(len(wanted))}
-
-
-def ask_to_use(fed: Federation, common: CommonFeatures, names: Sequence[str]) -> CommonFeatures:
-    """Ask all sites to use only these variants, and return the features that are left."""
-    fed.gather(use_variants, features=names_to_bytes(names))
-    fed.bind(d=len(names))
-    return replace(common, n_features=len(names), names=tuple(names), in_order=True)
-
-
-def common_features(
-    fed: Federation, *, takes_weights: bool = False, takes_variants: bool = False
-) -> CommonFeatures:
-    """Compare the columns of all sites and return the features that they have in common.
-
-    The features are in the first site's order. No question is asked about rows. Sites whose rows have
-    weights are refused unless the program takes weights, and so are sites that normalize their cells
-    differently. If the program takes variants, sites with genotypes agree on those that all have; see
-    `fedpca.rows.variants`.
-    """
-    answers = fed.gather(column_names)
-    if takes_variants and all(answer["are_variants"] for answer in answers.values()):
-        return _common_variants(fed, answers)
-    weighted = [name for name, answer in answers.items() if answer["has_weights"]]
-    if weighted and not takes_weights:
-        raise InputError(
-            f"the rows of {some_of(weighted)} have weights, which only FederatedPCA uses; create the "
-            "sites without weight="
-        )
-    first, *others = answers
-    fed.report_log_normalized(_common_normalization(answers))
-    reference = names_from_bytes(answers[first]["features"])
-    n_features = int(answers[first]["n_features"])
-    in_order = True
-    for name in others:
-        features = names_from_bytes(answers[name]["features"])
-        d = int(answers[name]["n_features"])
-        where = f"site {name!r}, compared with site {first!r}"
-        if (features is None) != (reference is None):
-            raise InputError(
-                f"{where}: one has column names and the other has none; name the columns of both"
-            )
-        if features is not None and reference is not None:
-            in_order &= column_order(reference, features, where) is None
-        elif d != n_features:
-            raise InputError(f"{where}: {d} columns instead of {n_features}")
-    if n_features < 1:
-        raise InputError("0 feature(s): the rows have no columns while a minimum of 1 is required")
-    fed.bind(d=n_features)
-    rounding = max(ROUNDING, *(float(answer["rounding"]) for answer in answers.values()))
-    return CommonFeatures(n_features, reference, in_order, bool(weighted), rounding)
-
-
-def _common_normalization(answers: Mapping[str, Arrays]) -> float:
-    """Return the sum to which all sites normalize their cells; refuse sites that differ.
-
-    Values that were not normalized, or to another sum, would pass for a difference between sites.
-    """
-    targets = {name: float(answer["log_normalized"]) for name, answer in answers.items()}
-    first, *others = targets
-    for name in others:
-        if targets[name] != targets[first]:
-            one, other = (_in_words(targets[site]) for site in (name, first))
-            raise InputError(
-                f"site {name!r} {one}, but site {first!r} {other}; use the same log_normalize at all "
-                "sites"
-            )
-    return targets[first]
-
-
-def _in_words(target: float) -> str:
-    return f"log-normalizes its cells to {target:.17g}" if target else "does not normalize cells"
-
-
-def _common_variants(fed: Federation, answers: Mapping[str, Arrays]) -> CommonFeatures:
-    """Agree on the variants that all sites have."""
-    named = {name: names_from_bytes(answer["features"]) or () for name, answer in answers.items()}
-    for name, variants in named.items():
-        if not variants:
-            raise InputError(
-                f"site {name!r} has no variant to offer; its policy may leave all of them out"
-            )
-    kept, left_out = common_variants(named)
-    common = CommonFeatures(len(kept), kept, in_order=True, left_out=left_out)
-    if all(variants == kept for variants in named.values()):
-        fed.bind(d=len(kept))
-        return common
-    return ask_to_use(fed, common, kept)
 
 
 def polymorphic(
@@ -576,13 +367,3 @@ def standardize_sites(fed: Federation, moments: Moments, n_products: int) -> flo
         standardize, mean=moments.mean, scale=moments.scale, n_products=np.int64(n_products)
     )
     return usable_energy(float(answer["energy"]))
-
-
-def names_to_bytes(names: Sequence[str] | None) -> Array:
-    """Encode feature names as a message field."""
-    return np.frombuffer(b"" if names is None else json.dumps(list(names)).encode(), np.uint8)
-
-
-def names_from_bytes(array: Array) -> tuple[str, ...] | None:
-    """Decode the feature names that `names_to_bytes` encoded."""
-    return tuple(str(name) for name in json.loads(array.tobytes())) if array.size else None

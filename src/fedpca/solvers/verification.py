@@ -42,6 +42,7 @@ from fedpca.protocol.script import Script, maybe, script, then
 from fedpca.rows.columns import some_of
 from fedpca.rows.gaps import MISSING
 from fedpca.rows.standardized import deviations, usable_energy
+from fedpca.solvers.common_features import CommonFeatures, column_names, common_features
 from fedpca.solvers.contract import (
     after_moments,
     check_choice,
@@ -51,16 +52,7 @@ from fedpca.solvers.contract import (
     scaled,
 )
 from fedpca.solvers.pca import explained_energy
-from fedpca.solvers.standardize import (
-    CommonFeatures,
-    Moments,
-    ask_moments,
-    column_names,
-    common_features,
-    squares,
-    standardize,
-    standardize_sites,
-)
+from fedpca.solvers.standardize import Moments, ask_moments, squares, standardize, standardize_sites
 
 PROGRAM = "verify"
 TOL = 1e-6  # relative change that rounding or secure sums may cause

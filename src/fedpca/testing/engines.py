@@ -12,7 +12,7 @@ from fedpca.engines.base import Engine
 from fedpca.errors import SiteError
 from fedpca.estimators import FederatedPCA
 from fedpca.protocol.message import Message, compose, decode
-from fedpca.solvers.standardize import column_names
+from fedpca.solvers.common_features import column_names
 
 WAIT_S = 600.0  # generous, because a check must not depend on machine speed
 

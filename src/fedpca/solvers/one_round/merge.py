@@ -33,6 +33,7 @@ from fedpca.rows.centering import about_own_mean, naming_bad_values
 from fedpca.rows.gaps import WAY_OUT
 from fedpca.rows.in_memory import about_n_rows
 from fedpca.rows.standardized import refuse_large
+from fedpca.solvers.common_features import own_order
 from fedpca.solvers.contract import (
     EXPLAINED,
     Problem,
@@ -53,7 +54,6 @@ from fedpca.solvers.standardize import (
     large_mean,
     moments_asked,
     own_frame,
-    own_order,
 )
 from fedpca.summary.bounds import eigenvalue_bound
 from fedpca.summary.from_rows import summarize_parts

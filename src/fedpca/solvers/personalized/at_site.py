@@ -24,9 +24,9 @@ from fedpca.protocol.question import question
 from fedpca.rows.in_memory import refuse_non_finite
 from fedpca.rows.leading import TOL, leading_directions
 from fedpca.rows.standardized import Frame, column_sums, refuse_tiny
+from fedpca.solvers.common_features import own_order
 from fedpca.solvers.personalized.local_ranks import LocalRanks
 from fedpca.solvers.personalized.projections import Basis
-from fedpca.solvers.standardize import own_order
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site

@@ -17,6 +17,7 @@ from fedpca.models.personalized import PersonalizedModel, SitePart, variance_sha
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.script import Script, maybe, script, then
 from fedpca.rows.standardized import usable_energy
+from fedpca.solvers.common_features import CommonFeatures, column_names, common_features
 from fedpca.solvers.contract import declared_method
 from fedpca.solvers.costs import LANCZOS_ROUNDS
 from fedpca.solvers.personalized.at_site import (
@@ -37,14 +38,7 @@ from fedpca.solvers.personalized.projections import (
     whole_basis,
 )
 from fedpca.solvers.personalized.starts import find_starts, leading_of_rows, starts_order
-from fedpca.solvers.standardize import (
-    CommonFeatures,
-    ask_moments,
-    at_least_two,
-    column_names,
-    common_features,
-    moments_script,
-)
+from fedpca.solvers.standardize import ask_moments, at_least_two, moments_script
 
 METHODS: dict[str, PersonalizedSolver] = {m.name: m for m in (Power(), Stiefel(), Polar())}
 # A direction that the sites' local parts contain up to this share is tied with the shared directions.

@@ -28,7 +28,7 @@ from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import question
 from fedpca.rows.bounded import RADIUS, bounded_blocks
 from fedpca.rows.weighted import WeightedRows
-from fedpca.solvers.standardize import own_order
+from fedpca.solvers.common_features import own_order
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site

@@ -46,6 +46,7 @@ from fedpca.privacy.gaussian import Privacy, around_point
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.script import Order, Script, either, then
 from fedpca.rows.bounded import MAX_ROWS, RADIUS
+from fedpca.solvers.common_features import column_names, common_features
 from fedpca.solvers.contract import PcaResult, Solution, Solver, check_choice
 from fedpca.solvers.costs import Asked, Sizes
 from fedpca.solvers.private.at_site import (
@@ -59,7 +60,7 @@ from fedpca.solvers.private.at_site import (
     scatter_variance,
     sum_variance,
 )
-from fedpca.solvers.standardize import Moments, column_names, common_features
+from fedpca.solvers.standardize import Moments
 
 MAX_SCATTER_FEATURES = 4096  # up to which the scatter is summed; beyond, products are
 SPARE_COLUMNS = 5  # of a block beside the components

@@ -27,6 +27,7 @@ from fedpca.models.outliers import write_outliers
 from fedpca.models.robust import TIMES_MEDIAN, RobustModel, column_sums, separate
 from fedpca.protocol.question import question
 from fedpca.rows.standardized import refuse_large, refuse_overflow
+from fedpca.solvers.common_features import own_order
 from fedpca.solvers.robust.blocks import (
     PresentRows,
     RobustFrame,
@@ -48,7 +49,7 @@ from fedpca.solvers.robust.medians import (
     undivided_bins,
 )
 from fedpca.solvers.robust.schedule import check_last_threshold, follow_bins
-from fedpca.solvers.standardize import large_mean, own_order
+from fedpca.solvers.standardize import large_mean
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site

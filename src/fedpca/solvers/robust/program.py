@@ -23,6 +23,7 @@ from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.script import Script, maybe, repeat, repeat_from_once, script, then
 from fedpca.rows.columns import some_of
 from fedpca.rows.standardized import refuse_tiny, usable_energy
+from fedpca.solvers.common_features import CommonFeatures, column_names, common_features
 from fedpca.solvers.contract import declared_method
 from fedpca.solvers.robust.at_site import (
     begin_robust,
@@ -60,7 +61,7 @@ from fedpca.solvers.robust.rows_apart import (
     leave_out_rows,
 )
 from fedpca.solvers.robust.soft import Auto, LeastSquares
-from fedpca.solvers.standardize import CommonFeatures, at_least_two, column_names, common_features
+from fedpca.solvers.standardize import at_least_two
 
 METHODS: dict[str, RobustSolver] = {m.name: m for m in (Auto(), Threshold(), LeastSquares(), Dcf())}
 ROUNDS = ("hard_round", "soft_round", "gradient_round")

@@ -1,0 +1,181 @@
+"""Decide which runs a site takes part in, and what leaves it.
+
+A run meets the rules of a site's policy in this order:
+
+1. Its plan is considered: who signed it, whether the policy and the privacy budget allow it, and
+   whether a person at the site has approved it.
+2. Each question is held against the plan, the rows, and the number of rounds a day.
+3. What a noisy answer spends of the privacy budget is counted before the answer leaves.
+
+Each rule has a file of its own, which this one calls. A site whose policy answers everything has none
+of them, apart from the rules of private runs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+
+from fedpca.arrays import Array, Arrays
+from fedpca.errors import FileError, PolicyRefused, SiteFailed
+from fedpca.protocol.message import Header
+from fedpca.protocol.plan import RunPlan
+from fedpca.protocol.question import Question
+from fedpca.rows.in_memory import Rows
+from fedpca.site.budget import SET_ASIDE, Budget
+from fedpca.site.disclosure import Disclosure
+from fedpca.site.guard import Agreement, Guard, Keys, agreement_to
+from fedpca.site.policy import Policy
+from fedpca.site.privacy_budget import SUFFIX, PrivacyBudget, Release, Session
+from fedpca.site.requests import Requests, requests_folder
+
+log = logging.getLogger("fedpca.site")
+
+
+class Gate:
+    """The rules of a site's policy, applied to plans, questions, rows, and answers.
+
+    ``file`` returns the path of the site's file with a suffix, or None if the site has no folder. If a
+    run asks for a person's approval, ``tell`` is called with a line of text.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        site: str,
+        *,
+        keys: Keys | None,
+        tell: Callable[[str], None] | None,
+        file: Callable[[str], Path | None],
+    ) -> None:
+        self._policy, self._site, self._tell, self._file = policy, site, tell, file
+        self._guard = None if policy.is_open else Guard(policy, site, keys)
+        self._disclosure = Disclosure(policy) if policy.protects_few else None
+        self._budget = Budget(policy) if policy.has_budget else None
+
+    def consider(self, run: str, plan: RunPlan, signature: bytes) -> None:
+        """Refuse a plan that is not signed as it must be, or that a rule or a person refuses."""
+        if self._guard is None:
+            return
+        signer = self._guard.check_signature(plan, signature)
+        self._guard.consider(run, plan)
+        if plan.is_private:
+            self._privacy_budget.check(plan, run, self._file(SUFFIX))
+        if self._policy.approval:
+            self._ask_for_approval(plan, signer)
+
+    def admit(self, memory: Mapping[str, Array], run: str, plan: RunPlan) -> Agreement:
+        """Return the agreement to a plan that was considered."""
+        return agreement_to(plan) if self._guard is None else self._guard.admit(memory, run, plan)
+
+    def check_question(self, question: Question, header: Header, *, is_private: bool) -> None:
+        """Refuse a question that a person has not approved, or that does not fit the kind of run."""
+        if header["verb"] != question.verb:
+            raise PolicyRefused(
+                f"verb={header['verb']!r}: the answers to {question.name!r} are for "
+                f"{question.verb!r}"
+            )
+        if self._policy.approval:
+            self._requests.refuse_undecided(header["run"].rpartition(".")[0])
+        if question.spends is not None and not is_private:
+            raise PolicyRefused(
+                f"question {question.name!r} belongs to differentially private runs, but no plan with "
+                "privacy settings was declared; use FederatedPCA(privacy=Privacy(...))"
+            )
+        if is_private and question.reads_rows and question.spends is None:
+            raise PolicyRefused(
+                f"the declared plan is differentially private, but question {question.name!r} asks "
+                "for an answer without noise"
+            )
+
+    def check_step(
+        self,
+        memory: Mapping[str, Array],
+        question: Question,
+        header: Header,
+        arrays: Arrays,
+        n_features: int,
+    ) -> Agreement | None:
+        """Refuse a question that the plan does not provide for; return the agreement after it.
+
+        A site that answers everything holds no question against a plan, and returns None.
+        """
+        if self._guard is None:
+            return None
+        return self._guard.check(memory, question, header, arrays, n_features)
+
+    @property
+    def leaves_out_few(self) -> bool:
+        """Return whether the policy has rules about what stands on few rows."""
+        return self._disclosure is not None
+
+    def few_variants(self, rows: Rows, missing: int) -> set[str]:
+        """Return the names of the columns about which the policy lets no sum leave."""
+        if self._disclosure is None:
+            return set()
+        few = self._disclosure.few_of(rows, missing)
+        return {*few.rare, *few.gapped}
+
+    def look_at(self, rows: Rows, record: Path | None) -> None:
+        """Look at the rows as the policy requires, so that the first run does not wait for it."""
+        if self._disclosure is not None:
+            self._disclosure.look(rows, record)
+
+    def check_rows(self, rows: Rows, missing: int, record: Path | None, used: Rows) -> None:
+        """Refuse rows of which the policy lets no sum leave; see `Disclosure.check`."""
+        if self._disclosure is not None:
+            self._disclosure.check(rows, missing, record, used)
+
+    def start_over(self) -> None:
+        """Count the run that comes next as a new one."""
+        if self._budget is not None:
+            self._budget.start_over()
+
+    def spend_round(self, run: str, *, keeps_process: bool) -> None:
+        """Count a round of a run against the policy's budget, if it has one."""
+        if self._budget is not None:
+            set_aside = SET_ASIDE if keeps_process else 1
+            self._budget.spend(run, self._file(".budget"), set_aside)
+
+    def spend(self, question: Question, header: Header, plan: RunPlan, session: Session) -> None:
+        """Count what a noisy answer spends of the privacy budget, before it is kept and leaves."""
+        assert question.spends is not None
+        run, number = str(header["run"]), header["round"]
+        mu2 = question.spends(plan)
+        release = Release.now(run, session, number, question.name, plan, mu2)
+        self._privacy_budget.spend(release, self._file(SUFFIX))
+
+    @cached_property
+    def _privacy_budget(self) -> PrivacyBudget:
+        """Return what private runs have spent."""
+        return PrivacyBudget(self._policy)
+
+    def privacy_budget_in_words(self) -> str:
+        """Return how much of its privacy budget the site has spent, or an empty text without one."""
+        if self._policy.max_epsilon is None:
+            return ""
+        return self._privacy_budget.in_words(self._file(SUFFIX))
+
+    def _ask_for_approval(self, plan: RunPlan, signer: str) -> None:
+        """Refuse a plan until a person at the site has approved it."""
+        try:
+            self._requests.check(plan, signer)
+        except (FileError, OSError) as error:
+            log.error("site %s cannot keep the request of a run: %s", self._site, error)
+            raise SiteFailed(
+                "the site cannot keep the request for approval; see the site's log for details"
+            ) from None
+
+    @property
+    def _requests(self) -> Requests:
+        """Return the runs that asked for a person's approval."""
+        path = self._file("")
+        if path is None:
+            raise PolicyRefused(
+                "the policy asks a person about each run, but the site has no folder for the requests; "
+                "create it with Site(..., store=FOLDER)"
+            )
+        folder = requests_folder(path.parent, self._site)
+        return Requests(folder, self._policy.approval_days, self._tell)
