@@ -12,7 +12,21 @@ import pytest
 
 from cohorts import COMPLEMENT, three_cohorts, write_fileset
 from command_line import run
-from fedpca import FederatedPCA, Federation, Genotypes, Policy, Privacy, Site, load
+from fedpca import (
+    FederatedPCA,
+    Federation,
+    Genotypes,
+    PersonalizedPCA,
+    Policy,
+    Privacy,
+    RobustPCA,
+    Site,
+    StreamingPCA,
+    Summary,
+    diagnose,
+    load,
+    verify,
+)
 from fedpca.errors import FedpcaError, InputError, QuorumLost
 from fedpca.report.plink import write_model
 from fedpca.solvers import SOLVERS
@@ -27,6 +41,11 @@ EXACT = [name for name, solver in SOLVERS.items() if solver.guarantee == "exact"
 @pytest.fixture(scope="module")
 def cohorts(tmp_path_factory):
     return three_cohorts(tmp_path_factory.mktemp("cohorts"))
+
+
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory):
+    return three_cohorts(tmp_path_factory.mktemp("complete"), missing=0)
 
 
 def standardized(X):
@@ -355,3 +374,80 @@ def test_eigenvalues_and_eigenvectors_are_those_of_plink2_and_scores_go_on(cohor
         scores.append(np.genfromtxt(tmp_path / f"{who}.sscore", skip_header=1)[:, -K:])
     assert len(scores[0]) == len(parts[1])
     np.testing.assert_allclose(scores[0], signs * scores[1], atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "method",
+    [
+        PersonalizedPCA(2, n_local=1, random_state=0),
+        RobustPCA(2, random_state=0),
+        FederatedPCA(2, privacy=Privacy(epsilon=9, delta=1e-5, row_bound=20), random_state=0),
+    ],
+    ids=lambda method: type(method).__name__,
+)
+def test_every_program_matches_alleles(complete, method):
+    beds, X, parts = complete
+    private = getattr(method, "privacy", None) is not None
+    allow = ("federated", "personalized", "robust")
+    policy = Policy(max_epsilon=9, delta=1e-5) if private else Policy(allow, min_count=1)
+    sites = [Site(bed, name=name, policy=policy) for name, bed in named(beds).items()]
+    fit = method.fit(Federation.local(sites, secure=private))
+    assert [name.split(":")[2] for name in fit.feature_names_in_] == [f"rs{j}" for j in range(60)]
+    assert len(fit.left_out_) == 6
+    if private:  # noise hides the rest
+        return
+    components = fit.components_
+    rows = {name: X[part] for name, part in zip("abc", parts, strict=True)}
+    np.testing.assert_allclose(components, method.fit(rows).components_, atol=1e-4)
+    assert method.left_out_ is None
+
+
+def test_a_model_is_verified_and_diagnosed_at_cohorts_with_other_variants(complete, tmp_path):
+    beds, X, _ = complete
+    fit = FederatedPCA(2, scale="binomial").fit(named(beds))
+    closed = [Site(bed, name=name, policy=Policy(min_count=1)) for name, bed in named(beds).items()]
+    assert verify(fit, closed).is_certified
+    assert diagnose(fit, closed, site_map=False).ranks.consensus
+    far = write_fileset(tmp_path / "far", X[:30, 1:], ["AG"] * (X.shape[1] - 1))
+    with pytest.raises(InputError, match="of the model's 60 variants in common, such as"):
+        verify(fit, {"a": str(beds[0]), "b": str(far)})
+
+
+def test_summaries_hold_variants_that_can_be_matched(complete, tmp_path, monkeypatch):
+    beds, X, _ = complete
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "list").write_text("".join(f"rs{j}\n" for j in [*range(60), 63]))
+    for name, bed in named(beds).items():
+        done = run("summarize", bed, "--extract", "list", "-k", "2", "-o", name)
+        assert "Left out 1 variants" in " ".join(done.output.split())
+    assert run("merge", "a", "b", "c", "-o", "m.fedpca").exit_code == 0
+    model = load("m.fedpca")
+    assert model.n_features_in_ == 60
+    np.testing.assert_allclose(model.mean_, X.mean(axis=0))
+    whole = Summary.of(beds[0], 2)
+    assert whole.n_features == 62
+    assert whole.update(str(beds[0])).n == 60
+    with pytest.raises(InputError, match="choose them with --extract"):
+        whole.merge(Summary.of(beds[1], 2))
+    streams = [
+        StreamingPCA(2, exact=exact).fit(str(beds[0])) for exact in (True, True, False, False)
+    ]
+    for one, other in (streams[:2], streams[2:]):
+        with pytest.raises(InputError, match="1:64:rs63:A:T, have strand-ambiguous"):
+            one.merge(other)
+
+
+def test_what_could_not_match_alleles_is_refused(complete, tmp_path):
+    beds, X, parts = complete
+    paths = [str(bed) for bed in beds]
+    for fit in (lambda: StreamingPCA(2).fit(paths), lambda: Site(paths, name="a")):
+        with pytest.raises(InputError, match="in one fileset"):
+            fit()
+    for options in ({"weight": np.ones(len(parts[0]))}, {"device": "cpu"}):
+        with pytest.raises(InputError, match=f"take no {next(iter(options))}"):
+            Site(paths[0], name="a", **options)
+    write_fileset(tmp_path / "alone", X[:9], ["AG"] * X.shape[1])
+    assert Site(tmp_path, name="a").rows.are_variants
+    with pytest.raises(InputError, match="cannot be matched"):
+        Summary.of(write_fileset(tmp_path / "at", X[:9, :2], ["AT", "CG"]), 1)

@@ -27,6 +27,7 @@ from fedpca.rows.plink_files import (
     read_samples,
     read_variants,
 )
+from fedpca.rows.variants import can_be_matched
 
 MAGIC = b"\x6c\x1b\x01"  # of a file that is stored variant by variant
 BY_SAMPLE = b"\x6c\x1b\x00"
@@ -239,6 +240,19 @@ def _in_model(rows: GenotypeRows, features: Sequence[str]) -> GenotypeRows:
     variants = Variants(tuple(features), own.lines[at], own.counts_first[at], own.n_lines)
     absent = found < 0
     return GenotypeRows(rows._bed, variants, rows._samples, absent if absent.any() else None)
+
+
+def matchable(rows: Any) -> Any:
+    """Return rows without the variants that could not be matched with those of other cohorts."""
+    if not isinstance(rows, GenotypeRows):
+        return rows
+    kept = [i for i, name in enumerate(rows.features) if can_be_matched(name)]
+    if not kept:
+        raise InputError(
+            f"all {rows.n_features:,} variants have strand-ambiguous alleles or lack one, so they "
+            "cannot be matched with those of other cohorts; use other variants"
+        )
+    return rows if len(kept) == rows.n_features else rows.at(np.array(kept))
 
 
 def n_absent(rows: Any) -> int:

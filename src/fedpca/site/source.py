@@ -15,6 +15,7 @@ from typing import Any
 
 from fedpca.errors import InputError, SiteFailed
 from fedpca.rows.choice import ALL_COLUMNS, ColumnChoice
+from fedpca.rows.genotypes import GenotypeRows
 from fedpca.rows.in_memory import Rows, checksum
 from fedpca.rows.on_device import rows_on
 from fedpca.rows.open import file_states, open_rows, refuse_gone, state_of
@@ -125,11 +126,23 @@ class Source:
         if isinstance(self._weight, str):
             choice = choice.also(self._weight)
         rows = open_rows(self._given, choice)
+        if isinstance(rows, GenotypeRows):
+            self._refuse_options_of_tables()
         if self._check is not None:
             self._check(rows)
         if self._device is not None or self._precision is not None:
             rows = rows_on(rows, self._device, self._precision)
         return rows if self._weight is None else WeightedRows(rows, self._weight)
+
+    def _refuse_options_of_tables(self) -> None:
+        """Refuse weights and devices for genotypes, which are multiplied as they are packed."""
+        given = {"weight": self._weight, "device": self._device, "precision": self._precision}
+        for option, value in given.items():
+            if value is not None:
+                raise InputError(
+                    f"the rows are genotypes, which take no {option}; omit it, or choose samples with "
+                    "keep"
+                )
 
 
 def in_pieces(
