@@ -451,3 +451,42 @@ def test_what_could_not_match_alleles_is_refused(complete, tmp_path):
     assert Site(tmp_path, name="a").rows.are_variants
     with pytest.raises(InputError, match="cannot be matched"):
         Summary.of(write_fileset(tmp_path / "at", X[:9, :2], ["AT", "CG"]), 1)
+
+
+@pytest.mark.process
+@pytest.mark.skipif(shutil.which("plink2") is None, reason="needs plink2: apt-get install plink2")
+@pytest.mark.parametrize("at_fit", [True, False])
+def test_plink2_scores_a_cohort_with_weights_in_its_own_letters(
+    complete, at_fit, tmp_path, monkeypatch
+):
+    beds, *_ = complete
+    monkeypatch.chdir(tmp_path)
+    cohort = beds[1]  # with alleles from the other strand
+    options = ["--binomial", "-k", "2", "-o", "m.fedpca", "--plink", "fit"]
+    done = run("fit", *[str(bed) for bed in (cohort, beds[0], beds[2])], *options)
+    assert done.exit_code == 0, done.output
+    done = run("transform", "m.fedpca", cohort, "-o", "own.eigenvec", "--plink", "own")
+    assert done.exit_code == 0, done.output
+    who = "fit" if at_fit else "own"
+    score = ("--score", f"{who}.eigenvec.allele", "2", "5", "header-read", "variance-standardize")
+    options = ("--read-freq", f"{who}.afreq", *score, "--score-col-nums", "6-7", "--out", "theirs")
+    command = ["plink2", "--threads", "1", "--memory", "640", "--bfile", cohort.with_suffix("")]
+    done = subprocess.run([*command, *options], capture_output=True, text=True)
+    assert "mismatching" not in done.stdout + done.stderr
+    theirs = np.genfromtxt("theirs.sscore", skip_header=1)[:, -2:]
+    ours = np.loadtxt("own.eigenvec", skiprows=1, usecols=(2, 3))
+    unit = [scores / np.linalg.norm(scores, axis=0) for scores in (ours, -theirs)]
+    np.testing.assert_allclose(*unit, atol=1e-5)
+
+
+def test_weights_of_alleles_need_genotypes_scaled_as_plink2_scales_them(complete, tmp_path):
+    beds, *_ = complete
+    FederatedPCA(2).fit(str(beds[0])).save(tmp_path / "plain.fedpca")
+    words = ("-o", tmp_path / "own.csv", "--plink", tmp_path / "own", "--force")
+    done = run("transform", tmp_path / "plain.fedpca", beds[0], *words)
+    assert "needs a model of --binomial" in " ".join(done.output.split())
+    fit = FederatedPCA(2, scale="binomial").fit(str(beds[0]))
+    fit.save(tmp_path / "m.fedpca")
+    framed(np.ones((3, fit.n_features_in_)), fit).to_csv(tmp_path / "rows.csv", index=False)
+    done = run("transform", tmp_path / "m.fedpca", tmp_path / "rows.csv", *words)
+    assert "needs the alleles in a .bed file" in " ".join(done.output.split())

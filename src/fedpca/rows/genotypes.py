@@ -24,6 +24,7 @@ from fedpca.rows.plink_files import (
     Samples,
     Variants,
     fileset,
+    read_alleles,
     read_samples,
     read_variants,
 )
@@ -64,6 +65,20 @@ class GenotypeRows:
     def sample_ids(self) -> tuple[tuple[str, str], ...]:
         """Return the family and the individual id of each sample."""
         return self._samples.ids
+
+    def alleles(self) -> dict[str, tuple[str, str]]:
+        """Return the counted and the other allele of each variant, as the fileset writes them.
+
+        Variants that the fileset does not have are left out.
+        """
+        read, own = read_alleles(self._bed), self._variants
+        absent = np.zeros(self.n_features, bool) if self._absent is None else self._absent
+        each = zip(own.names, own.lines.tolist(), own.counts_first.tolist(), absent, strict=True)
+        return {
+            name: read[line] if is_first else (read[line][1], read[line][0])
+            for name, line, is_first, is_absent in each
+            if not is_absent
+        }
 
     def at(self, positions: Array) -> GenotypeRows:
         """Return the rows in the columns at these positions."""

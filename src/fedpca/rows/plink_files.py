@@ -141,6 +141,12 @@ def read_variants(source: Genotypes) -> Variants:
     return Variants(kept, np.array(lines), np.array(counts_first, bool), n_lines)
 
 
+def read_alleles(bed: Path) -> list[tuple[str, str]]:
+    """Read the two alleles of each line of a ``.bim`` file, the one that the .bed file counts first."""
+    lines = _lines(fileset(bed)[1], BIM_COLUMNS)
+    return [(words[4].upper(), words[5].upper()) for _, words in lines]
+
+
 def read_samples(source: Genotypes) -> Samples:
     """Read the samples of a fileset, or those of ``keep``."""
     path = fileset(source.bed)[2]
