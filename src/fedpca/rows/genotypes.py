@@ -39,6 +39,8 @@ CODES = (np.arange(256)[:, None] >> np.arange(0, 8, 2) & 3).astype(np.uint8)  # 
 _DECODED = FIRST_ALLELE[CODES]  # (256, 4)
 _LOW_BITS = np.uint64(0x5555555555555555)
 PACKED_BYTES = 16 << 20  # of the file that are held at a time
+MAX_ENDS = 1000  # lines of a file whose last bytes are looked at
+MIN_ENDS = 100  # lines in which no sample has two copies of the first allele everywhere
 MAX_GAP = 4  # lines that are read though they are not used, for each that is
 
 
@@ -295,4 +297,31 @@ def _check_bed(bed: Path, variants: Variants, samples: Samples) -> None:
             f"the file has {size:,} bytes instead of {expected:,}, which {variants.n_lines:,} variants "
             f"in {bim.name} and {samples.n_lines:,} samples in {fam.name} take; it is damaged, or the "
             "three files do not belong together"
+        )
+    _check_ends(bed, variants, samples)
+
+
+def _check_ends(bed: Path, variants: Variants, samples: Samples) -> None:
+    """Refuse a file whose lines end before or after the last sample, though within the same byte.
+
+    What is left of a byte is zero, which would be two copies of the first allele everywhere.
+    """
+    n_unused = -samples.n_lines % PER_BYTE
+    width = -(-samples.n_lines // PER_BYTE)
+    with bed.open("rb", buffering=0) as file:
+        ends = bytearray()
+        for line in variants.lines[: MAX_ENDS if width else 0].tolist():
+            file.seek(len(MAGIC) + (line + 1) * width - 1)
+            ends += file.read(1)
+    codes = CODES[np.frombuffer(bytes(ends), np.uint8)]  # (m, 4)
+    _, bim, fam = fileset(bed)
+    if n_unused and codes[:, PER_BYTE - n_unused :].any():
+        raise InputError(
+            f"the file has more samples than the {samples.n_lines:,} in {fam.name}; the three files do "
+            "not belong together"
+        )
+    if len(codes) >= MIN_ENDS and not codes[:, PER_BYTE - n_unused - 1].any():
+        raise InputError(
+            f"the last of the {samples.n_lines:,} samples in {fam.name} has only the first alleles in "
+            f"{bim.name}, as where there is no sample; the three files do not belong together"
         )

@@ -125,7 +125,14 @@ class Source:
         choice = self._choice
         if isinstance(self._weight, str):
             choice = choice.also(self._weight)
-        rows = open_rows(self._given, choice)
+        try:
+            rows = open_rows(self._given, choice)
+        except InputError as error:
+            if self._query is None:
+                raise
+            raise InputError(
+                str(error).replace(str(self._given), "the query's result", 1)
+            ) from None
         if isinstance(rows, GenotypeRows):
             self._refuse_options_of_tables()
         if self._check is not None:
