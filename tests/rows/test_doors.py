@@ -74,6 +74,18 @@ def test_a_zarr_array_without_chunks_is_refused(tmp_path):
         open_rows(path)
 
 
+def test_decimals_that_adbc_leaves_as_text_become_numbers():
+    kind = pa.opaque(pa.string(), "numeric", "PostgreSQL")
+    amounts = pa.ExtensionArray.from_storage(kind, pa.array(["0.125", None, "1e3", "NaN"]))
+    batch = pa.record_batch([pa.array([1, 2, 3, 4]), amounts], names=["i", "amount"])
+    schema, batches = query.with_numbers(pa.RecordBatchReader.from_batches(batch.schema, [batch]))
+    assert schema.types == [pa.int64(), pa.float64()]
+    (got,) = batches
+    np.testing.assert_array_equal(
+        got["amount"].to_numpy(zero_copy_only=False), [0.125, np.nan, 1e3, np.nan]
+    )
+
+
 def test_errors_about_a_result_name_the_query():
     clinic = sqlite3.connect(":memory:")
     with pytest.raises(InputError, match=r"site 'north': the query's result: .*not numeric: b"):
