@@ -114,9 +114,8 @@ def test_variants_are_rare_or_monomorphic_over_all_sites(tmp_path, maf):
         data = bytearray(bed.read_bytes())
         width = -(-len(part) // 4)
         letters = lines[j].split("\t")[4:]
-        data[3 + j * width : 3 + (j + 1) * width] = bytes(
-            [0x00 if letters[0] in "AT" else 0xFF] * width
-        )
+        fill = 0x00 if letters[0] in "AT" else 0xFF
+        data[3 + j * width : 3 + (j + 1) * width] = bytes([*[fill] * (width - 1), fill & 0x0F])
         bed.write_bytes(bytes(data))
     fit = FederatedPCA(**LIKE_PLINK, maf=maf).fit(named(beds))
     frequency = np.nanmean(X, axis=0) / 2

@@ -318,7 +318,7 @@ def _check_ends(bed: Path, variants: Variants, samples: Samples) -> None:
     if n_unused and codes[:, PER_BYTE - n_unused :].any():
         raise InputError(
             f"the file has more samples than the {samples.n_lines:,} in {fam.name}; the three files do "
-            "not belong together"
+            "not belong together, or another program wrote it: write it again with plink2 --make-bed"
         )
     if len(codes) >= MIN_ENDS and not codes[:, PER_BYTE - n_unused - 1].any():
         raise InputError(
