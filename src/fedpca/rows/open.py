@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from tokenize import TokenError
@@ -156,10 +156,14 @@ def paths_of(source: Any) -> list[str]:
 def file_states(source: Any) -> dict[Path, str]:
     """Return the state of each file that `open_rows` would read now, or nothing for rows in memory."""
     files: list[Path] = list(source.files) if isinstance(source, Genotypes) else []
-    for path in _expand_patterns(paths_of(source)):
-        found = _files_below(path) if _is_folder(path) else [path]
-        files += [part for file in found for part in _parts(file)]
+    files += [part for path in opened_paths(paths_of(source)) for part in _parts(path)]
     return {file: state_of(file) for file in files}
+
+
+def opened_paths(texts: Sequence[str]) -> Iterator[Path]:
+    """Yield the path of each source of rows, also below folders."""
+    for path in _expand_patterns(texts):
+        yield from _files_below(path) if _is_folder(path) else [path]
 
 
 def state_of(file: Path) -> str:

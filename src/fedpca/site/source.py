@@ -18,7 +18,7 @@ from fedpca.rows.choice import ALL_COLUMNS, ColumnChoice
 from fedpca.rows.genotypes import GenotypeRows
 from fedpca.rows.in_memory import Rows, checksum
 from fedpca.rows.on_device import rows_on
-from fedpca.rows.open import file_states, open_rows, refuse_gone, state_of
+from fedpca.rows.open import file_states, open_rows, opened_paths, refuse_gone, state_of
 from fedpca.rows.pieces import Pieces
 from fedpca.rows.plink_files import Genotypes
 from fedpca.rows.query import Query
@@ -157,6 +157,11 @@ def in_pieces(
 ) -> Any:
     """Return rows for a site whose table is loaded piece by piece; see `fedpca.rows.pieces.Pieces`."""
     return Pieces(load, n_rows, are_held)
+
+
+def states_of_paths(paths: Sequence[str]) -> dict[Path, str]:
+    """Return each path that a site would open, with the states of its files; refuse if one is gone."""
+    return {path: "; ".join(files_of(path).values()) for path in opened_paths(paths)}
 
 
 def files_of(rows: Any) -> dict[Path, str]:
