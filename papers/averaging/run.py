@@ -307,4 +307,4 @@ def draw(path: Path, sizes: list[int], panels: dict[str, dict[str, list[float]]]
 SECTIONS = {"figure1": figure1, "gap": gap, "figure2": figure2, "server": server}
 
 if __name__ == "__main__":
-    run_sections(__doc__, SECTIONS, seeds=40, quick_seeds=6, on_all_threads={"server"})
+    run_sections(__doc__, SECTIONS, seeds=40, quick_seeds=3, on_all_threads={"server"})

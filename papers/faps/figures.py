@@ -63,10 +63,10 @@ def sweeps(quick: bool) -> dict[str, list[tuple[float, int, int, int, float]]]:
     """Return cases by what varies: its value, features, rows of a site, components and xi."""
     if quick:
         return {
-            "n": [(d, d, 1000, 20, 1.01) for d in (150, 250)],
-            "m": [(128 * n, 150, n, 10, 1.01) for n in (1250, 2000)],
-            "p": [(p, 150, 1000, p, 1.01) for p in (10, 20)],
-            "xi": [(1 + 10**-e, 150, 2000, 10, 1 + 10**-e) for e in (1, 1.5)],
+            "n": [(d, d, 1000, 20, 1.01) for d in (100, 150)],
+            "m": [(128 * n, 100, n, 10, 1.01) for n in (1250, 2000)],
+            "p": [(p, 100, 1000, p, 1.01) for p in (10, 20)],
+            "xi": [(1 + 10**-e, 100, 2000, 10, 1 + 10**-e) for e in (1, 1.5)],
         }
     return {
         "n": [(d, d, 1000, 20, 1.01) for d in (2000, 3000, 4000, 5000)],
@@ -183,7 +183,7 @@ def largest_value(rows: Array) -> float:
 
 def figure4(options: argparse.Namespace) -> list[str]:
     """Measure how fast each method converges where singular values fall evenly: Figure 4."""
-    d, most = (200, 100) if options.quick else (1000, 400)
+    d, most = (100, 60) if options.quick else (1000, 400)
     print(f"{N_SITES} sites instead of 128, with 1250 rows each as in the paper.")
     lines, panels = [], {}
     for kappa in (10, 100, 1000):

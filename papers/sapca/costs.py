@@ -54,7 +54,7 @@ def memory(options: Options) -> list[str]:
     runs = {"SAPCA": sapca, "FD": fd, "PM": pm, "GROUSE": gr, "SPIRIT": sp}
     for i, name in enumerate(MOTES):
         rows = motes_rows(options, name)
-        rows = (stand_in(name) if rows is None else rows)[: 2000 if options.quick else None]
+        rows = (stand_in(name) if rows is None else rows)[: 1000 if options.quick else None]
         show(
             f"Memory on {name}, Kb",
             ["method", "published mean", "median", "our peak", "arrays carried"],
@@ -134,7 +134,7 @@ def seconds_on(rows: Array, nodes: int) -> tuple[float, float]:
 def permutations(options: Options) -> list[str]:
     """Measure what the order of rows changes: Figure 8 and Lemma 2.2."""
     ranks, alphas = ((5, 20), (1,)) if options.quick else ((5, 20, 50, 75), (0.01, 0.5, 1, 2))
-    n, times = (2000, 3) if options.quick else (10000, 20)
+    n, times = (2000, 2) if options.quick else (10000, 20)
     titles = {
         "between orders": "distance between the subspaces of two orders (mean sine)",
         "from the SVD": "distance from the subspace of the offline SVD (mean sine)",
