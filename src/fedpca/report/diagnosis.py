@@ -28,10 +28,10 @@ MAX_COMPONENTS, MAX_ANGLES = 20, 4  # printed
 def diagnosis_contents(
     fitted: Fitted, diagnosis: Diagnosis | None = None, *, alpha: float = ALPHA
 ) -> dict[str, Any]:
-    """Return what is known about a fit, as values that JSON has.
+    """Return what is known about a fit, as values for JSON.
 
-    Without a diagnosis, these are what the model tells by itself: variances, contributions, the squared
-    cosines if they follow from it, and the limits of T2 and Q. What is not known is None.
+    Without a diagnosis, this is what follows from the model: variances, contributions, the limits of T2
+    and Q, and for some models the squared cosines. What is not known is None.
     """
     components, shares = components_of(fitted), 0.0
     table = []
@@ -186,7 +186,7 @@ def _print_sites(out: Console, sites: Sequence[dict[str, Any]]) -> None:
 def _about_site(
     name: str, site: SiteOnMap, diagnosis: Diagnosis, features: Sequence[str]
 ) -> dict[str, Any]:
-    """Return what a map says about a site as plain values."""
+    """Return what a map of sites shows about one site, as plain values."""
     odd = {}
     if site.is_odd_in_mean:
         odd["mean"] = _largest(site.mean_direction, features)

@@ -54,7 +54,7 @@ def print_plan(console: Console, plan: Plan, *, has_policy: bool) -> None:
 
 
 def _guarantee(each: SolverPlan) -> str:
-    """Return what is promised of the components."""
+    """Return what a solver guarantees about its components."""
     if each.guarantee != "bounded":
         return each.guarantee
     if each.angle_bound >= 1:
@@ -71,7 +71,7 @@ def in_units(n_bytes: int) -> str:
 
 
 def print_verdict(console: Console, verdict: Verdict) -> None:
-    """Print the statistics of a verdict, those that drifted first, and the verdict."""
+    """Print a table of a verdict's statistics, with drifted ones on top, and then the verdict."""
     table = new_table(None, ("statistic", "along"), ("then", "now", "change", "allowed"))
     table.add_column("")
     drifts = verdict.drifts

@@ -24,7 +24,7 @@ class Remaining:
         self._seconds: list[float] = []
 
     def add(self, entry: dict[str, Any]) -> None:
-        """Add a round, as it stands in a run's history."""
+        """Add a round, which is an entry of a run's history."""
         if entry["residual"] is not None:
             self._residuals.append(float(entry["residual"]))
             self._seconds.append(float(entry["seconds"]))
