@@ -143,7 +143,7 @@ def _refuse_unused(kind: Kind, chosen: list[int], given: set[str]) -> None:
     _, n_components, used = KINDS[kind]
     if len(chosen) not in {0, n_components}:
         raise InputError(
-            f"--component was given {len(chosen)} times; {kind.value} takes it {n_components} times"
+            f"--component was given {len(chosen)} times; {kind.value} takes {n_components} of them"
         )
     for option in sorted(given - set(used)):
         raise InputError(f"{option} has no effect on {kind.value}; omit it")
