@@ -149,7 +149,7 @@ class _Told:
         return np.concatenate([sums, (about.T @ about)[np.tril_indices(d)]])
 
     def _weights(self, d: int) -> Array:
-        """Return one over the variance of each total, or ones without noise."""
+        """Return the inverse of each total's variance, or ones without noise."""
         first, second = sum_variance(self.plan), scatter_variance(self.plan)
         if not first:
             return np.ones(1 + d + d * (d + 1) // 2)

@@ -117,7 +117,7 @@ def with_gap(rows: Array) -> Array:
 
 
 def with_gaps(rows: Array) -> Array:
-    """Return rows without the last value of some rows, and without the one before it in another row."""
+    """Return rows with gaps: some rows lack their last value, and one row the value before it."""
     gapped = rows.copy()
     gapped[1:MANY_GAPS, -1] = np.nan
     gapped[0, -2] = np.nan

@@ -2,8 +2,8 @@
 
 - ``count_values`` returns how many values are less than a point. Asked about many points at once, again
   and again, it spells out all values, two bits per round.
-- ``clipped_product`` drops entries beyond a threshold. In a frame in which a single row has its key
-  within the threshold, the product is that row times its key.
+- ``clipped_product`` drops entries beyond a threshold. In a frame where only one row has its key within
+  the threshold, the product is that row times its key.
 - A site that allows "robust" holds a run to one frame, to thresholds that never rise, and to histograms
   that narrow in order. But the center of ``hard_round`` may move in every round. In small steps, one
   row after another crosses the edge of what counts. The change in the sums is that row.
@@ -62,7 +62,7 @@ def robust_rows(liar: Liar) -> Found:
         found: list[Array] = []
         with suppress(Refused):
             for record in _records_in_windows(liar, pivot, mean, radius):
-                found.append(record)  # what was found before a refusal stays
+                found.append(record)  # keep what was found before a refusal
         best = max(best, found, key=len)
         if len(best) >= n:
             break
@@ -77,7 +77,7 @@ def moved_center(liar: Liar) -> Found:
     found: list[Array] = []
     with suppress(Refused):
         for record in _Moving(liar).records():
-            found.append(record)  # what was found before a refusal stays
+            found.append(record)  # keep what was found before a refusal
     return Found(np.array(found) if found else None)
 
 

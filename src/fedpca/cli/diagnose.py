@@ -60,8 +60,8 @@ def diagnose(
     plots: Annotated[
         Path | None,
         typer.Option(
-            help="Also write plots to this folder: scree.svg, and sites.svg and stability.svg if the "
-            "sites show enough."
+            help="Also write plots to this folder: scree.svg, and, if there is a map of sites, "
+            "sites.svg and stability.svg."
         ),
     ] = None,
     drop: Drop = [],  # noqa: B006
@@ -99,7 +99,7 @@ def diagnose(
     force: Force = False,
     quiet: Quiet = False,
 ) -> None:
-    """Diagnose a model at its sites: how many components, which limits, which sites differ.
+    """Diagnose a model at its sites: find the number of components, limits for rows, and odd sites.
 
     Everything except the map of sites comes from sums, as in a second fit. The map needs a summary from
     each site, as the solver merge does. If the policy of any site forbids that, there is no map.

@@ -1,4 +1,4 @@
-"""Make the estimator that `fedpca fit --method` names from the options that the user typed."""
+"""Make the estimator for `fedpca fit --method` from the options that the user typed."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         The share of each site's variance, about its own mean, that the components explain. The dict is
         empty if a site's policy withholds this share, or if sums are secure.
     n_samples_ : int
-        The number of rows in the fit, without dropped rows and rows with weight zero.
+        The number of rows in the fit, not counting dropped rows or rows with weight zero.
     left_out_ : dict or None
         If the rows are genotypes: the variants that the sites left out, and why. None for other rows,
         and for a model from a file.
@@ -318,7 +318,7 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
     def control_limits(
         self, alpha: float = ALPHA, *, new_rows: bool = True, method: str = "moments"
     ) -> ControlLimits:
-        """Return the limits of T2 and Q beyond which rows are not like those of the fit.
+        """Return the limits of T2 and Q, beyond which a row is unlike those of the fit.
 
         No rows are needed. If rows are normally distributed, the share ``alpha`` of them is beyond each
         limit. ``new_rows`` says whether the limits are for rows that the model was not fitted to, which

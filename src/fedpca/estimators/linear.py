@@ -101,7 +101,7 @@ class LinearMethods(LinearAttributes, ClassNamePrefixFeaturesOutMixin, Transform
         return scores.astype(rows.dtype, copy=False)
 
     def inverse_transform(self, X: Any) -> Array:
-        """Return the rows within the span of the components that have these scores."""
+        """Return the rows that have these scores and lie in the span of the components."""
         return rows_from_scores(self._model(), X, whiten=self.whiten)
 
     def get_covariance(self) -> Array:

@@ -280,7 +280,7 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return self.model_.transform(rows, site).astype(rows.dtype, copy=False)
 
     def inverse_transform(self, X: Any, site: Any = None) -> Array:
-        """Return the rows within the span of the site's components that have these scores."""
+        """Return the rows that have these scores and lie in the span of the site's components."""
         check_is_fitted(self)
         scores = check_array(X, dtype=[np.float64, np.float32])
         if scores.shape[1] != self.model_.n_scores:

@@ -247,8 +247,8 @@ def standardized(rows: Any, model: Model) -> Array:
 def errors_from_rest(model: Model, fitted: Array, held_out: Array) -> Array:
     """Predict each held-out entry from the rest of its row; return the rows' mean squares, ``(n,)``.
 
-    The covariance is ``S = C' diag(variance) C + diag(noise)``, where the noise of a column is the part
-    of the fitted rows outside the components. With ``P = inv(S)``, the error is ``(a P)_j / P_jj``.
+    The covariance is ``S = C' diag(variance) C + diag(noise)``; a column's noise is about its mean
+    square outside the components. With ``P = inv(S)``, the error is ``(a P)_j / P_jj``.
     """
     C = model.components
     squares = ((fitted - (fitted @ C.T) @ C) ** 2).sum(axis=0)

@@ -20,7 +20,7 @@ from fedpca.protocol.printable import printable
 from fedpca.protocol.question import find_question
 from fedpca.report.remaining import Remaining, size
 
-MAX_SITES = 200  # listed; those that need somebody's attention come first
+MAX_SITES = 200  # sites listed; those that need somebody's attention come first
 MAX_POINTS = 400  # residuals in the plot
 MAX_BARS = 80  # rounds whose bytes are drawn
 MAX_LINES = 12  # of a server's log

@@ -20,7 +20,7 @@ from fedpca.report.contents import Fitted, components_of, feature_names
 from fedpca.report.tables import new_table, print_table
 from fedpca.solvers.site_map import SiteOnMap
 
-N_FEATURES = 3  # named for each direction of a site
+N_FEATURES = 3  # features named for each direction of a site
 N_LEADING = 5  # features with the largest contributions to a component
 MAX_COMPONENTS, MAX_ANGLES = 20, 4  # printed
 

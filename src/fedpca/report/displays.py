@@ -53,9 +53,9 @@ class ScreeDisplay(Drawn):
     noise_share : float, optional
         The average share of a direction outside the components.
     n_certain : int, optional
-        The number of components that the run vouches for, if not all.
+        The number of components that are certain, if not all are.
     ranks : RankComparison, optional
-        How many components each rule finds, which are marked.
+        How many components each rule finds; the plot marks these numbers.
     n_kept : int, optional
         The number of components that the model has, if more are drawn.
 

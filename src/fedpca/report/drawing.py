@@ -33,7 +33,7 @@ AT_RIGHT_EDGE: Any = {  # of a line across axes, for words above it
     "fontsize": 8,
     "color": GRAY,
 }
-# text stays text in SVG files, and equal plots are equal files
+# keep text as text in SVG files, and write equal files for equal plots
 _FILE_STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "fedpca"}
 
 

@@ -114,7 +114,7 @@ def _sections(fitted: Fitted | Summary, name: str, min_count: int) -> Iterator[s
 
 
 def _count(n: float, min_count: int) -> str:
-    """Return a number of rows, or that there are too few to say."""
+    """Return a number of rows as text, without the number if it is below ``min_count``."""
     return f"fewer than {min_count}" if 0 < n < min_count else f"{n:,.10g}"
 
 

@@ -85,7 +85,7 @@ def print_verdict(console: Console, verdict: Verdict) -> None:
     for lost in run.lost:
         console.print(f"lost: {lost['reason']}", soft_wrap=True)
     if drifts and verdict.changed_sites is None:
-        console.print("No site is named, because the sites were not asked or did not tell.")
+        console.print("No site is named, because the sites were not asked or did not answer.")
     console.print(
         f"{len(run.sites)} sites, {run.rounds} rounds, {run.bytes_up:,} bytes from the sites, "
         f"{run.bytes_down:,} to them",
