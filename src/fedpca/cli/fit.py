@@ -268,7 +268,7 @@ def fit(
 
     Each of FILES is a file or folder with one site's rows, or NAME=PATH. With --federation, omit FILES:
     the rows are at the sites that have joined a server. With --cluster, the workers of a Dask cluster
-    read FILES. Together, FILES are then one table, unless all are NAME=PATH: then each is a site.
+    read FILES: as one table, or, if all are NAME=PATH, as one site each.
 
     For genotypes in .bed files, as in plink2 --pca: --binomial --missing mean --maf 0.01
     --plink PREFIX.

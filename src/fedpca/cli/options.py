@@ -114,7 +114,9 @@ Delta = Annotated[
 ]
 RowBound = Annotated[
     float | None,
-    typer.Option(help="Distance from the mean up to which rows count; choose it without the rows."),
+    typer.Option(
+        help="Distance from the mean up to which rows count, from domain knowledge and not the rows."
+    ),
 ]
 Around = Annotated[
     str | None,

@@ -119,8 +119,8 @@ def diagnose(
         results come from sums, as in a second fit.
     n_permutations : int
         The number of times to permute the columns of all rows, such as 20, for one more rank rule,
-        "permutations". It needs the rows of all sites in this process, while the rule "sign-flips"
-        needs only sums.
+        "permutations". This rule needs the rows of all sites in this process; "sign-flips" needs only
+        sums.
     random_state : int
         The seed for random signs, directions, and permutations.
 

@@ -108,7 +108,8 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         then add noise to the count, the mean, and the scatter, and send nothing else about their rows.
         "covariance" sums the scatter; "power", for many features, sums a few products instead. All
         attributes, even `n_samples_`, follow from these noisy sums. With secure sums, the sites share
-        the noise. If `fit` is given the rows of several sites, it uses secure sums.
+        the noise. If `fit` is given the rows of several sites, not as Dask collections, it uses secure
+        sums.
 
     Attributes
     ----------

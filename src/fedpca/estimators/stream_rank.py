@@ -59,7 +59,7 @@ class StreamRank:
         return adaptive.rank, adaptive
 
     def shown(self, summary: Summary, n_seen: int) -> int:
-        """Return how many of the components that a summary carries to show."""
+        """Return how many of a summary's components to show."""
         carried = summary.n_components
         if self.is_rule:
             return min(carried, chosen_by(self.n_components, summary))

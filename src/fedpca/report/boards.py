@@ -1,6 +1,6 @@
 """Keep what a live page shows about a run or about a server, in words and numbers.
 
-A run only takes a moment to update its board. Each reader composes the text on its own thread, so
+A run needs only a moment to update its board. Each reader composes the text on its own thread, so
 readers cost the run nothing. A board has names of sites and counts. It has no numbers about rows, no
 keys, and no secrets.
 """

@@ -172,9 +172,10 @@ def _print_sites(out: Console, sites: Sequence[dict[str, Any]]) -> None:
         )
     print_table(out, table)
     out.print(
-        "explained: the variance within the site that the components explain, of what as many "
-        "directions of its own would; angles: between these and the components; apart: 1 is chance; "
-        "moves: the angle by which the components move if the site is left out",
+        "explained: the variance within the site that the components explain, as a share of what as "
+        "many directions of its own would explain; angles: between these directions and the "
+        "components; apart: 1 is chance; moves: the angle by which the components move if the site is "
+        "left out",
         soft_wrap=True,
     )
     for site in sites:

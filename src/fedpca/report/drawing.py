@@ -38,7 +38,7 @@ _FILE_STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "fedpca"}
 
 
 def pyplot(*, to_file: bool = True) -> Any:
-    """Return matplotlib's pyplot; for plots that go ``to_file``, without windows."""
+    """Return matplotlib's pyplot, which opens no windows if plots go ``to_file``."""
     try:
         import matplotlib
     except ImportError:

@@ -123,7 +123,7 @@ def _why_not(host: str, port: int, error: OSError) -> str:
 
 
 class _Server(ThreadingHTTPServer):
-    """A server with a thread for each of up to `MAX_READERS` readers, which the process may abandon."""
+    """A server with up to `MAX_READERS` threads, one per reader; the process does not wait for them."""
 
     daemon_threads = True
     block_on_close = False
