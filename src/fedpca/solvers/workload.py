@@ -26,13 +26,13 @@ from fedpca.solvers.traffic import Crossed
 LATENCY_S = 0.05  # of a round: a question to another city and its answer
 BANDWIDTH = 12.5e6  # bytes a second, as of 100 Mbit/s
 SUMMARIES = (summarize_rows.name, summarize_about.name)
-LOCAL_PRODUCTS = {"local_power_steps": 5, "consensus_step": 7}  # about as many at a site in a round
-DENSE_SLOWDOWN = 4  # of an eigendecomposition, beside products with as many operations
+LOCAL_PRODUCTS = {"local_power_steps": 5, "consensus_step": 7}  # roughly, per site and round
+DENSE_SLOWDOWN = 4  # of an eigendecomposition, compared with products of as many operations
 
 
 @dataclass(frozen=True)
 class Speed:
-    """The speeds that the times of a plan follow from.
+    """The speeds from which a plan computes times.
 
     ``latency`` is in seconds a round. ``bandwidth`` is that of the coordinator's connection in bytes a
     second, which all sites share. ``flops`` are operations a second at a site and the coordinator, and
@@ -68,7 +68,7 @@ class Work:
 
     @property
     def _products(self) -> list[tuple[int, int]]:
-        """Return the width of blocks that the site multiplies, and how often."""
+        """Return the widths of the blocks that the site multiplies, and how many times each."""
         return [
             (each.lengths["k"], each.times * LOCAL_PRODUCTS.get(each.question.name, 1))
             for each in self.crossed
@@ -86,7 +86,7 @@ class Work:
         return any(each.question.name in names for each in self.crossed)
 
     def seconds(self, speed: Speed, n_bytes: int) -> float:
-        """Return the time of the fit by the model."""
+        """Return the time of the fit according to the model."""
         rounds = sum(each.times for each in self.crossed)
         network = rounds * speed.latency + n_bytes / speed.bandwidth
         return network + self._site_seconds(speed) + self._server_operations() / speed.flops
@@ -137,7 +137,7 @@ class Work:
         return asked == ["covariance_product"]
 
     def site_memory(self) -> int:
-        """Return the bytes that a site needs at most, besides rows that it has in memory."""
+        """Return the bytes that a site needs at most, in addition to rows that it has in memory."""
         n, d = self.sizes.here, self.sizes.d
         block = min(BLOCK_BYTES, 8 * n * d)
         message = max(max(each.down, *each.up) // each.times for each in self.crossed)

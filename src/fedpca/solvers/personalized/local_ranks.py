@@ -61,7 +61,7 @@ class LocalRanks:
         return rank
 
     def check_sites(self, names: Collection[str]) -> None:
-        """Refuse numbers for other sites than these."""
+        """Refuse numbers by site that are not for exactly these sites."""
         if self.common is None and set(self.by_site) != set(names):
             raise InputError(
                 f"n_local has entries for {sorted(self.by_site)}, but the sites are "
@@ -69,7 +69,7 @@ class LocalRanks:
             )
 
     def check_features(self, n_shared: int, d: int) -> None:
-        """Refuse no components at all, or more of them than there are features."""
+        """Refuse a total of zero components, or more components than features."""
         if n_shared + self.most == 0:
             raise InputError("n_shared=0 and n_local=0 leave no components; set one of them to 1")
         for name, rank in (self.by_site or {"": self.most}).items():
