@@ -154,7 +154,7 @@ def values_about(
 def median_size(sizes: Array) -> float:
     """Return the median of absolute values, or zero if there are none.
 
-    Only values near the median are put in order: those with its leading bits, which sort like numbers.
+    Only values near the median are sorted: those that share its leading bits, which sort like numbers.
     """
     if not len(sizes):
         return 0.0
