@@ -6,7 +6,7 @@
 
 `messages` prints microseconds of processor time for each question that a site answers. An `echo`
 returns what it was sent, so all of its time is that of messages and their checks. In whole fits, what
-the questions themselves compute is subtracted, and printed beside the rest.
+the questions themselves compute is subtracted, and printed next to the rest.
 
 `pooled` divides the time of a fit by that of scikit-learn's PCA on the pooled rows. `memory` fits in
 processes of their own and prints how far resident memory rises above the rows.
@@ -36,7 +36,7 @@ SOLVERS = ("covariance", "lanczos")
 
 @question(asks={"Z": "float64 d k"}, answers={"Y": "float64 d k"})
 def echo(site, Z):
-    """Send back what was asked."""
+    """Send back the block that came with the question."""
     return {"Y": Z}
 
 

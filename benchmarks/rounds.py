@@ -27,7 +27,7 @@ SPECTRA = {
 
 
 def rows_with(singular_values: np.ndarray, seed: int) -> np.ndarray:
-    """Return square rows, whose Gram matrix has the squared values and random eigenvectors."""
+    """Return a square table whose Gram matrix has the squared values and random eigenvectors."""
     rng, d = np.random.default_rng(seed), len(singular_values)
     U, V = (np.linalg.qr(rng.standard_normal((d, d)))[0] for _ in range(2))
     return (U * singular_values) @ V.T
@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--solvers", nargs="+", default=["lanczos", "power"])
     options = parser.parse_args()
     if options.plot:
-        import matplotlib  # noqa: F401 - from the extra "plot"; missed now and not at the end
+        import matplotlib  # noqa: F401 - from the extra "plot"; if missing, fail now, not at the end
     d, n_seeds = (100, 1) if options.quick else (D, options.seeds)
     curves: dict[tuple[str, str], list[float]] = {}
     print("spectrum".ljust(28) + "".join(f"{solver:>10s}" for solver in options.solvers))
