@@ -1,8 +1,8 @@
-"""Follow a stream by the rivals of SPCA and SAPCA, each in one short generator.
+"""Follow a stream with the rivals of SPCA and SAPCA, each in one short generator.
 
-Rows are samples, taken about zero. Every function reads rows ``(n, d)`` from the top and yields
-``(t, directions)`` every so many rows: how many rows it has seen, and orthonormal rows ``(k, d)`` that
-span what it knows then. `last` gives the directions at the end; the measures below judge them.
+Rows are samples, taken about zero. Every function reads rows ``(n, d)`` from the top and regularly
+yields ``(t, directions)``: how many rows it has seen, and orthonormal rows ``(k, d)`` that span the
+subspace found so far. `last` gives the directions at the end; the measures below judge them.
 
 They are those that Grammenos et al., "Federated PCA with adaptive rank estimation", compare with, each
 in a form that does it justice.
@@ -40,12 +40,12 @@ def squared_error(rows: Array, directions: Array) -> float:
 
 
 def best_error(rows: Array, k: int) -> float:
-    """Return what the k leading directions of the offline SVD leave: the least that any can."""
+    """Return what the k leading directions of the offline SVD leave, which is the least possible."""
     return float(np.linalg.eigvalsh(rows.T @ rows)[: rows.shape[1] - k].sum())
 
 
 def excess(rows: Array, directions: Array) -> float:
-    """Return how much more is left than by the offline SVD with as many directions, in percent."""
+    """Return how much more they leave than the same number from the offline SVD, in percent."""
     return 100 * (squared_error(rows, directions) / best_error(rows, len(directions)) - 1)
 
 
@@ -90,7 +90,7 @@ def power_method(
 
         C <- orth(C X'X),    X the latest block, (b, d).
 
-    It needs blocks of about d rows to beat their noise, and does not use the rows behind the last whole
+    It needs blocks of about d rows to beat their noise, and does not use the rows after the last whole
     block. It reports after every block.
 
     Source: Mitliagkas, Caramanis and Jain, "Memory limited, streaming PCA" (2013).
