@@ -74,7 +74,7 @@ def rows_of(case: str, quick: bool) -> tuple[Any, int]:
 
 def dense_only(X: Any) -> np.ndarray:
     if not isinstance(X, np.ndarray):
-        raise CannotDo("takes no sparse rows")
+        raise CannotDo("does not accept sparse rows")
     return X
 
 
@@ -100,7 +100,7 @@ def scikit_learn(solver: str) -> Callable[[Any, int], np.ndarray]:
         from sklearn.decomposition import PCA
 
         if not isinstance(X, np.ndarray) and solver in ("full", "randomized"):
-            raise CannotDo("takes no sparse rows")
+            raise CannotDo("does not accept sparse rows")
         if X.shape[1] > 5000 and solver == "covariance_eigh":
             raise CannotDo(f"needs a matrix of {8e-9 * X.shape[1] ** 2:.1f} GB")
         return PCA(k, svd_solver=solver, random_state=0).fit(X).components_

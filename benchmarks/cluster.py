@@ -123,7 +123,7 @@ def used() -> tuple[float, int]:
 
 
 def contest(name: str, folder: Path) -> None:
-    """Fit once as a warm-up and once for the time, and print the outcome as JSON."""
+    """Fit once as a warm-up and once to be timed, and print the outcome as JSON."""
     fit, all_rows = CONTESTANTS[name], str(folder / "*.parquet")
     with spark_session() if name == "Spark" else dask_cluster() as (engine, usage):
         fit(engine, str(folder / "few" / "*.parquet"))

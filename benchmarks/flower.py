@@ -92,7 +92,7 @@ def fit(solver: str, k: int) -> Program:
 
 
 def blocks(d: int, n_rounds: int) -> Program:
-    """Send a block down and its product up, never the same, since Flower sends the same data once."""
+    """Send a block down and its product up, new in each round: Flower sends the same data only once."""
 
     def program(fed: Federation, start: None) -> np.ndarray:
         fed.sum(count_and_sum, features=np.empty(0, np.uint8), missing=np.int64(0))

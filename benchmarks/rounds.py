@@ -4,8 +4,8 @@
     python benchmarks/rounds.py --quick                          small, to see that it runs
     python benchmarks/rounds.py --plot docs/images/rounds.png    draw the residuals too
 
-1000 features, 10 components, 4 sites, medians of 5 seeds, to a residual of 2e-6 of the trace; other
-residuals and solvers by ``--tol 1e-10 --solvers lanczos``.
+1000 features, 10 components, 4 sites, medians of 5 seeds, to a residual of 2e-6 of the trace. Options
+such as ``--tol 1e-10 --solvers lanczos`` choose another residual or other solvers.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ def _median_seconds(run: Callable[[], object], clock: Clock, repeats: int = 5) -
 
 
 def exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
-    """Return the slope through the logarithms of the larger half of the sizes."""
+    """Return the slope of log seconds against log size, over the larger half of the sizes."""
     half = len(sizes) // 2
     return float(np.polyfit(np.log(sizes[half:]), np.log(seconds[half:]), 1)[0])
 

@@ -61,7 +61,7 @@ def average(sites: list, k: Any, t: int | None, weights: str = "eigenvalues") ->
 
 
 def pooled(sites: list, k: int) -> np.ndarray:
-    """Return the k leading eigenvectors of all rows at one place, ``(d, k)``."""
+    """Return the k leading eigenvectors of the rows of all sites, ``(d, k)``."""
     rows = np.vstack(sites)
     return top_eigen(rows.T @ rows, k)[1]
 

@@ -237,7 +237,7 @@ def figure4(options: argparse.Namespace) -> list[str]:
 
 
 def exact(options: argparse.Namespace) -> list[str]:
-    """Check what our method must reach, at the worst of all seeds."""
+    """Check what our method must reach, for the worst of all seeds."""
     seeds, missed, lines = range(options.seeds), [], []
     for n in (200, 500) if options.quick else (200, 500, 1000):
         problems = [usual(n, seed) for seed in seeds]

@@ -98,8 +98,8 @@ def show_sweep(
 def by_noise_alone(n: int, d: int) -> float:
     """Return the error of V_i that noise causes where U is known, to first order, mean over sites.
 
-    A direction with the variance a = 100.5 and each of the d - 12 with b = 0.5 mix by the share
-    ``a b / (a - b)^2`` over the number of rows.
+    A direction with the variance a = 100.5 and each of the d - 12 directions with b = 0.5 mix by the
+    share ``a b / (a - b)^2`` over the number of rows.
     """
     mixing = 100.5 * 0.5 / 100**2
     return float(2 * 10 * (d - 12) * mixing * np.mean(1 / np.array(uneven_rows(n, 100))))

@@ -96,7 +96,7 @@ def uneven(
 
 
 def uneven_rows(n: int, n_sites: int) -> list[int]:
-    """Return n rows for the first half of the sites, and a fifth for the others."""
+    """Return each site's number of rows: n for the first half, and a fifth of n for the others."""
     return [n if i < n_sites // 2 else n // FEWER for i in range(n_sites)]
 
 

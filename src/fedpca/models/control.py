@@ -202,7 +202,7 @@ def q_limit(
 def quantile_of_squares(
     traces: Array, alpha: float, method: str = METHODS[0], *, freedom: float = np.inf
 ) -> float:
-    """Return what ``|x|^2`` exceeds with probability alpha, for the traces of the covariance of x.
+    """Return what ``|x|^2`` exceeds with probability alpha, given the traces of the covariance of x.
 
     ``freedom`` are the degrees of freedom of an estimated mean. The formula of Jackson and Mudholkar
     assumes that the mean is known.

@@ -181,7 +181,7 @@ def without_large(A: Array, threshold: Array | float) -> Array:
 
 
 class Residuals(NamedTuple):
-    """Residuals of rows, ``(n, d)``, and masks, zeros and ones, of entries that count in a fit."""
+    """Residuals of rows, ``(n, d)``, and masks of ones and zeros for entries that count in a fit."""
 
     R: Array
     inliers: Array  # 1 for entries that are present and within the threshold

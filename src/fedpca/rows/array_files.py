@@ -58,7 +58,7 @@ class ArrayRows:
             raise SiteFailed(f"{self._name} can no longer be read") from None
 
     def _rows_per_read(self, array: Any) -> int:
-        """Return a number of rows that reads each chunk of the array once, if that fits in memory."""
+        """Return how many rows to read at a time, so that each chunk is read once if memory allows."""
         step = rows_per_block(self.n_features)
         chunk = int(array.chunks[0]) if array.chunks else 1
         if chunk > _MAX_CHUNK_RATIO * step:

@@ -168,7 +168,7 @@ def findings_at(name: str, at: Examined, *, allow_missing: bool = False) -> list
 
 
 def few_findings(name: str, rows: Rows, min_count: int) -> list[Finding]:
-    """Return what would make a site refuse if its policy had this ``min_count``."""
+    """Return what a site would refuse or leave out if its policy had this ``min_count``."""
     if min_count <= 1:
         return []
     few = look_for_few(rows, min_count, ERROR)

@@ -117,7 +117,7 @@ def on_host(X: Any) -> Any:
 
 
 def selected_rows(array: Any, chosen: Array) -> Any:
-    """Return the chosen rows of an array, ``(n,)`` of bool, where they are."""
+    """Return the rows of an array that a mask, ``(n,)``, chooses; they stay where the array is."""
     if not is_foreign(array) or optional("array_api_compat") is None:
         return array[chosen]
     compat = importlib.import_module("array_api_compat")

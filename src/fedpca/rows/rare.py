@@ -27,7 +27,7 @@ class Few(NamedTuple):
     n_rows: int  # that count, or at least 2 m
     n_left_out: int  # because they have gaps, or at least m
     rare: list[str]  # columns in which fewer than m rows, but at least one, differ from most
-    gapped: Sequence[str] = ()  # columns with gaps in fewer than m rows that have a value elsewhere
+    gapped: Sequence[str] = ()  # columns where fewer than m rows have a gap and a value elsewhere
 
 
 def look_for_few(rows: Rows, m: int, missing: int) -> Few:

@@ -380,7 +380,7 @@ class StandardizedRows:
     def _panels(self) -> Panels:
         """Return how to multiply wide rows, with means subtracted from products where few bits cancel.
 
-        Which columns those are depends only on the rows and the frame.
+        The choice of these columns depends only on the rows and the frame.
         """
         if self._sums is None:
             return Panels(self._mean)

@@ -184,7 +184,7 @@ class Solver(Protocol):
         ...
 
     def script(self, plan: RunPlan) -> Script:
-        """Return what `solve` asks, in which order and how often, so that sites can follow."""
+        """Return what `solve` asks, in which order and how many times, so that sites can follow."""
         ...
 
     def solve(self, fed: Federation, problem: Problem) -> Solution:

@@ -83,7 +83,7 @@ class Iterative(Protocol):
     """A solver whose number of rounds depends on the rows."""
 
     def usual_rounds(self, n: int, d: int, k: int) -> Rounds:
-        """Return how many times the solver multiplies blocks, not knowing the variances."""
+        """Estimate how many times the solver multiplies blocks if variances are not known."""
         ...
 
 
@@ -102,7 +102,7 @@ def payload(asks: Iterable[Asked], d: int) -> int:
 
 
 def usual_bytes(solver: Counted, n: int, d: int, k: int) -> int:
-    """Estimate the bytes of a solver's own fields, without those for the mean, from sizes alone."""
+    """Estimate the bytes of a solver's own fields, without those for the mean, only from sizes."""
     sizes = Sizes(n, n, d, k)
     rounds = solver.usual_rounds(n, d, k) if isinstance(solver, Iterative) else {}
     own = [each for each in solver.asks(sizes, rounds) if each.question.name != "count_and_sum"]

@@ -61,8 +61,8 @@ class SolverPlan:
     ``rounds`` counts all questions, as `run_.rounds` does, and ``solver_rounds`` counts those whose
     number depends on the variances. ``stop_reason`` is why the rehearsal stopped, or "" without one.
     Bytes are those of all messages to and from all sites, and ``site_bytes`` those to and from the site
-    with the most. If ``is_counted`` and the run takes as many rounds, its record will have the same
-    numbers. ``site_memory`` and ``server_memory`` are estimates in bytes, without the program itself.
+    with the most. If ``is_counted`` is true and the run takes as many rounds, its record will have the
+    same numbers. ``site_memory`` and ``server_memory`` are estimates in bytes, without the program.
 
     ``angle_bound`` is the bound that a solver that is not exact would state if the sites were alike.
     ``discloses`` tells what happens to the answers to each question: they are "seen", "summed", or
@@ -101,7 +101,7 @@ class SolverPlan:
 
     @property
     def is_possible(self) -> bool:
-        """Return whether the solver can run, would finish, and no site would refuse it."""
+        """Return whether the solver can run and finish, with no refusal by a site."""
         return not self.refusal and not self.problem and self.stop_reason != "max_rounds"
 
 
@@ -349,7 +349,7 @@ class _Fit:
         return asked[:-1] if self.secure else asked
 
     def _is_answered(self, question: Question) -> bool:
-        """Return whether a site with the policy answers a question that the program can do without."""
+        """Return whether a site with the policy answers; the program goes on without other answers."""
         if self.policy is None or question.verb == "sum" or not question.reads_rows:
             return True
         return self.policy.gather
@@ -363,7 +363,7 @@ class _Fit:
         }
 
     def _refusal(self, solver: Solver) -> str:
-        """Return why a site with the policy would not take part, or an empty text."""
+        """Return why a site with the policy would not take part, or an empty string."""
         if self.policy is None:
             return ""
         settings: dict[str, Any] = {SECURE: True} if self.secure else {}
@@ -383,7 +383,7 @@ class _Fit:
         return refusal_of(self.policy, run) or ""
 
     def _problem(self, solver: Solver, crossed: Sequence[Crossed]) -> str:
-        """Return why the solver cannot run, or an empty text."""
+        """Return why the solver cannot run, or an empty string."""
         if self.secure and solver.seen and self.privacy is None:
             return "it needs each site's answers, which secure sums hide"
         for each in crossed:

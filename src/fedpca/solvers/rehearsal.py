@@ -38,7 +38,7 @@ MAX_WORK = (
     1 << 18
 )  # of side times squared columns; each round of other solvers takes many times that
 N_STARTS = 3
-MAX_SITES = 3  # with rows of their own; adding sites makes them differ no more
+MAX_SITES = 3  # with rows of their own; more sites would not differ more
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ from fedpca.solvers.standardize import ColumnSums
 if TYPE_CHECKING:
     from fedpca.site.site import Site
 
-MAX_ROUNDS = 20  # of block Lanczos on flipped rows; fewer than these find their largest eigenvalues
+MAX_ROUNDS = 20  # of block Lanczos on flipped rows; fewer suffice for their largest eigenvalues
 LEAST_ROWS = 60  # two of 10^7 sums of flips differ in the sign of one row with probability 0.5 %
 AHEAD = 10  # eigenvalues that are compared after those that are certain
 MARGIN = 1.1  # least ratio of a component to noise, since the largest of a few flips varies
@@ -98,7 +98,7 @@ class SignFlips:
     def _confirmed(self, spectrum: Spectrum, n_above: int | None) -> int | None:
         """Return how many of the first ``n_above`` eigenvalues are above those of flipped rows.
 
-        If ``n_above`` is None, all eigenvalues so far are. The result is None if more are needed.
+        ``n_above=None`` means all eigenvalues so far. Return None if more of them are needed.
         """
         is_open = n_above is None and not spectrum.is_whole
         most = len(spectrum.values) if n_above is None else n_above
@@ -155,10 +155,10 @@ def flipped_floor(fed: Federation, n: float, removed: Array, p: int) -> Array:
 
 
 def fewer_directions(n: float, d: int, r: int) -> float:
-    """Return the leading eigenvalue of noise without r directions over that with random signs.
+    """Return the factor by which random signs shrink the leading eigenvalue of residual noise.
 
-    Residuals have the same squares in fewer directions of rows and columns, while random signs spread
-    them over all directions again.
+    Residuals without r directions have the same squares in fewer directions of rows and columns, while
+    random signs spread them over all directions again.
     """
     if min(n - 1, d) <= r:
         return 1.0

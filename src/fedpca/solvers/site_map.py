@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 MAX_DIRECTIONS = 1000  # of each site
 MAX_COORDINATES = 600  # in which covariances are compared
 ODD_DEVIATIONS = 6.0  # beyond what chance gives
-ODD_TIMES = 3.0  # the median distance of the other sites
+ODD_TIMES = 3.0  # as a multiple of the median of the other sites
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 MAX_PRODUCTS = 1 << 40  # columns by which rows can be multiplied in a run; a hint for the site
 BINOMIAL = "binomial"  # the scale of genotypes
-MONOMORPHIC_SHARE = 1e-12  # a rarer allele does not occur, except by rounding in weights
+MONOMORPHIC_SHARE = 1e-12  # a rarer allele counts as absent, since weights may leave rounding
 SCALES = "1e-150..1e100"  # beyond these, the squares of single scaled values underflow or overflow
 MAX_TIMES_LARGEST = 2.0**20  # a mean beyond this multiple of a site's values would round them away
 

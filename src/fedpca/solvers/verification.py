@@ -163,7 +163,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Claim:
-    """What a model says about the rows that it was fitted to.
+    """What a model states about the rows that it was fitted to.
 
     ``slack`` is how far, as a share of the variance, its components and variances may be from those of
     the rows, and ``shares`` are the shares of each site's variance that the components explained.
@@ -326,7 +326,7 @@ def _variances(claim: Claim, present: Present, energies: Array, tol: float) -> l
 
 
 def _outside_bounds(present: Present) -> tuple[float, float]:
-    """Return the least and the most that the largest variance outside the components can be."""
+    """Return a lower and an upper bound on the largest variance outside the components."""
     V, W = present.V, present.normal
     d, k = V.shape
     trace = max(0.0, present.energy - float(np.vdot(V, present.product)))

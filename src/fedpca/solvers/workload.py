@@ -24,7 +24,7 @@ from fedpca.solvers.one_round.merge import summarize_about, summarize_rows
 from fedpca.solvers.traffic import Crossed
 
 LATENCY_S = 0.05  # of a round: a question to another city and its answer
-BANDWIDTH = 12.5e6  # bytes a second, as of 100 Mbit/s
+BANDWIDTH = 12.5e6  # bytes per second, which is 100 Mbit/s
 SUMMARIES = (summarize_rows.name, summarize_about.name)
 LOCAL_PRODUCTS = {"local_power_steps": 5, "consensus_step": 7}  # roughly, per site and round
 DENSE_SLOWDOWN = 4  # of an eigendecomposition, compared with products of as many operations
@@ -34,9 +34,9 @@ DENSE_SLOWDOWN = 4  # of an eigendecomposition, compared with products of as man
 class Speed:
     """The speeds from which a plan computes times.
 
-    ``latency`` is in seconds a round. ``bandwidth`` is that of the coordinator's connection in bytes a
-    second, which all sites share. ``flops`` are operations a second at a site and the coordinator, and
-    ``read_rate`` is how many bytes of rows a site reads a second.
+    ``latency`` is in seconds per round. ``bandwidth`` is in bytes per second, for the coordinator's
+    connection, which all sites share. ``flops`` are operations per second at a site and the
+    coordinator, and ``read_rate`` is how many bytes of rows a site reads per second.
     """
 
     latency: float = LATENCY_S
@@ -179,13 +179,13 @@ def speed_of(
 
 
 def _measured_flops() -> float:
-    """Return the operations a second of products with blocks, as solvers compute them."""
+    """Return the operations per second of products with blocks, as solvers compute them."""
     A, Z = np.ones((1024, 512)), np.ones((512, 16))
     return 2.0 * A.size * Z.shape[1] / _fastest(lambda: A @ Z)
 
 
 def _measured_read_rate() -> float:
-    """Return the bytes a second at which rows in memory are read."""
+    """Return how many bytes of rows in memory are read per second."""
     A = np.ones(1 << 20)
     return A.nbytes / _fastest(lambda: A.sum())
 

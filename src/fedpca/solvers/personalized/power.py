@@ -44,7 +44,7 @@ from fedpca.solvers.personalized.contract import Shared, Start, share_of
 if TYPE_CHECKING:
     from fedpca.site.site import Site
 
-LOCAL_TOL = 1e-7  # residual of V_i in a round; the objective loses its square over the gap
+LOCAL_TOL = 1e-7  # residual of V_i in a round; it costs the objective its square over the gap
 MET = 0.02  # climbs whose directions are this close, as a sine, end at the same optimum
 PATIENCE = 100  # rounds that other climbs have left to pass an optimum
 SAME = 1e-9  # objectives that differ by at most this share are the same

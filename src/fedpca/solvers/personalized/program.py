@@ -258,7 +258,7 @@ class Ending:
 
 
 def _with_tied(fed: Federation, shared: Shared, tied: Array, weight: float) -> Shared:
-    """Return the directions of most variance among the shared ones and those tied with them."""
+    """Return the directions of largest variance among the shared ones and those tied with them."""
     C = orth(np.hstack([shared.U, tied]))
     along = fed.sum(power_step, U=C[None])["along"][0] / weight
     _, E = top_eigen((along + along.T) / 2, shared.U.shape[1])

@@ -47,7 +47,7 @@ class RobustFrame:
 
 
 def present_rows(site: Site, which: PresentRows) -> Iterator[Array]:
-    """Yield the rows that count in blocks, ``(m, d)``, at least one.
+    """Yield the rows that count, in blocks ``(m, d)``; there is at least one block.
 
     Columns are in the common order. Rows without any values do not count, since they carry no
     information about components, center, or variances.

@@ -126,7 +126,7 @@ class RobustSolver(Protocol):
     needs_rank: ClassVar[bool]  # whether the solver needs the rank itself, not just a bound
 
     def script(self, plan: RunPlan) -> Script:
-        """Return what `solve` asks, in which order and how often, so that sites can follow."""
+        """Return what `solve` asks, in which order and how many times, so that sites can follow."""
         ...
 
     def solve(self, fed: Federation, problem: RobustProblem) -> Solved:

@@ -166,7 +166,7 @@ def by_hard_threshold(
             rounds_at_floor = rounds_at_floor + 1 if threshold <= FLOOR_MARGIN * floor else 0
         mostly_outliers = 2 * answer["good"] < moments.present
         is_fitted = median <= limits.tol * moments.size
-        # outliers pull their column until the fit is done or patience runs out, which ends the pull
+        # outliers pull their column only until the fit is done or patience runs out
         is_drawn = mostly_outliers & (rounds_at_floor < PATIENCE_ROUNDS and not is_fitted)
         rounds_drawn += is_drawn
         enough = limits.tol if is_fitted or rounds_at_floor else 0.0

@@ -98,7 +98,7 @@ def undivided_bins(inside: Array, min_count: int) -> tuple[Array, Array]:
 
 
 def add_spread(counted: Arrays, guess: Array, shift: int, bins: Array, number: Array) -> None:
-    """Count the values in bins that are not divided as if they were spread evenly over their bin."""
+    """Count the values in undivided bins as if they were spread evenly over their bin."""
     for j in np.flatnonzero(bins >= 0):
         own, width = int(_ordered(guess[j : j + 1])[0]), int(bins[j]) + BITS
         start = own >> width << width

@@ -50,7 +50,7 @@ def follow_threshold(
 ) -> float:
     """Check and remember a round's threshold; return the first threshold of its fit.
 
-    A fit begins when a different question was asked before. It starts from scratch only then.
+    A fit begins when the question before was a different one. Only then may it start from scratch.
     """
     value = float(threshold)
     if site.policy.is_open:
@@ -128,7 +128,7 @@ def follow_bins(
     elif not ((known.shift[features] == shift + BITS).all()) or shift < 0:
         raise PolicyRefused("a histogram must divide the bins of the one before")
     elif not same_bin(guess, known.guess[features], shift + BITS).all():
-        raise PolicyRefused("a guess must be in the bin of the guess before")
+        raise PolicyRefused("a guess must be in the bin of the previous guess")
     shifts, guesses = known.shift.copy(), known.guess.copy()
     shifts[features], guesses[features] = shift, guess
     medians, median_shift = known.medians, known.median_shift
