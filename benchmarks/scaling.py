@@ -119,7 +119,7 @@ def child(size: Size, clock: Clock) -> None:
 
 
 def machine_rates(clock: Clock) -> dict[str, float]:
-    """Return this machine's rates: flops and bytes copied a second, and seconds of a message."""
+    """Return this machine's rates: flops and bytes copied per second, and seconds per message."""
     A = np.random.default_rng(0).standard_normal((1500, 1500))
     target = np.empty(32_000_000)
     source = np.ones_like(target)

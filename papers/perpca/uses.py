@@ -101,7 +101,7 @@ def with_pens(n_sites: int) -> dict[str, Array]:
 
 
 def cut(sites: dict[str, Array], seed: int) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Split each site's rows into 80 % and the others."""
+    """Split each site's rows into 80 % for training and the rest for tests."""
     rng, train, test = np.random.default_rng([80, seed]), {}, {}
     for name, rows in sites.items():
         order, n = rng.permutation(len(rows)), round(0.8 * len(rows))

@@ -100,7 +100,7 @@ def report_caused(fed: Federation, within: Mapping[str, float], energy: float) -
 
     ``within`` are the sites' sums of squares about their own means, and ``energy`` is that of all rows
     about the common mean. A site that is far away also moves the mean, which adds to the squares of all
-    other sites. So ``n_i n / (n - n_i) |m_i - m|^2`` would vanish with the site, too.
+    other sites. So ``n_i n / (n - n_i) |m_i - m|^2`` would vanish in addition to its own squares.
     """
     for name, own in within.items():
         known = fed.record.influence.get(name, {})
