@@ -5,9 +5,9 @@
 G is the relationship matrix of the samples at all sites, A has M variants as columns, and s are its
 singular values. Each site can write the rows of U for its own samples, from the model alone. The weight
 of the counted allele is ``-V sqrt(M) / 2``, and that of the other allele is the negative, as ``plink2
---pca allele-wts`` writes them. So ``plink2 --score`` projects samples, with the opposite sign, which is
-what it does with its own weights too. It compares letters, so the weights have those of a cohort's
-own files if these are at hand, and else those in the variants' names, which are on one of the strands.
+--pca allele-wts`` writes them. So ``plink2 --score`` can project samples; the signs are reversed, as
+they are with plink2's own weights. It compares letters. So the weights have the letters of a cohort's own
+files if these are at hand, and else those in the variants' names, which are on one of the strands.
 """
 
 from __future__ import annotations
