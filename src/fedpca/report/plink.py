@@ -6,8 +6,8 @@ G is the relationship matrix of the samples at all sites, A has M variants as co
 singular values. Each site can write the rows of U for its own samples, from the model alone. The weight
 of the counted allele is ``-V sqrt(M) / 2``, and that of the other allele is the negative, as ``plink2
 --pca allele-wts`` writes them. So ``plink2 --score`` can project samples; the signs are reversed, as
-they are with plink2's own weights. It compares letters. So the weights have the letters of a cohort's own
-files if these are at hand, and else those in the variants' names, which are on one of the strands.
+they are with plink2's own weights. It compares letters. So the weights have the letters of a
+cohort's own files if these are at hand, and else those in the variants' names.
 """
 
 from __future__ import annotations
