@@ -20,7 +20,7 @@ from fedpca.errors import MessageError
 
 DOMAIN = b"fedpca declared plan, version 1\0"
 DECLARE = "declare_run"  # takes the place of a question's name
-AGREE = "agree_on_keys"  # does so too, before the first question of a run with secure sums
+AGREE = "agree_on_keys"  # likewise, before the first question of a run with secure sums
 SECURE = "secure"  # the privacy setting that asks for secure sums
 PRIVATE = "differential"  # the privacy settings of a differentially private run
 MAX_PLAN_BYTES = 1 << 20  # a plan lists sites, and perhaps numbers of components by site
@@ -45,9 +45,9 @@ class RunPlan:
     sites : dict
         The names of the sites that take part, and the fingerprints of their keys.
     purpose : str
-        Why the run takes place, in a line of words.
+        Why the run takes place, in one line.
     privacy : dict
-        The privacy settings: "secure" is True if every sum is a secure one, and "differential" has the
+        The privacy settings: "secure" is True if every sum is secure, and "differential" has the
         settings of `fedpca.Privacy` if every answer about rows gets noise.
     """
 
@@ -78,7 +78,7 @@ class RunPlan:
 
     @property
     def max_rounds(self) -> int:
-        """Return the most rounds that the solver may take."""
+        """Return the maximum number of rounds that the solver may take."""
         return int(self.parameters.get("max_rounds", MAX_ROUNDS))
 
     @property
