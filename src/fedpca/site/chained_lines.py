@@ -2,12 +2,12 @@
 
 Each line is a JSON object. Its ``chain`` is the SHA-256 of its other contents as canonical JSON. These
 include the number of the ``entry`` and the chain of the ``previous`` one, so each chain value commits
-to all lines before it. The last one is the head of the file.
+to all lines before it. The last chain value is the head of the file.
 
 A line may come after lines without a chain, such as one that a power failure tore. They stay where they
 are. The next line holds their digest as ``unchained``, so they cannot change afterward, but nothing
-proves what they were before. The chain alone also cannot show whether the last lines were removed. A
-head that is kept elsewhere shows it.
+proves what they were before. Also, a chain by itself cannot show whether the last lines were removed. A
+head that is kept elsewhere can.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _START = b'{"entry": '  # of each line
 class Kind:
     """A kind of file with chained lines.
 
-    ``has_fields`` says whether a line has all that an entry of this kind must have. Where an older
-    fedpca wrote lines without a chain, the chain may begin after them.
+    ``has_fields`` returns whether a line has all fields that an entry of this kind must have. With
+    ``has_older_lines``, the chain may begin after lines that an older fedpca wrote without one.
     """
 
     has_fields: Callable[[Entry], bool]
@@ -53,7 +53,7 @@ class ChainCheck:
     """What checking a file found.
 
     ``problem`` names the first line that was changed, removed, or inserted, and is empty if the chain
-    is whole. If it ``is_torn``, the problem is a last line that was not written completely. ``notes``
+    is whole. With ``is_torn``, the problem is a last line that was not written completely. ``notes``
     names lines that are not verified. ``head`` is the last verified chain value.
     """
 
@@ -67,7 +67,7 @@ class ChainCheck:
 
 @contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file to `add` lines to it; other processes that want to add any wait for their turn."""
+    """Open a file to `add` lines to it; other processes that add lines wait for their turn."""
     with path.open("ab+", buffering=0) as file:
         if fcntl is not None:
             with suppress(OSError):  # some network drives have no locks

@@ -65,12 +65,12 @@ class Source:
     def files_now(self) -> dict[Path, str]:
         """Return the files with their states as they are now; refuse if one is gone.
 
-        Call this when a run begins: a database is then asked again.
+        Call this when a run begins: a database is then queried again.
         """
         if self._query is not None:
             try:
                 self._given = self._query.fetch()
-            except InputError as error:  # whose text is for the people at the site alone
+            except InputError as error:  # its text is only for the people at the site
                 log.error("site %s: %s", self._site, error)
                 raise SiteFailed("the site's database did not answer its query") from None
         return files_of(self._given)
