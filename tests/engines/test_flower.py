@@ -298,7 +298,7 @@ def test_an_answer_that_is_too_large_is_refused_before_all_of_it_is_fetched(ther
     there.stop(site, signal.SIGINT)
     assert [lost["site"] for lost in far.run_.lost] == ["third"]
     assert (
-        "site 'third', round 3, while computing the covariance: the message has more than "
+        "site 'third', round 3, while computing the covariance: the message exceeds its limit of "
         in (far.run_.lost[0]["reason"])
     )
     assert "bytes and was refused unread" in far.run_.lost[0]["reason"]

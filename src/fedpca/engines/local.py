@@ -17,7 +17,7 @@ from fedpca.errors import InputError, SiteError, SitesBusy, SiteTimeout
 from fedpca.protocol.message import Message
 from fedpca.site.site import Site, cache_share, jobs_for
 
-MAX_BEGUN = 4  # times n_jobs: the most sites that may work or have an answer that is not taken yet
+MAX_BEGUN = 4  # times n_jobs: how many sites may be working or have an answer that waits
 
 _RESERVING = threading.Lock()  # two engines may have sites in common
 
@@ -148,8 +148,8 @@ class LocalEngine:
         """Keep ``n_jobs`` sites busy, and wait for each no longer than the time limit.
 
         A thread cannot be stopped, so a slow thread keeps running and its late answer is ignored. The
-        threads are daemons, so they do not keep the process alive. While one site is slow, only
-        a few of the sites after it begin, since their answers cannot be added up before its answer.
+        threads are daemons, so they do not keep the process alive. While one site is slow, only a few
+        of the sites after it begin, since their answers cannot be added up before its answer.
         """
         answers: queue.Queue[tuple[str, Message | SiteError]] = queue.Queue()
         turns = threading.Semaphore(self._n_jobs)

@@ -155,11 +155,11 @@ def _blocks(client: Client, rows: Any) -> list[Block]:
 
 
 def _n_bytes(state: str) -> float:
-    return float(state.split()[0]) + 1.0  # `fedpca.rows.open.state_of` puts it first; never zero
+    return float(state.split()[0]) + 1.0  # the size, as in `fedpca.rows.open.state_of`; never zero
 
 
 def _holders(client: Client, blocks: Sequence[Block]) -> dict[Key, str]:
-    """Return a worker that holds each of the results that blocks start from."""
+    """Return, for each result that blocks start from, a worker that holds it."""
     futures = {key: future for block in blocks for key, future in block.futures.items()}
     if not futures:
         return {}

@@ -2,7 +2,7 @@
 
 Flower's server takes each request through nine layers of middleware and hands it to a thread. That
 costs several times as much as a small request itself. So the frequent requests of sites and fits go
-straight to the functions that Flower would call in the end, after the same checks of who sent them.
+straight to the functions that Flower would call in the end, after the same checks of the sender.
 Everything else goes to Flower's server: other requests, large ones, and those that the checks or the
 functions refuse, so that Flower words the refusal.
 """

@@ -2,7 +2,7 @@
 
 A site needs a handful of connections, and each request takes a moment. Without limits, anybody could
 open more connections than all sites need, or send a request so slowly that it never ends. That would
-take the server's file descriptors and memory from everybody else, and needs no key.
+take the server's file descriptors and memory from everybody else, and would need no key.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class _ListeningSocket(socket.socket):
             self.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Return the next connection; refuse one with an error after which asyncio tries again."""
+        """Return the next connection; if it is refused, raise an error that makes asyncio try again."""
         number, address = self._accept()  # type: ignore[attr-defined]
         connection = _Connection(self.family, self.type, self.proto, fileno=number)
         if not self._listener.admit(connection, address[0]):
@@ -205,7 +205,7 @@ class TimedProtocol(H11Protocol):
         self._timer = self.loop.call_later(self._time_limit(), self.transport.abort)
 
     def _time_limit(self) -> float:
-        """Return the seconds that the present phase may take."""
+        """Return the seconds that the current phase may take."""
         if self.conn.their_state is h11.IDLE:
             return HEADER_TIMEOUT_S
         length = MAX_BODY_BYTES

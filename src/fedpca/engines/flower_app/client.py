@@ -36,7 +36,7 @@ log = logging.getLogger("fedpca.site")
 
 PREFIX = "fedpca."  # of this app's settings in a node's configuration, which other apps share
 SIMULATED = "simulated-"  # of the same settings in the run's configuration of a simulation
-UNKNOWN_ERROR = 0  # Flower's code for an error of no particular kind
+UNKNOWN_ERROR = 0  # Flower's code for an unspecified error
 
 
 def client_app() -> ClientApp:
