@@ -22,8 +22,8 @@ weight         the site's weight, if that is not its row count (no check)
 energy         adds up to the site's sum of squares; for a matrix, its trace (no check)
 =============  =====================================================================================
 
-Every float64 field is also limited in size, so that no total over sites and no square of it overflows.
-The limit leaves room for sums of squares of values up to 1e68.
+Every float64 field is also limited in size, so that neither a total over sites nor its square
+overflows. The limit leaves room for sums of squares of values up to 1e68.
 """
 
 from __future__ import annotations

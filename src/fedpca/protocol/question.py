@@ -23,9 +23,10 @@ A question that writes to ``site.memory`` must declare ``remembers=True``; for a
 memory is read-only. A question whose answer reveals nothing about the rows, such as the column names,
 should declare ``reads_rows=False``; no policy refuses such a question.
 
-A secure sum needs a bound on its numbers. It follows from the rows' sum of squares if the word
-"explained" stands for every field, or if ``times_energy`` returns the factor between the two for the
-question's arrays. If the factor is None, nothing is known. Without a bound, the sites are asked first.
+A secure sum needs a bound on its numbers. The rows' sum of squares gives one if every float64 field
+has the word "explained". A question may instead declare ``times_energy``, which takes the question's
+arrays and returns the bound as a multiple of that sum, or None if it is unknown. Without a bound, the
+coordinator first asks the sites for one.
 
 A differentially private question adds noise to its answer. Given the plan, ``spends`` returns how much
 of the rows' privacy one answer spends (`fedpca.privacy.gaussian`). The site counts that before the

@@ -1,4 +1,4 @@
-"""Describe in which order a program asks its questions, so that a site can follow along.
+"""Describe the order in which a program asks its questions, so that a site can follow along.
 
 ::
 
