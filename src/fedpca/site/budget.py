@@ -91,7 +91,7 @@ class Budget:
 def refuse_spent(kind: str, used: int, limit: int | None, path: Path | None) -> None:
     """Refuse to go on if the budget of runs or rounds is spent."""
     if limit is not None and used >= limit:
-        where = "" if path is None else f", which are counted in {path.name} in its folder"
+        where = "" if path is None else f" (counted in {path.name} in its folder)"
         raise PolicyRefused(
             f"the site has answered {limit:,} {kind} in 24 hours, as many as its policy's "
             f"max_{kind}_per_day allows{where}; wait, or ask the site to raise the limit"

@@ -4,7 +4,7 @@ Each line is a JSON object. Its ``chain`` is the SHA-256 of its other contents a
 include the number of the ``entry`` and the chain of the ``previous`` one, so each chain value commits
 to all lines before it. The last chain value is the head of the file.
 
-A line may come after lines without a chain, such as one that a power failure tore. They stay where they
+A line may come after lines without a chain, such as one torn by a power failure. They stay where they
 are. The next line holds their digest as ``unchained``, so they cannot change afterward, but nothing
 proves what they were before. Also, a chain by itself cannot show whether the last lines were removed. A
 head that is kept elsewhere can.
@@ -170,7 +170,7 @@ def _fault(
 
 
 def _about_loose(loose: list[bytes], number: int) -> list[str]:
-    """Return a note about the lines without a chain before a line, if there are any."""
+    """Return a note about any lines without a chain that come before a line."""
     if not loose:
         return []
     kind = "from before the chain" if any(map(_is_json, loose)) else "torn, as by a power failure"
@@ -180,7 +180,7 @@ def _about_loose(loose: list[bytes], number: int) -> list[str]:
 
 
 def _unsealed(loose: list[bytes], last: int) -> str:
-    """Return the problem of lines without a chain at the end of a file."""
+    """Return what is wrong with lines without a chain at the end of a file."""
     if not last and any(map(_is_json, loose)):
         return "line 1 has no chain, and no later line has one: an older fedpca wrote this ledger"
     if len(loose) == 1 and not _is_json(loose[0]):

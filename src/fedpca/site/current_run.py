@@ -59,7 +59,7 @@ class CurrentRun:
     is_beyond_bound: bool = False  # whether an answer was too large for its masks
     _memory_before: Memory = field(init=False)  # that round
     _pending: Pending | None = None
-    _secrets: MaskSecrets | None = None  # of the masks, once they were needed
+    _secrets: MaskSecrets | None = None  # of the masks, once they are needed
 
     def __post_init__(self) -> None:
         self._memory_before = self.memory
@@ -89,7 +89,7 @@ class CurrentRun:
         return RunPlan.from_bytes(recall(self.memory, Agreement).plan.tobytes())
 
     def reply_to(self, number: int) -> Message | None:
-        """Return the reply to a round that was answered just before."""
+        """Return the reply to a round if it is the last one that was answered."""
         return self.reply if number == self.round else None
 
     def memory_before(self, number: int) -> Memory:

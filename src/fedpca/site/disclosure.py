@@ -12,7 +12,7 @@ Here, m is `Policy.min_count`. No count or sum over fewer than m rows leaves the
 - if fewer than `Policy.min_change` rows have changed since the last run, the difference from that run
   would show sums over these rows.
 
-A refusal may name columns and bounds, but never says which rows they are, or how many.
+A refusal may name columns and bounds, but never tells how many such rows there are, or which.
 """
 
 from __future__ import annotations
@@ -133,12 +133,12 @@ def reason_against(few: Few, min_count: int) -> str | None:
     if 0 < few.n_left_out < min_count:
         return (
             f"missing='drop' would leave out fewer rows than {rule}, and a fit that fills their gaps "
-            "would tell them apart; remove these rows from the site's files, or fill their gaps"
+            "would give them away; remove these rows from the site's files, or fill their gaps"
         )
     if few.gapped:
         return (
             f"in columns {some_of(few.gapped, MAX_NAMES)}, fewer than {min_count} rows have a gap and "
-            f"a value elsewhere, and fits that fill gaps with other means would tell them apart "
+            f"a value elsewhere, and fits that fill gaps with other means would give them away "
             f"({rule}); fill these gaps in the site's files, or use missing='drop'"
         )
     if few.rare:

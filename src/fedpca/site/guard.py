@@ -109,7 +109,7 @@ class Guard:
         attempt = run.rpartition(".")[2]
         if not attempt.isdecimal() or int(attempt) >= self._policy.max_attempts:
             raise PolicyRefused(
-                f"this is attempt {printable(attempt)} of the run, counted from 0, beyond the policy's "
+                f"this is attempt {printable(attempt)} of the run, counted from 0, but the policy has "
                 f"max_attempts={self._policy.max_attempts}; begin a new run"
             )
         own = NO_KEY if self._keys is None else self._keys.own
@@ -241,7 +241,7 @@ class _Run:
             value = hashlib.sha256(arrays[name].tobytes()).hexdigest()
             if known.setdefault(name, value) != value:
                 raise PolicyRefused(
-                    f"field {name!r} of question {question.name!r} has changed; it is set once a run"
+                    f"field {name!r} of question {question.name!r} has changed within the run"
                 )
         return _array(json.dumps(known).encode())
 

@@ -154,7 +154,7 @@ class Policy:
             )
 
     def _check_privacy(self) -> None:
-        """Refuse a privacy budget that no run could keep, or that would hold nobody back."""
+        """Refuse a privacy budget that no run could keep, or that would restrict nobody."""
         given = {"delta": (self.delta, MIN_DELTA, MAX_DELTA)}
         if self.max_epsilon is not None:
             given["max_epsilon"] = (self.max_epsilon, MIN_EPSILON, MAX_EPSILON)
@@ -165,7 +165,7 @@ class Policy:
 
     @property
     def must_be_private(self) -> bool:
-        """Return whether the site takes part in private runs only; an exact sum spends everything."""
+        """Return whether the site takes part only in private runs; an exact sum spends everything."""
         return self.max_epsilon is not None or PRIVATE_RUNS in self.require
 
     @property

@@ -19,10 +19,10 @@ PREVENTS = {
     "gather": (
         "Keeps the coordinator from seeing numbers of this site alone, such as its own variance."
     ),
-    "min_rows": "Prevents runs while this site has fewer rows.",
+    "min_rows": "Prevents runs while this site has fewer rows than this.",
     "min_count": (
-        "Prevents counts and sums over fewer rows, columns in which fewer rows differ from the most "
-        "frequent value, and missing='drop' if it leaves out fewer rows. 1 turns it off."
+        "Prevents counts and sums over fewer rows than this, columns in which fewer rows differ from "
+        "the most frequent value, and missing='drop' if it leaves out fewer rows. 1 turns it off."
     ),
     "min_sites": "Prevents runs with fewer sites, in whose sums this site would stand out.",
     "peers": (
@@ -30,7 +30,7 @@ PREVENTS = {
         "`fedpca site-key --show NAME.pub` prints. Empty: any sites. Needed for min_sites above 1 and "
         "for require."
     ),
-    "approval": "Prevents runs that no person here has approved, with `fedpca approve`.",
+    "approval": "Prevents runs that no person here has approved with `fedpca approve`.",
     "approval_days": "Prevents requests and approvals that last longer than this many days.",
     "min_change": (
         "Keeps the difference between two runs from describing few rows: if the files have changed, at "
@@ -44,8 +44,8 @@ PREVENTS = {
         f'Prevents the same for rounds; a fit takes 5 to 500. "{UNLIMITED}" turns it off.'
     ),
     "max_attempts": (
-        "Keeps a run from beginning more often, each time without some sites; the difference of two "
-        "sums describes the sites that were left out."
+        "Keeps a run from beginning more often than this, each time without some sites; the difference "
+        "of two sums describes the sites that were left out."
     ),
     "require": (
         'Keeps the coordinator from reading what this site adds to a sum: "secure" takes part only in '
@@ -99,7 +99,7 @@ def explain(policy: Policy) -> list[str]:
     told.append(
         "gather: the coordinator may see this site's own answers about its rows, such as its variance"
         if policy.gather
-        else "gather: the coordinator gets sums over sites; of this site alone, it gets column names"
+        else "gather: the coordinator gets sums over sites; of this site alone, only column names"
     )
     told.append(
         f"min_rows: the site must have at least {policy.min_rows:,} rows"

@@ -217,7 +217,7 @@ class PrivacyBudget:
         )
 
     def _write(self, release: Release, path: Path, file: IO[bytes]) -> None:
-        """Add a release to the file, unless its line is there from before the site was killed."""
+        """Add a release to the file, unless its line was written before the site was killed."""
         spent = self._read(path)
         if self._is_new(release, spent):
             line = replace(release, total=spent.mu2 + release.mu2).to_plain()

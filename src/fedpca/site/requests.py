@@ -28,7 +28,7 @@ from fedpca.storage import atomic
 PENDING, APPROVED, DENIED, EXPIRED = "pending", "approved", "denied", "expired"
 SUFFIX = ".requests"  # of the folder
 MAX_PENDING = 50  # a coordinator that lies must not fill the disk
-MAX_EXPIRED = 50  # undecided requests that are kept after they expired
+MAX_EXPIRED = 50  # undecided requests that are kept after they expire
 MAX_REASON = 500  # characters
 _NAME = "request-*.json"
 
@@ -116,8 +116,7 @@ class Requests:
             raise _denial(known)
         if known is None or known.state != APPROVED:
             raise PolicyRefused(
-                f"run {printable(run)} has no approval at this site that is still valid; resume the "
-                "run to ask again"
+                f"run {printable(run)} has no valid approval at this site; resume the run to ask again"
             )
 
     def all(self) -> list[Request]:
@@ -126,7 +125,7 @@ class Requests:
         return sorted(found, key=lambda request: request.since)
 
     def named(self, run: str) -> Request:
-        """Return the request of the run with this name, or of the only run whose name begins so."""
+        """Return the request of the run with this name, or of the only one that starts with it."""
         requests = self.all()
         found = [each for each in requests if run in (each.run, printable(each.run))]
         found = found or [each for each in requests if run and printable(each.run).startswith(run)]
@@ -173,7 +172,7 @@ class Requests:
         if not known.covers(plan, signer):
             raise PolicyRefused(
                 f"run {printable(plan.run)} asked for approval of a different plan before; begin a new "
-                "run, without its journal, to ask for this one"
+                "run, with a new journal, to ask for this plan"
             )
 
     def _ask(self, plan: RunPlan, signer: str) -> Request:

@@ -81,7 +81,7 @@ def cache_share(n_sites: int) -> int:
 def jobs_for(sites: Sequence[Site]) -> int:
     """Return how many of the sites in one process should work at a time, each in a thread.
 
-    Only arrays in memory can be read by several threads without waiting for each other.
+    Threads that read anything but arrays in memory wait for each other.
     """
     all_rows = [site.rows for site in sites]
     if not all(isinstance(rows, DenseRows | SparseRows) for rows in all_rows):
