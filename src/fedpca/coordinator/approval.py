@@ -62,7 +62,7 @@ class ApprovalWait:
         continues = (
             "then the same fit with the same journal continues this run"
             if self._can_resume
-            else "this run has no journal and cannot continue later, so use one or a longer wait"
+            else "this run has no journal and cannot continue later, so use a journal or a longer wait"
         )
         return (
             f"run {self._run} was not approved within {self._seconds:g} s at {', '.join(pending)}; "

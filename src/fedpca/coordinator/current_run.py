@@ -374,7 +374,7 @@ class CurrentRun:
         return joined(refused, asked.sites) if refused else None
 
     def _announcing(self, asked: Round) -> Callable[[str, Reply | Summand], None]:
-        """Announce that the sites are asked; return how to accept an answer and announce its site."""
+        """Announce that the sites are asked; return a function that accepts and announces an answer."""
         on_answer = self._fed.on_answer
         if on_answer is None:
             return asked.accept

@@ -218,10 +218,10 @@ class Federation:
             A client of the cluster, or its scheduler's address; None stands for the client in use.
             Without a client, this process reads the rows, one block at a time.
         rows : Dask array or data frame, delayed blocks, paths, or a dict of these
-            A table, whose blocks are spread over the workers, one site for each; or a dict with the
-            rows of each site. Blocks of unknown length and sparse blocks are accepted. Paths of files
-            or folders, which may contain ``*``, are paths as the workers see them. Each file is read by
-            one worker.
+            A table whose blocks are spread over the workers, with one site for each worker, or a dict
+            with the rows of each site. Blocks of unknown length and sparse blocks are accepted. Paths
+            of files or folders, which may contain ``*``, are paths as the workers see them. Each file
+            is read by one worker.
         drop, columns, id, weight
             The names of columns, as for `Site`.
         **options
@@ -394,7 +394,7 @@ def _refuse_lacking(engine: Engine, **wanted: bool) -> None:
 def _check_approval(purpose: Any, approval_wait: Any) -> None:
     """Refuse a purpose that no plan can hold, or a wait that is not a number of seconds."""
     if not isinstance(purpose, str) or len(purpose) > MAX_PURPOSE:
-        raise InputError(f"the purpose must be a text of at most {MAX_PURPOSE} characters")
+        raise InputError(f"the purpose must be a string of at most {MAX_PURPOSE} characters")
     if not isinstance(approval_wait, Real) or not float(approval_wait) >= 0:
         raise InputError(f"approval_wait={approval_wait!r} must be a nonnegative number of seconds")
 

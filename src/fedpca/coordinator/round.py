@@ -118,7 +118,7 @@ class Round:
             self._sum_in_site_order()
 
     def add_total(self, total: Total) -> None:
-        """Add a sum that was made on the way here, of answers that their sites have checked."""
+        """Add a sum that was made on the way here; the sites have checked the answers in it."""
         if not total.arrays:
             return
         try:
@@ -304,7 +304,7 @@ class Round:
                 total += arrays[name]
 
     def _check_header(self, header: Header, name: str) -> None:
-        """Raise the error that a site reports; raise one if it answered a different question."""
+        """Raise the error that a site reports, or one if it answered a different question."""
         raise_error_in(header)
         for key, value in (("site", name), *self._echo):
             if header.get(key) != value:
@@ -338,7 +338,7 @@ def collect(
 ) -> dict[str, FedpcaError]:
     """Accept the replies of sites, and return what sites refuse.
 
-    Sites that answer or refuse are removed from ``failed``; for the others, it gets the reason.
+    Sites that answer or refuse are removed from ``failed``; for each other site, it gets the reason.
     """
     refused: dict[str, FedpcaError] = {}
     for name, reply in replies:
@@ -356,7 +356,7 @@ def collect(
 def joined(refused: Mapping[str, FedpcaError], sites: Sequence[str]) -> FedpcaError:
     """Return the refusals of several sites as one error, in the order of the sites.
 
-    A refusal is about rows or by a policy. Only those of the first one's kind are included.
+    A refusal is about rows or from a policy; only those of the same kind as the first are included.
     """
     errors = [refused[name] for name in sites if name in refused]
     kind = type(errors[0])

@@ -34,7 +34,7 @@ GROWTH = 4.0  # factor by which answers to a question may exceed those of an ear
 # largest error of a total from rounding at all sites, as a share of its largest number; it is smaller
 # for a wide ring, where small numbers may have units of their own
 MAX_ROUNDING = {NARROW: 2.0**-44, WIDE: 2.0**-80}
-MAX_FAILED = 2  # after so many failed bounds in a row, sizes are asked for each time
+MAX_FAILED = 2  # after this many failed bounds in a row, sizes are asked for each time
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,8 @@ class Masks:
     def fit(self, total: Arrays) -> bool:
         """Return whether a total is the sum of all answers, with enough correct digits.
 
-        If a bound was tried, it is not if some answer exceeded the bound, or if the total is far below.
+        If a bound was tried, some answer may have exceeded it, or the total may be so far below it that
+        digits were lost.
         """
         if not self.is_tried:
             return True

@@ -36,7 +36,7 @@ class threads_for_entries:
 
 
 def threads_for(*arrays: Array) -> threads_for_entries:
-    """Limit BLAS to one thread while it works on small arrays, and not while it works on large ones."""
+    """Limit BLAS to one thread while it works on small arrays, but not while it works on large ones."""
     return threads_for_entries(max(array.size for array in arrays))
 
 

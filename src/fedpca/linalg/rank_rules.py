@@ -234,7 +234,7 @@ def _median_of_noise(aspect: float) -> float:
 def broken_stick(spectrum: Spectrum) -> int | None:
     """Return the number of leading shares of variance larger than pieces of a broken stick.
 
-    None means that all known shares are larger, and more of them may be.
+    None means that all known shares are larger, and unknown ones may be, too.
     """
     p = max(1, min(int(spectrum.n) - 1, spectrum.d))
     values = spectrum.values[:p]

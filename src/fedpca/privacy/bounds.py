@@ -33,7 +33,7 @@ _UPPER, _LOWER = 0xFFFFFFFF00000000, 0x00000000FFFFFFFF  # halves of a word
 def size_bins(values: Array, words: Array) -> Array:
     """Return random numbers in the bins up to the size of the largest number, and zeros above.
 
-    ``words`` has as many random words, which only the site knows.
+    ``words`` has a random word for each word of the bins; only the site knows them.
     """
     bins = np.zeros(N_WORDS, np.uint64)
     largest = float(np.abs(values).max(initial=0.0))

@@ -34,7 +34,7 @@ from fedpca.protocol.plan import PRIVATE, RunPlan
 MIN_EPSILON, MAX_EPSILON, MIN_DELTA, MAX_DELTA = 1e-4, 1e6, 1e-15, 0.1
 MEAN_SHARE = 0.05  # of mu^2, for the count and the mean; the rest is for the scatter about the mean
 MAX_ROUNDS = 100  # products that share the rest
-# share by which epsilon and delta may change, because noise is whole, and by rounding here
+# share by which epsilon and delta may change because noise is whole numbers, and by rounding
 DISCRETE_SLACK = 1e-7
 XTOL = 1e-20  # no limit: roots are found to all digits, however small they are
 
@@ -60,7 +60,7 @@ class Privacy:
         How many sites may add no noise, or tell others theirs, without breaking the promise for the
         rows of all other sites. It matters only with secure sums, where sites share the noise.
     n_products : int
-        The number of noisy products used to fit a table that has too many features for its scatter.
+        The number of noisy products used to fit a table with too many features to sum its scatter.
 
     Examples
     --------

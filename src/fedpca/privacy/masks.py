@@ -39,7 +39,7 @@ except ImportError:
 from fedpca.arrays import Array, Arrays
 from fedpca.privacy.rings import Ring, add, subtract
 
-MAX_ALL_PAIRS = 100  # sites, up to which all are neighbors
+MAX_ALL_PAIRS = 100  # up to this many sites, all are neighbors
 N_RINGS = 32  # random rings in which a site has two neighbors each
 KEY_BYTES = 32
 AES_BLOCK_BYTES = 16

@@ -111,5 +111,5 @@ def unpack_offers(names: Sequence[str], arrays: Mapping[str, Array]) -> dict[str
         offers[name] = Offer.from_bytes(data[start:end])
         start = end
     if start != len(data):
-        raise PolicyRefused(f"the number of offered keys is not {len(names)}, as in the plan")
+        raise PolicyRefused(f"the number of offered keys is not {len(names)}, as the plan says")
     return offers
