@@ -70,7 +70,7 @@ class CurrentRun:
         self._attempt = 0
         self._memory = 0  # the last round of this attempt that changed the sites' memory
         self._is_declared = False  # whether the sites know the plan of this attempt
-        self._energies: dict[str, float] = {}  # each site's sum of squares, if it was told
+        self._energies: dict[str, float] = {}  # each site's sum of squares, if it is known
         self._journal: Journal | None = None
         self._is_going = False  # between the beginning and the end of `until_its_end`
         self._reservation: ExitStack | None = None  # of the sites, which ends when it is closed

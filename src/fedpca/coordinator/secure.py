@@ -123,7 +123,7 @@ class SecureSums:
     """What the coordinator knows about the size of sums in one attempt of a run."""
 
     def __init__(self) -> None:
-        self._energy: float | None = None  # the total sum of squares, once it was told
+        self._energy: float | None = None  # the total sum of squares, once it is known
         self._to_try: dict[str, dict[str, float]] = {}  # bounds by question, from its last sizes
         self._n_failed: dict[str, int] = {}  # bounds in a row that failed, by question
 

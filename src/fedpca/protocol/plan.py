@@ -100,7 +100,7 @@ class RunPlan:
         """Decode a plan, or raise an error that says what is wrong with it."""
         if len(data) > MAX_PLAN_BYTES:
             raise MessageError(
-                f"the plan has {len(data):,} bytes, more than the {MAX_PLAN_BYTES:,} allowed"
+                f"the plan has {len(data):,} bytes, which exceeds the limit of {MAX_PLAN_BYTES:,}"
             )
         try:
             given = json.loads(data)
@@ -115,7 +115,9 @@ class RunPlan:
         if not all(isinstance(text, str) for text in texts) or not self.run or not self.program:
             raise MessageError("the plan must name its run and its program")
         if max(len(self.run), len(self.program)) > MAX_NAME:
-            raise MessageError(f"the plan has a name of more than {MAX_NAME} characters")
+            raise MessageError(
+                f"the plan has a name of more than {MAX_NAME} characters; shorten it"
+            )
         tables = (self.parameters, self.sites, self.privacy)
         if not all(isinstance(table, dict) for table in tables):
             raise MessageError("the plan's parameters, sites, and privacy settings must be tables")
@@ -131,7 +133,9 @@ class RunPlan:
         if len(set(keys)) < len(keys):
             raise MessageError("the plan lists two sites with the same key")
         if len(self.purpose) > MAX_PURPOSE:
-            raise MessageError(f"the plan's purpose has more than {MAX_PURPOSE} characters")
+            raise MessageError(
+                f"the plan's purpose has more than {MAX_PURPOSE} characters; shorten it"
+            )
         rounds = self.parameters.get("max_rounds", 1)
         if not isinstance(rounds, int) or not 1 <= rounds <= MAX_ROUNDS:
             raise MessageError(f"the plan's max_rounds must be from 1 to {MAX_ROUNDS:,}")

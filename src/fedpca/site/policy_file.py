@@ -104,7 +104,7 @@ def explain(policy: Policy) -> list[str]:
     told.append(
         f"min_rows: the site must have at least {policy.min_rows:,} rows"
         if policy.min_rows
-        else "min_rows: no rule of its own"
+        else "min_rows is 0: this rule sets no minimum"
     )
     told.append(
         f"min_count: no count or sum over fewer than {policy.min_count} rows leaves the site; "

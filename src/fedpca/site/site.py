@@ -324,7 +324,7 @@ class Site:
 
     @property
     def standardized(self) -> StandardizedRows:
-        """Return the rows, centered, scaled, and with features ordered as the run requires."""
+        """Return the rows, centered and scaled, with features in the order that the run requires."""
         frame = self.recall(Frame)
         if self._standardized is None or not frame.is_same_as(self._standardized.frame):
             self._standardized = self.rows_in(frame)

@@ -128,7 +128,7 @@ class FlowerEngine:
 
     @contextmanager
     def hold(self, run: str) -> Iterator[None]:
-        """Reserve the sites for a run; wait if they are in use, and at last raise `SitesBusy`."""
+        """Reserve the sites for a run; raise `SitesBusy` if they are in use during the whole wait."""
         self._release()
         self._hold = Hold(
             self._link,
@@ -411,7 +411,7 @@ def connect(
 
 
 def _are_those_of(resumed: Sequence[str], wanted: int | list[str] | None) -> bool:
-    """Return whether the requested sites match a resumed run, which may have lost some of a number."""
+    """Return whether the requested sites match a resumed run's; a number may also be larger."""
     if isinstance(wanted, int):
         return wanted >= len(resumed)
     return wanted is None or wanted == list(resumed)

@@ -76,7 +76,7 @@ class Gate:
     """Middleware that refuses requests that no site and no fit has a reason to make.
 
     It also bounds what one site may have stored at the server: one answer to each question that it was
-    asked, and `MAX_SITE_BYTES` in total that nobody has fetched yet.
+    asked, and at most `MAX_SITE_BYTES` that nobody has fetched yet.
     """
 
     def __init__(self, app: ASGIApp, secret: bytes, state: InMemoryLinkState) -> None:

@@ -98,8 +98,8 @@ class _Presence:
     """A tracker for the time since the server last heard from this node.
 
     After a long silence, the server may have admitted a second process with the same key. A suspended
-    machine or a stopped process resumes without noticing. It must then not send answers or heartbeats
-    until the server has admitted it again.
+    machine or a stopped process resumes without noticing. This process must then not send answers or
+    heartbeats until the server has admitted it again.
     """
 
     def __init__(self) -> None:
