@@ -261,7 +261,7 @@ def verify(public_key: PublicKey, signature: bytes, data: bytes) -> bool:
 
 
 def seal(key: Ed25519PrivateKey, data: bytes) -> bytes:
-    """Sign data; return the public key and the signature, from which `signer_of` names the signer."""
+    """Sign data; return the public key and the signature, from which `signer_of` finds the signer."""
     return key.public_key().public_bytes_raw() + sign(key, data)
 
 

@@ -1,9 +1,9 @@
 """Exchange public keys for one attempt of a run, so that every pair of sites shares a secret.
 
 A site offers a new public key, and signs it together with the run and the roster of the plan. So a
-coordinator cannot replace a site's key with its own, and cannot use an offer twice. The hash of
-all offers is the salt of every secret. So sites that were shown different offers share no secret, and
-their masks do not cancel.
+coordinator cannot replace a site's key with a key of its own, and cannot use an offer twice. The hash
+of all offers is the salt of every secret. So sites that were shown different offers share no secret,
+and their masks do not cancel.
 """
 
 from __future__ import annotations

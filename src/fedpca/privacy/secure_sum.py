@@ -68,7 +68,7 @@ def bins_of(question: Question) -> dict[str, Ring]:
 def explained_bounds(
     question: Question, arrays: Arrays, energy: float | None
 ) -> dict[str, float] | None:
-    """Return bounds on totals that follow from the rows' sum of squares, or None if they do not.
+    """Return bounds on totals that follow from the rows' sum of squares, or None if none do.
 
     The norm of ``A'A Z`` is at most the trace of ``A'A`` times the norm of Z. A question may also
     declare a factor, ``times_energy``. A question without fractions needs no bound.

@@ -129,7 +129,7 @@ def _read(path: Path | None) -> dict[str, Any]:
 
 
 def _save(path: Path | None, kept: dict[str, Any]) -> None:
-    """Write the counts before the answer that they count leaves."""
+    """Save the counts before the answer leaves."""
     if path is None:
         return
     try:

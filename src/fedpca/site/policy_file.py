@@ -139,7 +139,7 @@ def explain(policy: Policy) -> list[str]:
         amount = f"any number of {kind}" if limit is None else f"at most {limit:,} {kind}"
         told.append(f"{name}: {amount} in 24 hours")
     told.append(
-        f"max_attempts: a run may begin {policy.max_attempts} times, each time without lost sites"
+        f"max_attempts: a run that loses sites may begin {policy.max_attempts} times in all"
     )
     told.append(
         "require: only runs with secure sums, in which the coordinator can read only totals"

@@ -83,7 +83,7 @@ def _create_beside(target: Path, private: bool) -> Path:
 
 
 def flush_folder(folder: Path) -> None:
-    """Flush a folder's list of files to disk, where the system can."""
+    """Flush a folder's list of files to disk, if the system can do that."""
     # Windows cannot open a folder, and some network drives cannot flush one
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)

@@ -72,7 +72,7 @@ def read_arrays(path: str | os.PathLike[str], kind: str) -> tuple[Arrays, dict[s
             f"{path} has format {header.get('format')}; this version of fedpca reads format "
             f"{FORMAT_VERSION}. Install the same version everywhere and write the file again"
         )
-    # the text is compared too, since damage to it need not change what it means
+    # the text is compared too, since damage can leave its meaning unchanged
     is_intact = _text(header) == text
     if header.pop(CHECKSUM_KEY, None) != checksum(header, arrays) or not is_intact:
         raise FileError(

@@ -411,7 +411,7 @@ def connect(
 
 
 def _are_those_of(resumed: Sequence[str], wanted: int | list[str] | None) -> bool:
-    """Return whether the requested sites match a resumed run's; a number may also be larger."""
+    """Return whether requested sites match a resumed run; a number must be at least its size."""
     if isinstance(wanted, int):
         return wanted >= len(resumed)
     return wanted is None or wanted == list(resumed)

@@ -94,7 +94,7 @@ def _tell(box: _Box) -> None:
 
 
 def _is_empty(replies: list[Message]) -> bool:
-    """Return whether an answer has no error and no content, so that there is no message."""
+    """Return whether an answer has no error and no content, which means no message."""
     return replies[0].get("status") == 200 and not any(reply.get("body") for reply in replies)
 
 
