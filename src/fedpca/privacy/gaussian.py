@@ -57,8 +57,8 @@ class Privacy:
         A point near which rows are expected, chosen without looking at them. When the mean is computed,
         rows farther than twice ``row_bound`` from this point are moved to that distance.
     n_silent : int
-        How many sites may add no noise, or tell others theirs, without breaking the promise for the
-        rows of all other sites. It matters only with secure sums, where sites share the noise.
+        How many sites may add no noise, or reveal theirs to others, without breaking the promise for
+        the rows of all other sites. It matters only with secure sums, where sites share the noise.
     n_products : int
         The number of noisy products used to fit a table with too many features to sum its scatter.
 

@@ -35,7 +35,7 @@ answer leaves, and repeats the same answer if it is asked again.
 If an answer is larger than the declared arrays can be, the coordinator refuses it before it is
 downloaded completely. If a name stands for a length that only the answer determines, ``at_most`` gives
 its bound: a number, another name, or a field of the question that holds a number, as in
-``at_most={"r": "d"}``. Without a bound, the limit for all messages applies.
+``at_most={"r": "d"}``. Without ``at_most``, the limit for all messages applies.
 """
 
 from __future__ import annotations

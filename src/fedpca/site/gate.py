@@ -140,7 +140,7 @@ class Gate:
             self._budget.spend(run, self._file(".budget"), set_aside)
 
     def spend(self, question: Question, header: Header, plan: RunPlan, session: Session) -> None:
-        """Count what a noisy answer spends of the privacy budget, before the site saves and sends it."""
+        """Count what a noisy answer spends of the privacy budget, before it is saved and sent."""
         assert question.spends is not None
         run, number = str(header["run"]), header["round"]
         mu2 = question.spends(plan)
