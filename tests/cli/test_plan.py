@@ -47,7 +47,7 @@ def test_a_policy_is_asked(tmp_path):
     (tmp_path / "policy.toml").write_text('allow = ["power"]\nend = true\n')
     result = planned(*QUIET, *FEW, "--policy", str(tmp_path / "policy.toml"))
     assert result.exit_code == 2
-    assert "allow has 'power', which 'federated' includes" in result.output
+    assert "allow has 'power'; use 'federated', which includes" in result.output
     (tmp_path / "policy.toml").write_text('allow = ["merge"]\nend = true\n')
     text = planned(*QUIET, *FEW, "--policy", str(tmp_path / "policy.toml")).output
     assert text.count(" refused ") == 2
