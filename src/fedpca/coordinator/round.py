@@ -70,9 +70,8 @@ class Round:
 
     def __post_init__(self) -> None:
         self._unsummed = deque(self.sites)
-        self._expected = frozenset(
-            self.sites
-        )  # a search in a tuple would take time for every answer
+        # a search in a tuple would take time for every answer
+        self._expected = frozenset(self.sites)
         header = {
             "run": self.run,
             "round": self.number,

@@ -11,9 +11,8 @@ from scipy.linalg import lapack
 from fedpca.arrays import Array
 from fedpca.linalg.blas_threads import threads_for
 
-ROUNDING = 8 * float(
-    np.finfo(np.float64).eps
-)  # error in sums of products, relative to the largest eigenvalue
+# error in sums of products, relative to the largest eigenvalue
+ROUNDING = 8 * float(np.finfo(np.float64).eps)
 
 
 def orth(Y: Array) -> Array:

@@ -39,9 +39,7 @@ Header = dict[str, Any]
 MARK = b"FedP"
 VERSION = 2
 MAX_BYTES = 1 << 30
-MAX_HEADER_BYTES = (
-    1 << 20
-)  # column names travel as arrays; the longest honest header is an error's text
+MAX_HEADER_BYTES = 1 << 20  # column names travel as arrays; the longest is an error's text
 MAX_HEADER_DEPTH = 16  # the fields take four levels
 MAX_FIELDS = 256
 MAX_NAME_CHARS = 100  # of a field

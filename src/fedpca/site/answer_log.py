@@ -97,9 +97,8 @@ class AnswerLog:
             asked = Message({}, {}, len(request))
             answered = self._site.refusal({}, error)
         if self._site.rows is not rows:
-            with suppress(
-                InputError
-            ):  # the next question that reads the rows will report this error
+            # the next question that reads the rows will report this error
+            with suppress(InputError):
                 self._tell(f"the files changed and were reopened: {size(self._site.rows)}")
         data, digest_in = encode(answered), digest(request)
         salt = secrets.token_hex(SALT_BYTES)

@@ -123,9 +123,8 @@ class Guard:
     def admit(self, memory: Mapping[str, Array], run: str, plan: RunPlan) -> Agreement:
         """Return the agreement to a plan that the policy allows, or refuse it and name the rule."""
         self.consider(run, plan)
-        if remembers(
-            memory, Agreement
-        ):  # the coordinator was restarted, or its message was repeated
+        # the coordinator was restarted, or its message was repeated
+        if remembers(memory, Agreement):
             agreed = recall(memory, Agreement)
             if agreed.plan.tobytes() != plan.to_bytes():
                 raise PolicyRefused("a different plan was declared for this run before")

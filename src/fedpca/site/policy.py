@@ -376,7 +376,6 @@ def _ends(text: str) -> bool:
     return "".join(last) == f"{END}=true"
 
 
-TRUSTING = Policy(
-    allow=(ANY,), gather=True, min_count=1
-)  # for a site in the coordinator's own process
+# for a site in the coordinator's own process
+TRUSTING = Policy(allow=(ANY,), gather=True, min_count=1)
 JOINING = Policy(max_runs_per_day=100, max_rounds_per_day=20_000)  # for a site on its own machine

@@ -57,9 +57,8 @@ class Source:
             self._choice = choice
             is_array = weight is not None and not isinstance(weight, str)
             self._weight = as_numbers(weight) if is_array else weight
-            self.files = file_states(
-                self._given
-            )  # first, so that a change while opening is noticed
+            # before opening, so that a change during it is noticed
+            self.files = file_states(self._given)
             self.rows = self._open()
 
     def files_now(self) -> dict[Path, str]:
