@@ -47,7 +47,7 @@ IMAGES = {
 }
 ABOUT_SWEEPS = """\
 There are 8 sites instead of 128, so fewer rows in all; 'm' is what 128 of them would have. How unlike
-sites are depends on the rows of each site, and these are as many as in the paper. Rounds are those to a
+sites are depends on the number of rows at each site, which is that of the paper. Rounds are those to a
 KKT violation of 1.97e-06; where xi varies, of 4.09e-06, the paper's mean there."""
 ABOUT_IMAGES = """\
 CIFAR-100 is not available, nor are 30000 of CIFAR-10's 50000 images. The paper does not say whether it
@@ -154,7 +154,7 @@ def images(options: argparse.Namespace) -> list[str]:
 
 
 def image_rows(options: argparse.Namespace) -> Iterator[tuple[str, Array, Array | None]]:
-    """Yield a name, rows of numbers from 0 to 1, and labels where each label is a site."""
+    """Yield a name, rows of numbers from 0 to 1, and labels if each label is a site, else None."""
     digits, labels = load_digits(return_X_y=True)
     digits = digits / 16
     if options.quick:

@@ -116,8 +116,8 @@ def problems(options: argparse.Namespace) -> list[str]:
     show(title, ["problem", f"power, stack: {first}", second, *names], lines)
     say(
         f"The default here is 'power' from 'stack': median of {options.seeds} seeds, and range. "
-        "Algorithm 2 is 'stiefel' and 'polar', its start 'average'; all but the default with the "
-        "first seed alone. The paper gives no numbers of rounds. Local variances are most of the "
+        "Algorithm 2 is 'stiefel' and 'polar', its start 'average'; all but the default use only "
+        "the first seed. The paper gives no numbers of rounds. Local variances are most of the "
         f"objective, so {first} says little about U, and a good start may be enough."
     )
     return [
