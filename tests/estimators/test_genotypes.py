@@ -143,7 +143,7 @@ def test_binomial_scale_of_rows_in_memory_is_that_of_files(cohorts):
     assert constant.scale_[0] == 1
     with pytest.raises(InputError, match="from 0 to 2"):
         FederatedPCA(scale="binomial").fit(np.full((9, 2), 3.0) + np.eye(9, 2))
-    with pytest.raises(InputError, match=r"maf=0\.1 applies to genotypes"):
+    with pytest.raises(InputError, match=r"maf=0\.1 applies only to genotypes"):
         FederatedPCA(maf=0.1).fit(np.eye(9))
     with pytest.raises(InputError, match="maf has no differentially private"):
         FederatedPCA(maf=0.1, privacy=Privacy(epsilon=1, delta=1e-6, row_bound=8)).fit(np.eye(9))
