@@ -482,8 +482,11 @@ def test_weights_of_alleles_need_genotypes_scaled_as_plink2_scales_them(complete
     beds, *_ = complete
     FederatedPCA(2).fit(str(beds[0])).save(tmp_path / "plain.fedpca")
     words = ("-o", tmp_path / "own.csv", "--plink", tmp_path / "own", "--force")
-    done = run("transform", tmp_path / "plain.fedpca", beds[0], *words)
-    assert "needs a model of --binomial" in " ".join(done.output.split())
+    PersonalizedPCA(1, n_local=1).fit(named(beds)).save(tmp_path / "local.fedpca")
+    for model in ("plain.fedpca", "local.fedpca"):
+        done = run("transform", tmp_path / model, beds[0], *words)
+        assert "needs a model of --binomial" in " ".join(done.output.split())
+        assert not (tmp_path / "own.csv").exists()
     fit = FederatedPCA(2, scale="binomial").fit(str(beds[0]))
     fit.save(tmp_path / "m.fedpca")
     framed(np.ones((3, fit.n_features_in_)), fit).to_csv(tmp_path / "rows.csv", index=False)

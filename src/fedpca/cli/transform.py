@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 import typer
 
 from fedpca.arrays import Array
-from fedpca.cli.console import err, exit_codes, out, refuse_overwriting
+from fedpca.cli.console import err, exit_codes, out, refuse_overwriting, say
 from fedpca.cli.options import (
     Columns,
     Drop,
@@ -50,6 +50,7 @@ from fedpca.rows.matching import open_matching, scores_in_blocks
 from fedpca.rows.open import open_rows, state_of
 from fedpca.solvers.standardize import BINOMIAL
 from fedpca.storage.table_file import check_format, writing_table
+from fedpca.storage.tensor_file import read_arrays
 
 FLAGS = ("t2", "q", "flagged")  # columns after the scores
 
@@ -112,12 +113,13 @@ def transform(
         rows = genotypes_of(file, keep)
         for path in [] if plink is None else weight_files(plink):
             refuse_overwriting(path, force)
+        weights = None if plink is None else _allele_weights(model, rows)
         n_rows = write_scores(model, rows, output, site, choice, with_flags=flags, quiet=quiet)
         if not quiet:
             out.print(f"Wrote {n_rows:,} rows to {output}")
-        if plink is not None:
-            for path in _write_weights(plink, model, rows):
-                out.print(f"Wrote {path}")
+        if plink is not None and weights is not None:
+            for path in write_weights(plink, *weights):
+                say(f"Wrote {path}")
 
 
 def write_scores(
@@ -208,16 +210,19 @@ def _write_eigenvec(output: Path, model: Model, rows: Any) -> int:
     return rows.n_rows
 
 
-def _write_weights(prefix: Path, model_path: Path, source: Any) -> list[Path]:
-    """Write the weights of alleles as a cohort's own files write them, and return the paths."""
-    model, header = load_model(model_path)
-    names = checked_variants(header["features"])
-    if header["parameters"].get("scale") != BINOMIAL:
+def _allele_weights(
+    model_path: Path, source: Any
+) -> tuple[Model, Sequence[str], int, dict[str, tuple[str, str]]]:
+    """Return what the weights of alleles follow from, with the alleles as a cohort writes them."""
+    header = read_arrays(model_path, "model")[1]
+    if header.get("parameters", {}).get("scale") != BINOMIAL:
         raise InputError("--plink needs a model of --binomial, because plink2 scales genotypes so")
     rows = open_rows(source)
     if not isinstance(rows, GenotypeRows):
         raise InputError(f"--plink needs the alleles in a .bed file, which {source} is not")
-    return write_weights(prefix, model, names, header["n_samples"], rows.alleles())
+    model, header = load_model(model_path)
+    names = checked_variants(header["features"])
+    return model, names, header["n_samples"], rows.alleles()
 
 
 def _limits(path: Path, header: dict[str, Any]) -> ControlLimits:
