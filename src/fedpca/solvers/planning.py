@@ -1,11 +1,8 @@
 """Tell what a fit would cost and reveal with each solver, before any site is asked.
 
-`plan` counts the messages of each solver (`fedpca.solvers.traffic`) for a number of rounds that the
-solver takes on made-up rows (`fedpca.solvers.rehearsal`). Time follows from a simple model::
-
-    seconds = rounds * latency + bytes of all sites / bandwidth        the network
-            + the slowest site's operations / flops, or its reading    the sites, all at once
-            + the coordinator's operations / flops                     the coordinator
+The course of a fit says what the sites would be asked: `fedpca.solvers.pca_course` and the ``course``
+of the other two families find it on made-up rows. `fedpca.solvers.conditions` counts its messages, and
+estimates time and memory.
 
 No rows are needed, nothing is sent, and nothing is taken from a privacy budget.
 """
@@ -13,140 +10,81 @@ No rows are needed, nothing is sent, and nothing is taken from a privacy budget.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Integral
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from fedpca.arrays import Array
 from fedpca.errors import InputError
 from fedpca.privacy.gaussian import Privacy
-from fedpca.protocol.message import MAX_BYTES
-from fedpca.protocol.plan import NO_KEY, PRIVATE, SECURE, RunPlan
-from fedpca.protocol.question import Question
 from fedpca.rows.gaps import MISSING
-from fedpca.site.guard import refusal_of
 from fedpca.site.policy import Policy
 from fedpca.solvers.catalogue import (
+    AUTO,
+    PERSONALIZED,
+    ROBUST,
     SOLVERS,
     cheapest_exact,
     chosen_by_auto,
+    find_personalized,
+    find_robust,
     find_solver,
     to_plain,
 )
 from fedpca.solvers.common_features import names_to_bytes
-from fedpca.solvers.contract import Solver, check_choice, check_positive, check_whole
-from fedpca.solvers.costs import Asked, Counted, Iterative, Rounds, Sizes
-from fedpca.solvers.pca import fit_asked
-from fedpca.solvers.private.program import private_asked, private_solver
+from fedpca.solvers.conditions import Conditions
+from fedpca.solvers.contract import check_choice, check_positive, check_whole
+from fedpca.solvers.costs import Sizes
+from fedpca.solvers.course import Course
+from fedpca.solvers.pca_course import PcaFit
+from fedpca.solvers.personalized.course import PersonalizedFit
+from fedpca.solvers.personalized.local_ranks import LocalRanks
+from fedpca.solvers.private.program import private_solver
 from fedpca.solvers.private.utility import expected_share
-from fedpca.solvers.rehearsal import rehearse
-from fedpca.solvers.traffic import Crossed, Party, traffic
-from fedpca.solvers.workload import BANDWIDTH, LATENCY_S, Speed, Work, speed_of
+from fedpca.solvers.robust.course import RobustFit
+from fedpca.solvers.solver_plan import Plan, recommend
+from fedpca.solvers.traffic import Party
+from fedpca.solvers.workload import BANDWIDTH, LATENCY_S, speed_of
 
 TYPICAL_LENGTH = 0.8  # of a row about the mean, as a share of the row bound, if nothing is known
-TELLS_APART = 1.3  # as many bytes as another solver: rounds are only expected
-
-# questions without which a solver can do, or that tell nothing of rows
-UNSEEN = ("column_names", "explained_energy", "explained_in_summary")
-
-
-@dataclass(frozen=True)
-class SolverPlan:
-    """What a fit would cost and reveal with one solver.
-
-    ``rounds`` counts all questions, as `run_.rounds` does, and ``solver_rounds`` those that depend on
-    the variances. ``stop_reason`` is that of the rehearsal, empty without one.
-    Bytes are those of the messages to and from all sites, and ``site_bytes`` those to and from the site
-    with the most. They are what the run's record will have if it takes as many rounds, and if
-    ``is_counted``. ``site_memory`` and ``server_memory`` are estimates in bytes, besides the program.
-
-    ``angle_bound`` is the bound that a solver that is not exact would state, if the sites were alike.
-    ``discloses`` says for each question what becomes of its answers: "seen", "summed", or "masked".
-    ``refusal`` is why a site would not take part, and ``problem`` is why the solver cannot run.
-    """
-
-    solver: str
-    guarantee: str
-    rounds: int
-    solver_rounds: int
-    stop_reason: str
-    bytes_down: int
-    bytes_up: int
-    site_bytes: int
-    is_counted: bool
-    seconds: float
-    site_memory: int
-    server_memory: int
-    angle_bound: float
-    discloses: dict[str, str]
-    refusal: str = ""
-    problem: str = ""
-
-    @property
-    def bytes(self) -> int:
-        """Return the bytes to and from all sites."""
-        return self.bytes_down + self.bytes_up
-
-    @property
-    def seen(self) -> tuple[str, ...]:
-        """Return the questions whose answers the solver needs site by site."""
-        return tuple(
-            name for name, how in self.discloses.items() if how == "seen" and name not in UNSEEN
-        )
-
-    @property
-    def is_possible(self) -> bool:
-        """Return whether nothing speaks against the solver."""
-        return not self.refusal and not self.problem and self.stop_reason != "max_rounds"
+ASSUMED = "variances fall as 1, 1/2, 1/3, and so on"
+DEFAULTS = {  # of FederatedPCA
+    "center": True,
+    "scale": False,
+    "missing": "error",
+    "tol": 1e-10,
+    "max_rounds": 500,
+    "privacy": None,
+    "maf": None,
+    "solver": AUTO,
+}
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What a fit would cost and reveal with each solver, and which one to take.
+class Estimator(Protocol):
+    """An estimator whose parameters are those of its program."""
 
-    ``auto`` is the solver that ``solver="auto"`` takes, and ``recommended`` the one to take, or None if
-    none is possible; ``reason`` says why. ``share`` is the share of the exact components' variance that
-    a differentially private fit is expected to keep. ``assumes`` tells what was not given.
-    """
-
-    solvers: tuple[SolverPlan, ...]
-    auto: str
-    recommended: str | None
-    reason: str
-    speed: Speed
-    assumes: tuple[str, ...]
-    share: float | None = None
-
-    def __getitem__(self, solver: str) -> SolverPlan:
-        for each in self.solvers:
-            if each.solver == solver:
-                return each
-        names = ", ".join(each.solver for each in self.solvers)
-        raise KeyError(f"{solver!r} was not planned; the plan has {names}")
-
-    def to_plain(self) -> dict[str, Any]:
-        """Return the plan as values that JSON has."""
-        return asdict(self)
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Return all parameters by name."""
+        ...
 
 
 def plan(
     rows: int | Mapping[str, int],
     features: int | Sequence[str],
-    n_components: int,
+    model: int | Estimator,
     *,
     sites: int | Sequence[str] = 3,
-    solvers: Iterable[str | Solver] | None = None,
-    center: bool = True,
-    scale: bool = False,
-    missing: str = "error",
+    solvers: Iterable[Any] | None = None,
+    center: bool | None = None,
+    scale: bool | None = None,
+    missing: str | None = None,
     weighted: bool = False,
     in_order: bool = True,
-    tol: float = 1e-10,
-    max_rounds: int = 500,
+    tol: float | None = None,
+    max_rounds: int | None = None,
     secure: bool | None = None,
     privacy: Privacy | None = None,
     policy: Policy | str | os.PathLike[str] | None = None,
@@ -156,7 +94,7 @@ def plan(
     flops: float | None = None,
     read_rate: float | None = None,
 ) -> Plan:
-    """Return what a fit of `FederatedPCA` would cost and reveal with each solver.
+    """Return what a fit would cost and reveal with each solver.
 
     Nothing is sent, and no rows are read.
 
@@ -166,12 +104,13 @@ def plan(
         About how many rows all sites have, or the number of rows of each site by its name.
     features : int or list of str
         How many features they have, or their names, which sites tell in the first round.
-    n_components : int
-        The number of components.
+    model : int or estimator
+        An unfitted `FederatedPCA`, `PersonalizedPCA`, or `RobustPCA`; or the number of components of a
+        `FederatedPCA`. With an estimator, set what it has as parameters there.
     sites : int or list of str
         The number of sites, or their names, unless ``rows`` has them.
-    solvers : iterable of str or Solver, optional
-        The solvers to plan for; by default, all of the catalogue.
+    solvers : iterable of str or solver, optional
+        The solvers, or methods, to plan for; by default, all of the catalogue.
     center, scale, missing, tol, max_rounds
         As for `FederatedPCA`.
     weighted : bool
@@ -187,7 +126,9 @@ def plan(
         as the site would.
     variances : array of shape (n_features,), optional
         The variances along the components: a guess, or those of public rows. They must not come from
-        rows that nobody may see. By default, they fall as 1, 1/2, 1/3, and so on.
+        rows that nobody may see. By default, they fall as 1, 1/2, 1/3, and so on. For
+        `PersonalizedPCA`, they are those of one site: along the shared components, along its local
+        ones, and then along all others, in this order.
     latency, bandwidth, flops, read_rate : float, optional
         The speeds of the network and the machines, as in `Speed`. By default, `latency` is 0.05 s,
         ``bandwidth`` is 12.5 MB/s, and the others are measured on this machine, in memory.
@@ -205,254 +146,233 @@ def plan(
     True
     >>> planned["merge"].seen
     ('summarize_rows',)
+    >>> planned = fedpca.plan(9000, 30, fedpca.RobustPCA(3), solvers=["threshold"])
+    >>> planned["threshold"].discloses["hard_round"]
+    'summed'
     """
+    own = {
+        "center": center,
+        "scale": scale,
+        "missing": missing,
+        "tol": tol,
+        "max_rounds": max_rounds,
+        "privacy": privacy,
+    }
+    program, parameters = _parameters(model, {k: v for k, v in own.items() if v is not None})
+    promised = parameters.get("privacy")
     parties = _parties(rows, sites)
     names = None if isinstance(features, Integral) else list(features)  # type: ignore[arg-type]
     d = int(features) if names is None else len(names)  # type: ignore[arg-type]
-    n = sum(party.rows for party in parties)
     check_whole("features", d, 1)
-    check_choice("missing", missing, MISSING)
-    check_whole("n_components", n_components, 1)
-    check_whole("max_rounds", max_rounds, 1)
-    check_positive("tol", tol)
-    if n_components > min(n, d):
-        raise InputError(
-            f"n_components={n_components} exceeds the {min(n, d)} components that {n:,} rows of {d:,} "
-            f"features have; use at most {min(n, d)}"
-        )
-    known = None if variances is None else _checked(variances, d)
-    is_secure = privacy is not None and len(parties) > 1 if secure is None else secure
+    is_secure = promised is not None and len(parties) > 1 if secure is None else secure
     if is_secure and len(parties) < 2:
         raise InputError("secure=True needs at least two sites")
-    sizes = Sizes(
-        n,
-        0,
-        d,
-        int(n_components),
-        center,
-        scale,
-        missing,
-        weighted,
-        name_bytes=0 if names is None else names_to_bytes(names).nbytes,
-        in_order=in_order,
-    )
-    given = Policy.load(policy) if isinstance(policy, str | os.PathLike) else policy
+    given = None if variances is None else _checked(variances, d)
+    if given is not None and program != "PersonalizedPCA":
+        given = np.sort(given)[::-1]
+    asked = _Asked(program, parameters, parties, names, d, weighted, in_order, given, is_secure)
+    choice = CHOICES[program](asked, solvers)
+    read = Policy.load(policy) if isinstance(policy, str | os.PathLike) else policy
     speed = speed_of(latency, bandwidth, flops, read_rate)
-    fit = _Fit(parties, sizes, tol, max_rounds, is_secure, privacy, given, speed, known)
-    auto = cheapest_exact(n, d, sizes.k).name if privacy is None else private_solver(d)
-    planned = tuple(fit.planned(solver) for solver in _solvers(solvers, is_private=bool(privacy)))
-    recommended, reason = _recommended(planned, auto, is_known=known is not None)
-    share = None
-    if privacy is not None:
-        guess = fit.variances if known is not None else _scaled(fit.variances, privacy)
-        settings = (privacy, guess, n, sizes.k, len(parties))
-        share = expected_share(*settings, secure=is_secure, center=center)
-    assumes = [] if known is not None else ["variances fall as 1, 1/2, 1/3, and so on"]
+    conditions = Conditions(choice.parties, choice.sizes, is_secure, promised, read, speed)
+    planned = tuple(conditions.plan_for(choice.course(each), each) for each in choice.solvers)
+    rivals = [solver.name for solver in chosen_by_auto()] if given is not None else ()
+    recommended, reason = recommend(planned, choice.auto, rivals)
+    assumes = [*choice.assumes, *([] if given is not None else [ASSUMED])]
     if not isinstance(rows, Mapping):
         assumes.append("all sites have about as many rows")
     if names is None:
         assumes.append("columns have no names")
-    return Plan(planned, auto, recommended, reason, speed, tuple(assumes), share)
+    share = asked.expected_share()
+    return Plan(planned, choice.auto, recommended, reason, speed, tuple(assumes), share)
 
 
 @dataclass(frozen=True)
-class _Fit:
-    """The fit that is planned."""
+class _Asked:
+    """What is to be planned, checked as far as all programs have it in common."""
 
+    program: str
+    parameters: Mapping[str, Any]
     parties: Sequence[Party]
-    sizes: Sizes
-    tol: float
-    max_rounds: int
+    names: Sequence[str] | None
+    d: int
+    weighted: bool
+    in_order: bool
+    given: Array | None  # variances
     secure: bool
-    privacy: Privacy | None
-    policy: Policy | None
-    speed: Speed
-    known: Array | None
 
     @property
-    def variances(self) -> Array:
+    def n(self) -> int:
+        """Return the rows of all sites."""
+        return sum(party.rows for party in self.parties)
+
+    def sizes(self, k: int, *, center: bool, missing: str = "error") -> Sizes:
+        """Return the size of a fit with k components."""
+        n, d = self.n, self.d
+        if k > min(n, d):
+            name = "n_components"
+            raise InputError(
+                f"{name}={k} exceeds the {min(n, d)} components that {n:,} rows of {d:,} features "
+                f"have; use at most {min(n, d)}"
+            )
+        return Sizes(
+            n,
+            0,
+            d,
+            k,
+            center,
+            bool(self.parameters["scale"]),
+            missing,
+            self.weighted,
+            name_bytes=0 if self.names is None else names_to_bytes(self.names).nbytes,
+            in_order=self.in_order,
+        )
+
+    def variances(self, *, center: bool) -> Array:
         """Return variances along all components; no more are positive than rows allow."""
-        if self.known is not None:
-            return self.known
-        d, most = self.sizes.d, max(self.sizes.n - self.sizes.center, 1)
-        falling = 1.0 / np.arange(1, d + 1)
-        falling[most:] = 0.0
+        if self.given is not None:
+            return self.given
+        falling = 1.0 / np.arange(1, self.d + 1)
+        falling[max(self.n - center, 1) :] = 0.0
         return falling
 
-    def planned(self, solver: Solver) -> SolverPlan:
-        """Return what the fit would cost and reveal with a solver."""
-        sizes, rounds, reason = self.sizes, self._rounds(solver), ""
-        if isinstance(rounds, tuple):
-            rounds, reason = rounds
-        crossed = list(
-            traffic(
-                partial(self._asked, solver, rounds),
-                self.parties,
-                sizes.d,
-                secure=self.secure,
-                answers=self._is_answered,
-            )
+    def expected_share(self) -> float | None:
+        """Return the share of the variance that a private fit is expected to keep, or None."""
+        privacy = self.parameters.get("privacy")
+        if privacy is None:
+            return None
+        center = bool(self.parameters["center"])
+        guess = self.variances(center=center)
+        if self.given is None:
+            guess = _scaled(guess, privacy)
+        settings = (privacy, guess, self.n, self.parameters["n_components"], len(self.parties))
+        return expected_share(*settings, secure=self.secure, center=center)
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """The solvers of a program, the one that it takes by default, and its course with each."""
+
+    solvers: Sequence[Any]
+    auto: str
+    course: Callable[[Any], Course]
+    sizes: Sizes
+    parties: Sequence[Party]
+    assumes: tuple[str, ...] = ()
+
+
+def _parameters(model: Any, given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the program and the parameters of an estimator, or those of `FederatedPCA`."""
+    name = type(model).__name__
+    if name not in CHOICES:
+        return "FederatedPCA", {**DEFAULTS, **given, "n_components": model}
+    if given:
+        raise InputError(
+            f"{', '.join(given)}: the {name} has these parameters itself; set them there"
         )
-        down = len(self.parties) * sum(each.down for each in crossed)
-        up = np.sum([each.up for each in crossed], axis=0)
-        is_counted = isinstance(solver, Counted) and not self.secure
-        by_site = up + down // len(self.parties)
-        if not isinstance(solver, Counted):  # it has only told about how much it sends
-            more = solver.bytes_per_site(sizes.n, sizes.d, sizes.k)
-            by_site = by_site + more
-            down, up = down + len(self.parties) * more // 2, up + more // 2
-        rule = getattr(solver, "site_components", None)
-        largest = max(self.parties, key=lambda party: party.rows)
-        work = Work(crossed, replace(sizes, here=largest.rows), len(self.parties))
-        return SolverPlan(
-            solver=solver.name,
-            guarantee="private" if self.privacy else solver.guarantee,
-            rounds=sum(each.times for each in crossed),
-            solver_rounds=sum(rounds.values()),
-            stop_reason=reason,
-            bytes_down=down,
-            bytes_up=int(up.sum()),
-            site_bytes=int(by_site.max()),
-            is_counted=is_counted and not isinstance(rule, str | float),
-            seconds=work.seconds(self.speed, down + int(up.sum())),
-            site_memory=work.site_memory(),
-            server_memory=work.server_memory(),
-            angle_bound=self._angle_bound(solver, work.n_directions),
-            discloses=self._disclosed(crossed),
-            refusal=self._refusal(solver),
-            problem=self._problem(solver, crossed),
+    model._validate_params()
+    own = model.get_params(deep=False)
+    return name, {k: v.item() if isinstance(v, np.generic) else v for k, v in own.items()}
+
+
+def _choose_pca(asked: _Asked, solvers: Iterable[Any] | None) -> _Choice:
+    given = asked.parameters
+    k, center, privacy = given["n_components"], bool(given["center"]), given["privacy"]
+    check_choice("missing", given["missing"], MISSING)
+    check_whole("n_components", k, 1)
+    check_whole("max_rounds", given["max_rounds"], 1)
+    check_positive("tol", given["tol"])
+    check_choice("scale", given["scale"], (True, False))
+    if given["maf"] is not None:
+        raise InputError(
+            f"maf={given['maf']}: how many variants are left is not known before a fit"
         )
-
-    def _rounds(self, solver: Solver) -> Rounds | tuple[Rounds, str]:
-        """Return how often a solver multiplies blocks, and how it ended, if it iterates."""
-        if self.privacy is not None or not isinstance(solver, Iterative):
-            return {}
-        found = rehearse(
-            solver,
-            self.variances,
-            self.sizes.k,
-            [party.rows for party in self.parties],
-            tol=self.tol,
-            max_rounds=self.max_rounds,
-        )
-        return found.rounds, found.stop_reason
-
-    def _asked(self, solver: Solver, rounds: Rounds, here: int) -> list[Asked]:
-        """Return all questions of the fit to a site with this many rows."""
-        sizes = replace(self.sizes, here=here)
-        if self.privacy is not None:
-            return private_asked(solver.name, sizes, self.privacy)
-        asked = fit_asked(solver, sizes, rounds)
-        # sums that are secure do not show what a site explains
-        return asked[:-1] if self.secure else asked
-
-    def _is_answered(self, question: Question) -> bool:
-        """Return whether a site with the policy answers, where the program goes on if it does not."""
-        if self.policy is None or question.verb == "sum" or not question.reads_rows:
-            return True
-        return self.policy.gather
-
-    def _disclosed(self, crossed: Sequence[Crossed]) -> dict[str, str]:
-        kept = "masked" if self.secure else "summed"
-        return {
-            each.question.name: "seen" if each.question.verb == "gather" else kept
-            for each in crossed
-            if self._is_answered(each.question)
-        }
-
-    def _refusal(self, solver: Solver) -> str:
-        """Return why a site with the policy would not take part, or an empty text."""
-        if self.policy is None:
-            return ""
-        settings: dict[str, Any] = {SECURE: True} if self.secure else {}
-        if self.privacy is not None:
-            settings[PRIVATE] = self.privacy.to_plain()
-        parameters = {
-            "n_components": self.sizes.k,
-            "center": self.sizes.center,
-            "scale": self.sizes.scale,
-            "tol": self.tol,
-            "max_rounds": self.max_rounds,
-            "missing": self.sizes.missing,
-            "solver": to_plain(solver),
-        }
-        sites = {party.name: NO_KEY for party in self.parties}
-        run = RunPlan("plan", "FederatedPCA", parameters, sites, privacy=settings)
-        return refusal_of(self.policy, run) or ""
-
-    def _problem(self, solver: Solver, crossed: Sequence[Crossed]) -> str:
-        """Return why the solver cannot run, or an empty text."""
-        if self.secure and solver.seen and self.privacy is None:
-            return "it needs each site's answers, which secure sums hide"
-        for each in crossed:
-            largest = max(each.down, *each.up) // each.times
-            if largest > MAX_BYTES:
-                return (
-                    f"a message of {each.question.name!r} would take {largest:,} bytes, more than the "
-                    f"limit of {MAX_BYTES:,}"
-                )
-        return ""
-
-    def _angle_bound(self, solver: Solver, n_directions: int) -> float:
-        """Return the bound that a solver would state if each site had the same variances."""
-        k, r = self.sizes.k, n_directions
-        if self.privacy is not None or solver.guarantee == "exact" or r >= self.sizes.d:
-            return 0.0
-        values = np.sort(self.variances)[::-1]
-        left_out = values[r] if r else values[k]
-        gap = values[k - 1] - values[k] - left_out
-        return float(min(1.0, left_out / gap)) if gap > 0 else float(left_out > 0)
-
-
-def _recommended(
-    planned: Sequence[SolverPlan], auto: str, *, is_known: bool
-) -> tuple[str | None, str]:
-    """Return the solver to take and why."""
-    possible = [each for each in planned if each.is_possible]
-    if not possible:
-        because = "; ".join(
-            dict.fromkeys(
-                f"{each.solver}: {each.refusal or each.problem or 'it would run out of rounds'}"
-                for each in planned
-            )
-        )
-        return None, f"no solver is possible: {because}"
-    kept = [each for each in possible if each.guarantee != "bounded"]
-    summed = [each for each in kept if not each.seen]
-    best = min(summed or kept or possible, key=lambda each: each.bytes)
-    usual = next((each for each in summed if each.solver == auto), None)
-    names = {solver.name for solver in chosen_by_auto()}
-    is_close = usual is not None and usual.bytes < TELLS_APART * best.bytes
-    if usual is not None and (is_close or not is_known or best.solver not in names):
-        best = usual
-    what = {"exact": "it is exact", "private": "it keeps the promise"}.get(
-        best.guarantee, "no exact one is possible, and it states how far off it is"
+    sizes = asked.sizes(int(k), center=center, missing=given["missing"])
+    fit = PcaFit(
+        asked.parties,
+        sizes,
+        asked.variances(center=center),
+        given["tol"],
+        given["max_rounds"],
+        asked.secure,
+        privacy,
     )
-    shows = f"shows {', '.join(best.seen)} of each site" if best.seen else "needs only sums"
-    reason = (
-        f"{what}, {shows}, and moves {best.site_bytes:,} bytes to and from a site in {best.rounds} "
-        "rounds"
+    named = find_solver(given["solver"])
+    auto = cheapest_exact(sizes.n, sizes.d, sizes.k).name if named is None else named.name
+    if privacy is not None:
+        auto = private_solver(sizes.d)
+    mechanisms = ("covariance", "power") if privacy is not None else tuple(SOLVERS)
+    all_solvers = {name: SOLVERS[name] for name in mechanisms}
+    chosen = _solvers(solvers, find_solver, all_solvers, named)
+    return _Choice(chosen, auto, fit.course, sizes, asked.parties)
+
+
+def _choose_personalized(asked: _Asked, solvers: Iterable[Any] | None) -> _Choice:
+    given, ranks = dict(asked.parameters), LocalRanks.of(asked.parameters["n_local"])
+    ranks.check_sites([party.name for party in asked.parties])
+    ranks.check_features(given["n_shared"], asked.d)
+    named = find_personalized(given.pop("method"))
+    seed = given.pop("random_state")
+    given["n_local"] = ranks.plain
+    for_files = {
+        **given,
+        "method": to_plain(asked.parameters["method"]),
+        "random_state": seed if isinstance(seed, int | None) else None,
+    }
+    given["gather"] = bool(given["gather"])
+    parties = [party._replace(n_local=ranks.at(party.name)) for party in asked.parties]
+    center = given["center"] != "none"
+    sizes = asked.sizes(given["n_shared"] + ranks.most, center=center)
+    fit = PersonalizedFit(
+        parties,
+        sizes,
+        asked.variances(center=center),
+        given,
+        for_files,
+        asked.names,
+        asked.secure,
     )
-    if best.solver != auto:
-        instead = next((each for each in planned if each.solver == auto), None)
-        if instead is not None and not instead.is_possible:
-            said = instead.refusal or instead.problem or "would run out of rounds"
-            reason += f"; {auto}, which 'auto' takes, is not possible: {said}"
-        elif instead is not None:
-            reason += f"; 'auto', which does not know the variances, would take {auto}"
-    return best.solver, reason
+    chosen = _solvers(solvers, find_personalized, PERSONALIZED, named)
+    assumes = ("sites have the shared components in common and nothing else",)
+    return _Choice(chosen, named.name, fit.course, sizes, parties, assumes)
 
 
-def _solvers(given: Iterable[str | Solver] | None, *, is_private: bool) -> list[Solver]:
+def _choose_robust(asked: _Asked, solvers: Iterable[Any] | None) -> _Choice:
+    given = dict(asked.parameters)
+    named = find_robust(given.pop("method"))
+    del given["random_state"]
+    if (given["n_components"] is None) == (given["max_components"] is None):
+        raise InputError("a plan needs either n_components or max_components")
+    center = given["center"] != "none"
+    bound = given["n_components"] or given["max_components"]
+    sizes = asked.sizes(bound, center=center)
+    variances = asked.variances(center=center)
+    fit = RobustFit(asked.parties, sizes, variances, given, asked.secure)
+    chosen = _solvers(solvers, find_robust, ROBUST, named)
+    assumes = ("a twentieth of the entries are outliers",)
+    return _Choice(chosen, named.name, fit.course, sizes, asked.parties, assumes)
+
+
+CHOICES: Mapping[str, Callable[[_Asked, Iterable[Any] | None], _Choice]] = {
+    "FederatedPCA": _choose_pca,
+    "PersonalizedPCA": _choose_personalized,
+    "RobustPCA": _choose_robust,
+}
+
+
+def _solvers(
+    given: Iterable[Any] | None, find: Callable[[Any], Any], all_: Mapping[str, Any], own: Any
+) -> list[Any]:
+    """Return the solvers to plan for; by default all, of which ``own`` may have other options."""
     if given is None:
-        mechanisms = ("covariance", "power")
-        return [s for s in SOLVERS.values() if not is_private or s.name in mechanisms]
-    items = [given] if isinstance(given, str | Solver) else list(given)
-    found = [solver for solver in map(find_solver, items) if solver is not None]
+        known = dict(all_) if own is None else {**all_, own.name: own}
+        return list(known.values())
+    items = [given] if isinstance(given, str) or hasattr(given, "solve") else list(given)
+    found = [solver for solver in map(find, items) if solver is not None]
     if len(found) < len(items) or not found:
         raise InputError(
             "solvers must name solvers other than 'auto', which is one of those that are planned: "
-            f"{', '.join(SOLVERS)}"
+            f"{', '.join(all_)}"
         )
     return found
 
@@ -488,7 +408,7 @@ def _checked(variances: Sequence[float] | Array, d: int) -> Array:
         raise InputError(f"variances must be a list of 1 to {d} finite numbers")
     if given.min() < 0 or not given.any():
         raise InputError("variances must not be negative, and not all of them zero")
-    return np.pad(np.sort(given)[::-1], (0, d - given.size))
+    return np.pad(given, (0, d - given.size))
 
 
 def _scaled(falling: Array, privacy: Privacy) -> Array:
