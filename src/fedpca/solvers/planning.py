@@ -50,6 +50,7 @@ from fedpca.solvers.traffic import Party
 from fedpca.solvers.workload import BANDWIDTH, LATENCY_S, speed_of
 
 TYPICAL_LENGTH = 0.8  # of a row about the mean, as a share of the row bound, if nothing is known
+ALIKE = "sites are alike"
 ASSUMED = "variances fall as 1, 1/2, 1/3, and so on"
 DEFAULTS = {  # of FederatedPCA
     "center": True,
@@ -178,11 +179,12 @@ def plan(
     planned = tuple(conditions.plan_for(choice.course(each), each) for each in choice.solvers)
     rivals = [solver.name for solver in chosen_by_auto()] if given is not None else ()
     recommended, reason = recommend(planned, choice.auto, rivals)
-    assumes = [*choice.assumes, *([] if given is not None else [ASSUMED])]
+    assumes = [] if given is not None else [ASSUMED]
     if not isinstance(rows, Mapping):
         assumes.append("all sites have about as many rows")
     if names is None:
         assumes.append("columns have no names")
+    assumes += choice.assumes
     share = asked.expected_share()
     return Plan(planned, choice.auto, recommended, reason, speed, tuple(assumes), share)
 
@@ -304,7 +306,7 @@ def _choose_pca(asked: _Asked, solvers: Iterable[Any] | None) -> _Choice:
     mechanisms = ("covariance", "power") if privacy is not None else tuple(SOLVERS)
     all_solvers = {name: SOLVERS[name] for name in mechanisms}
     chosen = _solvers(solvers, find_solver, all_solvers, named)
-    return _Choice(chosen, auto, fit.course, sizes, asked.parties)
+    return _Choice(chosen, auto, fit.course, sizes, asked.parties, (ALIKE,))
 
 
 def _choose_personalized(asked: _Asked, solvers: Iterable[Any] | None) -> _Choice:
@@ -349,7 +351,7 @@ def _choose_robust(asked: _Asked, solvers: Iterable[Any] | None) -> _Choice:
     variances = asked.variances(center=center)
     fit = RobustFit(asked.parties, sizes, variances, given, asked.secure)
     chosen = _solvers(solvers, find_robust, ROBUST, named)
-    assumes = ("a twentieth of the entries are outliers",)
+    assumes = (ALIKE, "a twentieth of the entries are outliers")
     return _Choice(chosen, named.name, fit.course, sizes, asked.parties, assumes)
 
 
