@@ -74,7 +74,11 @@ def test_other_programs_read_the_plan_as_json(tmp_path):
     result = planned(*QUIET, "--json", "--solver", "lanczos", "--like", str(tmp_path / "m"))
     plain = json.loads(result.output)
     assert plain["recommended"] == "lanczos"
-    assert plain["assumes"] == ["all sites have about as many rows", "columns have no names"]
+    assert plain["assumes"] == [
+        "all sites have about as many rows",
+        "columns have no names",
+        "sites are alike",
+    ]
     assert plain["speed"]["flops"] == 1e10
 
 

@@ -75,7 +75,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_planned_bytes_are_those_that_cross(case, monkeypatch):
-    model = CASES[case].set_params(max_rounds=9)
+    model = CASES[case].set_params(max_rounds=5)
     sites = rows() if isinstance(model, PersonalizedPCA) else spoiled()
     features, in_order = D, True
     if case in ("power", "auto", "ranks by site, gathered"):
