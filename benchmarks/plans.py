@@ -78,7 +78,7 @@ def sites_with(seed: int, variances: np.ndarray, n_shared: int | None) -> dict[s
 
 
 def rounds(quick: bool) -> None:
-    repeats, features = (2, (20,)) if quick else (7, (20, 60, 200))
+    repeats, features = (2, (20,)) if quick else (3, (20, 60, 200))
     print(f"\nplanned rounds over the median of {repeats} fits, with the smallest and the largest")
     print(f"  {'method':20s}{'variances':>20s}{'features':>9s}{'planned':>8s}{'ratio':>7s}   fits")
     ratios: dict[str, list[float]] = {}

@@ -84,7 +84,7 @@ class PlannedFit:
         )
 
     def variances(self, *, center: bool) -> Array:
-        """Return variances along all components; no more are positive than rows allow."""
+        """Return variances along all components, at most as many of them positive as rows allow."""
         if self.given is not None:
             return self.given
         falling = 1.0 / np.arange(1, self.d + 1)
@@ -212,12 +212,12 @@ def _solvers(
     found = [solver for solver in map(find, items) if solver is not None]
     if len(found) < len(items) or not found:
         raise InputError(
-            "solvers must name solvers other than 'auto', which is one of those that are planned: "
-            f"{', '.join(all_)}"
+            f"solvers must name one or more of {', '.join(all_)}; omit 'auto', which only chooses "
+            "among them"
         )
     return found
 
 
 def _scaled(falling: Array, privacy: Privacy) -> Array:
-    """Return variances such that typical rows are a little shorter than the row bound."""
+    """Scale variances so that typical rows are a little shorter than the row bound."""
     return np.asarray(falling * (TYPICAL_LENGTH * privacy.row_bound) ** 2 / falling.sum())

@@ -80,7 +80,7 @@ class Conditions:
         )
 
     def _is_answered(self, question: Question) -> bool:
-        """Return whether a site with the policy answers, where the program goes on if it does not."""
+        """Return whether a site with the policy answers; the program goes on without other answers."""
         if self.policy is None or question.verb == "sum" or not question.reads_rows:
             return True
         return self.policy.gather
@@ -94,7 +94,7 @@ class Conditions:
         }
 
     def _refusal(self, course: Course, solver: Any) -> str:
-        """Return why a site with the policy would not take part, or an empty text."""
+        """Return why a site with the policy would not take part, or an empty string."""
         if self.policy is None:
             return ""
         settings: dict[str, Any] = {SECURE: True} if self.secure else {}
@@ -106,7 +106,7 @@ class Conditions:
         return refusal_of(self.policy, run) or ""
 
     def _problem(self, course: Course, crossed: Sequence[Crossed]) -> str:
-        """Return why the fit cannot run, or an empty text."""
+        """Return why the fit cannot run, or an empty string."""
         if self.secure and course.needs_each:
             return "it needs each site's answers, which secure sums hide"
         for each in crossed:

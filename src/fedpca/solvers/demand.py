@@ -16,7 +16,7 @@ from fedpca.solvers.traffic import Crossed
 
 FLOAT = 8  # bytes
 PASS_COST = 4.0  # of rows in memory, as `fedpca.rows.in_memory` has it
-LOCAL_PRODUCTS = {"local_power_steps": 5, "consensus_step": 7}  # about as many at a site in a round
+LOCAL_PRODUCTS = {"local_power_steps": 5, "consensus_step": 7}  # roughly, per site and round
 SCATTERS = ("covariance_triangle", "noisy_scatter")
 FACTOR = "triangular_factor"
 SUMMARIES = ("summarize_rows", "summarize_about")

@@ -30,7 +30,7 @@ SERVER_COUNTS = 6  # histograms
 
 
 def site_memory(demand: Demand) -> int:
-    """Return the bytes that a site needs at most, besides rows that it has in memory."""
+    """Return the bytes that a site needs at most, in addition to rows that it has in memory."""
     n, d = demand.sizes.here, demand.sizes.d
     block, gram, column = min(BLOCK_BYTES, FLOAT * n * d), FLOAT * d**2, FLOAT * d
     message = max(max(each.down, *each.up) // each.times for each in demand.crossed)

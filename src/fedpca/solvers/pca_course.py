@@ -52,7 +52,7 @@ class PcaFit:
             stop_reason=reason,
             needs_each=bool(solver.seen) and self.privacy is None,
             is_counted=is_counted and not isinstance(rule, str | float),
-            # a solver that does not tell its questions has only told about how much it sends
+            # a solver that does not tell its questions only estimates its bytes
             more_bytes=0 if is_counted else solver.bytes_per_site(sizes.n, sizes.d, sizes.k),
             angle_bound=self._angle_bound(
                 solver, max(n_directions(asked(party)) for party in self._kinds)
@@ -65,7 +65,7 @@ class PcaFit:
         return list({party.rows: party for party in self.parties}.values())
 
     def _rounds(self, solver: Solver) -> tuple[Rounds, str]:
-        """Return how often a solver multiplies blocks, and how it ended, if it iterates."""
+        """Return how many times a solver multiplies blocks and, if it iterates, why it stopped."""
         if self.privacy is not None or not isinstance(solver, Iterative):
             return {}, ""
         found = rehearse(
@@ -84,7 +84,7 @@ class PcaFit:
         if self.privacy is not None:
             return private_asked(solver.name, sizes, self.privacy)
         asked = fit_asked(solver, sizes, rounds)
-        # sums that are secure do not show what a site explains
+        # with secure sums, no site's share is measured
         return asked[:-1] if self.secure else asked
 
     @property

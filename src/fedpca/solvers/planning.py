@@ -4,7 +4,7 @@ The course of a fit says what the sites would be asked: `fedpca.solvers.pca_cour
 of the other two families find it on made-up rows. `fedpca.solvers.conditions` counts its messages, and
 estimates time and memory.
 
-No rows are needed, nothing is sent, and nothing is taken from a privacy budget.
+No rows are needed, nothing is sent, and no privacy budget is spent.
 """
 
 from __future__ import annotations
@@ -81,20 +81,20 @@ def plan(
     Parameters
     ----------
     rows : int or dict
-        About how many rows all sites have, or the number of rows of each site by its name.
+        About how many rows all sites have together, or the number of rows of each site by its name.
     features : int or list of str
-        How many features they have, or their names, which sites tell in the first round.
+        The number of features, or their names, which sites send in the first round.
     model : int or estimator
         An unfitted `FederatedPCA`, `PersonalizedPCA`, or `RobustPCA`; or the number of components of a
         `FederatedPCA`. With an estimator, set what it has as parameters there.
     sites : int or list of str
-        The number of sites, or their names, unless ``rows`` has them.
+        The number of sites, or their names, unless ``rows`` names them.
     solvers : iterable of str or solver, optional
-        The solvers, or methods, to plan for; by default, all of the catalogue.
+        The solvers, or methods, to plan for; by default, all in the catalogue.
     center, scale, missing, tol, max_rounds
         As for `FederatedPCA`.
     weighted : bool
-        Whether the rows of some site have weights.
+        Whether the rows of any site have weights.
     in_order : bool
         Whether all sites have their columns in the same order. Otherwise, sites are sent the names.
     secure : bool, optional
@@ -102,8 +102,8 @@ def plan(
     privacy : Privacy, optional
         The promise of a differentially private fit.
     policy : Policy or path, optional
-        The policy of a site, or the file that holds it, which is held against the plan of each solver
-        as the site would.
+        The policy of a site, or its file. The plan for each solver is checked against this policy, as
+        the site would do.
     variances : array of shape (n_features,), optional
         The variances along the components: a guess, or those of public rows. They must not come from
         rows that nobody may see. By default, they fall as 1, 1/2, 1/3, and so on. For
@@ -160,7 +160,7 @@ def plan(
     recommended, reason = recommend(planned, choice.auto, rivals)
     assumes = [] if given is not None else [ASSUMED]
     if not isinstance(rows, Mapping):
-        assumes.append("all sites have about as many rows")
+        assumes.append("all sites have about the same number of rows")
     if names is None:
         assumes.append("columns have no names")
     assumes += choice.assumes
@@ -183,7 +183,7 @@ def _parameters(model: Any, given: Mapping[str, Any]) -> tuple[str, dict[str, An
 
 
 def _parties(rows: int | Mapping[str, int], sites: int | Sequence[str]) -> list[Party]:
-    """Return the sites with their rows, which are spread evenly if only their number is known."""
+    """Return the sites with their row counts; spread rows evenly if only their total is known."""
     if isinstance(rows, Mapping):
         for name, n in rows.items():
             check_whole(f"rows[{name!r}]", n, 0)
@@ -197,7 +197,7 @@ def _parties(rows: int | Mapping[str, int], sites: int | Sequence[str]) -> list[
         else:
             names = [str(name) for name in sites]  # type: ignore[union-attr]
         if not names or len(set(names)) < len(names):
-            raise InputError(f"sites={sites!r} must be at least one name, each once")
+            raise InputError(f"sites={sites!r} must name at least one site, and no site twice")
         check_whole("rows", rows, 2)
         each, more = divmod(int(rows), len(names))
         parties = [Party(name, each + (i < more)) for i, name in enumerate(names)]
@@ -212,5 +212,5 @@ def _checked(variances: Sequence[float] | Array, d: int) -> Array:
     if given.ndim != 1 or not 1 <= given.size <= d or not np.isfinite(given).all():
         raise InputError(f"variances must be a list of 1 to {d} finite numbers")
     if given.min() < 0 or not given.any():
-        raise InputError("variances must not be negative, and not all of them zero")
+        raise InputError("variances must be at least 0, and one of them must be positive")
     return np.pad(given, (0, d - given.size))

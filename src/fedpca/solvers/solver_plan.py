@@ -8,9 +8,9 @@ from typing import Any
 
 from fedpca.solvers.workload import Speed
 
-TELLS_APART = 1.3  # as many bytes as another solver: rounds are only expected
+TELLS_APART = 1.3  # smaller ratios of bytes do not count, since rounds are only estimated
 
-# questions without which a solver can do, or that tell nothing of rows
+# questions that a solver can do without, or that reveal nothing about rows
 UNSEEN = ("column_names", "explained_energy", "explained_in_summary", "site_shares", "sparse_share")
 
 PROMISES = {  # what a guarantee means, as the reason to take a solver
@@ -27,17 +27,18 @@ WEAK = ("bounded", "no bound")  # guarantees of solvers that are taken only if n
 class SolverPlan:
     """What a fit would cost and reveal with one solver.
 
-    ``rounds`` counts all questions, as `run_.rounds` does, and ``solver_rounds`` those that depend on
-    the rows. ``stop_reason`` is that of the rehearsal, empty without one.
-    Bytes are those of the messages to and from all sites, and ``site_bytes`` those to and from the site
-    with the most. They are what the run's record will have if it takes as many rounds, and if
-    ``is_counted``. ``site_memory`` and ``server_memory`` are estimates in bytes, besides the program.
+    ``rounds`` counts all questions, as `run_.rounds` does, and ``solver_rounds`` counts those whose
+    number depends on the rows. ``stop_reason`` is why the rehearsal stopped, or "" without one.
+    Bytes are those of all messages to and from all sites, and ``site_bytes`` those to and from the site
+    with the most. If ``is_counted`` is true and the run takes as many rounds, its record will have the
+    same numbers. ``site_memory`` and ``server_memory`` are estimates in bytes, without the program.
 
     ``guarantee`` is "exact", "bounded", or "private". Of personalized fits, it is "stationary" or "no
     bound", and of robust fits "exact without noise" or "no bound".
-    ``angle_bound`` is the bound that a solver that is not exact would state, if the sites were alike.
-    ``discloses`` says for each question what becomes of its answers: "seen", "summed", or "masked".
-    ``refusal`` is why a site would not take part, and ``problem`` is why the solver cannot run.
+    ``angle_bound`` is the bound that a solver that is not exact would state if the sites were alike.
+    ``discloses`` tells what happens to the answers to each question: they are "seen", "summed", or
+    "masked". ``refusal`` is why a site would not take part, and ``problem`` is why the solver cannot
+    run.
     """
 
     solver: str
@@ -71,18 +72,18 @@ class SolverPlan:
 
     @property
     def is_possible(self) -> bool:
-        """Return whether nothing speaks against the solver."""
+        """Return whether the solver can run and finish, with no refusal by a site."""
         return not self.refusal and not self.problem and self.stop_reason != "max_rounds"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a fit would cost and reveal with each solver, and which one to take.
+    """What a fit would cost and reveal with each solver, and which one to use.
 
-    ``auto`` is the solver that the estimator takes if none is named, and ``recommended`` the one to
-    take, or None if none is possible; ``reason`` says why. ``share`` is the share of the exact
-    components' variance that a differentially private fit is expected to keep. ``assumes`` tells what
-    was not given.
+    ``auto`` is the solver that the estimator takes if none is named. ``recommended`` is the solver to
+    use, or None if none is possible; ``reason`` is why. ``share`` is the share of the exact components'
+    variance that a differentially private fit is expected to keep. ``assumes`` lists what was assumed
+    because it was not given.
     """
 
     solvers: tuple[SolverPlan, ...]
@@ -101,7 +102,7 @@ class Plan:
         raise KeyError(f"{solver!r} was not planned; the plan has {names}")
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the plan as values that JSON has."""
+        """Return the plan as values that JSON can hold."""
         return asdict(self)
 
 

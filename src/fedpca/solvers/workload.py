@@ -17,8 +17,8 @@ from fedpca.solvers.costs import LANCZOS_ROUNDS
 from fedpca.solvers.demand import CLIMBS, FACTOR, FLOAT, SCATTERS, SEPARATES, Demand
 
 LATENCY_S = 0.05  # of a round: a question to another city and its answer
-BANDWIDTH = 12.5e6  # bytes a second, as of 100 Mbit/s
-DENSE_SLOWDOWN = 4  # of an eigendecomposition, beside products with as many operations
+BANDWIDTH = 12.5e6  # bytes per second, which is 100 Mbit/s
+DENSE_SLOWDOWN = 4  # of an eigendecomposition, compared with products of as many operations
 PASSES = {  # of questions that make many arrays as large as the rows: about as many as readings
     "count_values": 75,
     "hard_round": 50,
@@ -31,11 +31,11 @@ PASSES = {  # of questions that make many arrays as large as the rows: about as 
 
 @dataclass(frozen=True)
 class Speed:
-    """The speeds that the times of a plan follow from.
+    """The speeds from which a plan computes times.
 
-    ``latency`` is in seconds a round. ``bandwidth`` is that of the coordinator's connection in bytes a
-    second, which all sites share. ``flops`` are operations a second at a site and the coordinator, and
-    ``read_rate`` is how many bytes of rows a site reads a second.
+    ``latency`` is in seconds per round. ``bandwidth`` is in bytes per second, for the coordinator's
+    connection, which all sites share. ``flops`` are operations per second at a site and the
+    coordinator, and ``read_rate`` is how many bytes of rows a site reads per second.
     """
 
     latency: float = LATENCY_S
@@ -52,7 +52,7 @@ class Speed:
 
 
 def seconds_of(demand: Demand, speed: Speed, n_bytes: int) -> float:
-    """Return the time of a fit that moves so many bytes, by the model."""
+    """Return the time of a fit that moves so many bytes, according to the model."""
     rounds = sum(each.times for each in demand.crossed)
     network = rounds * speed.latency + n_bytes / speed.bandwidth
     return network + _site_seconds(demand, speed) + _server_operations(demand) / speed.flops
@@ -132,13 +132,13 @@ def speed_of(
 
 
 def _measured_flops() -> float:
-    """Return the operations a second of products with blocks, as solvers compute them."""
+    """Return the operations per second of products with blocks, as solvers compute them."""
     A, Z = np.ones((1024, 512)), np.ones((512, 16))
     return 2.0 * A.size * Z.shape[1] / _fastest(lambda: A @ Z)
 
 
 def _measured_read_rate() -> float:
-    """Return the bytes a second at which rows in memory are read."""
+    """Return how many bytes of rows in memory are read per second."""
     A = np.ones(1 << 20)
     return A.nbytes / _fastest(lambda: A.sum())
 
