@@ -98,7 +98,7 @@ def test_planned_bytes_are_those_that_cross(case, monkeypatch):
 def test_directions_of_many_features_are_compared_by_products(monkeypatch):
     """A rehearsal has few features and compares directions by triangles."""
     sizes, variances = {"a": 60, "b": 50}, np.r_[VARIANCES, np.full(108, 0.1)]
-    model = PersonalizedPCA(2, 1, max_rounds=4, n_init=2, random_state=0)
+    model = PersonalizedPCA(2, 1, max_rounds=2, n_init=2, random_state=0)
     run = fitted_quietly(model, Federation.local(rows(0, 2, sizes, variances))).run_
     assert any(entry.question == "basis_product" for entry in run.ledger)
     given_rounds(run, monkeypatch)
@@ -135,7 +135,8 @@ def briefly(monkeypatch):
 
 
 def test_the_plan_knows_what_a_site_would_say(briefly):
-    open_to = {"personalized": PersonalizedPCA(2, 1), "robust": RobustPCA(2)}
+    open_to = {"personalized": PersonalizedPCA(2, 1, max_rounds=4)}
+    open_to["robust"] = RobustPCA(2, max_rounds=4)
     sizes = {"a": 60, "b": 50, "c": 40}
     for word, model in open_to.items():
         for policy in (Policy(), Policy(allow=(word,)), Policy(allow=(word,), min_sites=9)):
@@ -165,7 +166,7 @@ def test_what_the_default_method_cannot_do_is_left_to_another(briefly):
 
 
 def test_an_estimator_brings_its_own_parameters_and_solver(briefly):
-    own = PersonalizedPCA(2, 1, method=Stiefel(step=0.5))
+    own = PersonalizedPCA(2, 1, method=Stiefel(step=0.5), max_rounds=4)
     plan = fedpca.plan(SIZES, D, own, **QUIET)
     assert [each.solver for each in plan.solvers] == ["power", "stiefel", "polar"]
     assert plan.auto == "stiefel"
