@@ -75,7 +75,7 @@ def test_other_programs_read_the_plan_as_json(tmp_path):
     plain = json.loads(result.output)
     assert plain["recommended"] == "lanczos"
     same_rows = "all sites have about the same number of rows"
-    assert plain["assumes"] == [same_rows, "columns have no names"]
+    assert plain["assumes"] == [same_rows, "columns have no names", "sites are alike"]
     assert plain["speed"]["flops"] == 1e10
 
 

@@ -25,6 +25,14 @@ def test_unchanged_files_are_certified(model, sites):
     assert run("verify", model, *sites, "--quiet").stdout == ""
 
 
+def test_columns_that_identify_rows_need_not_be_named_again(model, sites):
+    frame = pd.read_parquet(sites[0])
+    frame.insert(0, "patient", [f"n{i}" for i in range(len(frame))])
+    frame.to_parquet(sites[0])
+    assert "certified" in run("verify", model, *sites).stdout
+    assert run("diagnose", model, *sites, "--no-site-map", "--quiet").exit_code == 0
+
+
 def test_changed_rows_are_drift_and_the_site_is_named_on_request(model, sites):
     frame = pd.read_parquet(sites[0])
     frame.loc[:1, NAMES[2]] += 2.0

@@ -13,7 +13,7 @@ import pytest
 import fedpca
 from fedpca import FederatedPCA, Federation, Policy, Privacy
 from fedpca.errors import InputError, PolicyRefused
-from fedpca.solvers import SOLVERS, Merge, planning
+from fedpca.solvers import SOLVERS, Merge, pca_course
 from fedpca.solvers.catalogue import cheapest_exact
 from fedpca.solvers.costs import usual_bytes
 from fedpca.solvers.rehearsal import Rehearsed
@@ -36,7 +36,7 @@ def rounds_of(run):
 def planned(run, solver, monkeypatch, *args, **options):
     """The plan of a solver that takes the rounds of a run."""
     monkeypatch.setattr(
-        planning, "rehearse", lambda *_, **__: Rehearsed(rounds_of(run), run.stop_reason)
+        pca_course, "rehearse", lambda *_, **__: Rehearsed(rounds_of(run), run.stop_reason)
     )
     return fedpca.plan(*args, solvers=[solver], **QUIET, **options).solvers[0]
 
@@ -48,7 +48,7 @@ def unrehearsed(monkeypatch):
     def usual(solver, variances, k, rows, **_):
         return Rehearsed(solver.usual_rounds(sum(rows), len(variances), k), "converged")
 
-    monkeypatch.setattr(planning, "rehearse", usual)
+    monkeypatch.setattr(pca_course, "rehearse", usual)
 
 
 def frames(rows, names=NAMES):
@@ -337,8 +337,8 @@ def test_a_solver_that_does_not_tell_its_questions_has_estimated_bytes():
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"n_components": 6}, "n_components=6 exceeds the 5 components"),
-        ({"n_components": "auto"}, "n_components='auto' must be a whole number"),
+        ({"model": 6}, "n_components=6 exceeds the 5 components"),
+        ({"model": "auto"}, "n_components='auto' must be a whole number"),
         ({"rows": 1}, "rows=1 must be a whole number of at least 2"),
         ({"rows": {"north": 1}}, "at least 2 rows"),
         ({"features": 0}, "features=0 must be"),
@@ -358,6 +358,6 @@ def test_a_solver_that_does_not_tell_its_questions_has_estimated_bytes():
     ids=str,
 )
 def test_what_cannot_be_planned_is_refused(change, text):
-    given = {"rows": 100, "features": 5, "n_components": 2, **change}
+    given = {"rows": 100, "features": 5, "model": 2, **change}
     with pytest.raises(InputError, match=text):
         fedpca.plan(**given)

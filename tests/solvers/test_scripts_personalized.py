@@ -184,7 +184,7 @@ def test_a_coordinator_that_lies_is_refused_by_name():
     assert "out of turn" in liar.tell("power_step", U=U[None])
     header = to_bytes({})
     assert "orthonormal" in liar.tell(
-        "finish_personalized", U=2 * U, variance=np.ones(2), header=header
+        "finish_personalized", U=2 * U, variance=np.ones(2), total=1.0, header=header
     )
 
 
@@ -193,7 +193,7 @@ def test_more_components_than_features_are_refused_at_the_site():
 
 
 def test_a_sites_model_file_takes_only_the_header_of_a_model():
-    header = {"features": None, "n_samples": 3, "total_variance": 1.0, "parameters": {}}
+    header = {"features": None, "n_samples": 3, "parameters": {}}
     assert own_header(to_bytes(header)) == header
     for wrong in ({}, {**header, "run": {}}, {**header, "parameters": []}, [], 3):
         with pytest.raises(Exception, match="and nothing else"):

@@ -18,12 +18,8 @@ from fedpca.cli.options import (
     Insecure,
     Json,
     Quiet,
-    choice_of,
-    opened_sites,
-    sites_of,
 )
-from fedpca.cli.progress import approvals
-from fedpca.coordinator.federation import Federation
+from fedpca.cli.sites import AtServer, federation_of
 from fedpca.errors import InputError
 from fedpca.estimators import FederatedPCA, load
 from fedpca.estimators.diagnosis import Diagnosis
@@ -111,35 +107,24 @@ def diagnose(
             plots.mkdir(parents=True, exist_ok=True)
             for name in PLOTS:
                 refuse_overwriting(plots / name, force)
-        if (federation is None) == (not files):
-            raise InputError("specify either the sites' files or --federation HOST, but not both")
         fitted = load(model)
         if not isinstance(fitted, FederatedPCA):
             raise InputError(
                 f"{model} is a {type(fitted).__name__}; only models of fedpca fit --method pca can be "
                 "diagnosed"
             )
-        choice = {**choice_of(drop, columns, id), "weight": weight}
-        rows: Any
-        if federation is None:
-            rows = Federation.local(opened_sites(files or [], choice), secure=secure)
-        else:
-            if any(choice.values()):
-                raise InputError(
-                    "--drop, --columns, --id, and --weight only apply to files; each site in a "
-                    "federation passes them to fedpca join"
-                )
-            rows = Federation.flower(
-                federation,
-                sites=sites_of(sites),
-                wait=wait,
-                credentials=credentials,
-                insecure=insecure,
-                purpose=purpose,
-                approval_wait=approval_wait,
-                on_waiting=approvals(quiet),
-                secure=secure,
-            )
+        server = AtServer(federation, sites, wait, credentials, insecure, purpose, approval_wait)
+        rows = federation_of(
+            files,
+            server,
+            drop=drop,
+            columns=columns,
+            id=id,
+            weight=weight,
+            features=getattr(fitted, "feature_names_in_", None),
+            secure=secure,
+            quiet=quiet,
+        )
         with rows:
             found = diagnose_model(
                 fitted, rows, site_map=not no_site_map, n_permutations=permutations

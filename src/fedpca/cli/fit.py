@@ -21,6 +21,8 @@ from fedpca.cli.methods import (
 )
 from fedpca.cli.options import (
     FILES,
+    PERSONALIZED_PANEL,
+    ROBUST_PANEL,
     Around,
     Columns,
     Credentials,
@@ -30,18 +32,22 @@ from fedpca.cli.options import (
     Epsilon,
     Extract,
     Force,
+    Gather,
     Id,
     Insecure,
     Json,
     Keep,
     Layer,
+    Local,
     LogNormalize,
     MaskVar,
+    MaxComponents,
     OnDevice,
     Precision,
     Quiet,
     RowBound,
     Scale,
+    Shared,
     Silent,
     cells_of,
     choice_of,
@@ -60,8 +66,6 @@ from fedpca.solvers.standardize import BINOMIAL
 from fedpca.storage import atomic
 
 PLAIN, LOW_RANK = FederatedPCA(), RobustPCA()  # for the defaults that help shows
-PERSONALIZED_PANEL = "Options of --method personalized"
-ROBUST_PANEL = "Options of --method robust"
 GENOTYPES_PANEL = "Options for genotypes"
 
 
@@ -84,19 +88,8 @@ def fit(
             "gap, or all; by default, auto.",
         ),
     ] = None,
-    shared: Annotated[
-        int | None,
-        typer.Option(
-            help="Number of components that all sites share.", rich_help_panel=PERSONALIZED_PANEL
-        ),
-    ] = None,
-    local: Annotated[
-        str | None,
-        typer.Option(
-            help="Number of local components at each site, or NAME=NUMBER,... for every site.",
-            rich_help_panel=PERSONALIZED_PANEL,
-        ),
-    ] = None,
+    shared: Shared = None,
+    local: Local = None,
     local_models: Annotated[
         Path | None,
         typer.Option(
@@ -104,20 +97,8 @@ def fit(
             rich_help_panel=PERSONALIZED_PANEL,
         ),
     ] = None,
-    gather: Annotated[
-        bool,
-        typer.Option(
-            "--gather",
-            help="With --federation, ask the sites for their local components.",
-            rich_help_panel=PERSONALIZED_PANEL,
-        ),
-    ] = False,
-    max_components: Annotated[
-        int | None,
-        typer.Option(
-            help="Bound on the number of components, instead of -k.", rich_help_panel=ROBUST_PANEL
-        ),
-    ] = None,
+    gather: Gather = False,
+    max_components: MaxComponents = None,
     outliers: Annotated[
         Path | None,
         typer.Option(

@@ -101,6 +101,35 @@ Credentials = Annotated[
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="Use plain HTTP; only for a network that you trust.")
 ]
+PERSONALIZED_PANEL = "Options of --method personalized"
+ROBUST_PANEL = "Options of --method robust"
+Shared = Annotated[
+    int | None,
+    typer.Option(
+        help="Number of components that all sites share.", rich_help_panel=PERSONALIZED_PANEL
+    ),
+]
+Local = Annotated[
+    str | None,
+    typer.Option(
+        help="Number of local components at each site, or NAME=NUMBER,... for every site.",
+        rich_help_panel=PERSONALIZED_PANEL,
+    ),
+]
+Gather = Annotated[
+    bool,
+    typer.Option(
+        "--gather",
+        help="With --federation, ask the sites for their local components.",
+        rich_help_panel=PERSONALIZED_PANEL,
+    ),
+]
+MaxComponents = Annotated[
+    int | None,
+    typer.Option(
+        help="Bound on the number of components, instead of -k.", rich_help_panel=ROBUST_PANEL
+    ),
+]
 Epsilon = Annotated[
     float | None,
     typer.Option(

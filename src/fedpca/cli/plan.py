@@ -11,16 +11,27 @@ import typer
 
 from fedpca.arrays import Array
 from fedpca.cli.console import exit_codes, out, say
-from fedpca.cli.methods import privacy_of
-from fedpca.cli.options import Delta, Epsilon, RowBound, Scale, Silent, read_policy, sites_of
+from fedpca.cli.methods import Method, estimator_of, local_ranks_of
+from fedpca.cli.options import (
+    Delta,
+    Epsilon,
+    Gather,
+    Local,
+    MaxComponents,
+    RowBound,
+    Scale,
+    Shared,
+    Silent,
+    read_policy,
+    sites_of,
+)
 from fedpca.errors import InputError
-from fedpca.estimators import FederatedPCA
+from fedpca.estimators import PersonalizedPCA
 from fedpca.models.linear import Model, load_model
 from fedpca.report.plans import print_plan
 from fedpca.solvers import planning
 from fedpca.solvers.workload import BANDWIDTH, LATENCY_S
 
-PLAIN = FederatedPCA()  # for the defaults that help shows
 SPEED_PANEL = "Speeds, which determine the seconds"
 
 
@@ -28,8 +39,25 @@ def plan(
     rows: Annotated[int, typer.Option(min=2, help="Number of rows at all sites, roughly.")],
     features: Annotated[int, typer.Option(min=1, help="Number of features.")],
     n_components: Annotated[
-        int, typer.Option("-k", "--components", min=1, help="Number of components.")
-    ],
+        int | None,
+        typer.Option(
+            "-k",
+            "--components",
+            min=1,
+            help="Number of components; or, with robust, --max-components.",
+        ),
+    ] = None,
+    method: Annotated[
+        Method, typer.Option(help="What the fit would find, as for `fedpca fit`.")
+    ] = Method.pca,
+    shared: Shared = None,
+    local: Local = None,
+    gather: Gather = False,
+    max_components: MaxComponents = None,
+    parameter: Annotated[
+        list[str],
+        typer.Option(help="Further parameter of the estimator, as NAME=VALUE; may be repeated."),
+    ] = [],  # noqa: B006
     sites: Annotated[
         str, typer.Option(help="Number of sites that take part, or their names: north,south.")
     ] = "3",
@@ -38,12 +66,16 @@ def plan(
     ] = [],  # noqa: B006
     scale: Scale = False,
     missing: Annotated[
-        str, typer.Option(help="What to do with missing values: error, mean, or drop.")
-    ] = PLAIN.missing,
-    tol: Annotated[float, typer.Option(help="Residual at which the solver stops.")] = PLAIN.tol,
+        str | None,
+        typer.Option(help="With pca, what to do with missing values: error, mean, or drop."),
+    ] = None,
+    tol: Annotated[
+        float | None,
+        typer.Option(help="Where the solver stops; by default, as `fedpca fit` does."),
+    ] = None,
     max_rounds: Annotated[
-        int, typer.Option(min=1, help="Rounds after which the solver stops.")
-    ] = PLAIN.max_rounds,
+        int | None, typer.Option(min=1, help="Rounds after which the solver stops; likewise.")
+    ] = None,
     secure: Annotated[
         bool, typer.Option("--secure", help="Use secure sums: the coordinator reads only totals.")
     ] = False,
@@ -94,32 +126,43 @@ def plan(
     --policy, it shows which solvers a site with this policy would refuse.
     """
     with exit_codes():
-        given = {
-            "--epsilon": epsilon,
-            "--delta": delta,
-            "--row-bound": row_bound,
-            "--silent": silent,
-        }
-        settings = privacy_of({name: each for name, each in given.items() if each is not None})
-        if n_components > min(rows, features):
+        model = estimator_of(
+            method,
+            {
+                "-k": n_components,
+                "--missing": missing,
+                "--shared": shared,
+                "--local": local_ranks_of(local),
+                "--gather": gather or None,
+                "--max-components": max_components,
+                "--epsilon": epsilon,
+                "--delta": delta,
+                "--row-bound": row_bound,
+                "--silent": silent,
+            },
+            solver=None,
+            solver_options=[],
+            more=parameter,
+            common={"scale": scale or None, "tol": tol, "max_rounds": max_rounds},
+        )
+        if method is Method.pca and n_components is None:
+            raise InputError("a plan requires -k, the number of components")
+        most, bound = min(rows, features), n_components or max_components or 0
+        if bound > most:
+            option = "-k" if n_components else "--max-components"
             raise InputError(
-                f"-k {n_components} exceeds the {min(rows, features)} components that {rows:,} rows "
-                f"with {features:,} features can have; use at most {min(rows, features)}"
+                f"{option} {bound} exceeds the {most} components that {rows:,} rows of "
+                f"{features:,} features can have; use at most {most}"
             )
         planned = planning.plan(
             rows,
             features,
-            n_components,
+            model,
             sites=sites_of(sites) or 0,
             solvers=solver or None,
-            scale=scale,
-            missing=missing,
-            tol=tol,
-            max_rounds=max_rounds,
             secure=secure or None,
-            privacy=settings,
             policy=None if policy is None else read_policy(policy),
-            variances=None if like is None else _variances(like, features),
+            variances=None if like is None else _variances(like, features, method),
             latency=latency,
             bandwidth=bandwidth,
             flops=flops,
@@ -129,6 +172,7 @@ def plan(
             say(json_format.dumps(planned.to_plain(), indent=2))
             return
         print_plan(out, planned, has_policy=policy is not None)
+        settings = getattr(model, "privacy", None)
         if settings is not None:
             say(
                 f"With epsilon {settings.epsilon:g}, delta {settings.delta:g}, and rows within "
@@ -137,11 +181,20 @@ def plan(
             )
 
 
-def _variances(like: Path, d: int) -> Array:
+def _variances(like: Path, d: int, method: Method) -> Array:
     """Return the variances along all components; those that a model lacks share the rest equally."""
-    model: Model = load_model(like)[0]
-    k, found = model.components.shape
+    if method is Method.personalized:
+        fitted = PersonalizedPCA.load(like)
+        local = list(fitted.local_variance_.values())
+        k = min((len(each) for each in local), default=0)
+        own = np.mean([each[:k] for each in local], axis=0) if k else np.empty(0)
+        found, total = fitted.n_features_in_, fitted.total_variance_
+        leading = np.concatenate([fitted.explained_variance_, own])
+    else:
+        model: Model = load_model(like)[0]
+        found, total = model.components.shape[1], model.total_variance
+        leading = model.explained_variance
     if found != d:
         raise InputError(f"{like} has {found} features, not {d}; use a model with {d} features")
-    rest = max(float(model.total_variance - model.explained_variance.sum()), 0.0)
-    return np.append(model.explained_variance, np.full(d - k, rest / max(d - k, 1)))
+    rest, n_left = max(float(total - leading.sum()), 0.0), d - len(leading)
+    return np.append(leading, np.full(n_left, rest / max(n_left, 1)))

@@ -18,13 +18,8 @@ from fedpca.cli.options import (
     Id,
     Insecure,
     Quiet,
-    choice_of,
-    opened_sites,
-    sites_of,
 )
-from fedpca.cli.progress import approvals
-from fedpca.coordinator.federation import Federation
-from fedpca.errors import InputError
+from fedpca.cli.sites import AtServer, federation_of
 from fedpca.estimators import load
 from fedpca.estimators import verify as verify_model
 from fedpca.report.plans import print_verdict
@@ -76,37 +71,23 @@ def verify(
 ) -> None:
     """Check in one round whether a model's components are those of the sites' current rows.
 
-    The exit code is 0 if the model is certified, and 1 if the rows have drifted away from it. Pass the
-    same --drop, --columns, --id, and --weight as to `fedpca fit`.
+    The exit code is 0 if the model is certified, and 1 if the rows have drifted away from it. The
+    features of tables are those of the model; pass the same --weight as to `fedpca fit`.
     """
     with exit_codes():
         fitted = load(model)
-        if (federation is None) == (not files):
-            raise InputError("specify either the sites' files or --federation HOST, but not both")
-        if federation is None:
-            if sites is not None or credentials is not None or insecure or purpose:
-                raise InputError(
-                    "--sites, --credentials, --insecure, and --purpose require --federation HOST"
-                )
-            choice = {**choice_of(drop, columns, id), "weight": weight}
-            fed = Federation.local(opened_sites(files or [], choice), secure=secure)
-        else:
-            if drop or columns or id or weight is not None:
-                raise InputError(
-                    "--drop, --columns, --id, and --weight only apply to files; each site in a "
-                    "federation passes them to fedpca join"
-                )
-            fed = Federation.flower(
-                federation,
-                sites=sites_of(sites),
-                wait=wait,
-                credentials=credentials,
-                insecure=insecure,
-                purpose=purpose,
-                approval_wait=approval_wait,
-                on_waiting=approvals(quiet),
-                secure=secure,
-            )
+        server = AtServer(federation, sites, wait, credentials, insecure, purpose, approval_wait)
+        fed = federation_of(
+            files,
+            server,
+            drop=drop,
+            columns=columns,
+            id=id,
+            weight=weight,
+            features=getattr(fitted, "feature_names_in_", None),
+            secure=secure,
+            quiet=quiet,
+        )
         with fed:
             verdict = verify_model(fitted, fed, tol=tol, by_site=by_site)
         if json:

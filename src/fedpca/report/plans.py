@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from fedpca.report.tables import new_table, print_table
-from fedpca.solvers.planning import Plan, SolverPlan
+from fedpca.solvers.solver_plan import Plan, SolverPlan
 from fedpca.solvers.verification import Verdict
 
 LEFT = ("solver", "components", "seen by site")
@@ -46,7 +46,7 @@ def print_plan(console: Console, plan: Plan, *, has_policy: bool) -> None:
         console.print(f"Take {plan.recommended}: {plan.reason}.", soft_wrap=True)
     speed = plan.speed
     console.print(
-        f"Assumed: {'; '.join((*plan.assumes, 'sites are alike'))}; {speed.latency:g} s a round, "
+        f"Assumed: {'; '.join(plan.assumes)}; {speed.latency:g} s a round, "
         f"{speed.bandwidth:.3g} bytes/s, {speed.flops:.2g} operations/s, rows read at "
         f"{speed.read_rate:.2g} bytes/s.",
         soft_wrap=True,

@@ -28,6 +28,7 @@ from fedpca.coordinator.federation import Federation
 from fedpca.solvers.contract import Solver, covariance_product
 from fedpca.solvers.costs import Iterative, Rounds
 from fedpca.solvers.exact.lanczos import Lanczos
+from fedpca.solvers.made_up import evenly_thinned, like_rows
 from fedpca.solvers.pca import principal_components
 
 # of the made-up rows: Lanczos depends on all variances near the leading ones, and needs few rounds
@@ -122,7 +123,7 @@ def _several(variances: Array, rows: Sequence[int], d: int, seed: int) -> dict[s
     positive = int(np.count_nonzero(variances))
     n = [max(2, round(each * p / d)) for each in sorted(rows)[-MAX_SITES:]]
     n[-1] += max(0, positive - sum(n))
-    factors = [_like_rows(rng, each, positive) for each in n]
+    factors = [like_rows(rng, each, positive) for each in n]
     values, U = np.linalg.eigh(np.sum([R.T @ R for R in factors], axis=0))
     whiten = (U / np.sqrt(values)) @ U.T * np.sqrt(variances[:positive])
     return {
@@ -131,25 +132,10 @@ def _several(variances: Array, rows: Sequence[int], d: int, seed: int) -> dict[s
     }
 
 
-def _like_rows(rng: np.random.Generator, n: int, p: int) -> Array:
-    """Return at most p rows whose second moments are distributed like those of n normal rows.
-
-    The triangular factor of normal rows has independent entries (Bartlett).
-    """
-    if n <= p:
-        return rng.standard_normal((n, p))
-    R = np.triu(rng.standard_normal((p, p)), 1)
-    R[np.diag_indices(p)] = np.sqrt(rng.chisquare(n - np.arange(p)))
-    return R
-
-
 def _thinned(variances: Array, k: int, tol: float, most: int) -> tuple[Array, float]:
     """Return fewer variances if there are very many, and the tolerance relative to their sum."""
     side = max(min(most, MAX_ENTRIES // k), 2 * k)
     if len(variances) <= side:
         return variances, tol
-    n_leading = max(k + 1, side // 2)
-    rest = variances[n_leading:]
-    at = ((np.arange(side - n_leading) + 0.5) * len(rest) / (side - n_leading)).astype(int)
-    kept = np.concatenate([variances[:n_leading], rest[at]])
+    kept = evenly_thinned(variances, max(k + 1, side // 2), side)
     return kept, tol * float(variances.sum() / (kept.sum() or 1.0))

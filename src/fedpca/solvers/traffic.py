@@ -29,10 +29,11 @@ USUAL_FRACTION_BITS = 40  # two digits, as most rings have
 
 
 class Party(NamedTuple):
-    """A site as the coordinator counts it: its name and its rows."""
+    """A site as the coordinator counts it: its name, its rows, and the directions that it keeps."""
 
     name: str
     rows: int
+    n_local: int = 0
 
 
 @dataclass(frozen=True)
@@ -47,24 +48,24 @@ class Crossed:
 
 
 def traffic(
-    asked: Callable[[int], Sequence[Asked]],
+    asked: Callable[[Party], Sequence[Asked]],
     parties: Sequence[Party],
     d: int,
     *,
     secure: bool = False,
     answers: Callable[[Question], bool] = lambda _: True,
 ) -> Iterator[Crossed]:
-    """Yield the bytes of a fit's rounds; ``asked`` returns a site's questions, given its row count.
+    """Yield the bytes of a fit's rounds; ``asked`` returns the questions to a site.
 
     If ``answers`` is false for a question, the sites refuse it, and their refusals are not counted.
     """
-    alike: dict[tuple[int, int], Party] = {}  # one site for all whose messages have the same sizes
-    kinds = [(len(json.dumps(party.name)), party.rows) for party in parties]
+    alike: dict[tuple[int, int, int], Party] = {}  # one for all whose messages have the same sizes
+    kinds = [(len(json.dumps(party.name)), *party[1:]) for party in parties]
     for kind, party in zip(kinds, parties, strict=True):
         alike.setdefault(kind, party)
-    own = {rows: asked(rows) for _, rows in alike}
+    own = {kind: asked(party) for kind, party in alike.items()}
     known, number, memory = _Known(), 0, 0
-    for i, each in enumerate(own[parties[0].rows]):
+    for i, each in enumerate(own[kinds[0]]):
         down, up = 0, dict.fromkeys(alike, 0)
         for _ in range(each.times):
             number += 1
@@ -72,7 +73,7 @@ def traffic(
                 header = _header(each.question, number, memory, len(parties), mask)
                 down += size_of(header, each.to_site(d))
                 for kind, party in alike.items() if answers(each.question) else ():
-                    answer = _masked(each.question, own[party.rows][i].from_site(d), mask)
+                    answer = _masked(each.question, own[kind][i].from_site(d), mask)
                     up[kind] += _answer_bytes(header, party, answer)
             if each.question.remembers:
                 memory = number

@@ -1,13 +1,9 @@
-"""Estimate the time and the memory that the messages of a fit cost the machines.
-
-A site multiplies blocks with its rows, or with A'A if that is cheaper, and reads its rows for the other
-questions. All sites work at once, so the one with the most rows counts.
-"""
+"""Estimate the time that the messages of a fit cost the machines."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from numbers import Real
 from typing import Any
@@ -15,19 +11,22 @@ from typing import Any
 import numpy as np
 
 from fedpca.errors import InputError
-from fedpca.linalg.krylov import MAX_KRYLOV_BYTES
-from fedpca.rows.in_memory import BLOCK_BYTES
-from fedpca.rows.standardized import MAX_CACHE_BYTES
+from fedpca.rows.leading import MAX_DENSE_SIDE
 from fedpca.solvers.contract import check_positive
-from fedpca.solvers.costs import Sizes
-from fedpca.solvers.one_round.merge import summarize_about, summarize_rows
-from fedpca.solvers.traffic import Crossed
+from fedpca.solvers.costs import LANCZOS_ROUNDS
+from fedpca.solvers.demand import CLIMBS, FACTOR, FLOAT, SCATTERS, SEPARATES, Demand
 
 LATENCY_S = 0.05  # of a round: a question to another city and its answer
 BANDWIDTH = 12.5e6  # bytes per second, which is 100 Mbit/s
-SUMMARIES = (summarize_rows.name, summarize_about.name)
-LOCAL_PRODUCTS = {"local_power_steps": 5, "consensus_step": 7}  # roughly, per site and round
 DENSE_SLOWDOWN = 4  # of an eigendecomposition, compared with products of as many operations
+PASSES = {  # of questions that make many arrays as large as the rows: about as many as readings
+    "count_values": 75,
+    "hard_round": 50,
+    "soft_round": 30,
+    "gradient_round": 60,
+    "clipped_product": 20,
+    "finish_robust": 300,
+}
 
 
 @dataclass(frozen=True)
@@ -52,118 +51,72 @@ class Speed:
             raise InputError(f"latency={self.latency!r} must be a number of seconds, at least 0")
 
 
-@dataclass(frozen=True)
-class Work:
-    """What the machines do in a fit: operations, reading, and memory. All are estimates."""
+def seconds_of(demand: Demand, speed: Speed, n_bytes: int) -> float:
+    """Return the time of a fit that moves so many bytes, according to the model."""
+    rounds = sum(each.times for each in demand.crossed)
+    network = rounds * speed.latency + n_bytes / speed.bandwidth
+    return network + _site_seconds(demand, speed) + _server_operations(demand) / speed.flops
 
-    crossed: Sequence[Crossed]
-    sizes: Sizes  # at the site with the most rows
-    n_sites: int
 
-    @property
-    def n_directions(self) -> int:
-        """Return how many directions a site sends in a summary, or 0."""
-        found = [each.lengths["r"] for each in self.crossed if each.question.name in SUMMARIES]
-        return max(found, default=0)
-
-    @property
-    def _products(self) -> list[tuple[int, int]]:
-        """Return the widths of the blocks that the site multiplies, and how many times each."""
-        return [
-            (each.lengths["k"], each.times * LOCAL_PRODUCTS.get(each.question.name, 1))
-            for each in self.crossed
-            if "Z" in each.question.asks
-        ]
-
-    @property
-    def _keeps_gram(self) -> bool:
-        """Return whether the site keeps A'A, since that is cheaper than products with the rows."""
-        n, d = self.sizes.here, self.sizes.d
-        columns = sum(width * times for width, times in self._products)
-        return 8 * d**2 <= MAX_CACHE_BYTES and n * d + 2 * d * columns < 4 * n * columns
-
-    def _has(self, *names: str) -> bool:
-        return any(each.question.name in names for each in self.crossed)
-
-    def seconds(self, speed: Speed, n_bytes: int) -> float:
-        """Return the time of the fit according to the model."""
-        rounds = sum(each.times for each in self.crossed)
-        network = rounds * speed.latency + n_bytes / speed.bandwidth
-        return network + self._site_seconds(speed) + self._server_operations() / speed.flops
-
-    def _site_seconds(self, speed: Speed) -> float:
-        n, d = self.sizes.here, self.sizes.d
-        reading = 8 * n * d / speed.read_rate
-        passes = sum(
-            each.question.reads_rows and "Z" not in each.question.asks for each in self.crossed
-        )
-        seconds = passes * reading
-        if self._has("covariance_triangle", "noisy_scatter"):
-            seconds += n * d**2 / speed.flops
-        if self._has("triangular_factor"):
-            seconds += 2 * n * d**2 / speed.flops
-        if self.n_directions:
-            seconds += 6 * n * d * self.n_directions / speed.flops
-        if not self._products:
-            return seconds
-        if self._keeps_gram:
-            seconds += max(n * d**2 / speed.flops, reading)
-            n, reading = d, 8 * d**2 / speed.read_rate
-            return seconds + sum(
-                times * max(2 * n * d * width / speed.flops, reading)
-                for width, times in self._products
-            )
+def _site_seconds(demand: Demand, speed: Speed) -> float:
+    n, d = demand.sizes.here, demand.sizes.d
+    reading = FLOAT * n * d / speed.read_rate
+    seconds = reading * sum(
+        each.times * PASSES.get(each.question.name, 1)
+        for each in demand.crossed
+        if each.question.reads_rows and "Z" not in each.question.asks
+    )
+    if demand.has(*SCATTERS):
+        seconds += n * d**2 / speed.flops
+    if demand.has(FACTOR):
+        seconds += 2 * n * d**2 / speed.flops
+    if demand.n_directions:
+        seconds += 6 * n * d * demand.n_directions / speed.flops
+    if demand.has(*CLIMBS):
+        seconds += _climbing(demand) / speed.flops
+    if not demand.products:
+        return seconds
+    if demand.keeps_gram:
+        seconds += max(n * d**2 / speed.flops, reading)
+        n, reading = d, FLOAT * d**2 / speed.read_rate
         return seconds + sum(
-            times * max(4 * n * d * width / speed.flops, reading) for width, times in self._products
+            times * max(2 * n * d * width / speed.flops, reading)
+            for width, times in demand.products
         )
+    return seconds + sum(
+        times * max(4 * n * d * width / speed.flops, reading) for width, times in demand.products
+    )
 
-    def _server_operations(self) -> float:
-        d, k, m = self.sizes.d, self.sizes.k, self.n_sites
-        if self._has("covariance_triangle", "noisy_scatter"):
-            return DENSE_SLOWDOWN * (4 / 3 * d**3 + 2 * d**2 * k)
-        if self._has("triangular_factor"):
-            return DENSE_SLOWDOWN * (m + 4) * 2 * d**3
-        if self.n_directions:
-            return DENSE_SLOWDOWN * 2 * d * (m * self.n_directions) ** 2
-        columns = sum(width * times for width, times in self._products)
-        if self._is_lanczos:
-            rounds = max(1, sum(times for _, times in self._products))
-            return 4 * d * columns**2 + DENSE_SLOWDOWN * columns**3 * rounds / 3
-        return sum(DENSE_SLOWDOWN * 4 * d * width**2 * times for width, times in self._products)
 
-    @property
-    def _is_lanczos(self) -> bool:
-        asked = [each.question.name for each in self.crossed if "Z" in each.question.asks]
-        return asked == ["covariance_product"]
+def _climbing(demand: Demand) -> float:
+    """Return the operations in which a site looks for its own directions from each point."""
+    n, d, r = demand.sizes.here, demand.sizes.d, max(1, demand.n_local)
+    climbs = sum(
+        each.times * each.lengths.get("m", 1)
+        for each in demand.crossed
+        if each.question.name == "power_step"
+    )
+    if d <= MAX_DENSE_SIDE:
+        return climbs * (DENSE_SLOWDOWN * 4 / 3 * d**3)
+    if n <= MAX_DENSE_SIDE:
+        return climbs * (2 * n**2 * d + DENSE_SLOWDOWN * 4 / 3 * n**3)
+    return climbs * LANCZOS_ROUNDS * r * (2 * d**2 if demand.keeps_gram else 4 * n * d)
 
-    def site_memory(self) -> int:
-        """Return the bytes that a site needs at most, in addition to rows that it has in memory."""
-        n, d = self.sizes.here, self.sizes.d
-        block = min(BLOCK_BYTES, 8 * n * d)
-        message = max(max(each.down, *each.up) // each.times for each in self.crossed)
-        gram = self._has("covariance_triangle", "triangular_factor", "noisy_scatter")
-        if gram or (self._products and self._keeps_gram):
-            return block + 3 * 8 * d**2 + message
-        widest = max([self.n_directions, *(width for width, _ in self._products)])
-        return block + 4 * 8 * d * widest + message
 
-    def server_memory(self) -> int:
-        """Return the bytes that the coordinator needs at most."""
-        d, m = self.sizes.d, self.n_sites
-        answer = max(max(each.up) // each.times for each in self.crossed)
-        if self._has("covariance_triangle", "noisy_scatter"):
-            return 2 * answer + 3 * 8 * d**2
-        if self._has("triangular_factor") or self.n_directions:
-            return m * answer + 3 * 8 * d * min(
-                d, max(m * self.n_directions, d * (not self.n_directions))
-            )
-        widest = max([1, *(width for width, _ in self._products)])
-        block = 8 * d * widest
-        basis = 0
-        if self._is_lanczos:
-            columns = sum(width * times for width, times in self._products)
-            basis = min(8 * d * min(columns, d), max(MAX_KRYLOV_BYTES, 4 * block))
-        return basis + 6 * block
+def _server_operations(demand: Demand) -> float:
+    d, k, m = demand.sizes.d, demand.sizes.k, demand.n_sites
+    if demand.has(*SCATTERS):
+        return DENSE_SLOWDOWN * (4 / 3 * d**3 + 2 * d**2 * k)
+    if demand.has(FACTOR):
+        return DENSE_SLOWDOWN * (m + 4) * 2 * d**3
+    if demand.n_directions:
+        return DENSE_SLOWDOWN * 2 * d * (m * demand.n_directions) ** 2
+    if demand.is_lanczos:
+        rounds = max(1, sum(times for _, times in demand.products))
+        return 4 * d * demand.columns**2 + DENSE_SLOWDOWN * demand.columns**3 * rounds / 3
+    products = sum(DENSE_SLOWDOWN * 4 * d * width**2 * times for width, times in demand.products)
+    rounds = sum(each.times for each in demand.crossed if each.question.name in SEPARATES)
+    return products + DENSE_SLOWDOWN * 4 * d * demand.n_scores**2 * rounds
 
 
 def speed_of(

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fedpca.site.site import Site
 
 
-HEADER = ("features", "n_samples", "total_variance", "parameters")  # of a site's model file
+HEADER = ("features", "n_samples", "parameters")  # of a site's model file, besides its total
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def own_header(header: Array) -> dict[str, Any]:
     except (ValueError, AttributeError, RecursionError):
         kinds = {}
     named = kinds.pop("features", None) in (list, type(None))
-    if not named or kinds != {"n_samples": int, "total_variance": float, "parameters": dict}:
+    if not named or kinds != {"n_samples": int, "parameters": dict}:
         raise InputError(f"the header must hold {', '.join(HEADER)}, and nothing else")
     return {name: plain[name] for name in HEADER}
 
@@ -179,15 +179,19 @@ def local_directions(site: Site, U: Array, tol: float = TOL) -> tuple[Array, Arr
     asks={
         "U": "float64 d k, orthonormal",
         "variance": "float64 k, nonnegative",
+        "total": "float64, nonnegative",
         "header": "uint8 bytes",
     },
     answers={"local": "float64, squares, explained"},
     remembers=True,
 )
-def finish_personalized(site: Site, U: Array, variance: Array, header: Array) -> dict[str, Any]:
+def finish_personalized(
+    site: Site, U: Array, variance: Array, total: Array, header: Array
+) -> dict[str, Any]:
     """Keep the site's local directions outside the final U and send the variance along them.
 
     If the site has a folder, it writes its model there: the shared directions and its local part.
+    ``total`` is the variance of all features, averaged over sites.
     """
     personal, frame = site.recall(PersonalSite), site.recall(Frame)
     values, V = local_directions(site, U)
@@ -207,7 +211,9 @@ def finish_personalized(site: Site, U: Array, variance: Array, header: Array) ->
             {site.name: part},
         )
         path.parent.mkdir(parents=True, exist_ok=True)
-        more = {"log_normalized": site.log_normalized} if site.log_normalized else {}
+        more: dict[str, Any] = {"total_variance": float(total)}
+        if site.log_normalized:
+            more["log_normalized"] = site.log_normalized
         model.save(path, own_header(header) | more)
     return {"local": personal.factor * values.sum()}
 

@@ -69,6 +69,7 @@ class Stiefel:
     """
 
     name: ClassVar[str] = "stiefel"
+    guarantee: ClassVar[str] = "no bound"
     takes_many_starts: ClassVar[bool] = False
 
     step: float | None = None
@@ -108,6 +109,7 @@ class Polar:
     """
 
     name: ClassVar[str] = "polar"
+    guarantee: ClassVar[str] = "no bound"
     takes_many_starts: ClassVar[bool] = False
 
     step: float | None = None

@@ -70,6 +70,7 @@ class Power:
     """
 
     name: ClassVar[str] = "power"
+    guarantee: ClassVar[str] = "stationary"
     takes_many_starts: ClassVar[bool] = True
 
     def script(self, plan: RunPlan) -> Script:

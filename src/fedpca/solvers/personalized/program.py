@@ -125,10 +125,9 @@ def shared_and_local(
     header = {
         "features": common.names,
         "n_samples": n,
-        "total_variance": total,
         "parameters": for_files,
     }
-    to_end = Ending(fed, ranks, int(begun["n_sites"]), weight, to_bytes(header), gather)
+    to_end = Ending(fed, ranks, int(begun["n_sites"]), weight, total, to_bytes(header), gather)
     end = to_end.at(shared)
     if end.tied.size:
         shared = _with_tied(fed, shared, end.tied, weight)
@@ -227,13 +226,20 @@ class Ending:
     ranks: LocalRanks
     n_sites: int  # with rows
     weight: float
+    total: float  # the variance of all features, averaged over sites
     header: Array  # for the files that sites write
     gather: bool
 
     def at(self, shared: Shared) -> End:
         """Let each site choose its local directions, and compare them."""
         U, variance = principal_axes(shared)
-        kept = self.fed.sum(finish_personalized, U=U, variance=variance, header=self.header)
+        kept = self.fed.sum(
+            finish_personalized,
+            U=U,
+            variance=variance,
+            total=np.float64(self.total),
+            header=self.header,
+        )
         parts = _parts(self.fed) if self.gather else {}
         in_common, W = self._in_common(len(U), parts)
         is_tied = (in_common >= 1 - TIE) & bool(U.size)

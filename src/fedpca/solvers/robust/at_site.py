@@ -178,15 +178,16 @@ def _histograms(
     kind: str,
     undivided: Array | None = None,
 ) -> tuple[Arrays, Array]:
-    """Add up what `count_in_bins` counts in each block."""
-    scratch = Scratch()
-    parts = [
-        count_in_bins(block.A, block.present, guess, shift, kind, undivided, scratch)
-        for block in blocks_about(site, about, features=features)
-    ]
-    names = parts[0][0]
-    counted = {name: np.sum([part[name] for part, _ in parts], axis=0) for name in names}
-    return counted, np.sum([inside for _, inside in parts], axis=0)
+    """Add up what `count_in_bins` counts in each block; a histogram is as large as a block."""
+    scratch, inside = Scratch(), np.zeros(0, np.int64)
+    total: Arrays = {}
+    for block in blocks_about(site, about, features=features):
+        counted, within = count_in_bins(
+            block.A, block.present, guess, shift, kind, undivided, scratch
+        )
+        total = {name: own + total[name] if total else own for name, own in counted.items()}
+        inside = within + inside if inside.size else within
+    return total, inside
 
 
 @question(

@@ -81,6 +81,7 @@ class Dcf:
     """
 
     name: ClassVar[str] = "dcf"
+    guarantee: ClassVar[str] = "no bound"
     needs_rank: ClassVar[bool] = False
 
     local_steps: int = 2

@@ -94,6 +94,7 @@ class Threshold:
     """
 
     name: ClassVar[str] = "threshold"
+    guarantee: ClassVar[str] = "exact without noise"
     needs_rank: ClassVar[bool] = True
 
     def script(self, plan: RunPlan) -> Script:

@@ -60,6 +60,7 @@ class Auto:
     """Use hard thresholds, starting with soft ones unless the first rounds lead to an exact fit."""
 
     name: ClassVar[str] = "auto"
+    guarantee: ClassVar[str] = "exact without noise"
     needs_rank: ClassVar[bool] = False
 
     def script(self, plan: RunPlan) -> Script:
@@ -106,6 +107,7 @@ class LeastSquares:
     """
 
     name: ClassVar[str] = "least-squares"
+    guarantee: ClassVar[str] = "no bound"
     needs_rank: ClassVar[bool] = False
 
     def script(self, plan: RunPlan) -> Script:
