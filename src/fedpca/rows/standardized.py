@@ -415,13 +415,14 @@ class StandardizedRows:
 
         Passes over the rows add up a row's scores along directions that the coordinator chooses. If
         they nearly cancel, rounding selects rows, and the product reveals them. A'A is a sum over rows
-        before any direction is known. It costs little if there are few features, so it is used then; a
-        site with a coordinator that may lie always uses it if it fits.
+        before any direction is known. It costs little if there are few features, so it is used then,
+        unless no products are expected; a site with a coordinator that may lie always uses it if it
+        fits.
         """
         if not self._gram_fits():
             return False
         n, d = self._rows.n_rows, len(self._mean)
-        if d <= FEW_FEATURES or self._only_sums:
+        if self._only_sums or (d <= FEW_FEATURES and self._n_products):
             return True
         columns = max(self._n_products, width)
         one_pass = n * d * self._rows.pass_cost
