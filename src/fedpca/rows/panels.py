@@ -7,7 +7,10 @@ with so few rows read Z and write Y again for each of them, and BLAS spends its 
 memory are taken many at a time, without a copy, and multiplied panel by panel. A tile, which is what
 such rows have in one panel, is converted to float64 in memory that the next tile reuses. Rows of any
 dtype need no other float64 copy. Where columns are near the origin, their mean is subtracted from the
-products; elsewhere, tiles are centered.
+products; elsewhere, tiles are centered. A product subtracts the mean by itself if the tile has one more
+row, which holds it:
+
+    [X_p; -m_p'] Z_p = [X_p Z_p; -m_p' Z_p],   [X_p; -m_p']' [S; 1'S] = X_p' S - m_p 1'S
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from fedpca.linalg.blas_threads import n_threads, threads_for_entries
 from fedpca.linalg.scratch import Scratch
 from fedpca.rows.in_memory import WIDE_ROWS, Block
 
-TILE_COLUMNS = 256  # of up to 256 rows, which are 512 KiB in float64
+TILE_COLUMNS = 128  # of up to 512 rows, which are 512 KiB in float64
 N_GROUPS = (
     16  # of panels, which threads share; not the number of threads, on which no bit may depend
 )
@@ -60,10 +63,9 @@ class Panels:
         def add(group: Sequence[Panel]) -> Array:
             total = np.zeros((len(block), Z.shape[1]))
             for panel, tile in tiles(block, group):
-                along = Z[panel.columns]
-                total += tile @ along
-                if not panel.is_far:
-                    total -= panel.mean @ along
+                part = tile @ Z[panel.columns]
+                total += part[:-1]
+                total += part[-1]  # at once, so that large means do not add up
             return total
 
         # added in the order of the groups, whichever thread computed them
@@ -71,14 +73,11 @@ class Panels:
 
     def add_combined(self, block: Block, W: Array, total: Array) -> None:
         """Add ``Y'W`` to ``total``, ``(d, k)``; Y holds the centered rows, and W is ``(b, k)``."""
-        sums = W.sum(axis=0)
+        W = np.vstack([W, W.sum(axis=0)])
 
         def add(group: Sequence[Panel]) -> None:
             for panel, tile in tiles(block, group):
-                product = tile.T @ W
-                if not panel.is_far:
-                    product -= np.outer(panel.mean, sums)
-                total[panel.columns] += product
+                total[panel.columns] += tile.T @ W
 
         self._each_group(add)
 
@@ -95,7 +94,7 @@ class Panels:
 
         def fill(group: Sequence[Panel]) -> None:
             for panel, tile in tiles(block, group):
-                total[panel.columns] = function(tile)
+                total[panel.columns] = function(tile[:-1])
 
         self._each_group(fill)
         return total
@@ -122,13 +121,17 @@ class Panel(NamedTuple):
 
 
 def tiles(block: Block, group: Sequence[Panel]) -> Iterator[tuple[Panel, Array]]:
-    """Yield each panel and its tile, centered if the panel is far; it overwrites the one before."""
+    """Yield each panel and its tile, which overwrites the one before.
+
+    A tile is centered if the panel is far. Its last row holds the mean still to be subtracted.
+    """
     scratch = Scratch()
     for panel in group:
         part = block[:, panel.columns]
-        tile = scratch("tile", part.shape)
+        tile = scratch("tile", (len(part) + 1, part.shape[1]))
         if panel.is_far and panel.mean.any():
-            np.subtract(part, panel.mean, out=tile)
+            np.subtract(part, panel.mean, out=tile[:-1])
         else:
-            np.copyto(tile, part)
+            np.copyto(tile[:-1], part)
+        tile[-1] = 0.0 if panel.is_far else -panel.mean
         yield panel, tile
