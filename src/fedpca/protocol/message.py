@@ -188,11 +188,17 @@ def _header_bytes(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> int
     for name, value in header.items():
         if name != "fields":
             n_items += 1
-            total += _json_length(name) + len(":") + _json_length(value)
+            total += _key_length(name) + _json_length(value)
     total += n_items - 1  # commas
     for name, array in arrays.items():
         total += _field_length(name, array.dtype, array.shape)
     return total + _padding(PREFIX_BYTES + total)
+
+
+@lru_cache(maxsize=1024)  # all messages have the same few keys
+def _key_length(name: str) -> int:
+    """Return the length of a key and its colon as JSON."""
+    return _json_length(name) + len(":")
 
 
 @lru_cache(maxsize=1024)  # many sites answer with the same fields
