@@ -67,7 +67,7 @@ def transform(
         bool,
         typer.Option(
             "--flags",
-            help="Also write T2 and Q (SPE) of each row, and whether it is beyond a limit.",
+            help="Also write T2 and Q (SPE) for each row, and whether either exceeds its limit.",
         ),
     ] = False,
     drop: Drop = [],  # noqa: B006

@@ -274,7 +274,7 @@ def private_asked(name: str, sizes: Sizes, privacy: Privacy) -> list[Asked]:
 
 
 def check_private(solver: str | None, scale: bool, missing: str) -> None:
-    """Refuse what has no differentially private mechanism."""
+    """Refuse options that have no differentially private mechanism."""
     check_choice("solver", solver or "auto", SOLVERS)
     if scale:
         raise InputError(
