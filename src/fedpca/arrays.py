@@ -63,7 +63,7 @@ def check_arrays(
         array = np.asarray(arrays[name])
         if DTYPES.get(array.dtype) != dtype:
             raise error(f"field {name!r} in {where} is {array.dtype} instead of {dtype}")
-        if not _match(names, array.shape, dimensions):
+        if (names or array.ndim) and not _match(names, array.shape, dimensions):
             lengths = ", ".join(f"{n}={dimensions[n]}" for n in names if n in dimensions)
             raise error(
                 f"field {name!r} in {where} has shape {array.shape} instead of "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +17,7 @@ from fedpca.engines.local import MAX_BEGUN, LocalEngine
 from fedpca.errors import QuorumLost, SitesBusy
 from fedpca.linalg import blas_threads
 from fedpca.protocol.message import compose
+from fedpca.protocol.question import Question
 from fedpca.solvers.common_features import column_names
 from fedpca.testing import ScriptedEngine
 
@@ -155,6 +157,46 @@ def test_no_thread_is_left_if_nobody_takes_the_answers(timeout):
     while threading.active_count() > n_threads and time.monotonic() < limit:
         time.sleep(0.01)
     assert threading.active_count() == n_threads
+
+
+def test_whoever_asks_works_too_instead_of_waiting(monkeypatch):
+    def note_thread(self, request, name):
+        threads.add(threading.current_thread())
+        return plain(self, request, name)
+
+    threads, plain = set(), LocalEngine._answer
+    monkeypatch.setattr(LocalEngine, "_answer", note_thread)
+    with Federation.local([ROWS] * 60, n_jobs=N_JOBS) as fed:
+        assert len(fed.gather(column_names)) == 60
+    assert threading.current_thread() in threads
+    assert len(threads) <= N_JOBS
+
+
+def test_what_stops_a_site_on_a_thread_stops_the_round(monkeypatch):
+    def fail(self, request, name):
+        if name == "site-7":
+            raise KeyboardInterrupt
+        return plain(self, request, name)
+
+    plain = LocalEngine._answer
+    monkeypatch.setattr(LocalEngine, "_answer", fail)
+    with Federation.local([ROWS] * 60, n_jobs=N_JOBS) as fed, pytest.raises(KeyboardInterrupt):
+        fed.gather(column_names)
+
+
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_an_answer_within_the_process_is_checked_once(as_bytes, monkeypatch):
+    n_checks, plain = Counter(), Question.check_answer
+
+    def count(self, *args, **options):
+        n_checks[self.name] += 1
+        return plain(self, *args, **options)
+
+    monkeypatch.setattr(Question, "check_answer", count)
+    engine = ScriptedEngine(sites(), lambda reply: reply.answer, as_bytes=as_bytes)
+    model = FederatedPCA(**MODEL).fit(Federation(engine))
+    asked = Counter(entry["question"] for entry in model.run_.history)
+    assert n_checks == {name: 2 * n * (2 if as_bytes else 1) for name, n in asked.items()}
 
 
 @pytest.mark.parametrize("bad", [np.int64(-1), np.array([5]), np.float64(5)])

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from fedpca.arrays import declare
 from fedpca.errors import InputError, MessageError
 from fedpca.linalg.dense import pack_triangle
-from fedpca.protocol.invariants import MAX_COUNT, MAX_NORM, broken_promise, norm_of, told
+from fedpca.protocol.invariants import (
+    MAX_COUNT,
+    MAX_NORM,
+    SHORT_COLUMNS,
+    broken_promise,
+    norm_of,
+    told,
+)
 from fedpca.protocol.question import question
 
 ROWS = np.random.default_rng(0).standard_normal((20, 4))
@@ -72,6 +79,16 @@ def test_the_covariance_of_any_rows_is_semidefinite(d, n, seed):
     C = A.T @ A
     assert problem(C, "float64 k k, semidefinite") is None
     assert problem(pack_triangle(C), "float64 triangle, semidefinite") is None
+
+
+@pytest.mark.parametrize("column", [SHORT_COLUMNS - 1, SHORT_COLUMNS])
+def test_a_covariance_in_any_column_of_a_long_triangle_is_limited(column):
+    d = SHORT_COLUMNS + 1
+    C = np.diag(np.linspace(1, 2, d))
+    assert problem(pack_triangle(C), "float64 triangle, semidefinite") is None
+    C[3, column] = C[column, 3] = -1.01 * np.sqrt(C[3, 3] * C[column, column])
+    found = problem(pack_triangle(C), "float64 triangle, semidefinite")
+    assert "covariances that exceed" in found
 
 
 def test_a_triangle_tells_its_trace_and_a_vector_its_sum():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 
@@ -74,3 +75,15 @@ def test_a_mean_is_subtracted_from_products_only_where_few_bits_cancel(offset, m
     np.testing.assert_allclose(view.gram_times(Z), A.T @ (A @ Z), rtol=1e-11, atol=1e-11)
     is_far = [panel.is_far for group in view._panels._groups for panel in group]
     assert is_far == [False, offset > 1, True]
+
+
+def test_means_that_point_along_a_direction_add_no_rounding_error(monkeypatch):
+    monkeypatch.setattr(in_memory, "WIDE_FEATURES", 100)
+    monkeypatch.setattr(panels, "TILE_COLUMNS", 7)
+    d = 3000
+    X = np.random.default_rng(0).standard_normal((40, d)) + 12.0
+    mean, Z = X.mean(axis=0), np.full((d, 1), 1 / np.sqrt(d))
+    scores = panels.Panels(mean, np.ones(d, bool)).scores(X, Z)
+    exact = [math.fsum(row) / np.sqrt(d) for row in X - mean]
+    # a score is near one, but the mean's is over 600, of which no bit may remain
+    np.testing.assert_allclose(scores[:, 0], exact, rtol=0, atol=5e-14)

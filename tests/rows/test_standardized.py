@@ -112,6 +112,16 @@ def test_the_gram_matrix_is_cached_where_it_pays_or_is_small_and_fits(
     assert (view._gram is not None) == kept
 
 
+@pytest.mark.parametrize("only_sums", [False, True])
+def test_the_gram_matrix_is_not_kept_for_no_products_unless_directions_may_lie(only_sums):
+    rows, Z = RNG.standard_normal((1000, 20)), np.eye(20, 2)
+    frame = Frame(np.zeros(20), np.ones(20), n_products=0)
+    view = StandardizedRows(open_rows(rows), frame, only_sums=only_sums)
+    gram = view.gram()
+    assert (view._gram is gram) == only_sums
+    assert view.energy_along(Z, np.trace(gram)) == pytest.approx(np.sum((rows @ Z) ** 2))
+
+
 def test_an_empty_site_adds_nothing():
     view = StandardizedRows(open_rows(np.empty((0, 4))), Frame(np.ones(4), np.ones(4)))
     assert not view.gram_times(np.ones((4, 2))).any()

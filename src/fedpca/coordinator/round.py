@@ -250,8 +250,10 @@ class Round:
         That holds for an answer to the very message of this round, with the same dimensions.
         """
         answer = message.checked.get(self.question.name)
-        asked = self.request.checked.get((self.question.name, dimensions.get("d")))
-        if answer is None or asked is None or answer.asked is not asked.arrays:
+        if answer is None:
+            return False
+        asked = self.request.checked.get((self.question.name, answer.dimensions.get("d")))
+        if asked is None or answer.asked is not asked.arrays:
             return False
         for name, length in answer.dimensions.items():
             if dimensions.setdefault(name, length) != length:

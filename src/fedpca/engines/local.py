@@ -126,21 +126,50 @@ class LocalEngine:
         return self._sites[name].answer(request, keep=False)
 
     def _on_threads(self, names: Sequence[str], request: Message) -> Iterator[tuple[str, Message]]:
-        """Keep ``n_jobs`` sites busy, and yield their answers in order."""
-        pool = self._pool = self._pool or ThreadPoolExecutor(self._n_jobs)
+        """Keep ``n_jobs`` sites busy, and yield their answers in order.
+
+        This thread works too. If it only waited, it would be woken for every answer, and take Python's
+        lock from those that work.
+        """
+        n_helpers = self._n_jobs - 1
+        pool = self._pool = self._pool or ThreadPoolExecutor(n_helpers)
+        left = deque(names)
         begun: deque[tuple[str, Future[Message]]] = deque()
+        beginning = threading.Lock()
+
+        def work_once() -> bool:
+            """Let the next site answer, unless too many have begun whose answers were not taken."""
+            with beginning:
+                if not left or len(begun) >= MAX_BEGUN * self._n_jobs:
+                    return False
+                name, answer = left.popleft(), Future[Message]()
+                begun.append((name, answer))
+            try:
+                answer.set_result(self._answer(request, name))
+            except BaseException as error:
+                answer.set_exception(error)
+                if not isinstance(error, Exception):  # someone stops the run
+                    raise
+            return True
+
+        def work() -> None:
+            while work_once():
+                pass
+
+        helpers: list[Future[None]] = []
         try:
-            for name in names:
-                if len(begun) == MAX_BEGUN * self._n_jobs:
+            while left or begun:
+                helpers = [helper for helper in helpers if not helper.done()]
+                if left:
+                    helpers += [pool.submit(work) for _ in range(n_helpers - len(helpers))]
+                if not work_once():
+                    begun[0][1].exception()  # wait
+                while begun and begun[0][1].done():
                     first, answer = begun.popleft()
                     yield first, answer.result()
-                begun.append((name, pool.submit(self._answer, request, name)))
-            while begun:
-                first, answer = begun.popleft()
-                yield first, answer.result()
         finally:  # the caller may stop before the last answer
-            for _, answer in begun:
-                answer.cancel()
+            with beginning:
+                left.clear()
 
     def _within(
         self, timeout: float, names: Sequence[str], request: Message

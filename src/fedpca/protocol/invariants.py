@@ -43,7 +43,6 @@ MAX_LARGE = 1e304  # of a field that is not squared; totals of 10,000 sites stay
 MAX_VALUE = 1e68  # of a column's mean; 1e10 such values have a sum of squares within MAX_NORM
 ROUNDING = 1e-8  # relative error that rounding may cause in an answer
 SHORT_COLUMNS = 512  # of a packed triangle; they are too short to be checked one by one
-PART_ENTRIES = 1 << 15  # of a packed triangle that are compared at once; they fit into the cache
 TOLD = ("rows", "weight", "energy")  # words that say what a site contributes
 
 Problem = str | None
@@ -153,8 +152,8 @@ def _semidefinite(array: Array, declared: Declared, slack: float) -> Problem:
         return "has negative variances on its diagonal"
     roots = np.sqrt(np.maximum(diagonal, 0.0))
     is_packed = declared.dimensions[-1] == "triangle"
-    pairs = _packed_pairs if is_packed else _square_pairs
-    if any((np.abs(entries) > limits + slack).any() for entries, limits in pairs(array, roots)):
+    excesses = _packed_excesses if is_packed else _square_excesses
+    if any(excess > slack for excess in excesses(array, roots)):
         return "has covariances that exceed what its variances allow"
     return None
 
@@ -176,28 +175,29 @@ def _diagonal_positions(n_entries: int) -> Array:
     return np.cumsum(np.arange(1, int(np.sqrt(2 * n_entries)) + 1)) - 1
 
 
-def _square_pairs(array: Array, roots: Array) -> Iterator[tuple[Array, Array]]:
-    """Yield the entries of matrices and the largest that each may be."""
-    yield array, roots[..., :, None] * roots[..., None, :]
+def _square_excesses(array: Array, roots: Array) -> Iterator[float]:
+    """Yield by how much an entry of matrices exceeds the largest that it may be."""
+    limits = roots[..., :, None] * roots[..., None, :]
+    yield float((np.abs(array) - limits).max(initial=0.0))
 
 
-def _packed_pairs(array: Array, roots: Array) -> Iterator[tuple[Array, Array]]:
-    """Yield parts of packed triangles and the largest that each entry may be.
+def _packed_excesses(array: Array, roots: Array) -> Iterator[float]:
+    """Yield by how much an entry in parts of packed triangles exceeds the largest that it may be.
 
-    The first columns are short, so BLAS multiplies them all at once, and the others one by one.
+    The first columns are short, so BLAS subtracts the limits of all of them at once. Each of the others
+    is checked by itself.
     """
     triangles, each_roots = array.reshape(-1, array.shape[-1]), roots.reshape(-1, roots.shape[-1])
     for triangle, own in zip(triangles, each_roots, strict=True):
         n_short = min(len(own), SHORT_COLUMNS)
         n_entries = n_short * (n_short + 1) // 2
         if n_short:
-            limits = dspr(n_short, 1.0, own[:n_short], np.zeros(n_entries), overwrite_ap=True)
-            for start in range(0, n_entries, PART_ENTRIES):
-                part = slice(start, min(start + PART_ENTRIES, n_entries))
-                yield triangle[part], limits[part]
+            sizes = np.abs(triangle[:n_entries])
+            yield float(dspr(n_short, -1.0, own[:n_short], sizes, overwrite_ap=True).max())
         for j in range(n_short, len(own)):
             start = j * (j + 1) // 2
-            yield triangle[start : start + j + 1], own[: j + 1] * own[j]
+            column = np.abs(triangle[start : start + j + 1])
+            yield float((column - own[: j + 1] * own[j]).max())
 
 
 _CHECKS: dict[str, Callable[[Array, Declared, float], Problem]] = {

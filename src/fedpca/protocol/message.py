@@ -24,7 +24,7 @@ import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from json.encoder import encode_basestring_ascii
 from typing import Any, NamedTuple
 
@@ -187,13 +187,24 @@ def _header_bytes(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> int
     for name, value in header.items():
         if name != "fields":
             n_items += 1
-            total += _json_length(name) + len(":") + _json_length(value)
+            total += _key_length(name) + _json_length(value)
     total += n_items - 1  # commas
     for name, array in arrays.items():
-        shape = array.shape
-        total += len('[,"",[]]') + _json_length(name) + len(DTYPES[array.dtype])
-        total += sum(len(str(length)) for length in shape) + max(0, len(shape) - 1)
+        total += _field_length(name, array.dtype, array.shape)
     return total + _padding(PREFIX_BYTES + total)
+
+
+@lru_cache(maxsize=1024)  # all messages have the same few keys
+def _key_length(name: str) -> int:
+    """Return the length of a key and its colon as JSON."""
+    return _json_length(name) + len(":")
+
+
+@lru_cache(maxsize=1024)  # many sites answer with the same fields
+def _field_length(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
+    """Return the length of a field's name, dtype, and shape as JSON."""
+    lengths = sum(len(str(length)) for length in shape) + max(0, len(shape) - 1)
+    return len('[,"",[]]') + _json_length(name) + len(DTYPES[dtype]) + lengths
 
 
 def _json_length(value: Any) -> int:

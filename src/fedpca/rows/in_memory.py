@@ -20,7 +20,7 @@ from fedpca.rows.columns import HasColumns, matching_order, some_of
 
 BLOCK_BYTES = 16 << 20  # size of a dense block; reading a file keeps at most this much in memory
 WIDE_FEATURES = 8192  # with at least this many, dense blocks are multiplied in panels
-WIDE_ROWS = 256  # rows of that width to take at once if that needs no copy
+WIDE_ROWS = 512  # rows of that width to take at once if that needs no copy
 MAX_SPARSE_BLOCK_RATIO = 32  # a sparse block has at most this many times the rows of a dense one
 FILL_OR_DROP = "drop these rows or fill in the values"  # advice on values that are not finite
 

@@ -7,7 +7,9 @@ Products with so few rows read Z and write Y again for each block, and BLAS spen
 rows in memory are taken many at a time, without a copy, and multiplied panel by panel. A tile, which is
 the part of such rows in one panel, is converted to float64 in memory that the next tile reuses. Rows of
 any dtype need no other float64 copy. If columns are near the origin, their mean is subtracted from the
-products; otherwise, tiles are centered.
+products; otherwise, tiles are centered. To subtract the mean, a tile has one more row, which holds it:
+
+    [X_p; -m_p'] Z_p = [X_p Z_p; -m_p' Z_p],   [X_p; -m_p']' [S; 1'S] = X_p' S - m_p 1'S
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from fedpca.linalg.blas_threads import n_threads, threads_for_entries
 from fedpca.linalg.scratch import Scratch
 from fedpca.rows.in_memory import WIDE_ROWS, Block
 
-TILE_COLUMNS = 256  # of up to 256 rows, which are 512 KiB in float64
+TILE_COLUMNS = 128  # of up to 512 rows, which are 512 KiB in float64
 N_GROUPS = 16  # of panels, which threads share; no bit may depend on the number of threads
 
 T = TypeVar("T")
@@ -58,10 +60,9 @@ class Panels:
         def add(group: Sequence[Panel]) -> Array:
             total = np.zeros((len(block), Z.shape[1]))
             for panel, tile in tiles(block, group):
-                along = Z[panel.columns]
-                total += tile @ along
-                if not panel.is_far:
-                    total -= panel.mean @ along
+                part = tile @ Z[panel.columns]
+                total += part[:-1]
+                total += part[-1]  # at once, so that large means do not add up
             return total
 
         # added in the order of the groups, whichever thread computed them
@@ -69,14 +70,11 @@ class Panels:
 
     def add_combined(self, block: Block, W: Array, total: Array) -> None:
         """Add ``Y'W`` to ``total``, ``(d, k)``; Y holds the centered rows, and W is ``(b, k)``."""
-        sums = W.sum(axis=0)
+        W = np.vstack([W, W.sum(axis=0)])
 
         def add(group: Sequence[Panel]) -> None:
             for panel, tile in tiles(block, group):
-                product = tile.T @ W
-                if not panel.is_far:
-                    product -= np.outer(panel.mean, sums)
-                total[panel.columns] += product
+                total[panel.columns] += tile.T @ W
 
         self._each_group(add)
 
@@ -93,7 +91,7 @@ class Panels:
 
         def fill(group: Sequence[Panel]) -> None:
             for panel, tile in tiles(block, group):
-                total[panel.columns] = function(tile)
+                total[panel.columns] = function(tile[:-1])
 
         self._each_group(fill)
         return total
@@ -120,13 +118,17 @@ class Panel(NamedTuple):
 
 
 def tiles(block: Block, group: Sequence[Panel]) -> Iterator[tuple[Panel, Array]]:
-    """Yield each panel and its tile, centered if the panel is far; each overwrites the last tile."""
+    """Yield each panel and its tile, which overwrites the last one.
+
+    A tile is centered if the panel is far. Otherwise, its last row holds the mean to subtract.
+    """
     scratch = Scratch()
     for panel in group:
         part = block[:, panel.columns]
-        tile = scratch("tile", part.shape)
+        tile = scratch("tile", (len(part) + 1, part.shape[1]))
         if panel.is_far and panel.mean.any():
-            np.subtract(part, panel.mean, out=tile)
+            np.subtract(part, panel.mean, out=tile[:-1])
         else:
-            np.copyto(tile, part)
+            np.copyto(tile[:-1], part)
+        tile[-1] = 0.0 if panel.is_far else -panel.mean
         yield panel, tile

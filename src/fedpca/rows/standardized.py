@@ -417,12 +417,13 @@ class StandardizedRows:
         Passes over the rows use each row's scores along directions that the coordinator chooses. If the
         terms of a score nearly cancel, rounding selects rows, and the product reveals them. A'A is a
         sum over rows before any direction is known. It costs little if there are few features, so it is
-        used then. A site whose coordinator may lie always uses it if it fits in ``max_cache_bytes``.
+        used then, unless no products are expected. A site whose coordinator may lie always uses it if
+        it fits in ``max_cache_bytes``.
         """
         if not self._gram_fits():
             return False
         n, d = self._rows.n_rows, len(self._mean)
-        if d <= FEW_FEATURES or self._only_sums:
+        if self._only_sums or (d <= FEW_FEATURES and self._n_products):
             return True
         columns = max(self._n_products, width)
         one_pass = n * d * self._rows.pass_cost

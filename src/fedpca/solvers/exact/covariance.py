@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 MAX_TRACED = 500  # features up to which the residual is multiplied by itself
 ROWS_PER_FEATURE_TO_KEEP = 4  # with more rows per feature, A'A is much smaller than the rows
+FEATURES_TO_KEEP = 128  # with as few, A'A is so small that it costs nothing to keep
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,8 @@ def covariance_triangle(site: Site, mean: Array, scale: Array) -> Arrays:
     """Send the upper triangle of A_i'A_i, and store the mean and the scale."""
     d = len(mean)
     # A'A is computed here anyway; if it is much smaller than the rows, it answers later questions
-    n_products = d if site.rows.n_rows > ROWS_PER_FEATURE_TO_KEEP * d else 0
+    is_kept = d <= FEATURES_TO_KEEP or site.rows.n_rows > ROWS_PER_FEATURE_TO_KEEP * d
+    n_products = d if is_kept else 0
     frame = own_frame(site, mean, scale, n_products)
     site.remember(frame)
     gram = site.standardized.gram()
