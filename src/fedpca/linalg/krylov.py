@@ -70,6 +70,11 @@ class Ritz(NamedTuple):
         """Return ``||M V - V theta||_F`` for the wanted eigenvectors."""
         return float(np.linalg.norm(self.residuals[: self.n_wanted]))
 
+    def with_residuals(self, more: Array) -> Ritz:
+        """Return the same values with more residual for those wanted."""
+        n_others = len(self.residuals) - len(more)
+        return self._replace(residuals=self.residuals + np.pad(more, (0, n_others)))
+
     def angle_bounds(self, k: int, rounding: float = ROUNDING) -> Array:
         """Return bounds on the angle of the first 1, 2, ..., k directions; see `angle_bounds`."""
         others = 0.0 if self.is_all else None

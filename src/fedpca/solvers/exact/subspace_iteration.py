@@ -52,6 +52,7 @@ from fedpca.solvers.standardize import Moments, moments_asked, standardize, stan
 N_GUARDS = 3  # columns with which to look for a larger eigenvalue outside the block
 GUARD_ROUNDS = 40  # at most, where the next eigenvalue is close
 TELLS_APART = 0.02  # residual of that eigenvalue, relative to its distance from those of the block
+TIMES_RESIDUAL = 6.0  # the most residuals by which that eigenvalue was larger, over random tables
 AT_REST = 4.0  # residuals of this many rounding errors do not become smaller
 TIMES_LANCZOS = 15  # approximate number of rounds per Lanczos round
 
@@ -151,6 +152,7 @@ def iterate(
                 break
         Z = orth(Y)
     k = k or rank(spectrum) or len(theta)
+    residuals = residuals + moments.residuals_of_mean(V)
     bounds = np.ones(k) if following is None else following.bounds(theta, residuals, k, problem)
     solution = Solution(moments, V[:, :k], theta[:k], energy, reason)
     return solution.certified(bounds, problem.angle_tol)
@@ -166,8 +168,10 @@ class Following:
 
     def bounds(self, theta: Array, residuals: Array, k: int, problem: Problem) -> Array:
         """Return bounds on the angle of the first 1 ... k directions of the block."""
-        others, rounding = self.value + self.residual, problem.common.rounding
-        return angle_bounds(theta, residuals, k, others=others, rounding=rounding)
+        error = max(TIMES_RESIDUAL * self.residual, TELLS_APART * float(theta[k - 1] - self.value))
+        return angle_bounds(
+            theta, residuals, k, others=self.value + error, rounding=problem.common.rounding
+        )
 
     def certifies(self, theta: Array, residuals: Array, k: int, problem: Problem) -> bool:
         """Return whether k directions are close enough, or as close as rounding allows."""
