@@ -71,10 +71,13 @@ class Moments:
         """Bound how far off each direction's product with A'A is because the mean is rounded, ``(k,)``.
 
         About a mean that is off by e, the scatter is larger by ``n e e'``, so a direction v leaves the
-        residual ``n |e| |e'v|``. Squares about the mean do not show it.
+        residual ``n |e| |e'v|``. Squares about the mean do not show it. A scale found from such squares
+        is too large, by the same share of the column's variance.
         """
         error = EPS * (2 + np.sqrt(self.weight) * SUM_ERROR) * np.abs(self.mean / self.scale)
-        return np.asarray(self.weight * np.linalg.norm(error) * (error @ np.abs(V)))
+        of_scale = self.d * np.square(error[self.scale != 1]).max(initial=0.0)
+        of_mean = np.linalg.norm(error) * (error @ np.abs(V))
+        return np.asarray(self.weight * (of_mean + of_scale))
 
 
 @dataclass(frozen=True)

@@ -295,7 +295,7 @@ def distance_left(steps: list[float], least: float = 0.0) -> float:
     if last[-1] > AT_REST and len(last) < RECENT_STEPS:
         return 1.0
     rho = max([least, *(after / before for before, after in pairwise(moving))])
-    return min(1.0, 2 * max(last[-1], ROUNDING) / (1 - rho)) if rho < 1 else 1.0
+    return min(1.0, 2 * max(last[-1], AT_REST) / (1 - rho)) if rho < 1 else 1.0
 
 
 def _angle_left(steps: list[float], theta: Array, penalty: float, residual: float) -> float:

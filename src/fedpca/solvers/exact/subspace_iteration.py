@@ -52,7 +52,9 @@ from fedpca.solvers.standardize import Moments, moments_asked, standardize, stan
 N_GUARDS = 3  # columns with which to look for a larger eigenvalue outside the block
 GUARD_ROUNDS = 40  # at most, where the next eigenvalue is close
 TELLS_APART = 0.02  # residual of that eigenvalue, relative to its distance from those of the block
-TIMES_RESIDUAL = 6.0  # the most residuals by which that eigenvalue was larger, over random tables
+# how much larger that eigenvalue may be than was found; over random tables, at most 5.5 and 0.05
+TIMES_RESIDUAL = 6.0
+GAP_SHARE = 0.1
 AT_REST = 4.0  # residuals of this many rounding errors do not become smaller
 TIMES_LANCZOS = 15  # approximate number of rounds per Lanczos round
 
@@ -168,7 +170,8 @@ class Following:
 
     def bounds(self, theta: Array, residuals: Array, k: int, problem: Problem) -> Array:
         """Return bounds on the angle of the first 1 ... k directions of the block."""
-        error = max(TIMES_RESIDUAL * self.residual, TELLS_APART * float(theta[k - 1] - self.value))
+        gap = float(theta[k - 1]) - self.value
+        error = max(TIMES_RESIDUAL * self.residual, GAP_SHARE * gap)
         return angle_bounds(
             theta, residuals, k, others=self.value + error, rounding=problem.common.rounding
         )
