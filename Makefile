@@ -1,9 +1,9 @@
-# Everything runs in a virtual environment of its own; a stamp says that it is up to date.
+# Everything runs in its own virtual environment; the stamp file shows that it is up to date.
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-# Without compiled files, every process of the tests would compile what it imports anew.
+# Without compiled files, every test process would compile its imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-fast test-long lint bench docs clean
@@ -11,8 +11,8 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(STAMP)
 	$(BIN)/fedpca demo
 
-# More workers than cores, since tests of federations mostly wait; threads of BLAS would only be in each
-# other's way. The order is that of tests/conftest.py.
+# Use more workers than cores, because tests of federations mostly wait, and one BLAS thread, because more
+# would only get in each other's way. tests/conftest.py decides the order.
 test: export OPENBLAS_NUM_THREADS := 1
 test: $(STAMP)
 	.ci/system-packages
@@ -23,7 +23,7 @@ test-fast: export OPENBLAS_NUM_THREADS := 1
 test-fast: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not process and not slow and not long" -q
 
-# What `make test` shows with few random draws, with many.
+# Repeat with many random draws what `make test` shows with few.
 test-long: export OPENBLAS_NUM_THREADS := 1
 test-long: $(STAMP)
 	$(BIN)/python -m pytest -n 2 -m "long or hypothesis" --hypothesis-profile=long
@@ -50,8 +50,8 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/scaling.py
 	$(BIN)/python benchmarks/genotypes.py
 
-# The site, from the pages that the repository shows and the examples of the gallery; it loads nothing
-# from elsewhere. Any warning stops the build.
+# Build the site from the pages that the repository shows and the examples of the gallery. The site loads
+# nothing from elsewhere. Any warning stops the build.
 docs: export OPENBLAS_NUM_THREADS := 1
 docs: $(STAMP)
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html

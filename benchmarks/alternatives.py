@@ -2,14 +2,14 @@
 
     python benchmarks/alternatives.py                      all cases
     python benchmarks/alternatives.py tall wide            some of them: tall, wide, sparse
-    python benchmarks/alternatives.py --python PATH        with peers that another environment has
+    python benchmarks/alternatives.py --python PATH        with the peers of another environment
     python benchmarks/alternatives.py --quick              small sizes, to see that it runs
 
-Each fit runs in a process of its own, which draws the rows, so that its memory is its own. Memory is
-the peak while fitting beyond what the process held before, rows included, and all of what Java takes
-for Spark. Processor seconds, of all threads and of Java, say more on a busy machine; set
-OPENBLAS_NUM_THREADS=1 and OMP_NUM_THREADS=1 for all to use one thread. The angle is that between the
-components found and those of an exact decomposition in float64, as the sine of the largest one. The
+Each fit runs in its own process, which also draws the rows, so its memory can be measured. Memory is
+the peak during the fit minus what the process held before, which includes the rows. For Spark, all
+memory of Java is added. Processor seconds, of all threads and of Java, say more on a busy machine; set
+OPENBLAS_NUM_THREADS=1 and OMP_NUM_THREADS=1 so that all use one thread. The angle is the largest one
+between the components found and those of an exact decomposition in float64, given as its sine. The
 table says which peers are not installed, and why a peer cannot do a case.
 """
 
@@ -74,7 +74,7 @@ def rows_of(case: str, quick: bool) -> tuple[Any, int]:
 
 def dense_only(X: Any) -> np.ndarray:
     if not isinstance(X, np.ndarray):
-        raise CannotDo("takes no sparse rows")
+        raise CannotDo("does not accept sparse rows")
     return X
 
 
@@ -100,7 +100,7 @@ def scikit_learn(solver: str) -> Callable[[Any, int], np.ndarray]:
         from sklearn.decomposition import PCA
 
         if not isinstance(X, np.ndarray) and solver in ("full", "randomized"):
-            raise CannotDo("takes no sparse rows")
+            raise CannotDo("does not accept sparse rows")
         if X.shape[1] > 5000 and solver == "covariance_eigh":
             raise CannotDo(f"needs a matrix of {8e-9 * X.shape[1] ** 2:.1f} GB")
         return PCA(k, svd_solver=solver, random_state=0).fit(X).components_
@@ -290,7 +290,7 @@ def main() -> None:
     )
     for case in options.cases or CASES:
         n, d, k, dtype, density = (QUICK if options.quick else CASES)[case]
-        filled = "" if density == 1 else f", {density:.0%} filled"
+        filled = "" if density == 1 else f", {density:.0%} nonzero"
         print(
             f"\n{case}: {n} x {d} {dtype}{filled}, k={k}: seconds, processor seconds, memory, sine of "
             "the angle, version"

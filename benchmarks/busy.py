@@ -1,4 +1,4 @@
-"""Time estimators beside busy processes, with BLAS threads as they come and with one.
+"""Time estimators next to busy processes, with the usual number of BLAS threads and with one.
 
     python benchmarks/busy.py                  eight busy processes
     python benchmarks/busy.py --busy 4
@@ -66,7 +66,7 @@ def timed(repeats: int) -> dict[str, float]:
 
 
 def elsewhere(repeats: int, threads: str | None) -> dict[str, float]:
-    """Return the same from a process of its own, whose BLAS reads its threads when it starts."""
+    """Return the same from a new process, since BLAS reads its number of threads when it starts."""
     environment = {k: v for k, v in os.environ.items() if not k.endswith("_NUM_THREADS")}
     if threads is not None:
         environment["OPENBLAS_NUM_THREADS"] = threads
@@ -94,7 +94,7 @@ def main() -> None:
         for process in busy:
             process.kill()
             process.wait()
-    print(f"Beside {options.busy} busy processes, on {os.cpu_count()} cores:")
+    print(f"Next to {options.busy} busy processes, on {os.cpu_count()} cores:")
     for name, seconds in as_it_is.items():
         ratio = seconds / one[name]
         print(f"  {name:25} {seconds:7.3f} s, {ratio:5.2f} of one thread (bound {BOUND:.0f})")

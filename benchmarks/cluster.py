@@ -1,15 +1,15 @@
 """Time a fit on a Dask cluster against a bare sketch of block moments, dask-ml, and Spark.
 
     python benchmarks/cluster.py                     2e6 and 4e6 rows of 200 features, from Parquet
-    python benchmarks/cluster.py --peers PYTHON      the same, with peers as they are installed there
+    python benchmarks/cluster.py --peers PYTHON      the same, with the peers that are installed there
     python benchmarks/cluster.py --quick             a tenth of the rows
-    python benchmarks/cluster.py --rows 1000000      as many rows, and twice as many
+    python benchmarks/cluster.py --rows 1000000      this many rows, and twice as many
 
 Rows are read from files of 100,000 rows by two workers, each a process with one thread. The contestants
 take turns, each in a process with a cluster of its own, and the medians are compared. Seconds are those
-of a fit, after one on a few rows, which imports what is needed. The processor seconds of the workers,
-the least of all turns, say more on a busy machine. Memory is the largest that each worker had in use,
-added up. Spark runs in local mode with two threads, and all that Java takes is counted.
+of a fit, after a first fit to a few rows, which imports what is needed. The processor seconds of the
+workers, the least of all turns, say more on a busy machine. Memory is the sum of the workers' peaks.
+Spark runs in local mode with two threads, and all that Java takes is counted.
 
 The sketch is the least that a PCA must do: tasks that read a file each and return its row count, column
 sums, and X'X, which the client adds up. It centers by subtraction, so it loses digits at an offset.
@@ -123,7 +123,7 @@ def used() -> tuple[float, int]:
 
 
 def contest(name: str, folder: Path) -> None:
-    """Fit once as a warm-up and once for the time, and print the outcome as JSON."""
+    """Fit once as a warm-up and once to be timed, and print the outcome as JSON."""
     fit, all_rows = CONTESTANTS[name], str(folder / "*.parquet")
     with spark_session() if name == "Spark" else dask_cluster() as (engine, usage):
         fit(engine, str(folder / "few" / "*.parquet"))

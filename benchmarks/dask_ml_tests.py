@@ -3,9 +3,9 @@
     python benchmarks/dask_ml_tests.py FOLDER
 
 FOLDER is the folder ``tests`` of a checkout of dask-ml, since no package contains its tests. Neither
-dask-ml nor the scikit-learn of its time is needed: what the tests import of them is here. A test that
-fails must be in the table of differences that are meant, with the reason. Any other failure, or a
-difference that no longer occurs, makes this script exit with 1.
+dask-ml nor the scikit-learn of its time is needed: this script provides what the tests import from
+them. A test that fails must be in the table of intended differences, with the reason. Any other
+failure, or a difference that no longer occurs, makes this script exit with 1.
 """
 
 from __future__ import annotations
@@ -91,19 +91,19 @@ def assert_estimator_equal(left, right):
 
 
 def assess_dimension(spectrum, rank, n, _):
-    """Return how likely a rank is, which scikit-learn no longer computes for none."""
+    """Return how likely a rank is; scikit-learn no longer accepts a rank of zero."""
     return own_pca._assess_dimension(spectrum, rank, n) if rank else -np.inf
 
 
 def module(name: str, **contents: object) -> None:
-    """Put a module with these contents in the place of one that is not installed."""
+    """Put a module with these contents where one that is not installed would be."""
     made = ModuleType(name)
     vars(made).update(contents)
     sys.modules[name] = made
 
 
 def stand_in() -> None:
-    """Provide what the tests import of dask-ml, and of a scikit-learn that is long gone."""
+    """Provide what the tests import from dask-ml and from a scikit-learn that is long gone."""
     case = unittest.TestCase()
     decomposition = ModuleType("dask_ml.decomposition")
     decomposition.PCA = PCA

@@ -74,7 +74,7 @@ def sparse(quick: bool) -> None:
         fitted["arpack"] = PCA(k, svd_solver="arpack", random_state=0).fit(X)
 
     seconds = race({"fedpca": ours, "PCA arpack": arpack}, 3)
-    title = f"4 sites of {n // 4} x {d}, 1 % filled, sparse, k={k}"
+    title = f"4 sites of {n // 4} x {d}, 1 % nonzero, sparse, k={k}"
     show(title, seconds, {"PCA arpack": 1.0})
     angle = sine_of_angle(fitted["fedpca"].components_.T, fitted["arpack"].components_.T)
     run = fitted["fedpca"].run_

@@ -1,19 +1,20 @@
-"""Time the rounds of a federation over Flower, and tell which share of the seconds is ours.
+"""Time the rounds of a federation over Flower, and tell what share of the seconds is ours.
 
     python benchmarks/flower.py            3 sites of 20000 x 500; blocks of 1000 x 20 and 50000 x 20
     python benchmarks/flower.py --quick    3 sites of 2000 x 50 and the smaller block
     python benchmarks/flower.py --many 20  20 sites of 200 x 50; and the server while they wait
 
 A server and three sites run as processes on this machine, with TLS and keys. Then the same program runs
-in this process alone, where requests and answers are encoded, checked, saved and logged as before, but
-nothing carries them. That time is ours: `maths` at sites and coordinator, and `messages`. What a round
-over Flower takes beyond it is Flower's. Within this process sites take turns; over Flower they share
-the cores. So they count as the slowest of them, or as all over the number of cores where that is more.
+within this process, where requests and answers are encoded, checked, saved, and logged as before, but
+not sent. That time is ours: `maths` at sites and coordinator, and `messages`. What a round over Flower
+takes beyond that is Flower's. Within this process, sites take turns; over Flower, they share the cores.
+So the sites' time is that of the slowest one, or their total time divided by the number of cores if
+that is more.
 
-A round goes from its question to the next one; a line has the medians of all rounds of a question.
+A round lasts from its question to the next one. A line has the medians over all rounds of a question.
 
 With `--many`, sites are small and many, so nearly all of a round is messages. The processor times of
-server, sites, and fit are counted apart (from /proc), because on a busy machine, or one with fewer
+server, sites, and fit are counted separately (from /proc), because on a busy machine, or one with fewer
 cores than sites, they say more than the clock.
 """
 
@@ -55,7 +56,7 @@ Rounds = tuple[np.ndarray, list[tuple[str, float, float]]]
 
 
 class Within:
-    """Sites of this process, each with the log that `fedpca join` gives it, asked in bytes."""
+    """Sites within this process, asked in bytes, each with the log that `fedpca join` gives it."""
 
     names = NAMES
 
@@ -91,7 +92,7 @@ def fit(solver: str, k: int) -> Program:
 
 
 def blocks(d: int, n_rounds: int) -> Program:
-    """Send a block down and its product up, never the same: Flower carries what it has seen once."""
+    """Send a block down and its product up, new in each round: Flower sends the same data only once."""
 
     def program(fed: Federation, start: None) -> np.ndarray:
         fed.sum(count_and_sum, features=np.empty(0, np.uint8), missing=np.int64(0))
@@ -110,7 +111,7 @@ def rounds_of(fed: Federation, program: Program) -> Rounds:
     ask, began, ended = fed.engine.ask, [], []
 
     def timed(names: Any, request: Any, *more: Any) -> Iterator[tuple[str, Any]]:
-        if request.header["question"] == DECLARE:  # no round
+        if request.header["question"] == DECLARE:  # not a round
             yield from ask(names, request, *more)
             return
         began.append(time.perf_counter())
@@ -131,7 +132,7 @@ def at_once(seconds: list[float]) -> float:
 
 
 def compare(title: str, program: Program, over_flower: list[Rounds], folder: Path) -> None:
-    """Print the rounds of a program over Flower beside those within this process."""
+    """Compare the rounds of a program over Flower with those within this process."""
     lines: dict[str, list[tuple[float, float, float]]] = {}  # seconds in all, maths, messages
     for model, carried in over_flower:
         within = Within(folder)
@@ -157,7 +158,7 @@ def compare(title: str, program: Program, over_flower: list[Rounds], folder: Pat
 
 
 def line(name: str, n_rounds: int, whole: float, maths: float, messages: float) -> str:
-    """Write the seconds of a round, and how they divide."""
+    """Return a line with the seconds of a round and how they divide."""
     return (
         f"  {name:20s}{n_rounds:6d}{whole:10.4f}{maths:10.4f}{messages:10.4f}"
         f"{whole - maths - messages:10.4f}{(maths + messages) / whole:10.3f}"
@@ -224,7 +225,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--many", type=int, metavar="SITES")
     given = parser.parse_args()
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # as many for all
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # the same for all
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the processes are stopped then, too
     if given.many:
         many(given.many, *((5.0, 4) if given.quick else (60.0, 30)))

@@ -1,4 +1,4 @@
-"""Compare the principal components of genotypes at three sites with those of plink2 on the pooled ones.
+"""Compare the components of genotypes at three sites with those of plink2 on the pooled genotypes.
 
     python benchmarks/genotypes.py                                      10000 samples, 100000 variants
     python benchmarks/genotypes.py --samples 2000 --variants 20000      other sizes
@@ -26,8 +26,8 @@ import numpy as np
 
 K = 10
 MISSING = 0.02
-OWN = 50  # one variant of so many belongs to one cohort alone
-FLIPPED = 3  # so is one of so many in the second cohort
+OWN = 50  # one in this many variants belongs to only one cohort
+FLIPPED = 3  # one in this many variants is flipped in the second cohort
 N_THREADS = "2"
 MAGIC = b"\x6c\x1b\x01"
 FLIPPED_CODE = np.array([3, 1, 2, 0], np.uint8)
@@ -78,7 +78,7 @@ class Cost(NamedTuple):
     """What a command took."""
 
     seconds: float
-    processor: float  # seconds, which other processes change less
+    processor: float  # seconds, which other processes affect less
     memory: float  # MB at the peak
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Time fits of rows on a GPU beside the bare products that they need, through torch on the same card.
+"""Compare fits of rows on a GPU with the bare products that they need, by torch on the same card.
 
     python benchmarks/gpu.py                        2,000,000 x 1000 float32 rows on "cuda", k=20
     python benchmarks/gpu.py --device cpu --quick   small sizes, to see that it runs
@@ -29,11 +29,11 @@ ROWS_AT_ONCE = 1 << 16
 TOL = {
     "float64": 1e-10,
     "float32": 1e-7,
-}  # products in float32 leave an angle that 1e-10 would refuse
+}  # products in float32 leave an angle that tol=1e-10 would not accept
 
 
 def rows_on_device(n: int, d: int, k: int, device: str, dtype: torch.dtype) -> torch.Tensor:
-    """Make rows on the device, with k leading components, a falling rest, and a mean."""
+    """Make rows on the device with k leading components, smaller other ones, and a mean."""
     torch.manual_seed(0)
     deviations = torch.cat([torch.linspace(6, 3, k), torch.linspace(2, 0.3, d - k)])
     basis = torch.linalg.qr(torch.randn(d, d, dtype=torch.float64))[0].to(device, dtype)
@@ -73,7 +73,7 @@ def main() -> None:
     fits: dict[tuple[str, str], FederatedPCA] = {}
 
     def finished(run: Callable[[], object]) -> Callable[[], object]:
-        """Return what runs something and waits until the device has finished it."""
+        """Return a function that runs something and waits until the device has finished it."""
 
         def run_and_wait() -> None:
             run()
@@ -97,7 +97,7 @@ def main() -> None:
             fits[solver, precision] = fitted(X, k, solver, precision)
 
         contestants[f"{solver} {precision}"] = finished(fit)
-    race(contestants, 1)  # libraries are loaded and warm
+    race(contestants, 1)  # after this, libraries are loaded and warm
     seconds = race(contestants, given.repeats)
     where = torch.cuda.get_device_name(X.device) if X.is_cuda else "the processor"
     print(f"{n} x {d} {given.dtype} rows on {where}, torch {torch.__version__}, k={k}")

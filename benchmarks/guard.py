@@ -1,10 +1,10 @@
-"""Compare fits at sites that hold every question against a plan with fits at sites that do not.
+"""Compare fits at sites that check every question against a plan with fits at sites that do not.
 
     python benchmarks/guard.py             both problems, medians of 11 pairs
     python benchmarks/guard.py --quick     small ones, to see that it runs
 
 Each pair is fitted in alternating order within one run, and timed in processor time, which other
-programs change less. The first figure is the time of a guarded fit divided by that of an unguarded one.
+programs affect less. The first figure is the time of a guarded fit divided by that of an unguarded one.
 The second figure is steadier: the time within `Guard.check` and `Guard.admit`, as a share of the
 guarded fit. The bar is 2 % for 10 sites of 20000 x 500.
 """
@@ -42,7 +42,7 @@ class Stopwatch:
         self.seconds = 0.0
 
     def watch(self, kind: type, name: str) -> None:
-        """Replace a method by one that is timed."""
+        """Replace a method with one that is timed."""
         method = getattr(kind, name)
 
         @wraps(method)

@@ -5,8 +5,8 @@
     python benchmarks/many_sites.py --quick                small sizes, to see that it runs
 
 `messages` prints microseconds of processor time for each question that a site answers. An `echo`
-returns what it was sent, so all of its time is that of messages and their checks. In whole fits, what
-the questions themselves compute is subtracted, and printed beside the rest.
+returns what it was sent, so all of its time is that of messages and their checks. In whole fits, the
+time of the questions' own computations is subtracted and printed separately.
 
 `pooled` divides the time of a fit by that of scikit-learn's PCA on the pooled rows. `memory` fits in
 processes of their own and prints how far resident memory rises above the rows.
@@ -36,7 +36,7 @@ SOLVERS = ("covariance", "lanczos")
 
 @question(asks={"Z": "float64 d k"}, answers={"Y": "float64 d k"})
 def echo(site, Z):
-    """Send back what was asked."""
+    """Send back the block that came with the question."""
     return {"Y": Z}
 
 

@@ -3,8 +3,8 @@
     python benchmarks/peers.py
 
 An adapter gives our estimators scikit-learn's parameters, and splits every table among three sites. A
-test that fails must be in the table of differences that are meant, with the reason. Any other failure,
-or a difference that no longer occurs, makes this script exit with 1.
+test that fails must be in the table of intended differences, with the reason. Any other failure, or a
+difference that no longer occurs, makes this script exit with 1.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Outcomes:
 
 
 def outcomes(file: str) -> Outcomes:
-    """Run one file of tests with our estimators in the place of scikit-learn's."""
+    """Run one file of tests with our estimators instead of scikit-learn's."""
     noted = Outcomes()
     theirs = sklearn.decomposition.PCA, sklearn.decomposition.IncrementalPCA
     sklearn.decomposition.PCA, sklearn.decomposition.IncrementalPCA = PCA, IncrementalPCA

@@ -43,7 +43,7 @@ def draw(n_sites: int, n: int, d: int, shared: int, local: int, deviation: float
 
 
 class Reached(Exception):
-    """The objective is as large as it must be."""
+    """The objective has reached its target."""
 
 
 class Watched(Federation):
@@ -60,7 +60,7 @@ class Watched(Federation):
 
 
 def ours(sites, shared: int, local: int, target: float, **parameters) -> tuple[float, int]:
-    """Return seconds and rounds to the target, with what comes before and after the rounds."""
+    """Return seconds and rounds to the target, including what comes before and after the rounds."""
     began = time.perf_counter()
     fed = Watched.local(sites)
     fed.target = target
@@ -139,7 +139,7 @@ def compare(title: str, sites, shared: int, local: int, repeats: int) -> None:
 
 
 def memory_of(n_sites: int, d: int) -> tuple[float, float]:
-    """Return the megabytes beside the rows after a fit of so many sites, and at the peak."""
+    """Return the megabytes in addition to the rows, after a fit of these sites and at the peak."""
     rng = np.random.default_rng(0)
     sites = {f"site {i}": rng.standard_normal((40, d)) for i in range(n_sites)}
     with warnings.catch_warnings():
@@ -153,8 +153,8 @@ def memory_of(n_sites: int, d: int) -> tuple[float, float]:
 
 
 def memory(counts: tuple[int, ...], d: int) -> None:
-    """Print how memory grows with the number of sites, beside what their components take."""
-    print(f"\nMemory of a fit beside the rows, sites of 40 x {d}, 5 shared and 5 local")
+    """Print how memory grows with the number of sites, next to what their components take."""
+    print(f"\nMemory of a fit in addition to the rows, sites of 40 x {d}, 5 shared and 5 local")
     for count in counts:
         left, peak = memory_of(count, d)
         own = count * 5 * d * 8 / 2**20
@@ -173,7 +173,7 @@ def main() -> None:
     for deviation in (10, 3):
         sites = draw(n_sites, n, d, 5, 5, deviation)
         title = f"{n_sites} sites of {n} x {d}, 5 shared and 5 local of deviation {deviation}"
-        with threadpool_limits(1, user_api="blas"):  # as many for all: the products are small
+        with threadpool_limits(1, user_api="blas"):  # the same for all: the products are small
             compare(title, sites, 5, 5, 1 if options.quick else options.repeats)
     memory((20, 40) if options.quick else (250, 500, 1000), 50 if options.quick else 400)
 

@@ -5,15 +5,15 @@
     python benchmarks/privacy.py               all but those with MNIST
     python benchmarks/privacy.py --quick       small ones, to see that it runs: without bars and peers
 
-A share compares the variance of the rows along private components with that along as many exact ones.
-An angle is the largest one between both. All figures are medians over several fits, with delta 1e-6,
-secure sums, and a row bound that is stated. What was expected is computed from the variances alone,
-before the fit, by `expected_share`.
+A share compares the variance of the rows along private components with that along the same number of
+exact ones. An angle is the largest one between the two subspaces. All figures are medians over several
+fits, with delta 1e-6, secure sums, and a row bound that is stated. The expected share is computed
+before the fit by `expected_share`, which needs only the variances.
 
 Peers run in an environment of their own, which is made in a temporary folder, with an older
-scikit-learn that both accept. They get centered rows, so that they spend nothing on a mean, and the
-longest row's length as their bound, from the rows themselves, which fedpca does not get. Their promise
-is stronger: their delta is 0.
+scikit-learn that both accept. They get centered rows, so that they spend nothing on a mean. They also
+get the length of the longest row as their bound, computed from the rows themselves, which fedpca does
+not get. Their promise is stronger: their delta is 0.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ np.save(sys.argv[4], model.fit(X).components_)
 
 
 class Problem:
-    """Rows, and what the exact components are."""
+    """Rows and their exact components."""
 
     def __init__(self, X: np.ndarray, k: int) -> None:
         self.X, self.k = X, k
@@ -119,7 +119,7 @@ def read_mnist(folder: Path) -> Problem:
 
 
 def shares_of_the_mean(problem: Problem) -> None:
-    """Print what is kept if another share of the budget is for the mean."""
+    """Print what is kept if a different share of the budget is spent on the mean."""
     usual = gaussian.MEAN_SHARE
     for epsilon, bound in ((1.0, 8.0), (0.1, 5.0)):
         for share in (0.2, 0.1, 0.05, 0.025, 0.0125):
@@ -180,7 +180,7 @@ def curves(n: int, d: int, k: int, n_fits: int) -> None:
 
 
 def peers(sizes: list[tuple[int, int]], n: int, limit_s: float) -> None:
-    """Print the share that other packages reach at the same epsilon, where they finish."""
+    """Print the share that other packages reach at the same epsilon if they finish."""
     print(f"\n{n} rows, epsilon 1, peers with delta 0 and at most {limit_s:g} s")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

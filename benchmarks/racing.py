@@ -1,4 +1,4 @@
-"""Let contestants take turns, and print our ratio to each beside its bound."""
+"""Let contestants take turns, and print our ratio to each next to its bound."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def race(
     repeats: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
-    """Return the median seconds of each contestant, taken in turns."""
+    """Return the median seconds of each contestant; they take turns."""
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(repeats):
         for name, run in contestants.items():
@@ -28,7 +28,7 @@ def show(
     bounds: dict[str, float],
     short: Collection[str] = (),
 ) -> None:
-    """Print each contestant's seconds and our ratio to it beside the bound.
+    """Print each contestant's seconds and our ratio to it next to the bound.
 
     Those that fell ``short`` of the common target have no ratio.
     """

@@ -54,7 +54,7 @@ def finds_none(X: np.ndarray) -> bool:
 
 
 def robust_problem(seed: int) -> tuple[np.ndarray, int, int] | None:
-    """Draw rows with outliers; return them, their rank, and a bound, or None if noise hides it."""
+    """Return drawn rows with outliers, their rank, and a bound, or None if noise hides the rank."""
     rng = np.random.default_rng(seed)
     n, d, r = (int(rng.choice(sizes)) for sizes in ((100, 200, 400), (20, 40, 80), (1, 2, 3, 5, 8)))
     bound = int(rng.choice([r + 1, 2 * r + 1, r + 4, 10, 15]))

@@ -1,19 +1,19 @@
-"""Time robust PCA over sites against others on pooled rows, as ratios of CPU time; measure memory.
+"""Compare robust PCA over sites with other methods on pooled rows: CPU time, as ratios, and memory.
 
     python benchmarks/robust.py            500 x 500 and 1000 x 1000 over 10 sites
     python benchmarks/robust.py --quick    100 x 100, to see that it runs: too small for a bound
 
 The low-rank part has rank n / 20, and one entry in 20 is off by +-n. All must come within 1e-6 of the
 low-rank part, relative to it (`relL`); outliers, which are far larger, do not count. Inexact ALM looks
-at the truth after each step to stop as soon as it may; the others have tolerances that take them there.
+at the truth after each step to stop as soon as it may; the tolerances of the others take them there.
 The time with all rows at one site shows what more sites add: messages, their checks, and small arrays.
 
 A table of 10^5 x 100 with noise shows the processor time for each entry and round of a fit.
 
-Two packages run on the pooled rows, and are installed where they are missing, except with ``--quick``:
-`pyrpca`, also inexact ALM, and `rpca`, accelerated alternating projections that know the rank, as
-`RobustPCA` does. The latter subtracts the mean, outliers included, so it gets one component more and
-its mean is added back.
+Two packages run on the pooled rows, and are installed if they are missing, except with ``--quick``:
+`pyrpca`, also inexact ALM, and `rpca`, accelerated alternating projections, which get the rank, as
+`RobustPCA` does. The latter subtracts the mean, which the outliers affect. So it gets one component
+more, and its mean is added back.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def noisy(n: int, d: int = 100, r: int = 5) -> None:
 
 
 def memory(n_sites: int, n: int, d: int, r: int = 10) -> None:
-    """Print the memory of a fit beside the rows, that of one site's rows, and what all sites keep."""
+    """Print the memory of a fit without the rows, that of one site's rows, and what all sites keep."""
     M, _ = draw(n_sites * n, d, r)
     sites = np.array_split(M, n_sites)
     tracemalloc.start()
@@ -166,7 +166,10 @@ UNLIKE = {  # relative sizes of components, and the noise
 
 
 def unlike(n_seeds: int) -> None:
-    """Print how often components of unlike size are found, within an angle of 0.2, and warned of."""
+    """Print how often components of unlike size are found, or missed without a warning.
+
+    They are found if they are within an angle of 0.2.
+    """
     print(
         f"\nComponents of unlike size found, of {n_seeds} draws of 400 x 60, 5 % outliers, 3 sites"
     )
@@ -195,12 +198,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
-    with threadpool_limits(1, user_api="blas"):  # as many for all
+    with threadpool_limits(1, user_api="blas"):  # the same for all
         for n in (100,) if options.quick else (500, 1000):
             compare(n, options.quick)
         noisy(1000 if options.quick else 100_000)
         n, d = (50, 80) if options.quick else (200, 300)
-        print(f"\nMemory of a fit beside the rows, sites of {n} x {d}, rank 10")
+        print(f"\nMemory of a fit in addition to the rows, sites of {n} x {d}, rank 10")
         for n_sites in (10, 40):
             memory(n_sites, n, d)
         unlike(1 if options.quick else 40)

@@ -4,8 +4,8 @@
     python benchmarks/rounds.py --quick                          small, to see that it runs
     python benchmarks/rounds.py --plot docs/images/rounds.png    draw the residuals too
 
-1000 features, 10 components, 4 sites, medians of 5 seeds, to a residual of 2e-6 of the trace; other
-residuals and solvers by ``--tol 1e-10 --solvers lanczos``.
+1000 features, 10 components, 4 sites, medians of 5 seeds, to a residual of 2e-6 of the trace. Options
+such as ``--tol 1e-10 --solvers lanczos`` choose another residual or other solvers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SPECTRA = {
 
 
 def rows_with(singular_values: np.ndarray, seed: int) -> np.ndarray:
-    """Return square rows, whose Gram matrix has the squared values and random eigenvectors."""
+    """Return a square table whose Gram matrix has the squared values and random eigenvectors."""
     rng, d = np.random.default_rng(seed), len(singular_values)
     U, V = (np.linalg.qr(rng.standard_normal((d, d)))[0] for _ in range(2))
     return (U * singular_values) @ V.T
@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--solvers", nargs="+", default=["lanczos", "power"])
     options = parser.parse_args()
     if options.plot:
-        import matplotlib  # noqa: F401 - from the extra "plot"; missed now and not at the end
+        import matplotlib  # noqa: F401 - from the extra "plot"; if missing, fail now, not at the end
     d, n_seeds = (100, 1) if options.quick else (D, options.seeds)
     curves: dict[tuple[str, str], list[float]] = {}
     print("spectrum".ljust(28) + "".join(f"{solver:>10s}" for solver in options.solvers))

@@ -3,8 +3,8 @@
     git switch --detach BEFORE && python benchmarks/same_bits.py --write before.json
     git switch - && python benchmarks/same_bits.py --compare before.json
 
-Each case is one fit. Its fitted arrays, its ledger and the records of its journal are written down;
-arrays as checksums. Bits depend on the machine and its libraries, so both halves run on one machine.
+Each case is one fit. Its fitted arrays, its ledger, and the records of its journal are saved, arrays as
+checksums. Bits depend on the machine and its libraries, so run both commands on the same machine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fedpca.protocol.message import PREFIX_BYTES, decode, encoded_size
 from fedpca.solvers import SOLVERS, Average, Dcf, Faps, LocalPower, Merge, Polar, Stiefel
 
 Case = Callable[[Path], dict[str, Any]]
-# questions and fields that have another name since the earlier half was written
+# questions and fields that were renamed after the earlier results may have been written
 RENAMED = {
     "introduce": "column_names",
     "totals": "count_and_sum",
@@ -90,7 +90,7 @@ def corrupted(seed: int = 3, n: int = 150, d: int = 40) -> dict[str, Any]:
 
 
 def cases() -> Iterator[tuple[str, Case]]:
-    """Name every fit."""
+    """Yield the name of every case and its fit."""
     for solver in SOLVERS:
         for scale in (False, True):
             model = FederatedPCA(3, solver=solver, scale=scale, random_state=0, max_rounds=3000)
@@ -145,7 +145,7 @@ ROBUST: dict[str, dict[str, Any]] = {
 
 
 def over(model: Any, sites: dict[str, Any]) -> Case:
-    """Fit over a journaled federation."""
+    """Return a fit over a journaled federation."""
 
     def fit(folder: Path) -> dict[str, Any]:
         journal = folder / "journal"
@@ -157,7 +157,7 @@ def over(model: Any, sites: dict[str, Any]) -> Case:
 
 
 def streamed(model: Any) -> Case:
-    """Fit a stream of batches, save it, load it, and go on."""
+    """Return a fit to a stream of batches, which is saved, loaded, and continued."""
 
     def fit(folder: Path) -> dict[str, Any]:
         rng = np.random.default_rng(6)
@@ -208,7 +208,7 @@ def records(journal: Path) -> list[Any]:
 
 
 def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Say in what two results of one case differ, but for names that were changed on purpose."""
+    """Return where two results of one case differ, except in names that were changed on purpose."""
     missing = before["arrays"].keys() - after["arrays"].keys()
     wrong = [f"no {name}" for name in sorted(missing)]
     for name, value in before["arrays"].items():

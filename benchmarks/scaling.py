@@ -8,12 +8,12 @@
 
 Each fit runs in a process of its own, which draws the rows and fits them once after a small fit. The
 exponent is the slope of a line through the logarithms of the larger half of the sizes. Each line also
-says what the fit would take if it did nothing but its arithmetic at the rate of this machine's matrix
-products, nothing but read its rows at the rate at which it copies, or nothing but send messages at what
-an empty one costs. The largest of the three bounds the fit. All rates are measured in the same run.
+says what bounds the fit: its arithmetic at the rate of this machine's matrix products, reading its rows
+at the rate at which the machine copies, or its messages at the cost of an empty one. The bound is the
+one that would take longest alone. All rates are measured in the same run.
 
-Beside other work, the clock says little. With `--processor`, times are those of the processor, in which
-waiting does not count. Set OPENBLAS_NUM_THREADS=1 for that, since threads that wait may spin.
+While other work runs, the clock says little. With `--processor`, times are those of the processor, in
+which waiting does not count. Set OPENBLAS_NUM_THREADS=1 for that, since threads that wait may spin.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Size(NamedTuple):
 
 
 def series(quick: bool) -> dict[str, list[Size]]:
-    """Return the fits of each series; one number grows, and the others stay as they are."""
+    """Return the fits of each series; one number grows, and the others stay the same."""
     if quick:
         return {
             "rows": [Size(n, 20, 4, 3) for n in (1_000, 4_000, 16_000)],
@@ -119,7 +119,7 @@ def child(size: Size, clock: Clock) -> None:
 
 
 def machine_rates(clock: Clock) -> dict[str, float]:
-    """Return this machine's rates: flops and bytes copied a second, and seconds of a message."""
+    """Return this machine's rates: flops and bytes copied per second, and seconds per message."""
     A = np.random.default_rng(0).standard_normal((1500, 1500))
     target = np.empty(32_000_000)
     source = np.ones_like(target)
@@ -145,7 +145,7 @@ def _median_seconds(run: Callable[[], object], clock: Clock, repeats: int = 5) -
 
 
 def exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
-    """Return the slope through the logarithms of the larger half of the sizes."""
+    """Return the slope of log seconds against log size, over the larger half of the sizes."""
     half = len(sizes) // 2
     return float(np.polyfit(np.log(sizes[half:]), np.log(seconds[half:]), 1)[0])
 

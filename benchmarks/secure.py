@@ -1,4 +1,4 @@
-"""Compare rounds with secure sums with the same rounds without.
+"""Compare rounds with secure sums to the same rounds without them.
 
     python benchmarks/secure.py             all problems
     python benchmarks/secure.py --quick     small ones, to see that it runs
@@ -45,7 +45,7 @@ NAMES = ("north", "south", "west")
 
 
 class Timed:
-    """An engine that measures how much of the processor time passes at the sites."""
+    """An engine that measures how much of the processor time is spent at the sites."""
 
     def __init__(self, sites: Any) -> None:
         self._engine = LocalEngine(sites)
@@ -71,7 +71,7 @@ class Timed:
 
 
 def prepared(fed: Federation, d: int) -> None:
-    """Ask what comes before the products of every fit."""
+    """Ask the questions that come before the products in every fit."""
     fed.sum(count_and_sum, features=np.empty(0, np.uint8), missing=np.int64(0))
     fed.sum(standardize, mean=np.zeros(d), scale=np.ones(d), n_products=np.int64(0))
 
@@ -139,7 +139,7 @@ def triangles(n_sites: int, d: int, n_rounds: int) -> None:
 
 
 def over_flower(n: int, d: int, k: int, repeats: int) -> None:
-    """Print which share of a round over Flower the masks take, and how many messages are added."""
+    """Print what share of a round over Flower the masks take, and how many messages are added."""
     with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
         folder, port = Path(temporary), free_port()
         trial, here = Trial(Console(quiet=True), folder), f"localhost:{port}"

@@ -6,9 +6,9 @@
 
 Counts of 30 types of cells with 20 gene programs are drawn, and log-normalized to 1e4. Each fit runs
 in a process of its own on one thread, with the cells in memory, sparse and dense, or in files that
-are read in blocks. Seconds are processor time. Memory is the peak while fitting beyond what the process
-held before, so cells in memory are left out, and blocks of files are not. The angle is that to the
-components that scanpy finds in the sparse table, as the sine of the largest one.
+are read in blocks. Seconds are processor time. Memory is the peak during the fit minus what the process
+held before, so cells in memory do not count, but blocks of files do. The angle is the largest one to
+the components that scanpy finds in the sparse table, given as its sine.
 
 Without scanpy in either interpreter, an environment for it is made in a temporary folder, except with
 ``--quick``: the angle is then to scikit-learn's components.
@@ -195,11 +195,11 @@ def compare(folder: Path, options: Any, peer: tuple[str, str]) -> None:
         own = X[i * n // N_SITES : (i + 1) * n // N_SITES]
         write_h5ad(folder / f"sparse-{i}.h5ad", own)
         write_h5ad(folder / f"dense-{i}.h5ad", own.toarray())
-    print(f"{n} cells x {d} genes, {X.nnz / n / d:.1%} filled, k={k}, {N_SITES} sites")
+    print(f"{n} cells x {d} genes, {X.nnz / n / d:.1%} nonzero, k={k}, {N_SITES} sites")
     peer_name, python = peer
     truth = None
     for kind in ("sparse", "dense"):
-        print(f"\n{kind}: seconds, memory beside the cells in memory, sine of the angle")
+        print(f"\n{kind}: seconds, memory in addition to the cells, sine of the angle")
         theirs = 0.0
         for name in (peer_name, "fedpca", "fedpca, .h5ad files"):
             is_peer = name == peer_name

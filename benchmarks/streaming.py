@@ -4,9 +4,9 @@
     python benchmarks/streaming.py tall memory      some of them
     python benchmarks/streaming.py --quick          small sizes, to see that it runs
 
-In each case the contestants take turns at equal batch size and number of components, and medians are
-compared. So is what the components leave of the variance: its excess over what the best ones leave.
-`counts` installs gensim where it is missing, except with ``--quick``; `memory` feeds a stream of a
+In each case, the contestants take turns at equal batch size and number of components, and medians are
+compared. The variance that the components leave is compared too, as its excess over what the best ones
+leave. `counts` installs gensim if it is missing, except with ``--quick``; `memory` feeds a stream of a
 million rows that are made on the fly, in a process of its own.
 """
 
@@ -41,7 +41,7 @@ def fed(model: object, batches: Iterable[object]) -> np.ndarray:
 
 
 def excess(batches: list, components: dict[str, np.ndarray], center: bool = True) -> None:
-    """Print what each leaves of the variance beyond what the best components leave, in percent."""
+    """Print how much more variance each leaves than the best components do, in percent."""
     k = len(next(iter(components.values())))
     best = FederatedPCA(k, center=center, solver="lanczos", random_state=0).fit(batches)
 

@@ -125,8 +125,8 @@ def child(n: int, d: int, stop: str) -> None:
     run = FederatedPCA(10, solver=Lanczos(stop=stop), random_state=0).fit(parts).run_
     seconds = time.perf_counter() - began
     print(
-        f"stop={stop!r:9s} {(peak_resident() - before - X.nbytes) / 1e6:5.0f} MB beside the rows "
-        f"(bound 2000 MB), "
+        f"stop={stop!r:9s} {(peak_resident() - before - X.nbytes) / 1e6:5.0f} MB in addition to the "
+        f"rows (bound 2000 MB), "
         f"{run.solver_rounds} rounds, {seconds:.1f} s, {run.stop_reason}, {run.n_certain} certain"
     )
 

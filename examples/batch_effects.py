@@ -33,7 +33,7 @@ else:  # 60 samples: disease and age act the same in all batches; each batch has
 
 
 def told(scores: np.ndarray, labels: np.ndarray) -> float:
-    """Return how often three neighbors predict a sample's label, with equal weight for each label."""
+    """Return how often three neighbors predict a label correctly, with equal weight for each label."""
     found = cross_val_predict(KNeighborsClassifier(3), scores, labels, cv=LeaveOneOut())
     return float(balanced_accuracy_score(labels, found))
 

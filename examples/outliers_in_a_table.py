@@ -53,7 +53,7 @@ for place in np.argsort(cells, axis=None)[-1:-6:-1]:
     print(f"  row {i}, {names[j]}: {typed[i, j]:.3g}, expected {low_rank[i, j]:.3g}")
 
 # %%
-# Missing values take what the components say about the rest of their row.
+# The components fill in missing values from the rest of their row.
 
 off = np.median(np.abs(low_rank / truth - 1)[is_missing])
 plain = np.median(np.abs(np.nanmedian(typed, axis=0) / truth - 1)[is_missing])

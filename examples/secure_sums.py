@@ -70,7 +70,7 @@ def error_of_sum(bits: int, n_sites: int, looseness: float, units: np.ndarray) -
 
 
 def drawn(robust: bool) -> dict[str, np.ndarray]:
-    """Draw rows that four sites have in common, one direction of each site, and outliers if any."""
+    """Draw rows of four sites with common directions, one direction per site, and maybe outliers."""
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((1200, 5)) * [5, 4, 3, 2, 1] @ rng.standard_normal((5, 100))
     rows += rng.standard_normal(rows.shape)

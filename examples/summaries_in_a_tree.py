@@ -24,7 +24,7 @@ devices = [
 # %%
 # Each device reads its rows once and sends a summary. A region merges the summaries of its devices, and
 # whoever has the regions' summaries has a model. ``Summary.save`` and ``Summary.load`` write and read
-# files, if no process can talk to another.
+# files, in case the processes cannot talk to each other.
 
 regions = []
 for part in (devices[:4], devices[4:]):

@@ -45,7 +45,7 @@ pca = PersonalizedPCA(2, n_local, center="none", tol=1e-7, random_state=0).fit(c
 
 
 def leading(components: np.ndarray, n: int = 6) -> np.ndarray:
-    """Return the words with the largest entries in any of the components."""
+    """Return the positions of the words with the largest entries in any of the components."""
     return np.argsort(-np.abs(components).max(axis=0))[:n]
 
 

@@ -13,7 +13,7 @@ from fedpca import FederatedPCA, Federation, PersonalizedPCA, RobustPCA, Site, S
 
 folder = Path(sys.argv[1])
 
-# Tumors at three clinics: the id and the diagnosis are no features, and gaps take the mean.
+# Tumors at three clinics: the id and the diagnosis are not features, and the mean fills gaps.
 clinics = [
     Site(folder / file, name=name, id="patient", drop="diagnosis")
     for name, file in (("north", "north.csv"), ("south", "south.tsv.gz"), ("west", "west.parquet"))

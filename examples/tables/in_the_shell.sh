@@ -6,7 +6,7 @@
 set -eu
 cd "$1"
 
-# Tumors at three clinics: the check finds the gaps, which take the mean.
+# Tumors at three clinics: the check finds the gaps, which the fit fills with the mean.
 clinics="north.csv south.tsv.gz west.parquet"
 columns="--id patient --drop diagnosis"
 fedpca check $clinics $columns && exit 1  # the gaps would stop a fit

@@ -30,7 +30,7 @@ def tumors(folder: Path) -> None:
 
 
 def wines(folder: Path) -> None:
-    """Write wines of three cultivars in one table, and in a file each with decimal commas."""
+    """Write wines of three cultivars in one table, and each in its own file with decimal commas."""
     data = load_wine(as_frame=True)
     table = data.data.rename(columns=lambda name: name.replace("/", "_"))
     table["cultivar"] = np.array(["barolo", "grignolino", "barbera"])[data.target]

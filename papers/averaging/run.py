@@ -3,7 +3,7 @@
     python papers/averaging/run.py --data DIR                every section
     python papers/averaging/run.py figure1 gap               some of them
     python papers/averaging/run.py --data DIR --figures DIR  draw Figures 1 and 2 too
-    python papers/averaging/run.py --quick --check           small, and exit 1 where a target is missed
+    python papers/averaging/run.py --quick --check           small, and exit 1 if a target is missed
 
 Sections: ``figure1`` (eigenvectors one by one, generated data), ``gap`` (the unknown k), ``figure2``
 (Table 1 and subspaces of real data) and ``server`` (what the coordinator computes; needs 4 GB).
@@ -47,9 +47,9 @@ PUBLISHED = {  # Table 1
     "FMA-music": "21314 x 518, 10, 70",
 }
 ABOUT_DATA = """\
-NIPS is not the paper's set. The paper's N says that words are its points, and so they are in 'by
-word': 150 papers, evenly chosen, are the features. 'By paper' is not in the paper: there papers are
-the points, and the 150 most frequent words the features.
+NIPS is not the paper's set. The paper's N shows that words are its points, as they are in 'by word':
+150 papers, evenly chosen, are the features. 'By paper' is not in the paper: there, papers are the
+points, and the 150 most frequent words are the features.
 FMA-music cannot be compared: the data are not available.
 """
 
@@ -61,7 +61,7 @@ def average(sites: list, k: Any, t: int | None, weights: str = "eigenvalues") ->
 
 
 def pooled(sites: list, k: int) -> np.ndarray:
-    """Return the k leading eigenvectors of all rows at one place, ``(d, k)``."""
+    """Return the k leading eigenvectors of the rows of all sites, ``(d, k)``."""
     rows = np.vstack(sites)
     return top_eigen(rows.T @ rows, k)[1]
 
@@ -91,7 +91,7 @@ def errors_one_by_one(n: int, seed: int) -> dict[str, np.ndarray]:
 def figure1(options: argparse.Namespace) -> list[str]:
     """Measure the errors of eigenvectors one by one: Figure 1."""
     print("Unweighted averaging is not in the paper's figure. It loses the order of vectors: here")
-    print("they come by falling variance, which is kind to it.")
+    print("they are sorted by variance, which favors it.")
     sizes = [50, 1000] if options.quick else N_ROWS
     means: dict[int, dict[str, np.ndarray]] = {}
     for n in sizes:
@@ -140,7 +140,7 @@ def difference_of_ways(sites: list, summaries: list[Summary], t: int) -> float:
 
 
 def ranks_found(n: int, seed: int) -> tuple[dict[str, int], float]:
-    """Return the k behind which each spectrum has its largest gap, and the difference of both ways."""
+    """Return the k after which each spectrum has its largest gap, and how far both ways differ."""
     _, sites = generate(n, seed)
     found = {
         f"weighted {name}": average(sites, "gap", t).n_components_
@@ -156,7 +156,7 @@ def ranks_found(n: int, seed: int) -> tuple[dict[str, int], float]:
 
 def gap(options: argparse.Namespace) -> list[str]:
     """Count how often the gap is found where it is: section 4."""
-    print("By default a site sends 30 columns to a search; the paper gives no such count.")
+    print("By default, a site sends 30 columns to a search; the paper gives no such count.")
     rows, worst, apart = [], 1.0, 0.0
     for n in [50, 1000] if options.quick else N_ROWS:
         runs, differences = zip(*(ranks_found(n, s) for s in range(options.seeds)), strict=True)
@@ -165,9 +165,9 @@ def gap(options: argparse.Namespace) -> list[str]:
         apart = max(apart, *differences)
         if n >= 50:
             worst = min(worst, *(s for name, s in shares.items() if name.startswith("weighted")))
-    title = f"Section 4: share of {options.seeds} seeds in which the largest gap is behind k=6"
+    title = f"Section 4: share of {options.seeds} seeds in which the largest gap is after k=6"
     show(title, ["n", "paper", *shares], rows)
-    print("The unweighted spectrum is made of parts, as no estimator shows it.")
+    print("The unweighted spectrum is computed from parts, since no estimator shows it.")
     missed = judge("parts equal the estimator to 1e-7, first 3 seeds", apart < 1e-7, f"{apart:.0e}")
     target = "weighted finds k=6 in 95 % or more for n >= 50"
     return missed + judge(target, worst >= 0.95, f"{100 * worst:.0f} %")
@@ -260,7 +260,7 @@ def in_order(errors: np.ndarray) -> np.ndarray:
 
 
 def server(options: argparse.Namespace) -> list[str]:
-    """Time the coordinator's work by the Gram matrix of all columns, and by a d x d matrix."""
+    """Time the coordinator's work with the Gram matrix of all columns and with a d x d matrix."""
     d, t = (2000 if options.quick else 20000), 10
     rng = np.random.default_rng(0)
     common = np.linspace(2, 1, R)[:, None] * rng.standard_normal((R, d))
@@ -288,7 +288,7 @@ def server(options: argparse.Namespace) -> list[str]:
     lines = [[step, "no number", found] for step, found in steps.items()]
     show(title, ["step", "paper", "ours"], lines)
     angle = sine_of_angle(merged.directions[:R].T, V)
-    print("ARPACK is kind to d x d: a whole eigen-decomposition takes far longer.")
+    print("ARPACK favors d x d: a whole eigendecomposition takes far longer.")
     return judge("both ways give the same directions", angle < 1e-6, f"sine {angle:.0e}")
 
 
@@ -307,4 +307,4 @@ def draw(path: Path, sizes: list[int], panels: dict[str, dict[str, list[float]]]
 SECTIONS = {"figure1": figure1, "gap": gap, "figure2": figure2, "server": server}
 
 if __name__ == "__main__":
-    run_sections(__doc__, SECTIONS, seeds=40, quick_seeds=6, on_all_threads={"server"})
+    run_sections(__doc__, SECTIONS, seeds=40, quick_seeds=3, on_all_threads={"server"})

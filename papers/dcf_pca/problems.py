@@ -1,9 +1,10 @@
-"""Generate the problems of the DCF-PCA paper, and run its method, ours and two on pooled rows.
+"""Generate the problems of the DCF-PCA paper, and run its method, ours, and two on pooled rows.
 
     M = L0 + S0,   L0 = A B' with normal A and B, S0 of +-sqrt(mn) at a share s of random places
 
 The paper's sites hold columns. Here rows are observations, so sites hold rows, and the paper's U is the
-matrix of components. The problems are the same: m = n, and nothing else tells rows from columns.
+matrix of components. The problems are the same: m = n, and nothing else distinguishes rows from
+columns.
 """
 
 from __future__ import annotations
@@ -108,16 +109,16 @@ def outliers(shape: tuple[int, int], share: float, size: float, rng: np.random.G
 
 
 def values_of(V: Array, U: Array) -> Array:
-    """Return the singular values of V U', falling."""
+    """Return the singular values of V U', in descending order."""
     R_V, R_U = (qr(Z, mode="economic")[1] for Z in (V, U))
     return np.asarray(svdvals(R_V @ R_U.T))
 
 
 class Watched(Federation):
-    """A federation that keeps what its sites hold after each round, which no coordinator sees."""
+    """A federation that keeps what its sites hold after each round, unseen by any real coordinator."""
 
     def watch(self, problem: Problem, sites: list[Site], *, each_round: bool) -> None:
-        """Begin to watch; with ``each_round`` compute errors after every round, off the clock."""
+        """Begin to watch; with ``each_round``, compute errors after every round, off the clock."""
         self._problem, self._sites, self._each_round = problem, sites, each_round
         self.points: list[Point] = []
         self.looking, self._began = 0.0, time.perf_counter()
@@ -159,9 +160,9 @@ class Fitted:
 def fit(
     problem: Problem, n_sites: int = N_SITES, *, each_round: bool = False, **options: Any
 ) -> Fitted:
-    """Fit ours, or another ``method``, with the true rank unless ``options`` give a bound.
+    """Fit by our method, or by another ``method``, with the true rank unless ``options`` give a bound.
 
-    L and S are what the estimator gives, except for the published method. There L is V U' and S is the
+    L and S are what the estimator gives, except for the published method. There, L is V U' and S is the
     soft part, as the method leaves them: neither refitted nor cut to the rank that was found.
     """
     if "max_components" not in options:
@@ -194,7 +195,7 @@ def fit_dcf(
     local_steps: int = 2,
     **options: Any,
 ) -> Fitted:
-    """Fit the published method, with the true rank, or with p columns of which some are too many."""
+    """Fit by the published method, with the true rank or with p columns, which may be too many."""
     if p is not None:
         options["max_components"] = p - 1  # a fit takes one column more than the bound
     method = Dcf(local_steps=local_steps)
@@ -202,12 +203,12 @@ def fit_dcf(
 
 
 def shrunk(X: Array, threshold: float) -> Array:
-    """Return the entries nearer to zero by a threshold."""
+    """Return X with entries moved toward zero by a threshold."""
     return X - np.clip(X, -threshold, threshold)
 
 
 def shrunk_values(X: Array, threshold: float) -> Array:
-    """Return X with singular values nearer to zero by a threshold, by eigenvectors of those above."""
+    """Return X with singular values moved toward zero by a threshold, which drops those below it."""
     squares, W = eigh(X.T @ X, subset_by_value=(threshold**2, np.inf))
     return (X @ W * (1 - threshold / np.sqrt(squares))) @ W.T
 
@@ -262,9 +263,9 @@ def timed(problem: Problem, iterates: Iterator[Split]) -> list[Point]:
 
 
 def oracle(problem: Problem, n_steps: int = 20) -> Array:
-    """Find L by least squares on all entries that are no outliers, knowing which these are.
+    """Find L by least squares on all entries that are not outliers, knowing which these are.
 
-    Rows and columns take turns, and begin at the truth.
+    Rows and columns take turns, starting from the truth.
     """
     known = (problem.S0 == 0).astype(float)
     M = known * problem.M

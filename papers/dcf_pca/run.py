@@ -4,7 +4,7 @@
     python papers/dcf_pca/run.py table1 exact             some of them
     python papers/dcf_pca/run.py table1 --full            with n=5000: needs 4 GB, and half an hour
     python papers/dcf_pca/run.py --figures DIR            draw Figures 1 to 4 too
-    python papers/dcf_pca/run.py --quick --check          small, and exit 1 where a target is missed
+    python papers/dcf_pca/run.py --quick --check          small, and exit 1 if a target is missed
 
 Sections: ``table1`` and ``figure3`` (singular values, with twice the rank as a bound), ``figure1``
 (error against seconds), ``figure2`` (what can be recovered), ``figure4`` (local steps) and ``exact``
@@ -12,7 +12,7 @@ Sections: ``table1`` and ``figure3`` (singular values, with twice the rank as a 
 
 The paper (Chu, 2022) measures by (30), the squared error of both parts together. Its outliers are of
 the size n, so this hides much: 1e-5 there can be an error of 3 % in L. The relative error of L,
-||L - L0|| / ||L0||, stands beside it. DCF-PCA is Algorithm 1 with two local steps and 50 rounds, as the
+||L - L0|| / ||L0||, is shown too. DCF-PCA is Algorithm 1 with two local steps and 50 rounds, as the
 paper says for Figure 2. The paper gives neither the weights lambda and rho nor the scale of U to which
 its step belongs. Here lambda is half of the median size of entries; rho is 1e-3 of that size where the
 rank is known and lambda sqrt(n) / 2 where it is not; and each site finds its own step. L of DCF-PCA is
@@ -85,7 +85,7 @@ def table1(options: argparse.Namespace) -> list[str]:
     title = f"Table 1: max |sigma_i(L) - sigma_i(L0)| / sigma_r(L0), p=2r, s=0.05, {N_SITES} sites"
     head = ["n", "r", "DCF, paper", "DCF, here", "refitted", "ours", "ranks found", "seeds"]
     show(f"{title}, medians", head, lines)
-    print("DCF: all p singular values of V U'. Refitted: those of what the estimator makes of it,")
+    print("DCF: all p singular values of V U'. Refitted: those of the estimator's low-rank part,")
     print("which is cut to the rank it found and separated by hard thresholds.")
     return []
 
@@ -237,7 +237,7 @@ def figure4(options: argparse.Namespace) -> list[str]:
 
 
 def exact(options: argparse.Namespace) -> list[str]:
-    """Check what our method must reach, at the worst of all seeds."""
+    """Check what our method must reach, for the worst of all seeds."""
     seeds, missed, lines = range(options.seeds), [], []
     for n in (200, 500) if options.quick else (200, 500, 1000):
         problems = [usual(n, seed) for seed in seeds]

@@ -47,7 +47,7 @@ IMAGES = {
 }
 ABOUT_SWEEPS = """\
 There are 8 sites instead of 128, so fewer rows in all; 'm' is what 128 of them would have. How unlike
-sites are depends on the rows of each site, and these are as many as in the paper. Rounds are those to a
+sites are depends on the number of rows at each site, which is that of the paper. Rounds are those to a
 KKT violation of 1.97e-06; where xi varies, of 4.09e-06, the paper's mean there."""
 ABOUT_IMAGES = """\
 CIFAR-100 is not available, nor are 30000 of CIFAR-10's 50000 images. The paper does not say whether it
@@ -63,10 +63,10 @@ def sweeps(quick: bool) -> dict[str, list[tuple[float, int, int, int, float]]]:
     """Return cases by what varies: its value, features, rows of a site, components and xi."""
     if quick:
         return {
-            "n": [(d, d, 1000, 20, 1.01) for d in (150, 250)],
-            "m": [(128 * n, 150, n, 10, 1.01) for n in (1250, 2000)],
-            "p": [(p, 150, 1000, p, 1.01) for p in (10, 20)],
-            "xi": [(1 + 10**-e, 150, 2000, 10, 1 + 10**-e) for e in (1, 1.5)],
+            "n": [(d, d, 1000, 20, 1.01) for d in (100, 150)],
+            "m": [(128 * n, 100, n, 10, 1.01) for n in (1250, 2000)],
+            "p": [(p, 100, 1000, p, 1.01) for p in (10, 20)],
+            "xi": [(1 + 10**-e, 100, 2000, 10, 1 + 10**-e) for e in (1, 1.5)],
         }
     return {
         "n": [(d, d, 1000, 20, 1.01) for d in (2000, 3000, 4000, 5000)],
@@ -154,7 +154,7 @@ def images(options: argparse.Namespace) -> list[str]:
 
 
 def image_rows(options: argparse.Namespace) -> Iterator[tuple[str, Array, Array | None]]:
-    """Yield a name, rows of numbers from 0 to 1, and labels where each label is a site."""
+    """Yield a name, rows of numbers from 0 to 1, and labels if each label is a site, else None."""
     digits, labels = load_digits(return_X_y=True)
     digits = digits / 16
     if options.quick:
@@ -183,7 +183,7 @@ def largest_value(rows: Array) -> float:
 
 def figure4(options: argparse.Namespace) -> list[str]:
     """Measure how fast each method converges where singular values fall evenly: Figure 4."""
-    d, most = (200, 100) if options.quick else (1000, 400)
+    d, most = (100, 60) if options.quick else (1000, 400)
     print(f"{N_SITES} sites instead of 128, with 1250 rows each as in the paper.")
     lines, panels = [], {}
     for kappa in (10, 100, 1000):

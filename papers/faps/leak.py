@@ -44,7 +44,7 @@ from shared.sections import judge
 
 N_SITES = 10
 ROWS, P = 200, 20  # of a site, and components, in Figure 1 (b)
-SLACK = 5  # rounds to wait for an attack once there are columns enough
+SLACK = 5  # rounds to wait for an attack once there are enough columns
 ENOUGH = 1e-5  # of both accuracies, as in Figure 1 (b)
 ABOUT_ATTACKS = """\
 Errors are relative and KKT violations scaled; the paper's are neither. An error above 1 is worse than
@@ -78,8 +78,8 @@ def figure1(options: argparse.Namespace) -> list[str]:
         draw_panels(path, panels, xlabel="rounds", ylabel="KKT violation, error", log="y")
     by_ssi, by_mask = found["SSI: least squares"][-1], found["FAPS: constant mask"][-1]
     return [
-        *judge("SSI's messages tell A_1'A_1 to 1e-6 in 20 rounds", by_ssi < 1e-6, f"{by_ssi:.0e}"),
-        *judge("FAPS's, by the same attack, not to 0.1", by_mask > 0.1, f"{by_mask:.1f}"),
+        *judge("SSI reveals A_1'A_1 to 1e-6 in 20 rounds", by_ssi < 1e-6, f"{by_ssi:.0e}"),
+        *judge("FAPS, by the same attack, not to 0.1", by_mask > 0.1, f"{by_mask:.1f}"),
     ]
 
 
@@ -106,7 +106,7 @@ def leaks(d: int, p: int, seed: int) -> dict[str, list[float]]:
 
 
 def show_rounds_needed(options: argparse.Namespace) -> None:
-    """Print how many rounds of SSI tell A_1'A_1, and how many solve the problem: Figure 1 (b)."""
+    """Print how many rounds of SSI reveal A_1'A_1, and how many solve the problem: Figure 1 (b)."""
     lines = []
     for d in (100, 200) if options.quick else (200, 400, 600, 800, 1000):
         for name in DATA:
@@ -121,7 +121,7 @@ def show_rounds_needed(options: argparse.Namespace) -> None:
 
 
 def rounds_needed(name: str, d: int, seed: int) -> tuple[float, float, float]:
-    """Count rounds of SSI until two attacks know the first site's A'A, and until PCA is solved."""
+    """Count rounds of SSI until two attacks find the first site's A'A, and until PCA is solved."""
     problem = DATA[name](d, seed)
     C = problem.sites[0].T @ problem.sites[0]
     heard = heard_of_first(SSI, problem.sites, P, seed, blocks_needed(max(d, ROWS)) + SLACK)
@@ -140,7 +140,7 @@ def rounds_needed(name: str, d: int, seed: int) -> tuple[float, float, float]:
 
 
 def blocks_needed(n_columns: int) -> int:
-    """Count the rounds in which SSI sends so many columns."""
+    """Count the rounds that SSI takes to send ``n_columns`` columns."""
     return -(-n_columns // P)
 
 
@@ -158,7 +158,7 @@ DATA = {"normal": normal, "xi=1.01": falling}
 
 
 def heard_of_first(method: str, sites: Sequence[Array], p: int, seed: int, n_rounds: int) -> View:
-    """Return all that the coordinator hears from the first site in so many rounds."""
+    """Return all that the coordinator hears from the first site in ``n_rounds`` rounds."""
     options = {"center": False, "tol": 0.0, "max_rounds": n_rounds, "random_state": seed}
     model = FederatedPCA(p, solver=METHODS[method], **options)
     with warnings.catch_warnings():

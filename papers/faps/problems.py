@@ -2,8 +2,8 @@
 
     A = V diag(s) U',    V and U orthonormal bases of matrices of uniform numbers, U = I here.
 
-U only turns the space in which the directions lie. Every solver begins at a random place and treats
-all places alike, so a turn changes nothing. Without it A'A = diag(s^2) is known exactly.
+U only rotates the space in which the directions lie. Every solver starts at random and treats all
+directions alike, so a rotation changes nothing. Without it, A'A = diag(s^2) is known exactly.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fedpca.solvers import Faps, Lanczos, LocalPower, Solver, SubspaceIteration
 from fedpca.solvers.contract import covariance_product
 from shared.drawing import spread
 
-KKT = 1.97e-6  # scaled; what the paper's runs end just below
+KKT = 1.97e-6  # scaled; the paper's runs end just below this
 MOST = 1500  # rounds after which a run is given up
 CURVE = "curve only"
 SSI, FAPS, LANCZOS = "SSI", "FAPS", "Lanczos, ours"
@@ -53,7 +53,7 @@ class Problem:
 
     sites: Sequence[Array]
     times: Callable[[Array], Array]  # A'A Z
-    values: Array  # singular values of A, falling
+    values: Array  # singular values of A, in descending order
     energy: float  # the sum of squares of A
 
     def violation(self, Z: Array) -> float:
@@ -109,9 +109,9 @@ class Reached(Exception):
 
 
 class Observed(Federation):
-    """A federation that looks at the subspace after every round, and may stop the solver by it.
+    """A federation that looks at the subspace after every round, and may then stop the solver.
 
-    It also answers A'A Z by itself, which this script knows without asking the sites.
+    It also computes A'A Z itself, since this script knows A'A without asking the sites.
     """
 
     def look_at(self, problem: Problem, bound: float, *, stops: bool) -> None:
@@ -144,7 +144,7 @@ class Outcome:
 
     rounds: float  # to the bound; infinite where it was not met
     violation: float  # there, or at the end
-    error: float  # relative error of the singular values at the same place
+    error: float  # relative error of the singular values at the same point
     violations: list[float]  # after each round
     by_own_rule: float  # rounds after which the solver itself stopped, infinite where it did not
 
@@ -161,7 +161,7 @@ def observe(
 ) -> Outcome:
     """Count a solver's rounds until the true scaled KKT violation is at most the bound.
 
-    With ``tol`` the solver is not stopped there: it goes on until its own rule is met.
+    With ``tol``, the solver is not stopped there: it goes on until its own rule is met.
     """
     fed = Observed.local(list(problem.sites), n_jobs=N_JOBS)
     fed.look_at(problem, bound, stops=tol is None)
@@ -186,7 +186,7 @@ def rounds_at_sites(problem: Problem, p: int, seed: int, method: Solver) -> floa
 
 @contextmanager
 def counted_products() -> Iterator[list[None]]:
-    """Give a list that grows by one with every product that a site forms."""
+    """Yield a list that grows by one with every product that a site forms."""
     calls: list[None] = []
     times = StandardizedRows.gram_times
 

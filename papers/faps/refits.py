@@ -1,4 +1,4 @@
-"""Attack the first messages of FAPS where a fit is repeated from other starts; not in the paper."""
+"""Attack the first messages of FAPS if a fit is repeated from other starts; not in the paper."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def refits(options: argparse.Namespace) -> list[str]:
     show(title, ["copies start", "paper", "error of A_1'A_1"], lines)
     published, ours = found.values()
     return [
-        *judge("the published start tells all", published < 1e-6, f"{published:.0e}"),
+        *judge("the published start reveals all", published < 1e-6, f"{published:.0e}"),
         *judge("ours does not, by this attack", ours > 0.3, f"{ours:.2f}"),
     ]
 

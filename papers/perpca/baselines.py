@@ -38,7 +38,7 @@ class Found:
 
 
 def leading(rows: Array, k: int) -> Array:
-    """Return the k leading right singular vectors of the rows, ``(k, d)``, or as many as there are."""
+    """Return at most k leading right singular vectors of the rows, ``(k, d)``, above rounding."""
     n, d = rows.shape
     if n >= d:
         squares, V = top_eigen(rows.T @ rows, min(k, d))

@@ -1,4 +1,4 @@
-"""Measure how near personalized PCA comes to the truth, by rows, features and sites.
+"""Measure how close personalized PCA comes to the truth, by rows, features, and sites.
 
     subspace error = ||P_U - P_U0||^2 + mean_i ||P_Vi - P_Vi0||^2
 
@@ -34,7 +34,7 @@ N_ROWS = (100, 300, 1000, 3000, 10000)
 FEATURES = (15, 20, 30, 45, 60)
 SITES = (10, 30, 100, 300, 1000)
 QUICK = {"rows": (300, 1000, 3000), "features": (15, 45), "sites": (10, 30, 100)}
-EXACTLY = 1e-14  # where n is large, the default tol would be content with the start, distPCA's U
+EXACTLY = 1e-14  # for large n, the default tol would accept the start, distPCA's U
 TABLE_2 = {
     "indivPCA": ("1.87", "1.80"),
     "CPCA": ("2.07", "2.10"),
@@ -46,7 +46,7 @@ Errors = dict[str, Array]  # shared, local and their sum, (n_points, 3), by meth
 
 
 def personalized(sites: Mapping[str, Array], r1: int, r2: int, **options: object) -> Found:
-    """Fit the estimator under test, and return what the other ways return."""
+    """Fit the estimator under test, and return its components as the other methods do."""
     model = fit(sites, r1, r2, **options)
     U = model.components_
     return Found({k: np.vstack([U, own]) for k, own in model.local_components_.items()}, U)
@@ -98,8 +98,8 @@ def show_sweep(
 def by_noise_alone(n: int, d: int) -> float:
     """Return the error of V_i that noise causes where U is known, to first order, mean over sites.
 
-    A direction with the variance a = 100.5 and each of the d - 12 with b = 0.5 mix by the share
-    ``a b / (a - b)^2`` over the number of rows.
+    A direction with the variance a = 100.5 and each of the d - 12 directions with b = 0.5 mix by the
+    share ``a b / (a - b)^2`` over the number of rows.
     """
     mixing = 100.5 * 0.5 / 100**2
     return float(2 * 10 * (d - 12) * mixing * np.mean(1 / np.array(uneven_rows(n, 100))))
@@ -160,8 +160,8 @@ def figure5(options: argparse.Namespace) -> list[str]:
     say(
         f"slope in logarithms: PerPCA about 2 in the paper, {slopes[PERPCA]:.2f} here; "
         f"distPCA's is {slopes[DISTPCA]:.2f}. A slope of 2 is not found: it is that of an "
-        "upper bound. What noise makes is in proportion to d - 12, and where d=15 sites are "
-        "much alike, with 10 local directions of 13, so that errors of U weigh more."
+        "upper bound. The error that noise causes is proportional to d - 12. With d=15, sites "
+        "are much alike, with 10 local directions out of 13, so errors of U weigh more."
     )
     draw_figures_4_and_5(options)
     excess = float(found[PERPCA][-1, 1] / bound[-1])
@@ -232,10 +232,10 @@ def table2(options: argparse.Namespace) -> list[str]:
         lines.append([name, sparse, f"{a:.2f} +- {sa:.2f}", rich, f"{b:.2f} +- {sb:.2f}"])
     show(title, ["method", "few rows, paper", "ours", "many rows, paper", "ours"], lines)
     say(
-        "The published numbers are no target: they come out only where directions lie along "
-        "the axes, the start takes eigenvectors in no order, and new rows have another scale "
-        "than those of the fit. Pooled components, for one, must miss most of local variances "
-        "of 100."
+        "The published numbers are not a target: they come out only if directions lie along "
+        "the axes, the start takes eigenvectors in no order, and new rows have a different "
+        "scale from those of the fit. Pooled components, for example, must miss most of the "
+        "local variances of 100."
     )
     means = {name: np.mean(errors[name], axis=0) for name in (PERPCA, *BASELINES)}
     others = np.min([means[name] for name in BASELINES], axis=0)
@@ -264,7 +264,7 @@ def table2_shared(options: argparse.Namespace) -> list[str]:
         for i, name in enumerate(methods)
     ]
     head = ["method", "paper", *(part for n in found for part in (f"n={n}", "times below"))]
-    title = "In place of Table 2: ||P_U - P_U0||^2, 100 sites, half of them with n/5 rows, mean of"
+    title = "Instead of Table 2: ||P_U - P_U0||^2, 100 sites, half of them with n/5 rows, mean of"
     show(f"{title} {options.seeds} seeds", head, lines)
     site, rows = found[300][0] / found[300][1:]
     return [

@@ -1,4 +1,4 @@
-"""Separate pictures whose rows are observations and whose images are sites: Tables 4 and 6.
+"""Separate pictures, with images as sites and their rows as observations: Tables 4 and 6.
 
 ``table4`` draws its images itself; ``table6`` reads highway_video.npz, or draws a video with
 ``--quick``.
@@ -30,7 +30,7 @@ PUBLISHED = ("rows", 50, 50)
 CHOSEN = ("columns", 5, 3)
 TRIED = (("rows", 50, 10), ("rows", 5, 10), ("columns", 50, 50), ("columns", 10, 3))
 ABOUT_VIDEO = """\
-What moved is the frame less the median frame, where they differ by more than 0.1. 'Local' and 'shared'
+What moved is the frame minus the median frame, where they differ by more than 0.1. 'Local' and 'shared'
 say how much of it each part holds, by a product with it; the rest is in neither. 'Times as strong':
 the local part on such pixels against that on others. 'Blur': how far the shared part is from the
 median frame on pixels that did not move, root mean square. The paper takes the rows of a frame as its

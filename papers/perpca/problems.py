@@ -3,8 +3,8 @@
     y = U phi + V_i phi_i + noise,   [U V_i] orthonormal, every score normal with mean zero.
 
 Shared and local directions are uniformly random; those of a site are orthogonal to the shared ones. As
-in the paper, rows are not centered. With every site counted alike, a fit sees only the covariance of a
-site's rows, so many rows may be replaced by d rows with the same covariance.
+in the paper, rows are not centered. If all sites have the same weight, a fit sees only the covariance
+of a site's rows, so many rows may be replaced by d rows with the same covariance.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def orthonormal_beside(U: Array, k: int, rng: np.random.Generator) -> Array:
 def some_directions(
     d: int, r1: int, r2: int, n_sites: int, rng: np.random.Generator, n_groups: int | None = None
 ) -> tuple[Array, dict[str, Array]]:
-    """Draw U and V_i; where there are groups, all sites of a group have the same V_i."""
+    """Draw U and V_i; if there are groups, all sites of a group have the same V_i."""
     U = np.linalg.qr(rng.standard_normal((d, r1)))[0]
     V = [orthonormal_beside(U, r2, rng) for _ in range(n_groups or n_sites)]
     return U, {f"site-{i}": V[i % len(V)] for i in range(n_sites)}
@@ -68,7 +68,7 @@ def draw(
 ) -> Truth:
     """Draw rows; local scores have ``ratio`` times the standard deviation of shared ones.
 
-    ``noise`` is a variance. With ``condensed`` a site has at most d rows, with the covariance of all
+    ``noise`` is a variance. With ``condensed``, a site has at most d rows, with the covariance of all
     that were drawn.
     """
     d, sites = len(U), {}
@@ -96,7 +96,7 @@ def uneven(
 
 
 def uneven_rows(n: int, n_sites: int) -> list[int]:
-    """Return n rows for the first half of the sites, and a fifth for the others."""
+    """Return each site's number of rows: n for the first half, and a fifth of n for the others."""
     return [n if i < n_sites // 2 else n // FEWER for i in range(n_sites)]
 
 
@@ -116,14 +116,14 @@ def local_error(truth: Truth, local: Mapping[str, Array]) -> float:
 
 
 class Reached(Exception):
-    """The objective is as near to the reference as was asked for."""
+    """The objective is as close to the reference as requested."""
 
 
 class Watched(Federation):
-    """A federation that notes the objective at the place of each round.
+    """A federation that notes the objective at the point of each round.
 
     ``values`` has one entry for each round, the start first; ``accepted`` has those of rounds whose
-    place the solver kept. It breaks off when a value is at least ``enough``.
+    point the solver kept. The fit is stopped once a value is at least ``enough``.
     """
 
     def watch(self, n_shared: int, enough: float = np.inf) -> None:
@@ -137,7 +137,7 @@ class Watched(Federation):
         answer = super().sum(question, **arrays)
         # a tie at the end is broken by one more question, about more directions
         if "along" in answer and arrays["U"].shape[-1] == self._n_shared:
-            # the solver without a step can ask about several places at once; here, about one
+            # the solver without a step can ask about several points at once; here, about one
             total = np.trace(answer["along"], axis1=-2, axis2=-1) + answer["local"]
             self.values.append(float(np.max(total)) / len(self.engine.names))
             self._asked = arrays["U"].reshape(arrays["U"].shape[-2:])
@@ -157,7 +157,7 @@ def say(text: str) -> None:
 
 
 def fit(X: Any, r1: int, r2: int, **options: Any) -> PersonalizedPCA:
-    """Fit the estimator about zero, without warnings on too few rounds and too similar sites."""
+    """Fit the estimator about zero, without warnings about too few rounds or too similar sites."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         warnings.filterwarnings("ignore", "misalignment_", UserWarning)
@@ -169,7 +169,7 @@ def fit(X: Any, r1: int, r2: int, **options: Any) -> PersonalizedPCA:
 def watch(
     truth: Truth, *, enough: float = np.inf, ranks: tuple[int, int] | None = None, **options: Any
 ) -> tuple[Watched, PersonalizedPCA | None]:
-    """Fit and watch, with every site counted alike; there is no model if the fit was broken off."""
+    """Fit and watch, with the same weight for all sites; no model is returned if the fit is stopped."""
     fed = Watched.local(truth.sites)
     n_shared, n_local = ranks or truth.ranks
     fed.watch(n_shared, enough)

@@ -42,7 +42,7 @@ MORE_NOISE = (0.1, 1.0, 4.0)  # variances; the first is that of the target
 
 @question(verb="gather", answers={"V": "float64 d r"})
 def last_iterate(site: Site) -> dict[str, Any]:
-    """Send the V_i at which the last round of a published method was, for the script to look at."""
+    """Send the V_i of the last round of a published method, for the script to look at."""
     return {"V": site.recall(LocalSteps).here}
 
 
@@ -61,7 +61,7 @@ def theta_of(bases: list[Array]) -> float:
 def as_published(
     truth: Truth, ranks: tuple[int, int], seed: int, rounds: int
 ) -> tuple[Watched, PersonalizedPCA]:
-    """Fit by Algorithm 2, choice 1, from a random place."""
+    """Fit by Algorithm 2, choice 1, from a random start."""
     how = {"method": STIEFEL, "start": "random", "tol": 0.0, "max_rounds": rounds}
     fed, model = watch(truth, ranks=ranks, random_state=seed, **how)
     assert model is not None
@@ -92,11 +92,12 @@ def table3(options: argparse.Namespace) -> list[str]:
     head = ["rank", "paper", "Algorithm 2", "found", "defaults", "found", "with noise", "found"]
     show(title, head, lines)
     say(
-        f"Algorithm 2: stiefel from random places, {rounds} rounds, and V_i of the last one. "
-        f"With noise: the defaults, variance {NOISE}. U is found where ||P_U - P_U0||^2 <= "
-        f"{FOUND}. Without noise a site has two directions, and is given no more. From random "
-        "places V_i takes in what is shared as soon as there is room, and sooner than in the "
-        "paper; so it does with steps of 0.03, 0.1 and 0.5. The default start has U before V_i can."
+        f"Algorithm 2: stiefel from random starts, {rounds} rounds, and V_i of the last one. "
+        f"With noise: the defaults, variance {NOISE}. U is found if ||P_U - P_U0||^2 <= "
+        f"{FOUND}. Without noise, a site has two directions, and gets no more. From random "
+        "starts, V_i takes in what is shared as soon as there is room, and sooner than in the "
+        "paper; the same happens with steps of 0.03, 0.1, and 0.5. The default start has U "
+        "before V_i can take it."
     )
     wrong_ranks(options.seeds)
     too_many_shared(seeds, rounds)
@@ -120,9 +121,9 @@ def wrong_ranks(seeds: int) -> None:
     )
     show(f"{title}, {seeds} seeds", ["rank", "paper", "||P_U - P_U0||^2", "theta_est"], lines)
     say(
-        "Where local variances are the larger ones, one local component too few costs all that "
-        "is shared: U takes the place of what V_i has no room for. Too many do so where V_i fills "
-        "nearly all features that U leaves, and theta_est tells."
+        "If local variances are the larger ones, one local component too few loses all that is "
+        "shared: U takes in what V_i has no room for. Too many do the same if V_i fills nearly "
+        "all features that U leaves, and theta_est shows it."
     )
 
 

@@ -3,13 +3,13 @@
     python papers/perpca/run.py --data DIR                    every section
     python papers/perpca/run.py problems starts               some of them
     python papers/perpca/run.py --data DIR --figures DIR      draw figures too
-    python papers/perpca/run.py --quick --check               small, and exit 1 where a target is missed
+    python papers/perpca/run.py --quick --check               small, and exit 1 if a target is missed
 
 Sections on generated data: ``problems`` (rounds on four problems), ``starts`` (how often each method
 fails), ``figure3`` (how misaligned sites help convergence), ``figure4``, ``figure5`` and ``figure6``
 (errors against rows, features and sites), ``table2`` (what sites gain from each other), ``table3``
 (too many components; Figures 7 and 8) and ``figure9`` (groups of sites). Its uses: ``table4`` (icons),
-``table5`` (images of many holders), ``table6`` (a video) and ``table7`` (words of debates). The last
+``table5`` (images at many sites), ``table6`` (a video) and ``table7`` (words of debates). The last
 three read omniglot28.npz, cifar10_20k.npz, highway_video.npz and debates.parquet from ``--data`` or the
 folder that FEDPCA_DATA names.
 

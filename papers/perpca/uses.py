@@ -1,4 +1,4 @@
-"""Use personalized PCA on images of many holders and on words of elections: Tables 5 and 7.
+"""Use personalized PCA on images at many sites and on words of debates: Tables 5 and 7.
 
 ``table5`` reads omniglot28.npz and cifar10_20k.npz, ``table7`` debates.parquet. ``--quick`` uses
 scikit-learn's digits instead, and draws dialogues from the published words.
@@ -57,7 +57,7 @@ TABLE_7 = {
     2020: "harris pence trump down joe biden jobs donald health",
 }
 COMMON = "tax country states make world money people cut"
-TOP = 20  # entries of a component that are read
+TOP = 20  # entries of a component that count
 ABOUT_ERRORS = """\
 The paper gives neither its ranks nor the scale of its pixels, so only the order of methods can be
 compared. Ours: the mean squared residual of an image, pixels between 0 and 1, mean over sites; 80 % of
@@ -101,7 +101,7 @@ def with_pens(n_sites: int) -> dict[str, Array]:
 
 
 def cut(sites: dict[str, Array], seed: int) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Split each site's rows into 80 % and the others."""
+    """Split each site's rows into 80 % for training and the rest for tests."""
     rng, train, test = np.random.default_rng([80, seed]), {}, {}
     for name, rows in sites.items():
         order, n = rng.permutation(len(rows)), round(0.8 * len(rows))
@@ -152,7 +152,7 @@ def table5_sets(options: argparse.Namespace) -> dict[str, tuple[Any, list[tuple[
 
 
 def table5(options: argparse.Namespace) -> list[str]:
-    """Reconstruct images of many holders that were not seen in training."""
+    """Reconstruct images at many sites that were not seen in training."""
     print(ABOUT_ERRORS)
     missed, others = [], []
     for name, (make, (judged, *tried)) in table5_sets(options).items():
@@ -251,7 +251,7 @@ def table7(options: argparse.Namespace) -> list[str]:
     print(
         f"Of the paper's {len(COMMON.split())} common words, {shared} are in the shared components."
     )
-    print(f"{known} of its {total} key words are no stop words here and could be found at all.")
+    print(f"{known} of its {total} key words are not stop words here and could be found at all.")
     for ranks, years_found in found.items():
         print(
             f"with {ranks[0]} shared and {ranks[1]} local: {sum(years_found.values())} of {total}"

@@ -1,8 +1,8 @@
-"""Follow a stream by the rivals of SPCA and SAPCA, each in one short generator.
+"""Follow a stream with the rivals of SPCA and SAPCA, each in one short generator.
 
-Rows are samples, taken about zero. Every function reads rows ``(n, d)`` from the top and yields
-``(t, directions)`` every so many rows: how many rows it has seen, and orthonormal rows ``(k, d)`` that
-span what it knows then. `last` gives the directions at the end; the measures below judge them.
+Rows are samples, taken about zero. Every function reads rows ``(n, d)`` from the top and regularly
+yields ``(t, directions)``: how many rows it has seen, and orthonormal rows ``(k, d)`` that span the
+subspace found so far. `last` gives the directions at the end; the measures below judge them.
 
 They are those that Grammenos et al., "Federated PCA with adaptive rank estimation", compare with, each
 in a form that does it justice.
@@ -40,12 +40,12 @@ def squared_error(rows: Array, directions: Array) -> float:
 
 
 def best_error(rows: Array, k: int) -> float:
-    """Return what the k leading directions of the offline SVD leave: the least that any can."""
+    """Return what the k leading directions of the offline SVD leave, which is the least possible."""
     return float(np.linalg.eigvalsh(rows.T @ rows)[: rows.shape[1] - k].sum())
 
 
 def excess(rows: Array, directions: Array) -> float:
-    """Return how much more is left than by the offline SVD with as many directions, in percent."""
+    """Return by how many percent the error exceeds that of the offline SVD with as many directions."""
     return 100 * (squared_error(rows, directions) / best_error(rows, len(directions)) - 1)
 
 
@@ -57,14 +57,14 @@ def mean_sine(A: Array, B: Array) -> float:
 def frequent_directions(
     rows: Array, k: int, *, sketch: int | None = None, every: int = 50
 ) -> Iterator[State]:
-    """Follow Frequent Directions: a sketch of few rows, from which mass is taken when it is full.
+    """Follow Frequent Directions: a sketch of few rows, which is shrunk when it is full.
 
-    With ``B = U diag(s) C`` the 2 l rows that have come together, the rows carried on are
+    If ``B = U diag(s) C`` holds the 2 l rows collected so far, the rows kept are
 
         B <- diag(sqrt(max(s^2 - s_(l+1)^2, 0))) C,
 
-    of which at most l are not zero: ``A'A - B'B`` is positive, and at most the sum of all that was
-    taken. Room for 2 l rows makes decompositions rare, and what it holds at the end counts in full.
+    of which at most l are not zero. ``A'A - B'B`` is positive, and at most the sum of all that was
+    subtracted. Room for 2 l rows makes decompositions rare. The rows in it at the end count in full.
 
     Source: Ghashami, Liberty, Phillips and Woodruff, "Frequent directions: simple and deterministic
     matrix sketching" (2016), the fast variant.
@@ -90,7 +90,7 @@ def power_method(
 
         C <- orth(C X'X),    X the latest block, (b, d).
 
-    It needs blocks of about d rows to beat their noise, and does not use the rows behind the last whole
+    It needs blocks of about d rows to beat their noise, and does not use the rows after the last whole
     block. It reports after every block.
 
     Source: Mitliagkas, Caramanis and Jain, "Memory limited, streaming PCA" (2013).
@@ -158,10 +158,10 @@ def spirit(
 
         y = c_i x_i,   E_i <- forgetting E_i + y^2,   c_i <- c_i + (y / E_i) (x_i - y c_i),
 
-    and the row goes on as ``x_i - y c_i``. A direction is added while those kept hold less than the
-    lower threshold of all energy, and the last one leaves while the others hold more than the upper
-    one. Directions are made orthonormal again after every row; without it they become dependent, and
-    the error is several times as large.
+    and the row goes on as ``x_i - y c_i``. A direction is added if those kept hold a smaller share of
+    all energy than the lower threshold. The last one is dropped if the others hold a larger share than
+    the upper one. Directions are made orthonormal again after every row. Otherwise, they become
+    dependent, and the error is several times as large.
 
     Source: Papadimitriou, Sun and Faloutsos, "Streaming pattern discovery in multiple time-series"
     (2005), after Yang, "Projection approximation subspace tracking" (1995).

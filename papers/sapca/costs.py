@@ -54,7 +54,7 @@ def memory(options: Options) -> list[str]:
     runs = {"SAPCA": sapca, "FD": fd, "PM": pm, "GROUSE": gr, "SPIRIT": sp}
     for i, name in enumerate(MOTES):
         rows = motes_rows(options, name)
-        rows = (stand_in(name) if rows is None else rows)[: 2000 if options.quick else None]
+        rows = (stand_in(name) if rows is None else rows)[: 1000 if options.quick else None]
         show(
             f"Memory on {name}, Kb",
             ["method", "published mean", "median", "our peak", "arrays carried"],
@@ -75,7 +75,7 @@ def memory(options: Options) -> list[str]:
 
 def allocated(run: Run, rows: Array) -> tuple[float, float]:
     """Return the Kb at the peak of a stream, and those of the arrays that it holds at its end."""
-    for part in (rows[:200], rows):  # the first run is for what is allocated once and for all
+    for part in (rows[:200], rows):  # the first run is for what is allocated only once
         tracemalloc.start()
         last(run(part))
         peak = tracemalloc.get_traced_memory()[1]
@@ -134,7 +134,7 @@ def seconds_on(rows: Array, nodes: int) -> tuple[float, float]:
 def permutations(options: Options) -> list[str]:
     """Measure what the order of rows changes: Figure 8 and Lemma 2.2."""
     ranks, alphas = ((5, 20), (1,)) if options.quick else ((5, 20, 50, 75), (0.01, 0.5, 1, 2))
-    n, times = (2000, 3) if options.quick else (10000, 20)
+    n, times = (2000, 2) if options.quick else (10000, 20)
     titles = {
         "between orders": "distance between the subspaces of two orders (mean sine)",
         "from the SVD": "distance from the subspace of the offline SVD (mean sine)",
@@ -160,7 +160,7 @@ def permutations(options: Options) -> list[str]:
             panels[f"r = {r}, {short}"] = {
                 m: (alphas, [found[r, a][j][i] for a in alphas])
                 for j, m in enumerate(methods)
-                if m != FD or 2 * r < 100  # else it is exact, and nothing that a panel could show
+                if m != FD or 2 * r < 100  # otherwise, it is exact, which no panel could show
             }
     rng = np.random.default_rng(0)
     low = rng.standard_normal((n, 5)) @ rng.standard_normal((5, 100))
@@ -168,7 +168,7 @@ def permutations(options: Options) -> list[str]:
     print(f"  Rows of rank 5, SPCA with r=5: {own:.1e} between orders, {svd:.1e} from the SVD.")
     sine, spread = (max(effects[0][i] for effects in found.values()) for i in (0, 2))
     print(
-        f"  Else the order turns SPCA's subspace by up to {sine:.2f} and its error by {spread:.1f} %:"
+        f"  Otherwise, order turns SPCA's subspace by up to {sine:.2f} and its error by {spread:.1f} %:"
     )
     print(
         "  Lemma 2.2 is nearly true of the error, and of the subspace where the rank is at most r."
@@ -192,7 +192,7 @@ def order_effects(run: Run, rows: Array, r: int, times: int) -> tuple[float, flo
 
 
 def merging(options: Options) -> list[str]:
-    """Compare Algorithms 2, 4 and 5 and ours, with a forgetting factor of 0.9, an enhancing of 1.3."""
+    """Compare Algorithms 2, 4, 5, and ours, with a forgetting factor of 0.9 and an enhancing of 1.3."""
     ways = {
         "2": merge_subspaces,
         "5": merge_by_qr,
@@ -226,7 +226,7 @@ def merging(options: Options) -> list[str]:
 def merge_by_gram(
     U1: Array, s1: Array, U2: Array, s2: Array, r: int, forget: float, enhance: float
 ) -> tuple[Array, Array]:
-    """Merge as `fedpca.Summary` does; it keeps directions as rows, so columns are turned."""
+    """Merge as `fedpca.Summary` does; it keeps directions as rows, so columns are transposed."""
     one, other = LowRank(U1.T, forget * s1), LowRank(U2.T, enhance * s2)
     merged = one.append(Centered(other.rows()), np.empty((0, len(U1))), r)
     return merged.directions.T, merged.values

@@ -1,4 +1,4 @@
-"""Make the rows of all sections, the streams over them with the rivals, and read the Motes files."""
+"""Make the rows of all sections, run streams and their rivals over them, and read the Motes files."""
 
 from __future__ import annotations
 
@@ -86,25 +86,25 @@ def contenders(k: int, every: int = BLOCK) -> dict[str, Run]:
 
 
 def draw(options: Options, name: str, panels: dict, xlabel: str, ylabel: str, **style) -> None:
-    """Write a figure where figures are wanted."""
+    """Write a figure if figures are wanted."""
     if options.figures and panels:
         path = options.figures / f"{name}.png"
         draw_panels(path, panels, xlabel=xlabel, ylabel=ylabel, **style)
 
 
 def motes_rows(options: Options, name: str) -> Array | None:
-    """Read the readings; where they are missing, say so and return None."""
+    """Read the readings; if they are missing, say so and return None."""
     path = (options.data or Path()) / f"motes_{name}.npz"
     if path.exists():
         return np.load(path)["X"].astype(np.float64)
     n, d = MOTES[name]
-    print(f"\n{path} is missing: an array X, {n} x {d}, {name} readings, a row a time step.")
+    print(f"\n{path} is missing: an array X, {n} x {d}, {name} readings, one row per time step.")
     print("Say where it is with --data DIR or FEDPCA_DATA.")
     return None
 
 
 def stand_in(name: str) -> Array:
-    """Generate numbers in place of readings: a day's swing, slow drifts and noise."""
+    """Generate numbers instead of readings: a day's swing, slow drifts, and noise."""
     print(
         f"Generated numbers stand in for {name}; they share only the shape with the paper's data."
     )

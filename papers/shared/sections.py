@@ -14,7 +14,7 @@ Section = Callable[[argparse.Namespace], list[str]]  # returns the targets that 
 
 
 def judge(target: str, met: bool, found: str) -> list[str]:
-    """Print whether a target is met; return it for ``--check`` where it is missed."""
+    """Print whether a target is met; return it for ``--check`` if it is missed."""
     print(f"target: {target}: {found}: {'met' if met else 'MISSED'}")
     return [] if met else [f"{target}, but found {found}"]
 
@@ -51,16 +51,16 @@ def run_sections(
         Sections that may use all threads of BLAS. The others have one: idle threads disturb small
         products, and sites that work at the same time.
     switches : dict of str, optional
-        Options of this script alone, with their help texts.
+        Options that only this script has, with their help texts.
     """
     folder = os.environ.get("FEDPCA_DATA")
     parser = argparse.ArgumentParser(description=about.splitlines()[0])
-    parser.add_argument("sections", nargs="*", metavar="section", help=f"of {[*sections]}")
+    parser.add_argument("sections", nargs="*", metavar="section", help=f"some of {[*sections]}")
     parser.add_argument("--data", type=Path, default=Path(folder) if folder else None)
     parser.add_argument("--figures", type=Path, help="folder for PNG files")
     parser.add_argument("--seeds", type=int, help=f"{seeds}, or {quick_seeds} with --quick")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--check", action="store_true", help="exit 1 where a target is missed")
+    parser.add_argument("--check", action="store_true", help="exit 1 if a target is missed")
     for name, effect in (switches or {}).items():
         parser.add_argument(f"--{name}", action="store_true", help=effect)
     options = parser.parse_args()
@@ -68,7 +68,7 @@ def run_sections(
         parser.error(f"no section {sorted(unknown)}; use some of {[*sections]}")
     options.seeds = options.seeds or (quick_seeds if options.quick else seeds)
     if options.figures:
-        import matplotlib  # noqa: F401 - from the extra "plot"; missed now and not at the end
+        import matplotlib  # noqa: F401 - from the extra "plot"; if missing, fail now, not at the end
     missed = []
     for name in options.sections or sections:
         begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Run the command line by `python -m fedpca`."""
+"""Run the command line with `python -m fedpca`."""
 
 from fedpca.cli.app import app
 

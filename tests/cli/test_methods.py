@@ -151,7 +151,7 @@ CASES = {
     ),
     "weights in a column that is dropped": (
         ["--drop", NAMES[0], "--weight", NAMES[0]],
-        f"column {NAMES[0]} is dropped or an id",
+        f"column {NAMES[0]} is listed in drop or id",
     ),
     "unknown parameter": (["--parameter", "speed=9"], "no parameter speed"),
     "unknown method": (["--method", "magic"], "magic"),

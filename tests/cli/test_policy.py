@@ -120,7 +120,7 @@ def test_a_saved_plan_is_the_one_that_a_fit_declares(folder):
         ("federate", "allow has 'federate', which is unknown here; did you mean 'federated'?"),
         ("Robust", "did you mean 'robust'?"),
         ("xyz", "the words are federated, personalized, robust, tsqr, merge, average, any"),
-        ("lanczos", "allow has 'lanczos', which 'federated' includes; use that"),
+        ("lanczos", "allow has 'lanczos'; use 'federated', which includes that solver"),
     ],
 )
 def test_a_word_that_allows_nothing_is_refused_wherever_a_policy_is_read(folder, word, said):

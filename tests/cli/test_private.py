@@ -70,7 +70,7 @@ def test_a_private_fit_of_one_file_needs_no_secure_sums(folder):
     [
         (
             ("--epsilon", "1"),
-            "--epsilon also needs --delta and --row-bound: a private fit is typed as",
+            "--epsilon also needs --delta and --row-bound, as in --epsilon 1",
         ),
         (("--epsilon", "1", "--delta", "1e-6"), "--epsilon also needs --row-bound"),
         (("--row-bound", "8"), "--row-bound also needs --epsilon and --delta"),
@@ -206,7 +206,7 @@ def test_an_altered_budget_exits_with_1_and_a_torn_one_says_so(folder, spent):
     spent.write_text(good.replace('"round": 2', '"round": 5', 1))
     done = run("budget")
     assert done.exit_code == 1
-    assert "line 1 was changed; before it, 0 answers are verified" in words(done)
+    assert "line 1 was changed; 0 answers before it are verified" in words(done)
     spent.write_text(good[:-200])
     done = run("budget")
     assert done.exit_code == 0

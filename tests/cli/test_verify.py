@@ -34,7 +34,7 @@ def test_changed_rows_are_drift_and_the_site_is_named_on_request(model, sites):
     last = done.stdout.splitlines()[-1]
     assert last.startswith("drifted: ")
     assert f"mean along '{NAMES[2]}' changed by" in last
-    assert "No site is named, because the sites were not asked or did not tell." in done.stdout
+    assert "No site is named, because the sites were not asked or did not answer." in done.stdout
     done = run("verify", model, *sites, "--by-site")
     assert done.stdout.splitlines()[-1].endswith("; the rows changed at north")
     assert run("verify", model, *sites, "--tol", "10").exit_code == 0

@@ -91,7 +91,7 @@ def test_info_prints_the_roster_and_the_rings(model, tmp_path):
     path = tmp_path / "secure.fedpca"
     model.save(path)
     shown = run_command("info", path, "--ledger").output
-    assert "tell only totals over 3 sites" in shown
+    assert "reveal only totals over 3 sites" in shown
     assert model.run_.secure["roster"] in shown
     assert "masked" in shown
     assert "Rings of masked answers" in shown

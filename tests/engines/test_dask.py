@@ -245,7 +245,7 @@ def test_what_makes_no_sense_on_a_cluster_of_one_owner_is_refused(threads):
         Federation.dask(threads, CHUNKED, secure=True)
     with pytest.raises(InputError, match="journal cannot resume"):
         Federation.dask(threads, CHUNKED, journal="run.journal")
-    with pytest.raises(InputError, match="all of the noise"):
+    with pytest.raises(InputError, match="the full noise"):
         FederatedPCA(2, privacy=Privacy(1.0, 1e-6, 8.0)).fit(CHUNKED)
     with pytest.raises(InputError, match=r"1 dimension\(s\)"):
         FederatedPCA(2).fit(Federation.dask(threads, CHUNKED[:, 0]))

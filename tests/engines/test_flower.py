@@ -298,10 +298,10 @@ def test_an_answer_that_is_too_large_is_refused_before_all_of_it_is_fetched(ther
     there.stop(site, signal.SIGINT)
     assert [lost["site"] for lost in far.run_.lost] == ["third"]
     assert (
-        "site 'third', round 3, while computing the covariance: the message has more than "
+        "site 'third', round 3, while computing the covariance: the message exceeds its limit of "
         in (far.run_.lost[0]["reason"])
     )
-    assert "the most that it may have, and was refused unread" in far.run_.lost[0]["reason"]
+    assert "bytes and was refused unread" in far.run_.lost[0]["reason"]
     assert sum(fetched) < 12 << 20  # the site was asked twice, and one piece of each was fetched
     within = near(there, FederatedPCA(3), *HONEST)
     assert sine_of_angle(within.components_.T, far.components_.T) < 1e-8

@@ -171,7 +171,7 @@ def test_a_node_that_is_late_or_sends_too_much_is_an_error_in_place_of_an_answer
     engine = GridEngine(grid, sites=SITES)
     grid.silent = {101}
     answers = dict(engine.ask(SITES, replace(request(), max_answer_bytes=10), 0.05))
-    assert "more than the 10 that it may have" in str(answers["north"])
+    assert "more than the limit of 10" in str(answers["north"])
     assert isinstance(answers["south"], SiteTimeout)
 
 

@@ -44,7 +44,7 @@ def test_an_address_has_as_many_connections_as_it_may_and_room_again_when_one_en
     assert [served is not None for _, served in pairs] == [True, True, True, False]
     assert pairs[3][0].recv(1) == b""
     assert small.told == [
-        "refused a connection because 127.0.0.1 has 3 connections, the most that one address may have"
+        "refused a connection because 127.0.0.1 has 3 connections, which is the limit for one address"
     ]
     pairs[0][1].close()
     pairs[0][1].close()  # counts once
@@ -70,7 +70,7 @@ def test_there_are_as_many_connections_in_total_as_there_may_be(small):
     pairs = [call(small) for _ in range(3)]
     assert [served is not None for _, served in pairs] == [True, True, False]
     assert small.told == [
-        "refused a connection because there are 2 connections, the most that there may be"
+        "refused a connection because there are 2 connections, which is the limit"
     ]
     for caller, served in pairs:
         caller.close()

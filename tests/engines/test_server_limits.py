@@ -194,7 +194,7 @@ def test_connections_beyond_the_limit_are_closed_and_honest_ones_come_back(there
         ]
         assert any(is_closed(connection) for connection in reversed(held))
         until(
-            lambda: "connections, the most that one address may have" in there.log(there.server),
+            lambda: "connections, which is the limit for one address" in there.log(there.server),
             "a line about refused connections",
         )
     assert fit(there).components_.tobytes() == near(there, *HONEST).components_.tobytes()

@@ -446,7 +446,7 @@ def test_features_that_are_mostly_outliers_are_named():
 
 def test_where_no_rank_shows_the_bound_is_taken_and_told():
     X = load_breast_cancer().data
-    with pytest.warns(UserWarning, match="no rank up to max_components=4 is clear, and 4 comp"):
+    with pytest.warns(UserWarning, match="no rank up to max_components=4 is clear, so 4 comp"):
         pca = RobustPCA(max_components=4, scale=True, random_state=0).fit(X)
     assert pca.n_components_ == 4
 

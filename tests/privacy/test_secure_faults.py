@@ -319,7 +319,7 @@ def test_a_site_whose_own_offer_was_replaced_notices_it():
         is_due = request.header["question"] == AGREE and site == "b"
         return with_offer(request, "b", altered("public")) if is_due else request
 
-    with pytest.raises(PolicyRefused, match="do not contain the one of this site, 'b'"):
+    with pytest.raises(PolicyRefused, match="do not include the one of this site, 'b'"):
         fit_lying(tell)
 
 

@@ -155,7 +155,7 @@ def test_every_rule_is_written_explained_and_said_to_prevent_something():
 def test_a_policy_is_said_in_a_phrase():
     assert Policy(gather=True, min_count=1).in_words() == "only federated"
     assert STRICT.in_words() == (
-        "only federated, robust, at least 20 rows here, no number that stands on fewer than 7 rows, "
+        "only federated, robust, at least 20 rows here, no number about fewer than 7 rows, "
         "at least 9 rows changed between runs, at least 3 sites, no individual answers from this "
         "site, at most 2 runs a day, at most 300 rounds a day"
     )
@@ -163,7 +163,7 @@ def test_a_policy_is_said_in_a_phrase():
 
 def test_a_privacy_budget_is_said_in_a_phrase_and_needs_no_peers_by_itself():
     assert BUDGET.in_words() == (
-        "only federated, no number that stands on fewer than 5 rows, no individual answers from this "
+        "only federated, no number about fewer than 5 rows, no individual answers from this "
         "site, only with secure sums, only private runs, all together at most epsilon 2.5 at delta "
         "1e-07"
     )

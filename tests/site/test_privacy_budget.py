@@ -602,7 +602,7 @@ def test_the_size_of_a_noisy_answer_is_not_told_by_itself(tmp_path, mask):
         return compose({**request.header, "mask": mask}, request.arrays)
 
     engine = _Changing(sites_of(MANY, tmp_path, Policy(max_epsilon=5.0)), change)
-    with pytest.raises(PolicyRefused, match="whose size is not told"):
+    with pytest.raises(PolicyRefused, match="does not tell their size"):
         FederatedPCA(2, privacy=PRIVACY).fit(Federation(engine, secure=True))
 
 

@@ -105,7 +105,7 @@ def test_requests_and_approvals_expire(requests, told):
     age(requests, 6)
     requests.check(PLAN, "key")
     age(requests, 2)
-    with pytest.raises(PolicyRefused, match="no approval at this site that is still valid"):
+    with pytest.raises(PolicyRefused, match="no valid approval at this site"):
         requests.refuse_undecided("run1")
     ask(requests)
     assert requests.named("run1").state == "pending"

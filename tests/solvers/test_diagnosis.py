@@ -204,7 +204,7 @@ def test_closed_sites_answer_sums_and_show_no_summary(model, sites, found, many,
     told = diagnose(model, Federation.local(closed), n_permutations=5)
     assert told.sites is None
     assert "does not allow 'merge'" in told.why_no_sites
-    assert "the policies of sites keep their rows" in told.ranks.unknown["permutations"]
+    assert "the sites' policies protect their rows" in told.ranks.unknown["permutations"]
     assert told.ranks.ranks["sign-flips"] == K
     np.testing.assert_allclose(told.residual_traces, found.residual_traces, rtol=1e-6)
     half = [

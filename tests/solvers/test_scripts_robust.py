@@ -319,7 +319,7 @@ def test_histograms_narrow_in_their_order():
         )  # fmt: skip
 
     for wrong, why in (
-        ({"shift": 54}, "go on with what was counted"),
+        ({"shift": 54}, "count what the one before did"),
         ({"of": 1}, "out of turn"),
         ({"about": 1.0}, "about 0"),
         ({"guess": 1.0}, "guesses of 0"),
@@ -332,7 +332,7 @@ def test_histograms_narrow_in_their_order():
     count(1.0, 54)
     count(1.5, 48, features=[0, 1])
     for wrong, why in (
-        ({"guess": 1e9, "shift": 42, "features": [0]}, "bin of the guess before"),
+        ({"guess": 1e9, "shift": 42, "features": [0]}, "bin of the previous guess"),
         ({"guess": 1.5, "shift": 36, "features": [0]}, "divide the bins"),
         ({"guess": 1.5, "shift": 42, "features": [2]}, "divide the bins"),
         ({"guess": 1.5, "shift": 42, "features": [0], "about": 1.0}, "same point"),

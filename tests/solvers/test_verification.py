@@ -225,7 +225,7 @@ def test_a_verdict_is_plain_values():
     names = [each["name"] for each in plain["statistics"] if each["has_drifted"]]
     assert "mean" in names
     assert plain["rounds"] == 4
-    with pytest.raises(KeyError, match="compared were number of rows"):
+    with pytest.raises(KeyError, match="use one of number of rows"):
         verdict["median"]
 
 

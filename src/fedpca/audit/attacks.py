@@ -136,7 +136,7 @@ def as_sent(runs: Runs) -> Array | None:
         if heard.question in SUMMARIES:
             is_own = heard.question == "summarize_rows"
             return _of_summary(heard.answer, runs[0].model.mean if is_own else None)
-        if heard.question == DESCRIBED:  # whose mean is less the common one
+        if heard.question == DESCRIBED:  # in which the common mean is subtracted from the site's
             return _of_summary(heard.answer, np.zeros(len(heard.answer["mean"])))
     return None
 

@@ -1,17 +1,17 @@
-"""Guess whether one person is in the rows, from what a fit tells: the attacks that only noise stops.
+"""Guess from a fit whether one person is in the rows, with attacks that only noise can stop.
 
     guess that the person is there if  sum_j (x_j - a_j)^2 / s_j  <  sum_j (x_j - b_j)^2 / s_j
 
-Here x are the totals that the coordinator sees, with noise of variance s. They would be a with the
-person, and b without, if there were no noise. No guess from these totals is better (Neyman and
-Pearson). Two attackers make it:
+Here x are the totals that the coordinator sees, with noise of variance s. Without noise, they would be
+a with the person, and b without. No guess from these totals is better (Neyman and Pearson). Two
+attackers make this guess:
 
 - "flag": a column that only one patient has is in the totals. The attacker looks at nothing else.
 - "added": a patient was added between two fits. The attacker knows all other rows, and subtracts them.
 
-Without noise both are always right. With it, nobody is right more often than ``F(mu / 2)``, whatever
-else is known, with the normal distribution F (Dong, Roth, and Su, "Gaussian differential privacy",
-2022). Half of all guesses are right by chance.
+Without noise, both are always right. With it, nobody's share of right guesses exceeds ``F(mu / 2)``,
+whatever else they know, where F is the normal distribution (Dong, Roth, and Su, "Gaussian differential
+privacy", 2022). Half of all guesses are right by chance.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ FLAG, ADDED = "flag", "added"
 
 @dataclass(frozen=True)
 class Guesses:
-    """How often an attacker guesses right whether one person is in the rows."""
+    """How often an attacker correctly guesses whether one person is in the rows."""
 
     attack: str  # "flag" or "added"
     epsilon: float  # infinite for a fit without noise
     right: float  # share of right guesses; 0.5 is chance
-    most: float  # that any attacker can reach
+    most: float  # largest share that any attacker can reach
 
 
 def guess_person(
@@ -61,7 +61,7 @@ def guess_person(
     n_trials: int = 200,
     seed: int = 0,
 ) -> list[Guesses]:
-    """Fit often with and without one person, and return how often each attack is right.
+    """Fit many times with or without one person, and return how often each attack is right.
 
     Nothing leaves this machine. One site holds all rows here: under secure sums, the coordinator sees
     nothing but the total of all sites, with as much noise.
@@ -69,15 +69,16 @@ def guess_person(
     Parameters
     ----------
     rows : array of shape (n_rows, n_features)
-        The rows. The last one is the patient's, who has a 1 in one more column, which is 0 otherwise.
+        The rows. The last one is the patient's. A column is added that is 1 for the patient, and 0 for
+        everyone else.
     row_bound, delta : float
         As for `Privacy`.
     epsilons : iterable of float
-        The promises to attack; an infinite one for fits without noise.
+        The values of epsilon to attack; an infinite one means fits without noise.
     n_trials : int
-        The number of fits for each epsilon; in about half of them, the person is there.
+        The number of fits for each epsilon; the person is in the rows of about half of them.
     seed : int
-        The seed that decides where the person is there. It has nothing to do with the noise.
+        The seed that decides in which fits the person is there. The noise does not depend on it.
     """
     if np.ndim(rows) != 2 or len(rows) < 2 or n_trials < 1:
         raise InputError("rows must be a table of at least two rows, and n_trials at least 1")
@@ -124,7 +125,7 @@ class _Told:
         return cls(privacy, fed.plan, sums, triangle)
 
     def guess(self, table: Array, attack: str) -> bool:
-        """Return whether the person of the last row seems to be there."""
+        """Return whether the person in the last row seems to be there."""
         mean = mean_of(self.sums, self.privacy)
         seen = np.concatenate([self.sums, self.triangle]).astype(np.float64)
         with_person, without = (
@@ -148,7 +149,7 @@ class _Told:
         return np.concatenate([sums, (about.T @ about)[np.tril_indices(d)]])
 
     def _weights(self, d: int) -> Array:
-        """Return one over the variance of each total, or ones without noise."""
+        """Return the inverse of each total's variance, or ones without noise."""
         first, second = sum_variance(self.plan), scatter_variance(self.plan)
         if not first:
             return np.ones(1 + d + d * (d + 1) // 2)

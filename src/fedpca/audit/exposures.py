@@ -33,7 +33,7 @@ class Leakage:
     ``guesses`` maps each site to the smaller of the errors of two guesses that need no messages from
     the solver. Each guess multiplies a covariance by the site's share of the rows. One guess uses the
     covariance of all sites that do not collude, and the other uses that of the published model.
-    ``is_secure`` tells whether the fits had secure sums.
+    ``is_secure`` says whether the fits had secure sums.
     """
 
     exposures: tuple[Exposure, ...]

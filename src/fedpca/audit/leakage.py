@@ -80,7 +80,7 @@ def audit(
         40 features, and takes about a minute per site with 30 features.
     secure : bool
         Whether the fits have secure sums, as in `Federation`. The listener "seen" then hears masked
-        answers. Sites that collude tell it the masks that they share with others.
+        answers. Sites that collude reveal to it the masks that they share with other sites.
     random_state : int
         Seed for the first fit's start; the refits use the seeds that follow it.
     on_solver : callable, optional
@@ -104,7 +104,7 @@ def audit(
         )
         return [_recorded(model, sites, secure=secure) for model in models]
 
-    # the truth needs each site's answers as they are
+    # the true covariances can only be computed from unmasked answers
     exact = runs_of(SOLVERS["covariance"], 1, secure=False)[0]
     truth, rows = _covariances(exact)
     honest = _honest(truth, _names(colluding))
@@ -198,7 +198,7 @@ def _honest(truth: dict[str, Array], colluding: list[str]) -> dict[str, Target]:
 
 
 def _guesses(run: Transcript, honest: dict[str, Target], rows: dict[str, int]) -> dict[str, float]:
-    """Return each site's smaller guess error: from the model or from all honest sites."""
+    """Return the smaller error of two guesses for each site: from the model, or from honest sites."""
     whole = np.sum([target.C for target in honest.values()], axis=0)
     n = sum(rows[site] for site in honest)
     guesses = {}

@@ -1,8 +1,8 @@
-"""Send a site whatever a coordinator that lies would send, over the path of real messages.
+"""Send a site whatever a lying coordinator would send, over the path of real messages.
 
 A liar has the coordinator's credentials. It declares any plan, asks any installed question with any
-numbers, and claims anything in a message's header. Then it hears the answer of one site, or, with
-several, only the total of their answers, as behind a secure sum.
+numbers, and claims anything in a message's header. Then it hears the answer of one site, or only the
+total of several sites' answers, as with secure sums.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedpca.protocol.question import find_question
 
 Ask = Callable[[bytes], bytes]  # an encoded question to one site, and the encoded answer
 
-RELATIVE_ERROR = 1e-6  # a record or a value counts as recovered up to this
+RELATIVE_ERROR = 1e-6  # a record or a value counts as recovered up to this error
 
 
 class Refused(Exception):
@@ -40,7 +40,7 @@ class Found:
     values : dict
         Single values, by the index of their column.
     facts : dict
-        What else the attacker knows of the sites that it heard, by name: "row count", "mean", "X'X",
+        What else the attacker knows about the sites that it heard, by name: "row count", "mean", "X'X",
         "smallest", "largest". Other names say what a site was made to do, and have no value.
     """
 
@@ -58,23 +58,23 @@ class Score:
     facts: tuple[str, ...] = ()
 
     def is_better_than(self, guess: Score) -> bool:
-        """Return whether more records or more single values are known than by a guess."""
+        """Return whether this score has more records or more single values than a guess."""
         return self.records > guess.records or self.values > guess.values
 
 
 class Liar:
-    """A coordinator that says and asks what it likes.
+    """A coordinator that claims and asks whatever it likes.
 
     Parameters
     ----------
     sites : dict
-        How to ask each site that the liar hears. With several, it hears only totals.
+        How to ask each site that the liar hears. With several sites, it hears only totals.
     roster : iterable of str
         The names of all sites of the federation, which an honest plan would list.
     colluding : dict
-        The rows of sites among those heard that tell the liar everything.
+        The rows of the sites heard that collude, and so reveal everything to the liar.
     meanwhile : callable, optional
-        What happens at the sites between two runs.
+        A function to call between two runs, which changes the sites.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Liar:
         self.begin_with(program and RunPlan("", program, parameters, self.roster))
 
     def begin_with(self, plan: RunPlan | str | None, name: str | None = None) -> None:
-        """Begin a run with this plan, which gets the name of the run, or without one."""
+        """Begin a run, and declare this plan in it if there is one."""
         self._n_runs += 1
         name = name or f"run-{self._n_runs}"
         self._run, self._round = f"{name}.1", 0
@@ -114,7 +114,7 @@ class Liar:
             self.declare(self.plan)
 
     def declare(self, plan: RunPlan) -> None:
-        """Declare a plan in the present run."""
+        """Declare a plan in the current run."""
         self._send(
             DECLARE, "gather", {"plan": np.frombuffer(plan.to_bytes(), np.uint8)}, len(plan.sites)
         )
@@ -124,7 +124,7 @@ class Liar:
         self.begin_with(self.plan)
 
     def go_back(self) -> None:
-        """Ask the next question with the number of the last one, or before the first one."""
+        """Go back one round, so that the next question has the number of the last one."""
         self._round -= 1
 
     def ask(
@@ -177,8 +177,8 @@ def made_up_key(name: str) -> str:
 def score(found: Found, rows: Array) -> Score:
     """Compare what an attack claims with the rows, ``(n, d)``, of the sites that it heard.
 
-    An attack may claim no more records than there are rows, and no more values of a column. A record
-    that is known counts as its values.
+    An attack may claim at most as many records as there are rows, and as many values of a column. A
+    recovered record counts as all its values, too.
     """
     n, d = rows.shape
     claimed = np.empty((0, d)) if found.records is None else found.records[:n]
@@ -195,9 +195,9 @@ def score(found: Found, rows: Array) -> Score:
 def guess_from_model(pooled: Array, rows: Array) -> Score:
     """Score a guess of a site's rows from the published model of all rows, with all its components.
 
-    The guess of a column is its normal distribution, at as many points as there are rows. The guess of
-    a record is the mean and a step along each component. Both are also rounded to whole numbers, and
-    the better guess counts.
+    The guess for a column is quantiles of its normal distribution, as many as there are rows. The
+    guesses for records are the mean, and the mean plus or minus a step along each component. Both are
+    also rounded to whole numbers, and the better guess counts.
     """
     n, d = rows.shape
     mean = pooled.mean(axis=0)
@@ -217,7 +217,7 @@ def guess_from_model(pooled: Array, rows: Array) -> Score:
 
 
 def _matched(claims: Array, rows: Array) -> Array:
-    """Return the indices of the rows that claims reproduce, each by one claim; gaps match anything."""
+    """Return the indices of the rows that claims reproduce, one row per claim; gaps match anything."""
     is_left = np.ones(len(rows), bool)
     size = np.sqrt(np.nansum(rows**2, axis=1))
     for claim in claims:

@@ -1,9 +1,9 @@
-"""Attack a site as a coordinator that lies would, and count the records and values that it recovers.
+"""Attack a site as a lying coordinator would, and count the records and values that are recovered.
 
 The coordinator has its credentials and sends whatever messages it likes (`fedpca.audit.liar`). Each
-attack runs against sites that answer anything, against the default policy of `fedpca join`, and
-against a policy of your own. An attack first asks without a plan, and then declares the plans that help
-it most.
+attack runs under a policy that allows everything, under the default policy of `fedpca join`, and under
+a policy of your own. An attack first asks without a plan, and then declares the plans that help it
+most.
 
 >>> import numpy as np
 >>> from fedpca.audit.lying import attack_site
@@ -50,7 +50,7 @@ STRICT = Policy(
     max_rounds_per_day=2000,
 )  # the lab adds the keys of the sites as peers
 MAX_FEATURES = 100
-MAX_ROWS = 200  # of each site; more rows take longer and show nothing else
+MAX_ROWS = 200  # of each site; more rows take longer and show nothing more
 MANY_GAPS = 15  # rows with gaps, more than the min_count of a policy here
 N_MADE_UP = 2  # sites that join a site that is attacked alone
 
@@ -82,11 +82,11 @@ class Attack:
 
     name: str
     run: Callable[[Liar], Found]
-    plans: tuple[Plan, ...]  # that help it, the best first
+    plans: tuple[Plan, ...]  # plans that help it, the best first
     hears: str = (
-        "site"  # or "totals" over all sites, or "colluding": totals less other sites' terms
+        "site"  # or "totals" over all sites, or "colluding": totals minus other sites' terms
     )
-    plant: Callable[[Array], Array] | None = None  # what the attack waits for in the rows
+    plant: Callable[[Array], Array] | None = None  # puts what the attack waits for into the rows
 
     @property
     def words(self) -> str:
@@ -95,12 +95,12 @@ class Attack:
 
 
 def with_flag(rows: Array) -> Array:
-    """Return rows with a flag that only the first row has, as a further column."""
+    """Return rows with an additional column: a flag that only the first row has."""
     return np.column_stack([rows, np.eye(len(rows), 1)])
 
 
 def between_constants(rows: Array) -> Array:
-    """Return rows with a flag that no row has before the other columns, and one after them."""
+    """Return rows with a column of zeros before the other columns, and one after them."""
     return np.column_stack([np.zeros(len(rows)), rows, np.zeros(len(rows))])
 
 
@@ -110,14 +110,14 @@ def few_rows(rows: Array) -> Array:
 
 
 def with_gap(rows: Array) -> Array:
-    """Return rows of which the first lacks its last value."""
+    """Return rows without the last value of the first row."""
     gapped = rows.copy()
     gapped[0, -1] = np.nan
     return gapped
 
 
 def with_gaps(rows: Array) -> Array:
-    """Return rows of which some lack their last value, and one the value before it."""
+    """Return rows with gaps: some rows lack their last value, and one row the value before it."""
     gapped = rows.copy()
     gapped[1:MANY_GAPS, -1] = np.nan
     gapped[0, -2] = np.nan
@@ -178,8 +178,8 @@ class Outcome(NamedTuple):
     values: int
     facts: tuple[str, ...]
     questions: int
-    n_records: int  # that there were
-    rules: tuple[str, ...]  # the texts of the refusals, that of the best plan first
+    n_records: int  # number of records that there were
+    rules: tuple[str, ...]  # the texts of the refusals, beginning with that of the best plan
 
     @property
     def has_found(self) -> bool:
@@ -241,12 +241,12 @@ def attack_site(
     Parameters
     ----------
     sites : list or dict
-        Each site's rows, as for `FederatedPCA.fit`, or a `Site`; at most 100 features. Of each, the
-        first 200 rows without gaps are attacked. A single site is joined by two made-up ones, with rows
-        drawn from a normal distribution with its mean and covariance.
+        Each site's rows, as for `FederatedPCA.fit`, or a `Site`; at most 100 features. The attacks use
+        the first 200 rows without gaps of each site. A single site is joined by two made-up ones, with
+        rows drawn from a normal distribution with its mean and covariance.
     policy : Policy or dict, optional
-        The policy to attack beside an open one and the default one, or several by name; by default, a
-        strict one.
+        The policy to attack in addition to an open one and the default one, or several policies by
+        name; by default, a strict one.
     attacks : iterable of str, optional
         The names of the attacks; by default, all in `ATTACKS`.
     on_attack : callable, optional
@@ -320,7 +320,7 @@ def _run(attack: Attack, liar: Liar, plan: Plan | None) -> Found:
 
 
 def _extended(plant: Callable[[Array], Array], rows: Array, is_first: bool) -> Array:
-    """Return rows with what an attack waits for; at other sites, only its columns, without it."""
+    """Return rows with what an attack waits for; at other sites, add only its columns, as zeros."""
     if is_first:
         return plant(rows)
     planted = np.zeros((len(rows), plant(rows).shape[1]))
@@ -329,7 +329,7 @@ def _extended(plant: Callable[[Array], Array], rows: Array, is_first: bool) -> A
 
 
 class _Sites:
-    """Sites with rows in files of their own, which answer encoded messages."""
+    """Sites that answer encoded messages, each with its rows in a file."""
 
     def __init__(
         self, rows: Mapping[str, Array], heard: list[str], policy: Policy, folder: Path
@@ -340,8 +340,8 @@ class _Sites:
             np.save(folder / f"{i}.npy", rows[name])
             store = None if policy.is_open else folder / "store"
             site = Site(folder / f"{i}.npy", name=name, policy=policy, store=store)
-            # a site that answers everything is one in the coordinator's own process, and no rule of
-            # its own keeps products with chosen directions away from its rows
+            # sites that answer everything are those in the coordinator's own process; none of their
+            # rules keep products with chosen directions away from the rows
             if policy.is_open:
                 site.is_in_process, site.memory_limit = True, 0
             self.asks[name] = site.answer_bytes
@@ -388,5 +388,5 @@ def _dense(name: str, given: Any) -> Array:
             break
     rows = np.vstack(kept)[:MAX_ROWS] if kept else np.empty((0, opened.n_features))
     if len(rows) < 2:
-        raise InputError(f"site {name!r} has {len(rows)} rows without gaps; at least 2 are needed")
+        raise InputError(f"site {name!r} has {len(rows)} rows without gaps; pass at least 2")
     return rows

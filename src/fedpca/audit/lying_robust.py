@@ -1,15 +1,14 @@
 """Attack sites with the questions of robust PCA, which count and select rows.
 
-- ``count_values`` says how many values are less than a point. Asked for many points at once, over and
-  over, it spells out all values, two bits in a round.
-- ``clipped_product`` drops entries beyond a threshold. In a frame in which a single row has its key
-  within the threshold, the product is that row times its key.
-- A site that allows "robust" holds a run to one frame, to thresholds that stay or fall, and to
-  histograms that narrow in order. But the center of ``hard_round`` moves in every round. In small
-  steps, it takes one row after another across the edge of what counts. What a row changes in the sums
-  is the row.
+- ``count_values`` returns how many values are less than a point. Asked about many points at once, again
+  and again, it spells out all values, two bits per round.
+- ``clipped_product`` drops entries beyond a threshold. In a frame where only one row has its key within
+  the threshold, the product is that row times its key.
+- A site that allows "robust" holds a run to one frame, to thresholds that never rise, and to histograms
+  that narrow in order. But the center of ``hard_round`` may move in every round. In small steps, one
+  row after another crosses the edge of what counts. The change in the sums is that row.
 
-All of them work on totals over sites as on one site's answers.
+All of these attacks work on totals over sites as well as on one site's answers.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ from fedpca.audit.liar import Found, Liar, Refused
 from fedpca.solvers.common_features import names_to_bytes
 from fedpca.solvers.robust.medians import BITS, FIRST_SHIFT, KINDS, SHIFTS, SIGN
 
-DIGIT = 2  # bits of a value that are found in a round
-MAX_POINTS = 1 << 14  # in a question
+DIGIT = 2  # bits of a value that are found per round
+MAX_POINTS = 1 << 14  # per question
 LARGEST = np.finfo(np.float64).max
 FAR = 4.0  # below all values, in units of their largest distance from the mean
 IS_ONE_ROW = 1e-9  # a product of rank one, up to this
 NARROWEST = 1e-7  # of the range; rows that are closer together stay together
 MAX_DEVIATIONS = 5.0  # from the mean, within which a moved center looks for rows
-STEP = 1e-5  # of this range, by which the center moves to show the sums of scores
-PER_STEP = 32  # and no more than this part of the rest
-FLAT = 1e6  # scale of the columns that are read beside a moved center
+STEP = 1e-5  # share of this range by which the center moves to show the sums of scores
+PER_STEP = 32  # a step is at most the interval that is left, divided by this
+FLAT = 1e6  # scale of the columns that are read in addition to the key
 
 
 def single_values(liar: Liar) -> Found:
@@ -55,7 +54,7 @@ def extreme_values(liar: Liar) -> Found:
 
 
 def robust_rows(liar: Liar) -> Found:
-    """Single out row after row by a window in one column, and read the others beside it."""
+    """Single out row after row by a window in one column, and read the row's other values with it."""
     d, n, mean = _count(liar)
     radius = np.sqrt(liar.ask("squares_present", about=mean)["squares"])
     best: list[Array] = []
@@ -63,7 +62,7 @@ def robust_rows(liar: Liar) -> Found:
         found: list[Array] = []
         with suppress(Refused):
             for record in _records_in_windows(liar, pivot, mean, radius):
-                found.append(record)  # what was found before a refusal stays
+                found.append(record)  # keep what was found before a refusal
         best = max(best, found, key=len)
         if len(best) >= n:
             break
@@ -73,17 +72,17 @@ def robust_rows(liar: Liar) -> Found:
 def moved_center(liar: Liar) -> Found:
     """Keep to the rules of a robust run, and move its center until one row after another crosses over.
 
-    When the rounds of a run are used up, the next run goes on.
+    When the rounds of a run are used up, the next run continues.
     """
     found: list[Array] = []
     with suppress(Refused):
         for record in _Moving(liar).records():
-            found.append(record)  # what was found before a refusal stays
+            found.append(record)  # keep what was found before a refusal
     return Found(np.array(found) if found else None)
 
 
 class _Counted(NamedTuple):
-    """What comes first in an honest run: the number of columns and of rows, and the mean."""
+    """What an honest run asks for first: the number of columns and of rows, and the mean."""
 
     d: int
     n: int
@@ -130,7 +129,7 @@ def _histograms(liar: Liar, features: Array, about: Array, guess: Array, shift: 
 
 
 def _from_bits(ordered: Array) -> Array:
-    """Return the numbers whose bits sort like these integers; beyond the largest, an infinity."""
+    """Return the numbers whose bits sort like these integers; beyond the largest, return infinity."""
     numbers = np.where(ordered & SIGN, ordered ^ SIGN, ~ordered).view(np.float64)
     ends = np.where(ordered & SIGN, np.inf, -np.inf)
     return np.where(np.isnan(numbers), ends, numbers)
@@ -139,7 +138,7 @@ def _from_bits(ordered: Array) -> Array:
 def value_in_bins(
     liar: Liar, column: int, d: int, prefer: Callable[[Array], Any] = np.argmin
 ) -> float:
-    """Return a number near a value of a column: follow the bin with the fewest values, in order."""
+    """Return a number near a value of a column: follow the bin with fewest values, step by step."""
     guess = np.zeros(d)
     for shift in SHIFTS:
         counts = _histograms(liar, np.arange(d), np.zeros(d), guess, shift)["counts"][column, 1:-1]
@@ -158,9 +157,9 @@ def value_in_bins(
 def _records_in_windows(liar: Liar, pivot: int, mean: Array, radius: Array) -> Iterator[Array]:
     """Yield the records whose value in one column lies in a window that holds no other row.
 
-    The other columns are centered below all their values, and one of them at two points. So the
-    products tell the sum of the pivot's entries in the window, beside the sum of their squares. If the
-    square of the one is the other, there is one row.
+    The other columns are centered below all their values, and one of them at two points in turn. So the
+    products reveal the sum of the pivot's entries in the window, and the sum of their squares. If the
+    sum of squares is the square of the sum, there is one row.
     """
     d, far = len(mean), FAR * float(radius.max()) or 1.0
     other = (pivot + 1) % d
@@ -186,7 +185,7 @@ def _records_in_windows(liar: Liar, pivot: int, mean: Array, radius: Array) -> I
 
 
 def _product(liar: Liar, center: Array, scale: Array, key: int, threshold: float) -> Array:
-    """Return the product of a column with all columns in a frame, of entries within a threshold."""
+    """Return the product of a column with all columns in a frame, over entries within a threshold."""
     d = len(center)
     frame: dict[str, Any] = {
         "mean": center,
@@ -196,7 +195,7 @@ def _product(liar: Liar, center: Array, scale: Array, key: int, threshold: float
     }
     try:
         liar.ask("begin_robust", **frame)
-    except Refused:  # a frame may be set once a run, so that each window takes a run
+    except Refused:  # a frame may be set only once per run, so each window takes a run
         liar.again()
         liar.ask("squares_present", about=_count(liar).mean)
         liar.ask("begin_robust", **frame)
@@ -219,10 +218,10 @@ class _Below(NamedTuple):
 
 
 class _Moving:
-    """Rounds of robust PCA whose scores are all columns but one, the key, in which the center moves.
+    """Rounds of robust PCA in which the center of one column, the key, moves; all others are scores.
 
-    An entry counts if it lies within the threshold of the center. So the keys below an edge count, or
-    those above it, as the center lies far to the one side or to the other.
+    An entry counts if it lies within the threshold of the center. The center lies far below an edge, or
+    far above it, so either the keys below the edge count, or those above it.
     """
 
     def __init__(self, liar: Liar) -> None:
@@ -260,7 +259,7 @@ class _Moving:
         self._begin()
 
     def records(self) -> Iterator[Array]:
-        """Yield the rows that lie alone between two edges, halving the range until each row does."""
+        """Yield the rows, halving ranges between two edges until each range holds one row."""
         self._all = self._below(self._high, STEP * (self._high - self._low))
         none = _Below(0, 0.0, np.zeros(len(self._others)))
         pending = [] if self._all is None else [(self._low, self._high, none, self._all)]
@@ -276,7 +275,7 @@ class _Moving:
                 pending += [(low, middle, before, at_middle), (middle, high, at_middle, after)]
 
     def _split(self, low: float, high: float) -> tuple[float, _Below]:
-        """Return an edge near the middle of a range that no row is at, and what lies below it."""
+        """Return an edge near the middle of a range, with no row at it, and the sums below it."""
         step = min(STEP * (self._high - self._low), (high - low) / PER_STEP)
         edge = (low + high) / 2
         while (at_edge := self._below(edge, step)) is None:

@@ -1,11 +1,11 @@
 """Attack sites with the questions of `FederatedPCA`, asked honestly, out of turn, or with odd numbers.
 
-An honest run tells n, the sums s, and ``C = sum (x - m)(x - m)'``, so that
+An honest run reveals n, the sums s, and ``C = sum (x - m)(x - m)'``, and so
 
     X'X = C + s m' + m s' - n m m'.
 
-These are sums over all rows. An attack gets at a single row if it finds a sum that stands on one row: a
-flag that only one row has, two sums that differ by one row, or a rounding that one row alone survives.
+These are sums over all rows. An attack gets at a single row if it finds a sum over one row: with a flag
+that only one row has, two sums that differ by one row, or a rounding that only one row survives.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MANY_STEPS = 4 * MAX_LOCAL_STEPS  # more than any plan allows, and still an answ
 ENDLESS = 1 << 62
 MANY_COLUMNS = 20_000  # in a block for a handful of features
 STRETCH = 1e8  # by which a direction is longer than it should be
-IS_ONE = 1e-9  # a sum within this of 1 stands on a single flag
+IS_ONE = 1e-9  # a sum within this distance of 1 has a single flag in it
 MIN_COLUMNS_TO_ROUND = 7  # two runs leave out three columns each, and share one
 GRID_BITS = 52
 NOTCH = 2.0**-14  # a small entry of a block, which keeps it orthonormal within the tolerance
@@ -44,7 +44,7 @@ DEPTH = 60  # halvings of an interval of thresholds
 
 
 class Moments(NamedTuple):
-    """What one honest run tells about the rows that the liar hears."""
+    """What one honest run reveals about the rows that the liar hears."""
 
     n: int
     sums: Array  # (d,)
@@ -76,7 +76,7 @@ def invented_sites(liar: Liar) -> Found:
 
 
 def colluding_sites(liar: Liar) -> Found:
-    """Subtract the terms of sites that collude from honest totals; one site is left."""
+    """Subtract the terms of colluding sites from honest totals, which leaves one site's terms."""
     total = _moments(liar)
     others = np.vstack(list(liar.colluding.values()))
     rest = Moments(
@@ -117,7 +117,7 @@ def one_row_less(liar: Liar) -> Found:
 
 
 def with_and_without_gaps(liar: Liar) -> Found:
-    """Subtract honest sums without the rows that have gaps from honest sums with them."""
+    """Subtract honest sums without the rows that have gaps from honest sums with these rows."""
     sums = {}
     for missing in ("mean", "drop"):
         liar.begin("FederatedPCA", solver="covariance", n_components=1, missing=missing)
@@ -136,8 +136,8 @@ def with_and_without_gaps(liar: Liar) -> Found:
 def moved_fill(liar: Liar) -> Found:
     """Fill gaps with two means, which shows the sums over the rows without a gap in a column.
 
-    A filled gap is zero about the mean. So if the mean of column k moves by c, its product with column
-    j falls by c times the sum of column j over the rows that have a value in column k.
+    A filled gap is zero relative to the mean. So if the mean of column k moves by c, its product with
+    column j falls by c times the sum of column j over the rows that have a value in column k.
     """
     sums, products = _filled(liar, None)
     n, d = int(sums["n"]), len(sums["total"])
@@ -177,7 +177,7 @@ def asked_again(liar: Liar) -> Found:
 
 
 def replayed_plan(liar: Liar) -> Found:
-    """Declare the plan of a run that was admitted before in another run."""
+    """Declare the plan of an admitted run again in another run."""
     plan = liar.plan
     _begin(liar)
     liar.begin()
@@ -196,7 +196,7 @@ def moved_mean(liar: Liar) -> Found:
 
 
 def stretched_direction(liar: Liar) -> Found:
-    """Multiply by a block whose directions are far longer than one."""
+    """Multiply by a block whose directions are far longer than 1."""
     d = _standardized(liar)
     Y = liar.ask("covariance_product", Z=STRETCH * np.eye(d))["Y"]
     return Found(facts={"X'X": Y / STRETCH})
@@ -210,7 +210,7 @@ def endless_steps(liar: Liar) -> Found:
 
 
 def endless_steps_at_once(liar: Liar) -> Found:
-    """Ask for 2^62 local steps; only for sites that refuse `MANY_STEPS`."""
+    """Ask for 2^62 local steps; use this only for sites that refuse `MANY_STEPS`."""
     d = _standardized(liar)
     liar.ask("local_power_steps", Z=np.eye(d, 1), steps=np.int64(ENDLESS))
     return Found(facts={"2^62 steps for one question": None})
@@ -226,8 +226,8 @@ def wide_block(liar: Liar) -> Found:
 def sign_flips(liar: Liar) -> Found:
     """Solve for the rows from products with flipped signs, as if the signs followed from the seed.
 
-    The liar centers on a point below all values. So all entries are positive, and the products of two
-    columns, which are linear equations for each row, determine the row.
+    The liar centers on a point below all values, so all entries are positive. The flipped products are
+    linear equations for each row's products of two columns, and these products determine the row.
     """
     begun = _begin(liar)
     n, d = begun.n, begun.d
@@ -257,8 +257,8 @@ def few_rows_flipped(liar: Liar) -> Found:
     """Collect products with unknown signs over many runs, until all signs of a few rows have occurred.
 
     With all entries positive, the product of two columns is ``sum +-p_i``, with one p_i for each row.
-    Over all signs, the distances to the largest sum are all sums over subsets of the p_i, which tell
-    the p_i. The products of three columns then tell the entries.
+    Over all signs, the distances to the largest sum are all sums over subsets of the p_i, which
+    determine the p_i. The products of three columns then determine the entries.
     """
     begun = _begin(liar)
     n, d = begun.n, begun.d
@@ -318,10 +318,10 @@ def _from_subset_sums(sums: Array) -> Array:
 
 
 def _entries_from_products(products: dict[tuple[int, int], Array], n: int, d: int) -> Array:
-    """Return the rows whose products of columns these are; the order within each pair is unknown.
+    """Return the rows with these products of columns; for each pair, the order of rows is unknown.
 
     ``u = a_0 a_1``, ``v = a_0 a_2`` and ``w = a_1 a_2`` belong to one row if the entries that follow
-    from them have the products with another column that were found.
+    from them also have products with the other columns that were found.
     """
     rows = []
     for u, v, w in itertools.product(products[0, 1], products[0, 2], products[1, 2]):
@@ -340,12 +340,12 @@ def _entries_from_products(products: dict[tuple[int, int], Array], n: int, d: in
 
 
 def far_mean(liar: Liar) -> Found:
-    """Center two columns so far away that adding a third to them rounds its values up or away.
+    """Center two columns so far away that adding a third rounds the third's values up or away.
 
-    The scores of a row are added up column by column: a huge number, then the key column, then the
-    huge number with the other sign. What is left is a multiple of the rounding unit: 1 for rows whose
-    key is beyond a threshold, and 0 for all others. So products hold sums over the rows beyond any
-    threshold, and the sums for two thresholds differ by a single row.
+    A row's score is added up column by column: a huge number, then the key column, then the huge number
+    with the other sign. What is left is one rounding unit for rows whose key is beyond a threshold, and
+    0 for all others. So products hold sums over the rows beyond any threshold, and for two close
+    thresholds, the sums differ by a single row.
     """
     begun = _begin(liar)
     d = begun.d
@@ -361,9 +361,9 @@ def far_mean(liar: Liar) -> Found:
 
 
 def constant_columns(liar: Liar) -> Found:
-    """Round keys away as with a far mean, about two columns that are constant at the site.
+    """Round keys away as with a far mean, but with two columns that are constant at the site.
 
-    Such columns need no far mean: any two numbers that cancel are huge beside a small enough key.
+    Such columns need no far mean: any two numbers that cancel are huge next to a small enough key.
     """
     begun = _begin(liar)
     mean = begun.sums / begun.n
@@ -419,7 +419,7 @@ def _standardized(liar: Liar) -> int:
 
 
 def _squares(liar: Liar, begun: _Begun) -> Array:
-    """Return the sum of squares of each column about the mean, as a run that scales asks for it."""
+    """Ask for the sum of squares of each column about the mean, as a run that scales does."""
     return np.asarray(liar.ask("squares", mean=begun.sums / begun.n)["squares"])
 
 
@@ -429,7 +429,7 @@ def _radius(squares: Array) -> float:
 
 
 def _signs(name: str, seed: int, flip: int, shape: tuple[int, int]) -> Array:
-    """Return the signs of a site that draws them from the coordinator's seed, in one process."""
+    """Return the signs of a site in the coordinator's process, which draws them from the seed."""
     words = [seed, zlib.crc32(name.encode()), flip, 0]
     bits = np.random.default_rng(words).bytes(-(-shape[0] * shape[1] // 8))
     flags = np.unpackbits(np.frombuffer(bits, np.uint8), count=shape[0] * shape[1])
@@ -496,7 +496,7 @@ def _split(
 
 
 def _joined(rows: Array, others: Array) -> Array:
-    """Fill the gaps of each row from the row of another run that agrees best where both have values."""
+    """Fill the gaps of each row from another run's row: the one that agrees best with its values."""
     if not len(others):
         return rows
     joined = rows.copy()

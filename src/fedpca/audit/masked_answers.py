@@ -1,8 +1,8 @@
 """Read the masked answers of a run as far as a coordinator can, alone or with sites that collude.
 
-A site that colludes tells the secrets that it shares with its neighbors. So the coordinator can take
+A site that colludes reveals the secrets that it shares with its neighbors. So the coordinator can take
 its masks out of the other sites' answers. The masks between honest sites stay in, and cancel only in
-the sum over all honest sites. An attacker that does not know this reads the elements as numbers.
+the sum over all honest sites. If masks are left, the attacker reads masked elements as numbers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedpca.site.guard import Agreement
 from fedpca.site.masking import MaskKeys
 from fedpca.site.site import Site
 
-Secrets = Mapping[str, Mapping[str, bytes]]  # of each site, by neighbor
+Secrets = Mapping[str, Mapping[str, bytes]]  # each site's secrets, by neighbor
 
 
 class MaskedRound(NamedTuple):
@@ -67,7 +67,7 @@ class MaskedRound(NamedTuple):
 
 
 def secrets_of(site: Site) -> dict[str, bytes]:
-    """Return the secrets that a site shares with its neighbors, which it tells if it colludes."""
+    """Return the secrets that a site shares with its neighbors, and reveals if it colludes."""
     plan = RunPlan.from_bytes(site.recall(Agreement).plan.tobytes())
     keys = site.recall(MaskKeys)
     if keys.seed is None or keys.secrets is None:

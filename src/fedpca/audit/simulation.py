@@ -7,8 +7,8 @@ trial until the answers agree:
     min over C of  sum over rounds ||Y(C) - Y||^2 / ||Y||^2  +  misfit to what else is known about C
 
 The problem has d (d + 1) / 2 unknowns. The search starts at the `cross_block` estimate, and then at
-points near it. The search may end in a local minimum, which the attacker notices. Otherwise, the mask
-hides nothing.
+points near it. If the search ends in a local minimum, the attacker notices. Otherwise, the mask hides
+nothing.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class Transcript:
     """All messages from a run, by round number, and the resulting model.
 
     ``secrets`` are those that each site shares with its neighbors in a run with secure sums. A listener
-    knows those of sites that collude.
+    knows the secrets of sites that collude.
     """
 
     rounds: dict[int, Exchange] = field(default_factory=dict)
@@ -88,9 +88,9 @@ class Transcript:
         site : str
             The site whose C is to be estimated.
         listener : {"seen", "summed", "published"}
-            "seen" hears every answer from the site; in a run with secure sums, it reads masked ones as
-            if they were numbers. "summed" hears its answers to gathered questions,
-            and estimates its part of each sum as the total times the site's share of the rows.
+            "seen" hears every answer from the site; in a run with secure sums, it reads masked answers
+            as if they were numbers. "summed" hears the site's answers to gathered questions, and
+            estimates the site's part of each sum as the total times the site's share of the rows.
             "published" knows only the model.
         rows : dict
             Number of rows at each site.
@@ -151,12 +151,12 @@ class Listener:
             masks = MaskedRound.of(request)
             if (
                 masks is None
-            ):  # the total tells the size of the largest number, which no attack uses
+            ):  # the total reveals the size of the largest number, which no attack uses
                 yield from self._engine.ask(names, request, timeout)
                 return
         exchange = Exchange(header["question"], header["verb"], request.arrays, {}, masks)
         before = self.transcript.rounds.get(header["round"])
-        if before is not None and before.masks == masks:  # else, a bound was tried in vain
+        if before is not None and before.masks == masks:  # otherwise, a bound was too small
             exchange = before
         self.transcript.rounds[header["round"]] = exchange
         for name, reply in self._engine.ask(names, request, timeout):
@@ -170,7 +170,7 @@ class Listener:
         self._engine.close()
 
     def _note_secrets(self) -> None:
-        """Keep what sites would tell if they colluded."""
+        """Keep the secrets that sites would reveal if they colluded."""
         from fedpca.audit.masked_answers import secrets_of
 
         sites: Mapping[str, Site] = getattr(self._engine, "sites", {})
@@ -196,7 +196,7 @@ def _weighted_total(
     among: Collection[str],
     told: Mapping[str, Mapping[str, bytes]],
 ) -> Arrays:
-    """Return the sum of some sites' answers, times a weight; ``told`` are secrets behind masks."""
+    """Return the sum of some sites' answers, times a weight; ``told`` has secrets to remove masks."""
     if exchange.masks is not None:
         sites = [site for site in exchange.answers if site in among]
         total = exchange.masks.sum(exchange.answers, sites, told)

@@ -46,7 +46,7 @@ MARKUP: Literal["markdown"] = "markdown"  # rewraps the lines of each paragraph
 
 
 class Commands(TyperGroup):
-    """The group of all commands; each lies in the module that has its name."""
+    """The group of all commands; each is in the module of the same name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

@@ -88,12 +88,12 @@ def audit(
     lying: Annotated[
         bool,
         typer.Option(
-            "--lying", help="Attack the first site as a coordinator that lies, with any question."
+            "--lying", help="Attack the first site as a lying coordinator that may ask anything."
         ),
     ] = False,
     policy: Annotated[
         Path | None,
-        typer.Option(help="With --lying: TOML file with the policy to attack beside the default."),
+        typer.Option(help="With --lying: TOML file with a policy to attack, besides the default."),
     ] = None,
     csv: Annotated[
         bool, typer.Option("--csv", help="With --lying: print the table as CSV.")
@@ -111,9 +111,9 @@ def audit(
 
     Compare each error with the error of a guess that uses no messages.
 
-    With --lying, the coordinator does not follow the protocol. The table says which records and values
-    of the first site it recovers from sites that answer anything, under the default policy of join, and
-    under yours.
+    With --lying, the coordinator does not follow the protocol. The table shows which records and values
+    of the first site it recovers under three policies: one that allows everything, the default of
+    `fedpca join`, and yours.
     """
     with exit_codes():
         if lying and secure:
@@ -158,7 +158,7 @@ def audit(
 
 
 def _attacking(on_done: OnDone | None) -> Callable[[str], None] | None:
-    """Return a function that shows which attack begins and how many are over, or None."""
+    """Return a function that shows which attack begins and how many are done, or None."""
     if on_done is None:
         return None
     number = itertools.count()

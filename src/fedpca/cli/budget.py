@@ -26,19 +26,19 @@ def budget(
     name: Name = None,
     folder: Folder = None,
     policy: Annotated[
-        Path | None, typer.Option(help="TOML file with the site's policy, to say what is left.")
+        Path | None, typer.Option(help="TOML file with the site's policy, to show what is left.")
     ] = None,
     delta: Annotated[
         float | None,
-        typer.Option(help="The delta of every epsilon shown; by default, the policy's, or 1e-6."),
+        typer.Option(help="Delta that goes with each epsilon; by default, the policy's, or 1e-6."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
     """Show what the private runs at this site have spent, and what is left of its budget.
 
-    Each noisy answer spends something, also if its run failed later. The epsilon of several runs is
-    less than the sum of theirs. The command checks that nobody altered the file; if somebody did, the
-    exit code is 1.
+    Each noisy answer spends part of the budget, even if its run failed later. The total epsilon of
+    several runs is less than the sum of their epsilons. The command checks that nobody altered the
+    file; if somebody did, the exit code is 1.
     """
     with exit_codes():
         rules = Policy() if policy is None else read_policy(policy)
@@ -52,7 +52,7 @@ def budget(
             raise FileError(f"{path} cannot be read: {error.strerror}") from None
         if spent.problem:
             raise LedgerError(
-                f"{path}: {spent.problem}; before it, {len(spent.releases)} answers are verified"
+                f"{path}: {spent.problem}; {len(spent.releases)} answers before it are verified"
             )
         found = contents(spent, rules, delta)
         if json:
@@ -83,7 +83,7 @@ def contents(spent: Spent, rules: Policy, delta: float) -> dict[str, Any]:
         ],
     }
     if rules.max_epsilon is not None:
-        # the budget has a delta of its own; what is left of it is told at the one that was asked for
+        # the budget has its own delta; what is left is stated at the requested one
         left = max(0.0, rules.max_mu2 - spent.mu2)
         found |= {"max_epsilon": rules.max_epsilon, "left": _epsilon(left, delta)}
     return found
@@ -125,7 +125,7 @@ def _file_of(name: str | None, folder: Path | None) -> Path:
 
 
 def _epsilon(mu2: float, delta: float) -> float | None:
-    """Return an epsilon as JSON holds it, None if it is infinite."""
+    """Return an epsilon for JSON, or None if it is infinite."""
     return _plain(epsilon_of(math.sqrt(mu2), delta))
 
 

@@ -67,12 +67,12 @@ def exit_codes(hint: str = "") -> Iterator[None]:
 
 
 def in_words(error: BaseException) -> str:
-    """Return the error's text, in which a name from a file or a server cannot change the terminal."""
+    """Return the error's text, escaped so that names in it cannot control the terminal."""
     return printable(error, MAX_ERROR_CHARS, keep="\n")
 
 
 def _is_bad_usage(error: Exception) -> bool:
-    """Return whether the user can mend the error by changing the command or its files."""
+    """Return whether the user can fix the error by changing the command or its files."""
     if isinstance(error, InputError | FileError | JournalError):
         return True
     # scikit-learn checks parameters; if it has not been imported, the error is not from there
@@ -93,7 +93,7 @@ def say(text: str) -> None:
 
 
 class _Indented(logging.Formatter):
-    """Escape and indent what an exception quotes, so that it cannot pass for a line of its own."""
+    """Escape and indent the text of exceptions, so that it cannot pass for a separate line."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = printable(super().format(record), MAX_ERROR_CHARS, keep="\n")
@@ -122,7 +122,7 @@ def teller(name: str, quiet: bool) -> Callable[[str], None]:
         last = text, time.monotonic()
         line = printable(text, MAX_LINE_CHARS)
         now = datetime.datetime.now().astimezone()
-        # a site that logs to a full disk goes on; err would keep every line that it could not write
+        # a site that logs to a full disk keeps running; err would store each line that it cannot write
         with suppress(OSError):
             print(f"{now:%Y-%m-%d %H:%M:%S} {name}: {line}", file=sys.stderr, flush=True)
 

@@ -12,13 +12,13 @@ from fedpca.cli.requests import Folder, Name, Run, describe, requests_of
 
 def deny(
     run: Run,
-    reason: Annotated[str, typer.Option(help="Why; the coordinator is told this.")] = "",
+    reason: Annotated[str, typer.Option(help="Reason to give to the coordinator.")] = "",
     name: Name = None,
     folder: Folder = None,
 ) -> None:
     """Deny a run, or take its approval back.
 
-    A run that has begun stops at its next question. The coordinator cannot ask again with this run.
+    A run that has begun stops at its next question. The coordinator cannot request this run again.
     """
     with exit_codes():
         requests = requests_of(name, folder)

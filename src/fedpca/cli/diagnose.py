@@ -1,4 +1,4 @@
-"""Run `fedpca diagnose`: ask the sites what a fit does not tell."""
+"""Run `fedpca diagnose`: ask the sites for what a fit does not reveal."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def diagnose(
         typer.Option(
             "--output",
             "-o",
-            help="Write the model with what limits of rows need, for `fedpca transform --flags`.",
+            help="Write the model and what `fedpca transform --flags` needs for better limits.",
         ),
     ] = None,
     permutations: Annotated[
@@ -52,7 +52,7 @@ def diagnose(
         ),
     ] = 0,
     no_site_map: Annotated[
-        bool, typer.Option("--no-site-map", help="Ask for sums alone, and compare no sites.")
+        bool, typer.Option("--no-site-map", help="Ask only for sums, and do not compare sites.")
     ] = False,
     alpha: Annotated[
         float, typer.Option(help="Share of ordinary rows beyond each limit of T2 and Q.")
@@ -60,8 +60,8 @@ def diagnose(
     plots: Annotated[
         Path | None,
         typer.Option(
-            help="Also write plots to this folder: scree.svg, and sites.svg and stability.svg if the "
-            "sites show enough."
+            help="Also write plots to this folder: scree.svg, and, if there is a map of sites, "
+            "sites.svg and stability.svg."
         ),
     ] = None,
     drop: Drop = [],  # noqa: B006
@@ -85,13 +85,13 @@ def diagnose(
         ),
     ] = 60.0,
     purpose: Annotated[
-        str, typer.Option(help="Why the run takes place, in a line for people at the sites.")
+        str, typer.Option(help="Reason for the run, in one line, for people at the sites.")
     ] = "",
     approval_wait: Annotated[
         float, typer.Option(help="Seconds to wait for sites where a person must approve the run.")
     ] = 0.0,
     secure: Annotated[
-        bool, typer.Option("--secure", help="Sum so that the coordinator reads only totals.")
+        bool, typer.Option("--secure", help="Use secure sums: the coordinator reads only totals.")
     ] = False,
     credentials: Credentials = None,
     insecure: Insecure = False,
@@ -99,10 +99,10 @@ def diagnose(
     force: Force = False,
     quiet: Quiet = False,
 ) -> None:
-    """Diagnose a model at its sites: how many components, which limits, which sites differ.
+    """Diagnose a model at its sites: find the number of components, limits for rows, and odd sites.
 
-    Everything but the map of sites comes from sums, as in a second fit. The map needs a summary from
-    each site, as the solver merge does; sites that do not allow that are not shown.
+    Everything except the map of sites comes from sums, as in a second fit. The map needs a summary from
+    each site, as the solver merge does. If the policy of any site forbids that, there is no map.
     """
     with exit_codes():
         if output is not None:
@@ -163,7 +163,7 @@ def _say_written(path: Path, quiet: bool) -> None:
 
 
 def _draw(found: Diagnosis, folder: Path) -> list[Path]:
-    """Write the plots of a diagnosis, as far as it has what they show, and return their paths."""
+    """Write the plots that a diagnosis has results for, and return their paths."""
     from fedpca.report import diagnostic_displays as displays
     from fedpca.report.displays import ScreeDisplay
     from fedpca.report.drawing import save_figure

@@ -128,7 +128,7 @@ def fit(
     solver: Annotated[
         str | None,
         typer.Option(
-            help=f"Solver. pca: auto, {', '.join(SOLVERS)}, or one from a different package. "
+            help=f"Solver. pca: auto, {', '.join(SOLVERS)}, or one from an installed package. "
             f"personalized: {', '.join(PERSONALIZED)}. robust: {', '.join(ROBUST)}."
         ),
     ] = None,
@@ -227,7 +227,7 @@ def fit(
     cluster: Annotated[
         str | None,
         typer.Option(
-            help="Read FILES at the workers of the Dask cluster with this scheduler: HOST:PORT."
+            help="Read FILES on the workers of the Dask cluster with this scheduler: HOST:PORT."
         ),
     ] = None,
     sites: Annotated[
@@ -241,10 +241,10 @@ def fit(
         ),
     ] = 60.0,
     purpose: Annotated[
-        str, typer.Option(help="Why the fit takes place, in a line for people at the sites.")
+        str, typer.Option(help="Reason for the fit, in one line, for people at the sites.")
     ] = "",
     secure: Annotated[
-        bool, typer.Option("--secure", help="Sum so that the coordinator reads only totals.")
+        bool, typer.Option("--secure", help="Use secure sums: the coordinator reads only totals.")
     ] = False,
     epsilon: Epsilon = None,
     delta: Delta = None,
@@ -268,9 +268,10 @@ def fit(
 
     Each of FILES is a file or folder with one site's rows, or NAME=PATH. With --federation, omit FILES:
     the rows are at the sites that have joined a server. With --cluster, the workers of a Dask cluster
-    read FILES, which are together one table, or a site each if all are NAME=PATH.
+    read FILES: as one table, or, if all are NAME=PATH, as one site each.
 
-    Genotypes in .bed files, as plink2 --pca: --binomial --missing mean --maf 0.01 --plink PREFIX.
+    For genotypes in .bed files, as in plink2 --pca: --binomial --missing mean --maf 0.01
+    --plink PREFIX.
     To separate what all sites share from what is local: --method personalized --shared 2 --local 1.
     To separate outliers and list them: --method robust -k 3 --outliers outliers.csv.
     """
@@ -314,7 +315,9 @@ def fit(
             },
         )
         if plink is not None and not binomial:
-            raise InputError("--plink requires --binomial, because plink2 scales genotypes so")
+            raise InputError(
+                "--plink requires --binomial, because plink2 scales genotypes like that"
+            )
         more_files = FitFiles(local_models, outliers, plink)
         more_files.check(force, has_rows=has_files)
         choice = {**choice_of(drop, columns, id), "weight": weight}

@@ -26,9 +26,9 @@ class FitFiles:
     plink: Path | None = None  # the beginning of several names
 
     def check(self, force: bool, *, has_rows: bool) -> None:
-        """Refuse files that could not be written, before anything is asked.
+        """Refuse files that could not be written, before any site is asked.
 
-        Both kinds hold what belongs to the sites, so they are written only where the rows are.
+        Local models and outliers belong to the sites, so they are written only where the rows are.
         """
         if not has_rows and (self.local_models or self.outliers):
             raise InputError(

@@ -93,7 +93,7 @@ def join(
     device: OnDevice = None,
     precision: Precision = None,
     timeout: Annotated[
-        float, typer.Option(help="Seconds after which the work on a question is ended.", min=0.001)
+        float, typer.Option(help="Seconds after which work on a question stops.", min=0.001)
     ] = ANSWER_TIMEOUT_S,
     insecure: Insecure = False,
     quiet: Quiet = False,
@@ -103,8 +103,9 @@ def join(
     HOST is the address of the coordinator's server. The rows stay on this machine. The command prints
     each question and what is sent in reply, and records both in the site's ledger.
 
-    Without --policy, the site takes part in plain PCA over sums, and shows no answers of its own.
-    `fedpca policy` writes a policy file, in which more can be opened.
+    Without --policy, the site takes part only in plain PCA over sums, and refuses questions that would
+    show the coordinator its own answers about its rows. `fedpca policy` writes a policy file in which
+    you can allow more.
 
     Rows in a database are read when a run begins. Use the environment variable FEDPCA_DATABASE for an
     address that contains a password.
@@ -199,7 +200,7 @@ def _rows(files: list[str], database: str | None, query: str | None) -> Any:
         return files
     if files or query is None or database is None:
         raise InputError(
-            "specify the rows with --data FILE, or with --database ADDRESS and --query SQL; use one way"
+            "specify the rows either with --data FILE, or with --database ADDRESS and --query SQL"
         )
     return Query(database, query)
 
@@ -209,6 +210,6 @@ def _refuse_unsafe(policy: Policy, *, has_coordinator: bool) -> None:
     policy.refuse_unknown_sites()
     if has_coordinator and policy.is_open:
         raise InputError(
-            "--coordinator has no effect with a policy that allows 'any', which answers questions "
+            "--coordinator has no effect with a policy that allows 'any', because it admits questions "
             "without a signed plan; name the programs to allow, or omit --coordinator"
         )

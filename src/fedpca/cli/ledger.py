@@ -32,10 +32,10 @@ def group() -> None:
 @ledger.command("verify")
 def verify(
     file: Annotated[
-        Path | None, typer.Argument(help="The ledger; by default, the one that join writes.")
+        Path | None, typer.Argument(help="The ledger; by default, the one that `join` writes.")
     ] = None,
     site: Annotated[
-        str | None, typer.Option(help="The site's name; by default, the ledger's folder.")
+        str | None, typer.Option(help="The site's name; by default, that of the ledger's folder.")
     ] = None,
     model: Annotated[
         Path | None, typer.Option(help="Also compare with the run record in this model file.")
@@ -46,9 +46,9 @@ def verify(
 ) -> None:
     """Check that nobody changed, removed, or inserted a line of a site's ledger.
 
-    Lines that were removed from the end do not show in the ledger itself. With --model, the command
-    also looks for the entry that the site signed for that fit, which shows them. With --key, it checks
-    the signature too.
+    The ledger itself does not show whether lines were removed from its end. To find out, use --model:
+    the command then looks for the entry that the site signed for that fit. With --key, it checks the
+    signature too.
 
     The exit code is 1 if the ledger was altered or does not match the model.
     """
@@ -61,7 +61,7 @@ def verify(
         for note in check.notes:
             say(note)
         if check.problem:
-            raise LedgerError(f"{path}: {check.problem}; before it, {entries} are verified")
+            raise LedgerError(f"{path}: {check.problem}; {entries} before it are verified")
         say(f"{path}: {entries}, and the chain is whole")
         say(f"head {check.head}")
         if model is None:
@@ -74,7 +74,7 @@ def verify(
 def _compare(
     path: Path, site: str, proof: Mapping[str, str], model: Path, key: Path | None
 ) -> None:
-    """Say which entry a model's proof is about; refuse a ledger or a key that does not match it."""
+    """Print which entry a model's proof is about; refuse a ledger or a key that does not match."""
     number, problem = check_proof(path, proof)
     if problem:
         raise LedgerError(f"{path} does not match {model} for {site!r}: {problem}")

@@ -1,4 +1,4 @@
-"""Show a command on a page in the browser while it goes on."""
+"""Show the progress of a command on a page in the browser."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ log = logging.getLogger("fedpca.cli")
 
 Page = Annotated[
     bool,
-    typer.Option("--page", help=f"Show what goes on in a browser, at http://{HOST}:{PORT}/."),
+    typer.Option("--page", help=f"Show the progress in a browser, at http://{HOST}:{PORT}/."),
 ]
 PageAt = Annotated[
     str | None,
     typer.Option(
         metavar="[HOST:]PORT",
-        help="Show the page there; 0 is any free port. With a HOST that is not this machine's own, "
-        "whoever reaches it reads the page.",
+        help="Show that page at this address; port 0 is any free port. Everyone who can reach HOST "
+        "can read the page.",
     ),
 ]
 
 
 @contextmanager
 def live_page(feed: Feed, page: bool, page_at: str | None, quiet: bool) -> Iterator[None]:
-    """Serve a page while the block runs, if somebody wants one; its port is taken first."""
+    """Serve a page while the block runs, if the user wants one; take its port before the block."""
     if not page and page_at is None:
         yield
         return
@@ -50,7 +50,7 @@ def live_page(feed: Feed, page: bool, page_at: str | None, quiet: bool) -> Itera
 
 @contextmanager
 def live_run(board: RunBoard, page: bool, page_at: str | None, quiet: bool) -> Iterator[None]:
-    """Serve a page about a run while the block runs, and say on it how the run ended."""
+    """Serve a page about a run while the block runs, and show on it how the run ended."""
     with live_page(board.feed, page, page_at, quiet):
         try:
             yield
@@ -62,7 +62,7 @@ def live_run(board: RunBoard, page: bool, page_at: str | None, quiet: bool) -> I
 
 
 def watch(fed: Federation, shown: Watchers, board: RunBoard) -> None:
-    """Have a federation tell the terminal and the page what goes on."""
+    """Show the progress of a federation on the terminal and on the page."""
 
     def on_round(entry: dict[str, Any]) -> None:
         board.show_round(entry, fed.record.lost)
@@ -91,7 +91,7 @@ def harmless(show: Callable[..., None]) -> Callable[..., None]:
 
 
 def what_runs(model: Any) -> str:
-    """Return the estimator and its method, for people."""
+    """Return the names of the estimator and its method, for people to read."""
     method = getattr(model, "solver", None) or getattr(model, "method", "")
     return f"{type(model).__name__}, {getattr(method, 'name', method)}"
 

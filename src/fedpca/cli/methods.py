@@ -1,4 +1,4 @@
-"""Make the estimator that `fedpca fit --method` names from the options that the user typed."""
+"""Make the estimator for `fedpca fit --method` from the options that the user typed."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ KINDS = {
         find_robust,
     ),
 }
-PRIVACY = {  # the setting of `Privacy` that each option is
+PRIVACY = {  # the field of `Privacy` that each option sets
     "--epsilon": "epsilon",
     "--delta": "delta",
     "--row-bound": "row_bound",
     "--around": "around",
     "--silent": "n_silent",
 }
-OTHER_OPTIONS = {  # that set no parameter by themselves
+OTHER_OPTIONS = {  # options that set no parameter by themselves, with the method that has them
     "--local-models": Method.personalized,
     "--outliers": Method.robust,
     "--weight": Method.pca,
@@ -76,9 +76,9 @@ def estimator_of(
 ) -> Any:
     """Return the unfitted estimator, or refuse options that do not suit the method.
 
-    ``own`` maps the options that belong to some methods only to their values, ``common`` maps
-    parameters of all methods to theirs, and None stands for an option that was not typed. ``more``
-    holds further parameters as NAME=VALUE.
+    ``own`` maps the options that only some methods have to their values; None stands for an option
+    that was not typed. ``common`` maps parameters of all methods to their values. ``more`` holds
+    further parameters as NAME=VALUE.
     """
     kind = KINDS[method]
     typed = {option: value for option, value in own.items() if value is not None}
@@ -116,8 +116,8 @@ def privacy_of(typed: Mapping[str, Any]) -> Privacy | None:
     if needed:
         first = next(option for option in PRIVACY if option in typed)
         raise InputError(
-            f"{first} also needs {' and '.join(needed)}: a private fit is typed as in --epsilon 1 "
-            "--delta 1e-6 --row-bound 8, where rows count at most that far from the mean"
+            f"{first} also needs {' and '.join(needed)}, as in --epsilon 1 --delta 1e-6 --row-bound 8; "
+            "--row-bound is the distance from the mean up to which rows count"
         )
     return Privacy(**given)
 
@@ -136,7 +136,7 @@ def around_of(text: str | None) -> float | tuple[float, ...] | None:
 
 
 def components_typed(method: Method, text: str | None) -> Any:
-    """Parse -k, which only a plain fit may go without, since it can find the number itself."""
+    """Parse -k; only a plain fit can do without it, because it can find the number itself."""
     if text is None:
         return "auto" if method is Method.pca else None
     return components_of(text)

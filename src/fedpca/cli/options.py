@@ -41,7 +41,7 @@ Scale = Annotated[
 ]
 Drop = Annotated[
     list[str],
-    typer.Option(help="Column that is not a feature; may be repeated, as may NAME,NAME."),
+    typer.Option(help="Column that is not a feature, or several: NAME,NAME; may be repeated."),
 ]
 Columns = Annotated[
     list[str], typer.Option(help="Column that is a feature; all others are then left out.")
@@ -92,7 +92,7 @@ Extract = Annotated[
 ]
 AllowMissing = Annotated[
     bool,
-    typer.Option("--allow-missing", help="Accept NaN, which fits with --missing use."),
+    typer.Option("--allow-missing", help="Accept NaN, for fits with --missing."),
 ]
 Credentials = Annotated[
     Path | None,
@@ -105,16 +105,18 @@ Epsilon = Annotated[
     float | None,
     typer.Option(
         help="Add noise, so that the fit is differentially private for each row. Needs --delta and "
-        "--row-bound. The sums of several sites are then secure, so that they share the noise."
+        "--row-bound. The sums of several sites are then secure, so that the sites share the noise."
     ),
 ]
 Delta = Annotated[
     float | None,
-    typer.Option(help="Probability with which --epsilon may fail; far below one over the rows."),
+    typer.Option(help="Probability with which --epsilon may fail; far less than 1 / rows."),
 ]
 RowBound = Annotated[
     float | None,
-    typer.Option(help="Distance from the mean up to which rows count, from knowing the domain."),
+    typer.Option(
+        help="Distance from the mean up to which rows count, from domain knowledge and not the rows."
+    ),
 ]
 Around = Annotated[
     str | None,
@@ -190,7 +192,7 @@ def named_sites(files: list[str]) -> dict[str, str]:
             raise InputError(f"{text} must be a path or NAME=PATH, as in north=rows.csv")
         if name in sites:
             raise InputError(
-                f"two sites are named {name!r}: {sites[name]} and {path}; give each a name, as in "
+                f"two sites are named {name!r}: {sites[name]} and {path}; name each of them, as in "
                 f"first={sites[name]} second={path}"
             )
         sites[name] = path
@@ -269,7 +271,9 @@ def read_policy(path: Path) -> Policy:
         if word in words:
             continue
         if word in SOLVERS:
-            raise InputError(f"{path}: allow has {word!r}, which {FEDERATED!r} includes; use that")
+            raise InputError(
+                f"{path}: allow has {word!r}; use {FEDERATED!r}, which includes that solver"
+            )
         near = get_close_matches(word, words, 1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise InputError(

@@ -1,4 +1,4 @@
-"""Run `fedpca plan`: tell what a fit would cost and reveal, before any site is asked."""
+"""Run `fedpca plan`: estimate what a fit would cost and reveal, before any site is asked."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ from fedpca.solvers import planning
 from fedpca.solvers.workload import BANDWIDTH, LATENCY_S
 
 PLAIN = FederatedPCA()  # for the defaults that help shows
-SPEED_PANEL = "Speeds, from which the seconds follow"
+SPEED_PANEL = "Speeds, which determine the seconds"
 
 
 def plan(
-    rows: Annotated[int, typer.Option(min=2, help="About how many rows all sites have.")],
-    features: Annotated[int, typer.Option(min=1, help="How many features they have.")],
-    n_components: Annotated[int, typer.Option("-k", "--components", min=1, help="Components.")],
+    rows: Annotated[int, typer.Option(min=2, help="Number of rows at all sites, roughly.")],
+    features: Annotated[int, typer.Option(min=1, help="Number of features.")],
+    n_components: Annotated[
+        int, typer.Option("-k", "--components", min=1, help="Number of components.")
+    ],
     sites: Annotated[
-        str, typer.Option(help="How many sites take part, or their names: north,south.")
+        str, typer.Option(help="Number of sites that take part, or their names: north,south.")
     ] = "3",
     solver: Annotated[
         list[str], typer.Option(help="Solver to plan for; may be repeated; by default, all.")
@@ -40,17 +42,17 @@ def plan(
     ] = PLAIN.missing,
     tol: Annotated[float, typer.Option(help="Residual at which the solver stops.")] = PLAIN.tol,
     max_rounds: Annotated[
-        int, typer.Option(min=1, help="Rounds after which it stops.")
+        int, typer.Option(min=1, help="Rounds after which the solver stops.")
     ] = PLAIN.max_rounds,
     secure: Annotated[
-        bool, typer.Option("--secure", help="With sums of which the coordinator reads only totals.")
+        bool, typer.Option("--secure", help="Use secure sums: the coordinator reads only totals.")
     ] = False,
     epsilon: Epsilon = None,
     delta: Delta = None,
     row_bound: RowBound = None,
     silent: Silent = None,
     policy: Annotated[
-        Path | None, typer.Option(help="A site's policy; say what the site would refuse.")
+        Path | None, typer.Option(help="A site's policy; show what the site would refuse.")
     ] = None,
     like: Annotated[
         Path | None,
@@ -60,37 +62,36 @@ def plan(
         ),
     ] = None,
     latency: Annotated[
-        float, typer.Option(help="Seconds a round takes.", rich_help_panel=SPEED_PANEL)
+        float, typer.Option(help="Seconds per round.", rich_help_panel=SPEED_PANEL)
     ] = LATENCY_S,
     bandwidth: Annotated[
         float,
         typer.Option(
-            help="Bytes a second of the coordinator's connection, which all sites share.",
+            help="Bytes per second of the coordinator's connection, which all sites share.",
             rich_help_panel=SPEED_PANEL,
         ),
     ] = BANDWIDTH,
     flops: Annotated[
         float | None,
         typer.Option(
-            help="Operations a second of each machine; by default, measured on this one.",
+            help="Operations per second of each machine; by default, measured on this one.",
             rich_help_panel=SPEED_PANEL,
         ),
     ] = None,
     read_rate: Annotated[
         float | None,
         typer.Option(
-            help="Bytes of rows that a site reads a second; by default, measured in memory.",
+            help="Bytes of rows that a site reads per second; by default, measured in memory.",
             rich_help_panel=SPEED_PANEL,
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
-    """Tell what a fit would cost and reveal with each solver, and which one to take.
+    """Estimate what a fit would cost and reveal with each solver, and recommend a solver.
 
-    Nothing is sent, and no rows are read, so planning takes nothing from a privacy budget. With
-    --epsilon, the command also tells which share of the variance of exact components is expected to
-    remain, given what such noise does to rows with such variances. With --policy, it tells what a site
-    with this policy would say.
+    Nothing is sent, and no rows are read, so planning spends no privacy budget. With --epsilon, the
+    command also estimates how much of the variance of exact components the noise would leave. With
+    --policy, it shows which solvers a site with this policy would refuse.
     """
     with exit_codes():
         given = {
@@ -103,7 +104,7 @@ def plan(
         if n_components > min(rows, features):
             raise InputError(
                 f"-k {n_components} exceeds the {min(rows, features)} components that {rows:,} rows "
-                f"of {features:,} features have"
+                f"with {features:,} features can have; use at most {min(rows, features)}"
             )
         planned = planning.plan(
             rows,
@@ -137,10 +138,10 @@ def plan(
 
 
 def _variances(like: Path, d: int) -> Array:
-    """Return the variances along all components of a model; those it does not have are alike."""
+    """Return the variances along all components; those that a model lacks share the rest equally."""
     model: Model = load_model(like)[0]
     k, found = model.components.shape
     if found != d:
-        raise InputError(f"{like} has {found} features, not {d}; use a model with as many")
+        raise InputError(f"{like} has {found} features, not {d}; use a model with {d} features")
     rest = max(float(model.total_variance - model.explained_variance.sum()), 0.0)
     return np.append(model.explained_variance, np.full(d - k, rest / max(d - k, 1)))

@@ -54,9 +54,10 @@ def plot(
     kind: Annotated[
         Kind,
         typer.Argument(
-            help="scree: the variance of each component. loadings: the features of one. biplot: rows "
-            "of your own, or sites, and features on two. sites: how much of each site's variance is "
-            "explained. parts: rows of your own, their low-rank part, and their outliers. convergence: "
+            help="scree: the variance of each component. loadings: the features of one component. "
+            "biplot: rows of your own, or sites, and features on two components. sites: how much of "
+            "each site's variance is explained. parts: rows of your own, their low-rank part, and "
+            "their outliers. convergence: "
             "the rounds of the fit. utility: the variance that a private fit would keep. control: T2 "
             "and Q of rows of your own, and their limits."
         ),
@@ -86,7 +87,7 @@ def plot(
 ) -> None:
     """Draw what a model or summary found, and write the plot to a file.
 
-    Only biplots, parts, and control charts show single rows, and they take them from a file of yours.
+    Only biplots, parts, and control charts show single rows, which come from a file that you name.
     This requires the extra ``plot``.
     """
     with exit_codes():
@@ -118,7 +119,7 @@ def plot(
 
 
 def _read(path: str, fitted: Fitted | Summary) -> Any:
-    """Return the rows in a file, or its path if the model reads it; there must not be too many."""
+    """Return the rows in a file, or its path if the model can read it; refuse too many rows."""
     if not isinstance(fitted, RobustPCA):
         return path
     import numpy as np
@@ -132,13 +133,13 @@ def _read(path: str, fitted: Fitted | Summary) -> Any:
         blocks.append(np.asarray(block.todense() if hasattr(block, "todense") else block))
         n += len(blocks[-1])
         if n > MAX_ROWS:
-            raise InputError(f"{path} has more than {MAX_ROWS:,} rows; draw a part of them")
+            raise InputError(f"{path} has more than {MAX_ROWS:,} rows; use a file with fewer rows")
     rows = np.vstack(blocks) if blocks else np.empty((0, fitted.n_features_in_))
     return rows if listed is None else pa.table(dict(zip(listed, rows.T, strict=True)))
 
 
 def _refuse_unused(kind: Kind, chosen: list[int], given: set[str]) -> None:
-    """Refuse options that a kind of plot does not use, and the lack of those that it needs."""
+    """Refuse options that a kind of plot does not use, and require those that it needs."""
     _, n_components, used = KINDS[kind]
     if len(chosen) not in {0, n_components}:
         raise InputError(

@@ -32,14 +32,14 @@ def policy(
         Path, typer.Option("--output", "-o", help="Write a commented policy to this file.")
     ] = Path("policy.toml"),
     explain: Annotated[
-        Path | None, typer.Option(help="Say what the policy in this file allows and prevents.")
+        Path | None, typer.Option(help="Explain what the policy in this file allows and prevents.")
     ] = None,
     check: Annotated[
-        Path | None, typer.Option(help="Say whether the policy in this file admits a plan.")
+        Path | None, typer.Option(help="Check whether the policy in this file admits a plan.")
     ] = None,
     plan: Annotated[
         Path | None,
-        typer.Option(help="A file from --save-plan, instead.", rich_help_panel=TRY_PANEL),
+        typer.Option(help="Read the plan from a --save-plan file.", rich_help_panel=TRY_PANEL),
     ] = None,
     save_plan: Annotated[
         Path | None,
@@ -79,18 +79,23 @@ def policy(
     ] = False,
     epsilon: Annotated[
         float | None,
-        typer.Option(help="With differential privacy.", rich_help_panel=TRY_PANEL),
+        typer.Option(help="Epsilon of a differentially private fit.", rich_help_panel=TRY_PANEL),
     ] = None,
     delta: Annotated[
-        float | None, typer.Option(help="Delta of --epsilon.", rich_help_panel=TRY_PANEL)
+        float | None,
+        typer.Option(help="Delta that goes with --epsilon.", rich_help_panel=TRY_PANEL),
     ] = None,
     row_bound: Annotated[
         float | None,
-        typer.Option(help="Distance up to which rows count.", rich_help_panel=TRY_PANEL),
+        typer.Option(
+            help="Distance from the mean up to which rows count.", rich_help_panel=TRY_PANEL
+        ),
     ] = None,
     silent: Annotated[
         int | None,
-        typer.Option(help="Number of sites without noise.", rich_help_panel=TRY_PANEL),
+        typer.Option(
+            help="Number of sites that may fail to add their noise.", rich_help_panel=TRY_PANEL
+        ),
     ] = None,
     sites: Annotated[
         str, typer.Option(help="Number of sites, or their names.", rich_help_panel=TRY_PANEL)
@@ -191,7 +196,7 @@ class _Declared(Exception):
 
 
 class _Listener:
-    """An engine without sites, which raises the first plan that it is to carry."""
+    """An engine without sites, which raises the first plan that it is asked to send."""
 
     declares = True
 
@@ -211,7 +216,7 @@ class _Listener:
 
 
 def _is_admitted(path: Path, plan: RunPlan) -> bool:
-    """Return whether a policy admits a plan, and say so or name the rule."""
+    """Return whether a policy admits a plan, and print that or the reason for the refusal."""
     allowed = read_policy(path)
     load_added_solvers()
     refusal = refusal_of(allowed, plan)

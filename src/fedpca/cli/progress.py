@@ -1,4 +1,4 @@
-"""Show how far a command has come, and about how much is left.
+"""Show how far along a command is, and about how much is left.
 
 On a terminal, a bar shows this. Elsewhere, such as in a log file, a fit prints a line at most once a
 second, and commands that read files print nothing.
@@ -22,19 +22,19 @@ from fedpca.report.remaining import Remaining, duration
 
 SECONDS_BETWEEN_LINES = 1.0
 SECONDS_BETWEEN_ANSWERS = 0.1  # a bar would cost more than the answers of many sites in one process
-MIN_SHARE = 0.02  # of the work, before anything is said about the rest
+MIN_SHARE = 0.02  # share of the work that must be done before the rest is estimated
 
 OnEntry = Callable[[dict[str, Any]], None]
 
 
 class OnDone(Protocol):
-    """What shows how much is done, and what is going on."""
+    """A function that shows how much is done, and what is being done."""
 
     def __call__(self, done: float, doing: str = ..., /) -> None: ...
 
 
 class Watchers(NamedTuple):
-    """What a federation calls after each round, and for each answer; None stands for nothing."""
+    """The functions that a federation calls after each round and for each answer, if any."""
 
     on_round: OnEntry | None = None
     on_answer: OnEntry | None = None
@@ -42,7 +42,7 @@ class Watchers(NamedTuple):
 
 @contextmanager
 def progress(quiet: bool, *, tol: float, max_rounds: int) -> Iterator[Watchers]:
-    """Yield what shows the rounds of a fit, or nothing if quiet."""
+    """Yield functions that show the rounds of a fit, or none if quiet."""
     if quiet:
         yield Watchers()
     elif _is_screen():
@@ -56,9 +56,9 @@ def progress(quiet: bool, *, tol: float, max_rounds: int) -> Iterator[Watchers]:
 def counting(
     quiet: bool, unit: str, total: Callable[[], float | None] = lambda: None
 ) -> Iterator[OnDone | None]:
-    """Yield a function to call with what is done of a total, or None if quiet or not on a terminal.
+    """Yield a function that shows how much is done, or None if quiet or not on a terminal.
 
-    The total may be a guess, as the number of rows of a text file is.
+    The total may be a guess, such as the number of rows in a text file.
     """
     if quiet or not _is_screen():
         yield None
@@ -87,7 +87,7 @@ def in_words(done: float, total: float | None, unit: str, seconds: float) -> str
 
 
 def approvals(quiet: bool) -> OnWaiting | None:
-    """Return a function that prints which sites have still to approve a run, or None if quiet."""
+    """Return a function that prints which sites must still approve a run, or None if quiet."""
 
     def show(run: str, sites: tuple[str, ...]) -> None:
         if sites:

@@ -24,7 +24,7 @@ def report(
         Path, typer.Option("--output", "-o", help="Write the page to this file (.html).")
     ],
     min_count: Annotated[
-        int, typer.Option(min=1, help="Do not show counts of fewer rows than this.")
+        int, typer.Option(min=1, help="Do not show row counts below this number.")
     ] = JOINING.min_count,
     force: Force = False,
     quiet: Quiet = False,

@@ -1,4 +1,4 @@
-"""Run `fedpca serve`: the coordinator's server, which connects sites and fits."""
+"""Run `fedpca serve`: the coordinator's server, through which fits reach the sites."""
 
 from __future__ import annotations
 

@@ -55,8 +55,8 @@ def transform(
         typer.Option(
             "--output",
             "-o",
-            help="Write the scores to this file (.parquet, .csv, or .h5ad), or, of genotypes, the "
-            "samples' parts in the eigenvectors, as plink2 does (.eigenvec).",
+            help="Write the scores to this file (.parquet, .csv, or .h5ad). For genotypes, .eigenvec "
+            "holds the samples' parts in the eigenvectors, as in plink2.",
         ),
     ],
     site: Annotated[
@@ -81,13 +81,13 @@ def transform(
     """Write the scores of rows on a model's components.
 
     MODEL is a file written by `fedpca fit` or `fedpca merge`. FILE is a file or folder of rows. Columns
-    are matched by name, and columns that are not features of the model are ignored. Columns given with
-    --id are written beside the scores, and the ids of samples beside those of genotypes. With --flags,
-    so are T2, Q, and whether a row is unusual. All of that stays in OUTPUT.
+    are matched by name, and columns that are not features of the model are ignored. The output also has
+    the columns given with --id, or the sample ids of genotypes. With --flags, it also has T2, Q, and
+    whether a row is unusual. Nothing is sent anywhere.
 
     If both FILE and the output end in .h5ad, the output is a copy of FILE with the scores in obsm, the
     components in varm, and the variances in uns, as scanpy writes them. If the sites normalized their
-    cells for the fit, so does this command.
+    cells for the fit, this command normalizes the cells in FILE too.
     """
     with exit_codes():
         refuse_overwriting(output, force)
@@ -182,7 +182,7 @@ def _write_eigenvec(output: Path, model: Model, rows: Any) -> int:
     """Write the parts of samples in the eigenvectors, as plink2 does, and return their number."""
     if not isinstance(rows, GenotypeRows):
         raise InputError(
-            f"{output} takes samples of a .bed file; use .csv or .parquet for other rows"
+            f"{output} can only hold samples of a .bed file; use .csv or .parquet for other rows"
         )
     write_eigenvec(output, rows.sample_ids, model.transform_genotypes(rows) / model.singular_values)
     return rows.n_rows
@@ -195,8 +195,8 @@ def _limits(path: Path, header: dict[str, Any]) -> ControlLimits:
     limits = FederatedPCA.load(path).control_limits()
     if limits.basis == EVEN_NOISE:
         err.print(
-            "warning: the model does not know how variance is spread outside its components, so Q is "
-            "compared with even noise; `fedpca diagnose -o` writes a model that knows",
+            "warning: the model file does not say how variance is spread outside the components, so Q "
+            "is compared with even noise; `fedpca diagnose -o` writes a model file that does",
             soft_wrap=True,
         )
     return limits
@@ -225,7 +225,7 @@ def _write_cells(
 
 
 def _score_filled(score: Callable[[Any], Array], fill: Array, block: Any) -> Array:
-    """Return what ``score`` does for rows whose missing values take those of ``fill``."""
+    """Return what ``score`` returns for rows whose missing values are replaced by ``fill``."""
     return score(filled(block, fill))
 
 

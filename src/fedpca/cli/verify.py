@@ -1,4 +1,4 @@
-"""Run `fedpca verify`: check whether a model is still that of the sites' rows."""
+"""Run `fedpca verify`: check whether a model still fits the sites' rows."""
 
 from __future__ import annotations
 
@@ -35,13 +35,14 @@ def verify(
     model: Annotated[Path, typer.Argument(help="Model file.")],
     files: Annotated[list[str] | None, typer.Argument(help=FILES)] = None,
     tol: Annotated[
-        float, typer.Option(help="Relative change that counts as none; larger accepts some drift.")
+        float,
+        typer.Option(help="Largest relative change to ignore; raise it to accept some drift."),
     ] = TOL,
     by_site: Annotated[
         bool,
         typer.Option(
             "--by-site",
-            help="Also ask each site for its explained share, to name those that changed.",
+            help="Also ask each site for its explained share, to name the sites that changed.",
         ),
     ] = False,
     drop: Drop = [],  # noqa: B006
@@ -59,21 +60,21 @@ def verify(
         typer.Option(help="Number of sites to use at that server, or their names: north,south."),
     ] = None,
     secure: Annotated[
-        bool, typer.Option("--secure", help="Sum so that the coordinator reads only totals.")
+        bool, typer.Option("--secure", help="Use secure sums: the coordinator reads only totals.")
     ] = False,
     wait: Annotated[float, typer.Option(help="Seconds to wait for sites that are offline.")] = 60.0,
     purpose: Annotated[
-        str, typer.Option(help="Why this takes place, in a line for people at the sites.")
+        str, typer.Option(help="Reason for the run, in one line, for people at the sites.")
     ] = "",
     approval_wait: Annotated[
-        float, typer.Option(help="Seconds to wait for sites where a person must approve.")
+        float, typer.Option(help="Seconds to wait for sites where a person must approve the run.")
     ] = 0.0,
     credentials: Credentials = None,
     insecure: Insecure = False,
     json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Check in one round whether a model's components are those of the sites' present rows.
+    """Check in one round whether a model's components are those of the sites' current rows.
 
     The exit code is 0 if the model is certified, and 1 if the rows have drifted away from it. Pass the
     same --drop, --columns, --id, and --weight as to `fedpca fit`.

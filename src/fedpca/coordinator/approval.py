@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 
 from fedpca.errors import ApprovalPending
 
-FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 30.0  # between two times at which the sites are asked
+FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 30.0  # between two attempts to declare the run
 GROWTH = 1.5  # of the pause
 
 OnWaiting = Callable[[str, tuple[str, ...]], None]
 
 
 class ApprovalWait:
-    """The time that a run waits for approval, which begins with the first site that asks for it.
+    """The time that a run waits for approval, starting with the first site that requires it.
 
     Parameters
     ----------
@@ -25,7 +25,7 @@ class ApprovalWait:
     can_resume : bool
         Whether the run has a journal, so that it can continue later.
     on_waiting : callable, optional
-        Called with the run and the names of the sites that have still to approve it, whenever they
+        Called with the run and the names of the sites that still have to approve it, whenever they
         change.
     """
 
@@ -39,9 +39,9 @@ class ApprovalWait:
         self._pause_s = FIRST_PAUSE_S
 
     def pause(self, pending: Mapping[str, str]) -> None:
-        """Wait a while for these sites, or raise an error if the time is over.
+        """Wait a while for these sites, or raise an error if the time is up.
 
-        ``pending`` holds what each site said.
+        ``pending`` holds each site's message.
         """
         self.tell(tuple(pending))
         now = time.monotonic()
@@ -53,7 +53,7 @@ class ApprovalWait:
         self._pause_s = min(GROWTH * self._pause_s, MAX_PAUSE_S)
 
     def tell(self, names: tuple[str, ...]) -> None:
-        """Tell which sites have still to approve, once for each change."""
+        """Report which sites still have to approve, once for each change."""
         if names != self._told and self._on_waiting is not None:
             self._on_waiting(self._run, names)
         self._told = names
@@ -62,7 +62,7 @@ class ApprovalWait:
         continues = (
             "then the same fit with the same journal continues this run"
             if self._can_resume
-            else "this run has no journal and cannot continue later, so use one or a longer wait"
+            else "this run has no journal and cannot continue later, so use a journal or a longer wait"
         )
         return (
             f"run {self._run} was not approved within {self._seconds:g} s at {', '.join(pending)}; "

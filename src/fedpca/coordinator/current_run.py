@@ -1,6 +1,6 @@
-"""Conduct one run: ask each round, keep what is known of the sites, and go on when some are lost.
+"""Conduct one run: ask each round, keep what is known about the sites, and go on if some are lost.
 
-A program talks to the `Federation` alone. What changes from round to round is here.
+A program talks only to the `Federation`. What changes from round to round is here.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class CurrentRun:
     seed : int, optional
         The seed of all random numbers; by default, a new one.
     identity : mapping, optional
-        What the plan says about the program. Questions outside a run have none; the sites are neither
-        reserved for them nor told of a plan.
+        What the plan says about the program. Questions outside a run have no identity; for them, no
+        site is reserved, and no plan is declared.
     """
 
     def __init__(
@@ -65,12 +65,12 @@ class CurrentRun:
         self.name = secrets.token_hex(8)
         self.dimensions: Dimensions = {}  # of all later messages
         self.best: Callable[[], Array] | None = None  # returns the best subspace that was reported
-        self._fed: Federation = weakref.proxy(fed)  # so that both are freed without a collector
+        self._fed: Federation = weakref.proxy(fed)  # so that no cycle delays freeing them
         self._seed, self._identity = seed, identity
         self._attempt = 0
         self._memory = 0  # the last round of this attempt that changed the sites' memory
         self._is_declared = False  # whether the sites know the plan of this attempt
-        self._energies: dict[str, float] = {}  # each site's sum of squares, if it was told
+        self._energies: dict[str, float] = {}  # each site's sum of squares, if it is known
         self._journal: Journal | None = None
         self._is_going = False  # between the beginning and the end of `until_its_end`
         self._reservation: ExitStack | None = None  # of the sites, which ends when it is closed
@@ -83,7 +83,7 @@ class CurrentRun:
 
     @contextmanager
     def until_its_end(self, path: str | os.PathLike[str] | None) -> Iterator[None]:
-        """Go on from the journal, if there is a path; give back what the run holds when it ends."""
+        """Continue from the journal, if there is a path; release what the run holds when it ends."""
         with ExitStack() as at_end:
             at_end.callback(self._end)
             self._is_going = True
@@ -114,7 +114,7 @@ class CurrentRun:
         self._enter_history(entry, time.perf_counter() - began)
         self._count_spent(question)
         asked.raise_outcome()
-        if asked.masks is not None:  # whose flags are no part of the answer
+        if asked.masks is not None:  # the flags are not part of the answer
             asked.total = {name: asked.total[name] for name in question.answers}
         if question.remembers:
             self._memory = asked.number
@@ -122,7 +122,7 @@ class CurrentRun:
         return asked
 
     def plan(self) -> RunPlan:
-        """Return the plan of this attempt, as the sites are told."""
+        """Return the plan of this attempt, as it is declared to the sites."""
         identity = self._identity or {}
         keys: Mapping[str, str] = getattr(self._fed.engine, "keys", {})
         return RunPlan(
@@ -175,7 +175,7 @@ class CurrentRun:
         self._begin_secure_sums()
 
     def _open_journal(self, path: str | os.PathLike[str]) -> Journal:
-        """Open the journal of this run, and refuse that of another one."""
+        """Open the journal of this run, and refuse a different run's."""
         fed = self._fed
         identity = {
             **(self._identity or {}),
@@ -254,8 +254,8 @@ class CurrentRun:
     ) -> Masks | None:
         """Return the masks of the answers in a run with secure sums, else None.
 
-        If nobody knows how large the answers are, the sites are asked for that first, in a message
-        within the same round. So they are if a bound was tried, and ``has_failed``.
+        If the size of the answers is unknown, or if a bound was tried and ``has_failed``, the sites are
+        first asked for that size, in a message within the same round.
         """
         if not self._fed.secure or question.verb != "sum":
             return None
@@ -314,7 +314,7 @@ class CurrentRun:
         return failed
 
     def _count_spent(self, question: Question) -> None:
-        """Add what a question takes from the privacy of the rows, also if only some sites answered."""
+        """Add what a question spends of the rows' privacy, even if only some sites answered."""
         if question.spends is not None:
             from fedpca.privacy.gaussian import Privacy, epsilon_of
 
@@ -329,7 +329,7 @@ class CurrentRun:
             }
 
     def _keep_told(self, asked: Round) -> None:
-        """Keep each site's share of the rows, weight, and variance, if all sites told them.
+        """Keep each site's share of the rows, weight, and variance, if all answers tell them.
 
         Rows are counted once. Weights are kept if they differ from the numbers of rows.
         """
@@ -374,7 +374,7 @@ class CurrentRun:
         return joined(refused, asked.sites) if refused else None
 
     def _announcing(self, asked: Round) -> Callable[[str, Reply | Summand], None]:
-        """Announce that the sites are asked; return how to accept an answer and announce its site."""
+        """Announce that the sites are asked; return a function that accepts and announces an answer."""
         on_answer = self._fed.on_answer
         if on_answer is None:
             return asked.accept

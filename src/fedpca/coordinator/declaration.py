@@ -1,7 +1,8 @@
 """Declare a run to its sites before the first question, and wait for those where a person decides.
 
-The declaration is no round and in no ledger, since it contains nothing about rows. In a run with secure
-sums, the sites answer it with offers of keys, and a second message hands all offers to all sites.
+The declaration is not a round and is in no ledger, since it contains nothing about rows. In a run with
+secure sums, the sites answer it with offers of keys, and a second message hands all offers to all
+sites.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Failed = dict[str, str]  # what went wrong at each site that did not answer
 
 
 def refuse_unmaskable(plan: RunPlan) -> None:
-    """Refuse a program that cannot do without answers that the coordinator sees site by site."""
+    """Refuse a program that needs answers that the coordinator sees site by site."""
     from fedpca.privacy.secure_sum import MIN_SITES, ONE_SITE
 
     if len(plan.sites) < MIN_SITES:
@@ -81,11 +82,12 @@ class Declaration:
     def declare(
         self, wait: ApprovalWait, hold: Callable[[], None], release: Callable[[], None]
     ) -> Failed:
-        """Declare the plan, again and again while people at some sites have still to approve it.
+        """Declare the plan, again and again while people at some sites still have to approve it.
 
         Return what went wrong at sites that did not answer; a refusal is raised. ``hold`` reserves the
         sites, and ``release`` lets other runs use them while this one waits. A site that is away may
-        come back before the others have decided. So all sites are declared to once more in the end.
+        come back before the others have decided. So the plan is declared to all sites once more in the
+        end.
         """
         request, waiting = self._request(), dict[str, str]()
         while True:
@@ -131,9 +133,9 @@ class Declaration:
         return compose({**self._header, "question": DECLARE}, arrays)
 
     def _ask(self, names: Sequence[str], request: Message) -> tuple[Failed, dict[str, str]]:
-        """Return what went wrong at sites that failed, and what sites said that ask a person.
+        """Return what went wrong at failed sites, and the messages of sites that ask a person.
 
-        What sites refuse is raised once all have answered, so that each of them is named.
+        Refusals are raised once all sites have answered, so that each refusing site is named.
         """
         failed, pending = dict.fromkeys(names, ""), dict[str, str]()
 

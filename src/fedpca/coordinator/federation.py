@@ -55,16 +55,16 @@ class Federation:
         ``round``, the name of the ``question``, the ``sites`` that are asked, and the ``site`` that has
         answered, or None at first.
     purpose : str
-        Why the runs take place, in a line of words that people at the sites read.
+        Why the runs take place, in one line that people at the sites read.
     approval_wait : float
         How many seconds a run waits for sites where a person must approve it. After that,
-        `ApprovalPending` names those that have not.
+        `ApprovalPending` names the sites where nobody has.
     on_waiting : callable, optional
-        A function that is called with the run's name and the names of the sites that have still to
+        A function that is called with the run's name and the names of the sites that still have to
         approve it, whenever they change.
     secure : bool
         Whether sums are secure: the coordinator can read the total over all sites, and nothing about a
-        single one. This requires the extra ``privacy``.
+        single site. This requires the extra ``privacy``.
 
     Examples
     --------
@@ -167,8 +167,8 @@ class Federation:
             Whether to use plain HTTP, without TLS.
         wait : float
             How many seconds to wait for all sites to come online. After that, a quorum is enough. If a
-            different run is using some of the sites, a fit waits as long for that run to end, and then
-            raises `SitesBusy`.
+            different run is using some of the sites, a fit waits just as long for that run to end, and
+            then raises `SitesBusy`.
         on_online : callable, optional
             A function that is called with the names of the sites and of those that are online, whenever
             they change.
@@ -215,13 +215,13 @@ class Federation:
         Parameters
         ----------
         client : distributed.Client, str, or None
-            The cluster, or the address of its scheduler; None stands for the client in use. Without a
-            client, this process reads the rows, one block at a time.
+            A client of the cluster, or its scheduler's address; None stands for the client in use.
+            Without a client, this process reads the rows, one block at a time.
         rows : Dask array or data frame, delayed blocks, paths, or a dict of these
-            A table, whose blocks are spread over the workers, one site for each; or a dict with the
-            rows of each site. Blocks of unknown length and sparse blocks are accepted. Paths of files
-            or folders, which may contain ``*``, are those that the workers see. A file is read by one
-            worker.
+            A table whose blocks are spread over the workers, with one site for each worker, or a dict
+            with the rows of each site. Blocks of unknown length and sparse blocks are accepted. Paths
+            of files or folders, which may contain ``*``, are paths as the workers see them. Each file
+            is read by one worker.
         drop, columns, id, weight
             The names of columns, as for `Site`.
         **options
@@ -253,14 +253,14 @@ class Federation:
         Parameters
         ----------
         grid : flwr.serverapp.Grid
-            What Flower hands to the main function of a ServerApp.
+            The `Grid` that Flower passes to the main function of a ServerApp.
         sites : int or list of str
             The number of sites, or their names. A resumed run keeps the sites that it started with.
         wait : float
             How many seconds to wait for all sites to come online. After that, a quorum is enough.
         quorum, timeout, **options
-            As for `Federation`; the time limit applies to a whole round. ``secure`` is refused by the
-            sites, because each question has a process of its own there.
+            As for `Federation`; the time limit applies to a whole round. The sites refuse ``secure``,
+            because each question has a process of its own there.
         """
         from fedpca.engines.flower_app.engine import GridEngine
 
@@ -274,7 +274,7 @@ class Federation:
         on_round: Callable[[dict[str, Any]], None] | None = None,
         on_answer: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
-        """Call these functions from now on, in place of those that the federation was made with."""
+        """Call these functions from now on, instead of those given when the federation was created."""
         self.on_round, self.on_answer = on_round, on_answer
 
     def close(self) -> None:
@@ -308,7 +308,7 @@ class Federation:
 
     @property
     def plan(self) -> RunPlan:
-        """Return the plan of the present attempt, as the sites are told."""
+        """Return the plan of the current attempt, as it is declared to the sites."""
         return self._current.plan()
 
     def bind(self, **lengths: int) -> None:
@@ -353,7 +353,7 @@ class Federation:
             with current.until_its_end(self._journal_path):
                 while True:
                     try:
-                        with threads_for_entries(0):  # until large arrays are at work
+                        with threads_for_entries(0):  # until work on large arrays begins
                             result = program(self, None if current.best is None else current.best())
                         current.go_on_after_refusal()
                         return result
@@ -384,7 +384,7 @@ def _check_verb(question: Question, verb: str) -> None:
 
 
 def _refuse_lacking(engine: Engine, **wanted: bool) -> None:
-    """Refuse what an engine says that it cannot do."""
+    """Refuse what an engine does not support."""
     lacks: Mapping[str, str] = getattr(engine, "lacks", {})
     for name, is_wanted in wanted.items():
         if is_wanted and name in lacks:
@@ -392,9 +392,9 @@ def _refuse_lacking(engine: Engine, **wanted: bool) -> None:
 
 
 def _check_approval(purpose: Any, approval_wait: Any) -> None:
-    """Refuse a purpose that no plan can hold, or a wait that is no number of seconds."""
+    """Refuse a purpose that no plan can hold, or a wait that is not a number of seconds."""
     if not isinstance(purpose, str) or len(purpose) > MAX_PURPOSE:
-        raise InputError(f"the purpose must be a text of at most {MAX_PURPOSE} characters")
+        raise InputError(f"the purpose must be a string of at most {MAX_PURPOSE} characters")
     if not isinstance(approval_wait, Real) or not float(approval_wait) >= 0:
         raise InputError(f"approval_wait={approval_wait!r} must be a nonnegative number of seconds")
 

@@ -92,11 +92,11 @@ class Journal:
 
     def close(self) -> None:
         """Close the file."""
-        with suppress(OSError):  # of bytes that `append` could not write
+        with suppress(OSError):  # closing tries again to write bytes that `append` could not
             self._file.close()
 
     def _read(self) -> Message | None:
-        """Return the message at the current position, or None if the file ends before the message."""
+        """Return the message at the current position, or None if the file ends before it does."""
         start = self._file.tell()
         length = os.fstat(self._file.fileno()).st_size - start
         prefix = self._file.read(PREFIX_BYTES)

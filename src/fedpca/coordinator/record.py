@@ -13,7 +13,7 @@ from fedpca.protocol.proof import check_proofs
 
 DOMINANT_SHARE = 0.9  # of the variance
 MAX_DOMINANT_WEIGHT = 0.5  # share of the rows; a site with more of them is no exception
-DOMINANT_TIMES = 100.0  # as much variance per row: values off by ten, as from another unit
+DOMINANT_TIMES = 100.0  # the other sites' variance per row, as if values were ten times too large
 
 
 @dataclass(frozen=True)
@@ -45,23 +45,23 @@ class RunRecord:
     ``history`` has an entry for each round: its number, question, number of sites, bytes up and down,
     seconds, and the residual if the solver reported one. ``lost`` lists each site that was dropped,
     with the round and the reason. ``sites`` are the sites whose rows contributed to the result.
-    ``influence`` tells what is known about each site's part in the result: its share of the ``rows``,
+    ``influence`` has what is known about each site's part in the result: its share of the ``rows``,
     its share of the ``weight`` if sites are not weighted by rows, its share of the ``variance`` about
     the common mean, the share of the variance that it ``caused``, which would vanish without the site,
     and the ``angle``, the sine of the largest angle by which the components move without it.
 
-    ``proofs`` holds what proves the last answer of each site that signs its answers: the ``head`` of
+    ``proofs`` has the proof of the last answer of each site that signs its answers: the ``head`` of
     the site's ledger, the ``digest_in`` of the question, a ``commitment`` to the answer, the site's
-    ``signature`` of the three, and the fingerprint of its ``key``. `fedpca ledger verify` compares it
-    with the site's ledger.
+    ``signature`` of the three, and the fingerprint of its ``key``. `fedpca ledger verify` compares the
+    proof with the site's ledger.
 
     In a run with secure sums, ``secure`` has the hash of the ``roster``, which is the names and keys of
     the sites that share masks. The entry of each masked round then has ``rings``: the bits of each
     field's ring, and the power of 2 by which numbers were multiplied.
 
     In a differentially private run, ``privacy`` has the settings of `fedpca.Privacy`, and what the run
-    spent: ``mu``, and the ``epsilon`` that follows from it and the ``delta``. That is the ``promised``
-    one unless the run started over, which spends again.
+    spent: ``mu``, and the ``epsilon`` that follows from it and the ``delta``. This epsilon is the
+    ``promised`` one unless the run started over, which spends again.
 
     ``log_normalized`` is the sum to which all sites normalized their cells, or zero if they did not.
 
@@ -108,8 +108,8 @@ class RunRecord:
     def to_header(self) -> dict[str, Any]:
         """Return the record as plain values for a file.
 
-        The seconds vary between equal runs, and the influence is for the coordinator only. Proofs are
-        left out if there are none, as in a run within one process, and so is what only some runs have.
+        The seconds vary between equal runs, and the influence is for the coordinator only. Fields that
+        only some runs have, such as proofs, are left out if they are empty.
         """
         optional = ("proofs", "secure", "privacy", "log_normalized")
         left_out = {"influence", *(name for name in optional if not getattr(self, name))}
@@ -198,7 +198,7 @@ def check_secure(secure: object, history: list[dict[str, Any]]) -> dict[str, str
 
 
 def check_log_normalized(target: object) -> float:
-    """Return the sum to which cells were normalized, or raise a ValueError if it is none."""
+    """Return the sum to which cells were normalized, or raise a ValueError if it is malformed."""
     if not isinstance(target, float) or not 0 <= target < inf:
         raise ValueError("what the record says about the normalization of cells is malformed")
     return target
@@ -221,6 +221,6 @@ def check_privacy(privacy: object) -> dict[str, Any]:
 
 
 def shares_of(amounts: Mapping[str, float]) -> dict[str, float]:
-    """Return each site's share of the total; if there is nothing, the shares are zero."""
+    """Return each site's share of the total; if the total is zero, so are the shares."""
     total = sum(amounts.values())
     return {name: amount / total if total > 0 else 0.0 for name, amount in amounts.items()}

@@ -51,7 +51,7 @@ class Round:
     sizes: dict[str, int] = field(default_factory=dict)  # bytes of each accepted answer
     fields: dict[str, Fields] = field(default_factory=dict)  # of each accepted answer
     told: dict[str, dict[str, float]] = field(default_factory=dict)  # rows and energy by site
-    sums: dict[str, int] = field(default_factory=dict)  # bytes of sums made before they came here
+    sums: dict[str, int] = field(default_factory=dict)  # bytes of sums made on the way here
     retried: list[str] = field(default_factory=list)
     lost: dict[str, str] = field(default_factory=dict)  # what went wrong at each lost site
     refused: FedpcaError | None = None  # why sites refused, if some did
@@ -65,14 +65,13 @@ class Round:
 
     @property
     def verb(self) -> str:
-        """Return what becomes of the answers: "sum" or "gather"."""
+        """Return what happens to the answers: "sum" or "gather"."""
         return self.question.verb
 
     def __post_init__(self) -> None:
         self._unsummed = deque(self.sites)
-        self._expected = frozenset(
-            self.sites
-        )  # a search in a tuple would take time for every answer
+        # a search in a tuple would take time for every answer
+        self._expected = frozenset(self.sites)
         header = {
             "run": self.run,
             "round": self.number,
@@ -91,7 +90,7 @@ class Round:
         self._most_explained = self._explainable()
 
     def accept(self, name: str, reply: Reply | Summand) -> None:
-        """Check a site's answer and add it; errors name the site, the round, and what it did."""
+        """Check a site's answer and add it; errors name the site, the round, and what the site did."""
         if name not in self._expected or name in self.sizes:
             return  # nobody is waiting for this answer
         try:
@@ -118,7 +117,7 @@ class Round:
             self._sum_in_site_order()
 
     def add_total(self, total: Total) -> None:
-        """Add a sum that was made on the way here, of answers that their sites have checked."""
+        """Add a sum that was made on the way here; the sites have checked the answers in it."""
         if not total.arrays:
             return
         try:
@@ -174,7 +173,7 @@ class Round:
         return entry
 
     def raise_outcome(self) -> None:
-        """Raise the refusal or the loss of sites with which the round ended, if it did."""
+        """Raise the refusal or the loss of sites that ended the round, if there was one."""
         if self.refused is not None:
             raise self.refused
         if self.lost:
@@ -260,7 +259,7 @@ class Round:
         return True
 
     def _unmasked(self, masks: Masks) -> Arrays:
-        """Return the total of masked answers, in which no mask is left."""
+        """Return the total of masked answers; refuse it if masks are left in it."""
         total = masks.decode(self.total)
         try:
             if not masks.cancel(total):
@@ -274,7 +273,7 @@ class Round:
         except FedpcaError as error:
             raise MessageError(
                 f"round {self.number}, while {self.question.doing}: {error}; the masks of the sites do "
-                "not cancel, or a site sent something else than its answer"
+                "not cancel, or a site sent something other than its answer"
             ) from None
 
     def _explainable(self) -> dict[str, float]:
@@ -304,7 +303,7 @@ class Round:
                 total += arrays[name]
 
     def _check_header(self, header: Header, name: str) -> None:
-        """Raise the error that a site reports, or one if the site answered a different question."""
+        """Raise the error that a site reports, or one if it answered a different question."""
         raise_error_in(header)
         for key, value in (("site", name), *self._echo):
             if header.get(key) != value:
@@ -320,7 +319,7 @@ def raise_error_in(header: Header) -> None:
 
 
 def reported(reply: Reply, where: str) -> Message:
-    """Return a site's reply, or raise the error that took its place, with where it happened."""
+    """Return a site's reply; if it is an error, raise that, and say where it happened."""
     try:
         if isinstance(reply, SiteError):
             raise reply
@@ -338,7 +337,7 @@ def collect(
 ) -> dict[str, FedpcaError]:
     """Accept the replies of sites, and return what sites refuse.
 
-    A site that answers or refuses is taken out of ``failed``; for the others, it has the reason.
+    Sites that answer or refuse are removed from ``failed``; for each other site, it gets the reason.
     """
     refused: dict[str, FedpcaError] = {}
     for name, reply in replies:
@@ -356,7 +355,7 @@ def collect(
 def joined(refused: Mapping[str, FedpcaError], sites: Sequence[str]) -> FedpcaError:
     """Return the refusals of several sites as one error, in the order of the sites.
 
-    A person must act on a refusal of rows or by a policy; the first kind in that order is told.
+    A refusal is about rows or from a policy; only those of the same kind as the first are included.
     """
     errors = [refused[name] for name in sites if name in refused]
     kind = type(errors[0])

@@ -1,7 +1,7 @@
 """Sum masked answers: choose the rings, add the elements, and read the total.
 
 The coordinator sees elements of a ring that look random. Their sum is the sum of the answers, once all
-sites have answered. What is known about a site alone is that it answered.
+sites have answered. About a single site, it learns only that the site answered.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from fedpca.privacy.secure_sum import (
 )
 from fedpca.protocol.question import Question
 
-GROWTH = 4.0  # by which answers to a question may exceed those of an earlier round
-# error of a total from rounding at all sites, as a share of its largest number; in a wide ring, small
-# numbers may have units of their own
+GROWTH = 4.0  # factor by which answers to a question may exceed those of an earlier round
+# largest error of a total from rounding at all sites, as a share of its largest number; it is smaller
+# for a wide ring, where small numbers may have units of their own
 MAX_ROUNDING = {NARROW: 2.0**-44, WIDE: 2.0**-80}
-MAX_FAILED = 2  # bounds in a row that are tried in vain; then sizes are asked for each time
+MAX_FAILED = 2  # after this many failed bounds in a row, sizes are asked for each time
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Masks:
 
     @property
     def is_tried(self) -> bool:
-        """Return whether the bound is only tried, so that sites may be beyond it."""
+        """Return whether the bound is only tried, so that answers may exceed it."""
         return BEYOND in self.rings
 
     @property
@@ -69,9 +69,9 @@ class Masks:
         add_masked(total, elements, self.rings)
 
     def cancel(self, total: Arrays) -> bool:
-        """Return whether no mask is left in a total, as far as the total shows it.
+        """Return whether no mask is left in a total, as far as the total shows.
 
-        A sum of answers is within its bound. Half of all random numbers in a ring are not.
+        A sum of answers is within its bound, but half of all random numbers in a ring are not.
         """
         if self.is_bound:
             return all(masks_cancel(bins) for bins in total.values())
@@ -83,13 +83,14 @@ class Masks:
         )
 
     def _has_flags(self, total: Arrays) -> bool:
-        """Return whether a site was beyond a bound that was tried."""
+        """Return whether a bound was tried and some site's answer exceeded it."""
         return self.is_tried and bool(total[BEYOND].any())
 
     def fit(self, total: Arrays) -> bool:
-        """Return whether a total is the sum of all answers, with all digits that it should have.
+        """Return whether a total is the sum of all answers, with enough correct digits.
 
-        It is not if a site was beyond a bound that was tried, or if all were far below it.
+        If a bound was tried, some answer may have exceeded it, or the total may be so far below it that
+        digits were lost.
         """
         if not self.is_tried:
             return True
@@ -121,9 +122,9 @@ class SecureSums:
     """What the coordinator knows about the size of sums in one attempt of a run."""
 
     def __init__(self) -> None:
-        self._energy: float | None = None  # the total sum of squares, once it was told
+        self._energy: float | None = None  # the total sum of squares, once it is known
         self._to_try: dict[str, dict[str, float]] = {}  # bounds by question, from its last sizes
-        self._n_failed: dict[str, int] = {}  # bounds in a row that were tried in vain, by question
+        self._n_failed: dict[str, int] = {}  # bounds in a row that failed, by question
 
     def masks_for(
         self,
@@ -136,7 +137,8 @@ class SecureSums:
     ) -> Masks:
         """Return the masks for a question; ``ask`` asks for the size of the answers if necessary.
 
-        If it was asked before, a bound is tried instead, unless that ``has_failed`` in this round.
+        If the question was asked before, a bound is tried instead, unless one ``has_failed`` in this
+        round.
         """
         bounds = explained_bounds(question, arrays, self._energy)
         if bounds is not None:
@@ -155,7 +157,7 @@ class SecureSums:
         return Masks(question, rings_from_bounds(question, bounds), n_sites)
 
     def keep_told(self, masks: Masks, total: Arrays) -> None:
-        """Keep the total sum of squares if an answer tells it, and that a bound that was tried fits."""
+        """Keep the total sum of squares if the answers tell it, and note that a tried bound fits."""
         if masks.is_tried:
             self._n_failed.pop(masks.question.name, None)
         energy = masks.question.told(total).get("energy")

@@ -1,4 +1,4 @@
-"""Define the engine interface: carry a message to sites and bring back their answers."""
+"""Define the engine interface, which carries a message to sites and brings back their answers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ OnOnline = Callable[[Sequence[str], Sequence[str]], None]  # all sites, and thos
 
 @dataclass(frozen=True)
 class Summand:
-    """What is known of a site's answer that is part of a total: everything but its arrays."""
+    """A site's answer that was added to a total: everything except its arrays."""
 
     header: Header
     n_bytes: int  # of the encoded answer
-    told: Mapping[str, float]  # as `Question.told` returns it
+    told: Mapping[str, float]  # what `Question.told` returns
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Total:
 
     arrays: Arrays  # empty if no site answered
     replies: Mapping[str, Summand | Message | SiteError]  # a message here reports an error
-    sums: Mapping[str, int]  # the encoded bytes of each partial sum that traveled, and of the total
+    sums: Mapping[str, int]  # encoded size of each partial sum that traveled, and of the total
 
 
 class Engine(Protocol):
@@ -38,26 +38,27 @@ class Engine(Protocol):
     `ask` sends the same message to every site in ``names``, and encodes it if it leaves the process. It
     yields each site's answer as it arrives, in any order: a `Message`, bytes if the answer comes from
     a different process, or a `SiteError` in place of an answer. Transport errors become a `SiteError`.
-    An answer from a different process that is larger than ``request.max_answer_bytes`` becomes one too,
-    before it is downloaded completely.
+    So does an answer from a different process that is larger than ``request.max_answer_bytes``, before
+    it is downloaded completely.
 
     `fingerprints` identifies the rows that the engine itself can read, so that a resumed run can
     recognize them. An engine that begins without some of the sites it was given may name them and the
-    reasons in an attribute ``absent``. An engine whose sites sign their answers keeps what proves each
-    site's last verified answer in an attribute ``proofs``: for each site, the fields that
-    `RunRecord.proofs` describes. It turns an answer without a valid signature into a `SiteError`. An
-    engine whose sites a second run could ask at the same time has a method ``hold(run)``. It returns a
+    reasons in an attribute ``absent``. An engine whose sites sign their answers keeps the proof of
+    each site's last verified answer in an attribute ``proofs``, with the fields that `RunRecord.proofs`
+    describes. Such an engine turns an answer without a valid signature into a `SiteError`. An engine
+    whose sites a second run could ask at the same time has a method ``hold(run)``. The method returns a
     context manager that reserves the sites for one run, and raises `SitesBusy` if they are reserved for
     a different one.
 
     An engine that can add up answers on the way has a method ``ask_total(names, request, timeout)``,
-    which takes the place of `ask` for sums, and returns a `Total`. An engine that cannot be used in
-    some ways lists them in an attribute ``lacks``: "secure", "journal", or "privacy", and why.
+    which replaces `ask` for sums and returns a `Total`. An engine that does not support everything has
+    an attribute ``lacks``, which maps "secure", "journal", or "privacy" to the reason.
 
     A run declares its plan to the sites of an engine whose attribute ``declares`` is true. If the sites
-    have keys, ``keys`` holds the fingerprint of each site's key by name, which the plan lists. If the
-    coordinator has a key, ``sign(data)`` returns the signature of the plan that the sites check; it is
-    None otherwise. `close` releases connections and threads; a later `ask` reopens them.
+    have keys, ``keys`` maps each site's name to the fingerprint of its key, and the plan lists these
+    fingerprints. If the coordinator has a key, ``sign(data)`` returns its signature of the plan, which
+    the sites check; otherwise, ``sign`` is None. `close` releases connections and threads; a later
+    `ask` reopens them.
 
     `fedpca.testing.check_engine` checks that an engine meets these requirements.
     """

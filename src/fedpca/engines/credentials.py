@@ -2,8 +2,9 @@
 
 A site creates a key pair and sends the public key to the coordinator. The server admits only sites
 whose public keys it was given. It presents a certificate, which the sites use to verify it. Anyone who
-holds the coordinator's secret can ask the sites questions. A signature made with a private key shows
-everyone who has the public key who made it; a site signs its answers, and the coordinator its plans.
+holds the coordinator's secret can ask the sites questions. Anyone who has a public key can check that
+a signature was made with the matching private key. A site signs its answers, and the coordinator signs
+its plans.
 
 ::
 
@@ -16,8 +17,8 @@ everyone who has the public key who made it; a site signs its answers, and the c
     coordinator.key     the coordinator's private signing key      (mode 600)
     coordinator.pub     the matching public key, for the sites
 
-A secret that other users of the machine can read is refused, as ssh does, and not quietly mended: only
-a person can know whether someone has read it.
+A secret that other users of the machine can read is refused, as in ssh. Its mode is not corrected
+quietly, because only a person can find out whether someone has read the secret.
 """
 
 from __future__ import annotations
@@ -201,13 +202,13 @@ def public_key_in(path: Path) -> PublicKey:
 
 
 def public_key_from_pem(text: bytes) -> PublicKey:
-    """Return a public key from the form in which Flower's server tells it."""
+    """Decode a public key that Flower's server sent."""
     try:
         key = serialization.load_pem_public_key(text)
     except _MALFORMED:
         key = None
     if not isinstance(key, PublicKey):
-        raise FileError("the server's public key of this site cannot be read")
+        raise FileError("the public key that the server has for this site cannot be read")
     return key
 
 
@@ -224,7 +225,7 @@ def to_der(public_key: PublicKey) -> bytes:
 
 
 def verify_der(der: bytes, signature: bytes, data: bytes) -> bool:
-    """Return whether a key, encoded by `to_der`, signed the data; malformed bytes are no key."""
+    """Return whether a key, encoded by `to_der`, signed the data; malformed bytes give False."""
     try:
         key = serialization.load_der_public_key(der)
     except _MALFORMED:
@@ -235,7 +236,7 @@ def verify_der(der: bytes, signature: bytes, data: bytes) -> bool:
 
 
 def sign(key: PrivateKey, data: bytes) -> bytes:
-    """Sign data; a kind of key always gives the same length: 64 bytes (Ed25519) or 96 (P-384)."""
+    """Sign data; the signature always has 64 bytes (Ed25519) or 96 bytes (P-384)."""
     if isinstance(key, Ed25519PrivateKey):
         return key.sign(data)
     size = _coordinate_bytes(key)
@@ -260,12 +261,12 @@ def verify(public_key: PublicKey, signature: bytes, data: bytes) -> bool:
 
 
 def seal(key: Ed25519PrivateKey, data: bytes) -> bytes:
-    """Sign data; return the public key and the signature, from which `signer_of` names the signer."""
+    """Sign data; return the public key and the signature, from which `signer_of` finds the signer."""
     return key.public_key().public_bytes_raw() + sign(key, data)
 
 
 def signer_of(sealed: bytes, data: bytes) -> str:
-    """Return the fingerprint of the key that signed data, or nothing if the signature is not valid."""
+    """Return the fingerprint of the key that signed data, or "" if the signature is invalid."""
     try:
         key = Ed25519PublicKey.from_public_bytes(sealed[:_ED25519_BYTES])
     except _MALFORMED:
@@ -369,7 +370,7 @@ def server_files(folder: Path) -> tuple[Path, Path]:
             )
         _read(path)
     try:
-        # with a password, OpenSSL does not ask for one on the terminal
+        # given a password, OpenSSL does not ask for one on the terminal
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*paths, password="")
     except (ssl.SSLError, ValueError):
         raise FileError(

@@ -17,7 +17,7 @@ from fedpca.errors import InputError, SiteError, SitesBusy, SiteTimeout
 from fedpca.protocol.message import Message
 from fedpca.site.site import Site, cache_share, jobs_for
 
-MAX_BEGUN = 4  # times n_jobs; sites that work or wait for their answers to be taken
+MAX_BEGUN = 4  # times n_jobs: how many sites may be working or have an answer that waits
 
 _RESERVING = threading.Lock()  # two engines may have sites in common
 
@@ -30,7 +30,7 @@ class LocalEngine:
     sites : dict or list
         Each site's rows, or a `Site`, by name or in order.
     n_jobs : int, optional
-        Number of sites that work at the same time, each in a thread; by default, as `jobs_for` says.
+        Number of sites that work at the same time, each in a thread; see `jobs_for` for the default.
     journal : path, optional
         The run's journal; the sites save their memory in a folder next to it.
     """
@@ -87,7 +87,7 @@ class LocalEngine:
 
     @property
     def declares(self) -> bool:
-        """Return whether some sites follow a plan, which a run must declare."""
+        """Return whether any site requires a run to declare its plan."""
         return any(not site.policy.is_open for site in self._sites.values())
 
     def ask(
@@ -138,18 +138,18 @@ class LocalEngine:
             while begun:
                 first, answer = begun.popleft()
                 yield first, answer.result()
-        finally:  # if nobody waits for the others any more
+        finally:  # the caller may stop before the last answer
             for _, answer in begun:
                 answer.cancel()
 
     def _within(
         self, timeout: float, names: Sequence[str], request: Message
     ) -> Iterator[tuple[str, Message | SiteError]]:
-        """Keep ``n_jobs`` sites busy, and wait for each at most as long as the time limit.
+        """Keep ``n_jobs`` sites busy, and wait for each no longer than the time limit.
 
         A thread cannot be stopped, so a slow thread keeps running and its late answer is ignored. The
-        threads are daemons, so they do not keep the process alive. While a slow site is waited for,
-        only few of the sites after it begin, since their answers cannot be added up before it.
+        threads are daemons, so they do not keep the process alive. While one site is slow, only a few
+        of the sites after it begin, since their answers cannot be added up before its answer.
         """
         answers: queue.Queue[tuple[str, Message | SiteError]] = queue.Queue()
         turns = threading.Semaphore(self._n_jobs)
@@ -196,7 +196,7 @@ class LocalEngine:
                     ahead.remove(names[oldest])
                     oldest += 1
                     room.release()
-        finally:  # if nobody waits for the others any more
+        finally:  # the caller may stop before the last answer
             is_over.set()
             room.release()
 

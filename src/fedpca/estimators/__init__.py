@@ -1,4 +1,4 @@
-"""Provide estimators with scikit-learn's interface, and `load`, which reads any estimator's file."""
+"""Provide the estimators, which have scikit-learn's interface, and `load`, which reads their files."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def to_anndata(
 
     The scores go to ``obsm["X_pca"]``, the components to ``varm["PCs"]``, and their variances to
     ``uns["pca"]``. Genes are matched by name; components are zero for genes that are not in the model.
-    If sites normalized their cells in the fit, so does this function, and expects counts.
+    If sites normalized their cells for the fit, this function normalizes ``adata`` too; pass counts.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ def results_for(pca: Any, source: Any, layer: str | None, site: str | None) -> S
 
 
 def _scoring(pca: Any, site: str | None) -> tuple[Model, Callable[[Any], Array]]:
-    """Return the linear model of a fitted estimator, or of its site, and what scores rows."""
+    """Return the linear model of an estimator, or of one of its sites, and a function to score rows."""
     if isinstance(pca, PersonalizedPCA):
         parts = list(pca.model_.parts)
         name = parts[0] if site is None and len(parts) == 1 else site
@@ -90,7 +90,7 @@ def _scoring(pca: Any, site: str | None) -> tuple[Model, Callable[[Any], Array]]
 
 
 def _params(pca: Any, cells: Cells, names: Any, layer: str | None) -> dict[str, Any]:
-    """Return what scanpy notes about a fit, as far as it is known."""
+    """Return the parameters that scanpy records about a fit, as far as they are known."""
     chosen = set(cells.genes if names is None else map(str, names))
     is_marked = False
     if "highly_variable" in cells.columns_of("var"):
@@ -109,7 +109,7 @@ def _params(pca: Any, cells: Cells, names: Any, layer: str | None) -> dict[str, 
 def write_h5ad(pca: Any, source: Path, state: str, target: Path, **which: Any) -> int:
     """Write a copy of an ``.h5ad`` file with a model's results in it; return the number of cells.
 
-    ``state`` is that of the file before it was read.
+    ``state`` is the state of the source file before it was read.
     """
     results = results_for(pca, source, which.get("layer"), which.get("site"))
     results.write_copy(source, state, target)

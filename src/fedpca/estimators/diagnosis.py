@@ -30,16 +30,16 @@ from fedpca.solvers.diagnosis import Facts, diagnose_sums
 from fedpca.solvers.one_round.merge import Merge
 from fedpca.solvers.site_map import MAX_DIRECTIONS, SiteMap, map_sites
 
-N_SPARE = 10  # directions that a site sends beside the components
-LEAST_DIRECTIONS = 100  # that a site sends, so that little is left out
-MAX_ENTRIES = 20_000_000  # of rows that are permuted in memory
-TOL = 1e-6  # relative residual of eigenvalues, of which only the size matters
+N_SPARE = 10  # directions that a site sends in addition to the components
+LEAST_DIRECTIONS = 100  # fewest directions that a site sends, so that little is left out
+MAX_ENTRIES = 20_000_000  # most entries of rows that are permuted in memory
+TOL = 1e-6  # relative residual; only the sizes of the eigenvalues matter
 MAX_ROUNDS = 100
 
 
 @dataclass(frozen=True, eq=False)
 class Diagnosis:
-    """What a model and sums over the sites say about a fit.
+    """What a model, and sums over its sites, show about a fit.
 
     Parameters
     ----------
@@ -58,9 +58,9 @@ class Diagnosis:
     residual_traces : ndarray of shape (3,)
         How variance is spread outside the components; see `FederatedPCA.residual_traces_`.
     sites : SiteMap or None
-        How the sites compare, and how the components depend on each, if the sites showed that.
+        How the sites compare, and how the components depend on each site; None without a site map.
     why_no_sites : str
-        Why they did not.
+        Why there is no site map; empty if there is one.
     run_, sites_run_ : RunRecord
         What the sums and the site map cost and revealed.
     """
@@ -84,7 +84,7 @@ class Diagnosis:
     def limits(
         self, alpha: float = ALPHA, *, new_rows: bool = True, method: str = "moments"
     ) -> ControlLimits:
-        """Return the limits of T2 and Q, as `FederatedPCA.control_limits`, from the sums."""
+        """Return the limits of T2 and Q, as `FederatedPCA.control_limits` does, from the sums."""
         return control_limits(
             self.model.model_,
             is_centered=self.model.center,
@@ -105,7 +105,7 @@ def diagnose(
     n_permutations: int = 0,
     random_state: int = 0,
 ) -> Diagnosis:
-    """Diagnose a fitted model at the sites whose rows it was fitted to.
+    """Diagnose a fitted model by asking the sites whose rows it was fitted to.
 
     Parameters
     ----------
@@ -118,10 +118,11 @@ def diagnose(
         policy does not allow that solver refuses; `Diagnosis.why_no_sites` then says so. All other
         results come from sums, as in a second fit.
     n_permutations : int
-        How often to permute the columns of all rows for one more rank rule, such as 20. That needs the
-        rows of all sites in this process. The rule "sign-flips" needs sums alone.
+        The number of times to permute the columns of all rows, such as 20, for one more rank rule,
+        "permutations". This rule needs the rows of all sites in this process; "sign-flips" needs only
+        sums.
     random_state : int
-        The seed of random signs, directions, and permutations.
+        The seed for random signs, directions, and permutations.
 
     Examples
     --------
@@ -139,19 +140,19 @@ def diagnose(
     if isinstance(sample_weight, str) and not is_dask(X):
         X, sample_weight = without_column(X, sample_weight)
     fed = as_federation(X, sites, sample_weight)
-    # with the rule "auto", a site whose plan this is lets the coordinator look at the spectrum
+    # a plan with the rule "auto" lets the coordinator look at the spectrum
     frame = {"center": model.center, "scale": model.scale, "missing": model.missing}
     given = {"model": model.model_, "features": _names_of(model)}
     plain = {**frame, "n_components": "auto", "tol": TOL, "max_rounds": MAX_ROUNDS}
     facts, run = _run(fed, diagnose_sums, "Diagnosis", plain, given, random_state)
     mapped, reason, sites_run = None, "it was not asked for (site_map=False)", RunRecord()
     if site_map and fed.secure:
-        reason = "secure sums hide the answers of each site; only a federation without them can ask"
+        reason = "secure sums hide each site's summary; use a federation without secure sums"
     elif site_map:
         k, d = model.components_.shape
         n_directions = min(d, max(k + N_SPARE, LEAST_DIRECTIONS), MAX_DIRECTIONS)
         plain = {**frame, "n_components": n_directions}
-        solver = Merge.name  # which shows as much
+        solver = Merge.name  # this solver reveals as much as a site map
         try:
             mapped, sites_run = _run(fed, map_sites, "SiteMap", plain, given, random_state, solver)
             reason = ""
@@ -189,7 +190,7 @@ def _run(
     seed: int,
     solver: str | None = None,
 ) -> tuple[Any, RunRecord]:
-    """Run a program about a model, and return its result and the run record."""
+    """Run a program that examines a model, and return its result and the run record."""
     arrays = given["model"].arrays()
     digest = hashlib.sha256(b"".join(array.tobytes() for array in arrays.values())).hexdigest()
     identity = {"program": name, "parameters": {**plain, "solver": solver}, "model": digest}
@@ -200,7 +201,7 @@ def _run(
 
 
 def _check(model: Any, n_permutations: Any, random_state: Any) -> None:
-    """Refuse what cannot be diagnosed, before anything is asked."""
+    """Refuse a model that cannot be diagnosed and invalid options, before any site is asked."""
     if not isinstance(model, FederatedPCA):
         raise InputError(
             f"diagnose takes a fitted FederatedPCA, not {type(model).__name__}; fit one to the same "
@@ -209,8 +210,8 @@ def _check(model: Any, n_permutations: Any, random_state: Any) -> None:
     model._model()
     if model.privacy is not None:
         raise InputError(
-            "the model is differentially private, and a diagnosis would ask for exact sums, which "
-            "spend everything; its loadings, contributions, and limits need no site"
+            "the model is differentially private, but a diagnosis asks for exact sums, which would "
+            "break the promise; use its loadings, contributions, and control_limits, which ask no site"
         )
     for name, value in (("n_permutations", n_permutations), ("random_state", random_state)):
         if not isinstance(value, Integral) or isinstance(value, bool) or value < 0:
@@ -220,7 +221,7 @@ def _check(model: Any, n_permutations: Any, random_state: Any) -> None:
 def _by_permutations(
     model: FederatedPCA, fed: Federation, facts: Facts, n_draws: int, seed: int
 ) -> dict[str, int | str | None]:
-    """Return the number of components above those of permuted columns, or why there is none."""
+    """Return the number of components that the rule "permutations" finds, or why it finds none."""
     if not n_draws:
         return {}
     rows = _open_rows(model, fed)
@@ -236,12 +237,12 @@ def _by_permutations(
 
 
 def _open_rows(model: FederatedPCA, fed: Federation) -> list[Rows] | str:
-    """Return the rows of all sites if they are here and no policy keeps them, or why not."""
+    """Return all sites' rows if they are in this process and all policies are open, or else why not."""
     if not isinstance(fed.engine, LocalEngine):
-        return "needs all rows in this process; sign-flips needs sums alone"
+        return "needs all rows in this process; sign-flips needs only sums"
     sites = list(fed.engine.sites.values())
     if not all(site.policy.is_open for site in sites):
-        return "the policies of sites keep their rows; sign-flips needs sums alone"
+        return "the sites' policies protect their rows; sign-flips needs only sums"
     if model.missing != "error" or any(isinstance(site.rows, WeightedRows) for site in sites):
         return "rows with weights or missing values are not permuted"
     if sum(about_n_rows(site.rows) for site in sites) * model.n_features_in_ > MAX_ENTRIES:

@@ -65,24 +65,25 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
     ----------
     n_components : int, float in (0, 1), {"auto", "mp", "gap"} or None
         The number of components to keep. A float is a share of the variance: the fit keeps the fewest
-        components that explain more than this share. "auto" keeps the components that are larger than
-        those of the same entries with random signs (parallel analysis). "mp" keeps the components above
-        the Marchenko-Pastur edge, which assumes that all entries are equally noisy. "gap" keeps the
+        components that explain more than this share. "auto" keeps the components with more variance
+        than those of the same entries with random signs (parallel analysis). "mp" keeps the components
+        above the Marchenko-Pastur edge, and assumes that all entries are equally noisy. "gap" keeps the
         components before the largest gap. None keeps as many as the rows and features allow.
     solver : str or Solver
         A solver's name, or a solver from `fedpca.solvers` with options, such as
-        ``Faps(penalty=0.2)``. "auto" chooses between the exact solvers "covariance" and "lanczos",
-        whichever moves fewer bytes. "power", "local-power", and "faps", which masks its messages, take
+        ``Faps(penalty=0.2)``. "auto" chooses the exact solver that moves fewer bytes, "covariance" or
+        "lanczos". "power", "local-power", and "faps", which masks its messages, take
         more rounds. "tsqr" takes one round and does not square the rows, so it also finds components
         with tiny variances, but the coordinator sees each site's triangular factor. "merge" and
         "average" take one round, in which the coordinator sees each site's leading directions.
         `run_.angle_bound` bounds the error of every solver. Installed packages may add solvers.
     center : bool
-        Whether to center rows on the mean of all sites' rows. Otherwise, components are about zero.
+        Whether to center rows on the mean of all sites' rows. If not, components describe how rows
+        differ from zero.
     scale : bool or "binomial"
         Whether to divide each feature by its standard deviation over all sites. A constant feature is
-        divided by 1. "binomial" is for genotypes, which count an allele with frequency p over all
-        sites: they are divided by ``sqrt(2 p (1 - p))``, as plink2 does.
+        divided by 1. "binomial" is for genotypes: allele counts are divided by ``sqrt(2 p (1 - p))``,
+        as in plink2, where p is the allele's frequency over all sites.
     whiten : bool
         Whether to divide scores by their standard deviations.
     tol : float
@@ -96,17 +97,19 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
     missing : {"error", "mean", "drop"}
         What to do with missing values, which are NaN. "error" refuses them. "mean" fills them with the
         mean of the feature's values at all sites: the result is that of the pooled rows with column
-        means filled in, and `transform` fills in the same means. "drop" leaves out rows with a missing
-        value at their sites. Filled values make variances smaller; `RobustPCA` estimates them instead.
+        means filled in, and `transform` fills in the same means. With "drop", each site leaves out its
+        rows with a missing value. Filled-in means make variances smaller; `RobustPCA` estimates the
+        missing values instead.
     maf : float, optional
-        The least frequency over all sites of a variant's rarer allele. It applies to genotypes in .bed
-        files; rarer variants are left out.
+        The smallest frequency of a variant's rarer allele over all sites; rarer variants are left out.
+        It applies only to genotypes in .bed files.
     privacy : Privacy, optional
         A promise of differential privacy, as in ``Privacy(epsilon=1, delta=1e-6, row_bound=8)``. Sites
-        then add noise to the count, the mean, and the scatter, and send nothing else about their rows:
-        "covariance" sums the scatter, and "power", for many features, a few products. All attributes
-        follow from these noisy sums, `n_samples_` too. With secure sums, the sites share the noise.
-        Rows that are passed to `fit` directly are summed so.
+        then add noise to the count, the mean, and the scatter, and send nothing else about their rows.
+        "covariance" sums the scatter; "power", for many features, sums a few products instead. All
+        attributes, even `n_samples_`, follow from these noisy sums. With secure sums, the sites share
+        the noise. If `fit` is given the rows of several sites, not as Dask collections, it uses secure
+        sums.
 
     Attributes
     ----------
@@ -121,14 +124,14 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
     model_ : Model
         The fitted model, which transforms rows.
     residual_traces_ : ndarray of shape (3,) or None
-        How variance is spread outside the components, which limits of `flag_rows` follow from: the
-        traces of the first three powers of the residual covariance, with a total variance of 1. Fits
-        with the solver "covariance" know them, up to 500 features.
+        How variance is spread outside the components: the traces of the first three powers of the
+        residual covariance, scaled to a total variance of 1. The limits of `flag_rows` follow from
+        them. Only fits with the solver "covariance" and at most 500 features compute them.
     site_variance_ratio_ : dict
         The share of each site's variance, about its own mean, that the components explain. The dict is
         empty if a site's policy withholds this share, or if sums are secure.
     n_samples_ : int
-        The number of rows that count: not rows with weight zero, and not rows that were dropped.
+        The number of rows in the fit, not counting dropped rows or rows with weight zero.
     left_out_ : dict or None
         If the rows are genotypes: the variants that the sites left out, and why. None for other rows,
         and for a model from a file.
@@ -200,8 +203,8 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         X : rows, list or dict of rows, or Federation
             One table of rows; a list or dict with the rows of each site; or a `Federation`. A site's
             rows can be an array, a sparse matrix, a data frame, or the path to a file or folder. A
-            single path is one site. An array of PyTorch or CuPy is multiplied on its device. A Dask
-            array or data frame stays at the workers of its cluster, as with `Federation.dask`.
+            single path is one site. A PyTorch or CuPy array is multiplied on its device. A Dask array
+            or data frame stays on the workers of its cluster, as with `Federation.dask`.
         y : None
             Ignored.
         sites : array of shape (n_samples,) or str, optional
@@ -275,8 +278,8 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         """Return the rows' scores on the components, ``(n, n_components_)``.
 
         ``X`` holds the rows, or is the path to a file or folder of rows. In a file, columns that are
-        not features of the model are ignored. If ``missing`` is "mean", missing values take the mean;
-        otherwise, they are refused. The scores of a Dask collection are a Dask array.
+        not features of the model are ignored. If ``missing`` is "mean", missing values are filled with
+        the mean; otherwise, they are refused. The scores of a Dask collection are a Dask array.
         """
         k = len(self._model().components)
         if reads_by_name(X):
@@ -293,7 +296,7 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         return self._model().transform(self._filled(rows), whiten=self.whiten)
 
     def _filled(self, rows: Any) -> Any:
-        """Return rows whose gaps have the mean, or refuse gaps."""
+        """Fill gaps in rows with the mean if ``missing`` is "mean"; otherwise, refuse gaps."""
         if has_gaps(rows):
             if self.missing != "mean":
                 raise InputError(
@@ -316,13 +319,13 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
     def control_limits(
         self, alpha: float = ALPHA, *, new_rows: bool = True, method: str = "moments"
     ) -> ControlLimits:
-        """Return the limits of T2 and Q beyond which rows are not like those of the fit.
+        """Return the limits of T2 and Q, beyond which a row is unlike those of the fit.
 
         No rows are needed. If rows are normally distributed, the share ``alpha`` of them is beyond each
         limit. ``new_rows`` says whether the limits are for rows that the model was not fitted to, which
-        are a little farther away. If it is not known how variance is spread outside the components, it
-        is taken to be even, and `ControlLimits.basis` says so; `fedpca.diagnose` asks the sites, and
-        returns better limits. ``method`` is "moments" or "jackson-mudholkar".
+        tend to be a little farther away. If `residual_traces_` is None, variance outside the components
+        is assumed to be spread evenly, and `ControlLimits.basis` says so; `fedpca.diagnose` asks the
+        sites, and returns better limits. ``method`` is "moments" or "jackson-mudholkar".
         """
         return control_limits(
             self._model(),
@@ -375,7 +378,7 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         return estimator
 
     def _refuse_fill_about_zero(self) -> None:
-        """Refuse to fill in means that the model would not contain, so that `transform` could not."""
+        """Refuse missing="mean" without centering: the model would have no means for `transform`."""
         if self.missing == "mean" and not self.center:
             raise InputError(
                 "missing='mean' requires center=True, because the model keeps the mean only then; use "

@@ -59,7 +59,7 @@ def from_header(kind: type[T], path: str | os.PathLike[str], header: dict[str, A
 
 
 def record_in(header: dict[str, Any]) -> RunRecord:
-    """Return the run record in a file's header, or one with what a site's own file says."""
+    """Return the run record in a file's header, or one made from the header that a site wrote."""
     if "run" in header:
         return RunRecord.from_header(header["run"])
     return RunRecord(log_normalized=check_log_normalized(header.get("log_normalized", 0.0)))

@@ -1,6 +1,6 @@
 """Carry out the steps common to every `fit`.
 
-These steps accept rows in any form, run a program, and warn if it did not converge.
+Each `fit` accepts rows in any form, runs a program, and warns if it did not converge.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def run_program(
 ) -> tuple[Any, RunRecord]:
     """Run a program over a federation, and return its result and the run record.
 
-    The program receives ``parameters`` and ``more``. A journal identifies the run by ``parameters``
-    alone, and by the promise of ``privacy`` if there is one.
+    The program receives ``parameters`` and ``more``. A journal identifies the run by the estimator's
+    name, ``solver``, ``parameters``, and ``privacy``, but not by ``more``.
     """
     plain = None if solver is None else to_plain(solver)
     identity = {
@@ -95,24 +95,24 @@ def warn_unconverged(estimator: BaseEstimator, run: RunRecord, what: str, hint: 
 
 
 def warn_uncertain(run: RunRecord, k: int) -> None:
-    """Warn if sums of squares cannot tell all components apart from others.
+    """Warn if rounding in sums of squares hides some of the components.
 
     Call this directly from ``fit``, so that the warning points to the line that called ``fit``.
     """
     if run.stop_reason == "uncertain":
-        other = "" if run.solver == "tsqr" else "solver='tsqr', which does not square the rows, "
+        other = "" if run.solver == "tsqr" else ", or solver='tsqr', which does not square the rows"
         warnings.warn(
             f"only {run.n_certain} of the {k} components are certain: variances or their differences "
             f"are so small, compared with the largest, that rounding hides them; the sine of the "
-            f"angle to the exact components may be {run.angle_bound:.0e}; use {other}scale=True, or "
-            f"fewer components{'; ' * bool(run.advice)}{run.advice}",
+            f"angle to the exact components may be {run.angle_bound:.0e}; use scale=True or fewer "
+            f"components{other}{'; ' * bool(run.advice)}{run.advice}",
             ConvergenceWarning,
             stacklevel=3,
         )
 
 
 def warn_noise(run: RunRecord, k: int) -> None:
-    """Warn if noise for privacy hides components, or is larger than it would have to be.
+    """Warn if noise for privacy hides components, or is larger than needed.
 
     Call this directly from ``fit``, so that the warning points to the line that called ``fit``.
     """
@@ -137,7 +137,7 @@ def warn_noise(run: RunRecord, k: int) -> None:
 
 
 def warn_dominant(run: RunRecord) -> None:
-    """Warn if one site with few rows causes almost all variance, so that the components are its own.
+    """Warn if one site with few rows causes almost all variance, and so determines the components.
 
     Call this directly from ``fit``, so that the warning points to the line that called ``fit``.
     """
@@ -167,7 +167,7 @@ def warn_rank(rule: Any, k: int, most: int, *, is_above_noise: bool) -> None:
     if not is_above_noise:
         warnings.warn(
             f"n_components={rule!r} found no component above the noise, and keeps 1; the columns may "
-            "have nothing in common, or too few rows to show it",
+            "have nothing in common, or there are too few rows to show it",
             UserWarning,
             stacklevel=3,
         )
@@ -239,7 +239,7 @@ def is_many_sites(X: Any) -> bool:
 
 
 def without_labels(X: Any, sites: Any) -> tuple[Any, Any]:
-    """Return one table and its site labels, which ``sites`` may name as one of its columns."""
+    """Return one table and its site labels, taken from a column if ``sites`` names one."""
     if not isinstance(sites, str) or is_many_sites(X) or is_dask(X):
         return X, sites
     return take_label_column(X, sites)
@@ -276,8 +276,8 @@ def as_federation(
 ) -> Federation:
     """Return X if it is a federation; otherwise return an in-process federation over the rows in X.
 
-    ``weights`` are the weights of rows in X, as `FederatedPCA.fit` takes them. In a private fit, the
-    sums of several sites are secure, so that they can share the noise.
+    ``weights`` are the weights of rows in X, in a form that `FederatedPCA.fit` accepts. In a private
+    fit, the sums of several sites are secure, so that the sites can share the noise.
     """
     if isinstance(X, Federation) and sites is None and weights is None:
         return X
@@ -341,8 +341,8 @@ def scores_of_file(
 ) -> Array:
     """Return the scores of cells, or of the rows in files, ``(n, width)``, reading block by block.
 
-    Columns are matched by name, and columns that are not features of the model are ignored. A function
-    ``of_genotypes``, if given, scores genotypes by variants, in which they are stored.
+    Columns are matched by name, and columns that are not features of the model are ignored. If the
+    function ``of_genotypes`` is given, it scores genotypes variant by variant, as they are stored.
     """
     features = getattr(estimator, "feature_names_in_", None)
     rows = matching_rows(estimator, path)
@@ -366,7 +366,7 @@ def scores_of_file(
 
 
 def matching_rows(estimator: BaseEstimator, source: Any, cells: CellChoice = ALL_CELLS) -> Rows:
-    """Return the rows in a source in the columns of the fit, with cells normalized as in the fit."""
+    """Return a source's rows with the columns of the fit, and with cells normalized as in the fit."""
     check_is_fitted(estimator)
     names = getattr(estimator, "feature_names_in_", None)
     features = None if names is None else [str(name) for name in names]
@@ -396,7 +396,7 @@ def scores_of_dask(X: Any, transform: Callable[[Any], Array], width: int) -> Arr
 
     ``transform`` scores the rows of one block, ``(b, d)``.
     """
-    scores: Array  # but for its type, a Dask array is used like one
+    scores: Array  # a Dask array has a different type, but is used like an array
     if not hasattr(X, "chunks"):  # a data frame, whose blocks have the names of features
         scores = X.map_partitions(transform, meta=np.empty((0, width)))
         return scores
@@ -431,7 +431,7 @@ def is_path(item: Any) -> bool:
 
 
 def reads_by_name(item: Any) -> bool:
-    """Return whether an item is a path or holds cells, whose rows are read by the names of columns."""
+    """Return whether an item is a path or holds cells; their columns are matched by name."""
     return is_path(item) or is_cells(item)
 
 

@@ -1,8 +1,8 @@
 """Return results as data frames with labels, following scikit-learn's ``set_output``.
 
 After ``set_output(transform="pandas")`` or ``"polars"``, or the same setting in scikit-learn's
-configuration, results are frames of that kind. By default, what belongs to the rows of a frame is a
-frame of the same kind, and everything else is an array. A pandas frame keeps the index of the rows.
+configuration, results are frames of that kind. By default, a result with an entry for each row of a
+frame is a frame of the same kind, and all others are arrays. A pandas frame keeps the rows' index.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedpca.arrays import Array
 
 
 def frame_kind(estimator: BaseEstimator, X: Any = None) -> str | None:
-    """Return "pandas", "polars", or None for arrays, for results that belong to the rows X."""
+    """Return the kind of frame for results about the rows X: "pandas", "polars", or None for arrays."""
     chosen = str(_get_output_config("transform", estimator)["dense"])
     if chosen != "default":
         return chosen
@@ -26,7 +26,7 @@ def frame_kind(estimator: BaseEstimator, X: Any = None) -> str | None:
 
 
 def rows_like(estimator: BaseEstimator, X: Any, values: Array) -> Any:
-    """Return values for each row of X and each feature, with the labels of both if X is a frame."""
+    """Return values for each row of X and each feature, labeled if results are frames."""
     names = getattr(estimator, "feature_names_in_", None)
     if names is None:
         names = [f"x{j}" for j in range(values.shape[1])]
@@ -34,7 +34,7 @@ def rows_like(estimator: BaseEstimator, X: Any, values: Array) -> Any:
 
 
 def column_like(estimator: BaseEstimator, X: Any, values: Array, name: str) -> Any:
-    """Return one value for each row of X, as a named series if X is a frame."""
+    """Return one value for each row of X, as a named series if results are frames."""
     kind = frame_kind(estimator, X)
     framed = _framed(kind, values[:, None], [name], X)
     return values if kind is None else framed[name]
@@ -43,7 +43,7 @@ def column_like(estimator: BaseEstimator, X: Any, values: Array, name: str) -> A
 def sites_framed(
     estimator: BaseEstimator, values: Array, sites: Sequence[str], columns: Sequence[str]
 ) -> Any:
-    """Return a row of values for each site, as a frame with the sites' names if one is asked for.
+    """Return a row of values for each site, as a frame with the sites' names if results are frames.
 
     A polars frame has no index; its first column, "site", holds the names.
     """

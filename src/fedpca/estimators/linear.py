@@ -32,7 +32,7 @@ FITTED = (
 
 
 class LinearAttributes:
-    """Add the fitted attributes that an estimator reads from the model that ``_model()`` returns."""
+    """Add the fitted attributes of an estimator, read from the model that ``_model()`` returns."""
 
     if TYPE_CHECKING:
 
@@ -101,7 +101,7 @@ class LinearMethods(LinearAttributes, ClassNamePrefixFeaturesOutMixin, Transform
         return scores.astype(rows.dtype, copy=False)
 
     def inverse_transform(self, X: Any) -> Array:
-        """Return the rows within the span of the components that have these scores."""
+        """Return the rows that have these scores and lie in the span of the components."""
         return rows_from_scores(self._model(), X, whiten=self.whiten)
 
     def get_covariance(self) -> Array:
@@ -117,7 +117,7 @@ class LinearMethods(LinearAttributes, ClassNamePrefixFeaturesOutMixin, Transform
         return self._feature_table(self._model().components.T)
 
     def contributions(self) -> FeatureTable:
-        """Return the share of each component that each feature makes up, which adds up to 1."""
+        """Return each feature's share of each component; the shares of a component add up to 1."""
         return self._feature_table(self._model().components.T ** 2)
 
     def cos2(self, feature_variances: Any = None) -> FeatureTable:

@@ -83,13 +83,14 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         published gradient methods. `Stiefel` and `Polar` take a step length and a retraction.
     start : {"stack", "average", "random"}
         "stack" starts from the directions that the leading directions of most sites have in common.
-        "average" starts from the leading directions of the averaged covariance, as published, which
+        "average" starts from the leading directions of the averaged covariance, as published; this
         fails if local variances are much larger than shared ones. "random" starts from random
         directions.
     n_init : int
         The number of starts for "power", which run side by side in the same rounds; the best result is
-        kept. After ``start``, the other of "stack" and "average" is used, and then random starts.
-        Messages grow with the number of starts. "stiefel" and "polar" use one start.
+        kept. The first is ``start``, the second is the other of "stack" and "average", and the rest are
+        random; if ``start`` is "random", all are. Messages grow with the number of starts. "stiefel"
+        and "polar" use one start.
     weights : {"site", "rows"}
         Whether to weight all sites equally or by their row counts.
     center : {"site", "common", "none"}
@@ -134,8 +135,8 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         projection onto them. Near 0, the separation is meaningless, and the fit warns. Without local
         components, it is 1.
     ambiguity_ : float
-        The largest sine of the angle from `components_` to the shared components that another start
-        found with an objective that is lower by at most 0.1%. Above 0.1, the rows do not determine the
+        How far other starts ended from `components_`: the largest sine of the angle to shared
+        components whose objective is lower by at most 0.1%. Above 0.1, the rows do not determine the
         shared components, and the fit warns. Smaller values count as 0.
     objective_ : float
         The variance along shared and local components, averaged over sites.
@@ -279,7 +280,7 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return self.model_.transform(rows, site).astype(rows.dtype, copy=False)
 
     def inverse_transform(self, X: Any, site: Any = None) -> Array:
-        """Return the rows within the span of the site's components that have these scores."""
+        """Return the rows that have these scores and lie in the span of the site's components."""
         check_is_fitted(self)
         scores = check_array(X, dtype=[np.float64, np.float32])
         if scores.shape[1] != self.model_.n_scores:
@@ -358,9 +359,9 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     ) -> ClusterEvidence:
         """Group sites as `cluster_sites` does, and tell whether the groups are real.
 
-        Any sites can be grouped. So the groups are compared with those of ``n_draws`` sets of points
+        Any sites can be grouped, so the groups are compared with those of ``n_draws`` sets of points
         from one population with the same principal variances. If ``p_value`` is above 0.05, sites
-        without any groups would often look as much grouped. Fewer than about six sites are too few to
+        without any groups would often look just as grouped. Fewer than about six sites are too few to
         tell.
         """
         return site_similarity.cluster_evidence(
@@ -392,7 +393,7 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def save_site(self, site: str, path: str | os.PathLike[str]) -> None:
         """Write the shared components and one site's local components, as the site itself would.
 
-        The file holds nothing of other sites, so the site can have it.
+        The file holds nothing about other sites, so you can give it to the site.
         """
         check_is_fitted(self)
         target = self.run_.log_normalized
@@ -474,7 +475,7 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         if self.ambiguity_:
             warnings.warn(
                 f"ambiguity_={self.ambiguity_:.2g}: another start found other shared components that "
-                "are as good up to 0.1%, so the rows do not determine them; use other ranks, or "
+                "are as good to within 0.1%, so the rows do not determine them; use other ranks, or "
                 "increase n_init and compare the results",
                 UserWarning,
                 stacklevel=3,

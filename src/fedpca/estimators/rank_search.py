@@ -2,13 +2,13 @@
 
     error = the mean square of  x_j - E[x_j | the other entries of its row],   x in a held-out row
 
-The expectation is that of the fitted components and of noise that may differ between columns. The part
-of a row outside the components would shrink with every component, even with one of pure noise. The
-error of an entry that is predicted from the rest of its row does not: noise in one column says nothing
-about another, and a component that fits noise makes predictions worse.
+The expectation assumes the fitted components, plus noise that may differ between columns. The part of a
+row outside the components would shrink with every component, even with one of pure noise. The error of
+an entry that is predicted from the rest of its row does not: noise in one column says nothing about
+another, and a component that fits noise makes predictions worse.
 
-Often, many pairs do almost equally well. The smallest of those whose error exceeds the least by at most
-one standard error is chosen.
+Often, many pairs do almost equally well. The search chooses the smallest pair whose error exceeds the
+smallest error by at most one standard error.
 
 Source: for predicting entries, compare Bro, Kjeldahl, Smilde, and Kiers, "Cross-validation of component
 models" (2008). The rule of one standard error is from Breiman, Friedman, Olshen, and Stone,
@@ -42,10 +42,8 @@ from fedpca.rows.standardized import column_sums
 from fedpca.solvers.personalized.local_ranks import LocalRanks
 
 MIN_ROWS_TO_SPLIT = 4  # sites with fewer rows hold out no rows
-MIN_NOISE = 1e-6  # mean over columns, as a share of their mean variance
-PRIOR_ROWS = (
-    10  # rows with the mean noise that are added to a column's, which may be constant so far
-)
+MIN_NOISE = 1e-6  # smallest mean noise of the columns, as a share of their mean variance
+PRIOR_ROWS = 10  # rows with the mean noise, added to those of each column in case it is constant
 SEARCH = {"n_init": 1, "tol": 1e-6}  # defaults in a search, which compares errors of one percent
 
 Halves = tuple[dict[str, Any], dict[str, Any]]  # fitted and held-out rows by site
@@ -58,8 +56,8 @@ class RankSearch:
     ``table`` has an entry for each pair, with ``n_shared``, ``n_local``, ``error``, ``excess``,
     ``standard_error``, and ``misalignment``. The error is the mean squared error of an entry of a
     held-out row that is predicted from the rest of the row, averaged over sites, in standardized units
-    if ``scale`` is True. The excess is the difference to the smallest error, and the standard error is
-    that of this difference.
+    if ``scale`` is True. The excess is the difference from the smallest error, and the standard error
+    is that of this difference.
 
     ``best`` is the smallest pair with an excess of at most one standard error, where a shared component
     counts once and a local component counts once for each site. Pairs with a misalignment below 0.05
@@ -146,7 +144,7 @@ def search_ranks(
 
 
 class Trial(NamedTuple):
-    """What one pair of ranks gave: errors of held-out rows, which sum to their means over sites."""
+    """The result of one pair of ranks; the held-out rows' errors add up to the mean over sites."""
 
     errors: Array  # (n_repeats * n_held_out,)
     misalignment: float
@@ -218,7 +216,7 @@ def _hold_out(rows: Mapping[str, Any], share: float, rng: Any) -> Halves:
             tried[name] = own[np.sort(order[:n_out])]
     if not tried:
         raise InputError(
-            f"every site has fewer than {MIN_ROWS_TO_SPLIT} rows, so none can be held out"
+            f"every site has fewer than {MIN_ROWS_TO_SPLIT} rows, so none can be held out; pass more"
         )
     return fitted, tried
 
@@ -242,15 +240,15 @@ def _trial(splits: Sequence[Halves], estimator: PersonalizedPCA) -> Trial:
 
 
 def standardized(rows: Any, model: Model) -> Array:
-    """Return rows about the model's mean and in its units."""
+    """Subtract the model's mean from rows, and divide them by its scale."""
     return np.asarray(((rows.toarray() if is_sparse(rows) else rows) - model.mean) / model.scale)
 
 
 def errors_from_rest(model: Model, fitted: Array, held_out: Array) -> Array:
     """Predict each held-out entry from the rest of its row; return the rows' mean squares, ``(n,)``.
 
-    The covariance is ``S = C' diag(variance) C + diag(noise)``, where the noise of a column is the part
-    of the fitted rows outside the components. With ``P = inv(S)``, the error is ``(a P)_j / P_jj``.
+    The covariance is ``S = C' diag(variance) C + diag(noise)``; a column's noise is about its mean
+    square outside the components. With ``P = inv(S)``, the error is ``(a P)_j / P_jj``.
     """
     C = model.components
     squares = ((fitted - (fitted @ C.T) @ C) ** 2).sum(axis=0)

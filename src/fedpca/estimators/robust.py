@@ -74,7 +74,7 @@ class RobustPCA(
         method, included for comparison. Its components are truncated to the rank, and a hard threshold
         then finds the outliers, as with the other methods.
     center : {"median", "mean", "none"}
-        The initial center of the rows. A mean is not robust to outliers. All methods except "dcf" then
+        The initial center of the rows. A mean is not robust to outliers. All methods except "dcf" later
         move the center to the mean of the rows without outliers. "none" keeps the center at zero.
     scale : bool
         Whether to divide each feature by its median absolute deviation from its median, so that the
@@ -176,7 +176,7 @@ class RobustPCA(
         Parameters
         ----------
         X : rows, list or dict of rows, or Federation
-            The same as for `FederatedPCA.fit`, but NaN marks missing values.
+            The same as for `FederatedPCA.fit`, except that NaN marks missing values.
         y : None
             Ignored.
         sites : array of shape (n_samples,) or str, optional
@@ -325,7 +325,7 @@ class RobustPCA(
         """Warn about an unclear rank and about features and sites with too many outliers."""
         if not result.rank_is_clear:
             message = (
-                f"no rank up to max_components={self.max_components} is clear, and "
+                f"no rank up to max_components={self.max_components} is clear, so "
                 f"{self.n_components_} components are kept; raise max_components, or set n_components"
             )
             warnings.warn(message, UserWarning, stacklevel=3)

@@ -32,7 +32,7 @@ class StreamRank:
         return self.n_components is not None and not isinstance(self.n_components, Integral)
 
     def first(self, d: int) -> tuple[int, AdaptiveRank | None]:
-        """Return the number of components to begin with, and what adapts it, if anything."""
+        """Return the number of components to begin with, and the rule that adapts it, if any."""
         is_fixed, is_rule = self.rank == "fixed", self.is_rule
         most = min(d, self.max_components or (d if is_fixed and not is_rule else MAX_COMPONENTS))
         check_most(None if is_rule else self.n_components, self.max_components, most, d)
@@ -59,7 +59,7 @@ class StreamRank:
         return adaptive.rank, adaptive
 
     def shown(self, summary: Summary, n_seen: int) -> int:
-        """Return the number of components to show of a summary, which carries at least as many."""
+        """Return how many of a summary's components to show."""
         carried = summary.n_components
         if self.is_rule:
             return min(carried, chosen_by(self.n_components, summary))
@@ -69,15 +69,15 @@ class StreamRank:
 
 
 def chosen_by(rule: Any, summary: Summary) -> int:
-    """Return the number of components that a share or a rule chooses among those of a summary."""
+    """Return the number of components that a share or a rule chooses for a summary."""
     n, d = max(2, round(summary.n)), summary.n_features
     return rank_rule(rule, n, d).settle(summary.spectrum)
 
 
 def within_summary(summary: Summary, n_components: Any, seen: Summary) -> int:
-    """Return a number of components that a summary can continue with, or refuse it.
+    """Return the number of components to continue a summary with, or refuse a number that it cannot.
 
-    ``seen`` is the summary in the units of the components, which a share or a rule looks at.
+    A share or a rule is applied to ``seen``, which is the summary in the units of the components.
     """
     wanted = n_components
     if not isinstance(wanted, Integral):

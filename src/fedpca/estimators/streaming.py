@@ -44,33 +44,33 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
     Parameters
     ----------
     n_components : int, float in (0, 1), {"auto", "mp", "gap"} or None
-        The number of components, or a share of the variance or a rule that chooses it among at most
-        ``max_components``, as in `FederatedPCA`, whenever components are asked for. By default, the
-        estimator keeps as many as the rows and features allow. If ``rank`` adapts the number, this is
-        the initial number.
+        The number of components. It can also be a share of the variance or a rule, as in
+        `FederatedPCA`, which chooses at most ``max_components`` whenever you access the components. By
+        default, the estimator keeps as many as the rows and features allow. If ``rank`` adapts the
+        number, this is the initial number.
     n_spare : int
         The number of directions carried in addition to the components. Because a stream discards its
         rows, errors build up in the last directions that it carries. Ten spare directions keep these
         errors out of the result.
     rank : {"fixed", "auto", "mp", "energy", "interval"}
         How to adapt the number of components to the stream, by at most one per batch. "fixed" does not
-        adapt it. "auto" counts the components that are larger than those of as many rows whose columns
-        have the same variances and nothing in common (parallel analysis). "mp" counts the components
-        above the Marchenko-Pastur edge, which assumes that all entries are equally noisy. "energy"
-        keeps the fewest components that explain more than ``share`` of the variance. "interval" keeps
-        the last component's share of the sum of singular values within ``[alpha, beta]``; it has no
-        notion of noise, and keeps directions of noise as well.
+        adapt it. "auto" counts the components with more variance than those of as many rows whose
+        columns have the same variances but are unrelated (parallel analysis). "mp" counts the
+        components above the Marchenko-Pastur edge, and assumes that all entries are equally noisy.
+        "energy" keeps the fewest components that explain more than ``share`` of the variance.
+        "interval" keeps the last component's share of the sum of singular values within
+        ``[alpha, beta]``; it has no notion of noise, and keeps directions of noise as well.
     max_components : int or None
         The largest number of components that ``rank`` or a rule may reach; 100 by default.
     forgetting : float in (0, 1]
         With each batch, the singular values of all earlier batches are multiplied by this factor, and
         the weights of their rows by its square.
     center : bool
-        Whether to center rows on their mean. Otherwise, components are about zero.
+        Whether to center rows on their mean. If not, components describe how rows differ from zero.
     scale : bool
-        Whether to divide each feature by its standard deviation. The stream itself stays in the old
-        units, and the scale is applied when components are asked for. That is exact if the stream keeps
-        the full matrix of second moments or as many directions as there are features; otherwise,
+        Whether to divide each feature by its standard deviation. The stream itself stays in the
+        original units, and the scale is applied when you access the components. That is exact if the
+        stream keeps the full matrix of second moments or as many directions as features; otherwise,
         `angle_bound_` bounds the error. Requires ``center=True`` and ``rank="fixed"``.
     whiten : bool
         Whether to divide scores by their standard deviations.
@@ -85,8 +85,8 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         The number of rows per batch when `fit` reads a table, a file, or a folder.
     exact : {"auto"} or bool
         Whether to keep the full d x d matrix of second moments, which gives exactly the components of
-        all rows. "auto" keeps it if that is cheaper, or if ``scale`` is True, and takes at most
-        16 MiB, but never if ``rank`` adapts the number of components.
+        all rows. "auto" keeps it if it takes at most 16 MiB and either is cheaper or ``scale`` is True,
+        but never if ``rank`` adapts the number of components.
 
     Attributes
     ----------
@@ -214,8 +214,8 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
     def _checked(self, X: Any, *, reset: bool) -> Any:
         """Check a batch as scikit-learn does, and return it as an array or CSR matrix.
 
-        A plain float64 array with the right number of columns would pass every check, so it skips them
-        to save time.
+        A plain float64 array with the right number of columns would pass every check, so the checks are
+        skipped to save time.
         """
         is_plain = type(X) is np.ndarray and X.ndim == 2 and X.dtype == np.float64
         has_no_names = not reset and not hasattr(self, "feature_names_in_")
@@ -228,7 +228,7 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
             accept_sparse="csr",
             dtype=[np.float64, np.float32],
             ensure_min_samples=0,
-            ensure_all_finite=False,  # the mean, needed anyway, reveals it
+            ensure_all_finite=False,  # the mean, which is needed anyway, reveals NaN and infinity
         )
         return canonical(rows) if is_sparse(rows) else rows
 
@@ -394,14 +394,14 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
             yield self._n_seen
 
     def _merged(self, X: Any) -> Summary:
-        """Return the merged summaries of the blocks of a Dask collection, made where the blocks are."""
+        """Summarize the blocks of a Dask collection where they are, and return the merged summary."""
         needed = {"rank": "fixed", "forgetting": 1, "center": True}
         for name, value in needed.items():
             if getattr(self, name) != value:
                 raise InputError(
-                    f"{name}={getattr(self, name)!r} requires rows in order and in one process, which "
-                    f"the blocks of a Dask collection are not; use {name}={value!r}, or pass the "
-                    "blocks to partial_fit one by one"
+                    f"{name}={getattr(self, name)!r} requires rows in order and in one process, unlike "
+                    f"the blocks of a Dask collection; use {name}={value!r}, or pass the blocks to "
+                    "partial_fit one by one"
                 )
         fed = as_federation(X)
         common = common_features(fed)
@@ -464,7 +464,7 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
             )
 
     def _in_units(self) -> tuple[Summary, Array]:
-        """Return the summary in the units of the components, and the scale that leads to them."""
+        """Return the summary in the units of the components, and the scale that it was divided by."""
         stream = self._fitted_stream()
         if self.scale:
             return stream.scaled.summary, stream.scaled.scale

@@ -29,23 +29,23 @@ def verify(
     tol: float = TOL,
     by_site: bool = False,
 ) -> Verdict:
-    """Check in one round whether a model's components are those of the sites' present rows.
+    """Check in one round whether a model's components are those of the sites' current rows.
 
     The sites are asked for sums only: the number of rows, the mean, the scale if the model has one, the
-    total variance, and one product with the components and a few random directions. So sites whose
-    policy allows a fit allow this too, also with secure sums.
+    total variance, and one product with the components and a few random directions. So a site whose
+    policy allows a fit allows this too. It also works with secure sums.
 
     Parameters
     ----------
     model : FederatedPCA, StreamingPCA, or path
         The fitted model, or its file.
     X : rows, list or dict of rows, or Federation
-        The present rows, as for `FederatedPCA.fit`.
+        The current rows, as for `FederatedPCA.fit`.
     sites, sample_weight
         As for `FederatedPCA.fit`.
     tol : float
-        The relative change that counts as none, besides the error that the model's fit stated. A larger
-        number accepts that much drift.
+        The largest relative change to ignore, in addition to the error that the model's fit stated. A
+        larger number accepts more drift.
     by_site : bool
         Whether to ask each site what the components explain of its variance, so that a verdict can name
         the sites whose rows changed. A policy may refuse that; then no site is named.
@@ -97,8 +97,8 @@ def claim_of(fitted: Any) -> Claim:
         )
     if getattr(fitted, "privacy", None) is not None:
         raise InputError(
-            "the model has noise for differential privacy, so exact sums would differ from it, and "
-            "would break the promise; it cannot be verified"
+            "the model has noise for differential privacy and cannot be verified: exact sums would "
+            "differ from it, and would break the promise; verify a model without privacy"
         )
     model, names = fitted._model(), getattr(fitted, "feature_names_in_", None)
     defect = model.components @ model.components.T - np.eye(len(model.components))
@@ -121,6 +121,6 @@ def claim_of(fitted: Any) -> Claim:
 
 
 def _left_by(run: RunRecord, k: int) -> float:
-    """Return how far components may be from eigenvectors by the fit's own record, as its residual."""
+    """Return the residual that a fit's record states: how far components may be from eigenvectors."""
     residuals = [entry["residual"] for entry in run.history if entry["residual"] is not None]
     return max(float(np.sqrt(k) * run.left_out), float(residuals[-1]) if residuals else 0.0)

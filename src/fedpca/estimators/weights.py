@@ -1,4 +1,4 @@
-"""Accept the weights of rows in every form that `FederatedPCA.fit` takes them."""
+"""Accept the weights of rows in every form that `FederatedPCA.fit` takes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedpca.site.site import Site, cache_share
 def without_column(X: Any, weight: str) -> tuple[Any, Any]:
     """Return the rows of one table without the named column, and that column as weights.
 
-    Files, Dask collections, and several sites' rows, and the name, are returned unchanged.
+    If X is a file, a Dask collection, or the rows of several sites, return it and the name unchanged.
     """
     if is_dask(X) or isinstance(X, Federation | Mapping | list | tuple | str | os.PathLike):
         return X, weight
@@ -37,7 +37,7 @@ def without_column(X: Any, weight: str) -> tuple[Any, Any]:
 
 
 def weighted_sites(X: Any, weights: Any) -> dict[str, Site]:
-    """Return a site for each site's rows with its weights, or with the named column as weights."""
+    """Return a `Site` for each site's rows, with its weights or the named column as weights."""
     if isinstance(X, Federation):
         raise InputError(
             "sample_weight= does not reach the sites of a Federation; create them with "

@@ -1,10 +1,10 @@
 """Limit BLAS to one thread when its idle threads would only get in the way.
 
-A product on several threads waits for all of them. Beside busy processes, or in a container that may
-use fewer cores than it sees, some of them do not run, and small products take a hundred times as long
-as on one thread. So a run begins on one thread, and only long products and eigenvectors of large
-matrices use more. Which those are depends on the arrays alone, because the number of threads may
-change the last bits of a result.
+A product on several threads waits for all of them. If other processes are busy, or in a container that
+may use fewer cores than it sees, some threads do not run, and small products take a hundred times as
+long as on one thread. So a run begins on one thread, and only long products and eigenvectors of large
+matrices use more. Which those are depends only on the arrays, because the number of threads may change
+the last bits of a result.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class threads_for_entries:
 
 
 def threads_for(*arrays: Array) -> threads_for_entries:
-    """Limit BLAS to one thread while it works on small arrays, and not while it works on large ones."""
+    """Limit BLAS to one thread while it works on small arrays, but not while it works on large ones."""
     return threads_for_entries(max(array.size for array in arrays))
 
 
@@ -57,9 +57,10 @@ def is_long(n_rows: float, n_columns: int) -> bool:
 
 
 def jobs_for_arrays(shapes: Sequence[tuple[float, int]]) -> int:
-    """Return on how many arrays of these shapes to work at a time, each on one thread of BLAS.
+    """Return how many arrays of these shapes to work on at a time, each with one thread of BLAS.
 
-    Arrays with long products use all threads one after another. Tiny ones are not worth a thread.
+    Arrays with long products are worked on one after another, with all threads. Tiny ones are not worth
+    a thread.
     """
     entries = [n * d for n, d in shapes]
     # rows are read in blocks of about this many entries
@@ -76,7 +77,7 @@ def n_threads() -> int:
 
 
 class _Threads:
-    """What each Python thread wants of BLAS, whose limit applies to the whole process.
+    """The limit on BLAS that each Python thread wants; BLAS has one limit for the whole process.
 
     The innermost block of a Python thread decides for it. BLAS is limited to one thread if at least one
     Python thread wants that and none works on large arrays.

@@ -11,9 +11,8 @@ from scipy.linalg import lapack
 from fedpca.arrays import Array
 from fedpca.linalg.blas_threads import threads_for, threads_for_gram
 
-ROUNDING = 8 * float(
-    np.finfo(np.float64).eps
-)  # error in sums of products, of the largest eigenvalue
+# error in sums of products, relative to the largest eigenvalue
+ROUNDING = 8 * float(np.finfo(np.float64).eps)
 
 
 def gram_of(A: Array) -> Array:
@@ -122,8 +121,8 @@ def outside(U: Array, V: Array) -> Array:
 def residual_traces(C: Array, V: Array) -> Array:
     """Return ``tr R, tr R^2, tr R^3``, where R is ``C / tr C`` outside the orthonormal V, ``(d, k)``.
 
-    R is formed, because the difference of two traces would lose what is small beside the components.
-    Powers of shares of the variance do not overflow.
+    R is formed, because the difference of two traces would lose what is small compared with the
+    components. Powers of shares of the variance do not overflow.
     """
     total = float(np.trace(C))
     if total <= 0:
@@ -170,13 +169,14 @@ def angle_bounds(
         sin^2 <= sum_i (r_i / (theta_i - theta_(j+1) - r_(j+1)))^2   over i <= j   (Davis and Kahan)
 
     ``values``, in descending order, holds the eigenvalues found, with their residuals r. ``others`` is
-    the most that any other eigenvalue can be. If it is not given, the last of ``values`` is only there
-    to follow the others. Rounding adds ``rounding`` times the largest eigenvalue to each residual.
+    the most that any other eigenvalue can be. If it is not given, the last of ``values`` serves only
+    as the eigenvalue after the others. Rounding adds ``rounding`` times the largest eigenvalue to each
+    residual.
     """
     if not values.size or values[0] <= 0:
-        return np.zeros(k)  # every direction is as good
+        return np.zeros(k)  # every direction is equally good
     r = residuals + rounding * values[0]
-    most = np.maximum(np.append(values + r, 0.0), others or 0.0)  # that each eigenvalue can be
+    most = np.maximum(np.append(values + r, 0.0), others or 0.0)  # the largest that each can be
     bounds = np.ones(k)
     for j in range(1, min(k, len(values) - (others is None)) + 1):
         gaps = values[:j] - most[j]

@@ -26,8 +26,8 @@ from fedpca.linalg.blas_threads import threads_for
 from fedpca.linalg.dense import ROUNDING, angle_bounds, orth_against, top_eigen
 
 MAX_KRYLOV_BYTES = 32 << 20  # restart at this size; a K that exceeds the cache slows every round
-MIN_BLOCKS = 4  # the basis may always hold this many times the components and a block
-RESTART_ROWS = 1 << 16  # of the basis, which are combined at a time
+MIN_BLOCKS = 4  # the basis may always hold this many times the components plus a block
+RESTART_ROWS = 1 << 16  # of the basis that are combined at a time
 NEGLIGIBLE = 1e-13  # a direction below this fraction of the largest eigenvalue is rounding error
 
 
@@ -92,7 +92,7 @@ class KrylovSpace:
         self.K = self._columns[:, :0]
         self.T = np.empty((0, 0))
         self.Q = Q  # the block to multiply next
-        self._reach = 0  # that product has no component along columns of K before this one
+        self._reach = 0  # M Q has no component along columns of K before this one
         self._left_out = 0.0  # norm of what the products had outside K and its next blocks
 
     @property

@@ -46,14 +46,15 @@ def noise_floor(n: float, squares: Array, p: int, *, max_side: int = MAX_SIDE) -
     """Return the floor for p eigenvalues of the scatter of n centered rows, ``(p,)``.
 
     ``squares``, ``(d,)``, holds the sum of squares of each column. The result is the same every time.
-    A table whose sides both exceed ``max_side`` is drawn on a smaller scale, with the same shape.
+    A table whose sides both exceed ``max_side`` is drawn on a smaller scale, with sides in the same
+    ratio.
     """
     rng = np.random.default_rng(0)
     d, m = len(squares), max(1, round(n) - 1)
     shrink = max(1.0, min(m, d) / max_side)
     columns = np.sort(squares)[((np.arange(round(d / shrink)) + 0.5) * shrink).astype(int)]
     rows = max(1, round(m / shrink))
-    deviations = np.sqrt(columns / rows)  # so that fewer rows have the sums of squares of all
+    deviations = np.sqrt(columns / rows)  # so that fewer rows have the sums of squares of all rows
     n_needed = min(len(columns), rows, int(np.ceil(p / shrink)))
     draws = [_leading(rng, rows, deviations, n_needed) for _ in range(draws_for(n, d))]
     floor = quantile_floor(np.array(draws))
@@ -79,7 +80,7 @@ def permuted_floor(A: Array, p: int, n_draws: int, seed: int = 0) -> Array:
 def _leading(rng: np.random.Generator, m: int, deviations: Array, p: int) -> Array:
     """Return the p largest eigenvalues of the scatter of m random rows."""
     d = len(deviations)
-    if d <= m:  # Bartlett's triangle has the scatter of m rows and only d rows of its own
+    if d <= m:  # Bartlett's triangle has the same scatter as m rows, but only d rows of its own
         G = np.tril(rng.standard_normal((d, d)), -1)
         G[np.diag_indices(d)] = np.sqrt(rng.chisquare(m - np.arange(d)))
         G = G * deviations[:, None]

@@ -41,7 +41,7 @@ from fedpca.errors import InputError
 from fedpca.linalg.parallel_analysis import MAX_SIDE, count_above, noise_floor
 
 EDGE_MARGIN = 1.1  # factor on the Marchenko-Pastur edge; the largest noise eigenvalue fluctuates
-MEDIAN_STEPS = 20_000  # of the integral to the median of noise
+MEDIAN_STEPS = 20_000  # of the integral that finds the median of noise
 EQUAL_SHARES = 1e-12  # difference between two shares that rounding explains
 FIRST_LOOK = 10  # eigenvalues to compute before the first call to a rule
 
@@ -199,9 +199,9 @@ RULES: dict[str, Rule] = {
 def gavish_donoho(spectrum: Spectrum) -> int | None:
     """Return the number of singular values above the optimal hard threshold for unknown noise.
 
-    None stands for a spectrum of which only a part is known, so that its median is not.
+    None means that only a part of the spectrum is known, so its median is not.
     """
-    # centered rows have one row less than they seem to have
+    # centered rows count as one row fewer, because they sum to zero
     m, d = max(1, int(spectrum.n) - 1), spectrum.d
     if len(spectrum.values) < min(m, d):
         return None
@@ -226,7 +226,7 @@ def _median_of_noise(aspect: float) -> float:
     """Return the median of the Marchenko-Pastur law.
 
     With ``x = 1 + b + 2 sqrt(b) cos(t)``, its density ``sqrt((x - low) (high - x)) / (2 pi b x)``
-    becomes one without steep ends, so that midpoints integrate it well.
+    becomes a density without steep ends, so that midpoints integrate it well.
     """
     root, step = np.sqrt(aspect), np.pi / MEDIAN_STEPS
     middles = (np.arange(MEDIAN_STEPS) + 0.5) * step
@@ -239,7 +239,7 @@ def _median_of_noise(aspect: float) -> float:
 def broken_stick(spectrum: Spectrum) -> int | None:
     """Return the number of leading shares of variance larger than pieces of a broken stick.
 
-    None stands for a spectrum of which all known shares are larger, but more may be.
+    None means that all known shares are larger, and unknown ones may be, too.
     """
     p = max(1, min(int(spectrum.n) - 1, spectrum.d))
     values = spectrum.values[:p]
@@ -254,7 +254,7 @@ def broken_stick(spectrum: Spectrum) -> int | None:
 class RankComparison:
     """What several rules say about the number of components.
 
-    ``ranks`` has the number by each rule; ``unknown`` has the reason for each rule that gave none.
+    ``ranks`` has each rule's number; ``unknown`` has the reason for each rule that gave none.
     """
 
     ranks: Mapping[str, int]
@@ -262,7 +262,7 @@ class RankComparison:
 
     @property
     def consensus(self) -> int | None:
-        """Return the median of the numbers, the lower one of two; None without any number."""
+        """Return the median of the numbers, the lower one if there are two; None without numbers."""
         ordered = sorted(self.ranks.values())
         return ordered[(len(ordered) - 1) // 2] if ordered else None
 
@@ -278,7 +278,7 @@ UNSEEN = "needs eigenvalues beyond those that were found"
 def compare_ranks(
     spectrum: Spectrum, others: Mapping[str, int | str | None] | None = None
 ) -> RankComparison:
-    """Return what each rule says about a spectrum, beside what ``others`` found in another way.
+    """Return what each rule says about a spectrum, and what ``others`` found in another way.
 
     In ``others``, a text says why a rule gave no number.
     """

@@ -8,7 +8,7 @@ covariance S, then ``q = |x|^2`` has the mean ``tr S``, the variance ``2 tr S^2`
 cumulant ``8 tr S^3``.
 
 The traces of a covariance of few rows are larger than those of S, because sampling spreads the
-eigenvalues. A scatter W of f rows is a Wishart matrix, of which
+eigenvalues. A scatter W of f rows is a Wishart matrix, for which
 
     E tr W^2      = f (f + 1) s2                  + f s1^2
     E (tr W)^2    = 2 f s2                        + f^2 s1^2
@@ -40,7 +40,7 @@ def without_bias(traces: Array, freedom: float, n_directions: int) -> Array:
     """Return unbiased estimates of the traces of S, ``(3,)``.
 
     ``traces`` are those of a scatter of as many rows as there are degrees of freedom. Estimates are
-    kept within what any covariance of this many directions has.
+    kept within the range that a covariance of this many directions can have.
     """
     f, (w1, w2, w3) = max(freedom, MIN_FREEDOM), traces
     second = np.array([[f * (f + 1), f], [2 * f, f**2]])

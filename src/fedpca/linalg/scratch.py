@@ -1,7 +1,7 @@
-"""Arrays that serve one block of rows after another.
+"""Reuse arrays for one block of rows after another.
 
 A new array of a block's size comes without memory: the system finds and clears each page when it is
-first written, and takes it back when the array goes. That costs as much as several passes over the
+first written, and takes it back when the array is freed. That costs as much as several passes over the
 array. So a loop over blocks keeps its arrays.
 """
 
@@ -22,7 +22,7 @@ class Scratch:
         self._arrays: dict[str, Array] = {}
 
     def __call__(self, name: str, shape: tuple[int, ...], dtype: Any = np.float64) -> Array:
-        """Return the array of this name in the given shape, which takes memory only if it grows."""
+        """Return the array of this name in the given shape; allocate memory only if it grows."""
         size = math.prod(shape)
         array = self._arrays.get(name)
         if array is None or array.size < size:

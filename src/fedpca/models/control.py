@@ -14,11 +14,11 @@ covariance, ``s_i`` (`fedpca.linalg.residual`), as the quantile of
     Q  ~  s1 + (X - f) s3 / s2,   X ~ chi2(f),   f = s2^3 / s3^2
 
 which has the same mean, variance, and skewness, or by the formula of Jackson and Mudholkar, which
-approximates the same distribution by a power of a normal one. The traces of few rows are uncertain
-themselves, so for a new row X is f times an F-distributed number, whose second degrees of freedom are
+approximates the same distribution by a power of a normal one. Traces from few rows are themselves
+uncertain. So for a new row, X is f times an F-distributed number, whose second degrees of freedom are
 those of the mean.
 
-No limit needs a row. The flags of rows do, so they are for whoever has the rows.
+The limits need no rows. The flags do, so only whoever has the rows can compute them.
 
 Sources: Hotelling (1947); Tracy, Young and Mason, "Multivariate control charts for individual
 observations" (1992); Jackson and Mudholkar, "Control procedures for residuals associated with principal
@@ -102,10 +102,10 @@ def control_limits(
     is_for_new_rows: bool = True,
     method: str = METHODS[0],
 ) -> ControlLimits:
-    """Return the limits of T2 and Q from what a model knows of the fitted rows.
+    """Return the limits of T2 and Q from what a model contains about the fitted rows.
 
     ``traces`` are those of the sample covariance outside the components, ``(3,)``, as shares of the
-    total variance and its powers. Without them, variance is taken to be spread evenly there.
+    total variance and its powers. Without them, variance is assumed to be spread evenly there.
     """
     if not isinstance(alpha, float | int) or not 0 < alpha < 1:
         raise InputError(f"alpha={alpha!r} must be between 0 and 1, as in {ALPHA}")
@@ -149,7 +149,7 @@ def _spread(model: Model) -> Array:
 
 
 def checked_traces(given: Any) -> Array:
-    """Return the traces from a file's header, or raise a ValueError if they are none."""
+    """Return the traces from a file's header, or raise a ValueError if they are malformed."""
     traces = np.array(given, float)
     if traces.shape != (3,) or not np.isfinite(traces).all() or traces.min() < 0:
         raise ValueError("the residual traces are malformed")
@@ -184,7 +184,8 @@ def q_limit(
     """Return the quantile of Q, given the traces of the residual covariance of n rows.
 
     The fitted components follow the noise of the fitted rows. So ``n - 1 - k`` rows are left to
-    estimate it, a fitted row is closer to them than the noise is large, and a new row is farther away.
+    estimate the noise. A fitted row is closer to the components than the noise suggests, and a new row
+    is farther away.
     """
     if n_directions < 1 or traces[0] <= 0:
         return 0.0
@@ -201,10 +202,10 @@ def q_limit(
 def quantile_of_squares(
     traces: Array, alpha: float, method: str = METHODS[0], *, freedom: float = np.inf
 ) -> float:
-    """Return what ``|x|^2`` exceeds with probability alpha, for the traces of the covariance of x.
+    """Return what ``|x|^2`` exceeds with probability alpha, given the traces of the covariance of x.
 
-    ``freedom`` are the degrees of freedom of an estimated mean, which the formula of Jackson and
-    Mudholkar takes to be known.
+    ``freedom`` are the degrees of freedom of an estimated mean. The formula of Jackson and Mudholkar
+    assumes that the mean is known.
     """
     s1, s2, s3 = traces
     power = 1 - 2 * s1 * s3 / (3 * s2**2)

@@ -62,7 +62,7 @@ class FeatureTable:
         return {self.features[j]: float(column[j]) for j in order}
 
     def to_dict(self) -> dict[str, dict[str, float]]:
-        """Return the numbers by component and feature, which a data frame can be made of."""
+        """Return the numbers by component and feature, from which a data frame can be made."""
         return {
             name: dict(zip(self.features, map(float, column), strict=True))
             for name, column in zip(self.components, self.values.T, strict=True)
@@ -70,7 +70,7 @@ class FeatureTable:
 
 
 def names_of_features(names: Sequence[Any] | None, d: int) -> tuple[str, ...]:
-    """Return the names of d features; without names, a feature is its position."""
+    """Return the names of d features; without names, they are named by position."""
     if names is None:
         return tuple(f"column {j}" for j in range(d))
     return tuple(str(name) for name in names)

@@ -96,7 +96,7 @@ class Model:
         return np.asarray((X - self.mean) @ directions)
 
     def transform_genotypes(self, rows: GenotypeRows, *, whiten: bool = False) -> Array:
-        """Return the scores of samples, ``(n, k)``; missing genotypes take the mean."""
+        """Return the scores of samples, ``(n, k)``; the mean replaces missing genotypes."""
         return VariantProducts(rows, self.mean, self.mean).scores(self._directions(whiten))
 
     def inverse_transform(self, scores: Array, *, whiten: bool = False) -> Array:
@@ -141,7 +141,7 @@ class Model:
         """Return the share of each feature's variance that each component explains, ``(d, k)``.
 
         A feature without variance has the share 0. The variances must be given if they do not follow
-        from the model: it has no scale, and there is variance outside its components.
+        from the model: if it has no scale and there is variance outside its components.
         """
         explained = self.explained_variance * self.components.T**2
         if feature_variances is not None:
@@ -163,7 +163,7 @@ class Model:
         else:
             raise InputError(
                 "the variance of each feature does not follow from the model; pass feature_variances, "
-                "which fedpca.diagnose(model, sites).feature_variances has, or fit with scale=True"
+                "as in fedpca.diagnose(model, sites).feature_variances, or fit with scale=True"
             )
         tiny = ROUNDING * float(variances.max(initial=0.0))
         share = np.divide(

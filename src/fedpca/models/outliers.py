@@ -1,4 +1,4 @@
-"""List the outliers among rows: where they are, and what the low-rank part says instead.
+"""List the outliers among rows: where they are, and the values of the low-rank part there.
 
 An entry is an outlier if its score, which is its residual divided by the threshold, exceeds 1. The list
 contains values of rows, so it is written only where the rows are.
@@ -58,8 +58,8 @@ def write_outliers(
 ) -> None:
     """Write the outliers of some sites as CSV or Parquet, one line for each outlier.
 
-    ``features`` are the names of the model's features; without names, a column is its position. Only
-    its owner can read a private file.
+    ``features`` are the names of the model's features; without names, columns are given by position.
+    Only its owner can read a private file.
     """
     import pyarrow as pa
 

@@ -132,7 +132,7 @@ class PersonalizedModel:
         )
 
     def only(self, name: str) -> PersonalizedModel:
-        """Return the model with the part of one site alone, as that site keeps it."""
+        """Return the model with the part of only one site, as that site keeps it."""
         return replace(self, parts={name: self._part(name)})
 
     @property

@@ -154,7 +154,7 @@ def values_about(
 def median_size(sizes: Array) -> float:
     """Return the median of absolute values, or zero if there are none.
 
-    Only values near the median are put in order: those with its leading bits, which sort like numbers.
+    Only values near the median are sorted: those that share its leading bits, which sort like numbers.
     """
     if not len(sizes):
         return 0.0
@@ -181,7 +181,7 @@ def without_large(A: Array, threshold: Array | float) -> Array:
 
 
 class Residuals(NamedTuple):
-    """Residuals of rows, ``(n, d)``, and masks, zeros and ones, of entries that count in a fit."""
+    """Residuals of rows, ``(n, d)``, and masks of ones and zeros for entries that count in a fit."""
 
     R: Array
     inliers: Array  # 1 for entries that are present and within the threshold

@@ -84,7 +84,7 @@ class ScanpyResults:
 
 
 def _put(group: Any, where: Sequence[str], value: Any) -> None:
-    """Write a value to a file in AnnData's encoding, in place of what is there."""
+    """Write a value to a file in AnnData's encoding, replacing what is there."""
     first, *rest = where
     if rest:
         _put(_group(group, first), rest, value)

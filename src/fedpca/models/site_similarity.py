@@ -6,12 +6,12 @@ where P_i is the projection onto the r_i components of site i. The affinity of t
 subspaces are equal and 0 if they are orthogonal.
 
 Any sites can be grouped, so `cluster_evidence` compares groups with what one population would give. The
-projections are points, with squares S_t of their distances to their mean, and S_w to the means of their
-groups:
+projections are points. S_t is the sum of squares of their distances to their mean, and S_w that of
+their distances to the means of their groups:
 
     separation = 1 - S_w / S_t,   p = share of draws whose separation is at least as large
 
-A draw has as many points from one normal distribution with the same principal variances as the
+A draw has the same number of points from one normal distribution with the principal variances of the
 projections, in the best groups that k-means finds.
 
 Source: Shi and Kontar, "Personalized PCA: decoupling shared and unique features" (2024), section 7.1.7.
@@ -107,7 +107,7 @@ def cluster_evidence(
 def _best_separation(points: Array, n_clusters: int, rng: np.random.Generator) -> float:
     """Return the separation of the best groups that k-means finds from several starts.
 
-    All starts go side by side. For ten points, scikit-learn's KMeans takes 200 times as long.
+    All starts run side by side. For ten points, scikit-learn's KMeans takes 200 times as long.
     """
     order = rng.permuted(np.tile(np.arange(len(points)), (KMEANS_STARTS, 1)), axis=1)
     centers = points[order[:, :n_clusters]]  # (starts, k, dimensions)

@@ -1,1 +1,1 @@
-"""Mechanisms that limit what leaves a site: sums that reveal only the sum, and noise."""
+"""Limit what leaves a site, with noise and with sums that reveal only the total."""

@@ -8,10 +8,11 @@ numbers, because the difference of two answers under the same masks would show a
 A bin has 32 bits, and two of them share a word: the smaller size is in the upper half. What overflows
 from the lower half is added to the upper one, but whoever sets a bin also sets those of smaller sizes.
 
-A bound may also be tried without asking for sizes first. Then each site raises a flag if its answer is
-beyond the bound: a random word, summed in the same way. The total shows whether any site did.
+A bound may also be tried without asking for sizes first. Then each site raises a flag if its answer
+exceeds the bound: a random word, summed in the same way. The total shows whether any site did.
 
-No site ever sets the last word of either. If its total is not zero, the masks do not cancel.
+No site ever sets the last word of its bins or flags. If the total of that word is not zero, the masks
+do not cancel.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _UPPER, _LOWER = 0xFFFFFFFF00000000, 0x00000000FFFFFFFF  # halves of a word
 def size_bins(values: Array, words: Array) -> Array:
     """Return random numbers in the bins up to the size of the largest number, and zeros above.
 
-    ``words`` are as many random ones, which nobody but the site knows.
+    ``words`` has a random word for each word of the bins; only the site knows them.
     """
     bins = np.zeros(N_WORDS, np.uint64)
     largest = float(np.abs(values).max(initial=0.0))
@@ -49,7 +50,7 @@ def size_bins(values: Array, words: Array) -> Array:
 
 
 def flag_beyond(is_beyond: bool, words: Array) -> Array:
-    """Return a random word if a site's answer is beyond the bound that is tried, else zero."""
+    """Return a random word if a site's answer exceeds the bound that is tried, else zero."""
     flags = np.zeros(N_FLAGS, np.uint64)
     if is_beyond:
         flags[0] = words[0]
@@ -57,7 +58,7 @@ def flag_beyond(is_beyond: bool, words: Array) -> Array:
 
 
 def masks_cancel(total: Array) -> bool:
-    """Return whether the word that no site sets is zero, as it is without masks."""
+    """Return whether the word that no site sets is zero, as it is if all masks cancel."""
     return int(total[-1]) == 0
 
 

@@ -10,11 +10,12 @@ Exactness: A kept x has weight ``2^-(v+1) p``, which is ``exp(-x^2 / (2 s))`` ti
 exceeds 1: since ``|x| >= v sigma``, p is at most ``2^(v-1) exp((1 - v^2) / 2)``, which is 1 for v = 1
 and less for any other v. Minus zero is dropped, so zero counts once. So is v >= 64, where the discrete
 Gaussian has probability below ``2^-2900``; then ``|x| < 64 t <= 2^61`` always. To keep with
-probability p means that a uniform real number is below p. Its first 64 bits and a p in float64 decide,
+probability p means to draw a uniform real number below p. Its first 64 bits and a p in float64 decide,
 unless they are closer than an error bound. Then both get more digits until the answer is certain.
 
-Whole numbers: The set of sums that noise in floating point can reach depends on the value under it,
-and so reveals it (Mironov 2012). A whole number plus whole noise is exact and can be any whole number.
+Whole numbers: The sums that noise in floating point can reach depend on the value that it is added to,
+and so reveal that value (Mironov 2012). A whole number plus whole noise is exact and can be any whole
+number.
 
 Source: Canonne, Kamath, Steinke, "The discrete Gaussian for differential privacy" (2020), for the
 noise; Karney, "Sampling exactly from the normal distribution" (2016), for blocks as wide as sigma and

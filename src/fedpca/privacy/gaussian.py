@@ -7,9 +7,9 @@ A release is a sum over rows with normal noise of standard deviation ``sigma`` a
 sensitivity is how far one row can move the sum. Several releases compose exactly: their ``mu^2`` add
 up. So ``mu^2`` is what a run spends, and what a site's budget counts.
 
-Two tables are adjacent if one of them has one row more. Whoever sees all releases, and knows all other
-rows, can then hardly tell whether the row is there: no event is more than ``exp(epsilon)`` times as
-likely with it than without, but for a probability of ``delta``.
+Two tables are adjacent if one of them has one more row. Whoever sees all releases, and knows all other
+rows, can hardly tell whether that row is there: no event is more than ``exp(epsilon)`` times as likely
+with it as without it, except with probability ``delta``.
 
 Sources: Dong, Roth, and Su, "Gaussian differential privacy" (2022); Balle and Wang, "Improving the
 Gaussian mechanism for differential privacy" (2018).
@@ -32,9 +32,9 @@ from fedpca.errors import InputError
 from fedpca.protocol.plan import PRIVATE, RunPlan
 
 MIN_EPSILON, MAX_EPSILON, MIN_DELTA, MAX_DELTA = 1e-4, 1e6, 1e-15, 0.1
-MEAN_SHARE = 0.05  # of mu^2, for the count and the mean; the rest is for the scatter about it
+MEAN_SHARE = 0.05  # of mu^2, for the count and the mean; the rest is for the scatter about the mean
 MAX_ROUNDS = 100  # products that share the rest
-# by which whole numbers instead of normal ones, and rounding here, may change epsilon and delta
+# share by which epsilon and delta may change because noise is whole numbers, and by rounding
 DISCRETE_SLACK = 1e-7
 XTOL = 1e-20  # no limit: roots are found to all digits, however small they are
 
@@ -46,21 +46,21 @@ class Privacy:
     Parameters
     ----------
     epsilon, delta : float
-        The promise: whether a row is there changes the probability of any result by at most a factor
-        ``exp(epsilon)``, but for a probability of ``delta``. Rows are adjacent by adding or removing
-        one. ``delta`` should be much smaller than one over the number of rows. With an infinite
-        epsilon, rows are bounded but get no noise, and nothing is promised.
+        The promise: adding or removing one row changes the probability of any result by at most a
+        factor of ``exp(epsilon)``, except with probability ``delta``, which should be much smaller than
+        one over the number of rows. With an infinite epsilon, rows are bounded, but no noise is added
+        and nothing is promised.
     row_bound : float
-        Rows count at most this far from the mean: those farther away are moved there. Choose it from
-        what is known about the domain, never by looking at the rows.
+        The largest distance of a row from the mean. Rows that are farther away are moved to this
+        distance. Choose it from what is known about the domain, never by looking at the rows.
     around : float or sequence of float
-        A point near which rows are expected, known without looking at them. For the mean, rows count
-        at most twice ``row_bound`` from it.
+        A point near which rows are expected, chosen without looking at them. When the mean is computed,
+        rows farther than twice ``row_bound`` from this point are moved to that distance.
     n_silent : int
-        How many sites may add no noise, or tell theirs to others, while the promise holds for the rows
-        of all other sites. It matters with secure sums, where sites share the noise.
+        How many sites may add no noise, or reveal theirs to others, without breaking the promise for
+        the rows of all other sites. It matters only with secure sums, where sites share the noise.
     n_products : int
-        The number of noisy products by which a table is fitted that is too wide for its scatter.
+        The number of noisy products used to fit a table with too many features to sum its scatter.
 
     Examples
     --------
@@ -88,7 +88,7 @@ class Privacy:
                 raise InputError(f"{name}={value!r} must be a whole number from {least} to {most}")
         plain = {name: float(getattr(self, name)) for name in ("epsilon", "delta", "row_bound")}
         plain |= {name: int(getattr(self, name)) for name in ("n_silent", "n_products")}
-        for name, value in plain.items():  # a plan can hold no numbers of other kinds, as numpy's
+        for name, value in plain.items():  # a plan cannot hold numpy's numbers
             object.__setattr__(self, name, value)
         object.__setattr__(self, "around", _checked_point(self.around))
 
@@ -98,7 +98,7 @@ class Privacy:
         return mu_of(self.epsilon, self.delta)
 
     def spent(self, share: float) -> float:
-        """Return the mu^2 of a release that takes this share of the run's."""
+        """Return the mu^2 of a release that takes this share of the run's mu^2."""
         return share * self.mu**2
 
     @property
@@ -107,9 +107,9 @@ class Privacy:
         return (1 - MEAN_SHARE) / self.n_products
 
     def n_noisy(self, plan: RunPlan) -> int:
-        """Return over how many sites the noise of a release is spread.
+        """Return how many sites share the noise of a release.
 
-        Without secure sums, the coordinator sees each answer, so each site adds all of the noise.
+        Without secure sums, the coordinator sees each answer, so each site adds the full noise.
         """
         if not plan.is_secure:
             return 1
@@ -136,7 +136,7 @@ class Privacy:
 
 
 def mu_of(epsilon: float, delta: float) -> float:
-    """Return the largest mu whose releases keep the promise."""
+    """Return the largest mu with which releases keep the promise."""
     if math.isinf(epsilon):
         return math.inf
     epsilon, delta = epsilon * (1 - DISCRETE_SLACK), delta * (1 - DISCRETE_SLACK)
@@ -179,7 +179,9 @@ def around_point(privacy: Privacy, d: int) -> Array:
     """Return the point near which rows are expected, ``(d,)``."""
     point = np.asarray(privacy.around, dtype=np.float64)
     if point.ndim and len(point) != d:
-        raise InputError(f"around has {len(point)} numbers for {d} features")
+        raise InputError(
+            f"around has {len(point)} numbers for {d} features; use one number, or one for each feature"
+        )
     return np.broadcast_to(point, d)
 
 
@@ -195,5 +197,5 @@ def _checked_point(given: Any) -> float | tuple[float, ...]:
     except (TypeError, ValueError):
         point = np.array(np.nan)
     if point.ndim > 1 or not np.isfinite(point).all():
-        raise InputError("around must be a number, or a number for each feature")
+        raise InputError("around must be a finite number, or one for each feature")
     return tuple(point.tolist()) if point.ndim else float(point)

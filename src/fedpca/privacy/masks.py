@@ -2,7 +2,7 @@
 
     y_i = x_i + sum over neighbors j > i of m_ij - sum over neighbors j < i of m_ij
 
-Two sites i and j share a secret that nobody else knows, by a key exchange. For each question, both
+Two sites i and j exchange keys, and so share a secret that nobody else knows. For each question, both
 derive the same mask m_ij from it. One adds the mask and the other subtracts it, so all masks cancel in
 the total, and the answer of a single site is random. If a site does not answer, nothing can be read,
 and the program starts again without it. So no secret is ever handed to anybody.
@@ -39,7 +39,7 @@ except ImportError:
 from fedpca.arrays import Array, Arrays
 from fedpca.privacy.rings import Ring, add, subtract
 
-MAX_ALL_PAIRS = 100  # sites, up to which all are neighbors
+MAX_ALL_PAIRS = 100  # up to this many sites, all are neighbors
 N_RINGS = 32  # random rings in which a site has two neighbors each
 KEY_BYTES = 32
 AES_BLOCK_BYTES = 16
@@ -111,7 +111,7 @@ def masked(
     for field, array in total.items():
         bits = rings[field].bits
         part = array.reshape(-1, bits // 64)
-        n_each = BLOCK_BYTES // (bits // 8)  # so many elements at once stay in the cache
+        n_each = BLOCK_BYTES // (bits // 8)  # this many elements at once stay in the cache
         for start in range(0, len(part), n_each):
             block = part[start : start + n_each]
             mask = np.frombuffer(buffer, np.uint64, block.size).reshape(block.shape)
@@ -128,6 +128,6 @@ def words_of(secret: bytes, context: bytes, n_words: int) -> Array:
 
 
 def _stream(secret: bytes, context: bytes) -> CipherContext:
-    """Return a source of pseudorandom bytes: zeros come out of it as such."""
+    """Return a cipher that turns zeros into pseudorandom bytes."""
     key = HKDFExpand(SHA256(), KEY_BYTES, info=context).derive(secret)
     return Cipher(algorithms.AES(key), modes.CTR(bytes(AES_BLOCK_BYTES))).encryptor()

@@ -1,9 +1,9 @@
 """Exchange public keys for one attempt of a run, so that every pair of sites shares a secret.
 
 A site offers a new public key, and signs it together with the run and the roster of the plan. So a
-coordinator cannot put a key of its own in the place of a site's, and cannot use an offer twice. The
-hash of all offers is the salt of every secret. So sites that were shown different offers share no
-secret, and their masks do not cancel.
+coordinator cannot replace a site's key with a key of its own, and cannot use an offer twice. The hash
+of all offers is the salt of every secret. So sites that were shown different offers share no secret,
+and their masks do not cancel.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedpca.protocol.plan import NO_KEY, RunPlan
 MAX_OFFER_BYTES = 1024
 _DOMAIN = b"fedpca offer"
 
-Verify = Callable[[bytes, bytes, bytes], bool]  # of a public key in DER form, a signature, and data
+Verify = Callable[[bytes, bytes, bytes], bool]  # takes a key in DER form, a signature, and data
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Offer:
 
     @staticmethod
     def end(data: bytes, start: int) -> int:
-        """Return where an offer ends that begins at ``start``; its last part may be cut off."""
+        """Return where the offer that begins at ``start`` ends; its last part may be cut off."""
         for _ in range(3):
             start += 2 + int.from_bytes(data[start : start + 2], "big")
         return start
@@ -74,7 +74,7 @@ def roster_hash(plan: RunPlan) -> str:
 
 
 def seed_of(run: str, offers: Mapping[str, Offer]) -> bytes:
-    """Return the hash of all offers, which is the same for all sites that were shown the same."""
+    """Return the hash of all offers; it is the same at all sites that were shown the same offers."""
     digest = hashlib.sha256(run.encode())
     for name, offer in sorted(offers.items()):
         for part in (name.encode(), offer.public, offer.identity, offer.signature):
@@ -111,5 +111,5 @@ def unpack_offers(names: Sequence[str], arrays: Mapping[str, Array]) -> dict[str
         offers[name] = Offer.from_bytes(data[start:end])
         start = end
     if start != len(data):
-        raise PolicyRefused(f"the number of offered keys is not {len(names)}, as in the plan")
+        raise PolicyRefused(f"the number of offered keys is not {len(names)}, as the plan says")
     return offers

@@ -22,7 +22,7 @@ from fedpca.arrays import Array
 
 NARROW, WIDE = 64, 128
 _HALF = 2.0**64
-MAX_FACTOR_EXPONENT = 1000  # of a power of 2 that is a float64 and so is its inverse
+MAX_FACTOR_EXPONENT = 1000  # such a power of 2 is a float64, and so is its inverse
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ the word "explained", the total sum of squares bounds it. Otherwise, the sites f
 (`fedpca.privacy.bounds`), in a message of its own within the round.
 
 When a question is asked again, a bound that is somewhat larger than the last one is tried. A site whose
-answer is beyond it sends random elements and raises a flag, under masks. The total then shows only that
-some site has, and the round goes on as if nothing had been tried.
+answer exceeds it sends random elements and raises a flag, under masks. The total then shows only that
+some site did so, and the round goes on as if no bound had been tried.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from fedpca.protocol.question import Question
 MIN_SITES = 2
 ONE_SITE = "a secure sum over one site would show this site's answer; it needs at least two sites"
 BOUND = "bound"  # the mask of a message that asks only for a bound
-BEYOND = "beyond bound"  # the field of flags in an answer under a bound that is tried
+BEYOND = "beyond bound"  # the field of flags in an answer whose bound is only tried
 KINDS = {NARROW: "narrow", WIDE: "wide"}
 MIN_FRACTION_BITS, MAX_FRACTION_BITS = -1100, 1200  # what the largest and smallest floats need
-ENERGY_SLACK = 1e-6  # by which rounding may exceed a total
+ENERGY_SLACK = 1e-6  # share of a total by which rounding may exceed it
 _SIZES, _FLAG, _NOTHING = (b"fedpca " + each for each in (b"size words", b"flag", b"no answer"))
 
 
@@ -50,7 +50,7 @@ def bits_of(declared: Declared) -> int:
 
 
 def rings_from_bounds(question: Question, bounds: Mapping[str, float]) -> dict[str, Ring]:
-    """Return the ring of each field; ``bounds`` are those on totals in narrow and in wide rings."""
+    """Return the ring of each field; ``bounds`` limit totals in narrow and in wide rings."""
     rings = {}
     for name, declared in question.answers.items():
         bits, is_whole = bits_of(declared), declared.dtype == "int64"
@@ -67,7 +67,7 @@ def bins_of(question: Question) -> dict[str, Ring]:
 def explained_bounds(
     question: Question, arrays: Arrays, energy: float | None
 ) -> dict[str, float] | None:
-    """Return bounds on totals that follow from the rows' sum of squares, or None if they do not.
+    """Return bounds on totals that follow from the rows' sum of squares, or None if none do.
 
     The norm of ``A'A Z`` is at most the trace of ``A'A`` times the norm of Z. A question may also
     declare a factor, ``times_energy``. A question without fractions needs no bound.
@@ -122,10 +122,10 @@ def masked_answer(
     secrets: Mapping[str, bytes],
     private: bytes,
 ) -> Arrays:
-    """Return a site's answer under masks, or only how large its numbers are, under masks too.
+    """Return a site's answer, or only the size of its numbers, under masks.
 
-    ``secrets`` are those that the site shares with its neighbors, and ``private`` is one of its own. A
-    number beyond the bound is refused and never clipped, unless the bound is only tried.
+    ``secrets`` are those that the site shares with its neighbors, and ``private`` is a secret of its
+    own. A number beyond the bound is refused, never clipped, unless the bound is only tried.
     """
     mask, digest = request.header.get("mask"), request.digest
     if mask == BOUND:
@@ -155,10 +155,10 @@ def _sizes(question: Question, answer: Arrays, digest: bytes, private: bytes) ->
 def _elements(
     rings: Mapping[str, Ring], answer: Arrays, request: Message, private: bytes
 ) -> Arrays:
-    """Return an answer as elements of its rings; random ones if it is beyond a bound that is tried.
+    """Return an answer as elements of its rings, or random ones if it exceeds a bound that is tried.
 
-    Otherwise, all sites together are known to be within the bound of a total. Where it is tried, a site
-    keeps to its share of it.
+    The bound limits the total. If it is only tried, each site's answer must be within an equal share of
+    it. Otherwise, the answers of all sites together are known to be within it.
     """
     own = {name: ring for name, ring in rings.items() if name != BEYOND}
     n_shares, digest = request.header["n_sites"] if BEYOND in rings else 1, request.digest
@@ -174,7 +174,7 @@ def _elements(
                 "was sent, and is not clipped"
             )
         return {name: ring.encode(answer[name]) for name, ring in own.items()}
-    if beyond:  # with random elements of one site in it, the total tells nothing about the others
+    if beyond:  # random elements of one site hide what the others add to the total
         elements = {
             name: _random(
                 ring.shape(answer[name].shape), _NOTHING + name.encode() + digest, private

@@ -1,4 +1,4 @@
-"""Check what the numbers in an answer mean, so that an impossible answer never enters a result.
+"""Check that the numbers in an answer are possible, so that no impossible answer enters a result.
 
 A field's declaration may be followed by words that say what its numbers mean::
 
@@ -10,20 +10,20 @@ word           promise
 count          whole numbers from 0 to 2^48
 squares        sums of squares: not negative
 nonnegative    not negative
-large          as large as a float may be, up to 1e304, where other fields are limited to 1e146
+large          as large as a float may be, up to 1e304; other fields are limited to 1e146
 share          from 0 to 1
 decreasing     each number is at most the one before
 orthonormal    a matrix whose vectors along its shorter side are orthonormal
 semidefinite   a matrix, or its packed triangle, with a diagonal that is not negative and entries of at
                most ``sqrt(c_ii c_jj)``
-explained      at most the site's energy, times the norm of what was sent to the site
+explained      at most the site's energy times the norm of what was sent to the site
 rows           adds up to the site's row count (no check)
-weight         the site's weight, if it is not its row count (no check)
-energy         adds up to the site's sum of squares (no check); of a matrix, its trace
+weight         the site's weight, if that is not its row count (no check)
+energy         adds up to the site's sum of squares; for a matrix, its trace (no check)
 =============  =====================================================================================
 
-Every float64 field is also limited in size, so that no total over sites and no square of it overflows.
-The limit leaves room for sums of squares of values up to 1e68.
+Every float64 field is also limited in size, so that neither a total over sites nor its square
+overflows. The limit leaves room for sums of squares of values up to 1e68.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from fedpca.arrays import Array, Declared
 MAX_COUNT = 1 << 48  # counts of 32,768 sites add up to less than 2^63
 MAX_NORM = 1e146  # of a field; the squares of the totals of 10,000 sites stay finite
 MAX_LARGE = 1e304  # of a field that is not squared; totals of 10,000 sites stay finite
-MAX_VALUE = 1e68  # of a column's mean; the squares of 1e10 entries about it are within MAX_NORM
+MAX_VALUE = 1e68  # of a column's mean; 1e10 such values have a sum of squares within MAX_NORM
 ROUNDING = 1e-8  # relative error that rounding may cause in an answer
-SHORT_COLUMNS = 512  # of a packed triangle, which take too little time to be looked at one by one
-PART_ENTRIES = 1 << 15  # of a packed triangle that are compared at once, in the cache
+SHORT_COLUMNS = 512  # of a packed triangle; they are too short to be checked one by one
+PART_ENTRIES = 1 << 15  # of a packed triangle that are compared at once; they fit into the cache
 TOLD = ("rows", "weight", "energy")  # words that say what a site contributes
 
 Problem = str | None
@@ -58,9 +58,9 @@ def check_words(words: Sequence[str], field: str) -> None:
 
 
 def norm_of(array: Array, declared: Declared, words: Sequence[str]) -> float:
-    """Return the norm of a field, in one pass; of a packed triangle, that of its diagonal.
+    """Return the norm of a field, or of the diagonal of a packed triangle, in one pass.
 
-    The diagonal limits all other entries of a triangle, which is checked later.
+    The diagonal of a triangle limits all other entries; a later check makes sure of that.
     """
     if array.dtype != np.float64:
         return 0.0
@@ -86,7 +86,7 @@ def broken_promise(
     """
     slack = 0.0
     if "explained" in words:
-        if energy is None:  # without it, nobody knows which negative numbers are rounding
+        if energy is None:  # without it, nobody knows which negative numbers are due to rounding
             return None
         if norm > energy:
             return "exceeds the sum of squares of the site's rows"
@@ -110,7 +110,7 @@ def told(array: Array, declared: Declared, words: Sequence[str]) -> dict[str, fl
 def _count(array: Array, declared: Declared, slack: float) -> Problem:
     if not array.ndim and 0 <= array.item() <= MAX_COUNT and array.item() % 1 == 0:
         return None
-    # as unsigned numbers, negative ones are the largest, so that one pass is enough
+    # read as unsigned, negative numbers are the largest, so one pass is enough
     counts = array.view(np.uint64) if array.dtype == np.int64 else array
     if counts.max(initial=0) > MAX_COUNT or (array.dtype.kind == "f" and (array < 0).any()):
         return "has negative counts" if array.min() < 0 else f"has counts above {MAX_COUNT:,}"
@@ -142,7 +142,7 @@ def _orthonormal(array: Array, declared: Declared, slack: float) -> Problem:
 
 
 def _least(array: Array) -> float:
-    """Return the smallest number; of several, zero if all are larger."""
+    """Return a scalar itself, or the smallest of an array's numbers and zero."""
     return float(array.min(initial=0.0) if array.ndim else array.item())
 
 
@@ -184,7 +184,7 @@ def _square_pairs(array: Array, roots: Array) -> Iterator[tuple[Array, Array]]:
 def _packed_pairs(array: Array, roots: Array) -> Iterator[tuple[Array, Array]]:
     """Yield parts of packed triangles and the largest that each entry may be.
 
-    The columns begin short. BLAS multiplies the first of them at once, and the others one by one.
+    The first columns are short, so BLAS multiplies them all at once, and the others one by one.
     """
     triangles, each_roots = array.reshape(-1, array.shape[-1]), roots.reshape(-1, roots.shape[-1])
     for triangle, own in zip(triangles, each_roots, strict=True):

@@ -9,8 +9,9 @@ bytes. Decoding never executes code or copies data; the arrays are read-only vie
 The checksum detects accidental corruption. The TLS channel that carries the bytes protects them against
 tampering.
 
-A message that crosses machines is bounded in every way before its parts are built: see ``MAX_BYTES``
-and the constants after it. A journal or a memory file is this machine's own and may have more fields.
+A message from another machine is checked against all limits before its parts are built: see
+``MAX_BYTES`` and the constants after it. These limits do not apply to this machine's own journals and
+memory files.
 """
 
 from __future__ import annotations
@@ -38,9 +39,7 @@ Header = dict[str, Any]
 MARK = b"FedP"
 VERSION = 2
 MAX_BYTES = 1 << 30
-MAX_HEADER_BYTES = (
-    1 << 20
-)  # column names travel as arrays; the longest honest header is an error's text
+MAX_HEADER_BYTES = 1 << 20  # column names travel as arrays; the longest is an error's text
 MAX_HEADER_DEPTH = 16  # the fields take four levels
 MAX_FIELDS = 256
 MAX_NAME_CHARS = 100  # of a field
@@ -52,7 +51,7 @@ _ALIGN_BYTES = 8
 _JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 PREFIX_BYTES = _PREFIX.size
 
-# each takes time in proportion to the header, whatever is in it
+# matching takes time in proportion to the header's length, whatever the header contains
 _ESCAPED = re.compile(rb"\\.", re.DOTALL)
 _STRING = re.compile(rb'"[^"]*"?')
 _NOT_A_BRACKET = re.compile(rb"[^][{}]+")
@@ -66,7 +65,7 @@ class Checked(NamedTuple):
 
     arrays: Arrays
     dimensions: Dimensions
-    asked: Arrays | None = None  # of an answer: the arrays that were asked with
+    asked: Arrays | None = None  # for an answer: the question's arrays
 
 
 @dataclass(frozen=True)
@@ -183,7 +182,7 @@ def _header_text(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> byte
 
 
 def _header_bytes(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> int:
-    """Return the length of `_header_text`, which a message within a process never needs to write."""
+    """Return the length of `_header_text`; a message within a process never needs the text itself."""
     n_items, total = 1, len('{"fields":[]}') + max(0, len(arrays) - 1)
     for name, value in header.items():
         if name != "fields":

@@ -1,21 +1,21 @@
-"""Check the numbers that a question asks with, so that a site can refuse what no program would ask.
+"""Check the numbers in a question's fields, so that a site can refuse what no program would ask.
 
-A field that is asked with may be followed by words that bound its numbers::
+The declaration of a question's field may be followed by words that bound its numbers::
 
     asks={"Z": "float64 d k, orthonormal", "steps": "int64, fixed, 1..1000", "mean": "float64 d, fixed"}
 
 =============  =====================================================================================
 word           bound
 =============  =====================================================================================
-orthonormal    a matrix, or each matrix of a stack, has orthonormal columns; in "orthonormal by FIELD",
-               the columns with the same number in the other field are orthonormal
+orthonormal    a matrix, or each matrix of a stack, has orthonormal columns; "orthonormal by FIELD"
+               means that the columns with the same number in FIELD are orthonormal
 columns A..B   a matrix has from A to B columns
 one of A B     one of these numbers
 flag           0 or 1
 positive       greater than 0
 nonnegative    at least 0
 A..B           from A to B, both included
-fixed          the same in all questions of a run that ask with a fixed field of this name
+fixed          the same in all questions of a run that have a fixed field of this name
 =============  =====================================================================================
 
 A program's script may bound a field further, in the same words. Sites that follow a plan check these
@@ -38,7 +38,7 @@ _COLUMNS, _ONE_OF, _BY = "columns ", "one of ", "orthonormal by "
 
 
 def check_asked_words(words: Sequence[str], field: str) -> None:
-    """Refuse words that no declaration of an asked field may use."""
+    """Refuse words that the declaration of a question's field may not use."""
     for word in words:
         is_known = word in _WORDS or word.startswith(_BY) or _numbers(word) is not None
         if not is_known and _range(word.removeprefix(_COLUMNS)) is None:
@@ -54,7 +54,7 @@ def split_words(text: str) -> list[str]:
 def out_of_bounds(
     array: Array, words: Sequence[str], others: Mapping[str, Array] | None = None
 ) -> str | None:
-    """Return how a field breaks the bounds of its words, or None; ``others`` are all fields."""
+    """Return how a field breaks the bounds of its words, or None; ``others`` has all fields."""
     for word in words:
         bounds, numbers = _range(word.removeprefix(_COLUMNS)), _numbers(word)
         if bounds is not None:

@@ -20,7 +20,7 @@ from fedpca.errors import MessageError
 
 DOMAIN = b"fedpca declared plan, version 1\0"
 DECLARE = "declare_run"  # takes the place of a question's name
-AGREE = "agree_on_keys"  # does so too, before the first question of a run with secure sums
+AGREE = "agree_on_keys"  # likewise, before the first question of a run with secure sums
 SECURE = "secure"  # the privacy setting that asks for secure sums
 PRIVATE = "differential"  # the privacy settings of a differentially private run
 MAX_PLAN_BYTES = 1 << 20  # a plan lists sites, and perhaps numbers of components by site
@@ -45,9 +45,9 @@ class RunPlan:
     sites : dict
         The names of the sites that take part, and the fingerprints of their keys.
     purpose : str
-        Why the run takes place, in a line of words.
+        Why the run takes place, in one line.
     privacy : dict
-        The privacy settings: "secure" is True if every sum is a secure one, and "differential" has the
+        The privacy settings: "secure" is True if every sum is secure, and "differential" has the
         settings of `fedpca.Privacy` if every answer about rows gets noise.
     """
 
@@ -78,7 +78,7 @@ class RunPlan:
 
     @property
     def max_rounds(self) -> int:
-        """Return the most rounds that the solver may take."""
+        """Return the maximum number of rounds that the solver may take."""
         return int(self.parameters.get("max_rounds", MAX_ROUNDS))
 
     @property
@@ -100,7 +100,7 @@ class RunPlan:
         """Decode a plan, or raise an error that says what is wrong with it."""
         if len(data) > MAX_PLAN_BYTES:
             raise MessageError(
-                f"the plan has {len(data):,} bytes, more than the {MAX_PLAN_BYTES:,} allowed"
+                f"the plan has {len(data):,} bytes, which exceeds the limit of {MAX_PLAN_BYTES:,}"
             )
         try:
             given = json.loads(data)
@@ -115,7 +115,9 @@ class RunPlan:
         if not all(isinstance(text, str) for text in texts) or not self.run or not self.program:
             raise MessageError("the plan must name its run and its program")
         if max(len(self.run), len(self.program)) > MAX_NAME:
-            raise MessageError(f"the plan has a name of more than {MAX_NAME} characters")
+            raise MessageError(
+                f"the plan has a name of more than {MAX_NAME} characters; shorten it"
+            )
         tables = (self.parameters, self.sites, self.privacy)
         if not all(isinstance(table, dict) for table in tables):
             raise MessageError("the plan's parameters, sites, and privacy settings must be tables")
@@ -131,7 +133,9 @@ class RunPlan:
         if len(set(keys)) < len(keys):
             raise MessageError("the plan lists two sites with the same key")
         if len(self.purpose) > MAX_PURPOSE:
-            raise MessageError(f"the plan's purpose has more than {MAX_PURPOSE} characters")
+            raise MessageError(
+                f"the plan's purpose has more than {MAX_PURPOSE} characters; shorten it"
+            )
         rounds = self.parameters.get("max_rounds", 1)
         if not isinstance(rounds, int) or not 1 <= rounds <= MAX_ROUNDS:
             raise MessageError(f"the plan's max_rounds must be from 1 to {MAX_ROUNDS:,}")

@@ -1,7 +1,7 @@
 """Make text that came from elsewhere safe to print.
 
-Whoever sends a name or an error could hide in it a sequence that clears a terminal, a line that looks
-as if this program had written it, or a mark that turns the reading direction around.
+A name or an error from someone else could hide a sequence that clears a terminal, a line that looks as
+if this program had written it, or a mark that reverses the reading direction.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def printable(text: Any, max_chars: int = MAX_CHARS, *, keep: str = "") -> str:
     >>> printable("north\x1b[2J\nserver: all is well")
     'north\\x1b[2J\\nserver: all is well'
     """
-    # a character becomes at least one, so the rest would be cut anyway
+    # every character becomes one or more, so the rest would be cut anyway
     start = str(text)[: max_chars + 1]
     shown = "".join(c if c.isprintable() or c in keep else _escape(c) for c in start)
     return shown if len(shown) <= max_chars else shown[: max_chars - 3] + "..."

@@ -18,21 +18,21 @@ from dataclasses import dataclass
 from fedpca.errors import MessageError
 
 DOMAIN = b"fedpca signed answer, version 1\0"
-NO_HEAD = "0" * 64  # before the first line, and with an answer that could not be written down
+NO_HEAD = "0" * 64  # before the first line, and with an answer that could not be recorded
 HEAD_BYTES, SALT_BYTES = 32, 16
 FIELDS = ("head", "digest_in", "commitment", "signature", "key")  # of a proof in a run record
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What travels beside an answer: the head of the site's ledger, a salt, and the signature."""
+    """What travels with an answer: the head of the site's ledger, a salt, and the signature."""
 
     head: str
     salt: str
     signature: bytes
 
     def to_bytes(self) -> bytes:
-        """Return the proof as bytes; all signatures of a kind of key give the same length."""
+        """Return the proof as bytes; keys of one kind always give the same length."""
         return bytes.fromhex(self.head) + bytes.fromhex(self.salt) + self.signature
 
     @classmethod

@@ -15,26 +15,27 @@ squares"``; the words are those of `fedpca.protocol.invariants`. A promise that 
 is a function, ``check=``. It takes the answer's arrays and the question's arrays, and returns what is
 impossible about the answer, or None. Both sides check these promises too.
 
-The fields that are asked with may have bounds in the same way, as in ``"float64 d k, orthonormal"``;
-those words are in `fedpca.protocol.parameters`. ``verb`` says what becomes of the answers: "sum", or
-"gather" if the coordinator sees each one. It belongs to the question, so that a site knows it.
+The question's own fields may have bounds in the same way, as in ``"float64 d k, orthonormal"``; the
+words are those of `fedpca.protocol.parameters`. ``verb`` says what happens to the answers: "sum", or
+"gather" if the coordinator sees each one. The question declares it, so the sites know it too.
 
 A question that writes to ``site.memory`` must declare ``remembers=True``; for all other questions,
 memory is read-only. A question whose answer reveals nothing about the rows, such as the column names,
 should declare ``reads_rows=False``; no policy refuses such a question.
 
-A secure sum needs to know how large its numbers can be. If the rows' sum of squares bounds the answer,
-as the word "explained" says, or ``times_energy`` of the question's arrays as a factor, the sites need
-not be asked. Where the factor is None, nothing is known.
+A secure sum needs a bound on its numbers. The rows' sum of squares gives one if every float64 field
+has the word "explained". A question may instead declare ``times_energy``, which takes the question's
+arrays and returns the bound as a multiple of that sum, or None if it is unknown. Without a bound, the
+coordinator first asks the sites for one.
 
-A differentially private question adds noise to its answer. With ``spends``, it says what one answer
-takes from the privacy of the rows, given the plan (`fedpca.privacy.gaussian`). The site counts that
-before the answer leaves, and repeats the same answer if it is asked again.
+A differentially private question adds noise to its answer. Given the plan, ``spends`` returns how much
+of the rows' privacy one answer spends (`fedpca.privacy.gaussian`). The site counts that before the
+answer leaves, and repeats the same answer if it is asked again.
 
-The coordinator refuses an answer that is larger than the declared arrays can be before it downloads
-the answer completely. If a name stands for a length that only the answer determines, ``at_most`` gives
-its bound: a number, another name, or a number that the question asks with, as in
-``at_most={"r": "d"}``. Without a bound, the limit for all messages applies.
+If an answer is larger than the declared arrays can be, the coordinator refuses it before it is
+downloaded completely. If a name stands for a length that only the answer determines, ``at_most`` gives
+its bound: a number, another name, or a field of the question that holds a number, as in
+``at_most={"r": "d"}``. Without ``at_most``, the limit for all messages applies.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ if TYPE_CHECKING:
 VERBS = ("sum", "gather")
 NOT_OF_SUMS = ("share", "orthonormal", "explained")  # promises that a sum does not keep
 MAX_HEADER_BYTES = 1 << 16  # an answer's header and padding, or the text of an error
-Check = Callable[[Arrays, Arrays], Problem]  # of an answer and the arrays that were asked with
+Check = Callable[[Arrays, Arrays], Problem]  # takes the answer's arrays and the question's arrays
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +106,8 @@ class Question:
     def checked_request(self, request: Message, d: int) -> Checked:
         """Return the arrays of a request to a site with d features, or raise an error.
 
-        Sites in one process get the same message, so those with as many features share the result.
+        Sites in one process get the same message, so those with the same number of features share the
+        result.
         """
         checked = request.checked.get((self.name, d))
         if checked is None:
@@ -184,7 +186,7 @@ class Question:
         return tuple(name for name, words in self.words.items() if set(words) & set(TOLD))
 
     def max_answer_bytes(self, asked: Arrays, dimensions: Dimensions) -> int:
-        """Return a size that no valid answer exceeds, given what is asked and the known lengths."""
+        """Return a size that no valid answer exceeds, given the question and the known lengths."""
         total = MAX_HEADER_BYTES
         for dtype, names in self.answers.values():
             lengths = [self._longest(name, asked, dimensions) for name in names]
@@ -192,7 +194,7 @@ class Question:
         return min(total, MAX_BYTES)
 
     def _longest(self, name: str, asked: Arrays, dimensions: Dimensions) -> int:
-        """Return the bound on a length, or that on all messages if there is none."""
+        """Return the bound on a length, or the limit for all messages if there is none."""
         if name.isdigit():
             return int(name)
         if name in dimensions:

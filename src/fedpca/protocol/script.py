@@ -1,4 +1,4 @@
-"""Describe in which order a program asks its questions, so that a site can follow along.
+"""Describe the order in which a program asks its questions, so that a site can follow along.
 
 ::
 
@@ -9,7 +9,7 @@ A site that has admitted a run's plan finds the script of the plan's program, an
 only if it may come next. `Order.after` returns what may follow once a question has been asked, as a new
 order; it is the derivative of a regular expression.
 
-A program declares its script beside its code, with `script`. Sites find it by the program's name.
+A program declares its script next to its code, with `script`. Sites find it by the program's name.
 
 Source: Brzozowski, "Derivatives of regular expressions" (1964).
 """
@@ -25,7 +25,7 @@ from fedpca.protocol.parameters import check_asked_words, split_words
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import Question
 
-MANY = 1 << 40  # repetitions: any number, unless `Script.most` bounds it
+MANY = 1 << 40  # any number of repetitions, unless `Script.most` bounds it
 FEDERATED = "federated"  # the family of programs that need only sums and return the pooled result
 
 
@@ -154,13 +154,13 @@ def maybe(*parts: Question | Order) -> Order:
 
 
 def repeat(*parts: Question | Order, most: int = MANY) -> Order:
-    """Return the order in which the parts are asked again and again, at most this often."""
+    """Return the order in which the parts are asked again and again, at most ``most`` times."""
     part = then(*parts)
     return END if most < 1 or part == END else _Repeat(part, most)
 
 
 def repeat_from_once(part: Question | Order, most: int = MANY) -> Order:
-    """Return the order in which a part is asked at least once, and at most this often."""
+    """Return the order in which a part is asked at least once, and at most ``most`` times."""
     return then(part, repeat(part, most=most - 1))
 
 
@@ -193,26 +193,27 @@ class Script:
     order : Order
         The order of the questions.
     most : dict
-        How often a question may be asked in a run, by its name, if ``order`` does not say.
+        How many times, at most, a question may be asked in a run, by its name, if ``order`` sets no
+        limit.
     looks : sequence of str
         The questions that are asked once for each look at the spectrum. A rank rule looks at twice as
         many directions each time, up to the number of features.
     values : dict
-        The fields whose value follows from the plan, by name or as "question.field". A question with a
-        different value is refused. A number stands for all entries of an array; a function takes how
-        often the question has been asked before, and returns the value.
+        The values of fields that follow from the plan, by name or as "question.field". A question with
+        a different value is refused. A number stands for all entries of an array; a function takes the
+        number of times that the question has been asked before, and returns the value.
     bounds : dict
         Further bounds of fields, by name or as "question.field", in the words of
         `fedpca.protocol.parameters`.
     fixed : sequence of str
-        Further fields that are set once a run, each as "question.field".
+        Further fields whose values stay the same in a run, each as "question.field".
     lengths : dict
         The largest lengths that the plan allows, by the name that declarations of fields use.
     family : str
-        The word by which a policy allows the program.
+        The word that a policy uses to allow the program.
     sees : sequence of str
-        The questions about rows that the program cannot do without and whose answers the coordinator
-        sees site by site.
+        The questions about rows that the program always needs, and whose answers the coordinator sees
+        site by site.
     """
 
     order: Order
@@ -230,13 +231,13 @@ class Script:
             check_asked_words(split_words(words), name)
 
     def most_times(self, name: str, n_features: int) -> int:
-        """Return how often a question may be asked in a run, if the order does not say."""
+        """Return how many times, at most, a question may be asked, if the order sets no limit."""
         looks = most_looks(n_features) if name in self.looks else MANY
         return min(looks, self.most.get(name, MANY))
 
 
 def most_looks(n_features: int) -> int:
-    """Return how often a rank rule may look at the spectrum in a run."""
+    """Return how many times, at most, a rank rule may look at the spectrum in a run."""
     return max(2, 1 + (n_features - 1).bit_length())
 
 

@@ -1,6 +1,6 @@
 """Draw sites and features on two components.
 
-Scores of single rows appear only where the caller passes rows of their own. Of a site whose rows are
+Scores of single rows appear only where the caller passes rows of their own. For a site whose rows are
 elsewhere, its summary is enough to draw the ellipse in which most of its rows would lie if they were
 normally distributed:
 
@@ -22,9 +22,9 @@ from fedpca.report.contents import Fitted, components_of, feature_names
 from fedpca.report.drawing import COLORS, DASHES, GRAY, MARKERS, Drawn, label, new_axes
 from fedpca.summary.summary import Summary
 
-MAX_POINTS = 20_000  # rows of a biplot
+MAX_POINTS = 20_000  # rows in a biplot
 YOURS = "your rows"
-MIN_ROWS = 3  # of an ellipse
+MIN_ROWS = 3  # for an ellipse
 ELLIPSE_SHARE = 0.95  # of a site's rows, if they were normally distributed
 MAX_NAMED = 12  # groups in a legend
 LETTER, LINE = 0.032, 0.075  # width of a letter and height of a line, as shares of the plot's reach
@@ -58,11 +58,11 @@ class BiplotDisplay(Drawn):
     features : list of str
         The features to draw as arrows.
     arrows : ndarray of shape (len(features), 2)
-        Where their arrows end.
+        The ends of their arrows.
     labels : tuple of str
         The labels of both axes.
     ellipses : dict of str to Ellipse
-        Where the rows of sites lie whose single rows are not drawn.
+        Where the rows lie at sites whose single rows are not drawn.
 
     Examples
     --------
@@ -113,7 +113,7 @@ class BiplotDisplay(Drawn):
         n_scores = scores.shape[1]
         if max(components) >= n_scores or min(components) < 0 or len(set(components)) < 2:
             raise InputError(
-                f"components={components} must be two of the {n_scores} components, which count from 0"
+                f"components={components} must be two of the {n_scores} components, counted from 0"
             )
         chosen = list(components)
         spread = np.sqrt([named[c].variance for c in chosen])
@@ -159,7 +159,7 @@ class BiplotDisplay(Drawn):
         return self._keep(ax)
 
     def _draw_features(self, ax: Any) -> None:
-        """Draw an arrow for each feature, and its name where it covers no other one."""
+        """Draw an arrow for each feature, and its name where it covers no other name."""
         edges = [ellipse.points().T for ellipse in self.ellipses.values()]
         reach = np.abs(np.concatenate([self.scores, *edges])).max(initial=1e-300)
         longest = np.abs(self.arrows).max(initial=1e-300)
@@ -197,11 +197,12 @@ def ellipse_of(fitted: Fitted, summary: Summary, chosen: Sequence[int], name: st
     features = feature_names(fitted)
     if feature_names(summary) != features:
         raise InputError(
-            f"the summary of {name!r} has other features than the model, or in a different order"
+            f"the summary of {name!r} has other features than the model, or has them in a different "
+            "order; summarize the columns of the fit"
         )
     if summary.n < MIN_ROWS:
         raise InputError(
-            f"the summary of {name!r} has {summary.n:g} rows, and an ellipse needs {MIN_ROWS}"
+            f"the summary of {name!r} has {summary.n:g} rows, but an ellipse needs at least {MIN_ROWS}"
         )
     W = (fitted.components_[list(chosen)] / getattr(fitted, "scale_", np.ones(len(features)))).T
     spread = np.sqrt(summary.eigenvalues)[:, None] * (summary.directions @ W)
@@ -210,9 +211,9 @@ def ellipse_of(fitted: Fitted, summary: Summary, chosen: Sequence[int], name: st
 
 
 def apart(points: Array, widths: Array, height: float, steps: int = 200) -> Array:
-    """Return places for labels of these widths beside points, ``(m, 2)``, where none covers another.
+    """Return places beside points, ``(m, 2)``, where labels of these widths do not overlap.
 
-    Labels that overlap move up and down, away from each other, until they do not.
+    Labels that overlap move up and down, away from each other, until none do.
     """
     places = points + np.stack([np.sign(points[:, 0]) * widths / 2, np.zeros(len(points))], axis=1)
     order = np.arange(len(points))

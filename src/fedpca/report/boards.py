@@ -1,8 +1,8 @@
 """Keep what a live page shows about a run or about a server, in words and numbers.
 
-A run changes its board in a moment and goes on. Whoever reads the board puts the words together, on a
-thread of their own, so that readers cost the run nothing. A board has names of sites and counts. It has
-no numbers about rows, no keys, and no secrets.
+A run needs only a moment to update its board. Each reader composes the text on its own thread, so
+readers cost the run nothing. A board has names of sites and counts. It has no numbers about rows, no
+keys, and no secrets.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from fedpca.protocol.printable import printable
 from fedpca.protocol.question import find_question
 from fedpca.report.remaining import Remaining, size
 
-MAX_SITES = 200  # listed; those that need somebody's attention come first
-MAX_POINTS = 400  # residuals in a picture
+MAX_SITES = 200  # sites listed; those that need somebody's attention come first
+MAX_POINTS = 400  # residuals in the plot
 MAX_BARS = 80  # rounds whose bytes are drawn
 MAX_LINES = 12  # of a server's log
 BAD, WAITING, BUSY, GOOD, PLAIN = "bad", "waiting", "busy", "good", "plain"  # how a word looks
 
 
 class Feed:
-    """The present state as JSON, for readers who wait until it changes.
+    """The current state as JSON, for readers who wait until it changes.
 
     Parameters
     ----------
     compose : callable
-        Returns the present state as plain values. It is called by readers, at most once a change.
+        Returns the current state as plain values. Readers call it, at most once per change.
     """
 
     def __init__(self, compose: Callable[[], dict[str, Any]]) -> None:
@@ -59,16 +59,16 @@ class Feed:
             yield
 
     def wait(self, seen: int, seconds: float) -> tuple[int, bool]:
-        """Wait until the state is newer than version ``seen``, or the time is over.
+        """Wait until the state is newer than version ``seen``, or until the time is up.
 
-        Return the present version, and whether it is the last one.
+        Return the current version, and whether it is the last one.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._version > seen or self.is_over, seconds)
             return self._version, self.is_over
 
     def text(self) -> str:
-        """Return the present state as JSON."""
+        """Return the current state as JSON."""
         with self._composing:
             with self._changed:
                 version = self._version
@@ -78,14 +78,14 @@ class Feed:
 
 
 class RunBoard:
-    """What is known of a run while it goes on.
+    """What is known about a run while it is in progress.
 
     Parameters
     ----------
     title : str
-        What the run makes, such as the name of the model file.
+        What the run produces, such as the name of the model file.
     what : str
-        The estimator and its method, for people.
+        The names of the estimator and its method, for people to read.
     tol, max_rounds : float, int
         When the solver stops.
     """
@@ -98,7 +98,7 @@ class RunBoard:
         self._run, self._doing = "", "waiting for sites"
         self._online: dict[str, bool] = {}
         self._unapproved: tuple[str, ...] = ()
-        self._pending: set[str] = set()  # sites that have yet to answer the present question
+        self._pending: set[str] = set()  # sites that have yet to answer the current question
         self._round = 0
         self._lost: list[tuple[str, str]] = []  # sites, and why
         self._residuals: list[tuple[int, float]] = []
@@ -107,19 +107,19 @@ class RunBoard:
         self._ended: float | None = None
 
     def show_online(self, sites: Collection[str], online: Collection[str]) -> None:
-        """Keep which of the sites are online."""
+        """Record which of the sites are online."""
         here = frozenset(online)
         with self.feed.changing():
             self._online = {name: name in here for name in sites}
 
     def show_waiting(self, run: str, names: tuple[str, ...]) -> None:
-        """Keep which sites have still to approve the run."""
+        """Record which sites must still approve the run."""
         with self.feed.changing():
             self._run, self._unapproved = run, names
             self._doing = "waiting for approval" if names else "approved at all sites"
 
     def show_answer(self, entry: Mapping[str, Any]) -> None:
-        """Keep who has answered, from what `Federation.on_answer` is called with."""
+        """Record a new question or an answer, from an entry that `Federation.on_answer` receives."""
         with self.feed.changing():
             if entry["site"] is not None:
                 self._pending.discard(entry["site"])
@@ -130,7 +130,7 @@ class RunBoard:
                 self._online.setdefault(name, True)
 
     def show_round(self, entry: Mapping[str, Any], lost: Sequence[Mapping[str, Any]]) -> None:
-        """Keep a round, from its entry in the history and the sites that the run has lost so far."""
+        """Record a round: its entry in the history, and the sites that the run has lost so far."""
         with self.feed.changing():
             self._round, self._pending = entry["round"], set()
             self._remaining.add(dict(entry))
@@ -142,7 +142,7 @@ class RunBoard:
                 self._lost.append((loss["site"], loss["reason"]))
 
     def end(self, text: str, *, is_good: bool) -> None:
-        """Keep how the run ended; nothing changes after that."""
+        """Record how the run ended; nothing changes after that."""
         with self.feed.changing(is_last=True):
             self._outcome, self._ended = (text, is_good), time.time()
             self._pending, self._unapproved = set(), ()
@@ -186,7 +186,7 @@ class RunBoard:
     def _curve(
         self, residuals: list[tuple[int, float]], left: int | None, number: int, *, is_over: bool
     ) -> dict[str, Any] | None:
-        """Return the points of the residual's picture, and where it is expected to end."""
+        """Return the points of the residual's curve, and where the curve is expected to end."""
         points = [(r, value) for r, value in residuals if value > 0]
         if len(points) < 2:
             return None
@@ -205,7 +205,7 @@ def _sites(
     *,
     is_over: bool,
 ) -> dict[str, Any]:
-    """Return a line for each site, those first that need somebody's attention."""
+    """Return a line for each site; sites that need somebody's attention come first."""
     gone = dict(lost)
     waits = set(unapproved)
     lines: list[tuple[int, str, str, str, str]] = []
@@ -232,7 +232,7 @@ def _sites(
 
 
 class ServerBoard:
-    """What a server knows: which sites are online, and which of them a run is using."""
+    """What a server knows: which sites are online, and which sites a run is using."""
 
     def __init__(self, title: str, sites: Collection[str]) -> None:
         self.feed = Feed(self._compose)
@@ -243,7 +243,7 @@ class ServerBoard:
         self._lines: deque[str] = deque(maxlen=MAX_LINES)
 
     def show_sites(self, online: Collection[str], in_use: Mapping[str, str]) -> None:
-        """Keep who is online, and who uses which sites; nothing happens if neither has changed."""
+        """Record which sites are online, and which run uses each; do nothing if neither changed."""
         here = frozenset(online)
         now = {name: name in here for name in self._online}
         if now != self._online or in_use != self._in_use:
@@ -251,7 +251,7 @@ class ServerBoard:
                 self._online, self._in_use = now, dict(in_use)
 
     def tell(self, text: str) -> None:
-        """Keep a line of the server's log."""
+        """Record a line of the server's log."""
         with self.feed.changing():
             self._lines.append(f"{time.strftime('%H:%M:%S')}  {printable(text, 400)}")
 

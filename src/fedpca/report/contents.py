@@ -33,7 +33,7 @@ class Component(NamedTuple):
 
 
 def feature_names(fitted: Fitted | Summary) -> list[str]:
-    """Return the names of the features; without names, a feature is its position."""
+    """Return the names of the features; without names, a feature is named by its position."""
     if isinstance(fitted, Summary):
         names, d = fitted.features, fitted.n_features
     else:
@@ -42,7 +42,7 @@ def feature_names(fitted: Fitted | Summary) -> list[str]:
 
 
 def n_components_of(fitted: Any) -> int:
-    """Return the number of components of a model, or that a summary was made for."""
+    """Return the number of components of a model, or the number that a summary was made for."""
     return int(getattr(fitted, "n_components_", None) or fitted.n_components)
 
 
@@ -86,7 +86,7 @@ def _personalized_components(pca: PersonalizedPCA) -> Iterator[Component]:
 
 
 def leading_features(component: Component, names: Sequence[str], n: int) -> str:
-    """Name the features with the largest loadings, which are shown with their signs."""
+    """Return the names of the features with the largest loadings, and these loadings, as text."""
     order = np.argsort(-np.abs(component.loadings), kind="stable")[:n]
     return ", ".join(f"{names[j]} {component.loadings[j]:+.2f}" for j in order)
 
@@ -155,7 +155,7 @@ def _csv_text(header: Sequence[str], lines: Any) -> str:
 
 
 def _about(fitted: Fitted | Summary) -> dict[str, Any]:
-    """Return what is particular to one kind of model."""
+    """Return what only this kind of model has."""
     if isinstance(fitted, Summary):
         return {"n_rows": fitted.n}
     if isinstance(fitted, StreamingPCA):
@@ -175,7 +175,7 @@ def _about(fitted: Fitted | Summary) -> dict[str, Any]:
 
 
 def _without_nan(value: Any) -> Any:
-    """Replace numbers that JSON does not have by null."""
+    """Replace numbers that JSON cannot express with null."""
     if isinstance(value, dict):
         return {key: _without_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

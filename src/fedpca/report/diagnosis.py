@@ -20,7 +20,7 @@ from fedpca.report.contents import Fitted, components_of, feature_names
 from fedpca.report.tables import new_table, print_table
 from fedpca.solvers.site_map import SiteOnMap
 
-N_FEATURES = 3  # named for each direction of a site
+N_FEATURES = 3  # features named for each direction of a site
 N_LEADING = 5  # features with the largest contributions to a component
 MAX_COMPONENTS, MAX_ANGLES = 20, 4  # printed
 
@@ -28,10 +28,10 @@ MAX_COMPONENTS, MAX_ANGLES = 20, 4  # printed
 def diagnosis_contents(
     fitted: Fitted, diagnosis: Diagnosis | None = None, *, alpha: float = ALPHA
 ) -> dict[str, Any]:
-    """Return what is known about a fit, as values that JSON has.
+    """Return what is known about a fit, as values for JSON.
 
-    Without a diagnosis, these are what the model tells by itself: variances, contributions, the squared
-    cosines if they follow from it, and the limits of T2 and Q. What is not known is None.
+    Without a diagnosis, this is what follows from the model: variances, contributions, the limits of T2
+    and Q, and for some models the squared cosines. What is not known is None.
     """
     components, shares = components_of(fitted), 0.0
     table = []
@@ -172,9 +172,10 @@ def _print_sites(out: Console, sites: Sequence[dict[str, Any]]) -> None:
         )
     print_table(out, table)
     out.print(
-        "explained: the variance within the site that the components explain, of what as many "
-        "directions of its own would; angles: between these and the components; apart: 1 is chance; "
-        "moves: the angle by which the components move if the site is left out",
+        "explained: the variance within the site that the components explain, as a share of what as "
+        "many directions of its own would explain; angles: between these directions and the "
+        "components; apart: 1 is chance; moves: the angle by which the components move if the site is "
+        "left out",
         soft_wrap=True,
     )
     for site in sites:
@@ -186,7 +187,7 @@ def _print_sites(out: Console, sites: Sequence[dict[str, Any]]) -> None:
 def _about_site(
     name: str, site: SiteOnMap, diagnosis: Diagnosis, features: Sequence[str]
 ) -> dict[str, Any]:
-    """Return what a map says about a site as plain values."""
+    """Return what a map of sites shows about one site, as plain values."""
     odd = {}
     if site.is_odd_in_mean:
         odd["mean"] = _largest(site.mean_direction, features)

@@ -25,8 +25,8 @@ from fedpca.solvers.site_map import SiteMap
 from fedpca.summary.summary import Summary
 
 MAX_LABELS = 12  # of rows or sites in one plot
-MIN_AREA, MORE_AREA = 25.0, 300.0  # of a site's mark, in points^2; the second is that of all rows
-LEAST = 1e-3  # of a ratio on a logarithmic axis
+MIN_AREA, MORE_AREA = 25.0, 300.0  # of a site's mark, in points^2; a site with all rows adds MORE
+LEAST = 1e-3  # smallest ratio on a logarithmic axis
 
 
 @dataclass
@@ -132,7 +132,7 @@ class SiteMapDisplay(Drawn):
     means_apart, spreads_apart : ndarray of shape (n_sites,)
         As in `SiteOnMap`; 1 is chance.
     rows : ndarray of shape (n_sites,)
-        The site's share of all rows.
+        Each site's share of all rows.
     odd : ndarray of bool, shape (n_sites,)
         Which sites stand out.
 
@@ -175,7 +175,7 @@ class SiteMapDisplay(Drawn):
         ).plot(ax)
 
     def plot(self, ax: Any = None) -> Self:
-        """Draw a mark for each site, as large as its share of rows, and lines where chance is."""
+        """Draw a mark for each site, sized by its share of rows, and lines where chance lies."""
         ax = new_axes(ax, (6.0, 5.0))
         x, y = (np.maximum(each, LEAST) for each in (self.means_apart, self.spreads_apart))
         area = MIN_AREA + MORE_AREA * self.rows
@@ -214,7 +214,7 @@ class StabilityDisplay(Drawn):
     Parameters
     ----------
     sites : list of str
-        The names of the sites, the one that the components depend on most first.
+        The names of the sites, beginning with the one that the components depend on most.
     degrees : ndarray of shape (n_sites,)
         The largest angle between the components with and without the site.
 
@@ -259,7 +259,7 @@ class StabilityDisplay(Drawn):
 
 
 def shown_sites(diagnosis: Diagnosis) -> SiteMap:
-    """Return the map of sites, or say why there is none."""
+    """Return the map of sites, or raise an error that says why there is none."""
     if diagnosis.sites is None:
         raise InputError(f"the sites did not show what a map needs: {diagnosis.why_no_sites}")
     return diagnosis.sites

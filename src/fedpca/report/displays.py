@@ -1,7 +1,7 @@
 """Draw what a model found, as scikit-learn's Displays do.
 
 ``ScreeDisplay.from_estimator(model)`` computes what is drawn and draws it. A display keeps its numbers
-as attributes, its axes as ``ax_``, and its figure as ``figure_``; ``plot`` draws again. All of them
+as attributes, its axes as ``ax_``, and its figure as ``figure_``; ``plot`` draws it again. All displays
 need the extra ``plot``. Single rows appear only where the caller passes rows of their own.
 """
 
@@ -42,7 +42,7 @@ MAX_BARS = 40  # components in a scree plot
 
 @dataclass
 class ScreeDisplay(Drawn):
-    """The share of variance that each component explains, and that all up to it explain.
+    """The share of variance that each component explains, and the cumulative share.
 
     Parameters
     ----------
@@ -53,9 +53,9 @@ class ScreeDisplay(Drawn):
     noise_share : float, optional
         The average share of a direction outside the components.
     n_certain : int, optional
-        The number of components that the run vouches for, if not all.
+        The number of components that are certain, if not all are.
     ranks : RankComparison, optional
-        How many components each rule finds, which are marked.
+        How many components each rule finds; the plot marks these numbers.
     n_kept : int, optional
         The number of components that the model has, if more are drawn.
 
@@ -84,8 +84,8 @@ class ScreeDisplay(Drawn):
     ) -> Self:
         """Draw the components of a fitted estimator or a summary.
 
-        With the `Diagnosis` of a `FederatedPCA`, the variances beyond its components are drawn too, and
-        what each rank rule says.
+        With the `Diagnosis` of a `FederatedPCA`, the plot also shows the variances beyond its
+        components, and how many components each rank rule finds.
         """
         if diagnosis is not None:
             most = min(
@@ -155,7 +155,7 @@ class LoadingsDisplay(Drawn):
     component : str
         The name of the component.
     features : list of str
-        The features, the one with the largest loading first.
+        The features, beginning with the one with the largest loading.
     loadings : ndarray of shape (len(features),)
         Their loadings.
 
@@ -188,8 +188,8 @@ class LoadingsDisplay(Drawn):
         components = components_of(fitted)
         if not 0 <= component < len(components):
             raise InputError(
-                f"component={component} is not one of the {len(components)} components; they count "
-                "from 0"
+                f"component={component} is not one of the {len(components)} components; use a number "
+                f"from 0 to {len(components) - 1}"
             )
         chosen, names = components[component], feature_names(fitted)
         order = np.argsort(-np.abs(chosen.loadings), kind="stable")[:n_features]
@@ -217,7 +217,7 @@ class LoadingsDisplay(Drawn):
 
 @dataclass
 class ConvergenceDisplay(Drawn):
-    """The residual after each round, and the bytes that crossed in it.
+    """The residual after each round, and the bytes exchanged in the round.
 
     Parameters
     ----------
@@ -226,14 +226,14 @@ class ConvergenceDisplay(Drawn):
     residuals : ndarray of shape (n_rounds,)
         The residual that the solver reported after the round, or NaN.
     bytes_up, bytes_down : ndarray of int, shape (n_rounds,)
-        The data that went from all sites, and to them, in the round.
+        The bytes that all sites sent, and that they received, in the round.
     tol : float
         The residual at which the solver stops, or 0 if it is not known.
 
     Attributes
     ----------
     bytes_ax_ : Axes
-        Where the bytes are drawn; ``ax_`` is where the residuals are, or the same if there are none.
+        The axes for the bytes; ``ax_`` is for the residuals, or the same axes if there are none.
 
     Examples
     --------
@@ -271,7 +271,7 @@ class ConvergenceDisplay(Drawn):
     def plot(self, ax: Any = None) -> Self:
         """Draw residuals, if there are any, above bars for the bytes of each round.
 
-        Given axes are divided, so they must be those of a grid, as `pyplot.subplots` returns them.
+        If ``ax`` is given, it is divided, so it must be part of a grid, as from `pyplot.subplots`.
         """
         ax = new_axes(ax, (6.0, 4.6))
         known = np.isfinite(self.residuals)
@@ -309,14 +309,14 @@ class ConvergenceDisplay(Drawn):
 class SiteSharesDisplay(Drawn):
     """How much of each site's variance is explained: by shared and local components, or by all.
 
-    Of a `RobustPCA`, the share of each site's entries that are outliers.
+    For a `RobustPCA`, the share of each site's entries that are outliers.
 
     Parameters
     ----------
     sites : list of str
         The names of the sites.
     parts : dict of str to ndarray of shape (n_sites,)
-        The shares of each part.
+        Each part's share at each site.
     of : str
         What the shares are shares of.
 
@@ -338,7 +338,7 @@ class SiteSharesDisplay(Drawn):
 
     @classmethod
     def from_estimator(cls, fitted: Fitted | Summary, *, ax: Any = None) -> Self:
-        """Draw the shares that a fitted estimator knows of its sites."""
+        """Draw the shares that a fitted estimator has for its sites."""
         of = OF_VARIANCE
         if isinstance(fitted, RobustPCA):
             shares, of = fitted.sparse_share_, OF_ENTRIES
@@ -351,13 +351,13 @@ class SiteSharesDisplay(Drawn):
             parts = {"explained": np.array(list(shares.values()))}
         if not shares:
             raise InputError(
-                f"this model does not say the {of}; the sites did not show it, or rows came from no "
-                "sites"
+                f"this model does not have the {of}: the sites did not reveal it, or the rows did not "
+                "come from sites"
             )
         return cls(list(shares), parts, of).plot(ax)
 
     def plot(self, ax: Any = None) -> Self:
-        """Draw a bar for each site, whose parts are stacked."""
+        """Draw a bar for each site, with its parts stacked."""
         ax = new_axes(ax, (6.0, 1.0 + 0.3 * len(self.sites)))
         positions = np.arange(len(self.sites))[::-1]
         left = np.zeros(len(self.sites))

@@ -33,12 +33,12 @@ AT_RIGHT_EDGE: Any = {  # of a line across axes, for words above it
     "fontsize": 8,
     "color": GRAY,
 }
-# text stays text in SVG files, and equal plots are equal files
+# keep text as text in SVG files, and write equal files for equal plots
 _FILE_STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "fedpca"}
 
 
 def pyplot(*, to_file: bool = True) -> Any:
-    """Return matplotlib's pyplot, set up to draw to files unless a notebook or window shows plots."""
+    """Return matplotlib's pyplot, which opens no windows if plots go ``to_file``."""
     try:
         import matplotlib
     except ImportError:
@@ -72,11 +72,11 @@ class Drawn:
 
 
 def divided(ax: Any, shares: tuple[int, ...], *, across: bool = False) -> list[Any]:
-    """Return axes one below or beside the other, which take the place of the given ones."""
+    """Replace axes with several, one below or beside the other, and return them."""
     place = ax.get_subplotspec()
     if place is None:
         raise InputError(
-            "this plot divides its axes; pass some of a grid, as pyplot.subplots returns"
+            "this plot divides its axes; pass axes in a grid, as pyplot.subplots returns"
         )
     if across:
         grid = place.subgridspec(1, len(shares), width_ratios=shares)

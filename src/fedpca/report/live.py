@@ -1,10 +1,10 @@
-"""Serve a page that shows a run, or a server, while it goes on.
+"""Serve a page that shows the progress of a run, or the state of a server.
 
-The page has no parts from elsewhere. It follows a stream of events (Server-Sent Events). Each event has
-the whole present state, so a slow reader skips states, and none is kept for it. Nothing can be changed
-through the page: it answers GET and nothing else. Another web page in the same browser cannot read it.
-Requests from other origins are refused. So are those whose ``Host`` is a name that this page was not
-given, since a web page could make its own name lead to this machine.
+The page loads nothing from elsewhere. It follows a stream of events (Server-Sent Events). Each event
+has the whole current state, so a slow reader skips states, and none is kept for it. Nothing can be
+changed through the page: it only answers GET. Another web page in the same browser cannot read it,
+because requests from other origins are refused. Requests are also refused if their ``Host`` is a name
+that this page was not given, since another web page could make its own name lead to this machine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HOST, PORT = "127.0.0.1", 8642
 MAX_READERS = 32  # connections at a time; others are closed at once
 STALLED_S = 10.0  # how long a reader may take to send a request, or to take a part of an answer
 PAUSE_S = 0.25  # between two events for one reader
-HEARTBEAT_S = 15.0  # after which a line is sent that says nothing, to find readers that are gone
+HEARTBEAT_S = 15.0  # after which an empty message is sent, to detect readers that are gone
 FAREWELL_S = 1.0  # how long the end of a run waits for readers to learn of it
 
 UNKNOWN_NAME = (
@@ -53,7 +53,7 @@ class LivePage:
     feed : Feed
         What the page shows.
     address : str
-        HOST:PORT, HOST, or PORT. The port 0 stands for any free one.
+        HOST:PORT, HOST, or PORT. Port 0 stands for any free port.
     """
 
     def __init__(self, feed: Feed, address: str = "") -> None:
@@ -87,7 +87,7 @@ class LivePage:
         return not ipaddress.ip_address(address).is_loopback
 
     def close(self) -> None:
-        """Stop serving; readers of a board that has ended are told so, for up to `FAREWELL_S`."""
+        """Stop serving; if the run has ended, first give readers up to `FAREWELL_S` to learn of it."""
         if self._feed.is_over:
             until = time.monotonic() + FAREWELL_S
             while self._server.n_streams and time.monotonic() < until:
@@ -97,7 +97,7 @@ class LivePage:
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Return the host and port in HOST:PORT, HOST, or PORT; what is missing is the usual one."""
+    """Return the host and port in HOST:PORT, HOST, or PORT; a missing part takes its default."""
     host, colon, port = text.rpartition(":")
     if not colon:
         host, port = ("", text) if text.isdigit() else (text, "")
@@ -123,7 +123,7 @@ def _why_not(host: str, port: int, error: OSError) -> str:
 
 
 class _Server(ThreadingHTTPServer):
-    """A server with a thread for each of `MAX_READERS` readers, for which the process does not wait."""
+    """A server with up to `MAX_READERS` threads, one per reader; the process does not wait for them."""
 
     daemon_threads = True
     block_on_close = False
@@ -137,14 +137,14 @@ class _Server(ThreadingHTTPServer):
         super().__init__(*arguments)
 
     def server_bind(self) -> None:
-        """Bind as any server of sockets does; the usual one would ask for this machine's name."""
+        """Bind as a plain socket server does; an HTTP server would look up this machine's name."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer on a thread, unless too many are at it."""
+        """Answer on a thread, unless there are too many readers already."""
         if not self._free.acquire(blocking=False):
             self.shutdown_request(request)
             return
@@ -162,7 +162,7 @@ class _Server(ThreadingHTTPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: a reader that goes away is no error of the run."""
+        """Print nothing: a reader that goes away is not an error of the run."""
 
 
 class _Server6(_Server):
@@ -196,7 +196,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.NOT_FOUND, "there is only one page here, at /")
 
     def _is_from_elsewhere(self) -> bool:
-        """Return whether a page of a different origin makes the request; links may lead here."""
+        """Return whether a page of a different origin makes the request; following a link is fine."""
         site = self.headers.get("Sec-Fetch-Site", "none")
         if self.path == "/" and self.headers.get("Sec-Fetch-Mode") == "navigate":
             return self.headers.get("Sec-Fetch-Dest", "document") != "document"
@@ -256,7 +256,7 @@ class _Handler(BaseHTTPRequestHandler):
 def _is_own_name(host: str, names: frozenset[str]) -> bool:
     """Return whether a Host header is an IP address, or a name that the page was given.
 
-    Names lead wherever their owner wants; an address leads to the machine that has it.
+    The owner of a name decides where it leads; an address leads to the machine that has it.
     """
     found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]/@\s]+)(:\d{1,5})?", host)
     if found is None:
@@ -272,7 +272,7 @@ def _is_own_name(host: str, names: frozenset[str]) -> bool:
 
 @cache
 def _page() -> tuple[bytes, str]:
-    """Return the page, and the policy by which a browser runs its script and no other."""
+    """Return the page, and the security policy that lets a browser run only the page's own script."""
     text = resources.files("fedpca.report").joinpath("live.html").read_text("utf-8")
     policy = (
         f"default-src 'none'; script-src '{script_hash(text)}'; style-src 'unsafe-inline'; "

@@ -1,4 +1,4 @@
-"""Write text and tables into a page, in which a name from elsewhere is never more than text."""
+"""Write text and tables into a page, where names from elsewhere can never be more than text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_NAME = 80  # characters of a name in a table
 
 
 def shown(text: object, max_chars: int = MAX_REASON_CHARS) -> str:
-    """Return text for a page: no markup, nothing invisible, and not without end."""
+    """Return text for a page: without markup or invisible characters, and of limited length."""
     return escape(printable(text, max_chars))
 
 

@@ -1,9 +1,8 @@
 """Write a page about a model: what was asked, of whom, what was found, and what it cost and revealed.
 
 The page is one file. It loads nothing from elsewhere, and contains nothing that the model file lacks.
-It is made for others than the coordinator, so it does not show how many rows stand behind a number if
-they are few: a count below ``min_count`` is not shown, and neither are lengths that only a site's rows
-determine.
+People other than the coordinator may read it, so it does not show small numbers of rows: neither a
+count below ``min_count``, nor a length that only a site's rows determine.
 """
 
 from __future__ import annotations
@@ -115,7 +114,7 @@ def _sections(fitted: Fitted | Summary, name: str, min_count: int) -> Iterator[s
 
 
 def _count(n: float, min_count: int) -> str:
-    """Return a number of rows, or that there are too few to say."""
+    """Return a number of rows as text, without the number if it is below ``min_count``."""
     return f"fewer than {min_count}" if 0 < n < min_count else f"{n:,.10g}"
 
 
@@ -196,7 +195,7 @@ def _plots(fitted: Fitted | Summary, components: Sequence[Component], run: RunRe
 
 
 def _title_of_shares(fitted: Fitted | Summary) -> str:
-    """Return what is known of each site, or nothing."""
+    """Return a title for what is known about each site, or an empty title if nothing is."""
     titles = {
         "site_variance_": "What is shared and what is local at each site",
         "site_variance_ratio_": "How much of each site's variance is explained",
@@ -240,7 +239,7 @@ def _outliers(fitted: RobustPCA, min_count: int) -> Iterator[str]:
 
 
 def _certificate(fitted: Fitted | Summary, run: RunRecord) -> Iterator[str]:
-    """Say how far the components may be from those that they stand for."""
+    """State how far the components may be from the exact ones."""
     if not run.history:
         yield from _certificate_of_summary(fitted)
         return
@@ -249,7 +248,7 @@ def _certificate(fitted: Fitted | Summary, run: RunRecord) -> Iterator[str]:
     yield f"<p>{shown(words.get(run.stop_reason, run.stop_reason))}</p>"
     if isinstance(fitted, PersonalizedPCA):
         yield (
-            f"<p>Misalignment, by how much local components differ between sites: "
+            f"<p>Misalignment, which measures how much local components differ between sites: "
             f"{fitted.misalignment_:.3g}. Near 0, shared and local components cannot be told apart.</p>"
         )
     elif isinstance(fitted, FederatedPCA) and not run.privacy:
@@ -261,7 +260,7 @@ def _certificate(fitted: Fitted | Summary, run: RunRecord) -> Iterator[str]:
 
 
 def _certificate_of_summary(fitted: Any) -> Iterator[str]:
-    """Say what truncation cost a stream or a summary."""
+    """State what truncation cost a stream or a summary."""
     summary: Summary | None = getattr(
         fitted, "summary_", fitted if isinstance(fitted, Summary) else None
     )
@@ -321,7 +320,7 @@ def _crossed(run: RunRecord) -> Iterator[str]:
 
 
 def _shape(total: Total) -> str:
-    """Return a shape, with a letter in place of a length that a site's rows may determine."""
+    """Return a shape, with a letter instead of a length that a site's rows may determine."""
     named: tuple[str, ...] = ()
     bounded: set[str] = set()
     if total.direction == "up":

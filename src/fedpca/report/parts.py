@@ -33,8 +33,8 @@ class PartsDisplay(Drawn):
     features : list of str
         The features that are drawn.
     parts : tuple of three ndarrays of shape (n, len(features))
-        The rows about the model's center and in its scale, and what they split into. NaN is a value
-        that is missing.
+        The rows and the two parts that they split into, centered and scaled as in the model. NaN is a
+        missing value.
 
     Attributes
     ----------
@@ -69,7 +69,7 @@ class PartsDisplay(Drawn):
         n_features: int = 40,
         ax: Any = None,
     ) -> Self:
-        """Draw the rows and features with the most outliers, in the order in which they come."""
+        """Draw the rows and features with the most outliers, in their original order."""
         if not isinstance(fitted, RobustPCA):
             raise InputError(
                 f"{type(fitted).__name__} does not split rows into parts; fit a RobustPCA, as with "

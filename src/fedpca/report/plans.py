@@ -54,7 +54,7 @@ def print_plan(console: Console, plan: Plan, *, has_policy: bool) -> None:
 
 
 def _guarantee(each: SolverPlan) -> str:
-    """Return what is promised of the components."""
+    """Return what a solver guarantees about its components."""
     if each.guarantee != "bounded":
         return each.guarantee
     if each.angle_bound >= 1:
@@ -71,7 +71,7 @@ def in_units(n_bytes: int) -> str:
 
 
 def print_verdict(console: Console, verdict: Verdict) -> None:
-    """Print the statistics of a verdict, those that drifted first, and the verdict."""
+    """Print a table of a verdict's statistics, with drifted ones on top, and then the verdict."""
     table = new_table(None, ("statistic", "along"), ("then", "now", "change", "allowed"))
     table.add_column("")
     drifts = verdict.drifts
@@ -85,7 +85,7 @@ def print_verdict(console: Console, verdict: Verdict) -> None:
     for lost in run.lost:
         console.print(f"lost: {lost['reason']}", soft_wrap=True)
     if drifts and verdict.changed_sites is None:
-        console.print("No site is named, because the sites were not asked or did not tell.")
+        console.print("No site is named, because the sites were not asked or did not answer.")
     console.print(
         f"{len(run.sites)} sites, {run.rounds} rounds, {run.bytes_up:,} bytes from the sites, "
         f"{run.bytes_down:,} to them",

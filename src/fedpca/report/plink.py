@@ -5,8 +5,8 @@
 G is the relationship matrix of the samples at all sites, A has M variants as columns, and s are its
 singular values. Each site can write the rows of U for its own samples, from the model alone. The weight
 of the counted allele is ``-V sqrt(M) / 2``, and that of the other allele is the negative, as ``plink2
---pca allele-wts`` writes them. So ``plink2 --score`` projects samples, with the opposite sign, which is
-what it does with its own weights too.
+--pca allele-wts`` writes them. So ``plink2 --score`` can project samples; the signs are reversed, as
+they are with plink2's own weights.
 """
 
 from __future__ import annotations

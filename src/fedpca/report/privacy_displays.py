@@ -109,11 +109,11 @@ class UtilityDisplay(Drawn):
     Parameters
     ----------
     epsilons : ndarray of shape (m,)
-        The promises.
+        The values of epsilon.
     shares : ndarray of shape (m,)
         The expected share with each of them.
     epsilon : float, optional
-        The promise of the run that fitted the model.
+        The epsilon of the run that fitted the model.
 
     Examples
     --------
@@ -141,10 +141,10 @@ class UtilityDisplay(Drawn):
         epsilons: Sequence[float] = EPSILONS,
         ax: Any = None,
     ) -> Self:
-        """Draw what `expected_share` says for rows with the variances that the model found.
+        """Draw what `expected_share` returns for rows with the variances that the model found.
 
-        ``delta`` and ``row_bound`` are those of `fedpca.Privacy`; a private fit knows its own. Whoever
-        publishes the curve publishes the variances: use a model of public rows, or of a private fit.
+        ``delta`` and ``row_bound`` are those of `fedpca.Privacy`; a private fit has its own. The curve
+        reveals the variances: if you publish it, use a model of public rows, or of a private fit.
         """
         spent: Mapping[str, Any] = getattr(getattr(fitted, "run_", None), "privacy", {})
         delta = spent.get("delta") if delta is None else delta

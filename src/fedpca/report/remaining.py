@@ -1,7 +1,7 @@
 """Estimate how much of a run or of a file is left.
 
-Solvers report a residual r_t after round t and stop once it is at most ``tol``. It falls about
-geometrically, so
+Solvers report a residual r_t after round t, and stop once it is at most ``tol``. The residual falls
+about geometrically, so
 
     rounds left = log(r_t / tol) / log(1 / q),   q = (r_t / r_(t-m))^(1/m)
 """
@@ -24,7 +24,7 @@ class Remaining:
         self._seconds: list[float] = []
 
     def add(self, entry: dict[str, Any]) -> None:
-        """Add a round, as it stands in a run's history."""
+        """Add a round, which is an entry of a run's history."""
         if entry["residual"] is not None:
             self._residuals.append(float(entry["residual"]))
             self._seconds.append(float(entry["seconds"]))

@@ -26,8 +26,8 @@ from fedpca.summary.summary import Summary
 
 MAX_COMPONENTS_SHOWN = 20
 N_LEADING_FEATURES = 5  # of each component
-MAX_ROUNDING = 1e-6  # share by which a spent epsilon may exceed a promised one without meaning
-WIDE = 10_000  # characters of a line where the output is no terminal, which has no width
+MAX_ROUNDING = 1e-6  # share by which rounding may make a spent epsilon exceed the promised one
+WIDE = 10_000  # characters per line if the output is not a terminal, and so has no width
 
 
 def new_table(title: str | None, left: Sequence[str], right: Sequence[str], **style: Any) -> Table:
@@ -124,7 +124,7 @@ def write_exposures(path: Path, leakage: Leakage) -> None:
 
 
 def print_lying(out: Console, lying: Lying) -> None:
-    """Print what each attack of a lying coordinator recovers under each policy, and what refused it."""
+    """Print what each attack of a lying coordinator recovers under each policy, or what stopped it."""
     headings = [name for policy in lying.policies for name in (policy, "questions")]
     table = new_table("What a lying coordinator recovers", ("attack", *headings), ())
     for attack in lying.attacks:
@@ -243,7 +243,7 @@ def _print_federated(out: Console, model: FederatedPCA) -> None:
 
 
 def _print_influence(out: Console, run: RunRecord) -> None:
-    """Print what is known about each site's part in the result; a model file does not keep it."""
+    """Print each site's influence on the result, if it is known; a model file does not keep it."""
     kinds = {
         "rows": "{:.1%}",
         "variance": "{:.1%}",
@@ -311,8 +311,8 @@ def _print_run(out: Console, run: RunRecord) -> None:
         out.print(run.advice)
     if run.secure:
         out.print(
-            f"secure sums: answers were masked, and tell only totals over {len(run.sites)} sites; hash "
-            f"of their roster: {run.secure['roster']}",
+            f"secure sums: answers were masked, and reveal only totals over {len(run.sites)} sites; "
+            f"hash of their roster: {run.secure['roster']}",
             soft_wrap=True,
         )
     if run.privacy:
@@ -389,7 +389,7 @@ def _print_bounds(out: Console, summary: Summary, k: int) -> None:
 
 
 def angle_in_words(bound: float) -> str:
-    """Return what a bound on the sine of the largest angle says."""
+    """Return a bound on the sine of the largest angle in words."""
     if bound >= 1:
         return "the eigengap is too small to bound the angle to the components of the pooled rows"
     return f"sine of the largest angle to the components of the pooled rows: at most {bound:.1e}"

@@ -14,7 +14,7 @@ from fedpca.rows.in_memory import Block, batches, check_numeric, rows_per_block
 ROWS = "X"  # the name of the rows, if a file has several arrays
 ZARR = ".zarr"  # ends the name of a folder that is one array or group
 _OF_PACKAGES = ("h5py", "zarr")
-_MAX_CHUNK_RATIO = 4  # a chunk of the array that is this many blocks long is read in pieces
+_MAX_CHUNK_RATIO = 4  # a chunk of the array that is longer than this many blocks is read in pieces
 
 
 class ArrayRows:
@@ -45,7 +45,7 @@ class ArrayRows:
             self.dtypes = (str(array.dtype),) * self.n_features
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the blocks that the same rows in memory have, so that all sums have the same bits."""
+        """Yield the same blocks as if the rows were in memory, so that all sums have the same bits."""
         yield from batches(self._pieces(), rows_per_block(self.n_features))
 
     def _pieces(self) -> Iterator[Block]:
@@ -58,7 +58,7 @@ class ArrayRows:
             raise SiteFailed(f"{self._name} can no longer be read") from None
 
     def _rows_per_read(self, array: Any) -> int:
-        """Return a number of rows that reads each chunk of the array once, if that fits in memory."""
+        """Return how many rows to read at a time, so that each chunk is read once if memory allows."""
         step = rows_per_block(self.n_features)
         chunk = int(array.chunks[0]) if array.chunks else 1
         if chunk > _MAX_CHUNK_RATIO * step:

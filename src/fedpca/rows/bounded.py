@@ -22,7 +22,7 @@ from fedpca.rows.in_memory import Rows, is_sparse, rows_per_block
 GRID_BITS = 18  # of the radius
 RADIUS = 1 << GRID_BITS  # of the ball, in steps of the grid
 MAX_EXACT_ROWS = 1 << (53 - 2 * GRID_BITS)  # whose products add up exactly in float64
-MAX_ROWS = 1 << 25  # at all sites, whose products add up in int64 beside their noise
+MAX_ROWS = 1 << 25  # at all sites, whose products and noise add up in int64
 
 NOT_FINITE = (
     "some values are missing or infinite, and a private run does not tell how many; drop these rows, "
@@ -35,7 +35,7 @@ def bounded_blocks(
 ) -> Iterator[Array]:
     """Yield rows on the grid, as float64 blocks ``(m, d)`` of whole numbers, at most 2^17 rows each.
 
-    ``order`` has each common feature's column, as the center does; None if they are the same.
+    ``order`` holds the column of each entry of the center; None if the order is the same.
     """
     step = min(rows_per_block(rows.n_features), MAX_EXACT_ROWS)
     for block in rows.blocks():
@@ -50,7 +50,7 @@ def bounded_blocks(
 def on_grid(rows: Array, center: Array, radius: float) -> Array:
     """Return finite rows as whole numbers within the ball, ``(m, d)``.
 
-    No row is too large: an error about one row would tell that it is there.
+    No row is refused as too large: an error about one row would reveal that it exists.
     """
     with np.errstate(over="ignore"):
         offsets = np.ascontiguousarray(rows - center)
@@ -60,7 +60,7 @@ def on_grid(rows: Array, center: Array, radius: float) -> Array:
     offsets /= largest  # so that no square overflows
     # numpy adds up each row by itself, in an order that no other row affects
     lengths = np.sqrt((offsets * offsets).sum(axis=1, keepdims=True))
-    limit = 1.0 - (np.sqrt(rows.shape[1]) / 2 + 1) / RADIUS  # rounding takes a row less far out
+    limit = 1.0 - (np.sqrt(rows.shape[1]) / 2 + 1) / RADIUS  # leaves enough room for rounding
     with np.errstate(over="ignore", divide="ignore"):  # an infinite factor is not the smaller one
         offsets *= RADIUS * np.minimum(largest / radius, limit / lengths)
     return np.asarray(np.rint(offsets, out=offsets))

@@ -2,9 +2,9 @@
 
     y = log(1 + S x / sum(x)),   where the sum runs over all genes of a cell
 
-Sparse values stay sparse: a zero stays zero, and rows are centered in products alone. Genes are chosen
+Sparse values stay sparse: a zero stays zero, and rows are centered only in products. Genes are chosen
 after cells are normalized, as in scanpy, so the choice does not change the values. Nothing here needs
-anndata: an object is known by its attributes, and a file is read with h5py.
+anndata: an object is recognized by its attributes, and a file is read with h5py.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Cells(Protocol):
 
 @dataclass(frozen=True)
 class LoadedCells:
-    """Cells in memory with the names of their genes, for which AnnData is not needed.
+    """Cells in memory with the names of their genes, without AnnData.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ class AnnDataCells:
         column = frame[name]
         if isinstance(column.dtype, np.dtype) and column.dtype.kind != "O":
             return np.asarray(column)
-        values = np.array(column, dtype=object)  # of text, categories, or values some of which lack
+        values = np.array(column, dtype=object)  # text, categories, or values with gaps
         values[np.asarray(column.isna())] = None
         return values
 
@@ -146,7 +146,7 @@ class CellRows:
     Parameters
     ----------
     cells : Cells
-        Where the cells are.
+        The cells.
     choice : ColumnChoice
         Which genes and ids to use, which values, and whether to normalize them.
     """
@@ -210,7 +210,7 @@ class CellRows:
         return block if self._columns is None else block[:, self._columns]
 
     def _rows_per_block(self) -> int:
-        """Return the size of the blocks that the same values have in memory."""
+        """Return the size of the blocks that the same values would have in memory."""
         if not isinstance(self._values, StoredRows):
             return rows_per_block(self.n_features)
         chosen = slice(None) if self._columns is None else self._columns
@@ -239,7 +239,7 @@ class CellRows:
             )
 
     def _check_counts(self, choice: CellChoice) -> None:
-        """Refuse values that were normalized before, and warn about others that are no counts."""
+        """Refuse values that were normalized before, and warn about others that are not counts."""
         where = "X" if choice.layer is None else f"layer {choice.layer!r}"
         way_out = "name the layer that holds the counts, or leave out log_normalize"
         for block in self._values.blocks():

@@ -140,7 +140,7 @@ class Centered(NamedTuple):
         return np.ones(self.n_rows) if self.roots is None else self.roots
 
     def _spread(self, values: Array) -> Array:
-        """Return ``roots values'``, or just the values, which numpy repeats, without weights."""
+        """Return ``roots values'``; without weights, return the values, which numpy repeats."""
         return values if self.roots is None else np.outer(self.roots, values)
 
 

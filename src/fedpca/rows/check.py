@@ -19,13 +19,13 @@ from fedpca.rows.rare import look_for_few
 from fedpca.rows.variants import common_variants, in_words
 
 MIN_ROWS = 2  # of all sites together
-MIN_NUMBERED_ROWS = 3  # of fewer rows, measurements may look like numbers of rows
+MIN_NUMBERED_ROWS = 3  # in fewer rows, measurements may look like row numbers
 
 MAX_NAMED = 50  # rare columns in a finding
 
 
 class Finding(NamedTuple):
-    """Something in the rows that a person should know before a fit, with the way out."""
+    """Something in the rows that a person should know about before a fit, with the way out."""
 
     where: str  # a site's name, or "all sites"
     text: str
@@ -98,7 +98,7 @@ def examine(rows: Rows) -> Examined:
 
 
 def _examined_genotypes(rows: GenotypeRows) -> Examined:
-    """Return what is in each column of genotypes, from how often each occurs."""
+    """Return what is in each column of genotypes, from the counts of each value."""
     counts, d = rows.counts, rows.n_features
     has = counts[:, :3] > 0
     values = np.arange(3.0)
@@ -168,7 +168,7 @@ def findings_at(name: str, at: Examined, *, allow_missing: bool = False) -> list
 
 
 def few_findings(name: str, rows: Rows, min_count: int) -> list[Finding]:
-    """Return what a site whose policy has this ``min_count`` would refuse to answer about."""
+    """Return what a site would refuse or leave out if its policy had this ``min_count``."""
     if min_count <= 1:
         return []
     few = look_for_few(rows, min_count, ERROR)
@@ -192,7 +192,7 @@ def few_findings(name: str, rows: Rows, min_count: int) -> list[Finding]:
 
 
 def findings_between(sites: Mapping[str, Examined]) -> list[Finding]:
-    """Return what was found by comparing the sites: other columns, or too few rows in all."""
+    """Return what was found by comparing the sites: different columns, or too few rows in all."""
     findings = []
     if sites:
         first, *others = sites

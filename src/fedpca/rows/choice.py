@@ -1,4 +1,4 @@
-"""Choose which columns of a table are features, which identify its rows, and what to take of cells."""
+"""Choose which columns of a table are features, which identify its rows, and what to read of cells."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 from fedpca.errors import InputError
 from fedpca.rows.columns import distinct_names, some_of
 
-TARGET_SUM = 1e4  # to which cells are normalized by default
+TARGET_SUM = 1e4  # the sum to which cells are normalized by default
 
 
 @dataclass(frozen=True)
 class CellChoice:
-    """What to take of an AnnData object or an ``.h5ad`` file, whose rows are cells and columns genes.
+    """What to read from an AnnData object or ``.h5ad`` file, whose rows are cells and columns genes.
 
     Parameters
     ----------
@@ -28,8 +28,8 @@ class CellChoice:
         The sum S of each cell's values x before the logarithm, ``log(1 + S x / sum(x))``; the sum runs
         over all genes of the table. Zero leaves the values as they are.
     of_model : bool
-        Whether the normalization is that of a model's fit. Rows that are not cells are then taken to be
-        normalized already.
+        Whether the normalization is that of a model's fit. Rows that are not cells are then assumed to
+        be normalized already.
     """
 
     layer: str | None = None
@@ -88,7 +88,7 @@ class ColumnChoice:
     by_position : bool
         Whether rows without column names are accepted, with their columns in the right order.
     cells : CellChoice
-        What to take of rows that are cells.
+        What to read from rows that are cells.
     """
 
     drop: tuple[str, ...] = ()
@@ -116,7 +116,7 @@ class ColumnChoice:
         id: str | Iterable[str] | None = None,
         **cells: Any,
     ) -> ColumnChoice:
-        """Return the choice for one name or several names each; None stands for no choice.
+        """Return the choice; each option is one name or several names, or None if it is not used.
 
         ``cells`` are the parameters of `CellChoice.of`.
         """
@@ -125,17 +125,17 @@ class ColumnChoice:
         return cls(_names("drop", drop), only, ids, cells=CellChoice.of(**cells))
 
     def also(self, name: str) -> ColumnChoice:
-        """Return the choice with one more column, which all columns together contain anyway."""
+        """Return the choice with one more column, unless all columns are chosen anyway."""
         if name in (*self.drop, *self.ids):
             raise InputError(
-                f"column {name} is dropped or an id, so it cannot be used otherwise; list it once"
+                f"column {name} is listed in drop or id, so it cannot have another use; list it once"
             )
         if self.columns is None or name in self.columns:
             return self
         return replace(self, columns=(*self.columns, name))
 
     def in_words(self) -> str:
-        """Return the choice as a short phrase, or an empty text if every column is a feature."""
+        """Return the choice as a short phrase, which is empty if every column is a feature."""
         parts = (("drop", self.drop), ("columns", self.columns), ("id", self.ids))
         listed = [(word, ", ".join(names)) for word, names in parts if names]
         cells = [(word, value) for word, value in self.cells.in_words() if value]

@@ -92,7 +92,7 @@ class CsvFile:
         return dict.fromkeys(columns, pa.float64()) | {f.name: f.type for f in keeps}
 
     def _inferred(self, columns: Sequence[str]) -> Any:
-        """Return the types of columns as the first block of the file shows them."""
+        """Return the types of columns that the first block of the file shows."""
         import pyarrow as pa
 
         texts = dict.fromkeys(self._ids, pa.string())  # an id such as 007 keeps its zeros

@@ -14,14 +14,14 @@ from typing import IO, cast
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the number and the bytes of each line, of a compressed file too."""
+    """Yield the number and the bytes of each line of a file, which may be compressed."""
     with _opened(path) as file:
         for number, line in enumerate(file, start=1):
             yield number, line.rstrip(b"\r\n")
 
 
 def fields_of(line: bytes, delimiter: str) -> list[str]:
-    """Return the fields of a line, in which quotes may enclose delimiters; none if it is not text."""
+    """Return a line's fields, in which quotes may enclose delimiters, or none if it is not text."""
     text = line.decode("utf-8", errors="replace")
     try:
         return next(csv.reader([text], delimiter=delimiter), [])

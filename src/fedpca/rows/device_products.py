@@ -8,7 +8,7 @@ only sums over rows are moved back, once for each question.
 
 Most GPUs are many times slower in float64 than in float32. A site may therefore ask for A'A in float32
 or tf32. A'A is still one symmetric matrix, so every solver converges as usual. But it is a little off.
-The site says by how much (`fedpca.rows.on_device.ROUNDING_OF`), so no solver claims more than that.
+The site says by how much (`fedpca.rows.on_device.ROUNDING_OF`), so no solver claims to be more exact.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ class DeviceProducts:
         """Return A'A from products in float32, added in float64.
 
         Columns are scaled to a variance of one, so that no square overflows or underflows. Rounding
-        must not take entries beyond what the squares on the diagonal allow: then the largest
-        eigenvalue exceeds their sum, which no rows can cause.
+        must not take entries beyond what the squares on the diagonal allow. Otherwise, the largest
+        eigenvalue could exceed the sum of these squares, which no rows can cause.
         """
         xp = self._xp
         squares = self._squares_there()
@@ -123,8 +123,8 @@ class DeviceProducts:
     def _inner(self, stacks: Iterator[Any]) -> Any:
         """Return the sum of A'A over stacks, ``(d, d)`` in float64.
 
-        It is symmetric. Each panel has the columns from its own on, which saves almost half of the
-        work; the others are those of earlier panels.
+        The sum is symmetric. Each panel is multiplied by its own columns and those after them, which
+        saves almost half of the work; the rest is copied from earlier panels.
         """
         xp, d = self._xp, self._rows.n_features
         n_panels = max(1, min(MAX_PANELS, d // MIN_PANEL))

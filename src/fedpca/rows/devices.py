@@ -1,7 +1,7 @@
 """Find devices, and move arrays to them and back.
 
-PyTorch and CuPy are imported here alone, and only if somebody names a device. Other code uses the array
-API standard, by which arrays bring the functions for their own library.
+PyTorch and CuPy are imported only here, and only if somebody names a device. Other code uses the array
+API standard, in which an array provides the functions of its own library.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Device(NamedTuple):
 
 
 def is_device_name(name: Any) -> bool:
-    """Return whether this is a name that `find_device` takes."""
+    """Return whether this is a name that `find_device` accepts."""
     return isinstance(name, str) and re.fullmatch(r"(cpu|cuda)(:[0-9]+)?", name) is not None
 
 
 def find_device(name: str) -> Device:
-    """Return the device "cpu", "cuda", or "cuda:N", by PyTorch or else by CuPy."""
+    """Return the device "cpu", "cuda", or "cuda:N" in PyTorch, or else in CuPy."""
     kind, _, index = name.partition(":")
     if not is_device_name(name):
         raise InputError(f"device={name!r} must be {DEVICE_NAMES}")
@@ -81,7 +81,7 @@ def find_device(name: str) -> Device:
 def top_eigen_on(there: Device, symmetric: Array, k: int) -> tuple[Array, Array]:
     """Return what `fedpca.linalg.dense.top_eigen` returns, computed on a device.
 
-    A power of two brings the entries near one.
+    The entries are first scaled by a power of two that brings them near one.
     """
     largest = float(np.abs(symmetric.diagonal()).max(initial=0.0))
     factor = 2.0 ** -max(-1000, min(1000, math.frexp(largest)[1]))
@@ -117,7 +117,7 @@ def on_host(X: Any) -> Any:
 
 
 def selected_rows(array: Any, chosen: Array) -> Any:
-    """Return the chosen rows of an array, ``(n,)`` of bool, where they are."""
+    """Return the rows of an array that a mask, ``(n,)``, chooses; they stay where the array is."""
     if not is_foreign(array) or optional("array_api_compat") is None:
         return array[chosen]
     compat = importlib.import_module("array_api_compat")
@@ -151,7 +151,7 @@ def matrix_products_in(precision: str) -> Iterator[None]:
         yield
         return
     settings = torch.backends.cuda.matmul
-    # two ways of saying the same; newer versions warn about the older one
+    # two names for the same setting; newer versions warn about the older one
     names: dict[str, dict[str, Any]] = {
         "fp32_precision": {"tf32": "tf32", "float32": "ieee"},
         "allow_tf32": {"tf32": True, "float32": False},

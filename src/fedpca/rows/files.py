@@ -102,7 +102,7 @@ class ParquetFile:
     def _open(self) -> Any:
         import pyarrow.parquet as pq
 
-        # otherwise, the raw bytes of a whole row group would be in memory besides the decoded columns
+        # otherwise, the raw bytes of a whole row group would be in memory with the decoded columns
         return pq.ParquetFile(self._path, pre_buffer=False, buffer_size=BUFFER_BYTES)
 
 
@@ -128,7 +128,7 @@ class FeatherFile:
         return float(self.n_rows)
 
     def batches(self, columns: Sequence[str], size: int) -> Iterator[Any]:
-        """Yield batches of at most ``size`` rows, or as they lie in the file if ``size`` is 0."""
+        """Yield batches of at most ``size`` rows, or those of the file if ``size`` is 0."""
         import pyarrow as pa
 
         try:

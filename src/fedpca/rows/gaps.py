@@ -1,7 +1,7 @@
 """Present rows with gaps, which are missing values marked by NaN, as rows without gaps.
 
     "error"   gaps are refused
-    "mean"    a gap takes the mean of its column over all sites
+    "mean"    a gap is filled with the mean of its column over all sites
     "drop"    rows with a gap are left out
 
 The mean of a column is that of the values present. After centering, a filled gap is exactly zero.
@@ -62,7 +62,7 @@ def column_totals(
     there = on_device(rows, missing)
     if there is not None:
         n, sums = sums_on_device(there)
-        if np.isfinite(sums).all():  # otherwise, the blocks tell where they are not
+        if np.isfinite(sums).all():  # otherwise, the blocks show where values are not finite
             return Totals(n, float(n), sums, np.full(d, float(n)))
     n, weight, sums = 0, 0.0, np.zeros(d)
     n_absent, absent = np.zeros(d), np.zeros(d)
@@ -87,7 +87,7 @@ def column_totals(
 
 
 def are_counted(rows: Rows, missing: int) -> TypeGuard[GenotypeRows]:
-    """Return whether rows are genotypes, none of which is left out; their products go by variants."""
+    """Return whether rows are genotypes and none is left out; such rows are multiplied by variant."""
     return isinstance(rows, GenotypeRows) and missing != DROP
 
 

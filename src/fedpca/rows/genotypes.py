@@ -1,7 +1,7 @@
 """Read genotypes from a PLINK 1 fileset: two bits each, stored variant by variant.
 
 A row is a sample, and a column is a variant. A value is the number of copies, 0, 1, or 2, of the allele
-that the variant's name says (`fedpca.rows.variants`), or NaN if it is missing. Only a few megabytes of
+that the variant's name gives (`fedpca.rows.variants`), or NaN if it is missing. Only a few megabytes of
 the file are decoded at a time. How often each value occurs in a column is counted without decoding.
 """
 
@@ -37,13 +37,13 @@ CODES = (np.arange(256)[:, None] >> np.arange(0, 8, 2) & 3).astype(np.uint8)  # 
 _DECODED = FIRST_ALLELE[CODES]  # (256, 4)
 _LOW_BITS = np.uint64(0x5555555555555555)
 PACKED_BYTES = 16 << 20  # of the file that are held at a time
-MAX_GAP = 4  # lines that are read though they are not used, for each that is
+MAX_GAP = 4  # lines are read in one stretch if it has at most this many for each that is used
 
 
 class GenotypeRows:
     """The genotypes of samples at the variants of a fileset, as rows.
 
-    ``variants`` and ``samples`` say which of the file's, in which order.
+    ``variants`` and ``samples`` select those of the file and give their order.
     """
 
     pass_cost = 4.0
@@ -76,7 +76,7 @@ class GenotypeRows:
         return rows
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the blocks that the same rows in memory have, as float64 with NaN for missing ones."""
+        """Yield the same blocks as if the rows were in memory, in float64 with NaN where missing."""
         step = rows_per_block(self.n_features)
         per_read = max(step, PER_BYTE * PACKED_BYTES // max(1, self.n_features))
         per_read -= per_read % step
@@ -190,7 +190,7 @@ class GenotypeRows:
         return packed
 
     def _read(self, file: Any, into: Array, line: int, low: int) -> None:
-        """Fill an array with bytes of the file from a line on."""
+        """Fill an array with bytes of the file, starting at byte ``low`` of a line."""
         view = into.reshape(-1).data
         file.seek(len(MAGIC) + line * self._line_bytes + low)
         done = 0
@@ -202,7 +202,7 @@ class GenotypeRows:
 
 
 def byte_range(lines: Array) -> tuple[int, int]:
-    """Return the range of bytes in which samples are."""
+    """Return the range of bytes that holds these samples."""
     return int(lines.min()) // PER_BYTE, int(lines.max()) // PER_BYTE + 1
 
 
@@ -242,13 +242,13 @@ def _in_model(rows: GenotypeRows, features: Sequence[str]) -> GenotypeRows:
 
 
 def n_absent(rows: Any) -> int:
-    """Return how many of a model's variants rows do not have."""
+    """Return how many of a model's variants are not in the rows."""
     absent = getattr(rows, "_absent", None)
     return 0 if absent is None else int(absent.sum())
 
 
 def _check_bed(bed: Path, variants: Variants, samples: Samples) -> None:
-    """Refuse a file that is no .bed file, or does not have the size that its fileset says."""
+    """Refuse a file that is not a .bed file or does not have the size that its fileset implies."""
     with bed.open("rb") as file:
         magic = file.read(len(MAGIC))
     if magic == BY_SAMPLE:

@@ -1,4 +1,4 @@
-"""Read single cells from ``.h5ad`` files with h5py alone, a few megabytes at a time.
+"""Read single cells from ``.h5ad`` files with only h5py, a few megabytes at a time.
 
 The layout is that of AnnData's on-disk format: ``X`` and ``layers`` are dense datasets or groups with
 the three arrays of a sparse matrix, and ``obs`` and ``var`` are groups with a dataset or a group for
@@ -52,7 +52,7 @@ class StoredRows:
         self._step = sparse_rows_per_block(self.n_rows, self.n_features, int(self._ends[-1]))
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the blocks that the same rows in memory have, so that all sums have the same bits."""
+        """Yield the same blocks as if the rows were in memory, so that all sums have the same bits."""
         try:
             with self._opened() as group:
                 for start in range(0, self.n_rows, self._step):
@@ -138,7 +138,7 @@ def shape_of(group: Any) -> tuple[int, int]:
 
 
 def _checked_ends(group: Any, n_vectors: int) -> Array:
-    """Return where each row of a sparse matrix ends in its arrays, or refuse what is not consistent."""
+    """Return where each row of a sparse matrix ends in its arrays, or refuse inconsistent arrays."""
     ends = np.asarray(group["indptr"][:], dtype=np.int64)
     n_stored = group["data"].shape
     is_whole = len(ends) == n_vectors + 1 and n_stored == group["indices"].shape == (ends[-1],)
@@ -148,7 +148,7 @@ def _checked_ends(group: Any, n_vectors: int) -> Array:
 
 
 def _by_columns(group: Any) -> Any:
-    """Return a sparse matrix that is stored column by column, which takes reading all of it."""
+    """Read a whole sparse matrix that is stored column by column."""
     shape = shape_of(group)
     ends = _checked_ends(group, shape[1])
     rows = group["indices"][:]
@@ -174,7 +174,7 @@ def _values_of(table: Any, name: str) -> Array:
 
 
 def _array_of(item: Any) -> Array:
-    """Return a dataset as an array, or as an array of text."""
+    """Return a dataset as an array of numbers or of text."""
     if item.attrs.get("encoding-type") == "nullable-string-array":
         item = item["values"]
     return np.asarray(item.asstr()[:] if item.dtype.kind == "O" else item[:])

@@ -19,9 +19,9 @@ from fedpca.errors import InputError
 from fedpca.rows.columns import HasColumns, matching_order, some_of
 
 BLOCK_BYTES = 16 << 20  # size of a dense block; reading a file keeps at most this much in memory
-WIDE_FEATURES = 8192  # from which dense blocks are multiplied by panels (see `fedpca.rows.panels`)
-WIDE_ROWS = 256  # of so many features, which are taken at once if that needs no copy
-MAX_SPARSE_BLOCK_RATIO = 32  # a sparse block has at most this many times as many rows
+WIDE_FEATURES = 8192  # with at least this many, dense blocks are multiplied in panels
+WIDE_ROWS = 256  # rows of that width to take at once if that needs no copy
+MAX_SPARSE_BLOCK_RATIO = 32  # a sparse block has at most this many times the rows of a dense one
 FILL_OR_DROP = "drop these rows or fill in the values"  # advice on values that are not finite
 
 Block = Any  # a dense (m, d) array, or a CSR matrix of that shape
@@ -82,7 +82,7 @@ def is_cells(source: Any) -> bool:
 
 
 def is_wide(block: Block) -> bool:
-    """Return whether to multiply a block by panels of columns."""
+    """Return whether to multiply a block in panels of columns."""
     return block.shape[1] >= WIDE_FEATURES and not is_sparse(block)
 
 
@@ -98,7 +98,7 @@ def rows_per_block(n_features: int) -> int:
 
 
 def sparse_rows_per_block(n_rows: int, n_features: int, n_stored: int) -> int:
-    """Return the number of rows in each block of a sparse matrix with so many stored entries."""
+    """Return the number of rows in each block of a sparse matrix with ``n_stored`` entries."""
     # an entry takes 12 bytes in a CSR block and 8 in a dense one
     density = n_stored / max(1, n_rows * n_features)
     # the scores of sparse rows are dense, so the ratio needs a limit

@@ -45,13 +45,13 @@ def rows_by_label(X: Any, sites: Any) -> dict[str, Any]:
 def take_label_column(source: Any, column: str) -> tuple[Any, list[Any]]:
     """Read a table into memory, and return it without the column that names each row's site.
 
-    The table is a pyarrow table of float64, or cells if that is what the source holds, which stay
-    sparse. The labels are returned with it; an empty one is None.
+    The result is a pyarrow table of float64; cells stay cells, and sparse. The labels are returned with
+    it; an empty label is None.
     """
     import pyarrow as pa
 
     rows: Any = open_rows(source, ColumnChoice(ids=(column,)))
-    if is_cells(source):  # whose own column is not a gene
+    if is_cells(source):  # a column of obs is not a gene, so nothing is taken out
         return source, _labels_in(rows.ids)
     blocks, labels = [], []
     for block, ids in rows.blocks_with_ids():
@@ -64,5 +64,5 @@ def take_label_column(source: Any, column: str) -> tuple[Any, list[Any]]:
 
 
 def _labels_in(ids: Any) -> list[Any]:
-    """Return the values of the only column of ids; an empty text is None."""
+    """Return the values of the only column of ids; an empty string becomes None."""
     return [label if label != "" else None for label in ids.column(0).to_pylist()]

@@ -29,7 +29,7 @@ def open_matching(
 
     If both the model and the source have column names, columns are matched by name, and all others are
     ignored. Otherwise, they are matched by position, and ``choice`` may drop some. Cells are normalized
-    as those of the fit were; other rows are taken to be normalized already.
+    as those of the fit were; other rows are assumed to be normalized already.
     """
     cells = replace(choice.cells, log_normalize=log_normalized, of_model=True)
     choice = replace(choice, cells=cells)
@@ -37,7 +37,7 @@ def open_matching(
         both = [name for name in features if name in (*choice.drop, *choice.ids)]
         if both:
             raise InputError(
-                f"{some_of(both)} cannot be dropped or an id, because the model uses it as a feature"
+                f"{some_of(both)} cannot be in drop or id, because the model uses it as a feature"
             )
         columns = tuple(features)
         choice = ColumnChoice(columns=columns, ids=choice.ids, by_position=True, cells=cells)

@@ -63,7 +63,7 @@ def device_rows(array: Any) -> Rows:
 
 
 def rows_on(rows: Rows, name: str | None, precision: str | None = None) -> Rows:
-    """Return the same rows, to be multiplied on a device, in some precision."""
+    """Return the same rows, to be multiplied on a device and in a precision, if these are given."""
     if precision is not None and precision not in ROUNDING_OF:
         raise InputError(f"precision={precision!r} must be one of {', '.join(ROUNDING_OF)}")
     if name is not None:
@@ -188,7 +188,7 @@ class MovedRows:
         for block in batches(self._rows.blocks(), _chunk_rows(self)):
             if is_sparse(block):
                 raise InputError(
-                    "sparse rows are not multiplied on a device; omit device, which keeps them sparse"
+                    "sparse rows are not multiplied on a device; omit device to keep them sparse"
                 )
             moved = to_device(np.asarray(block, self._dtype), self.xp, self.device)
             if is_kept:
@@ -224,12 +224,12 @@ def _chunk_rows(rows: OnDevice) -> int:
 
 
 def chunks(rows: OnDevice, block: Any) -> Iterator[Any]:
-    """Yield a block on a device in as many rows as the device works on at a time."""
+    """Yield a block in parts of as many rows as the device works on at a time."""
     return _cut(block, _chunk_rows(rows))
 
 
 def _cut(array: Any, n_rows: int) -> Iterator[Any]:
-    """Yield an array in parts of so many rows; only the last part may be smaller."""
+    """Yield an array in parts of ``n_rows`` rows; only the last part may be smaller."""
     end = int(array.shape[0])
     for start in range(0, end, n_rows):
         yield array[start : min(start + n_rows, end), :]

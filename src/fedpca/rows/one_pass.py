@@ -1,15 +1,15 @@
-"""Take the scatter of rows in costly files while their columns are summed, in a single reading.
+"""Compute the scatter of rows in costly files while their columns are summed, in a single reading.
 
     S = sum (x - c)(x - c)',   t = sum (x - c),   about a provisional center c
     sum (x - m)(x - m)' = S - t e' - e t' + n e e',   where e = m - c
 
-The mean m over all sites is known only after every site has read its rows. To read a file again costs
-more than the products, if there are few features. So a site takes the scatter in the first reading,
-about the mean of its first block, and corrects it when m is known. If that block is so far from the
-others that the correction would lose more than eight bits, the rows are read again.
+The mean m over all sites is known only after every site has read its rows. With few features, reading a
+file again costs more than the products. So a site computes the scatter in the first reading, about the
+mean of its first block, and corrects it when m is known. If that block is so far from the others that
+the correction would lose more than eight bits, the rows are read again.
 
-The scatter is always computed in this way, also by a site that was restarted and has to read its rows
-once more. So no bit of an answer depends on when the rows were read.
+The scatter is always computed in this way, even by a site that was restarted and has to read its rows
+again. So no bit of an answer depends on when the rows were read.
 """
 
 from __future__ import annotations

@@ -180,7 +180,7 @@ def _expand_patterns(texts: Sequence[str]) -> list[Path]:
 
 
 def _parts(file: Path) -> list[Path]:
-    """Return the files whose states tell whether the rows in a file have changed."""
+    """Return the files whose states show whether the rows in a file have changed."""
     if kind_of(file) == BED:
         return fileset(file)
     return zarr_parts(file) if kind_of(file) == ZARR and file.is_dir() else [file]

@@ -2,12 +2,12 @@
 
     S = sum_p (X_p - 1 m_p') Z_p,   Y_p = (X_p - 1 m_p')' S,   over panels p of columns
 
-A block of bounded size holds only a few rows if there are many features: two rows of 10^6. Products
-with so few rows read Z and write Y again for each of them, and BLAS spends its time on that. So rows in
-memory are taken many at a time, without a copy, and multiplied panel by panel. A tile, which is what
-such rows have in one panel, is converted to float64 in memory that the next tile reuses. Rows of any
-dtype need no other float64 copy. Where columns are near the origin, their mean is subtracted from the
-products; elsewhere, tiles are centered.
+A block of bounded size holds only a few rows if there are many features: two rows of 10^6 features.
+Products with so few rows read Z and write Y again for each block, and BLAS spends its time on that. So
+rows in memory are taken many at a time, without a copy, and multiplied panel by panel. A tile, which is
+the part of such rows in one panel, is converted to float64 in memory that the next tile reuses. Rows of
+any dtype need no other float64 copy. If columns are near the origin, their mean is subtracted from the
+products; otherwise, tiles are centered.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ from fedpca.linalg.scratch import Scratch
 from fedpca.rows.in_memory import WIDE_ROWS, Block
 
 TILE_COLUMNS = 256  # of up to 256 rows, which are 512 KiB in float64
-N_GROUPS = (
-    16  # of panels, which threads share; not the number of threads, on which no bit may depend
-)
+N_GROUPS = 16  # of panels, which threads share; no bit may depend on the number of threads
 
 T = TypeVar("T")
 
@@ -87,7 +85,7 @@ class Panels:
         return self._column_by_column(block, lambda tile: weights @ tile)
 
     def squares(self, block: Block, weights: Array) -> Array:
-        """Return the sum of squares of each column of the tiles, each row by its weight, ``(d,)``."""
+        """Return the sum of squares of each column of the tiles, by the rows' weights, ``(d,)``."""
         return self._column_by_column(block, lambda tile: weights @ np.square(tile, out=tile))
 
     def _column_by_column(self, block: Block, function: Callable[[Array], Array]) -> Array:
@@ -103,7 +101,7 @@ class Panels:
     def _each_group(self, work: Callable[[Sequence[Panel]], T]) -> list[T]:
         """Call a function with each group of panels, on as many threads as BLAS may use.
 
-        A tile is too small for several threads of BLAS, and they would not convert it.
+        A tile is too small for several threads of BLAS, which would not convert it anyway.
         """
         threads = n_threads()
         with threads_for_entries(WIDE_ROWS * TILE_COLUMNS):
@@ -122,7 +120,7 @@ class Panel(NamedTuple):
 
 
 def tiles(block: Block, group: Sequence[Panel]) -> Iterator[tuple[Panel, Array]]:
-    """Yield each panel and its tile, centered if the panel is far; it overwrites the one before."""
+    """Yield each panel and its tile, centered if the panel is far; each overwrites the last tile."""
     scratch = Scratch()
     for panel in group:
         part = block[:, panel.columns]

@@ -25,8 +25,8 @@ def partition_of(file: Path, folder: Path) -> Partition:
 class PartitionedTable:
     """A table in one file of a partitioned dataset, with the columns that its folders spell out.
 
-    These columns hold text. So they are no features, but can name each row's site or identify rows. A
-    column of the file itself comes before one of the same name.
+    These columns hold text. So they are not features, but they can name each row's site or identify
+    rows. If the file itself has a column of the same name, that column is used.
     """
 
     has_names = True

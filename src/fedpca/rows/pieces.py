@@ -1,7 +1,7 @@
 """Read rows from pieces of a table that are loaded one at a time, such as blocks on a cluster.
 
-A piece is anything that `fedpca.rows.open.open_rows` accepts. It is let go once the next one is needed,
-so a pass over the rows takes as much memory as one piece, whatever their number.
+A piece is anything that `fedpca.rows.open.open_rows` accepts. It is released before the next one is
+loaded, so a pass over the rows takes as much memory as one piece, however many there are.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Pieces:
     Parameters
     ----------
     load : list of callables
-        One for each piece, which returns it.
+        A function for each piece, which returns the piece.
     n_rows : int, optional
         The number of rows of all pieces, if known.
     are_held : bool
@@ -74,6 +74,6 @@ class PieceRows:
 
     def _piece(self, index: int) -> Rows:
         if self._kept is None or self._kept[0] != index:
-            self._kept = None  # before the next one is loaded, so that memory holds one
+            self._kept = None  # before the next one is loaded, so that memory holds only one
             self._kept = index, self._open(self._pieces.load[index]())
         return self._kept[1]

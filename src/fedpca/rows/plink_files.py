@@ -28,11 +28,11 @@ class Genotypes:
     Parameters
     ----------
     path : path
-        The ``.bed`` file; the ``.bim`` and ``.fam`` files are beside it.
+        The ``.bed`` file; the ``.bim`` and ``.fam`` files are in the same folder.
     keep : path or list of str, optional
-        The samples to use: a file as plink's ``--keep`` takes it, or a list of sample ids (IID).
+        The samples to use: a file for plink's ``--keep``, or a list of sample ids (IID).
     extract : path or list of str, optional
-        The variants to use: a file as plink's ``--extract`` takes it, or a list of variant ids.
+        The variants to use: a file for plink's ``--extract``, or a list of variant ids.
     n_autosomes : int
         The number of autosomes. Variants on sex chromosomes and in mitochondria are left out, as
         ``plink2 --pca`` does.
@@ -68,12 +68,12 @@ class Genotypes:
 
     @property
     def files(self) -> list[Path]:
-        """Return all files that say what the rows are."""
+        """Return all files that determine the rows."""
         lists = (self.keep, self.extract)
         return [*fileset(self.bed), *(Path(x) for x in lists if isinstance(x, str | os.PathLike))]
 
     def in_words(self) -> str:
-        """Return what says in no file what the rows are, to notice a change."""
+        """Return as text what determines the rows but is in no file, to notice a change."""
         given = {"keep": self.keep, "extract": self.extract}
         words = [f"{self.n_autosomes} autosomes"]
         for name, ids in given.items():
@@ -119,7 +119,7 @@ def read_variants(source: Genotypes) -> Variants:
         try:
             place = int(position)
         except ValueError:
-            raise InputError(f"line {number} has a position that is no whole number") from None
+            raise InputError(f"line {number} has a position that is not a whole number") from None
         if ":" in first + second:
             raise InputError(f"line {number} has an allele with a colon; leave this variant out")
         is_autosome = chromosome.isdecimal() and int(chromosome) <= source.n_autosomes
@@ -159,7 +159,7 @@ def read_samples(source: Genotypes) -> Samples:
 
 
 def _sample_filter(keep: Ids | None) -> Callable[[str, str], bool]:
-    """Return a function that tells whether to use the sample with a family and an individual id."""
+    """Return a function that tells whether to use a sample, given its family and individual id."""
     if keep is None:
         return lambda *_: True
     if not isinstance(keep, str | os.PathLike):

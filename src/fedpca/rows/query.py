@@ -27,7 +27,7 @@ from fedpca.errors import InputError
 
 BATCH_ROWS = 10_000  # rows that are fetched at a time
 NO_ROWS = "the query returns no rows; use a select"
-_ALIASES = {"postgres": "postgresql", "grpc": "flightsql"}  # schemes, and the drivers for them
+_ALIASES = {"postgres": "postgresql", "grpc": "flightsql"}  # schemes whose drivers have other names
 
 
 class Query:
@@ -38,11 +38,11 @@ class Query:
     database : str, callable, or connection
         Where to ask: an address, such as ``sqlite:///rows.db``, ``duckdb:///rows.duckdb``, or
         ``postgresql://user@host/name``, a function that returns a DB-API connection, or a connection.
-        Other addresses than the first two need the ADBC driver of their scheme, such as the package
+        Addresses other than the first two need the ADBC driver for their scheme, such as the package
         ``adbc-driver-postgresql``.
     sql : str
-        A query that returns one row of the table for each row. With an ORDER BY, a site that was
-        restarted can go on with its run.
+        A query whose result has one row for each row of the table. With an ORDER BY, a site that was
+        restarted can continue its run.
     """
 
     def __init__(self, database: Any, sql: str) -> None:
@@ -59,7 +59,7 @@ class Query:
     def fetch(self) -> Path:
         """Ask the database, and return the file with the rows; it is the same file for the same rows.
 
-        Its name and time depend on the rows alone, so that a resumed run recognizes them.
+        Its name and time depend only on the rows, so that a resumed run recognizes them.
         """
         arriving = self._folder / f"{secrets.token_hex(4)}.part"
         try:
@@ -129,7 +129,7 @@ def _connector_to(address: str) -> Callable[[], Any]:
 
 
 def _file_in(address: str) -> Path:
-    """Return the file of an address; three slashes come before a relative path, four before a root."""
+    """Return the file of an address: three slashes precede a relative path, four an absolute one."""
     parts = urlsplit(address)
     text = unquote(parts.netloc + parts.path)
     path = Path(text[1:] if address.partition(":")[2].startswith("//") else text)
@@ -149,7 +149,7 @@ def _driver(module: str, package: str) -> Any:
 
 @contextmanager
 def _result_of(connection: Any, sql: str) -> Iterator[tuple[Any, Iterator[Any]]]:
-    """Ask a query, and yield the schema of its result and its Arrow record batches."""
+    """Run a query, and yield the schema of its result and its Arrow record batches."""
     if hasattr(connection, "sql"):  # DuckDB, whose cursors would copy the rows once more
         relation = connection.sql(sql)
         if relation is None:
@@ -206,7 +206,7 @@ def _kind_of(values: Any) -> Any:
 
 
 def _converted(values: Any, kind: Any) -> Any:
-    """Return the values of a column as its type; Arrow would cut off digits, or refuse mixtures."""
+    """Convert the values of a column to its type; Arrow would cut off digits or refuse mixtures."""
     import pyarrow as pa
 
     if kind == pa.float64():

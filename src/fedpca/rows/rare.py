@@ -22,16 +22,16 @@ MAX_PAIRS = 3e7  # of gaps in the same row, which are compared; they take up to 
 
 
 class Few(NamedTuple):
-    """What a site has few of, counted no further than to a bound m."""
+    """What a site has few of; counting may stop at a bound m."""
 
     n_rows: int  # that count, or at least 2 m
     n_left_out: int  # because they have gaps, or at least m
     rare: list[str]  # columns in which fewer than m rows, but at least one, differ from most
-    gapped: Sequence[str] = ()  # columns with gaps in fewer than m rows that have a value elsewhere
+    gapped: Sequence[str] = ()  # columns where fewer than m rows have a gap and a value elsewhere
 
 
 def look_for_few(rows: Rows, m: int, missing: int) -> Few:
-    """Count the rows that count and those left out, and name the columns that are rare.
+    """Count the rows that are used and those left out, and name the columns that are rare.
 
     ``missing`` says what happens to gaps, as a position in `fedpca.rows.gaps.MISSING`. A gap counts as
     a value of its own. Rows with weight zero do not count.
@@ -75,8 +75,9 @@ def look_for_few(rows: Rows, m: int, missing: int) -> Few:
 def _has_few_gaps(rows: Rows, m: int) -> Array:
     """Return in which columns fewer than m rows have a gap and also a value in some other column.
 
-    If gaps take the mean, then moving the mean of the column shows the sum of the other column over
-    these rows. If too many columns have gaps to be compared with each other, all of these count.
+    If gaps are filled with the mean, then moving the mean of the column reveals the sum of the other
+    column over these rows. If too many columns have gaps to be compared with each other, all columns
+    with gaps are marked.
     """
     number, n_pairs = np.zeros(rows.n_features), 0.0
     together = sp.csr_array(
@@ -92,7 +93,7 @@ def _has_few_gaps(rows: Rows, m: int) -> Array:
     if n_pairs > MAX_PAIRS:
         return np.asarray(number > 0)
     pairs = together.tocoo()
-    apart = number[pairs.row] - pairs.data  # rows with a gap in the one, and a value in the other
+    apart = number[pairs.row] - pairs.data  # rows with a gap in one column and a value in the other
     has_few = (number > 0) & (number < m)
     has_few[pairs.row[(apart > 0) & (apart < m)]] = True
     return np.asarray(has_few)

@@ -6,8 +6,8 @@ X holds the site's rows, m is the mean over all sites or the site's own mean, an
 A is never stored. Blocks are centered on the fly; the scale and the column order are applied to Z and
 to the result.
 
-If rows have weights, a row of A is multiplied by the root of its weight. Gaps are filled or left out
-as the run wants (see `fedpca.rows.gaps`).
+If rows have weights, a row of A is multiplied by the root of its weight. Gaps are filled, or their rows
+are left out, as the run specifies (see `fedpca.rows.gaps`).
 
 Rows are centered before they are multiplied (see `fedpca.rows.centering`). Subtracting ``n m m'`` from
 raw second moments loses every digit at an offset of 1e8. Raw moments are therefore used only for a
@@ -41,9 +41,9 @@ MAX_CACHE_BYTES = 256 << 20  # memory that a site may use to cache A'A
 TINY_VALUE, TINY_SQUARES = 1e-145, 1e-290  # squares of smaller values lose digits
 MIN_ENERGY = 1e-140  # above this, the square of a sum of squares does not underflow
 MAX_ENERGY = 1e150  # below this, it does not overflow
-FEW_FEATURES = 512  # up to which products always go by A'A, whatever it costs
+FEW_FEATURES = 512  # with at most this many, products always use A'A, whatever it costs
 READ_ONCE_COST = (
-    100.0  # of reading an entry, in multiplications, from which files are read only once
+    100.0  # if reading an entry costs this many multiplications or more, files are read only once
 )
 
 
@@ -102,11 +102,11 @@ def usable_energy(energy: float) -> float:
 
 
 def is_read_once(rows: Rows, missing: int, max_cache_bytes: int) -> bool:
-    """Return whether rows are costly to read, and few enough features take their products by A'A.
+    """Return whether rows are costly to read and have so few features that products use A'A.
 
-    Parquet and CSV files are decoded at each reading. Arrays on disk are not, and keep the bits that
-    they have in memory. A gap takes the mean over all sites, which is not known in the first reading.
-    Rows on a device are multiplied there.
+    Parquet and CSV files are decoded at each reading. Arrays on disk are not, so their products keep
+    the same bits as in memory. The mean over all sites, which may have to fill gaps, is not known in
+    the first reading. Rows on a device are multiplied there.
     """
     if on_device(rows, missing) is not None:
         return False
@@ -134,7 +134,7 @@ class Frame:
     missing : int
         What to do with gaps, as a position in `fedpca.rows.gaps.MISSING`.
     fill : ndarray of shape (d,), optional
-        The values that gaps take, in the common feature order.
+        The values that fill gaps, in the common feature order.
     weight : float, optional
         The total weight of the site's rows that count, if already computed.
     """
@@ -169,7 +169,8 @@ class StandardizedRows:
     max_cache_bytes : int
         The maximum memory for caching A'A.
     only_sums : bool
-        Whether products always go by A'A if it fits, so that they contain nothing but sums over rows.
+        Whether products always use A'A if it fits in ``max_cache_bytes``, so that they contain nothing
+        but sums over rows.
     scatter : ProvisionalScatter, optional
         The scatter of the rows about a provisional center, if already computed.
     """
@@ -224,11 +225,11 @@ class StandardizedRows:
         return np.asarray(self._own_squares[self._order] / self._scale**2)
 
     def without_constant_columns(self) -> StandardizedRows:
-        """Return the rows with zeros in columns whose variance rounding in the mean explains.
+        """Return the rows with zeros in columns whose variance may be rounding in the mean.
 
         Their scale becomes infinite. scikit-learn's StandardScaler uses the same bound to detect a
-        constant column. Without this, a date in milliseconds that never changes may vary more than all
-        other columns.
+        constant column. Otherwise, a date in milliseconds that never changes might seem to vary more
+        than all other columns.
         """
         squares = self.gram().diagonal() if self._gram_pays(1) else self.squares()
         n, eps = self.n_rows, np.finfo(np.float64).eps
@@ -380,7 +381,7 @@ class StandardizedRows:
     def _panels(self) -> Panels:
         """Return how to multiply wide rows, with means subtracted from products where few bits cancel.
 
-        Which columns those are depends on the rows and the frame alone.
+        The choice of these columns depends only on the rows and the frame.
         """
         if self._sums is None:
             return Panels(self._mean)
@@ -414,10 +415,10 @@ class StandardizedRows:
         The answer depends only on the frame, not on earlier questions, because a restarted site must
         produce the same bits.
 
-        Passes over the rows add up a row's scores along directions that the coordinator chooses. If
-        they nearly cancel, rounding selects rows, and the product reveals them. A'A is a sum over rows
-        before any direction is known. It costs little if there are few features, so it is used then; a
-        site with a coordinator that may lie always uses it if it fits.
+        Passes over the rows use each row's scores along directions that the coordinator chooses. If the
+        terms of a score nearly cancel, rounding selects rows, and the product reveals them. A'A is a
+        sum over rows before any direction is known. It costs little if there are few features, so it is
+        used then. A site whose coordinator may lie always uses it if it fits in ``max_cache_bytes``.
         """
         if not self._gram_fits():
             return False

@@ -128,14 +128,14 @@ def dense_batch(batch: Any, schema: Any) -> Array:
     """Return an Arrow record batch as a dense ``(m, d)`` block, with NaN for nulls."""
     if not batch.num_columns or not batch.num_rows:
         return np.empty((batch.num_rows, batch.num_columns))
-    if batch.schema.types != schema.types:  # a cast takes as long as a fourth of the decoding
+    if batch.schema.types != schema.types:  # a cast takes a fourth of the time of decoding
         # a safe cast would refuse integers above 2^53; round them instead, as numpy does
         batch = batch.cast(schema, safe=False)
     return np.asarray(batch.to_tensor(null_to_nan=True, row_major=True).to_numpy())
 
 
 def _id_schema(schema: Any, ids: Sequence[str]) -> Any:
-    """Return the types of the ids, with the values of a dictionary in place of the dictionary."""
+    """Return the types of the ids; for a dictionary, the type of its values."""
     import pyarrow as pa
 
     fields = [schema.field(name) for name in ids]

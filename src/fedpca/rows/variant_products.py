@@ -2,9 +2,10 @@
 
     A = X - 1 m',   S = sum_j a_j z_j',   y_j = a_j' S,   over the columns a_j of A
 
-A .bed file holds one variant after another, so products go by columns. A line of the file becomes
-float64 by a table of what a byte's four samples can be, centered already and with the value of missing
-genotypes. Only a tile of that is in memory. The lines are read twice for a product.
+A .bed file holds one variant after another, so products are computed column by column. A table maps
+each possible byte to the float64 values of its four samples, which are centered already and include the
+value for missing genotypes. Only a tile of values is in memory at a time. The lines are read twice for
+a product.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ TILE_ENTRIES = 1 << 18  # of a tile, which take 2 MiB in float64
 MAX_TABLES = 256  # of 8 KiB, which are in memory at once, one for each variant
 MAX_SAMPLES = 1 << 14  # in a tile
 GRAM_SAMPLES = 512  # whose genotypes are decoded at once for A'A
-N_GROUPS = 16  # of variants, which threads share; not the number of threads
+N_GROUPS = 16  # of variants, which threads share; no bit may depend on the number of threads
 
 T = TypeVar("T")
 
@@ -39,7 +40,7 @@ class VariantProducts:
     mean : ndarray of shape (d,)
         The mean, in the order of the rows' own columns.
     fill : ndarray of shape (d,), optional
-        The values that missing genotypes take; None if there are none.
+        The values that replace missing genotypes; None if there are none.
     """
 
     def __init__(self, rows: GenotypeRows, mean: Array, fill: Array | None) -> None:
@@ -109,7 +110,10 @@ class VariantProducts:
             yield self._rows.lines[start : start + size]
 
     def _tiles(self, lines: Array, start: int, stop: int) -> Iterator[tuple[int, Array]]:
-        """Yield the columns of A from ``start`` on, as ``(m, b)``; each tile overwrites the last."""
+        """Yield the columns of A from ``start`` to ``stop`` in tiles, ``(m, b)``, and their positions.
+
+        Each tile overwrites the last.
+        """
         scratch = Scratch()
         low, high = byte_range(lines)
         width = PER_BYTE * (high - low)
@@ -133,7 +137,7 @@ class VariantProducts:
                 yield first, flat[:, : len(lines)] if is_start else flat[:, places]
 
     def _each_group(self, work: Callable[[int, int], T]) -> list[T]:
-        """Return what a function does for each range of columns, on as many threads as BLAS may use."""
+        """Call a function with each range of columns, on as many threads as BLAS may use."""
         cuts = np.linspace(0, self._rows.n_features, N_GROUPS + 1).astype(int).tolist()
         threads = n_threads()
         with threads_for_entries(TILE_ENTRIES):

@@ -5,10 +5,11 @@
 Sites may write the same variant with its two alleles the other way around, or from the other strand,
 on which A is T and C is G. The name does not depend on that: of two letters such as A and G, the
 counted allele is the one that is A on one of the strands, and of any other pair, the first in
-alphabetical order. So each site turns its own counts around by itself (2 - g).
+alphabetical order. So each site can turn its own counts around (2 - g).
 
-Of the pairs A, T and C, G, nobody can tell the strand. Several sites leave such variants out, as they
-do variants whose position or alleles differ, that lack an allele, or that some site does not have.
+For the pairs A, T and C, G, nobody can tell the strand. If there are several sites, such variants are
+left out. So are variants whose position or alleles differ between sites, that lack an allele, or that
+some site does not have.
 """
 
 from __future__ import annotations
@@ -116,6 +117,6 @@ def common_variants(sites: Mapping[str, Sequence[str]]) -> tuple[tuple[str, ...]
 
 
 def in_words(left_out: Mapping[str, str]) -> str:
-    """Return how many variants were left out for which reason."""
+    """Return how many variants were left out for each reason."""
     counts = Counter(left_out.values())
     return ", ".join(f"{counts[reason]:,} {reason}" for reason in sorted(counts))

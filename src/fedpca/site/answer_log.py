@@ -12,7 +12,7 @@ its own disk, before each answer leaves. Each question gets one line of JSON::
 
 ``values`` holds the parameters that are single numbers. In a run with secure sums, ``mask`` says how
 the answer is masked: ``{"Y": [64, 40]}`` for a ring of 64 bits and numbers times 2^40, or "bound" if
-only the size of the numbers left, under masks too. ``digest_in`` and ``digest_out`` are the
+only the size of the numbers left the site, masked as well. ``digest_in`` and ``digest_out`` are the
 SHA-256 of the question's and the answer's bytes. `fedpca.site.ledger_chain` describes the chain.
 """
 
@@ -97,9 +97,8 @@ class AnswerLog:
             asked = Message({}, {}, len(request))
             answered = self._site.refusal({}, error)
         if self._site.rows is not rows:
-            with suppress(
-                InputError
-            ):  # the next question that reads the rows will report this error
+            # the next question that reads the rows will report this error
+            with suppress(InputError):
                 self._tell(f"the files changed and were reopened: {size(self._site.rows)}")
         data, digest_in = encode(answered), digest(request)
         salt = secrets.token_hex(SALT_BYTES)
@@ -174,7 +173,7 @@ def _entry(asked: Message, answered: Message) -> dict[str, Any]:
 
 
 def _mask(mask: Any) -> Any:
-    """Return how a question asks for its answer to be masked; a strange text must stay short."""
+    """Return how a question asks for its answer to be masked; cut short any unexpected text."""
     rings = mask if isinstance(mask, dict) else {}
     is_known = rings and all(
         isinstance(ring, list) and len(ring) == 2 and all(isinstance(n, int) for n in ring)

@@ -1,11 +1,11 @@
 """Count the runs and rounds that a site answers in a day, in a file that outlives the process.
 
-Whoever asks often enough learns more than one fit tells. The file has the counts of each minute in the
-last 24 hours. A clock that is set back does not free any of them: the latest time that was seen stands
-still until the clock has passed it again.
+Whoever asks often enough learns more than a single fit tells. The file has the counts of each minute in
+the last 24 hours. Setting the clock back does not free any of them: the latest time that was seen
+counts as now until the clock has passed it again.
 
-The file is not written in every round. A part of the budget is set aside in the file, and rounds take
-from it. What a process had set aside when it ended counts as spent.
+The file is not written in every round. Instead, some rounds are set aside in the file at once and then
+used up. What a process had set aside when it ended counts as spent.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from fedpca.storage import atomic
 log = logging.getLogger("fedpca.site")
 
 DAY_MINUTES = 24 * 60
-SET_ASIDE = 50  # rounds for which the file is written once
-MAX_ASIDE_MINUTES = 60  # for which they are set aside
+SET_ASIDE = 50  # rounds that are set aside each time the file is written
+MAX_ASIDE_MINUTES = 60  # for which rounds stay set aside
 
 Counts = dict[int, list[int]]  # runs and rounds, by minute
 
 
 class Budget:
-    """What a site has answered in the last 24 hours, held against its policy."""
+    """What a site has answered in the last 24 hours, checked against its policy."""
 
     def __init__(self, policy: Policy, clock: Callable[[], float] = time.time) -> None:
         self._max_runs, self._max_rounds = policy.max_runs_per_day, policy.max_rounds_per_day
         self._clock = clock
         self._counted: Counts | None = None
-        self._latest = 0  # minute that was seen
-        self._run: str | None = None  # that was counted last
+        self._latest = 0  # the latest minute that was seen
+        self._run: str | None = None  # the one that was counted last
         self._starts_over = False
         self._aside, self._aside_at = 0, 0  # rounds that are set aside, and since which minute
 
     def start_over(self) -> None:
-        """Count the run that comes next as a new one, also if it has the name of the last."""
+        """Count the next run as a new one, even if it has the name of the last."""
         self._starts_over = True
 
     def spend(self, run: str, path: Path | None, set_aside: int = SET_ASIDE) -> None:
         """Count a round of a run, and the run if it is new, or refuse when the budget is spent.
 
-        ``set_aside`` is the number of rounds for which the file is written once.
+        ``set_aside`` is the number of rounds to set aside each time the file is written.
         """
         if self._max_runs is None and self._max_rounds is None:
             return
@@ -67,7 +67,7 @@ class Budget:
         """Set rounds aside for a run in the file, and take the first of them."""
         now, is_new = self._latest, run != self._run
         counts = {m: list(n) for m, n in counted.items()}
-        if self._aside:  # is counted, but was not used
+        if self._aside:  # these rounds were counted, but not used
             counts[self._aside_at][1] -= self._aside
         counts = {m: n for m, n in counts.items() if m > now - DAY_MINUTES}
         n_runs, n_rounds = (sum(each[i] for each in counts.values()) for i in (0, 1))
@@ -91,7 +91,7 @@ class Budget:
 def refuse_spent(kind: str, used: int, limit: int | None, path: Path | None) -> None:
     """Refuse to go on if the budget of runs or rounds is spent."""
     if limit is not None and used >= limit:
-        where = "" if path is None else f", which are counted in {path.name} in its folder"
+        where = "" if path is None else f" (counted in {path.name} in its folder)"
         raise PolicyRefused(
             f"the site has answered {limit:,} {kind} in 24 hours, as many as its policy's "
             f"max_{kind}_per_day allows{where}; wait, or ask the site to raise the limit"
@@ -129,7 +129,7 @@ def _read(path: Path | None) -> dict[str, Any]:
 
 
 def _save(path: Path | None, kept: dict[str, Any]) -> None:
-    """Write the counts before the answer that they count leaves."""
+    """Save the counts before the answer leaves."""
     if path is None:
         return
     try:

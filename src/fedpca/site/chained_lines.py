@@ -2,12 +2,12 @@
 
 Each line is a JSON object. Its ``chain`` is the SHA-256 of its other contents as canonical JSON. These
 include the number of the ``entry`` and the chain of the ``previous`` one, so each chain value commits
-to all lines before it. The last one is the head of the file.
+to all lines before it. The last chain value is the head of the file.
 
-A line may come after lines without a chain, such as one that a power failure tore. They stay where they
+A line may come after lines without a chain, such as one torn by a power failure. They stay where they
 are. The next line holds their digest as ``unchained``, so they cannot change afterward, but nothing
-proves what they were before. The chain alone also cannot show whether the last lines were removed. A
-head that is kept elsewhere shows it.
+proves what they were before. Also, a chain by itself cannot show whether the last lines were removed. A
+head that is kept elsewhere can.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _START = b'{"entry": '  # of each line
 class Kind:
     """A kind of file with chained lines.
 
-    ``has_fields`` says whether a line has all that an entry of this kind must have. Where an older
-    fedpca wrote lines without a chain, the chain may begin after them.
+    ``has_fields`` returns whether a line has all fields that an entry of this kind must have. With
+    ``has_older_lines``, the chain may begin after lines that an older fedpca wrote without one.
     """
 
     has_fields: Callable[[Entry], bool]
@@ -53,7 +53,7 @@ class ChainCheck:
     """What checking a file found.
 
     ``problem`` names the first line that was changed, removed, or inserted, and is empty if the chain
-    is whole. If it ``is_torn``, the problem is a last line that was not written completely. ``notes``
+    is whole. With ``is_torn``, the problem is a last line that was not written completely. ``notes``
     names lines that are not verified. ``head`` is the last verified chain value.
     """
 
@@ -67,7 +67,7 @@ class ChainCheck:
 
 @contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file to `add` lines to it; other processes that want to add any wait for their turn."""
+    """Open a file to `add` lines to it; other processes that add lines wait for their turn."""
     with path.open("ab+", buffering=0) as file:
         if fcntl is not None:
             with suppress(OSError):  # some network drives have no locks
@@ -170,7 +170,7 @@ def _fault(
 
 
 def _about_loose(loose: list[bytes], number: int) -> list[str]:
-    """Return a note about the lines without a chain before a line, if there are any."""
+    """Return a note about any lines without a chain that come before a line."""
     if not loose:
         return []
     kind = "from before the chain" if any(map(_is_json, loose)) else "torn, as by a power failure"
@@ -180,7 +180,7 @@ def _about_loose(loose: list[bytes], number: int) -> list[str]:
 
 
 def _unsealed(loose: list[bytes], last: int) -> str:
-    """Return the problem of lines without a chain at the end of a file."""
+    """Return what is wrong with lines without a chain at the end of a file."""
     if not last and any(map(_is_json, loose)):
         return "line 1 has no chain, and no later line has one: an older fedpca wrote this ledger"
     if len(loose) == 1 and not _is_json(loose[0]):

@@ -1,7 +1,7 @@
-"""Keep what a site knows of the run that it is in: its memory, and how far the run has come.
+"""Keep what a site knows about its current run: its memory, and how far the run has come.
 
-A round may be repeated, because an answer was lost in transit or the coordinator was restarted. It
-then gets the same answer, or starts from the same memory as the first time.
+A round may be repeated, because an answer was lost in transit or the coordinator was restarted. The
+site then gives the same answer again, or starts from the same memory as the first time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _OPEN_KEY = _OPEN + "key"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """How far a site has come in a run; a copy of the site goes on from here anywhere else."""
+    """How far a site has come in a run; a copy of the site elsewhere can continue from here."""
 
     run: str
     round: int  # the last round that was answered
@@ -40,7 +40,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Pending:
-    """An answer of which only the size was told, and the site's memory after it."""
+    """An answer of which only the size was sent, and the site's memory after it."""
 
     key: tuple[int, bytes]  # the round, and a hash of what was asked
     answer: Arrays
@@ -49,17 +49,17 @@ class Pending:
 
 @dataclass(eq=False)
 class CurrentRun:
-    """The run that a site is in; without a name, it is in none yet."""
+    """The run that a site is in; if it has no name, the site is in no run yet."""
 
     name: str | None = None
     memory: Memory = field(default_factory=lambda: read_only({}))
     round: int = 0  # the last round that was answered
-    reply: Message | None = None  # to that round, unless it is computed again when asked again
+    reply: Message | None = None  # to that round, unless a repeated round computes it again
     missing: int | None = None  # what happens to gaps in this run, if it is known
     is_beyond_bound: bool = False  # whether an answer was too large for its masks
     _memory_before: Memory = field(init=False)  # that round
     _pending: Pending | None = None
-    _secrets: MaskSecrets | None = None  # of the masks, once they were needed
+    _secrets: MaskSecrets | None = None  # of the masks, once they are needed
 
     def __post_init__(self) -> None:
         self._memory_before = self.memory
@@ -80,7 +80,7 @@ class CurrentRun:
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        """Return what a copy of the site needs to go on from here, or None without a run."""
+        """Return what a copy of the site needs to continue from here, or None without a run."""
         return None if self.name is None else Checkpoint(self.name, self.round, dict(self.memory))
 
     @property
@@ -89,11 +89,11 @@ class CurrentRun:
         return RunPlan.from_bytes(recall(self.memory, Agreement).plan.tobytes())
 
     def reply_to(self, number: int) -> Message | None:
-        """Return the reply to a round that was answered just before."""
+        """Return the reply to a round if it is the last one that was answered."""
         return self.reply if number == self.round else None
 
     def memory_before(self, number: int) -> Memory:
-        """Return the memory from which a round starts, also if it is asked again."""
+        """Return the memory from which a round starts, even if it is repeated."""
         return self._memory_before if number == self.round else self._without_open_answer()
 
     def masks_for(self, question: Question, request: Message, site: str) -> AnswerMasks | None:
@@ -113,8 +113,8 @@ class CurrentRun:
     def take_pending(self, masks: AnswerMasks) -> Arrays | None:
         """Return the answer whose size was asked for before, and restore the memory after it.
 
-        Whoever asks for the size of an answer must then ask for the answer, or sizes would tell of
-        answers never given.
+        Whoever asks for the size of an answer must then ask for the answer itself. Otherwise, sizes
+        would tell about answers that are never given.
         """
         pending = self._pending
         if pending is None:
@@ -133,7 +133,7 @@ class CurrentRun:
         return masks.of(answer)
 
     def masked(self, masks: AnswerMasks, answer: Arrays) -> Arrays:
-        """Return an answer under masks; one beyond its bound is the last that the run asks for."""
+        """Return an answer under masks; an answer that exceeds its bound ends the run here."""
         from fedpca.privacy.secure_sum import BeyondBound
 
         try:
@@ -165,7 +165,7 @@ class CurrentRun:
         return {k.removeprefix(start): v for k, v in self.memory.items() if k.startswith(start)}
 
     def close_answer(self, reply: Message, save: Callable[[], None]) -> None:
-        """Forget an answer that has been masked again; ``reply`` takes the place of the first one."""
+        """Forget an answer that has been masked again; ``reply`` replaces the first one."""
         memory, self.memory = self.memory, self._without_open_answer()
         try:
             save()
@@ -180,7 +180,7 @@ class CurrentRun:
         return read_only({k: v for k, v in self.memory.items() if not k.startswith(_OPEN)})
 
     def advance(self, number: int, before: Memory, reply: Message | None) -> None:
-        """Count a round as answered, once nothing can go wrong with it any more."""
+        """Count a round as answered, once nothing can go wrong with it anymore."""
         if self.memory is not before:
             # C order, as in a memory file: BLAS results differ in the last bits with the order
             self.memory = read_only({k: np.asarray(v, order="C") for k, v in self.memory.items()})

@@ -1,18 +1,18 @@
-"""Refuse to answer about so few rows that a number would describe single ones.
+"""Refuse to answer about so few rows that a number would describe individual rows.
 
-`Policy.min_count` is m. No count and no sum that stands on fewer than m rows leaves the site:
+Here, m is `Policy.min_count`. No count or sum over fewer than m rows leaves the site:
 
-- a site with fewer than m rows stays silent;
+- a site with fewer than m rows does not answer;
 - a column in which fewer than m rows differ from the most frequent value is refused by name, because a
   sum over the column is a sum over these rows;
 - if ``missing="drop"`` leaves out fewer than m rows, the difference from a run that fills the gaps
   would be a sum over these rows;
 - if ``missing="mean"`` fills gaps of one column in fewer than m rows that have a value in another, runs
   with other means, or without the rows that have gaps, would show sums over these rows;
-- if fewer than `Policy.min_change` rows have changed since the last run, so would the difference from
-  that run.
+- if fewer than `Policy.min_change` rows have changed since the last run, the difference from that run
+  would show sums over these rows.
 
-Names of columns may be told, and so may the bounds. How many rows there are, and which, may not.
+A refusal may name columns and bounds, but never tells how many such rows there are, or which.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SECRET_BYTES = 32
 
 
 class Disclosure:
-    """The checks of a site's rows; the rows are looked at once after their files were opened."""
+    """The checks of a site's rows, which look at the rows once each time their files are opened."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -58,7 +58,7 @@ class Disclosure:
         self._hashes: dict[bool, Array] = {}  # of all rows, or only of those without gaps
 
     def look(self, rows: Rows, path: Path | None) -> None:
-        """Look at rows that were opened, so that the first run does not have to wait for it."""
+        """Look at rows that were opened, so that the first run does not have to wait for this."""
         if rows is not self._rows:
             self._begin(rows)
         self._few_of(rows, ERROR)
@@ -72,11 +72,11 @@ class Disclosure:
         return self._few_of(rows, missing)
 
     def check(self, rows: Rows, missing: int, path: Path | None, used: Rows | None = None) -> None:
-        """Refuse rows that the policy does not let leave in a sum, naming the rule.
+        """Refuse rows whose sums the policy does not let leave, and name the rule.
 
         ``missing`` says what happens to gaps. ``path`` is the site's record of the rows in its last
-        run, or None if the rows cannot change or the site keeps no files. ``used`` are the rows in the
-        columns that the run uses, if not in all; what has changed is looked for in all columns.
+        run, or None if the rows cannot change or the site keeps no files. ``used`` has only the
+        columns that the run uses, if it does not use all; changes are looked for in all columns.
         """
         if rows is not self._rows:
             self._begin(rows)
@@ -106,7 +106,7 @@ class Disclosure:
         return self._hashes[only_whole]
 
     def _compare(self, rows: Rows, missing: int, path: Path) -> None:
-        """Refuse rows of which too few have changed since the last run, or record them as the last.
+        """Refuse rows if too few have changed since the last run; otherwise, record them as the last.
 
         Rows without gaps are recorded separately, because a run may have used only these.
         """
@@ -133,12 +133,12 @@ def reason_against(few: Few, min_count: int) -> str | None:
     if 0 < few.n_left_out < min_count:
         return (
             f"missing='drop' would leave out fewer rows than {rule}, and a fit that fills their gaps "
-            "would tell them apart; remove these rows from the site's files, or fill their gaps"
+            "would give them away; remove these rows from the site's files, or fill their gaps"
         )
     if few.gapped:
         return (
             f"in columns {some_of(few.gapped, MAX_NAMES)}, fewer than {min_count} rows have a gap and "
-            f"a value elsewhere, and fits that fill gaps with other means would tell them apart "
+            f"a value elsewhere, and fits that fill gaps with other means would give them away "
             f"({rule}); fill these gaps in the site's files, or use missing='drop'"
         )
     if few.rare:
@@ -151,9 +151,9 @@ def reason_against(few: Few, min_count: int) -> str | None:
 
 
 def n_changed(before: Array, after: Array) -> int:
-    """Return how many rows were removed or were added, whichever is more.
+    """Return the number of rows removed or the number of rows added, whichever is larger.
 
-    A row with a new value counts once, although it is both.
+    A row with a new value counts once, although it is both removed and added.
     """
     values, where = np.unique(np.concatenate([before, after]), return_inverse=True)
     counts = np.bincount(where[len(before) :], minlength=len(values))
@@ -162,7 +162,7 @@ def n_changed(before: Array, after: Array) -> int:
 
 
 def row_hashes(rows: Rows, secret: bytes, *, only_whole: bool = False) -> Array:
-    """Return a hash of each row that counts, whatever the order of the columns, as int64."""
+    """Return a hash of each row that counts, as int64, whatever the order of the columns."""
     order = None
     if rows.features is not None and list(rows.features) != sorted(rows.features):
         order = np.argsort(np.array(rows.features))
@@ -182,7 +182,7 @@ def row_hashes(rows: Rows, secret: bytes, *, only_whole: bool = False) -> Array:
 
 
 def _bytes_of_rows(block: Block) -> list[memoryview]:
-    """Return each row's values as bytes, with one form for each of zero and NaN."""
+    """Return each row's values as bytes, with only one form of zero and one of NaN."""
     if not is_sparse(block):
         values = _one_form(block)
         width = values.shape[1] * values.itemsize
@@ -219,7 +219,7 @@ def _read(path: Path) -> tuple[bytes | None, dict[str, Array]]:
     except (MessageError, KeyError):
         raise InputError(
             f"{path.name}, the record of the site's last rows, is damaged, so the site cannot tell how "
-            "many rows have changed; the site must restore it, or delete it if that is no secret"
+            "many rows have changed; the site must restore it, or delete it if the change is no secret"
         ) from None
 
 

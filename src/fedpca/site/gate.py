@@ -4,11 +4,11 @@ A run meets the rules of a site's policy in this order:
 
 1. Its plan is considered: who signed it, whether the policy and the privacy budget allow it, and
    whether a person at the site has approved it.
-2. Each question is held against the plan, the rows, and the number of rounds a day.
+2. Each question is checked against the plan, the rows, and the number of rounds a day.
 3. What a noisy answer spends of the privacy budget is counted before the answer leaves.
 
-Each rule has a file of its own, which this one calls. A site whose policy answers everything has none
-of them, apart from the rules of private runs.
+Each rule has a module of its own, which this one calls. A site whose policy answers everything has none
+of these rules, except those of private runs.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Gate:
     ) -> Agreement | None:
         """Refuse a question that the plan does not provide for; return the agreement after it.
 
-        A site that answers everything holds no question against a plan, and returns None.
+        A site that answers everything checks no question against a plan, and returns None.
         """
         if self._guard is None:
             return None
@@ -108,28 +108,28 @@ class Gate:
 
     @property
     def leaves_out_few(self) -> bool:
-        """Return whether the policy has rules about what stands on few rows."""
+        """Return whether the policy has rules about numbers over few rows."""
         return self._disclosure is not None
 
     def few_variants(self, rows: Rows, missing: int) -> set[str]:
-        """Return the names of the columns about which the policy lets no sum leave."""
+        """Return the names of the columns whose sums the policy does not let leave."""
         if self._disclosure is None:
             return set()
         few = self._disclosure.few_of(rows, missing)
         return {*few.rare, *few.gapped}
 
     def look_at(self, rows: Rows, record: Path | None) -> None:
-        """Look at the rows as the policy requires, so that the first run does not wait for it."""
+        """Look at the rows as the policy requires, so that the first run need not wait for this."""
         if self._disclosure is not None:
             self._disclosure.look(rows, record)
 
     def check_rows(self, rows: Rows, missing: int, record: Path | None, used: Rows) -> None:
-        """Refuse rows of which the policy lets no sum leave; see `Disclosure.check`."""
+        """Refuse rows whose sums the policy does not let leave; see `Disclosure.check`."""
         if self._disclosure is not None:
             self._disclosure.check(rows, missing, record, used)
 
     def start_over(self) -> None:
-        """Count the run that comes next as a new one."""
+        """Count the next run as a new one."""
         if self._budget is not None:
             self._budget.start_over()
 
@@ -140,7 +140,7 @@ class Gate:
             self._budget.spend(run, self._file(".budget"), set_aside)
 
     def spend(self, question: Question, header: Header, plan: RunPlan, session: Session) -> None:
-        """Count what a noisy answer spends of the privacy budget, before it is kept and leaves."""
+        """Count what a noisy answer spends of the privacy budget, before it is saved and sent."""
         assert question.spends is not None
         run, number = str(header["run"]), header["round"]
         mu2 = question.spends(plan)
@@ -153,7 +153,7 @@ class Gate:
         return PrivacyBudget(self._policy)
 
     def privacy_budget_in_words(self) -> str:
-        """Return how much of its privacy budget the site has spent, or an empty text without one."""
+        """Return how much of its privacy budget the site has spent, or "" if it has no budget."""
         if self._policy.max_epsilon is None:
             return ""
         return self._privacy_budget.in_words(self._file(SUFFIX))

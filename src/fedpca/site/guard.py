@@ -1,11 +1,11 @@
-"""Hold every question against the plan that a site has admitted.
+"""Check every question against the plan that a site has admitted.
 
-A coordinator may lie. So a site knows what was agreed, and answers that and nothing else: the questions
-of the declared program, in their order, as often as the program may ask them, and with numbers within
-the bounds that the questions declare. A refusal names the rule.
+A coordinator may lie. So a site remembers what was agreed, and answers nothing else: only the questions
+of the declared program, in their order, no more often than the program may ask them, and with numbers
+within the bounds that the questions declare. A refusal names the rule.
 
-What a site has agreed to is part of its memory of the run. So it outlives the process, and a question
-that is repeated because its answer was lost finds the state from before.
+The agreement is part of the site's memory of the run. So it outlives the process. If a question is
+repeated because its answer was lost, the site checks it against the state from before.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ UNDECLARED = (
 
 @dataclass(frozen=True)
 class Agreement:
-    """What a site has agreed to in a run, and what it has answered, which the site remembers."""
+    """What a site has agreed to and answered in a run; the site remembers it."""
 
     plan: Array  # the plan's bytes
     asked: Array  # the names of the questions answered, separated by spaces, as bytes
@@ -47,13 +47,13 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Keys:
-    """The keys by which a site across machines knows who takes part in a run.
+    """The keys that a site on its own machine uses to recognize who takes part in a run.
 
-    ``own`` and ``coordinator`` are fingerprints. Without the coordinator's, anyone may sign a plan, or
-    nobody. ``signer_of`` takes a signature and the signed bytes, and returns the fingerprint of the key
-    that made it, or an empty string if the signature is not valid. ``identity`` is the site's own
-    public key in DER form, with which ``sign`` signs; ``verify`` takes such a key, a signature, and the
-    signed bytes.
+    ``own`` and ``coordinator`` are fingerprints. Without ``coordinator``, a plan may be signed by
+    anyone, or not at all. ``signer_of`` takes a signature and the signed bytes, and returns the
+    fingerprint of the key that made it, or an empty string if the signature is not valid. ``identity``
+    is the site's public key in DER form, and ``sign`` signs with the matching private key. ``verify``
+    takes a public key in DER form, a signature, and the signed bytes.
     """
 
     own: str
@@ -75,7 +75,7 @@ class Guard:
         self._runs: tuple[_Run, ...] = ()  # before and after the question that was checked last
 
     def check_signature(self, plan: RunPlan, signature: bytes) -> str:
-        """Return the fingerprint of who signed a plan; refuse one that the coordinator did not sign.
+        """Return the fingerprint of the key that signed a plan; refuse a wrong signature or signer.
 
         Without a signature, the fingerprint is empty.
         """
@@ -109,7 +109,7 @@ class Guard:
         attempt = run.rpartition(".")[2]
         if not attempt.isdecimal() or int(attempt) >= self._policy.max_attempts:
             raise PolicyRefused(
-                f"this is attempt {printable(attempt)} of the run, counted from 0, beyond the policy's "
+                f"this is attempt {printable(attempt)} of the run, counted from 0, but the policy has "
                 f"max_attempts={self._policy.max_attempts}; begin a new run"
             )
         own = NO_KEY if self._keys is None else self._keys.own
@@ -123,9 +123,8 @@ class Guard:
     def admit(self, memory: Mapping[str, Array], run: str, plan: RunPlan) -> Agreement:
         """Return the agreement to a plan that the policy allows, or refuse it and name the rule."""
         self.consider(run, plan)
-        if remembers(
-            memory, Agreement
-        ):  # the coordinator was restarted, or its message was repeated
+        # the coordinator was restarted, or its message was repeated
+        if remembers(memory, Agreement):
             agreed = recall(memory, Agreement)
             if agreed.plan.tobytes() != plan.to_bytes():
                 raise PolicyRefused("a different plan was declared for this run before")
@@ -162,7 +161,7 @@ class Guard:
         return Agreement(agreed.plan, _array(after.asked), fixed)
 
     def _follow(self, agreed: Agreement) -> _Run:
-        """Return how far a run has come, going on from where it was followed last if possible."""
+        """Return how far a run has come, continuing from the last known state if possible."""
         data, asked = agreed.plan.tobytes(), agreed.asked.tobytes()
         for run in self._runs:
             if run.data == data and run.asked == asked:
@@ -241,7 +240,7 @@ class _Run:
             value = hashlib.sha256(arrays[name].tobytes()).hexdigest()
             if known.setdefault(name, value) != value:
                 raise PolicyRefused(
-                    f"field {name!r} of question {question.name!r} has changed; it is set once a run"
+                    f"field {name!r} of question {question.name!r} has changed within the run"
                 )
         return _array(json.dumps(known).encode())
 
@@ -260,7 +259,7 @@ class _Run:
 def refusal_of(policy: Policy, plan: RunPlan) -> str | None:
     """Return why a site with this policy would not take part in a run, or None if it would.
 
-    What the site has spent of its budgets, and what its rows are, is not known here.
+    This cannot take into account the site's rows, or what it has spent of its budgets.
     """
     if policy.is_open:
         return None

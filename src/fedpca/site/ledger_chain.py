@@ -1,8 +1,8 @@
 """Keep a site's ledger as chained lines, and compare it with what a run record proves.
 
 `fedpca.site.chained_lines` describes the chain, and `fedpca.site.answer_log` the entries. The
-coordinator keeps the head of each site's ledger in the run record, which shows whether the last lines
-were removed.
+coordinator keeps the head of each site's ledger in the run record. Comparing the two shows whether the
+last lines were removed.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ def check_chain(path: Path) -> ChainCheck:
 
 
 def check_proof(path: Path, proof: Mapping[str, str]) -> tuple[int, str]:
-    """Return the number of the entry that a proof is about, and what is wrong, or an empty string.
+    """Return the number of the entry that a proof belongs to, and what is wrong with the entry.
 
-    ``proof`` is a site's entry in `RunRecord.proofs`. The number is 0 if there is no such entry.
+    ``proof`` is a site's entry in `RunRecord.proofs`. The number is 0 if the ledger has no such entry.
+    The text is empty if nothing is wrong.
     """
     for entry in verified(path, ChainCheck(), LEDGER):
         if entry["chain"] != proof["head"]:

@@ -38,13 +38,13 @@ from fedpca.site.guard import Keys
 
 @dataclass(frozen=True)
 class MaskKeys:
-    """A site's keys for the masks of a run, which the site remembers.
+    """A site's keys for the masks of a run; the site remembers them.
 
     Until the offers of all sites are known, there are no secrets.
     """
 
     private: Array  # (32,)
-    offer: Array  # the site's own public key, identity, and signature, with their lengths before
+    offer: Array  # the site's own public key, identity, and signature, each after its length
     seed: Array | None = None  # (32,), the hash of all offers
     secrets: Array | None = None  # (m, 32), shared with the neighbors, in the order of their names
 
@@ -58,7 +58,9 @@ class MaskKeys:
         offer = Offer(public)
         if keys is not None:
             if keys.sign is None:
-                raise PolicyRefused("this site cannot sign, which secure sums across machines need")
+                raise PolicyRefused(
+                    "secure sums across machines need signatures, but this site cannot sign"
+                )
             offer = Offer(public, keys.identity, keys.sign(text_to_sign(run, plan, public)))
         return cls(_array(private), _array(offer.to_bytes()))
 
@@ -71,11 +73,11 @@ class MaskKeys:
     ) -> MaskKeys:
         """Return the keys with the secrets that follow from the offers of all sites.
 
-        Offers that are not those of the plan's sites are refused, and so is a second set of offers.
+        Offers that are not those of the plan's sites are refused, and so is a second set that differs.
         """
         offers = unpack_offers(sorted(plan.sites), arrays)
         if offers.get(site) != self.own_offer():
-            raise PolicyRefused(f"the offered keys do not contain the one of this site, {site!r}")
+            raise PolicyRefused(f"the offered keys do not include the one of this site, {site!r}")
         check_offers(run, plan, offers, None if keys is None else keys.verify)
         seed = seed_of(run, offers)
         if self.seed is not None:
@@ -137,7 +139,7 @@ class AnswerMasks:
 
     @property
     def key(self) -> tuple[int, bytes]:
-        """Return the round and a hash of what is asked, whatever the masks."""
+        """Return the round and a hash of the question, regardless of the masks."""
         header = {k: v for k, v in self.request.header.items() if k != "mask"}
         return int(header["round"]), replace(self.request, header=header).digest
 

@@ -63,7 +63,7 @@ def recall(memory: Mapping[str, Array], kind: type[T]) -> T:
 
 @cache
 def _fields_of(kind: type) -> list[tuple[str, str, Callable[[Array], Any] | None, bool]]:
-    """Return each field's name, its key in memory, its type if it is a number, and if it must be."""
+    """Return each field's name, key in memory, type if it is a number, and whether it is required."""
     return [
         (
             field.name,

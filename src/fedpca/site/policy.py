@@ -21,7 +21,7 @@ from fedpca.protocol.question import Question
 from fedpca.protocol.script import FEDERATED, Script
 
 MAX_APPROVAL_DAYS = 3650
-MAX_EPSILON = 1e6  # beyond any that promises something
+MAX_EPSILON = 1e6  # larger than any that still promises something
 PRIVATE_RUNS = "private"
 REQUIREMENTS = (SECURE, PRIVATE_RUNS)  # that a policy can have
 ANY = "any"  # stands for every installed question, in any order
@@ -56,14 +56,14 @@ class Policy:
     min_rows : int
         The site answers only if it has at least this many rows.
     min_count : int
-        No count and no sum that stands on fewer rows than this leaves the site. Columns in which fewer
-        rows differ from the most frequent value are refused by name; see `fedpca.site.disclosure`. 1
-        turns the rule off.
+        No count or sum over fewer rows than this leaves the site. Columns in which fewer rows differ
+        from the most frequent value are refused by name; see `fedpca.site.disclosure`. 1 turns the rule
+        off.
     min_sites : int
         A run must have at least this many sites.
     peers : sequence of str, or dict
         The fingerprints of the other sites' keys, or a table of names and fingerprints. The site takes
-        part only in runs whose other sites have these keys. By default, with any sites.
+        part only in runs whose other sites have these keys. By default, any sites may take part.
     approval : bool
         Whether a person must approve each run, with ``fedpca approve``, before the site takes part.
     approval_days : int
@@ -72,15 +72,15 @@ class Policy:
         If the site's files have changed since the last run that the site answered, then at least this
         many rows must have; by default, ``min_count``. 1 turns the rule off.
     max_runs_per_day, max_rounds_per_day : int, optional
-        How many runs and rounds the site answers in 24 hours; by default, any number. A run that starts
-        over because a site was lost counts again.
+        How many runs and rounds, at most, the site answers in 24 hours; by default, any number. A run
+        that starts over because a site was lost counts again.
     max_attempts : int
-        How often a run may begin. It begins again without sites that were lost, and the difference
+        How many times, at most, a run may begin. It begins again if sites were lost, and the difference
         between the sums of two attempts describes these sites.
     require : sequence of str
-        What a run must have: "secure" for secure sums, so that the coordinator cannot read an answer of
-        this site alone, and "private" for differential privacy, so that every answer about rows has
-        noise in it.
+        What a run must have: "secure" for secure sums, so that the coordinator cannot read this site's
+        own answers, and "private" for differential privacy, so that every answer about rows has noise
+        in it.
     max_epsilon, delta : float, optional
         The site's privacy budget: all private runs together, ever, keep the promise of this epsilon and
         delta for each row; see `fedpca.Privacy`. The site counts what noisy answers spend, in a file in
@@ -154,7 +154,7 @@ class Policy:
             )
 
     def _check_privacy(self) -> None:
-        """Refuse a privacy budget that no run could keep, or that would hold nobody back."""
+        """Refuse a privacy budget that no run could keep, or that would restrict nobody."""
         given = {"delta": (self.delta, MIN_DELTA, MAX_DELTA)}
         if self.max_epsilon is not None:
             given["max_epsilon"] = (self.max_epsilon, MIN_EPSILON, MAX_EPSILON)
@@ -165,7 +165,7 @@ class Policy:
 
     @property
     def must_be_private(self) -> bool:
-        """Return whether the site takes part in private runs only; an exact sum spends everything."""
+        """Return whether the site takes part only in private runs; an exact sum spends everything."""
         return self.max_epsilon is not None or PRIVATE_RUNS in self.require
 
     @property
@@ -180,7 +180,7 @@ class Policy:
 
     @property
     def protects_few(self) -> bool:
-        """Return whether a rule protects numbers that stand on few rows."""
+        """Return whether a rule holds back numbers about few rows."""
         return self.min_count > 1 or self.least_change > 1
 
     @property
@@ -190,7 +190,7 @@ class Policy:
 
     @property
     def least_change(self) -> int:
-        """Return how many rows must have changed before a new run may use them."""
+        """Return how many rows must have changed, if any have, before a new run may use the rows."""
         return self.min_count if self.min_change is None else self.min_change
 
     @classmethod
@@ -232,7 +232,7 @@ class Policy:
         if self.min_rows:
             rules.append(f"at least {self.min_rows} rows here")
         if self.min_count > 1:
-            rules.append(f"no number that stands on fewer than {self.min_count} rows")
+            rules.append(f"no number about fewer than {self.min_count} rows")
         if self.least_change != self.min_count:
             rules.append(f"at least {self.least_change} rows changed between runs")
         if self.min_sites > 1:
@@ -353,7 +353,7 @@ class Policy:
 
 
 def _fingerprints(peers: Any) -> tuple[str, ...]:
-    """Return the fingerprints of the peers' keys; the names in a table are for its readers."""
+    """Return the fingerprints of the peers' keys; the names in a table are only for people."""
     listed = list(peers.values()) if isinstance(peers, Mapping) else peers
     is_list = isinstance(listed, list | tuple) and all(
         isinstance(each, str) and re.fullmatch(r"[0-9a-f]{64}", each) for each in listed
@@ -370,13 +370,12 @@ def _fingerprints(peers: Any) -> tuple[str, ...]:
 
 
 def _ends(text: str) -> bool:
-    """Return whether the last line that is no comment marks the end of a policy file."""
+    """Return whether the last line that is not a comment marks the end of a policy file."""
     lines = [line.partition("#")[0].split() for line in text.splitlines()]
     last = next((line for line in reversed(lines) if line), [])
     return "".join(last) == f"{END}=true"
 
 
-TRUSTING = Policy(
-    allow=(ANY,), gather=True, min_count=1
-)  # for a site in the coordinator's own process
+# for a site in the coordinator's own process
+TRUSTING = Policy(allow=(ANY,), gather=True, min_count=1)
 JOINING = Policy(max_runs_per_day=100, max_rounds_per_day=20_000)  # for a site on its own machine

@@ -17,48 +17,48 @@ PREVENTS = {
         "from an installed package. any: every question, in any order and with any numbers."
     ),
     "gather": (
-        "Prevents that the coordinator sees numbers of this site alone, such as its own variance."
+        "Keeps the coordinator from seeing numbers of this site alone, such as its own variance."
     ),
-    "min_rows": "Prevents runs while this site has fewer rows.",
+    "min_rows": "Prevents runs while this site has fewer rows than this.",
     "min_count": (
-        "Prevents counts and sums that stand on fewer rows, columns in which fewer rows differ from "
+        "Prevents counts and sums over fewer rows than this, columns in which fewer rows differ from "
         "the most frequent value, and missing='drop' if it leaves out fewer rows. 1 turns it off."
     ),
     "min_sites": "Prevents runs with fewer sites, in whose sums this site would stand out.",
     "peers": (
-        "Prevents that a coordinator invents sites: the fingerprints of the other sites' keys, which "
+        "Keeps a coordinator from inventing sites: the fingerprints of the other sites' keys, which "
         "`fedpca site-key --show NAME.pub` prints. Empty: any sites. Needed for min_sites above 1 and "
         "for require."
     ),
-    "approval": "Prevents runs that no person here has approved, with `fedpca approve`.",
-    "approval_days": "Prevents that a request or an approval lasts longer than these days.",
+    "approval": "Prevents runs that no person here has approved with `fedpca approve`.",
+    "approval_days": "Prevents requests and approvals that last longer than this many days.",
     "min_change": (
-        "Prevents that the difference between two runs tells of few rows: if the files have changed, "
-        "so many rows must have. By default, min_count. 1 turns it off."
+        "Keeps the difference between two runs from describing few rows: if the files have changed, at "
+        "least this many rows must have. By default, min_count. 1 turns it off."
     ),
     "max_runs_per_day": (
-        "Prevents many runs that together tell more than one. Counted over 24 hours. "
+        "Prevents many runs, which together tell more than one. Counted over 24 hours. "
         f'"{UNLIMITED}" turns it off.'
     ),
     "max_rounds_per_day": (
         f'Prevents the same for rounds; a fit takes 5 to 500. "{UNLIMITED}" turns it off.'
     ),
     "max_attempts": (
-        "Prevents that a run begins more often, each time without some sites; the difference of two "
-        "sums describes the sites that were left out."
+        "Keeps a run from beginning more often than this, each time without some sites; the difference "
+        "of two sums describes the sites that were left out."
     ),
     "require": (
-        'Prevents that the coordinator reads what this site adds to a sum: "secure" takes part only '
-        'in runs with secure sums over two sites or more, and needs peers. "private" prevents that a '
-        "result tells of single rows: only in runs whose every answer has noise in it. Empty: in all "
-        "runs."
+        'Keeps the coordinator from reading what this site adds to a sum: "secure" takes part only in '
+        'runs with secure sums over two sites or more, and needs peers. "private" keeps results from '
+        "describing single rows: it takes part only in runs in which every answer has noise. Empty: "
+        "takes part in all runs."
     ),
     "max_epsilon": (
-        "Prevents that all private runs together, ever, tell more about a single row than this epsilon "
-        "allows, and that other runs tell anything. `fedpca budget` says what was spent. "
+        "Keeps all private runs together, ever, from telling more about a single row than this epsilon "
+        "allows, and other runs from telling anything. `fedpca budget` says what was spent. "
         f'"{UNLIMITED}" turns it off.'
     ),
-    "delta": "The probability with which max_epsilon may fail; far below one over the number of rows.",
+    "delta": "The probability that max_epsilon fails; choose it far below one over the number of rows.",
 }
 TITLE = (
     "# What this site takes part in, and what it tells. `fedpca policy --explain FILE` says more."
@@ -99,28 +99,28 @@ def explain(policy: Policy) -> list[str]:
     told.append(
         "gather: the coordinator may see this site's own answers about its rows, such as its variance"
         if policy.gather
-        else "gather: the coordinator gets sums over sites; of this site alone, it gets column names"
+        else "gather: the coordinator gets sums over sites; of this site alone, only column names"
     )
     told.append(
         f"min_rows: the site must have at least {policy.min_rows:,} rows"
         if policy.min_rows
-        else "min_rows: no rule of its own"
+        else "min_rows is 0: this rule sets no minimum"
     )
     told.append(
-        f"min_count: no count and no sum that stands on fewer than {policy.min_count} rows leaves; "
+        f"min_count: no count or sum over fewer than {policy.min_count} rows leaves the site; "
         "columns in which fewer rows differ from the most frequent value are refused by name"
         if policy.min_count > 1
-        else "min_count is 1: counts and sums may stand on a single row"
+        else "min_count is 1: counts and sums may be about a single row"
     )
     told.append(
         f"min_sites: a run must have at least {policy.min_sites} sites"
         if policy.min_sites > 1
-        else "min_sites is 1: a run may have this site alone"
+        else "min_sites is 1: this site may be the only one in a run"
     )
     told.append(
         f"peers: only sites with one of {len(policy.peers)} known keys may take part"
         if policy.peers
-        else "peers: any sites may take part, also sites that a coordinator invents"
+        else "peers: any sites may take part, even sites that a coordinator invents"
     )
     told.append(
         f"approval: a person here approves each run; approval_days: requests and approvals end after "
@@ -139,15 +139,15 @@ def explain(policy: Policy) -> list[str]:
         amount = f"any number of {kind}" if limit is None else f"at most {limit:,} {kind}"
         told.append(f"{name}: {amount} in 24 hours")
     told.append(
-        f"max_attempts: a run may begin {policy.max_attempts} times, without sites that were lost"
+        f"max_attempts: a run that loses sites may begin {policy.max_attempts} times in all"
     )
     told.append(
-        "require: only runs with secure sums, in which the coordinator reads totals alone"
+        "require: only runs with secure sums, in which the coordinator can read only totals"
         if SECURE in policy.require
         else "require: no secure sums, so the coordinator's process can read what this site adds to one"
     )
     if PRIVATE_RUNS in policy.require:
-        told.append("require: only private runs, whose every answer about rows has noise in it")
+        told.append("require: only private runs, in which every answer about rows has noise in it")
     told.append(
         f"max_epsilon: all private runs together keep epsilon {policy.max_epsilon:g} at delta "
         f"{policy.delta:g} for each row, and the site takes part in no others"

@@ -11,14 +11,15 @@ A release is one noisy answer (`fedpca.privacy.gaussian`). Each has a line of JS
 ``epsilon`` and ``delta`` are what the run promises, ``mu2`` is what the release spends, and ``total``
 is what all releases so far have spent. `fedpca.site.chained_lines` describes the chain.
 
-The line is on disk before the site saves the answer, and the answer is saved before it leaves. So a
-site can be killed at three times. Before the line, nothing was spent, and nothing left. Between line
-and answer, the release is spent but did not leave: the round is answered anew, and finds its line.
-After the answer was saved, a repeated round gets the saved bytes.
+The line is on disk before the site saves the answer, and the answer is saved before it leaves. So if a
+site is killed, there are three cases. Before the line was written, nothing was spent, and nothing left.
+Between the line and the answer, the release was spent but did not leave: when the round is repeated,
+the site computes a new answer and finds the line. After the answer was saved, a repeated round gets the
+saved bytes.
 
 A release is the same if it has the same session, round, and question. A session is drawn when the site
 begins a run, and kept in its memory of the run. If that memory is gone, earlier answers cannot be
-repeated, and other noise is a new release, whatever the coordinator calls the run.
+repeated, and an answer with different noise is a new release, whatever the coordinator calls the run.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ ROUNDING = 1e-12  # share of a budget that sums of float64 may be off by
 
 @dataclass(frozen=True)
 class Session:
-    """What tells two beginnings of a private run apart, which the site remembers."""
+    """A key that tells two beginnings of a private run apart; the site remembers it."""
 
     key: Array  # (16,), random bytes
 
@@ -67,7 +68,7 @@ class Release:
     round: int
     question: str
     purpose: str
-    epsilon: float  # that the run promises, with the delta
+    epsilon: float  # of the run's promise, together with delta
     delta: float
     mu2: float
     total: float = 0.0  # of this release and those before it
@@ -92,7 +93,7 @@ class Release:
 
     @property
     def key(self) -> Key:
-        """Return what is the same if a round is repeated."""
+        """Return what stays the same if a round is repeated."""
         return self.run, self.session, self.round, self.question
 
     def to_plain(self) -> dict[str, Any]:
@@ -144,7 +145,7 @@ class Spent:
 
     @classmethod
     def read(cls, path: Path) -> Spent:
-        """Read a file up to the first line that is wrong; no file is an empty one.
+        """Read a file up to the first line that is wrong; a missing file counts as empty.
 
         A line that was not written completely belongs to an answer that did not leave.
         """
@@ -165,20 +166,20 @@ class Spent:
 
 
 class PrivacyBudget:
-    """What a site's private answers have spent, held against its policy.
+    """What a site's private answers have spent, checked against its policy.
 
-    A site without a folder of its own counts in memory, as long as the site lasts.
+    A site without a folder of its own counts in memory, for as long as the site exists.
     """
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._counted: dict[Key, Release] = {}  # by this process
-        self._heads: dict[Path, str] = {}  # the last that was seen of each file
+        self._heads: dict[Path, str] = {}  # the last one seen in each file
 
     def check(self, plan: RunPlan, run: str, path: Path | None) -> None:
         """Refuse a plan that would take the total beyond the budget.
 
-        What the run has spent already is a part of what it asks for.
+        What the run has already spent is part of what it asks for.
         """
         if self._policy.max_epsilon is None:
             return
@@ -198,7 +199,7 @@ class PrivacyBudget:
             path.touch(mode=0o600)
             with opened(path) as file:
                 self._write(release, path, file)
-            atomic.flush_folder(path.parent)  # a power failure must not undo that the file is there
+            atomic.flush_folder(path.parent)  # a power failure must not lose the new file
             self._counted[release.key] = release
         except OSError as error:
             log.error("%s cannot be written: %s", path, error)
@@ -216,13 +217,13 @@ class PrivacyBudget:
         )
 
     def _write(self, release: Release, path: Path, file: IO[bytes]) -> None:
-        """Add a release to the file, unless its line is there from before the site was killed."""
+        """Add a release to the file, unless its line was written before the site was killed."""
         spent = self._read(path)
         if self._is_new(release, spent):
             line = replace(release, total=spent.mu2 + release.mu2).to_plain()
             self._heads[path] = add(file, line, KIND)["chain"]
         else:
-            os.fsync(file.fileno())  # which the site may not have come to
+            os.fsync(file.fileno())  # the site may have been killed before this
 
     def _is_new(self, release: Release, spent: Spent) -> bool:
         """Return whether a release has no line yet; refuse one that is beyond the budget."""

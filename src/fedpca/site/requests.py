@@ -28,14 +28,14 @@ from fedpca.storage import atomic
 PENDING, APPROVED, DENIED, EXPIRED = "pending", "approved", "denied", "expired"
 SUFFIX = ".requests"  # of the folder
 MAX_PENDING = 50  # a coordinator that lies must not fill the disk
-MAX_EXPIRED = 50  # undecided requests that are kept after they expired
+MAX_EXPIRED = 50  # undecided requests that are kept after they expire
 MAX_REASON = 500  # characters
 _NAME = "request-*.json"
 
 
 @dataclass(frozen=True)
 class Request:
-    """A run that asked for approval, as a file holds it; times are in ISO format."""
+    """A run that asked for approval, as stored in a file; times are in ISO format."""
 
     run: str
     plan: str  # the plan's JSON
@@ -70,7 +70,7 @@ class Request:
         return EXPIRED if is_over else self.decision
 
     def covers(self, plan: RunPlan, signer: str) -> bool:
-        """Return whether a plan is the same, but for sites that are missing from it."""
+        """Return whether a plan is the same, except that sites may be missing from it."""
         asked = self.declared
         is_same = replace(plan, sites=asked.sites).to_bytes() == asked.to_bytes()
         has_no_more = plan.sites.items() <= asked.sites.items()
@@ -116,8 +116,7 @@ class Requests:
             raise _denial(known)
         if known is None or known.state != APPROVED:
             raise PolicyRefused(
-                f"run {printable(run)} has no approval at this site that is still valid; resume the "
-                "run to ask again"
+                f"run {printable(run)} has no valid approval at this site; resume the run to ask again"
             )
 
     def all(self) -> list[Request]:
@@ -126,7 +125,7 @@ class Requests:
         return sorted(found, key=lambda request: request.since)
 
     def named(self, run: str) -> Request:
-        """Return the request of the run with this name, or with the only name that begins so."""
+        """Return the request of the run with this name, or the only one whose name starts with it."""
         requests = self.all()
         found = [each for each in requests if run in (each.run, printable(each.run))]
         found = found or [each for each in requests if run and printable(each.run).startswith(run)]
@@ -159,7 +158,7 @@ class Requests:
         )
 
     def deny(self, request: Request, reason: str = "") -> Request:
-        """Deny a request, or take its approval back; the coordinator is told the reason."""
+        """Deny a request, or revoke its approval; the coordinator is told the reason."""
         if len(reason) > MAX_REASON:
             raise InputError(f"the reason has {len(reason)} characters; use at most {MAX_REASON}")
         if request.state == DENIED:
@@ -167,13 +166,13 @@ class Requests:
         return self._write(replace(request, decision=DENIED, decided=_text(_now()), reason=reason))
 
     def _refuse_other(self, known: Request, plan: RunPlan, signer: str) -> None:
-        """Refuse a run that was denied, or whose plan is not the one that was asked with."""
+        """Refuse a run that was denied, or whose plan is not the one in the request."""
         if known.state == DENIED:
             raise _denial(known)
         if not known.covers(plan, signer):
             raise PolicyRefused(
                 f"run {printable(plan.run)} asked for approval of a different plan before; begin a new "
-                "run, without its journal, to ask for this one"
+                "run, with a new journal, to ask for this plan"
             )
 
     def _ask(self, plan: RunPlan, signer: str) -> Request:
@@ -205,7 +204,7 @@ class Requests:
         requests = self.all()
         if sum(each.state == PENDING for each in requests) >= MAX_PENDING:
             raise PolicyRefused(
-                f"{MAX_PENDING} runs wait for approval at this site, the most that it keeps; someone "
+                f"{MAX_PENDING} runs wait for approval at this site, which is the limit; someone "
                 "there must approve or deny some of them"
             )
         expired = [r for r in requests if r.state == EXPIRED and r.decision == PENDING]

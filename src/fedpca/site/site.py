@@ -68,7 +68,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ChosenVariants:
-    """The variants that a run uses, as positions in the site's rows, which the site remembers."""
+    """The variants that a run uses, as positions among the site's columns; the site remembers them."""
 
     positions: Array  # (d,)
 
@@ -81,7 +81,7 @@ def cache_share(n_sites: int) -> int:
 def jobs_for(sites: Sequence[Site]) -> int:
     """Return how many of the sites in one process should work at a time, each in a thread.
 
-    Only arrays in memory can be read by several threads without waiting for each other.
+    Threads that read anything but arrays in memory wait for each other.
     """
     all_rows = [site.rows for site in sites]
     if not all(isinstance(rows, DenseRows | SparseRows) for rows in all_rows):
@@ -100,7 +100,7 @@ class Site:
     name : str
         The name that the coordinator uses for the site.
     policy : Policy, optional
-        The questions that the site answers; by default, every installed question.
+        The rules for what the site answers; by default, it answers every installed question.
     store : path, optional
         A folder where the site saves its memory, so that it outlives the process.
     memory_limit : int
@@ -129,8 +129,8 @@ class Site:
         "highly_variable". All sites must use the same genes.
     log_normalize : bool or float
         Whether to replace each value x of a cell with ``log(1 + S x / sum(x))``; the sum runs over all
-        genes of the table, as in scanpy. The number is S; True stands for 1e4. All sites must use
-        the same.
+        genes of the table, as in scanpy. A number sets S; True sets it to 1e4. All sites must use
+        the same value.
     keys : Keys, optional
         The keys of the site and its coordinator, if they are on different machines.
     tell : callable, optional
@@ -187,7 +187,7 @@ class Site:
         self.memory_limit = memory_limit
         self.is_in_process = False  # an engine sets this if the coordinator shares the process
         self.keeps_process = True  # an engine clears this if each question has a process of its own
-        self.reserved_by: object | None = None  # the engine in this process that runs a fit here
+        self.reserved_by: object | None = None  # the engine in this process whose fit uses the site
         self._run = CurrentRun()
         self._ended: deque[str] = deque(maxlen=MAX_ENDED_RUNS)
         self._standardized: StandardizedRows | None = None
@@ -201,7 +201,7 @@ class Site:
     def query(cls, database: Any, sql: str, *, name: str, **options: Any) -> Site:
         """Return a site whose rows are the result of a query to a database.
 
-        The database is asked when the site is created, and again when a run begins. The rows of a run
+        The database is queried when the site is created, and again when a run begins. The rows of a run
         are kept in a temporary file that only the owner of the process can read.
 
         Parameters
@@ -210,7 +210,7 @@ class Site:
             An address, such as ``sqlite:///rows.db``, ``duckdb:///rows.duckdb``, or
             ``postgresql://user@host/name``, a DB-API connection, or a function that returns one.
         sql : str
-            The query. With an ORDER BY, a site that was restarted can go on with its run.
+            The query. With an ORDER BY, a restarted site can continue its run.
         name : str
             The name that the coordinator uses for the site.
         **options
@@ -231,7 +231,7 @@ class Site:
 
     @property
     def rows(self) -> Rows:
-        """Return the private rows, in the columns that the run uses if they are genotypes."""
+        """Return the private rows; of genotypes, only the columns that the run uses."""
         rows = self._source.rows
         if not isinstance(rows, GenotypeRows) or not self.remembers(ChosenVariants):
             return rows
@@ -251,17 +251,17 @@ class Site:
         self.remember(ChosenVariants(positions))
 
     def leave_out_few(self) -> None:
-        """Use only variants about which the policy lets sums leave, if the rows are genotypes.
+        """If the rows are genotypes, use only variants whose sums the policy lets leave.
 
-        A fit of other rows would be refused. But every cohort has rare variants, and a run may go on
-        without them.
+        With other rows, the run would be refused. But every cohort has rare variants, and a run may go
+        on without them.
         """
         rows = self._source.rows
         if not self._gate.leaves_out_few or not isinstance(rows, GenotypeRows):
             return
         missing = self._missing({})
         if missing == DROP or rows.n_rows < self.policy.min_count:
-            return  # in which case the site refuses with the reason
+            return  # the site then refuses, and gives the reason
         left_out = self._gate.few_variants(rows, missing)
         if left_out:
             kept = [i for i, name in enumerate(rows.features) if name not in left_out]
@@ -312,7 +312,7 @@ class Site:
         """Return the checkpoint after a question and the answer, starting from a checkpoint.
 
         The result depends only on the rows, the checkpoint, and the question, so any copy of the site
-        gives the same one. What the site has cached stays, because it never changes an answer.
+        gives the same result. What the site has cached stays, because it never changes an answer.
         """
         self._run = CurrentRun.resume(before)
         reply = self.answer(request, keep=False)
@@ -324,14 +324,14 @@ class Site:
 
     @property
     def standardized(self) -> StandardizedRows:
-        """Return the rows, centered, scaled, and with features ordered as the run requires."""
+        """Return the rows, centered and scaled, with features in the order that the run requires."""
         frame = self.recall(Frame)
         if self._standardized is None or not frame.is_same_as(self._standardized.frame):
             self._standardized = self.rows_in(frame)
         return self._standardized
 
     def rows_in(self, frame: Frame) -> StandardizedRows:
-        """Return the rows in a frame, multiplied only by A'A if the coordinator may lie."""
+        """Return the rows in a frame; if the coordinator may lie, products use A'A where it fits."""
         return StandardizedRows(
             self.rows,
             frame,
@@ -350,11 +350,11 @@ class Site:
         return totals
 
     def privacy_budget_in_words(self) -> str:
-        """Return how much of its privacy budget the site has spent, or an empty text without one."""
+        """Return how much of its privacy budget the site has spent, or "" if it has no budget."""
         return self._gate.privacy_budget_in_words()
 
     def look_at_rows(self) -> None:
-        """Look at the rows as the policy requires, so that the first run does not wait for it."""
+        """Look at the rows as the policy requires, so that the first run need not wait for this."""
         self._gate.look_at(self.rows, self._record)
 
     @property
@@ -383,7 +383,7 @@ class Site:
 
     @property
     def asked(self) -> tuple[str, ...]:
-        """Return the names of the plan's questions so far, with the one that is being answered last."""
+        """Return the names of the plan's questions so far; the last one is being answered now."""
         if not self.remembers(Agreement):
             return ()
         return tuple(self.recall(Agreement).asked.tobytes().decode().split())
@@ -392,7 +392,7 @@ class Site:
         """Return random words that the coordinator does not know, for a question to remember.
 
         If the coordinator runs in the same process, it can read the rows anyway. Then the words follow
-        from its seed, so that a run can be repeated.
+        from the seed, so that a run can be repeated.
         """
         if self.is_in_process:
             return np.array([seed, zlib.crc32(self.name.encode())])
@@ -421,7 +421,8 @@ class Site:
         masks = run.masks_for(question, message, self.name)
         if question.spends is not None and masks is not None and (masks.is_bound or masks.is_tried):
             raise PolicyRefused(
-                f"question {question.name!r} has whole numbers as its answer, whose size is not told"
+                f"the answer to question {question.name!r} has whole numbers, so the site does not "
+                "tell their size"
             )
         memory, before, asked = run.memory, run.memory_before(number), arrays
         agreed = self._gate.check_step(before, question, header, arrays, dimensions.get("d", 0))
@@ -464,9 +465,9 @@ class Site:
         return reply
 
     def _masked_again(self, message: Message) -> Message | None:
-        """Mask the last answer again if it is asked for with other masks, which it may be once.
+        """Mask the last answer again if it is requested with other masks, which is allowed once.
 
-        That happens if a bound was tried, and some site's answer was beyond it.
+        That happens if a bound was tried, and some site's answer exceeded it.
         """
         run, header = self._run, message.header
         if header["round"] != run.round or "mask" not in header or not run.has_open_answer:
@@ -485,7 +486,7 @@ class Site:
         return reply
 
     def _checked(self, message: Message, question: Question) -> tuple[Arrays, Dimensions]:
-        """Return what a question asks with, and the dimensions, if the policy lets it be asked."""
+        """Return a question's arrays and dimensions, or refuse it if the policy does not allow it."""
         header = message.header
         self._gate.check_question(question, header, is_private=self.remembers(Session))
         self._refuse_changed_rows()
@@ -511,7 +512,7 @@ class Site:
             raise
         self._refuse_changed_rows()
         values = {k: np.asarray(v) for k, v in raw.items()}
-        # numbers that are too large come from rows that are, which a person must rescale
+        # numbers that are too large come from large rows, which a person must rescale
         return question.check_answer(values, dimensions, arrays, too_large=InputError)
 
     def _agree_on_keys(self, message: Message) -> Message:
@@ -551,8 +552,8 @@ class Site:
         plan = RunPlan.from_bytes(message.arrays.get("plan", np.empty(0)).tobytes())
         if plan.is_secure and not self.keeps_process:
             raise PolicyRefused(
-                "this site has a new process for each question, so it cannot tell how often the size "
-                "of an answer was asked for; for secure sums, the site must use fedpca join"
+                "this site has a new process for each question, so it cannot count how often the "
+                "size of an answer was asked for; for secure sums, the site must use fedpca join"
             )
         signature = message.arrays.get("signature", np.empty(0, np.uint8)).tobytes()
         run, last = header["run"], header["memory"]
@@ -635,7 +636,7 @@ class Site:
         return self.store / f"{file_stem(self.name)}{suffix}"
 
     def _save(self, round_number: int, reply: Message) -> None:
-        """Save the memory and its answer before the answer leaves."""
+        """Save the memory and the answer before the answer leaves."""
         path = self.file(".memory")
         if path is not None:
             saved = Saved(round_number, reply, self.memory)

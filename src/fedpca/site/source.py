@@ -57,20 +57,19 @@ class Source:
             self._choice = choice
             is_array = weight is not None and not isinstance(weight, str)
             self._weight = as_numbers(weight) if is_array else weight
-            self.files = file_states(
-                self._given
-            )  # first, so that a change while opening is noticed
+            # before opening, so that a change during it is noticed
+            self.files = file_states(self._given)
             self.rows = self._open()
 
     def files_now(self) -> dict[Path, str]:
         """Return the files with their states as they are now; refuse if one is gone.
 
-        Call this when a run begins: a database is then asked again.
+        Call this when a run begins: a database is then queried again.
         """
         if self._query is not None:
             try:
                 self._given = self._query.fetch()
-            except InputError as error:  # whose text is for the people at the site alone
+            except InputError as error:  # its text is only for the people at the site
                 log.error("site %s: %s", self._site, error)
                 raise SiteFailed("the site's database did not answer its query") from None
         return files_of(self._given)

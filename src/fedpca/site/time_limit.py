@@ -17,12 +17,12 @@ from types import FrameType
 from fedpca.errors import SiteFailed
 from fedpca.protocol.question import Question
 
-REPEAT_S = 1.0  # pause between interrupts, in case that something catches the first
+REPEAT_S = 1.0  # pause between interrupts, in case something catches the first
 
 
 @contextmanager
 def interrupted_after(seconds: float | None) -> Iterator[None]:
-    """Raise `SiteFailed` in a question that is still at work after this many seconds.
+    """Raise `SiteFailed` in a question that is still running after this many seconds.
 
     Only the question's own work is interrupted, because its site then restores the memory that it had
     before. Checking and saving an answer takes little time and is never left half done. Without

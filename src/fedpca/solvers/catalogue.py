@@ -80,13 +80,16 @@ def find_robust(given: Any) -> RobustSolver:
 
 
 def cheapest_exact(n: int, d: int, k: int) -> Solver:
-    """Return the built-in exact solver that should move the fewest bytes, all of them summed."""
+    """Return the solver, of those that "auto" chooses from, that should move the fewest bytes."""
     # reversed, so that a tie goes to Lanczos, which sends less at a time
     return min(reversed(chosen_by_auto()), key=lambda solver: solver.bytes_per_site(n, d, k))
 
 
 def chosen_by_auto() -> list[Solver]:
-    """Return the solvers that "auto" chooses from; other exact solvers that sum move more bytes."""
+    """Return the solvers that "auto" chooses from.
+
+    Other exact solvers that need only sums move more bytes.
+    """
     return [SOLVERS[Covariance.name], SOLVERS[Lanczos.name]]
 
 

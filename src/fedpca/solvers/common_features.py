@@ -38,11 +38,11 @@ class CommonFeatures:
     in_order: bool  # whether all sites have them in the same order
     has_weights: bool = False  # whether the rows of a site have weights
     rounding: float = ROUNDING  # error of products with rows, as a share of the largest eigenvalue
-    left_out: Mapping[str, str] | None = None  # of genotypes: the variants left out, and why
+    left_out: Mapping[str, str] | None = None  # for genotypes: the variants left out, and why
 
     @property
     def to_ask(self) -> Array:
-        """Return the names as a message field, which is empty if no site must reorder its columns."""
+        """Return the names as a message field, which is empty if no site has to reorder columns."""
         return names_to_bytes(None if self.in_order else self.names)
 
 
@@ -52,7 +52,7 @@ def misnamed(answer: Arrays, _: Arrays) -> str | None:
         return None
     try:
         names = json.loads(answer["features"].tobytes())
-        "".join(names).encode()  # refuses items that are no strings, or that no file can hold
+        "".join(names).encode()  # refuses items that are not strings, or that a file cannot hold
     except (ValueError, TypeError, RecursionError):
         names = None
     if not isinstance(names, list):
@@ -87,8 +87,9 @@ def column_names(site: Site) -> dict[str, Any]:
 
     ``rounding`` is the error of the site's products with rows, as a share of their largest eigenvalue.
     ``log_normalized`` is the sum to which the site normalizes its cells, or zero if it does not. The
-    site remembers that it answered. If it is restarted, it must still have the same rows. Of genotypes,
-    the names are those of the variants, without those that the policy lets nobody sum.
+    site remembers that it answered. If it is restarted, it must still have the same rows. For
+    genotypes, the names are those of the variants, without those that the policy does not allow in
+    sums.
     """
     site.leave_out_few()
     return {
@@ -106,10 +107,10 @@ def common_features(
 ) -> CommonFeatures:
     """Compare the columns of all sites and return the features that they have in common.
 
-    The features are in the first site's order. No question is asked about rows. Sites whose rows have
-    weights are refused unless the program takes weights, and so are sites that normalize their cells
-    differently. If the program takes variants, sites with genotypes agree on those that all have; see
-    `fedpca.rows.variants`.
+    The features are in the first site's order. No question is asked about rows. Sites that normalize
+    their cells differently are refused. So are sites whose rows have weights, unless the program takes
+    weights. If the program takes variants, sites with genotypes agree on the variants that all of them
+    have; see `fedpca.rows.variants`.
     """
     answers = fed.gather(column_names)
     if takes_variants and all(answer["are_variants"] for answer in answers.values()):
@@ -147,7 +148,8 @@ def common_features(
 def _common_normalization(answers: Mapping[str, Arrays]) -> float:
     """Return the sum to which all sites normalize their cells; refuse sites that differ.
 
-    Values that were not normalized, or to another sum, would pass for a difference between sites.
+    Values that were normalized to another sum, or not at all, would look like a difference between
+    sites.
     """
     targets = {name: float(answer["log_normalized"]) for name, answer in answers.items()}
     first, *others = targets

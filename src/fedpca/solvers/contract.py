@@ -38,7 +38,7 @@ ANGLE_PER_TOL = 1000.0  # sine of the angle that "converged" allows, as a multip
 CERTAIN = (
     1e-6  # components are certain if the sine of their angle to the exact ones is at most this
 )
-LOOK_TOL = 1e-3  # residual, of the trace, at which eigenvalues are known well enough to be counted
+LOOK_TOL = 1e-3  # residual, as a share of the trace, at which eigenvalues can be counted
 START_DISTANCE = 1e-2  # size of the random part that is added to a warm start
 
 EXPLAINED = {"explained": "float64, squares", "total": "float64, squares"}  # a site's share
@@ -57,8 +57,8 @@ class Problem:
     center : bool
         Whether to center rows on the mean over all sites.
     scale : bool or "binomial"
-        Whether to divide columns by their standard deviations over all sites, or by those that
-        numbers of alleles with the same mean would have.
+        Whether to divide columns by their standard deviations over all sites, or ("binomial") by the
+        standard deviations that allele counts with the same means would have.
     tol : float
         The bound on ``||A'A V - V theta||_F``, as a fraction of the trace of A'A. A thousand times this
         number bounds the sine of the angle to the exact components.
@@ -90,12 +90,12 @@ class Problem:
 
     @property
     def is_plain(self) -> bool:
-        """Return whether all rows count alike and none may have gaps."""
+        """Return whether all rows have the same weight and none may have gaps."""
         return self.missing == "error" and not self.common.has_weights
 
     @property
     def angle_tol(self) -> float:
-        """Return the sine of the angle to the exact components that a solver may leave."""
+        """Return the largest sine of the angle to the exact components that a solver may leave."""
         return ANGLE_PER_TOL * self.tol
 
     def with_moments(self, fed: Federation) -> Problem:
@@ -139,9 +139,10 @@ class Solution:
     def certified(self, bounds: Array, angle_tol: float) -> Solution:
         """Return the solution with a certificate: bounds on the angle of its first 1 ... k directions.
 
-        A solver that has done all it can, but is not certain of all directions, is uncertain.
+        If the solver finished but some directions are not certain, the stop reason becomes "uncertain".
         """
-        bound = 0.0 if len(bounds) == len(self.vectors) else float(bounds[-1])  # or all directions
+        # all d directions together span the whole space
+        bound = 0.0 if len(bounds) == len(self.vectors) else float(bounds[-1])
         within = bounds <= max(CERTAIN, angle_tol)
         n_certain = len(bounds) if not bound else int(np.flatnonzero(within).max(initial=-1)) + 1
         reason = self.stop_reason
@@ -158,7 +159,7 @@ class PcaResult:
     site_shares: dict[str, float]  # explained share of each site's variance; empty if refused
     outcome: Outcome
     is_above_noise: bool = True  # false if the rule "auto" found no component to keep
-    left_out: Mapping[str, str] | None = None  # of genotypes: the variants left out, and why
+    left_out: Mapping[str, str] | None = None  # for genotypes: the variants left out, and why
 
 
 @runtime_checkable
@@ -183,7 +184,7 @@ class Solver(Protocol):
         ...
 
     def script(self, plan: RunPlan) -> Script:
-        """Return what `solve` asks, in which order and how often, so that sites can follow."""
+        """Return what `solve` asks, in which order and how many times, so that sites can follow."""
         ...
 
     def solve(self, fed: Federation, problem: Problem) -> Solution:
@@ -208,7 +209,7 @@ def after_moments(plan: RunPlan, *parts: Question | Order, **more: Any) -> Scrip
 
 
 def is_rank_rule(plan: RunPlan) -> bool:
-    """Return whether a rule chooses the number of components, and may need several looks."""
+    """Return whether a rule, which may need several looks, chooses the number of components."""
     n_components = plan.parameters.get("n_components")
     return isinstance(n_components, str) or (n_components is not None and n_components < 1)
 
@@ -216,8 +217,9 @@ def is_rank_rule(plan: RunPlan) -> bool:
 def columns_asked(plan: RunPlan, least: int = 1, more: int = 0) -> str:
     """Return the bound on the columns of a block, as a word of `fedpca.protocol.parameters`.
 
-    A block has as many columns as there are components, and ``more``, but at least ``least``. If a rule
-    chooses the number, an orthonormal block has at most as many columns as there are features.
+    A block has at most one column for each component and ``more`` others, or ``least`` if that is
+    larger. If a rule chooses the number of components, the only bound is that an orthonormal block has
+    at most as many columns as there are features.
     """
     n_components = plan.parameters.get("n_components")
     if n_components is None or is_rank_rule(plan):
@@ -228,7 +230,7 @@ def columns_asked(plan: RunPlan, least: int = 1, more: int = 0) -> str:
 def moments_and_rank(fed: Federation, problem: Problem) -> tuple[Moments, RankRule]:
     """Return the moments of all sites' rows, asking for them if necessary, and the rank rule.
 
-    The rule "auto" asks the sites for flipped products, so call it after they have their frame.
+    The rule "auto" asks the sites for flipped products, so call the rule after they have their frame.
     """
     moments = problem.with_moments(fed).moments
     assert moments is not None

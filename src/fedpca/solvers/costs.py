@@ -1,8 +1,8 @@
 """Say what a solver asks, and how many bytes that takes, before the sites are asked anything.
 
-A solver lists its questions with the lengths of their fields (`Asked`). What a field takes follows from
-the question's declaration, which is also what sites check. `fedpca.plan` counts the same questions with
-the headers of their messages, and ``solver="auto"`` takes the exact solver whose fields are smallest:
+A solver lists its questions with the lengths of their fields (`Asked`). The size of a field follows
+from the question's declaration, which sites check too. `fedpca.plan` counts the same questions with the
+headers of their messages, and ``solver="auto"`` uses the exact solver whose fields are smallest:
 
     the triangle of A'A        4 d (d + 1) + 16 d         in one round
     block Lanczos              16 d k                     in each of about `expected_rounds` rounds
@@ -24,7 +24,7 @@ from fedpca.protocol.question import Question
 
 LANCZOS_ROUNDS = 15  # for one block column per component and a slowly decaying spectrum
 
-Rounds = Mapping[tuple[str, int], int]  # how often a question is asked with a block of this width
+Rounds = Mapping[tuple[str, int], int]  # how many times each question is asked, by block width
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ class Sizes:
 
     @property
     def order_bytes(self) -> int:
-        """Return the bytes of the column names that sites are sent, if some must reorder theirs."""
+        """Return the bytes of the column names sent to sites if some must reorder their columns."""
         return 0 if self.in_order else self.name_bytes
 
     @property
     def is_plain(self) -> bool:
-        """Return whether all rows count alike and none may have gaps."""
+        """Return whether all rows have the same weight and none may have gaps."""
         return self.missing == "error" and not self.has_weights
 
 
@@ -61,20 +61,20 @@ class Asked(NamedTuple):
     times: int = 1
 
     def to_site(self, d: int) -> dict[str, Array]:
-        """Return arrays that stand for those of the question; they take no memory."""
+        """Return stand-ins for the question's arrays, which take no memory."""
         return _stand_ins(self.question.asks, {"d": d, **self.lengths})
 
     def from_site(self, d: int) -> dict[str, Array]:
-        """Return arrays that stand for those of an answer; they take no memory."""
+        """Return stand-ins for the answer's arrays, which take no memory."""
         return _stand_ins(self.question.answers, {"d": d, **self.lengths})
 
 
 @runtime_checkable
 class Counted(Protocol):
-    """A solver that tells which questions it asks, so that its bytes can be counted."""
+    """A solver that lists the questions that it asks, so that its bytes can be counted."""
 
     def asks(self, sizes: Sizes, rounds: Rounds) -> list[Asked]:
-        """Return all questions of `solve`, with the moments, but not those of the whole program."""
+        """Return all questions that `solve` asks, with the moments, but not the program's others."""
         ...
 
 
@@ -83,7 +83,7 @@ class Iterative(Protocol):
     """A solver whose number of rounds depends on the rows."""
 
     def usual_rounds(self, n: int, d: int, k: int) -> Rounds:
-        """Return how often the solver multiplies blocks if nothing is known of the variances."""
+        """Estimate how many times the solver multiplies blocks if variances are not known."""
         ...
 
 
@@ -102,7 +102,7 @@ def payload(asks: Iterable[Asked], d: int) -> int:
 
 
 def usual_bytes(solver: Counted, n: int, d: int, k: int) -> int:
-    """Return the bytes of a solver's own fields, after the moments, if nothing more is known."""
+    """Estimate the bytes of a solver's own fields, without those for the mean, only from sizes."""
     sizes = Sizes(n, n, d, k)
     rounds = solver.usual_rounds(n, d, k) if isinstance(solver, Iterative) else {}
     own = [each for each in solver.asks(sizes, rounds) if each.question.name != "count_and_sum"]

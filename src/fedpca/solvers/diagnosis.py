@@ -1,12 +1,12 @@
-"""Ask the sites, in sums alone, what a fit does not know: the rest of the spectrum.
+"""Ask the sites for sums that show what a fit leaves unknown: the rest of the spectrum.
 
-The program takes a fitted model's mean and scale, and asks what a fit with the solver "covariance" or
-"lanczos" and the rule "auto" asks, whichever moves fewer bytes. So it shows the coordinator what a
-second fit would show, and sites admit it as one.
+The program uses a fitted model's mean and scale. It asks what a fit with the rule "auto" asks, with the
+solver "covariance" or "lanczos", whichever moves fewer bytes. So the coordinator sees what a second fit
+would show it, and sites admit the program as a fit.
 
-If the covariance is summed, all eigenvalues are known. If it is too large, the leading ones are, and
-the traces of powers of the rest are estimated from products with b random directions Z outside the
-components, which takes two rounds:
+If the covariance is summed, all eigenvalues are known. If it is too large, only the leading ones are.
+The traces of powers of the rest are then estimated from products with b random directions Z outside
+the components, which takes two rounds:
 
     tr R^2 ~ (d - k) / b |R Z|^2,   tr R^3 ~ (d - k) / b tr (R Z)' R (R Z)
 
@@ -41,23 +41,23 @@ from fedpca.solvers.sign_flips import SignFlips, column_squares
 from fedpca.solvers.standardize import Moments, count_and_sum, squares
 
 N_MORE_PRODUCTS = 2  # after the eigenvalues are found
-LOOK = 20  # leading eigenvalues to find where not all of them are
-LOOKS = 3  # how often twice as many are looked for, if the rule needs more
+LOOK = 20  # leading eigenvalues to find if not all can be found
+LOOKS = 3  # at most, for the rule; each finds twice as many eigenvalues as the one before
 N_PROBES = 16  # random directions for the traces
 MAX_FEATURES = 4096  # up to which all eigenvalues are computed
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What sums over sites say about the rows that a model describes.
+    """What sums over sites show about the rows that a model describes.
 
     Parameters
     ----------
     n_rows, weight : int and float
         The number of rows that the sites have now, and their total weight.
     spectrum : Spectrum
-        The eigenvalues of the scatter about the model's mean and in its scale: all, or the leading
-        ones.
+        The eigenvalues of the scatter about the model's mean and in its scale: all of them, or only
+        the leading ones.
     squares : ndarray of shape (d,)
         The sum of squares of each feature about the mean, in that scale.
     traces : ndarray of shape (3,)
@@ -65,7 +65,7 @@ class Facts:
     along : ndarray of shape (k,)
         The sum of squares along each of the model's components.
     sign_flips : int or str
-        The number of components by the rule "auto", or why the sites did not tell.
+        The number of components by the rule "auto", or why a site refused to tell.
     outcome : Outcome
         How the run ended.
     """
@@ -93,7 +93,7 @@ def diagnose_sums(
     tol: float,
     max_rounds: int,
 ) -> Facts:
-    """Ask for the spectrum, the variance of each feature, and the rule "auto"."""
+    """Ask for the spectrum, the variance of each feature, and what the rule "auto" needs."""
     common, moments = moments_about(fed, model, features, scale=scale, missing=missing)
     watch = Watch(SignFlips(fed), max(LOOK, 2 * len(model.components)))
     problem = Problem(
@@ -117,7 +117,7 @@ def diagnose_sums(
 
 @dataclass
 class Watch:
-    """The rule "auto", which keeps what it said and the spectrum, and goes on with all of it."""
+    """The rule "auto", with a record of its result and the spectrum; it keeps all eigenvalues."""
 
     rule: SignFlips
     least: int  # eigenvalues to look at
@@ -127,7 +127,7 @@ class Watch:
     reason: str = ""
 
     def __call__(self, spectrum: Spectrum) -> int | None:
-        """Return that all eigenvalues are wanted, or None if there must be more of them."""
+        """Return the number of all eigenvalues found, or None if more of them are needed."""
         if len(spectrum.values) < self.least and not spectrum.is_whole:
             return None
         self.spectrum, self.looks = spectrum, self.looks + 1
@@ -146,7 +146,7 @@ class Watch:
 
 @script("Diagnosis")
 def diagnosis_script(plan: RunPlan) -> Script:
-    """Return what `diagnose_sums` may ask: what a fit with the rule "auto" may."""
+    """Return what `diagnose_sums` may ask: the same as a fit with the rule "auto"."""
     if plan.is_private:
         raise PolicyRefused("a diagnosis has no differentially private form")
     if plan.parameters.get("n_components") != "auto" or plan.solver != "auto":
@@ -162,7 +162,7 @@ def moments_about(
     scale: bool,
     missing: str,
 ) -> tuple[CommonFeatures, Moments]:
-    """Ask for the number of rows, and return the moments that give them the model's frame."""
+    """Ask for the number of rows, and return the moments that put rows in the model's frame."""
     common = common_features(fed, takes_weights=True)
     d = model.components.shape[1]
     if common.n_features != d:
@@ -177,7 +177,7 @@ def moments_about(
     sums = fed.sum(count_and_sum, features=common.to_ask, missing=position)
     if int(sums["n"]) < 2:
         raise InputError(f"all sites together have {int(sums['n'])} rows; at least 2 are required")
-    if scale:  # what a fit asks too; the model has the scale already
+    if scale:  # a fit asks this too; the model has the scale already
         fed.sum(squares, mean=model.mean)
     moments = Moments(int(sums["n"]), model.mean, model.scale, common.names, float(sums["weight"]))
     return common, moments

@@ -1,10 +1,10 @@
-"""Tell how much each site moves the components, where the coordinator sees each site's part anyway.
+"""Measure how much each site moves the components if the coordinator sees each site's part anyway.
 
     C = sum_i P_i'P_i + between,   without site i:   C - P_i'P_i - n_i n / (n - n_i) (m_i - m)(m_i - m)'
 
 The rows P_i are a site's factor or its summary, about its own mean m_i. The last term is what the site
-adds to the variance between sites; it is zero if all rows are about one mean. This costs no round, and
-is left out if it would take the coordinator long.
+adds to the variance between sites; it is zero if all rows are about one mean. This costs no round. It
+is left out if it would take the coordinator too long.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_FLOPS = 2e9  # about a second
 
 
 class SitePart(NamedTuple):
-    """A site's rows about its mean, ``(r, d)``, its row count, and its mean less that of all rows."""
+    """A site's rows about its mean, ``(r, d)``, its row count, and its mean minus that of all rows."""
 
     rows: Array
     n: float
@@ -53,10 +53,10 @@ def angles_without(parts: Sequence[SitePart], V: Array) -> list[float]:
 def without_each(
     parts: Sequence[SitePart], V: Array, *, is_centered: bool = True
 ) -> Iterator[tuple[float, Array]]:
-    """Yield that sine and the leading directions without each site, ``(d, k)``.
+    """Yield the sine of that angle and the leading directions, ``(d, k)``, without each site.
 
-    If rows are not centered, no mean moves with a site. Without the only site that has rows, nothing is
-    left, so that the angle is the largest one and the directions stay.
+    If rows are not centered, leaving out a site moves no mean. Without the only site that has rows,
+    nothing is left; the sine is then 1, and the directions are V.
     """
     n, d, k = sum(part.n for part in parts), len(V), V.shape[1]
     rows = [np.vstack([part.rows, np.sqrt(part.n) * part.away]) for part in parts]
@@ -100,7 +100,7 @@ def report_caused(fed: Federation, within: Mapping[str, float], energy: float) -
 
     ``within`` are the sites' sums of squares about their own means, and ``energy`` is that of all rows
     about the common mean. A site that is far away also moves the mean, which adds to the squares of all
-    other sites: ``n_i n / (n - n_i) |m_i - m|^2`` goes with the site.
+    other sites. So ``n_i n / (n - n_i) |m_i - m|^2`` would vanish in addition to its own squares.
     """
     for name, own in within.items():
         known = fed.record.influence.get(name, {})

@@ -73,7 +73,7 @@ def principal_components(
     common = common_features(fed, takes_weights=True, takes_variants=True)
     means = None
     if maf is not None and common.left_out is None:
-        raise InputError(f"maf={maf} applies to genotypes in .bed files alone; omit it")
+        raise InputError(f"maf={maf} applies only to genotypes in .bed files; omit it")
     if common.left_out is not None and (maf is not None or scale == BINOMIAL):
         common, means = polymorphic(fed, common, maf=maf, missing=missing)
     problem = Problem(
@@ -113,7 +113,7 @@ def pca_script(plan: RunPlan) -> Script:
         raise PolicyRefused(
             f"the solver {plan.solver!r} declares no script, so the site cannot tell what it will ask"
         )
-    # no field or question of one solver that "auto" chooses has another bound in the other's script
+    # the two solvers that "auto" chooses from give no field or question different bounds
     parts = [solver.script(plan) for solver in solvers]
     is_usual = all(s.guarantee == "exact" and not s.seen and s.name in SOLVERS for s in solvers)
     return Script(
@@ -131,7 +131,7 @@ def pca_script(plan: RunPlan) -> Script:
 def fit_asked(solver: Solver, sizes: Sizes, rounds: Rounds) -> list[Asked]:
     """Return what `principal_components` asks a site with a solver that takes these rounds.
 
-    Of a solver that does not tell its questions, only those of the program are returned.
+    If the solver does not list its questions, return only those of the program.
     """
     names = Asked(column_names, {"bytes": sizes.name_bytes})
     own = solver.asks(sizes, rounds) if isinstance(solver, Counted) else moments_asked(sizes)
@@ -172,8 +172,8 @@ def explained_energy(site: Site, V: Array) -> dict[str, Any]:
     """Send a site's sums of squares about its own mean, along the components and in total.
 
     A sum about the common mean exceeds the sum about the site's own mean by n times the squared
-    distance between the two means. If a site is so far from the others that the difference would
-    cancel, its rows are read again.
+    distance between the two means. If a site is so far from the others that this subtraction would
+    lose digits, its rows are read again.
     """
     frame = site.recall(Frame)
     assert frame.energy is not None
@@ -189,12 +189,12 @@ def explained_energy(site: Site, V: Array) -> dict[str, Any]:
         own = site.rows_in(own_frame)
         total = float(own.squares().sum())
         explained = own.energy_along(V, total)
-    explained = min(max(explained, 0.0), total)  # rounding may take it across
+    explained = min(max(explained, 0.0), total)  # rounding may push it out of this range
     return {"explained": np.float64(explained), "total": np.float64(total)}
 
 
 def _explained(fed: Federation, asked: Question, V: Array) -> dict[str, Arrays]:
-    """Return what each site explains of its sum of squares, or nothing if a policy refuses."""
+    """Return how much of each site's sum of squares is explained, or nothing if a policy refuses."""
     try:
         return fed.gather(asked, V=np.ascontiguousarray(V))
     except PolicyRefused:  # in that case, the shares stay at the sites

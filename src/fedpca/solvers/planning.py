@@ -1,13 +1,13 @@
 """Tell what a fit would cost and reveal with each solver, before any site is asked.
 
-`plan` counts the messages of each solver (`fedpca.solvers.traffic`) for a number of rounds that the
+`plan` counts the messages of each solver (`fedpca.solvers.traffic`) for the number of rounds that the
 solver takes on made-up rows (`fedpca.solvers.rehearsal`). Time follows from a simple model::
 
     seconds = rounds * latency + bytes of all sites / bandwidth        the network
             + the slowest site's operations / flops, or its reading    the sites, all at once
             + the coordinator's operations / flops                     the coordinator
 
-No rows are needed, nothing is sent, and nothing is taken from a privacy budget.
+No rows are needed, nothing is sent, and no privacy budget is spent.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ from fedpca.solvers.traffic import Crossed, Party, traffic
 from fedpca.solvers.workload import BANDWIDTH, LATENCY_S, Speed, Work, speed_of
 
 TYPICAL_LENGTH = 0.8  # of a row about the mean, as a share of the row bound, if nothing is known
-TELLS_APART = 1.3  # as many bytes as another solver: rounds are only expected
+TELLS_APART = 1.3  # smaller ratios of bytes do not count, since rounds are only estimated
 
-# questions without which a solver can do, or that tell nothing of rows
+# questions that a solver can do without, or that reveal nothing about rows
 UNSEEN = ("column_names", "explained_energy", "explained_in_summary")
 
 
@@ -58,15 +58,16 @@ UNSEEN = ("column_names", "explained_energy", "explained_in_summary")
 class SolverPlan:
     """What a fit would cost and reveal with one solver.
 
-    ``rounds`` counts all questions, as `run_.rounds` does, and ``solver_rounds`` those that depend on
-    the variances. ``stop_reason`` is that of the rehearsal, empty without one.
-    Bytes are those of the messages to and from all sites, and ``site_bytes`` those to and from the site
-    with the most. They are what the run's record will have if it takes as many rounds, and if
-    ``is_counted``. ``site_memory`` and ``server_memory`` are estimates in bytes, besides the program.
+    ``rounds`` counts all questions, as `run_.rounds` does, and ``solver_rounds`` counts those whose
+    number depends on the variances. ``stop_reason`` is why the rehearsal stopped, or "" without one.
+    Bytes are those of all messages to and from all sites, and ``site_bytes`` those to and from the site
+    with the most. If ``is_counted`` is true and the run takes as many rounds, its record will have the
+    same numbers. ``site_memory`` and ``server_memory`` are estimates in bytes, without the program.
 
-    ``angle_bound`` is the bound that a solver that is not exact would state, if the sites were alike.
-    ``discloses`` says for each question what becomes of its answers: "seen", "summed", or "masked".
-    ``refusal`` is why a site would not take part, and ``problem`` is why the solver cannot run.
+    ``angle_bound`` is the bound that a solver that is not exact would state if the sites were alike.
+    ``discloses`` tells what happens to the answers to each question: they are "seen", "summed", or
+    "masked". ``refusal`` is why a site would not take part, and ``problem`` is why the solver cannot
+    run.
     """
 
     solver: str
@@ -100,17 +101,18 @@ class SolverPlan:
 
     @property
     def is_possible(self) -> bool:
-        """Return whether nothing speaks against the solver."""
+        """Return whether the solver can run and finish, with no refusal by a site."""
         return not self.refusal and not self.problem and self.stop_reason != "max_rounds"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a fit would cost and reveal with each solver, and which one to take.
+    """What a fit would cost and reveal with each solver, and which one to use.
 
-    ``auto`` is the solver that ``solver="auto"`` takes, and ``recommended`` the one to take, or None if
-    none is possible; ``reason`` says why. ``share`` is the share of the exact components' variance that
-    a differentially private fit is expected to keep. ``assumes`` tells what was not given.
+    ``auto`` is the solver that ``solver="auto"`` would choose. ``recommended`` is the solver to use, or
+    None if none is possible; ``reason`` is why. ``share`` is the share of the exact components'
+    variance that a differentially private fit is expected to keep. ``assumes`` lists what was assumed
+    because it was not given.
     """
 
     solvers: tuple[SolverPlan, ...]
@@ -129,7 +131,7 @@ class Plan:
         raise KeyError(f"{solver!r} was not planned; the plan has {names}")
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the plan as values that JSON has."""
+        """Return the plan as values that JSON can hold."""
         return asdict(self)
 
 
@@ -163,19 +165,19 @@ def plan(
     Parameters
     ----------
     rows : int or dict
-        About how many rows all sites have, or the number of rows of each site by its name.
+        About how many rows all sites have together, or the number of rows of each site by its name.
     features : int or list of str
-        How many features they have, or their names, which sites tell in the first round.
+        The number of features, or their names, which sites send in the first round.
     n_components : int
         The number of components.
     sites : int or list of str
-        The number of sites, or their names, unless ``rows`` has them.
+        The number of sites, or their names, unless ``rows`` names them.
     solvers : iterable of str or Solver, optional
-        The solvers to plan for; by default, all of the catalogue.
+        The solvers to plan for; by default, all in the catalogue.
     center, scale, missing, tol, max_rounds
         As for `FederatedPCA`.
     weighted : bool
-        Whether the rows of some site have weights.
+        Whether the rows of any site have weights.
     in_order : bool
         Whether all sites have their columns in the same order. Otherwise, sites are sent the names.
     secure : bool, optional
@@ -183,8 +185,8 @@ def plan(
     privacy : Privacy, optional
         The promise of a differentially private fit.
     policy : Policy or path, optional
-        The policy of a site, or the file that holds it, which is held against the plan of each solver
-        as the site would.
+        The policy of a site, or its file. The plan for each solver is checked against this policy, as
+        the site would do.
     variances : array of shape (n_features,), optional
         The variances along the components: a guess, or those of public rows. They must not come from
         rows that nobody may see. By default, they fall as 1, 1/2, 1/3, and so on.
@@ -249,7 +251,7 @@ def plan(
         share = expected_share(*settings, secure=is_secure, center=center)
     assumes = [] if known is not None else ["variances fall as 1, 1/2, 1/3, and so on"]
     if not isinstance(rows, Mapping):
-        assumes.append("all sites have about as many rows")
+        assumes.append("all sites have about the same number of rows")
     if names is None:
         assumes.append("columns have no names")
     return Plan(planned, auto, recommended, reason, speed, tuple(assumes), share)
@@ -271,7 +273,7 @@ class _Fit:
 
     @property
     def variances(self) -> Array:
-        """Return variances along all components; no more are positive than rows allow."""
+        """Return variances along all components, at most as many of them positive as rows allow."""
         if self.known is not None:
             return self.known
         d, most = self.sizes.d, max(self.sizes.n - self.sizes.center, 1)
@@ -297,7 +299,7 @@ class _Fit:
         up = np.sum([each.up for each in crossed], axis=0)
         is_counted = isinstance(solver, Counted) and not self.secure
         by_site = up + down // len(self.parties)
-        if not isinstance(solver, Counted):  # it has only told about how much it sends
+        if not isinstance(solver, Counted):  # it only estimates its bytes
             more = solver.bytes_per_site(sizes.n, sizes.d, sizes.k)
             by_site = by_site + more
             down, up = down + len(self.parties) * more // 2, up + more // 2
@@ -324,7 +326,7 @@ class _Fit:
         )
 
     def _rounds(self, solver: Solver) -> Rounds | tuple[Rounds, str]:
-        """Return how often a solver multiplies blocks, and how it ended, if it iterates."""
+        """Return how many times a solver multiplies blocks and, if it iterates, why it stopped."""
         if self.privacy is not None or not isinstance(solver, Iterative):
             return {}
         found = rehearse(
@@ -343,11 +345,11 @@ class _Fit:
         if self.privacy is not None:
             return private_asked(solver.name, sizes, self.privacy)
         asked = fit_asked(solver, sizes, rounds)
-        # sums that are secure do not show what a site explains
+        # with secure sums, no site's share is measured
         return asked[:-1] if self.secure else asked
 
     def _is_answered(self, question: Question) -> bool:
-        """Return whether a site with the policy answers, where the program goes on if it does not."""
+        """Return whether a site with the policy answers; the program goes on without other answers."""
         if self.policy is None or question.verb == "sum" or not question.reads_rows:
             return True
         return self.policy.gather
@@ -361,7 +363,7 @@ class _Fit:
         }
 
     def _refusal(self, solver: Solver) -> str:
-        """Return why a site with the policy would not take part, or an empty text."""
+        """Return why a site with the policy would not take part, or an empty string."""
         if self.policy is None:
             return ""
         settings: dict[str, Any] = {SECURE: True} if self.secure else {}
@@ -381,7 +383,7 @@ class _Fit:
         return refusal_of(self.policy, run) or ""
 
     def _problem(self, solver: Solver, crossed: Sequence[Crossed]) -> str:
-        """Return why the solver cannot run, or an empty text."""
+        """Return why the solver cannot run, or an empty string."""
         if self.secure and solver.seen and self.privacy is None:
             return "it needs each site's answers, which secure sums hide"
         for each in crossed:
@@ -451,14 +453,14 @@ def _solvers(given: Iterable[str | Solver] | None, *, is_private: bool) -> list[
     found = [solver for solver in map(find_solver, items) if solver is not None]
     if len(found) < len(items) or not found:
         raise InputError(
-            "solvers must name solvers other than 'auto', which is one of those that are planned: "
-            f"{', '.join(SOLVERS)}"
+            f"solvers must name one or more of {', '.join(SOLVERS)}; omit 'auto', which only chooses "
+            "among them"
         )
     return found
 
 
 def _parties(rows: int | Mapping[str, int], sites: int | Sequence[str]) -> list[Party]:
-    """Return the sites with their rows, which are spread evenly if only their number is known."""
+    """Return the sites with their row counts; spread rows evenly if only their total is known."""
     if isinstance(rows, Mapping):
         for name, n in rows.items():
             check_whole(f"rows[{name!r}]", n, 0)
@@ -472,7 +474,7 @@ def _parties(rows: int | Mapping[str, int], sites: int | Sequence[str]) -> list[
         else:
             names = [str(name) for name in sites]  # type: ignore[union-attr]
         if not names or len(set(names)) < len(names):
-            raise InputError(f"sites={sites!r} must be at least one name, each once")
+            raise InputError(f"sites={sites!r} must name at least one site, and no site twice")
         check_whole("rows", rows, 2)
         each, more = divmod(int(rows), len(names))
         parties = [Party(name, each + (i < more)) for i, name in enumerate(names)]
@@ -487,10 +489,10 @@ def _checked(variances: Sequence[float] | Array, d: int) -> Array:
     if given.ndim != 1 or not 1 <= given.size <= d or not np.isfinite(given).all():
         raise InputError(f"variances must be a list of 1 to {d} finite numbers")
     if given.min() < 0 or not given.any():
-        raise InputError("variances must not be negative, and not all of them zero")
+        raise InputError("variances must be at least 0, and one of them must be positive")
     return np.pad(np.sort(given)[::-1], (0, d - given.size))
 
 
 def _scaled(falling: Array, privacy: Privacy) -> Array:
-    """Return variances such that typical rows are a little shorter than the row bound."""
+    """Scale variances so that typical rows are a little shorter than the row bound."""
     return np.asarray(falling * (TYPICAL_LENGTH * privacy.row_bound) ** 2 / falling.sum())

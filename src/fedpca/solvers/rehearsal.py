@@ -2,14 +2,14 @@
 
 The rounds of a solver that starts at random depend on the rows only through the eigenvalues of A'A, and
 for some solvers through how the sites differ. So the solver's own program runs in this process on rows
-that are made up from variances, which are guessed, or those of public data:
+that are made up from variances, which are guessed or come from public data:
 
     A = diag(sqrt(variance))                                 one site
     A_i = R_i S^(-1/2) diag(sqrt(variance)),  S = sum_i R_i'R_i     several, R_i like n_i random rows
 
-Both have A'A = diag(variance). Several sites differ as sites do whose rows are drawn from the same
-distribution. Nobody's rows are involved. Of many features, only some of the trailing variances are
-kept, and the tolerance is raised by as much as their sum falls.
+Both have A'A = diag(variance). Several sites differ like sites whose rows are drawn from the same
+distribution. Nobody's rows are involved. With many features, only some of the trailing variances are
+kept, and the tolerance is raised by the same factor by which the sum of the variances falls.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from fedpca.solvers.pca import principal_components
 # of the made-up rows: Lanczos depends on all variances near the leading ones, and needs few rounds
 MAX_SIDE, MAX_SIDE_OF_LANCZOS = 240, 4000
 MAX_ENTRIES = 1 << 17  # of a block of the made-up rows
-LEAST_BLOCKS = 20  # of k columns in fewer of the variances than all, or Lanczos would complete them
+LEAST_BLOCKS = 20  # of k columns that fit among the variances kept, or Lanczos would end too early
 MAX_WORK = (
     1 << 18
-)  # side times squared columns, of which each round of other solvers takes many times
+)  # of side times squared columns; each round of other solvers takes many times that
 N_STARTS = 3
-MAX_SITES = 3  # with rows of their own; more differ no more
+MAX_SITES = 3  # with rows of their own; more sites would not differ more
 
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """The rounds that a solver took, and how it ended; empty if only the usual rounds are known."""
+    """The rounds that a solver took and why it stopped; "" if these are only its usual rounds."""
 
     rounds: Rounds
     stop_reason: str
@@ -65,8 +65,8 @@ def rehearse(
 ) -> Rehearsed:
     """Return the rounds of a solver for sites with this many rows and variances along components.
 
-    The rounds of subspace iteration vary with the start, so the median of a few is taken. With very
-    many components, a rehearsal would take too long, and the solver tells its usual rounds.
+    The rounds of subspace iteration vary with the start, so the median over a few starts is taken. With
+    very many components, a rehearsal would take too long, so the solver's usual rounds are returned.
     """
     is_lanczos, d = isinstance(solver, Lanczos), len(variances)
     usual = solver.usual_rounds(sum(rows), d, k) if isinstance(solver, Iterative) else {}
@@ -109,14 +109,14 @@ def _rounds_for(
 
 
 def _one_site(variances: Array) -> dict[str, Any]:
-    """Return rows for a solver that needs only sums, so that the sites make no difference."""
+    """Return one site's rows, which suffice for a solver that needs only sums."""
     p, roots = len(variances), np.sqrt(variances)
     side = max(p, 2)  # a fit needs two rows
     return {"rehearsal": sp.csr_array((roots, (range(p), range(p))), (side, p))}
 
 
 def _several(variances: Array, rows: Sequence[int], d: int, seed: int) -> dict[str, Any]:
-    """Return rows for several sites, of which each has its own sampling errors."""
+    """Return rows for several sites, each with its own sampling errors."""
     p = len(variances)
     rng = np.random.default_rng(seed)
     positive = int(np.count_nonzero(variances))
@@ -144,7 +144,7 @@ def _like_rows(rng: np.random.Generator, n: int, p: int) -> Array:
 
 
 def _thinned(variances: Array, k: int, tol: float, most: int) -> tuple[Array, float]:
-    """Return fewer variances if there are very many, and the tolerance in terms of their sum."""
+    """Return fewer variances if there are very many, and the tolerance relative to their sum."""
     side = max(min(most, MAX_ENTRIES // k), 2 * k)
     if len(variances) <= side:
         return variances, tol

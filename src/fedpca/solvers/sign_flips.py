@@ -3,8 +3,8 @@
     E_k = A - A V_k V_k',   E_k o S,   where each entry of S is +1 or -1 with equal probability
 
 `fedpca.linalg.parallel_analysis` counts the eigenvalues of A'A above those of rows whose columns have
-nothing in common. It knows the variance of each column, but not that some rows are noisier than others.
-And it compares the first direction of noise, which comes after k components, with the (k+1)-th
+nothing in common. It accounts for the variance of each column, but not for rows that are noisier than
+others. And it compares the first direction of noise, which comes after k components, with the (k+1)-th
 direction of its tables, which is smaller if some columns are noisier than others. So a second test has
 to confirm the components.
 
@@ -13,8 +13,8 @@ eigenvalue of the flipped E_k shows how large noise becomes once k components ar
 eigenvalue of A'A above it is a component. These are removed next, until no more is found. Removing few
 at a time is safe: what is left of the components makes the flipped eigenvalues larger, never smaller.
 Removing directions of noise would not be. At the end, the i-th eigenvalue after the k components is
-compared with the i-th of the flipped E_k: a few extreme entries may raise the first above what is left
-to find.
+compared with the i-th of the flipped E_k: a few extreme entries may raise the first flipped eigenvalue
+above what is left to find.
 
 Every product is a sum over sites, and all flips share their rounds. The signs are a secret of the site
 (`Site.secret`): whoever knew them could solve for single rows.
@@ -57,10 +57,10 @@ from fedpca.solvers.standardize import ColumnSums
 if TYPE_CHECKING:
     from fedpca.site.site import Site
 
-MAX_ROUNDS = 20  # of block Lanczos on flipped rows; fewer than these find their largest eigenvalues
-LEAST_ROWS = 60  # of 10^7 sums of flips, two differ in the sign of a single row, probability 0.5 %
+MAX_ROUNDS = 20  # of block Lanczos on flipped rows; fewer suffice for their largest eigenvalues
+LEAST_ROWS = 60  # two of 10^7 sums of flips differ in the sign of one row with probability 0.5 %
 AHEAD = 10  # eigenvalues that are compared after those that are certain
-MARGIN = 1.1  # a component is this much larger than noise; the largest of a few flips varies
+MARGIN = 1.1  # least ratio of a component to noise, since the largest of a few flips varies
 SETTLED = (
     3e-3  # the eigenvalues are known well enough once a round changes them by no more than this
 )
@@ -98,7 +98,7 @@ class SignFlips:
     def _confirmed(self, spectrum: Spectrum, n_above: int | None) -> int | None:
         """Return how many of the first ``n_above`` eigenvalues are above those of flipped rows.
 
-        None stands for all eigenvalues so far, and for a number that only further ones can tell.
+        ``n_above=None`` means all eigenvalues so far. Return None if more of them are needed.
         """
         is_open = n_above is None and not spectrum.is_whole
         most = len(spectrum.values) if n_above is None else n_above
@@ -155,10 +155,10 @@ def flipped_floor(fed: Federation, n: float, removed: Array, p: int) -> Array:
 
 
 def fewer_directions(n: float, d: int, r: int) -> float:
-    """Return the factor by which noise without r of its directions has a larger leading eigenvalue.
+    """Return the factor by which random signs shrink the leading eigenvalue of residual noise.
 
-    Residuals have the same squares on fewer directions of rows and columns, while random signs spread
-    them over all directions again.
+    Residuals without r directions have the same squares in fewer directions of rows and columns, while
+    random signs spread them over all directions again.
     """
     if min(n - 1, d) <= r:
         return 1.0
@@ -169,8 +169,8 @@ def fewer_directions(n: float, d: int, r: int) -> float:
 def flips_order(plan: RunPlan, *parts: Question | Order) -> Order:
     """Return the order in which a solver repeats its parts, with the rule's questions in between.
 
-    The rule removes more components each time, as `Script.looks` bounds for `draw_signs`. Other rules
-    than "auto" ask nothing.
+    The rule removes more components each time; `Script.looks` bounds how many times it may ask
+    `draw_signs`. Rules other than "auto" ask nothing.
     """
     again = repeat(*parts)
     if plan.parameters.get("n_components") != "auto":
@@ -215,7 +215,7 @@ def leading_of_flips(
 
 @dataclass(frozen=True)
 class FlipSecret:
-    """The numbers from which a site draws its signs, and what it removes from its rows before."""
+    """The numbers from which a site draws its signs, and what it first removes from its rows."""
 
     words: Array  # (w,)
     removed: Array  # (d, k), orthonormal
@@ -242,16 +242,16 @@ def column_squares(site: Site) -> Arrays:
 def draw_signs(site: Site, seed: Array, removed: Array) -> dict[str, Any]:
     """Let the site choose the secret that its signs are drawn from, and remember what to remove.
 
-    The secret is new each time. With the same signs, products of what is left after different
-    directions would together tell more than each of them.
+    The secret is new each time. If the signs stayed the same, products of what is left after removing
+    different directions would together reveal more than each of them.
 
-    A few rows have few combinations of signs. Over many runs, whoever collects all of them can tell the
-    rows, although the signs are secret. And a coordinator that lies can choose k directions without
-    which k + 1 columns are equal. If these columns are more than the rows, their products are a matrix
-    of low rank, whose range holds the signs of each row. So a site with a policy refuses if it has few
-    rows, or not twice as many as there are directions. It also removes at most half of all directions:
-    with all but one removed, flips would tell moments of the rows along a direction of the
-    coordinator's choice.
+    A few rows have few combinations of signs. Over many runs, whoever collects all of them can find out
+    the rows, although the signs are secret. And a coordinator that lies can choose k directions without
+    which k + 1 columns are equal. If there are more of these columns than rows, their products are a
+    matrix of low rank, whose range holds the signs of each row. So a site with a policy refuses if it
+    has few rows, or fewer than twice as many as there are directions. It also removes at most half of
+    all directions: with all but one removed, flips would reveal moments of the rows along a direction
+    of the coordinator's choice.
     """
     d, k = removed.shape
     least = max(LEAST_ROWS, 2 * k)
@@ -270,7 +270,7 @@ def draw_signs(site: Site, seed: Array, removed: Array) -> dict[str, Any]:
 
 
 def _has_fewer_rows(site: Site, least: int) -> bool:
-    """Return whether fewer than ``least`` of a site's rows, an even number, count in this run."""
+    """Return whether fewer than ``least`` rows of a site count in this run; ``least`` is even."""
     missing = site.recall(ColumnSums).missing if site.remembers(ColumnSums) else ERROR
     return look_for_few(site.rows, least // 2, missing).n_rows < least
 

@@ -10,14 +10,14 @@ from the solver "merge", and a site that allows that solver by name admits this 
 
 W_i is the site's covariance, and W and a_rest belong to all other sites together. So that a direction
 with little variance counts too, both ratios are taken in coordinates where each direction is divided by
-the root of its variance at the other sites, plus the mean variance of all directions. The ratios are
-about 1 if a site differs from the others by chance alone and rows are normally distributed; with fewer
-rows than features, all of them are larger. By how much they vary then follows from ``h = tr^2 W / tr
-W^2``, the number of directions that matter. The direction in which a site is odd is that of ``a_i -
-a_rest``, or the one along which W_i and W differ most.
+the root of the sum of its variance at the other sites and the mean variance of all directions. The
+ratios are about 1 if a site differs from the others only by chance and rows are normally distributed;
+with fewer rows than features, all of them are larger. How much they vary by chance follows from
+``h = tr^2 W / tr W^2``, the number of directions that matter. The direction in which a site is odd is
+that of ``a_i - a_rest``, or the one along which W_i and W differ most.
 
-Without site i, C loses S_i and what its mean adds (`fedpca.solvers.influence`). Its leading
-eigenvectors tell how much the components depend on the site, without another round.
+Without site i, C loses S_i and what its mean adds (`fedpca.solvers.influence`). The leading
+eigenvectors that are left show how much the components depend on the site, without another round.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 MAX_DIRECTIONS = 1000  # of each site
 MAX_COORDINATES = 600  # in which covariances are compared
 ODD_DEVIATIONS = 6.0  # beyond what chance gives
-ODD_TIMES = 3.0  # as far apart as the median of the other sites
+ODD_TIMES = 3.0  # as a multiple of the median of the other sites
 
 
 @dataclass(frozen=True)
@@ -72,16 +72,16 @@ class SiteOnMap:
         The angles between the site's own leading directions and the components, in degrees, the
         smallest first.
     explained : float
-        The variance within the site that the components explain, as a share of what as many directions
-        of its own would.
+        The variance within the site that the components explain, as a share of what the same number of
+        the site's own directions would.
     means_apart, spreads_apart : float
-        How far the site's mean and its covariance are from those of all others; 1 is chance.
+        How far the site's mean and its covariance are from those of all others; chance gives about 1.
     is_odd_in_mean, is_odd_in_spread : bool
         Whether the site stands out among the sites.
     mean_direction, spread_direction : ndarray of shape (d,)
         The unit vectors along which the mean and the covariance differ most, in the model's scale.
     spread_change : float
-        The site's variance along ``spread_direction``, less that of the others.
+        The site's variance along ``spread_direction``, minus that of the others.
     angle_without : float
         The sine of the largest angle by which the components move if the site is left out.
     components_without : ndarray of shape (k, d)
@@ -111,9 +111,9 @@ class SiteMap:
     Parameters
     ----------
     sites : dict of str to SiteOnMap
-        Each site with rows.
+        Each site that has rows.
     left_out : float
-        The share of the variance that the sites' summaries left out; without it, nothing here is
+        The share of the variance that the sites' summaries left out; if it is zero, nothing here is
         approximate.
     outcome : Outcome
         How the run ended.
@@ -125,7 +125,7 @@ class SiteMap:
 
     @property
     def odd_sites(self) -> list[str]:
-        """Return the sites that stand out, those farthest apart first."""
+        """Return the sites that stand out, the one farthest apart first."""
         odd = {
             name: max(each.means_apart, each.spreads_apart)
             for name, each in self.sites.items()
@@ -181,9 +181,9 @@ def site_map_script(plan: RunPlan) -> Script:
     check=impossible_summary,
 )
 def describe_site(site: Site, n_directions: Array) -> dict[str, Any]:
-    """Summarize a site's rows about their own mean, which is sent less the common one.
+    """Summarize a site's rows about their own mean, and send this mean minus the common one.
 
-    Both are in the frame that the site has been given.
+    Both means are in the frame that the site has been given.
     """
     frame = site.recall(Frame)
     n, mean = own_mean_of(site)
@@ -303,7 +303,7 @@ def _apart(i: int, n: Array, away: Array, scatters: Array, Q: Array) -> _Apart:
 
 
 def _stand_out(apart: Sequence[float], directions: Sequence[float]) -> list[bool]:
-    """Return which sites are farther apart than chance explains, and than most others are."""
+    """Return which sites are farther apart than chance explains, and much farther than most."""
     odd = []
     for i, (ratio, h) in enumerate(zip(apart, directions, strict=True)):
         others = [each for j, each in enumerate(apart) if j != i]

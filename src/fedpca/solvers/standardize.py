@@ -5,7 +5,7 @@
 The mean is taken over all sites. Centering each site on its own mean would lose the variance between
 sites. Raw second moments would lose the digits that an offset takes up. So the coordinator asks for the
 mean first, and everything else is summed about it. If rows have weights, n is the sum of the weights,
-and each row counts by its weight. If gaps take the mean, the mean is that of the values present.
+and each row counts by its weight. If gaps are filled, it is with the mean of the values present.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 MAX_PRODUCTS = 1 << 40  # columns by which rows can be multiplied in a run; a hint for the site
 BINOMIAL = "binomial"  # the scale of genotypes
-MONOMORPHIC_SHARE = 1e-12  # of an allele that does not occur, but for rounding in weights
-SCALES = "1e-150..1e100"  # beyond these, squares of scaled values underflow or overflow one by one
+MONOMORPHIC_SHARE = 1e-12  # a rarer allele counts as absent, since weights may leave rounding
+SCALES = "1e-150..1e100"  # beyond these, the squares of single scaled values underflow or overflow
 EPS = float(np.finfo(np.float64).eps)
 SUM_ERROR = 1 / 8  # in rounding units: error of the mean of n values, divided by the root of n
 MAX_TIMES_LARGEST = 2.0**20  # a mean beyond this multiple of a site's values would round them away
@@ -112,8 +112,8 @@ def own_frame(site: Site, mean: Array, scale: Array, n_products: int = 1) -> Fra
     """Return the frame for a mean and a scale; refuse a mean that would round the site's rows away.
 
     About a point that is 2^50 times as large as the values, each value becomes a multiple of the
-    rounding unit. Products would then hold sums over the rows whose values were rounded up, and so over
-    any rows that the coordinator selects. A site that answers everything does not refuse it.
+    rounding unit. Products would then hold sums over only those rows whose values were rounded up, so
+    the coordinator could select any rows. A site that answers everything does not check the mean.
     """
     sums = site.recall(ColumnSums)
     if not site.policy.is_open:
@@ -121,7 +121,7 @@ def own_frame(site: Site, mean: Array, scale: Array, n_products: int = 1) -> Fra
         far = np.abs(mean) > MAX_TIMES_LARGEST * np.abs(
             own if sums.order is None else own[sums.order]
         )
-        if far.any():  # the mean may be far from a mean near zero, but not from all values
+        if far.any():  # the mean may be far beyond an own mean near zero, but not beyond all values
             largest = _largest_values(site)
             largest = largest if sums.order is None else largest[sums.order]
             far &= (largest > 0) & (np.abs(mean) > MAX_TIMES_LARGEST * largest)
@@ -168,8 +168,8 @@ def _largest_values(site: Site) -> Array:
 def count_and_sum(site: Site, features: Array, missing: Array) -> dict[str, Any]:
     """Count the rows and sum each column, in the order of ``features``, by the rows' weights.
 
-    ``missing`` says what to do with gaps, as a position in `MISSING`. If gaps take the mean,
-    ``present`` is the weight of the values present in each column; otherwise, it is empty.
+    ``missing`` says what to do with gaps, as a position in `MISSING`. If gaps are to be filled with the
+    mean, ``present`` is the weight of the values present in each column; otherwise, it is empty.
     """
     if not 0 <= int(missing) < len(MISSING):
         raise InputError(f"missing={int(missing)} is not between 0 and {len(MISSING) - 1}")
@@ -237,7 +237,7 @@ def polymorphic(
 ) -> tuple[CommonFeatures, ColumnMeans | None]:
     """Leave out variants that are monomorphic or rarer than ``maf`` over all sites.
 
-    Return the features that are left, and the means if all are.
+    Return the features that are left, and the means if no variant was left out.
     """
     means = ask_means(fed, common, missing, may_lack_values=True)
     assert common.names is not None
@@ -274,7 +274,7 @@ def ask_means(
     *,
     may_lack_values: bool = False,
 ) -> ColumnMeans:
-    """Ask for n and the mean over all sites; the mean of no values is zero, if there may be none."""
+    """Ask for n and the mean over all sites; a column without values is refused, or its mean is 0."""
     position = MISSING.index(missing)
     sums = fed.sum(count_and_sum, features=common.to_ask, missing=np.int64(position))
     n, weight = int(sums["n"]), float(sums["weight"])
@@ -315,8 +315,8 @@ def binomial_deviations(mean: Array, names: Sequence[str] | None) -> Array:
     if outside.size:
         columns = [str(i) if names is None else names[i] for i in outside.tolist()]
         raise InputError(
-            f"scale={BINOMIAL!r} takes numbers of alleles from 0 to 2, but the means of columns "
-            f"{some_of(columns)} are not; use scale=True"
+            f"scale={BINOMIAL!r} needs numbers of alleles from 0 to 2, but the means of columns "
+            f"{some_of(columns)} are outside this range; use scale=True"
         )
     variance = mean * (2 - mean) / 2
     is_constant = np.minimum(mean, 2 - mean) / 2 < MONOMORPHIC_SHARE

@@ -6,8 +6,8 @@ questions of the solver and the names of the sites, so the counts are those that
 `run_.bytes_down` will have, if the fit takes these rounds and no site has to be asked again.
 
 In a run with secure sums, the answers are elements of rings, and some rounds first ask how large the
-numbers are. How many digits a ring's unit has, and whether sites are asked for sizes once more, depends
-on the rows. So these counts are close, but not exact.
+numbers are. How many digits a ring's unit has, and whether sites are asked for sizes again, depend on
+the rows. So these counts are close, but not exact.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def traffic(
     secure: bool = False,
     answers: Callable[[Question], bool] = lambda _: True,
 ) -> Iterator[Crossed]:
-    """Yield the bytes of a fit's rounds; ``asked`` takes a site's rows.
+    """Yield the bytes of a fit's rounds; ``asked`` returns a site's questions, given its row count.
 
-    Where ``answers`` is false, the sites refuse, and nothing of a refusal is counted.
+    If ``answers`` is false for a question, the sites refuse it, and their refusals are not counted.
     """
     alike: dict[tuple[int, int], Party] = {}  # one site for all whose messages have the same sizes
     kinds = [(len(json.dumps(party.name)), party.rows) for party in parties]
@@ -100,7 +100,7 @@ def _answer_bytes(asked: Header, party: Party, arrays: Mapping[str, Array]) -> i
 
 
 class _Known:
-    """What the coordinator knows about the size of answers, as `fedpca.coordinator.secure` does."""
+    """What the coordinator knows about the size of answers, as in `fedpca.coordinator.secure`."""
 
     def __init__(self) -> None:
         self._has_energy = False
@@ -133,7 +133,7 @@ class _Known:
 
 
 def _masked(question: Question, own: Mapping[str, Array], mask: Any) -> Mapping[str, Array]:
-    """Return arrays that stand for an answer under masks."""
+    """Return stand-ins for the arrays of a masked answer."""
     if mask is None:
         return own
     from fedpca.privacy.bounds import N_FLAGS, N_WORDS

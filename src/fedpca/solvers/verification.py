@@ -7,15 +7,16 @@ directions outside V. If the rows have not changed, then R is as small as it was
 mean, the total variance, and the variances along V are those of the model. Everything is a sum over
 sites. No site reveals more than in a fit, and no question is asked that a fit does not ask.
 
-The sites divide by the scale of the model, and the coordinator by what has become of it since. So what
-each site explains can be compared with what it was, whatever the other sites did.
+The sites divide by the scale of the model. The coordinator then corrects for how much the scale has
+changed since. So each site's explained share can be compared with its share in the fit, whatever
+happened at the other sites.
 
 The sine of the angle between V and the exact components is at most ``|R| / (theta_k - l)`` if no
 eigenvalue of B exceeds l (Davis and Kahan). The same round bounds these eigenvalues by the smallest of
 
     trace B
     ||N|| + trace (B - N),   N = B G (G'B G)^+ G'B           since N <= B
-    2 sqrt(2 / pi) max_i |B w_i|                             but with probability 2^-20
+    2 sqrt(2 / pi) max_i |B w_i|                             except with probability 2^-20
 
 where w_i are the 20 normal vectors that G is made from.
 
@@ -56,11 +57,9 @@ from fedpca.solvers.standardize import Moments, ask_moments, squares, standardiz
 
 PROGRAM = "verify"
 TOL = 1e-6  # relative change that rounding or secure sums may cause
-N_GUARDS = (
-    20  # random directions; that many bound the variance outside V but with probability 2^-20
-)
+N_GUARDS = 20  # random directions; they bound the variance outside V except with probability 2^-20
 LEAST_SHARE = 1e-6  # of the first variance; a smaller one is compared with this share
-NAMED_SHARE = 0.1  # of the largest change at a site, from which another site is named as well
+NAMED_SHARE = 0.1  # of the largest change at a site; sites that changed by more than this are named
 PARAMETERS = ("n_components", "center", "scale", "missing", "by_site")
 
 
@@ -68,8 +67,8 @@ PARAMETERS = ("n_components", "center", "scale", "missing", "by_site")
 class Statistic:
     """One number of a model, what it is now, and by how much it changed.
 
-    ``change`` is relative to what is natural for the statistic, as ``unit`` says. ``where`` names the
-    feature or the component along which it is largest.
+    ``unit`` says what ``change`` is relative to. ``where`` names the feature or the component along
+    which the change is largest.
     """
 
     name: str
@@ -93,13 +92,13 @@ class Statistic:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a model's components are those of the sites' present rows.
+    """Whether a model's components are still those of the sites' rows.
 
     ``statistics`` are the numbers that were compared. ``angle_bound`` bounds the sine of the angle
-    between the model's components and the exact ones of the present rows; 1 means that this round could
-    not bound it. ``fitted_bound`` is the bound that the model's own fit stated. ``changed_sites`` are
-    the sites whose explained share of the variance changed, with the change; it is None if the sites
-    were not asked, or did not tell. ``run`` is the record of the check.
+    between the model's components and the exact ones of the rows now; 1 means that this round could
+    not bound it. ``fitted_bound`` is the bound that the model's own fit stated. ``changed_sites`` maps
+    each site whose explained share of the variance changed to the change; it is None if the sites were
+    not asked or did not tell. ``run`` is the record of the check.
     """
 
     statistics: tuple[Statistic, ...]
@@ -110,7 +109,7 @@ class Verdict:
 
     @property
     def drifts(self) -> tuple[Statistic, ...]:
-        """Return the statistics that changed, those that changed most for their kind first."""
+        """Return the statistics that changed, the one with the largest relative change first."""
         drifted = [each for each in self.statistics if each.has_drifted]
         return tuple(sorted(drifted, key=lambda each: -each.change))
 
@@ -124,10 +123,10 @@ class Verdict:
             if each.name == name:
                 return each
         names = ", ".join(each.name for each in self.statistics)
-        raise KeyError(f"{name!r} was not compared; compared were {names}")
+        raise KeyError(f"{name!r} was not compared; use one of {names}")
 
     def in_words(self) -> str:
-        """Return the verdict as a line."""
+        """Return the verdict in one line."""
         if not self.is_certified:
             sites = ""
             if self.changed_sites:
@@ -147,7 +146,7 @@ class Verdict:
         return f"certified: {angle}"
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the verdict as values that JSON has."""
+        """Return the verdict as values that JSON can hold."""
         return {
             "certified": self.is_certified,
             "angle_bound": self.angle_bound,
@@ -164,7 +163,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Claim:
-    """What a model says about the rows that it was fitted to.
+    """What a model states about the rows that it was fitted to.
 
     ``slack`` is how far, as a share of the variance, its components and variances may be from those of
     the rows, and ``shares`` are the shares of each site's variance that the components explained.
@@ -183,7 +182,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Present:
-    """What the sites' sums say now, with features in the order of the model."""
+    """What sums over the sites show now, with features in the order of the model."""
 
     moments: Moments
     energy: float
@@ -238,7 +237,7 @@ def verify_components(
 
 
 def compare(claim: Claim, present: Present, tol: float) -> Verdict:
-    """Return the verdict on a claim about rows, given what the sites say now."""
+    """Return the verdict on a claim about rows, given what the sites' sums show now."""
     tol = max(tol, present.rounding)
     names = claim.features or tuple(f"column {j}" for j in range(len(present.V)))
     T = present.V.T @ present.product
@@ -294,7 +293,7 @@ def _moments(claim: Claim, present: Present, tol: float, names: Sequence[str]) -
         moved = np.abs(moments.mean - model.mean) / deviations
         j = int(moved.argmax())
         then, now, change = float(model.mean[j]), float(moments.mean[j]), float(moved[j])
-        # the mean of large values is rounded as they are
+        # the mean of large values is rounded as much as they are
         rounding = float(present.rounding * np.max(np.abs(model.mean) / deviations))
         allowed = max(tol, rounding)
         unit = "standard deviations"
@@ -311,7 +310,7 @@ def _moments(claim: Claim, present: Present, tol: float, names: Sequence[str]) -
 def _variances(claim: Claim, present: Present, energies: Array, tol: float) -> list[Statistic]:
     """Return the statistics of the total variance and of the component that changed most.
 
-    What a model's fit left out is a share of the total variance.
+    The slack of a claim is a share of the total variance.
     """
     weight, before = present.moments.weight, claim.model.explained_variance
     freedom = weight - 1 if weight >= 2 else max(weight, 1e-300) / 2
@@ -328,7 +327,7 @@ def _variances(claim: Claim, present: Present, energies: Array, tol: float) -> l
 
 
 def _outside_bounds(present: Present) -> tuple[float, float]:
-    """Return the least and the most that the largest variance outside the components can be."""
+    """Return a lower and an upper bound on the largest variance outside the components."""
     V, W = present.V, present.normal
     d, k = V.shape
     trace = max(0.0, present.energy - float(np.vdot(V, present.product)))
@@ -363,7 +362,7 @@ def _deviations(model: Model) -> Array:
 
 
 def _changed_sites(claim: Claim, present: Present, tol: float) -> dict[str, float]:
-    """Return the sites whose explained share changed, those that changed most first."""
+    """Return the sites whose explained share changed, the one that changed most first."""
     now = present.shares or {}
     changes = {
         name: abs(now[name] - then)
@@ -379,7 +378,7 @@ def _changed_sites(claim: Claim, present: Present, tol: float) -> dict[str, floa
 
 
 def _shares(fed: Federation, V: Array) -> dict[str, float] | None:
-    """Return what the components explain of each site's variance, or None if a policy refuses."""
+    """Return the share of each site's variance that V explains, or None if a policy refuses."""
     try:
         answers: dict[str, Arrays] = fed.gather(explained_energy, V=np.ascontiguousarray(V))
     except PolicyRefused:

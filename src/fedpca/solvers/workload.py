@@ -24,19 +24,19 @@ from fedpca.solvers.one_round.merge import summarize_about, summarize_rows
 from fedpca.solvers.traffic import Crossed
 
 LATENCY_S = 0.05  # of a round: a question to another city and its answer
-BANDWIDTH = 12.5e6  # bytes a second, as of 100 Mbit/s
+BANDWIDTH = 12.5e6  # bytes per second, which is 100 Mbit/s
 SUMMARIES = (summarize_rows.name, summarize_about.name)
-LOCAL_PRODUCTS = {"local_power_steps": 5, "consensus_step": 7}  # about as many at a site in a round
-DENSE_SLOWDOWN = 4  # of an eigendecomposition, beside products with as many operations
+LOCAL_PRODUCTS = {"local_power_steps": 5, "consensus_step": 7}  # roughly, per site and round
+DENSE_SLOWDOWN = 4  # of an eigendecomposition, compared with products of as many operations
 
 
 @dataclass(frozen=True)
 class Speed:
-    """The speeds that the times of a plan follow from.
+    """The speeds from which a plan computes times.
 
-    ``latency`` is in seconds a round. ``bandwidth`` is that of the coordinator's connection in bytes a
-    second, which all sites share. ``flops`` are operations a second at a site and the coordinator, and
-    ``read_rate`` is how many bytes of rows a site reads a second.
+    ``latency`` is in seconds per round. ``bandwidth`` is in bytes per second, for the coordinator's
+    connection, which all sites share. ``flops`` are operations per second at a site and the
+    coordinator, and ``read_rate`` is how many bytes of rows a site reads per second.
     """
 
     latency: float = LATENCY_S
@@ -68,7 +68,7 @@ class Work:
 
     @property
     def _products(self) -> list[tuple[int, int]]:
-        """Return the width of blocks that the site multiplies, and how often."""
+        """Return the widths of the blocks that the site multiplies, and how many times each."""
         return [
             (each.lengths["k"], each.times * LOCAL_PRODUCTS.get(each.question.name, 1))
             for each in self.crossed
@@ -86,7 +86,7 @@ class Work:
         return any(each.question.name in names for each in self.crossed)
 
     def seconds(self, speed: Speed, n_bytes: int) -> float:
-        """Return the time of the fit by the model."""
+        """Return the time of the fit according to the model."""
         rounds = sum(each.times for each in self.crossed)
         network = rounds * speed.latency + n_bytes / speed.bandwidth
         return network + self._site_seconds(speed) + self._server_operations() / speed.flops
@@ -137,7 +137,7 @@ class Work:
         return asked == ["covariance_product"]
 
     def site_memory(self) -> int:
-        """Return the bytes that a site needs at most, besides rows that it has in memory."""
+        """Return the bytes that a site needs at most, in addition to rows that it has in memory."""
         n, d = self.sizes.here, self.sizes.d
         block = min(BLOCK_BYTES, 8 * n * d)
         message = max(max(each.down, *each.up) // each.times for each in self.crossed)
@@ -179,13 +179,13 @@ def speed_of(
 
 
 def _measured_flops() -> float:
-    """Return the operations a second of products with blocks, as solvers compute them."""
+    """Return the operations per second of products with blocks, as solvers compute them."""
     A, Z = np.ones((1024, 512)), np.ones((512, 16))
     return 2.0 * A.size * Z.shape[1] / _fastest(lambda: A @ Z)
 
 
 def _measured_read_rate() -> float:
-    """Return the bytes a second at which rows in memory are read."""
+    """Return how many bytes of rows in memory are read per second."""
     A = np.ones(1 << 20)
     return A.nbytes / _fastest(lambda: A.sum())
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from fedpca.errors import FileError
 
-PROBE_BYTES = 1 << 16  # a disk without room for this is full
-# errors of a disk that only writing can raise, so they never come from a file that is read meanwhile
+PROBE_BYTES = 1 << 16  # a disk without room for this counts as full
+# disk errors that only writing can raise, so reading a file in the block never causes them
 _WRITE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 
 
@@ -83,7 +83,7 @@ def _create_beside(target: Path, private: bool) -> Path:
 
 
 def flush_folder(folder: Path) -> None:
-    """Flush a folder's list of files to disk, where the system can."""
+    """Flush a folder's list of files to disk, if the system can do that."""
     # Windows cannot open a folder, and some network drives cannot flush one
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)

@@ -1,9 +1,9 @@
 """Write and read named float64 arrays with a JSON header in a safetensors file.
 
 A file is written completely or not at all. Reading validates the whole file and never executes code.
-The header holds a checksum of itself and of all arrays, so a file that was damaged on a disk or on its
-way is refused. A file without a checksum has an older format and is refused too: otherwise, damage to
-the format number could make a damaged file look like an old one.
+The header holds a checksum of itself and of all arrays, so a file that was damaged on a disk or in
+transit is refused. A file without a checksum has an older format and is refused too: otherwise, damage
+to the format number could make a damaged file look like an old one.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def read_arrays(path: str | os.PathLike[str], kind: str) -> tuple[Arrays, dict[s
         if not path.is_file():
             problem = "is a folder; provide a file name" if path.is_dir() else "does not exist"
             raise FileError(f"{path} {problem}")
-        path.open("rb").close()  # safe_open says that a file it may not read does not exist
+        path.open("rb").close()  # safe_open reports a file that it may not read as missing
         with safe_open(path, framework="numpy") as file:
             text = (file.metadata() or {}).get(HEADER_KEY, "null")
             header = json.loads(text)
@@ -72,7 +72,7 @@ def read_arrays(path: str | os.PathLike[str], kind: str) -> tuple[Arrays, dict[s
             f"{path} has format {header.get('format')}; this version of fedpca reads format "
             f"{FORMAT_VERSION}. Install the same version everywhere and write the file again"
         )
-    # the text is compared too, since damage to it need not change what it means
+    # the text is compared too, since damage can leave its meaning unchanged
     is_intact = _text(header) == text
     if header.pop(CHECKSUM_KEY, None) != checksum(header, arrays) or not is_intact:
         raise FileError(

@@ -37,7 +37,7 @@ class AdaptiveRank:
     """The number of directions that a stream reports; it changes by at most one after each block.
 
     The rule "auto" is `parallel_analysis`, "mp" is `marchenko_pastur`, and "energy" is `share`. The
-    rule "interval" knows no noise, so it keeps directions of noise as well. It is based on the
+    rule "interval" ignores noise, so it keeps directions of noise as well. It is based on the
     ratio of singular values ``c = s_r / (s_1 + ... + s_r)``. The rank grows if ``c > beta`` and shrinks
     if ``c < alpha`` (Grammenos et al., "Federated PCA with adaptive rank estimation", equation 6).
     Because c is at most 1/r, beta limits the rank to 1/beta. When the rank grows, no new direction is

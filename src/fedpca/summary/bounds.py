@@ -19,7 +19,7 @@ from fedpca.summary.lowrank import EPS, LowRank
 def rounding(kept: LowRank, n: float) -> float:
     """Return a bound on the rounding error of an eigenvalue of the scatter of n rows.
 
-    Each of up to n blocks adds an error, and errors in either direction grow with its square root.
+    Each of up to n blocks adds an error. Errors of either sign grow with the square root of n.
     """
     largest = float(kept.values[0]) ** 2 if len(kept.values) else 0.0
     return float((kept.directions.shape[1] + np.sqrt(max(0.0, n))) * EPS * largest)

@@ -2,8 +2,8 @@
 
     S / (s s') = R'R / (s s') + (T + E) / (s s'),   s_j^2 = S_jj / n
 
-A summary holds S_jj exactly, so the scale is exact as well. If the summary left nothing out, or if the
-full scatter is at hand, so is the scaled summary. Otherwise, the part left out, ``T + E``, is scaled
+A summary holds S_jj exactly, so the scale is exact as well. The scaled summary is exact if the summary
+left nothing out, or if the full scatter is at hand. Otherwise, the part left out, ``T + E``, is scaled
 too. Its norm is at most its trace, which the diagonal of S reveals, and at most its old norm divided
 by the smallest ``s_j^2``. Directions that a summary left out because their units are small may then
 matter, and the bound says so. The same holds for rounding errors, which are small compared with the

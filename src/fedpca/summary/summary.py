@@ -146,8 +146,8 @@ class Summary:
         on_block : callable, optional
             A function that is called after each block with the total number of rows read.
         drop, columns, id : str or list of str, optional
-            The names of columns that are not features, of the only features, and of columns that
-            identify the rows, as for `Site`.
+            The names of columns to leave out, of the only columns to use as features, and of columns
+            that identify the rows, as for `Site`.
         """
         from fedpca.summary.from_rows import summarize
 

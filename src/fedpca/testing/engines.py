@@ -26,7 +26,7 @@ def check_engine(engine: Engine, rows: Mapping[str, Any] | None = None) -> None:
         An engine with at least two sites.
     rows : dict, optional
         The rows of each site, by site name. If given, a fit over the engine must match a fit within
-        this process bit for bit, and must have the same ledger but for sums made on the way.
+        this process bit for bit, and must have the same ledger, apart from sums made on the way.
     """
     names = list(engine.names)
     _require(len(names) >= 2, f"check_engine needs at least two sites, but got {names}")
@@ -114,7 +114,7 @@ def _check_fit(engine: Engine, rows: Mapping[str, Any]) -> None:
             np.array_equal(over_engine.components_, within.components_),
             f"the components from solver {solver!r} differ from those computed within one process",
         )
-        # an engine may add up answers on the way, and enters these sums besides the answers
+        # an engine may add up answers on the way, and enter these sums in addition to the answers
         entries = [entry for entry in over_engine.run_.ledger if entry.site in engine.names]
         _require(
             entries == list(within.run_.ledger),

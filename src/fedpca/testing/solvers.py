@@ -152,7 +152,7 @@ def _check_weights_and_gaps(solver: Solver, sites: dict[str, Array]) -> None:
     _require(
         angle <= max(SUBSPACE_TOL, bound),
         "with weights and filled gaps, the sine of the angle to the pooled components is "
-        f"{angle:.1e}; read rows through site.standardized, which knows about both",
+        f"{angle:.1e}; read rows through site.standardized, which handles both",
     )
 
 
@@ -254,7 +254,7 @@ def _guarded(solver: Solver, sites: dict[str, Array]) -> list[Site]:
 
 
 def _check_script_admits(solver: Solver, sites: dict[str, Array]) -> None:
-    """Check that sites that follow the script answer all that honest runs ask."""
+    """Check that sites that follow the script answer everything that honest runs ask."""
     runs: list[dict[str, Any]] = [{"n_components": k} for k in (N_COMPONENTS, 0.9, "auto", None)]
     runs += [{"scale": True}, {"center": False}, {"missing": "mean"}, {"max_rounds": 1}]
     for given in runs:

@@ -33,16 +33,16 @@ Key = Hashable  # of a task
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks of a table that one site reads, each as the end of a small graph.
+    """The blocks of rows that one site reads, each the result of a small task graph.
 
     Parameters
     ----------
     graphs : list of (key, graph)
         The key of each block, and the tasks that lead to it.
     n_rows : int, optional
-        The number of rows of all blocks, if known.
+        The total number of rows, if known.
     held : dict
-        The results, by key, that are in the cluster's memory, and from which the graphs start.
+        The results, by key, that the cluster holds in memory and the graphs start from.
     """
 
     graphs: Sequence[tuple[Key, Mapping[Key, Any]]]
@@ -50,7 +50,7 @@ class Blocks:
     held: Mapping[Key, Any]
 
     def open(self) -> Any:
-        """Return the blocks as a source of rows, which computes one block at a time."""
+        """Return a source of rows that computes one block at a time."""
         load = [partial(self._load, key, graph) for key, graph in self.graphs]
         are_held = all(key in self.held for key, _ in self.graphs)
         return in_pieces(load, self.n_rows, are_held=are_held)
@@ -63,7 +63,7 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Files:
-    """The files that one site reads, as the workers see them, with their states."""
+    """The files that one site reads, and their states as the workers see them."""
 
     states: Mapping[Path, str]
 
@@ -75,7 +75,7 @@ class Files:
         """Refuse files that have changed, since a copy of the site must read the same rows."""
         if files_of(self.open()) != self.states:
             raise InputError(
-                "a file has changed since the federation was created; create a new one"
+                "a file has changed since the federation was created; create a new federation"
             )
 
 
@@ -93,14 +93,14 @@ class SiteAtWorker:
     def answer(
         self, before: Checkpoint | None, request: Message
     ) -> tuple[Checkpoint | None, Message]:
-        """Return the checkpoint after a question and the answer, or an error in its place."""
+        """Return the checkpoint after a question, and the answer or an error."""
         with self._lock:
             try:
                 if isinstance(self._rows, Files):
                     self._rows.refuse_changed()
                 if self._site is None:
                     self._site = Site(self._rows.open(), name=self._name, **self._options)
-                    # whoever asks owns the rows, so random signs may follow from the run's seed
+                    # whoever asks owns the rows, so the run's seed may determine random signs
                     self._site.is_in_process = True
                 return self._site.answer_from(before, request)
             except tuple(REPORTED_BY_SITES.values()) as error:
@@ -122,7 +122,7 @@ class Remembered:
 def open_site(
     name: str, rows: Blocks | Files, options: Mapping[str, Any], *held: Any
 ) -> SiteAtWorker:
-    """Return a site; ``held`` takes the place of the futures from which its blocks start."""
+    """Return a site; ``held`` has the results of the futures that its blocks start from."""
     if isinstance(rows, Blocks):
         rows = replace(rows, held=dict(zip(rows.held, held, strict=True)))
     return SiteAtWorker(name, rows, options)
@@ -131,8 +131,8 @@ def open_site(
 def ask(
     site: SiteAtWorker, before: Remembered | None, request: Message, package: str
 ) -> Remembered:
-    """Ask a site a question that it remembers; ``package`` is the module that defines it."""
-    import_module(package)  # which registers the question, also that of an added solver
+    """Ask a site a question that changes its memory; the module ``package`` defines the question."""
+    import_module(package)  # registers the question, even if an added solver defines it
     checkpoint, reply = site.answer(None if before is None else before.checkpoint, request)
     return Remembered(checkpoint, reply)
 
@@ -171,7 +171,7 @@ def add_up(*parts: Message | Total) -> Total:
 
 
 def _alone(reply: Message) -> Total:
-    """Return one site's answer as a total, or its error without one."""
+    """Return one site's answer as a total; an error becomes a total without arrays."""
     name = str(reply.header["site"])
     if "error" in reply.header:
         return Total({}, {name: reply}, {})

@@ -1,9 +1,9 @@
 """Ask sites at the workers of a Dask cluster, and add up their answers there.
 
-A question is a task for each site, which takes the site's rows, what the site remembers, and the
-question, and returns the answer. What a question changes in a site's memory is part of its task's
-result, and the next question takes it from there. So the scheduler knows how everything came about. If
-a worker is lost, it has other workers read the rows again and repeat the questions that count.
+A question becomes one task for each site. The task takes the site's rows, the site's memory, and the
+question, and returns the answer. The changed memory is part of the result, and the next question's task
+takes it from there. So the scheduler knows how each result was computed. If a worker is lost, the
+scheduler has other workers read the rows again and repeat the questions that changed a site's memory.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from fedpca.protocol.question import find_question
 from fedpca.site.site import Site
 
 FAN_IN = 8  # answers that one task adds up
-INLINE_BYTES = 1 << 20  # larger questions travel between workers, not once for each from the client
+INLINE_BYTES = 1 << 20  # the client sends a larger question once, and the workers pass it on
 
 
 def connect(client: Any, rows: Any, choice: Mapping[str, Any]) -> Engine:
     """Return an engine for rows at the workers of a cluster; see `Federation.dask`.
 
-    Without a cluster, the rows become those of one site in this process, or of one for each item of a
+    Without a cluster, the rows belong to one site in this process, or to one site for each item of a
     dict.
     """
     if isinstance(client, str):
@@ -58,7 +58,7 @@ def connect(client: Any, rows: Any, choice: Mapping[str, Any]) -> Engine:
 
 @dataclass(frozen=True)
 class _Memory:
-    """What a site remembers in a run, before and after the last question that changed it."""
+    """A site's memory in a run, before and after the last question that changed it."""
 
     run: str
     round: int = 0
@@ -72,7 +72,7 @@ class DaskEngine:
     Parameters
     ----------
     client : distributed.Client
-        The cluster.
+        A client of the cluster.
     rows : Dask collection, delayed blocks, paths, or a dict of these
         One table for all workers, or the rows of each site; see `Federation.dask`.
     choice : dict
@@ -80,18 +80,18 @@ class DaskEngine:
     """
 
     lacks: ClassVar[Mapping[str, str]] = {
-        "secure": "secure sums hide sites from each other, but all rows on a Dask cluster have one "
+        "secure": "secure sums hide each site's answers, but all rows on a Dask cluster have one "
         "owner, who can read them anyway; omit secure=True, or use Federation.flower for rows of "
         "several owners",
-        "journal": "a journal cannot resume a fit on a Dask cluster, where nothing that sites remember "
-        "outlives the client; omit the journal, since a lost worker does not end a fit there",
-        "privacy": "on a Dask cluster, each worker would add all of the noise by itself; fit the rows "
+        "journal": "a journal cannot resume a fit on a Dask cluster, where the sites' memory ends with "
+        "the client; omit the journal, since a fit there survives a lost worker without it",
+        "privacy": "on a Dask cluster, each worker by itself would add the full noise; fit the rows "
         "in one process, or with Federation.flower and secure=True",
     }
 
     def __init__(self, client: Client, rows: Any, choice: Mapping[str, Any] | None = None) -> None:
         self._client = client
-        self._address: str | None = None  # of a cluster to which this engine connects by itself
+        self._address: str | None = None  # of the cluster, if this engine connects to it by itself
         self._choice = dict(choice or {})
         self._shares: Mapping[str, Share] = shares_of(client, rows)
         self._sites: dict[str, Future] = {}
@@ -100,7 +100,7 @@ class DaskEngine:
 
     @classmethod
     def at_address(cls, address: str, rows: Any, choice: Mapping[str, Any]) -> DaskEngine:
-        """Return an engine that connects to a scheduler, and disconnects when it is closed."""
+        """Return an engine that connects to a scheduler, and disconnects when the engine is closed."""
         client = _connected(address)
         try:
             engine = cls(client, rows, choice)
@@ -113,7 +113,7 @@ class DaskEngine:
     def ask(
         self, names: Sequence[str], request: Message, timeout: float | None
     ) -> Iterator[tuple[str, Message | SiteError]]:
-        """Yield the answer of each site once all have answered or the time is over."""
+        """Yield the answer of each site once all have answered or the time is up."""
         replies = self._submit(names, request)
         _await(list(replies.values()), timeout)
         for name, future in replies.items():
@@ -133,7 +133,7 @@ class DaskEngine:
             if (error := _problem(future, timeout)) is not None
         }
         answered = [future for name, future in replies.items() if name not in failed]
-        if not failed:  # so it was the sum that failed
+        if not failed:  # so the sum itself failed
             failed, answered = dict.fromkeys(names, problem), []
         if not answered:
             return Total({}, failed, {})
@@ -184,7 +184,7 @@ class DaskEngine:
         return self._client.submit(reply_of, after, key=_key("reply_of"), **at_worker)
 
     def _tree(self, parts: Sequence[Future]) -> Future:
-        """Return the future of the sum of all parts, of which a task adds up a few at a time."""
+        """Return the future of the sum of all parts; each task adds up at most `FAN_IN` of them."""
         while len(parts) > FAN_IN:
             groups = [parts[i : i + FAN_IN] for i in range(0, len(parts), FAN_IN)]
             parts = [self._sum(group) if len(group) > 1 else group[0] for group in groups]
@@ -213,7 +213,7 @@ def _connected(address: str) -> Client:
     except (OSError, ValueError) as error:
         raise LinkError(
             f"there is no Dask scheduler at {address}: {error}; check the address, and that the "
-            "scheduler runs"
+            "scheduler is running"
         ) from None
 
 
@@ -221,13 +221,13 @@ def _about(question: str) -> tuple[bool, str]:
     """Return whether a question changes a site's memory, and the module that defines it."""
     try:
         found = find_question(question)
-    except MessageError:  # the site says so too
+    except MessageError:  # the site reports it
         return False, __name__
     return found.remembers, found.function.__module__
 
 
 def _await(futures: Sequence[Future], timeout: float | None) -> None:
-    """Wait until all futures are done, or until the time is over."""
+    """Wait until all futures are done, or until the time is up."""
     with suppress(TimeoutError):
         wait(futures, timeout=timeout)
 

@@ -1,4 +1,4 @@
-"""Divide a table among the workers of a cluster: which of its blocks or files each worker reads."""
+"""Divide the blocks or files of a table among the workers of a cluster."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ SUPPORTED = "a Dask array or data frame, a list of delayed blocks, or paths"
 
 @dataclass(frozen=True)
 class Block:
-    """One block of rows, as the end of a small graph, or one file.
+    """One block of rows, which is the result of a small task graph, or one file.
 
     Parameters
     ----------
     key : hashable or Path
         The key of the task whose result is the block, or the path of the file.
     graph : dict
-        The tasks that lead to the block, but for those whose results the cluster holds.
+        The tasks that lead to the block, except those whose results the cluster holds.
     futures : dict
-        The results that the cluster holds, by key, from which the graph starts.
+        The results, by key, that the cluster holds and the graph starts from.
     n_rows : int, optional
         The number of rows, if known.
     weight : float
@@ -54,13 +54,13 @@ class Block:
 class Share:
     """What one site reads, and the worker that should read it."""
 
-    rows: Blocks | Files  # the cluster's own results are left out of the blocks
-    futures: Sequence[Future]  # these results
+    rows: Blocks | Files  # the blocks lack the results that the cluster holds
+    futures: Sequence[Future]  # those results
     worker: str
 
 
 def shares_of(client: Client, rows: Any) -> dict[str, Share]:
-    """Return what each site reads: one for each worker, or those of a dict."""
+    """Return what each site reads, with one site for each worker or for each item of a dict."""
     workers = sorted(client.nthreads())
     if not workers:
         raise InputError("the Dask cluster has no workers; start some, and try again")
@@ -87,10 +87,10 @@ def blocks_of(rows: Any) -> list[Block]:
     if not parts or not all(dask.is_dask_collection(part) for part in parts):
         raise InputError(f"cannot read rows from {type(rows).__name__}; pass {SUPPORTED}")
     held = {future.key: future for future in futures_of(parts)}
-    graph: dict[Key, Any] = dict.fromkeys(held)  # which optimized graphs may leave out
+    graph: dict[Key, Any] = dict.fromkeys(held)  # optimized graphs may leave these keys out
     keys: list[Key] = []
     for part in parts:
-        if hasattr(type(part), "optimize"):  # a frame, which reads only the columns it needs then
+        if hasattr(type(part), "optimize"):  # so that a data frame reads only the columns it needs
             part = part.optimize()
         own = list(flatten(part.__dask_keys__()))
         graph |= part.__dask_optimize__(part.__dask_graph__(), own)
@@ -101,7 +101,7 @@ def blocks_of(rows: Any) -> list[Block]:
 
 
 def joined(blocks: Sequence[Block]) -> Blocks:
-    """Return blocks as a site reads them; the cluster's own results take their places there."""
+    """Return blocks as a site reads them; `open_site` adds the results that the cluster holds."""
     lengths = [block.n_rows for block in blocks]
     return Blocks(
         [(block.key, block.graph) for block in blocks],
@@ -123,7 +123,7 @@ def _block(key: Key, graph: Mapping[Key, Any], held: Mapping[Key, Future], lengt
 
 
 def _one_table(rows: Any) -> Any:
-    """Return a collection with all features in each block, or refuse what is no table."""
+    """Return a collection with all features in each block; refuse what is not a table."""
     if hasattr(type(rows), "ndim") and rows.ndim != 2:
         raise InputError(
             f"the rows have {rows.ndim} dimension(s); pass a 2-D array or a data frame"
@@ -132,9 +132,9 @@ def _one_table(rows: Any) -> Any:
         return rows
     n_chunks = rows.numblocks[1]
     warnings.warn(
-        f"the features are in {n_chunks} chunks, so each block of rows is put together from as many "
-        "pieces whenever it is read, and pieces travel if they are at different workers; to do that "
-        "once, use rechunk({1: -1}) and persist",
+        f"the features are in {n_chunks} chunks, so each block of rows is put together from that many "
+        "pieces whenever it is read, and pieces travel if they are on different workers; to do this "
+        "only once, use rechunk({1: -1}) and persist",
         UserWarning,
         stacklevel=2,
     )
@@ -155,11 +155,11 @@ def _blocks(client: Client, rows: Any) -> list[Block]:
 
 
 def _n_bytes(state: str) -> float:
-    return float(state.split()[0]) + 1.0  # as `fedpca.rows.open.state_of` begins; never zero
+    return float(state.split()[0]) + 1.0  # the size, as in `fedpca.rows.open.state_of`; never zero
 
 
 def _holders(client: Client, blocks: Sequence[Block]) -> dict[Key, str]:
-    """Return a worker that holds each of the results that blocks start from."""
+    """Return, for each result that blocks start from, a worker that holds it."""
     futures = {key: future for block in blocks for key, future in block.futures.items()}
     if not futures:
         return {}
@@ -176,7 +176,7 @@ def _most_common(blocks: Sequence[Block], holders: Mapping[Key, str]) -> str | N
 def _spread(
     blocks: Sequence[Block], workers: Sequence[str], holders: Mapping[Key, str]
 ) -> dict[str, list[Block]]:
-    """Give each worker the blocks that it holds, and an even share of all others, in their order."""
+    """Give each worker the blocks that it holds, and an even share of all others, in order."""
     places = [_most_common([block], holders) for block in blocks]
     total = sum(b.weight for b, place in zip(blocks, places, strict=True) if place is None)
     spread: dict[str, list[Block]] = {worker: [] for worker in workers}

@@ -3,7 +3,7 @@
 The coordinator runs Flower's server (`server`). Each site is a Flower node (`site_client`), and a fit
 asks the sites through the server (`engine`, `run`). Each fedpca message travels inside a Flower message
 (`envelope`). Flower can also send apps, which are code for sites to run; fedpca does not use this
-feature. Only this folder imports Flower.
+feature. Only this folder and `fedpca.engines.flower_app` import Flower.
 """
 
 from __future__ import annotations

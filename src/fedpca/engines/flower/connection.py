@@ -22,7 +22,7 @@ from fedpca.errors import FileError, InputError, LinkError, LinkRefused
 from fedpca.protocol.printable import MAX_REASON_CHARS, printable
 
 READ_TIMEOUT_S = 10.0  # a call fails if the server is silent for this long
-HOLD_S = 7.0  # for which the server holds a site's request for questions while there are none
+HOLD_S = 7.0  # how long the server holds a site's request for questions while there are none
 
 Client = TypeVar("Client", bound=ProtobufClient)
 
@@ -146,7 +146,7 @@ def _unreachable(link: Link, error: httpx.TransportError) -> LinkError:
             f"the certificate of {link.address} cannot be verified ({text}); ask the coordinator for "
             "the right ca.pem and host name"
         )
-    # a server that is busy or about to end closes a connection before it is encrypted
+    # a server that is busy or shuts down may close a connection before it is encrypted
     is_cut_off = "EOF" in text
     is_from_tls = isinstance(error.__cause__ or error.__context__, ssl.SSLError) or "SSL" in text
     if is_from_tls and not is_cut_off:

@@ -5,8 +5,8 @@ back. A site that was killed and restarted is therefore asked again, and a site 
 answered returns the same answer. A run survives sites that disconnect and servers that restart, as long
 as they return within the time limit.
 
-Each answer comes with the site's signature, which the engine verifies. The server tells the sites'
-public keys, unless the coordinator keeps the NAME.pub files itself.
+Each answer comes with the site's signature, which the engine verifies. The sites' public keys come
+from the server, unless the coordinator keeps the NAME.pub files itself.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from fedpca.errors import (
 from fedpca.protocol.message import Message, encode
 from fedpca.protocol.proof import NO_HEAD, Proof, commitment, digest, statement
 
-POLL_S = 0.01  # pause between polls for answers, which the server holds until there is one
+POLL_S = 0.01  # pause between polls for answers; the server holds each poll until there is one
 NODE_POLL_S = 0.5  # pause between polls for which sites are online
 ABSENCE_LIMIT_S = 60.0  # how long to wait for an offline site or server
 
@@ -83,11 +83,11 @@ class FlowerEngine:
         The sites in a resumed run. The run keeps them even if some do not come online, because the
         recorded answers cover all of them. The next round determines which sites are lost.
     pinned : dict of public keys, optional
-        The sites' public keys that the coordinator knows itself; others are those that the server has.
+        The sites' public keys that the coordinator keeps itself; the server provides the others.
     sign : callable, optional
         The function that signs a plan with the coordinator's key.
     on_online : callable, optional
-        A function that is called with the names of the sites and of those online, if they changed.
+        A function to call with the names of all sites, and of those online, when either changes.
     """
 
     declares = True  # sites on other machines follow the plan of a run
@@ -128,7 +128,7 @@ class FlowerEngine:
 
     @contextmanager
     def hold(self, run: str) -> Iterator[None]:
-        """Reserve the sites for a run; wait for them, or raise `SitesBusy`, if they are in use."""
+        """Reserve the sites for a run; raise `SitesBusy` if they are in use during the whole wait."""
         self._release()
         self._hold = Hold(
             self._link,
@@ -269,14 +269,14 @@ class FlowerEngine:
         return here
 
     def _tell_online(self, names: Sequence[str], online: Collection[str]) -> None:
-        """Tell which sites are online, once for each change."""
+        """Report which sites are online, once for each change."""
         told = list(names), [name for name in names if name in online]
         if self._on_online is not None and told != self._told_online:
             self._on_online(*told)
         self._told_online = told
 
     def _fingerprints_of(self, nodes: Iterable[NodeInfo]) -> dict[str, str]:
-        """Return the fingerprints of the sites' keys, without those that cannot be read."""
+        """Return the fingerprints of the sites' keys, except those that cannot be read."""
         found: dict[str, str] = {}
         for node in nodes:
             with suppress(FileError):
@@ -411,7 +411,7 @@ def connect(
 
 
 def _are_those_of(resumed: Sequence[str], wanted: int | list[str] | None) -> bool:
-    """Return whether the requested sites match a resumed run, which may have fewer than a number."""
+    """Return whether requested sites match a resumed run; a number must be at least its size."""
     if isinstance(wanted, int):
         return wanted >= len(resumed)
     return wanted is None or wanted == list(resumed)
@@ -423,10 +423,10 @@ class _Asked:
 
     data: bytes
     max_bytes: int  # the largest answer to accept
-    pending: dict[str, str]  # sites yet to answer: when the asked node came online
+    pending: dict[str, str]  # sites yet to answer, and when each asked node came online
     seen: dict[str, float]  # when each site was last seen online
     numbers: dict[str, str] = field(default_factory=dict)  # sites by Flower's message ID
-    keys: dict[str, bytes] = field(default_factory=dict)  # the server's public keys of the sites
+    keys: dict[str, bytes] = field(default_factory=dict)  # the sites' public keys at the server
     look_at: float = 0.0  # when to check again which sites are online
     _finished: dict[str, bytes | SiteError] = field(default_factory=dict)
 

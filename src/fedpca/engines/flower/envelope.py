@@ -2,7 +2,7 @@
 
 Flower splits a message into objects, identifies each object by its hash, and carries each one
 separately. A question for many sites is therefore uploaded once, and a large message travels in pieces.
-A site's signature travels beside its answer, so that the fedpca message is the same on every engine.
+A site's signature travels next to its answer, so the fedpca message is the same on every engine.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ from fedpca.protocol.message import MAX_BYTES
 _RECORD, _FIELD = "fedpca", "message"
 _PROOF = "proof"
 _MAX_OBJECT_BYTES = FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE  # larger messages are split
-_WRAPPING_BYTES = 1 << 16  # what Flower adds to the largest message, at most
+_WRAPPING_BYTES = 1 << 16  # more than Flower adds to the largest message
 
 
 def wrap(data: bytes, proof: bytes | None = None) -> RecordDict:
     """Return Flower message content that carries ``data`` in as few objects as possible.
 
-    ``proof`` is what a site sends beside an answer; see `fedpca.protocol.proof`.
+    ``proof`` is what a site sends along with an answer; see `fedpca.protocol.proof`.
     """
     beside = {} if proof is None else {_PROOF: proof}
     if len(data) <= _MAX_OBJECT_BYTES:
@@ -102,7 +102,7 @@ def unwrap(message: FlowerMessage) -> bytes:
 
 
 def unwrap_proof(message: FlowerMessage) -> bytes | None:
-    """Return the proof that was passed to `wrap` beside the data, or None if there is none."""
+    """Return the proof that was passed to `wrap` with the data, or None if there is none."""
     records = (message.content.get(name) for name in (_RECORD, _PROOF))
     for record in records:
         proof = record.get(_PROOF) if isinstance(record, ConfigRecord) else None
@@ -112,7 +112,7 @@ def unwrap_proof(message: FlowerMessage) -> bytes | None:
 
 
 class Carrier(Protocol):
-    """The methods that Flower's clients have in common at the server and at the sites."""
+    """The methods that Flower's clients at the coordinator and at the sites have in common."""
 
     def PushObject(self, request: PushObjectRequest) -> PushObjectResponse: ...
     def PullObject(self, request: PullObjectRequest) -> PullObjectResponse: ...
@@ -122,7 +122,7 @@ class Carrier(Protocol):
 
 
 class Incoming:
-    """An announced message and the objects of it that have arrived.
+    """An announced message, and those of its objects that have arrived.
 
     Flower does not announce sizes. So the bytes are counted as they arrive, one object at a time, and
     no more are fetched once there are more than ``max_bytes``. The server accepts only small objects.
@@ -160,8 +160,7 @@ class Incoming:
             if self._n_bytes > self._max_bytes or _whole_size(self._contents) > self._max_bytes:
                 self._contents.clear()
                 raise MessageError(
-                    f"the message has more than {self._max_bytes:,} bytes, the most that it may have, "
-                    "and was refused unread"
+                    f"the message exceeds its limit of {self._max_bytes:,} bytes and was refused unread"
                 )
             message = inflate_object_from_contents(self._tree.object_id, self._contents)
         except MessageError:

@@ -1,8 +1,8 @@
 """Answer the requests of a round directly, without the layers of Flower's server.
 
-Flower's server takes each request through nine layers of middleware and hands it to a thread, which
+Flower's server takes each request through nine layers of middleware and hands it to a thread. That
 costs several times as much as a small request itself. So the frequent requests of sites and fits go
-straight to the functions that Flower would call in the end, after the same checks of who asks.
+straight to the functions that Flower would call in the end, after the same checks of the sender.
 Everything else goes to Flower's server: other requests, large ones, and those that the checks or the
 functions refuse, so that Flower words the refusal.
 """
@@ -31,14 +31,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fedpca.engines.flower.gate import FLEET, RUNTIME, SMALL_BYTES, again, whole_body
 
-# a larger request would keep others waiting, so it is for one of the threads of Flower's server
+# a larger request would keep others waiting, so a thread of Flower's server handles it
 MAX_BODY_BYTES = SMALL_BYTES
 
 Handler = Callable[[Any, InMemoryLinkState], Any]
 
 
 def _pull_questions(request: Any, state: InMemoryLinkState) -> Any:
-    """Hand out a question to a node, which is online as long as it asks for one."""
+    """Hand out a question to a node; asking for one keeps the node online."""
     node = request.node.node_id
     state.acknowledge_node_heartbeat(node, state.nodes[node].heartbeat_interval)
     return fleet_handlers.pull_messages(request, state, state.object_store)
@@ -66,7 +66,7 @@ RUNTIME_HANDLERS: Mapping[str, Callable[[Any, InMemoryLinkState, Any], Any]] = {
 class Express:
     """Middleware that answers frequent requests itself; it must stand behind the `Gate`.
 
-    The gate has verified that a site's request is signed with the key that it shows.
+    The gate has verified that a site's request is signed with the key that comes with it.
     """
 
     def __init__(self, app: ASGIApp, state: InMemoryLinkState) -> None:
@@ -122,5 +122,5 @@ def _is_frequent(scope: Scope, headers: Headers) -> bool:
     known = (path.startswith(FLEET) and path.removeprefix(FLEET) in FLEET_HANDLERS) or (
         path.startswith(RUNTIME) and path.removeprefix(RUNTIME) in RUNTIME_HANDLERS
     )
-    # the gate lets in no request without a length
+    # the gate refuses a body without a declared length
     return known and int(headers.get("content-length", "0")) <= MAX_BODY_BYTES

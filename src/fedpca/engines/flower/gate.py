@@ -1,9 +1,10 @@
 """Let in the requests that fedpca's sites and fits make, and no others.
 
 Flower's server can do much more than fedpca needs: whoever has the coordinator's secret could register
-the key of a site that does not exist, or start a program. It also reads a request before it looks who
-sends it, and it stores whatever a site sends. The gate stands in front of it. It knows a request by its
-path, its size, and the credentials in its header, and refuses the others before the body is read.
+the key of a site that does not exist, or start a program. It also reads a request before it checks who
+sent it, and it stores whatever a site sends. The gate stands in front of that server. It lets in a
+request by its path, its size, and the credentials in its header, and refuses all others before their
+bodies are read.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class Gate:
     """Middleware that refuses requests that no site and no fit has a reason to make.
 
     It also bounds what one site may have stored at the server: one answer to each question that it was
-    asked, and `MAX_SITE_BYTES` in total until somebody fetches them.
+    asked, and at most `MAX_SITE_BYTES` that nobody has fetched yet.
     """
 
     def __init__(self, app: ASGIApp, secret: bytes, state: InMemoryLinkState) -> None:
@@ -99,7 +100,7 @@ class Gate:
             await self._app(scope, again(body, receive), send)
 
     def _refusal(self, scope: Scope, headers: Headers) -> int:
-        """Return the HTTP status with which to refuse a request unread, or 0."""
+        """Return the HTTP status with which to refuse a request unread, or 0 to let it in."""
         most = ROUTES.get((scope.get("method", ""), scope["path"]))
         if most is None:
             return 404
@@ -160,7 +161,7 @@ class Gate:
         )
 
     def _has_room(self, node: int, object_id: str, n_bytes: int) -> bool:
-        """Count an object of a node, unless it would have too many; forget those that were fetched."""
+        """Return whether a node may store one more object, and count it; forget fetched objects."""
         stored = self._stored.setdefault(node, {})
         if sum(stored.values()) + n_bytes > MAX_SITE_BYTES or len(stored) >= MAX_SITE_OBJECTS:
             present = {key: n for key, n in stored.items() if key in self._state.object_store}
@@ -176,7 +177,7 @@ def _is_number(text: str) -> bool:
 
 
 def _is_signed(headers: Headers) -> bool:
-    """Return whether the header holds a time that was signed with the key that it shows."""
+    """Return whether the header holds a time that was signed with the key in the header."""
     try:
         return verify_signature(
             _public_key(headers[FLEET_HTTP_PUBLIC_KEY_HEADER]),
@@ -206,7 +207,7 @@ async def whole_body(receive: Receive) -> bytes | None:
 
 
 def again(body: bytes, receive: Receive | None = None) -> Receive:
-    """Return a function that hands out a body that was read already, and then what follows it.
+    """Return a function that hands out a body that has already been read, and then what follows it.
 
     Without ``receive``, nothing follows.
     """

@@ -1,9 +1,9 @@
-"""Let one run at a time ask a site.
+"""Let only one run at a time ask a site.
 
 A site has memory for one run. So a run reserves its sites at the server before its first question, and
 renews the reservation until it ends. A second run on any of these sites has to wait. If a fit is
 killed, its reservation ends after `HOLD_S`. A run that is resumed from its journal is still the same
-run, so it does not have to wait for that.
+run, so it does not have to wait for its own reservation.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fedpca.errors import LinkError, LinkRefused, SitesBusy
 from fedpca.protocol.printable import MAX_REASON_CHARS, printable
 
 HOLD_PATH = "/fedpca/hold"
-TOKEN = "fedpca-coordinator"  # the header that shows the secret's token
+TOKEN = "fedpca-coordinator"  # the header that carries the secret's token
 HOLD_S = 30.0  # a reservation that is not renewed for this long ends
 RENEW_S = 5.0  # pause between renewals
 RETRY_S = 0.5  # pause between attempts to reserve sites that are in use
@@ -38,7 +38,7 @@ RETRY_S = 0.5  # pause between attempts to reserve sites that are in use
 
 @dataclass(frozen=True)
 class Reservation:
-    """The sites that one run has reserved, and the process that runs it, in words."""
+    """The sites that one run has reserved, and a description of its process."""
 
     run: str
     sites: tuple[str, ...]
@@ -56,7 +56,7 @@ class Reservations:
     def take(self, run: str, sites: Sequence[str], holder: str) -> Reservation | None:
         """Reserve the sites for a run, or return a different run's reservation of some of them.
 
-        A run that has a reservation renews it. A run without sites gives its reservation back.
+        A run that has a reservation renews it. A run that names no sites gives its reservation back.
         """
         now = self._clock()
         held = self._by_run.values()
@@ -70,7 +70,7 @@ class Reservations:
         return None
 
     def current(self) -> list[Reservation]:
-        """Return the reservations that have not ended; any thread may ask."""
+        """Return the reservations that have not ended; any thread may call this."""
         now = self._clock()
         return [held for held in list(self._by_run.values()) if held.until > now]
 
@@ -144,7 +144,7 @@ class Hold:
         except BaseException:
             self._client.close()
             raise
-        # a renewal is also a new reservation, if the server has been restarted
+        # if the server has been restarted, a renewal makes a new reservation
         self._stop = beating(self._renew, RENEW_S)
 
     def check(self) -> None:
@@ -152,7 +152,7 @@ class Hold:
 
         That can happen if this process was paused, or if the server was restarted.
         """
-        # by a clock that a suspended machine does not stop; if it is set, that costs one renewal
+        # this clock runs on while the machine is suspended; setting it costs at most one renewal
         if abs(time.time() - self._renewed) > 2 * RENEW_S:
             other = self._renew()
             if other is not None:
@@ -209,7 +209,7 @@ class _HoldClient(ProtobufClient):
     """A client with the address and the certificates of Flower's clients."""
 
     def take(self, wanted: dict[str, Any], token: str) -> dict[str, Any] | None:
-        """Send what is wanted to the server, and return its reply."""
+        """Send a request for sites to the server, and return its reply."""
         url = f"{self._base_url}{HOLD_PATH}"
         reply = self._client.post(url, json=wanted, headers={TOKEN: token})
         reply.raise_for_status()

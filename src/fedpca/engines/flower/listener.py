@@ -1,8 +1,8 @@
-"""Accept connections to the server, as many as there can be reasons for, and end those that stall.
+"""Accept only as many connections to the server as sites and fits need, and end those that stall.
 
-A site needs a handful of connections, and each request takes a moment. Whoever opens more of them than
-all sites could need, or sends a request so slowly that it never ends, would otherwise take the server's
-file descriptors and memory from everybody else, without having a key.
+A site needs a handful of connections, and each request takes a moment. Without limits, anybody could
+open more connections than all sites need, or send a request so slowly that it never ends. That would
+take the server's file descriptors and memory from everybody else, and would need no key.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ except ImportError:  # Windows, where a process has no limit of this kind
 
 CONNECTIONS_PER_SITE = 16  # a site uses up to four, and leaves some behind when it reconnects
 CONNECTIONS_FOR_FITS = 64
-ADDRESSES = 4  # how many addresses together may use what each of them may
+ADDRESSES = 4  # how many addresses may reach their limits at the same time
 OTHER_FILES = 128  # file descriptors that are not connections
 
-HEADER_TIMEOUT_S = 20.0  # for the header of a request to arrive, the pause before it included
+HEADER_TIMEOUT_S = 20.0  # for the header of a request to arrive, including the pause before it
 BODY_TIMEOUT_S = 30.0  # for a body to arrive, or an answer to leave, however short
-MIN_BYTES_PER_S = 32 << 10  # the slowest connection that may carry a long one
+MIN_BYTES_PER_S = 32 << 10  # the slowest that a long body or answer may travel
 COMPLAINT_S = 60.0  # pause between lines about refused connections
 
 
@@ -85,11 +85,11 @@ class Listener:
         """Count a connection until it is closed; return False if there are too many."""
         origin = _origin(host)
         if self._open.total() >= self.most:
-            self._complain(f"there are {self.most} connections, the most that there may be")
+            self._complain(f"there are {self.most} connections, which is the limit")
             return False
         if self._open[origin] >= self.most_from_one:
             self._complain(
-                f"{origin} has {self.most_from_one} connections, the most that one address may have"
+                f"{origin} has {self.most_from_one} connections, which is the limit for one address"
             )
             return False
         self._open[origin] += 1
@@ -119,13 +119,13 @@ class _ListeningSocket(socket.socket):
             self.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Return the next connection; raise the error after which asyncio tries again."""
+        """Return the next connection; if it is refused, raise an error that makes asyncio try again."""
         number, address = self._accept()  # type: ignore[attr-defined]
         connection = _Connection(self.family, self.type, self.proto, fileno=number)
         if not self._listener.admit(connection, address[0]):
             connection.close()
             raise ConnectionAbortedError
-        # or the body of an answer would wait until the caller has confirmed its header, for 40 ms
+        # otherwise, an answer's body would wait until the caller confirms the header, for 40 ms
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection, address
 
@@ -157,7 +157,7 @@ def _descriptors(wanted: int) -> int:
 
 
 def _origin(host: str) -> str:
-    """Return the address that a caller counts as: of IPv6, one caller may have 2**64."""
+    """Return the address that a caller counts as; one caller may have 2**64 IPv6 addresses."""
     address = ipaddress.ip_address(host.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address):
         return str(ipaddress.ip_network((address, 64), strict=False))
@@ -195,7 +195,7 @@ class TimedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def _watch(self) -> None:
-        """Start the clock anew if a header, a body, or an answer has begun since the last look."""
+        """Restart the clock if a header, a body, or an answer has begun since the last call."""
         phase = (self.conn.their_state, self.cycle)
         if phase == self._phase or self.transport.is_closing():
             return
@@ -205,7 +205,7 @@ class TimedProtocol(H11Protocol):
         self._timer = self.loop.call_later(self._time_limit(), self.transport.abort)
 
     def _time_limit(self) -> float:
-        """Return the seconds that the present phase may take."""
+        """Return the seconds that the current phase may take."""
         if self.conn.their_state is h11.IDLE:
             return HEADER_TIMEOUT_S
         length = MAX_BODY_BYTES

@@ -18,12 +18,12 @@ from fedpca.engines.flower.gate import again, whole_body
 
 @dataclass
 class _Box:
-    """Messages in one direction: who brings them, who fetches them, and for how long to hold those."""
+    """Messages in one direction: the paths that bring and fetch them, and how long to hold a fetch."""
 
     push: str
     pull: str
     hold_s: float
-    news: asyncio.Event = field(default_factory=asyncio.Event)  # set when something was brought
+    news: asyncio.Event = field(default_factory=asyncio.Event)  # set when a message arrives
 
 
 class Mailbox:
@@ -33,7 +33,7 @@ class Mailbox:
         self._app, self._is_closed = app, False
         self._boxes = (
             _Box("/v1/runtime/push-messages", "/v1/fleet/pull-messages", hold_s=HOLD_S),
-            # not for long, since a fit also looks at which sites are online
+            # not for long, since a fit also checks which sites are online
             _Box("/v1/fleet/push-messages", "/v1/runtime/pull-messages", hold_s=0.5),
         )
 
@@ -49,7 +49,7 @@ class Mailbox:
                 _tell(box)
 
     def close(self) -> None:
-        """Let everybody go who is held, and hold nobody from now on."""
+        """Answer all callers that are held, and hold none from now on."""
         self._is_closed = True
         for box in self._boxes:
             _tell(box)
@@ -94,12 +94,12 @@ def _tell(box: _Box) -> None:
 
 
 def _is_empty(replies: list[Message]) -> bool:
-    """Return whether an answer is without error and without content, as if there is no message."""
+    """Return whether an answer has no error and no content, which means no message."""
     return replies[0].get("status") == 200 and not any(reply.get("body") for reply in replies)
 
 
 async def _first_of(gone: asyncio.Future[Any], news: asyncio.Event, seconds: float) -> None:
-    """Wait until the caller is gone, there is news, or the time is over."""
+    """Wait until the caller is gone, there is news, or the time is up."""
     arrived: asyncio.Future[Any] = asyncio.ensure_future(news.wait())
     try:
         await asyncio.wait({gone, arrived}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

@@ -105,7 +105,7 @@ class ClaimedRun:
     def pull(
         self, numbers: Sequence[str], max_bytes: int
     ) -> Iterator[tuple[str, tuple[bytes, bytes | None] | SiteError | None]]:
-        """Yield the replies that have arrived, each with the proof beside it if it has one.
+        """Yield the replies that have arrived, each with its proof if it has one.
 
         None means that a reply will never arrive. A reply with more than ``max_bytes`` becomes an error
         before it is downloaded completely.

@@ -63,7 +63,7 @@ class _SecretHolders(NoOpControlAuthnPlugin):
 
 
 class _Server(uvicorn.Server):
-    """A server that does not wait for requests that it holds itself when it ends."""
+    """A server that can shut down without waiting for the requests that it holds itself."""
 
     def __init__(self, config: uvicorn.Config, mailbox: Mailbox) -> None:
         super().__init__(config)
@@ -91,7 +91,7 @@ def serve(
     uses plain HTTP. It keeps nothing on disk, because journals and the sites' memory hold everything
     that must outlive it. ``tell`` is called with a line of text when a site connects or disconnects,
     and when a fit has to wait for sites that are in use. ``on_sites`` is called every second with the
-    names of the sites online, and with who uses which sites.
+    names of the sites online, and with a table of who is using which site.
     """
     listener = Listener(host, port, len(sites), tell)
     app = create_app(

@@ -47,13 +47,13 @@ from fedpca.site.answer_log import Recorded
 
 T = TypeVar("T")
 
-POLL_S = 0.05  # pause between requests for questions, which the server holds until there is one
+POLL_S = 0.05  # pause between requests for questions; the server holds each until there is one
 OBJECT_POLL_S = 0.01  # pause between requests for parts of a question that are on their way
 MESSAGE_TIMEOUT_S = 60.0  # how long to wait for an announced question
 # the server considers a node offline after this much silence
 SILENCE_LIMIT_S = HEARTBEAT_PATIENCE * HEARTBEAT_MIN_INTERVAL
-BUSY_QUIET_S = HEARTBEAT_MIN_INTERVAL / 2  # between heartbeats of a site that is at work
-# a site that waits for questions knows that it was heard when the next request is answered, too
+BUSY_QUIET_S = HEARTBEAT_MIN_INTERVAL / 2  # between heartbeats of a site that is working
+# while a site waits for questions, an answered request counts as a heartbeat
 WAITING_QUIET_S = 2 * HOLD_S + 0.5
 REJOIN_PATIENCE_S = SILENCE_LIMIT_S + 5.0  # by then, the server knows that a node is offline
 RETRY_AFTER_S = 2.0  # how long to wait before reconnecting
@@ -98,21 +98,21 @@ class _Presence:
     """A tracker for the time since the server last heard from this node.
 
     After a long silence, the server may have admitted a second process with the same key. A suspended
-    machine or a stopped process resumes without noticing. It must then not send answers or heartbeats
-    until the server has admitted it again.
+    machine or a stopped process resumes without noticing. This process must then not send answers or
+    heartbeats until the server has admitted it again.
     """
 
     def __init__(self) -> None:
         self._heard, self._is_waiting = _now(), False
 
     def beat(self, call: Callable[[], object]) -> None:
-        """Send a heartbeat, if it is time and no second process may have taken this node's place."""
+        """Send a heartbeat if one is due, unless a second process may have taken this node's place."""
         quiet = WAITING_QUIET_S if self._is_waiting else BUSY_QUIET_S
         if quiet <= self.silence <= SILENCE_LIMIT_S:
             self._hear(call)
 
     def wait(self, call: Callable[[], T]) -> T:
-        """Return the server's answer to a request for questions, which is as good as a heartbeat."""
+        """Return the server's answer to a request for questions, which counts as a heartbeat."""
         self._is_waiting = True
         try:
             return self._hear(call)

@@ -1,7 +1,7 @@
 """Answer questions in Flower's ClientApp, at a SuperNode or at a node of Flower's simulation.
 
 Flower starts a process for each message. So the app opens the rows anew each time, and everything that
-the site must remember between questions is in the files of its folder.
+the site must remember between questions is in files in its folder.
 
 The SuperNode's configuration says where the rows are and what may be asked about them. The run's
 configuration, which comes from the coordinator, says nothing about either, except in a simulation,
@@ -36,7 +36,7 @@ log = logging.getLogger("fedpca.site")
 
 PREFIX = "fedpca."  # of this app's settings in a node's configuration, which other apps share
 SIMULATED = "simulated-"  # of the same settings in the run's configuration of a simulation
-UNKNOWN_ERROR = 0  # Flower's code for an error of no particular kind
+UNKNOWN_ERROR = 0  # Flower's code for an unspecified error
 
 
 def client_app() -> ClientApp:
@@ -71,9 +71,9 @@ def client_app() -> ClientApp:
 class NodeSettings:
     """What a node's configuration says about its site.
 
-    ``rows`` is a file or folder, ``folder`` where the site keeps its memory and its ledger, and
-    ``policy`` a policy file. Without it, the site takes part in plain PCA over sums. ``drop``,
-    ``columns``, and ``id`` are column names with commas between them, and ``weight`` is a column; see
+    ``rows`` is a file or folder. ``folder`` is where the site keeps its memory and its ledger.
+    ``policy`` is a policy file; without one, the site takes part only in plain PCA over sums. ``drop``,
+    ``columns``, and ``id`` are column names separated by commas, and ``weight`` is a column; see
     `fedpca.Site`.
     """
 
@@ -87,7 +87,7 @@ class NodeSettings:
     weight: str = ""
 
     def answer_log(self) -> AnswerLog:
-        """Open the rows, and return what answers questions about them and records the answers."""
+        """Open the rows, and return the log that answers questions about them."""
         policy = Policy.load(self.policy) if self.policy else JOINING
         policy.refuse_unknown_sites()
         folder = Path(self.folder) if self.folder else home() / "sites" / self.name
@@ -110,7 +110,7 @@ def settings_of(context: Context) -> NodeSettings:
     """Return a node's settings; refuse a configuration in which one is missing or unknown."""
     node, prefix = dict(context.node_config), PREFIX
     given = {key: value for key, value in node.items() if key.startswith(prefix)}
-    if not given and set(node) == {"partition-id", "num-partitions"}:  # as a simulation has
+    if not given and set(node) == {"partition-id", "num-partitions"}:  # a node of a simulation
         prefix = SIMULATED
         given = _simulated(node, context.run_config)
     known = {f"{prefix}{field.name}" for field in fields(NodeSettings)}

@@ -1,10 +1,10 @@
 """Ask sites through the `Grid` that Flower hands to a ServerApp.
 
-A `Grid` knows nodes by numbers, so the engine first asks each node for the name of its site. If a
-SuperNode is restarted, it may get a new number, and is asked for its name again.
+A `Grid` identifies nodes by number, so the engine first asks each node for the name of its site. A
+restarted SuperNode may have a new number, so the engine asks it again.
 
-A `Grid` downloads an answer completely before anybody can look at its size, so an answer that is too
-large is refused only then.
+A `Grid` downloads an answer completely before its size can be checked, so the engine refuses an answer
+that is too large only after the download.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from fedpca.errors import (
 from fedpca.protocol.message import Message, encode
 from fedpca.protocol.printable import MAX_REASON_CHARS, printable
 
-FIRST_PAUSE_S, LAST_PAUSE_S = 0.02, 0.5  # between looks for answers, which grow longer
-NODE_POLL_S = 0.5  # pause between looks for nodes
+FIRST_PAUSE_S, LAST_PAUSE_S = 0.02, 0.5  # between polls for answers; longer while none arrive
+NODE_POLL_S = 0.5  # pause between polls for nodes
 
 
 class GridEngine:
@@ -43,7 +43,7 @@ class GridEngine:
     Parameters
     ----------
     grid : Grid
-        What Flower hands to the main function of a ServerApp.
+        The `Grid` that Flower passes to the main function of a ServerApp.
     sites : int or list of str
         The number of sites to wait for, or their names. Sums are computed in list order, or in
         alphabetical order if only their number is given.
@@ -140,7 +140,7 @@ class GridEngine:
         for node, reply in self._exchange(RecordDict(), ASK_NAME, new, limit):
             name = None if reply is None or reply.has_error() else unwrap_name(reply)
             if name is None:
-                continue  # it runs no fedpca, or its configuration is wrong, which its log says
+                continue  # it does not run fedpca, or its configuration is wrong, as its log explains
             if name in self._nodes:
                 raise InputError(
                     f"two SuperNodes have the site name {printable(name)!r}; give each a name of its "
@@ -194,14 +194,14 @@ def _answer_in(reply: FlowerMessage, max_bytes: int) -> bytes | SiteError:
         return SiteFailed(str(error))
     if len(data) > max_bytes:
         return SiteFailed(
-            f"the answer has {len(data):,} bytes, more than the {max_bytes:,} that it may have"
+            f"the answer has {len(data):,} bytes, more than the limit of {max_bytes:,}"
         )
     return data
 
 
 @contextmanager
 def _mapped_errors() -> Iterator[None]:
-    """Turn whatever a `Grid` raises into a fedpca error, because Flower does not say what that is."""
+    """Turn whatever a `Grid` raises into a fedpca error; Flower does not document what that may be."""
     try:
         yield
     except FedpcaError:

@@ -1,4 +1,4 @@
-"""Wrap encoded fedpca messages in Flower messages, by Flower's public interface."""
+"""Wrap encoded fedpca messages in Flower messages with Flower's public interface."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def unwrap(message: FlowerMessage) -> bytes:
 
 
 def wrap_name(name: str) -> RecordDict:
-    """Return Flower message content that tells a site's name."""
+    """Return Flower message content that carries a site's name."""
     return RecordDict({_RECORD: ConfigRecord({_NAME: name})})
 
 

@@ -126,7 +126,7 @@ class Covariance:
 def covariance_triangle(site: Site, mean: Array, scale: Array) -> Arrays:
     """Send the upper triangle of A_i'A_i, and store the mean and the scale."""
     d = len(mean)
-    # A'A is already computed; if it is much smaller than the rows, it answers later questions
+    # A'A is computed here anyway; if it is much smaller than the rows, it answers later questions
     n_products = d if site.rows.n_rows > ROWS_PER_FEATURE_TO_KEEP * d else 0
     frame = own_frame(site, mean, scale, n_products)
     site.remember(frame)

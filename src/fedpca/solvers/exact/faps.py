@@ -106,7 +106,7 @@ LOCAL_STEPS = 5  # steps of subspace iteration at each site in each round
 PENALTY = 0.15  # initial beta_i, as a share of ||A_i||_2^2
 PENALTY_CHECK_ROUNDS = 5  # rounds between penalty checks, (25)
 STOP_RULES = ("kkt", "objective")
-RECENT_STEPS = 4  # whose ratios say how fast an iteration comes to rest
+RECENT_STEPS = 4  # the ratios of these steps show how fast an iteration comes to rest
 AT_REST = 1e-13  # smaller steps are rounding
 FEW_ROUNDS = 10  # a run this short needs no advice
 TIMES_LANCZOS = 5  # approximate number of FAPS rounds per Lanczos round
@@ -228,7 +228,7 @@ class Faps:
                 p = min(2 * p, n, d)  # the rule needs to see more of the spectrum
                 Z = starting_block(fed, d, p, V)
             else:
-                p, is_fixed = k, True  # the other columns were only there to be counted
+                p, is_fixed = k, True  # only the rule needed the other columns
                 Z = V[:, :k]
         off = float(np.linalg.norm(moments.residuals_of_mean(V)))
         angle = _angle_left(steps, theta, float(last["penalty"]), off)
@@ -238,7 +238,7 @@ class Faps:
         is_certain = has_converged and problem.common.rounding <= ROUNDING
         if (
             has_converged and not is_certain
-        ):  # Z comes to rest, but where inaccurate products put it
+        ):  # inaccurate products shift the place where Z comes to rest
             reason = "uncertain"
         k = k or p
         started = self.penalty * float(last["norm"])
@@ -260,7 +260,7 @@ class Faps:
         """Run Algorithm 1 until it may stop or rounds run out.
 
         Return Z, the residuals, and the lengths of the steps. Plain products would bound the angle that
-        is left, but undo the mask. So it is estimated from how fast Z comes to rest.
+        is left, but they would undo the mask. So it is estimated from how fast Z comes to rest.
         """
         residuals: list[float] = []
         steps: list[float] = []
@@ -286,9 +286,9 @@ class Faps:
 def distance_left(steps: list[float], least: float = 0.0) -> float:
     """Estimate how far an iteration is from its limit, given the lengths of its steps.
 
-    If each step is at most a share rho of the one before, this step and all that follow add up to no
-    more than ``1 / (1 - rho)`` times its length. The estimate is twice that. ``least`` is the smallest
-    rho that is possible; steps at rest do not show any.
+    If each step is at most a share rho of the one before, the last step and all that would follow add
+    up to at most ``1 / (1 - rho)`` times its length. The estimate is twice that. ``least`` is the
+    smallest rho that is possible; steps at rest do not show any.
     """
     last = steps[-RECENT_STEPS:]
     moving = [step for step in last if step > AT_REST]

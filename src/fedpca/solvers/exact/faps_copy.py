@@ -25,7 +25,7 @@ SUFFICIENT = 0.1  # c_1 in (13), with c_1' = 1
 DECREASE = 0.5  # delta_i in (14)
 MAX_CHANGE = 1e-2  # epsilon_x in (26)
 MAX_LOCAL_STEPS = 50  # if a condition ends the steps
-BY_CONDITION = {"decrease": 0, "change": -1}  # codes sent in place of a number of local steps
+BY_CONDITION = {"decrease": 0, "change": -1}  # codes sent instead of a number of local steps
 
 Product = Callable[[Array], Array]  # C times a block
 

@@ -58,10 +58,10 @@ class Lanczos:
         leading eigenvectors and continues from them.
     stop : {"angle", "noise"}
         When to stop. "angle" finds all components to the tolerance. "noise" does so for the components
-        that this number of rows can tell from those that follow them. Others, whose variances differ by
-        less than their sampling errors, would be different ones in another sample of rows. For them,
-        it is enough to come as close as the sampling error. The run then ends with "within-noise", and
-        `run_.n_certain` counts the components that are exact.
+        that this number of rows can tell from those that follow them. The other components, whose
+        variances differ by less than their sampling errors, would be different in another sample of
+        rows. For these, it is enough to come as close as the sampling error. The run then ends with
+        "within-noise", and `run_.n_certain` counts the components that are exact.
 
     Examples
     --------
@@ -164,12 +164,13 @@ def ends_within_noise(ritz: Ritz, n: int, energy: float, problem: Problem) -> bo
 
 
 def n_above_noise(values: Array, k: int, n: int) -> int:
-    """Return up to which of the first k components the variance falls by more than its error.
+    """Return the last j, at most k, after which the variance falls by more than its sampling error.
 
         theta_j - theta_(j+1) > theta_j sqrt(2 / n)
 
-    With only this many rows, components after the last such j cannot be told from their neighbors.
-    ``values`` are the variances in descending order, with one after the first k if there is one.
+    With only this many rows, components after this j cannot be told from their neighbors. Return zero
+    if there is no such j. ``values`` are the variances in descending order: the first k and, if there
+    is one, the next.
     """
     falls = values[:-1] - values[1:] > values[:-1] * math.sqrt(2 / n)
     return int(np.flatnonzero(falls[:k]).max(initial=-1)) + 1

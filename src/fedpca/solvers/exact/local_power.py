@@ -110,7 +110,7 @@ class LocalPower:
 
     @property
     def _n_halvings(self) -> int:
-        """Return how often the number of steps is halved until one step is left."""
+        """Return how many times the number of steps is halved until one step is left."""
         return self.local_steps.bit_length() - 1
 
     def script(self, plan: RunPlan) -> Script:

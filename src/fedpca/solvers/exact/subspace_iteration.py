@@ -50,7 +50,7 @@ from fedpca.solvers.sign_flips import draw_signs, flips_order
 from fedpca.solvers.standardize import Moments, moments_asked, standardize, standardize_sites
 
 N_GUARDS = 3  # columns with which to look for a larger eigenvalue outside the block
-GUARD_ROUNDS = 40  # at most, where the next eigenvalue is close
+GUARD_ROUNDS = 40  # at most, if the next eigenvalue is close
 TELLS_APART = 0.02  # residual of that eigenvalue, relative to its distance from those of the block
 # how much larger that eigenvalue may be than was found; over random tables, at most 5.5 and 0.05
 TIMES_RESIDUAL = 6.0
@@ -76,7 +76,10 @@ def script_of_products(plan: RunPlan, most: int, columns: int) -> Script:
 
 
 def asked_products(sizes: Sizes, rounds: Rounds, *others: Question) -> list[Asked]:
-    """Return what a solver asks that multiplies blocks after the moments, also by other questions."""
+    """Return the questions of a solver that multiplies blocks after the moments.
+
+    ``others`` are further questions that multiply blocks.
+    """
     products = blocks(rounds, covariance_product, *others)
     return [*moments_asked(sizes), Asked(standardize), *products]
 
@@ -145,7 +148,7 @@ def iterate(
             Y = np.hstack([Y, fed.rng().standard_normal((d, p - Y.shape[1])) * theta[-1]])
         elif k is not None and is_known and norm(residuals[:k]) <= problem.tol * energy:
             if following is None or following.certifies(theta, residuals, k, problem):
-                following = following_direction(fed, V, float(theta[k - 1]))  # outside present V
+                following = following_direction(fed, V, float(theta[k - 1]))  # outside this V
             if following.value > theta[k - 1] + ROUNDING * theta[0]:  # the block has missed it
                 Y = np.hstack([V[:, :-1] * theta[:-1], following.vector * following.value])
                 following = None

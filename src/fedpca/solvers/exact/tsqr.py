@@ -4,7 +4,7 @@
 
 A sum of squares loses every direction whose standard deviation is below 1e-8 of the largest one. QR
 factors keep them: V is as accurate as if the pooled rows were decomposed directly. A site sends the
-triangle R_i, which takes as many bytes as the triangle of its covariance, and tells as much:
+triangle R_i, which takes as many bytes as the triangle of its covariance and reveals as much:
 ``R_i'R_i = A_i'A_i``. But factors cannot be summed, so the coordinator sees each of them.
 
 Source: Demmel, Grigori, Hoemmen and Langou, "Communication-optimal parallel and sequential QR and LU
@@ -141,7 +141,7 @@ def stacked_factor(R: Array, rows: Array) -> Array:
 
 
 def unpack_factor(entries: Array, rank: int, d: int) -> Array:
-    """Return the factor, ``(rank, d)``, whose entries on and above the diagonal these are."""
+    """Return the factor, ``(rank, d)``, that has these entries on and above its diagonal."""
     R = np.zeros((rank, d))
     R[np.triu_indices(rank, m=d)] = entries
     return R

@@ -301,7 +301,7 @@ def explained_in_summary(site: Site, V: Array) -> dict[str, Any]:
     No rows are read again, so the first sum is too small by the amount that the summary left out.
     """
     own = site.recall(OwnSummary)
-    explained = min(float(np.sum((own.rows @ V) ** 2)), own.energy)  # but for rounding
+    explained = min(float(np.sum((own.rows @ V) ** 2)), own.energy)  # rounding may exceed it
     return {"explained": np.float64(explained), "total": np.float64(own.energy)}
 
 
@@ -316,7 +316,7 @@ def looks(first: int, d: int, site_components: Any) -> list[int]:
 def look_further(
     ask: Callable[[int], T], rank: Callable[[T, bool], int | None], counts: list[int]
 ) -> tuple[T, int]:
-    """Ask for more and more directions until they determine the rank; return answer and rank."""
+    """Ask for more directions until they determine the rank; return the answer and the rank."""
     *others, last = counts
     for count in others:
         answer = ask(count)
@@ -373,9 +373,9 @@ def directions_to_ask(
 
 
 def n_directions(site_components: Any, sizes: Sizes, n_spare: int, lost: int = 0) -> int:
-    """Return how many directions a site sends; a rule is taken to choose as many as components.
+    """Return how many directions a site sends; assume that a rule chooses one per component.
 
-    A site has no more than its rows, of which its own mean takes ``lost``.
+    A site has at most as many directions as rows, less the ``lost`` ones that its own mean costs.
     """
     wanted = site_components if isinstance(site_components, int) else sizes.k
     return max(0, min(sizes.d, sizes.here - lost, min(sizes.d, wanted) + n_spare))

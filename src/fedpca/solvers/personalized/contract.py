@@ -42,7 +42,7 @@ class PersonalizedSolver(Protocol):
     takes_many_starts: ClassVar[bool]  # otherwise, it begins at the first point
 
     def script(self, plan: RunPlan) -> Script:
-        """Return what `solve` asks, in which order and how often, so that sites can follow."""
+        """Return what `solve` asks, in which order and how many times, so that sites can follow."""
         ...
 
     def solve(self, fed: Federation, start: Start) -> Shared:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 RETRACTIONS: dict[str, Callable[[Array], Array]] = {"polar": polar, "qr": qr_factor}
 MAX_HALVINGS = 10  # in a row; after more, no step along the direction raises the objective
-NORM_POWER = 32  # the root of N sites' summed powers is the largest norm, up to N^(1/32)
+NORM_POWER = 32  # this root of N sites' summed powers is 1 to N^(1/32) times the largest norm
 
 
 @dataclass(frozen=True)
@@ -258,7 +258,7 @@ def _moved(
     retract: Callable[[Array], Array],
     move: Callable[[Array, Array], tuple[Array, Array]],
 ) -> dict[str, Any]:
-    """Make V_i orthogonal to U, take the step, and send the objective before the step.
+    """Make V_i orthogonal to U and take a step; send the new point and the objective at the old one.
 
     ``back`` is true if the coordinator undid the last step.
     """

@@ -45,23 +45,23 @@ class LocalRanks:
 
     @property
     def most(self) -> int:
-        """Return the largest number of any site."""
+        """Return the largest rank of any site."""
         return max(self.by_site.values(), default=self.common or 0)
 
     @property
     def least(self) -> int:
-        """Return the smallest number of any site."""
+        """Return the smallest rank of any site."""
         return min(self.by_site.values(), default=self.common or 0)
 
     def at(self, site: str) -> int:
-        """Return the number of one site."""
+        """Return the rank of one site."""
         rank = self.by_site.get(site, self.common)
         if rank is None:
             raise InputError(f"n_local has no entry for site {site!r}; add one")
         return rank
 
     def check_sites(self, names: Collection[str]) -> None:
-        """Refuse numbers for other sites than these."""
+        """Refuse a mapping whose sites are not exactly these."""
         if self.common is None and set(self.by_site) != set(names):
             raise InputError(
                 f"n_local has entries for {sorted(self.by_site)}, but the sites are "
@@ -69,7 +69,7 @@ class LocalRanks:
             )
 
     def check_features(self, n_shared: int, d: int) -> None:
-        """Refuse no components at all, or more of them than there are features."""
+        """Refuse a total of zero components, or more components than features."""
         if n_shared + self.most == 0:
             raise InputError("n_shared=0 and n_local=0 leave no components; set one of them to 1")
         for name, rank in (self.by_site or {"": self.most}).items():

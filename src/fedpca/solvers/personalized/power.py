@@ -44,11 +44,11 @@ from fedpca.solvers.personalized.contract import Shared, Start, share_of
 if TYPE_CHECKING:
     from fedpca.site.site import Site
 
-LOCAL_TOL = 1e-7  # residual of V_i in a round; the objective loses its square over the gap
+LOCAL_TOL = 1e-7  # residual of V_i in a round; it costs the objective its square over the gap
 MET = 0.02  # climbs whose directions are this close, as a sine, end at the same optimum
 PATIENCE = 100  # rounds that other climbs have left to pass an optimum
-SAME = 1e-9  # objectives that differ by this share at most are the same
-AS_GOOD = 1e-3  # optima whose objectives differ by this share at most are equally good
+SAME = 1e-9  # objectives that differ by at most this share are the same
+AS_GOOD = 1e-3  # optima whose objectives differ by at most this share are equally good
 APART = 0.1  # optima at this sine or more are different
 
 
@@ -104,9 +104,9 @@ class Climb:
 
     def __init__(self, U: Array, tol: float) -> None:
         self.U = U
-        self.promised = 1.0  # what the next step adds at least, as a share of the shared variance
+        self.promised = 1.0  # the least that the next step adds, as a share of the shared variance
         self.has_ended = False
-        self.has_met_another = False  # then it is dropped, wherever it stands
+        self.has_met_another = False  # if so, it is dropped, however high it is
         self.top = Shared(U, np.zeros((U.shape[1],) * 2), -np.inf, "max_rounds")
         self._tol = tol
         self._plain, self._is_plain = U, True

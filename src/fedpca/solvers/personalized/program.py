@@ -41,7 +41,7 @@ from fedpca.solvers.personalized.starts import find_starts, leading_of_rows, sta
 from fedpca.solvers.standardize import ask_moments, at_least_two, moments_script
 
 METHODS: dict[str, PersonalizedSolver] = {m.name: m for m in (Power(), Stiefel(), Polar())}
-# A direction that the sites' local parts contain up to this share is tied with the shared directions.
+# A direction is tied with the shared ones if the sites' local parts contain all but this share of it.
 TIE = 0.01
 
 
@@ -84,7 +84,7 @@ def shared_and_local(
     common = common_features(fed)
     if common.rounding > ROUNDING:
         raise InputError(
-            "a site multiplies its rows in float32, which may take rounding for local components; "
+            "a site multiplies its rows in float32, so rounding may look like local components; "
             "create it with precision='float64'"
         )
     d = common.n_features
@@ -201,7 +201,7 @@ def personalized_script(plan: RunPlan) -> Script:
 
 
 def expected_products(n_shared: int, ranks: LocalRanks, n_init: int) -> int:
-    """Return about how many columns a site's rows are multiplied by in a fit."""
+    """Estimate how many columns a site's rows are multiplied by in a fit."""
     return (n_shared + ranks.most) * LANCZOS_ROUNDS * n_init
 
 
@@ -258,7 +258,7 @@ class Ending:
 
 
 def _with_tied(fed: Federation, shared: Shared, tied: Array, weight: float) -> Shared:
-    """Return the directions of most variance among the shared ones and those tied with them."""
+    """Return the directions of largest variance among the shared ones and those tied with them."""
     C = orth(np.hstack([shared.U, tied]))
     along = fed.sum(power_step, U=C[None])["along"][0] / weight
     _, E = top_eigen((along + along.T) / 2, shared.U.shape[1])

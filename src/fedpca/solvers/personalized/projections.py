@@ -121,7 +121,7 @@ def leading_of_bases(
 
 
 def bases_order(n_times: int = 1, *, gather: bool = False) -> Order:
-    """Return the order in which `leading_of_bases` asks if it is called at most so many times."""
+    """Return the order in which at most ``n_times`` calls of `leading_of_bases` ask."""
     whole = [whole_basis] if gather else []
     return repeat(either(basis_triangle, basis_product, *whole), most=n_times * MAX_PRODUCTS)
 

@@ -36,10 +36,10 @@ EXACT_TOL = 1e-11  # residual of Lanczos if there are no local directions
 def find_starts(
     fed: Federation, first: str, shape: tuple[int, int, int], columns: int, *, gather: bool
 ) -> Array:
-    """Return starting points, ``shape = (n_init, d, k)``: first, the other informed one, random ones.
+    """Return starting points, ``shape = (n_init, d, k)``: informed ones first, then random ones.
 
-    If the first is random, all are. ``columns`` is the number of columns in all W_i. ``gather`` allows
-    the coordinator to see each W_i.
+    ``first`` is the kind of the first point; if it is random, all points are. ``columns`` is the number
+    of columns in all W_i. ``gather`` allows the coordinator to see each W_i.
     """
     n_init, d, k = shape
     informed = informed_starts(first)
@@ -54,7 +54,7 @@ def find_starts(
 
 
 def informed_starts(first: str) -> list[str]:
-    """Return the kinds of starts that depend on the rows, the first one first."""
+    """Return the kinds of starts that depend on the rows, beginning with ``first``."""
     return [] if first == "random" else [first, *({"stack", "average"} - {first})]
 
 

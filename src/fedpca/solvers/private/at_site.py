@@ -1,14 +1,14 @@
 """Answer with noise: what a site sends in a differentially private run.
 
-    sum q(x),   sum q(x) q(x)',   sum q(x) w(x)'   each with whole random numbers added
+    sum q(x),   sum q(x) q(x)',   sum q(x) w(x)'   each with random whole numbers added
 
 A row x counts as a vector q(x) of whole numbers with ``|q(x)| <= R`` (`fedpca.rows.bounded`), so one
-more row changes these sums by at most R or R^2. The noise of a sum follows from the declared plan
-alone, never from what a question asks with. It is drawn from the system's randomness, not from a seed.
+more row changes these sums by at most R or R^2. The noise of a sum depends only on the declared plan,
+never on a question's fields. It is drawn from the system's randomness, not from a seed.
 
-In a triangle, an entry off the diagonal stands for two entries of the matrix. With half the variance of
-the noise there, a row's part in mu^2 is ``(sum q_j^2)^2 / s``, so that no direction is better protected
-than another one.
+In a triangle, an entry off the diagonal stands for two entries of the matrix. The noise there has half
+the variance. So a row's part in mu^2 is ``(sum q_j^2)^2 / s``, and no direction is better protected
+than another.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from fedpca.site.site import Site
 
 AROUND_TIMES = 2.0  # the bound about a guessed center, compared with that about the mean
-COUNT_UNIT = RADIUS // 4  # by which a row counts beside its vector: a count costs less than a mean
+COUNT_UNIT = RADIUS // 4  # what a row adds to the count; a count costs less than a mean
 SUM_SENSITIVITY2 = RADIUS**2 + COUNT_UNIT**2
 SCATTER_SENSITIVITY2 = RADIUS**4
-ENERGY_SHARE = 4  # the energy counts a fourth beside a product
-BLOCK_BITS = 52 - RADIUS.bit_length()  # of a block by which rows are multiplied
+ENERGY_SHARE = 4  # the energy is divided by this, so that it costs less than the product
+BLOCK_BITS = 52 - RADIUS.bit_length()  # of a block that rows are multiplied by
 PRODUCT_SENSITIVITY2 = RADIUS**4 + RADIUS**4 // ENERGY_SHARE**2
 
 
@@ -50,17 +50,17 @@ class CommonOrder:
 
 
 def spends_mean(plan: RunPlan) -> float:
-    """Return the mu^2 of the count and the mean."""
+    """Return the mu^2 that the count and the mean spend."""
     return Privacy.of(plan).spent(MEAN_SHARE)
 
 
 def spends_scatter(plan: RunPlan) -> float:
-    """Return the mu^2 of the scatter."""
+    """Return the mu^2 that the scatter spends."""
     return Privacy.of(plan).spent(1 - MEAN_SHARE)
 
 
 def spends_product(plan: RunPlan) -> float:
-    """Return the mu^2 of one of several products."""
+    """Return the mu^2 that one of several products spends."""
     privacy = Privacy.of(plan)
     return privacy.spent(privacy.product_share)
 
@@ -112,7 +112,7 @@ def noisy_count_and_sum(site: Site, features: Array) -> Arrays:
     spends=spends_scatter,
 )
 def noisy_scatter(site: Site, mean: Array) -> Arrays:
-    """Send the triangle of the scatter about the mean of rows within the bound."""
+    """Send the triangle of the scatter about the mean, with each row shortened to the bound."""
     d = len(mean)
     scatter = np.zeros((d, d), np.int64)
     for block in _rows_about(site, mean):
@@ -138,11 +138,11 @@ def noisy_product(site: Site, mean: Array, Z: Array) -> dict[str, Any]:
     """Send the product of the scatter with an orthonormal block, and the sum of squares.
 
     The scores of a row are put on the grid like the row itself. The block is rounded first, so that
-    scores are exact sums, and the same wherever a row stands.
+    scores are exact sums and do not depend on where in the table a row is.
     """
     d, k = Z.shape
     if float((Z * Z).sum(axis=0).max(initial=0.0)) > 1.001:
-        raise InputError("a block has columns longer than 1, so that products would not be exact")
+        raise InputError("a block has columns longer than 1, so products would not be exact")
     steps = np.rint(Z * 2.0**BLOCK_BITS)  # no sum of products exceeds |q| |z|
     Y, energy = np.zeros((d, k), np.int64), 0
     for block in _rows_about(site, mean):
@@ -159,17 +159,17 @@ def noisy_product(site: Site, mean: Array, Z: Array) -> dict[str, Any]:
 
 
 def _rows_about(site: Site, mean: Array) -> Iterator[Array]:
-    """Yield the rows within the bound about the mean, on the grid."""
+    """Yield the rows about the mean, shortened to the bound and put on the grid."""
     _refuse_weights(site)
     order = site.recall(CommonOrder).order
     return bounded_blocks(site.rows, mean, Privacy.of(site.plan).row_bound, order)
 
 
 def _refuse_weights(site: Site) -> None:
-    """Refuse rows of which one could count as many.
+    """Refuse rows with weights, since a single one could count as many.
 
-    Too many rows are refused by the coordinator, which knows their number with noise. A refusal here
-    would tell the exact number. Until then, sums that do not fit only wrap around.
+    Only the coordinator refuses too many rows, because it sees their number with noise. A refusal here
+    would reveal the exact number. Until then, sums that do not fit only wrap around.
     """
     if isinstance(site.rows, WeightedRows):
         raise InputError("rows with weights have no differentially private sums; omit the weights")

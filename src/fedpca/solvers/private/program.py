@@ -3,20 +3,19 @@
     S = sum q q' + E,   C = (r / R)^2 S,   C V = V diag(theta)
 
 The sites add noise to the count and the mean, and then to the scatter about that mean
-(`fedpca.solvers.private.at_site`). Everything after that uses only these numbers, so it takes nothing
-more from the privacy of the rows: eigenvectors, variances, the number of components, and how far the
-noise may have turned them.
+(`fedpca.solvers.private.at_site`). Everything else follows from these numbers, so it costs no more
+privacy: eigenvectors, variances, the number of components, and how far the noise may have turned them.
 
 If there are too many features for the scatter, each of a few rounds multiplies it with a block instead,
 ``Y = S Z + E``, and continues from the directions of Y. Their noise is larger, since the rounds share
 the budget. The noise turns Z away by an angle with cosine c, so that a singular value of ``S Z`` is ``c
-l``. It also adds ``s^2 d`` to the square of that one. Both cancel once the directions have settled, so
-that the singular values of Y are the eigenvalues.
+l``. It also adds ``s^2 d`` to the square of this value. The two effects cancel once the directions have
+settled, so the singular values of Y are the eigenvalues.
 
 The noise E of a scatter is a random symmetric matrix. Its norm is near ``edge = s sqrt(2 d)``, where s
 is the deviation of its diagonal. It raises a large eigenvalue l of the scatter to ``l + edge^2 / (4
-l)``, which is taken back, and hides eigenvalues below ``edge / 2``. How far the norm can be beyond the
-edge is known too, and is what counts for whether a component stands out.
+l)``, which is corrected here, and hides eigenvalues below ``edge / 2``. How far the norm can exceed the
+edge is known too. A component stands out only if it exceeds that norm.
 
 The mean has noise in it. About a point that is off by f, the scatter has one more term ``n f f'``. It
 does not stand out as long as its size ``n |f|^2`` is below ``edge / 2``.
@@ -62,12 +61,12 @@ from fedpca.solvers.private.at_site import (
 )
 from fedpca.solvers.standardize import Moments
 
-MAX_SCATTER_FEATURES = 4096  # up to which the scatter is summed; beyond, products are
-SPARE_COLUMNS = 5  # of a block beside the components
+MAX_SCATTER_FEATURES = 4096  # with more features, products are summed instead of the scatter
+SPARE_COLUMNS = 5  # of a block, in addition to one for each component
 MAX_LOOK = 50  # components that a rule can find in products
 SOLVERS = ("auto", "covariance", "power")  # that have a mechanism
 TRACY_WIDOM = (
-    1.454  # the 97.5 % quantile, for real matrices: a norm exceeds this on either side in 5 %
+    1.454  # the 97.5 % quantile, for real matrices: 5 % of norms exceed this on either side
 )
 
 
@@ -91,7 +90,7 @@ def private_components(
     around = around_point(privacy, d)
     rank_rule(n_components, d, d)  # refuse more components than features before anything is sent
     sums = fed.sum(noisy_count_and_sum, features=common.to_ask)
-    # with much noise there may seem to be hardly any rows
+    # with much noise, there may seem to be hardly any rows
     n = max(
         float(sums["n"]) / COUNT_UNIT, 2.0, float(n_components) if is_count(n_components) else 0
     )
@@ -112,9 +111,9 @@ def private_components(
 
 
 def _energy_of_offset(plan: RunPlan, privacy: Privacy, n: float, move: Array) -> float:
-    """Return how much scatter a mean with noise in it adds at most, but in 5 % of runs.
+    """Return the most scatter that a mean with noise in it adds, except in 5 % of runs.
 
-    The mean is ``move`` away from the guessed center, and wrong by a share of that if n is.
+    The mean is ``move`` away from the guessed center. An error in n adds a share of this move.
     """
     deviation = np.sqrt(float(len(plan.sites) * sum_variance(plan)))
     more_rows = 2 * deviation / COUNT_UNIT
@@ -134,14 +133,14 @@ class NoisyEigen:
     vectors: Array  # (d, p)
     angle_bounds: Array  # (p,), on the sine of the angle of the first j vectors with the exact ones
     energy: float
-    norm: float  # of the noise at most; eigenvalues up to this one may be noise alone
+    norm: float  # bounds the norm of the noise; eigenvalues up to this may be nothing but noise
     squares: Array | None = None  # (d,), the sum of squares of each column
 
 
 def _from_scatter(
     fed: Federation, privacy: Privacy, moments: Moments, look: int, off: float
 ) -> NoisyEigen:
-    """Return the leading eigenvectors of the noisy scatter, and one eigenvalue more."""
+    """Return the leading eigenvectors of the noisy scatter, and the eigenvalue after the last."""
     d, unit, plan = moments.d, (privacy.row_bound / RADIUS) ** 2, fed.plan
     triangle = fed.sum(noisy_scatter, mean=moments.mean)["triangle"]
     C = unpack_triangle(triangle.astype(np.float64) * unit)
@@ -179,8 +178,8 @@ def _from_products(
 def _bounds_after(before: Array, Y: Array, after: Array, off: float) -> Array:
     """Bound the sine of the angle between the first j directions after a product and the exact ones.
 
-    The product tells how far the directions before it are from eigenvectors: the residuals with their
-    noise are larger than without. The angle from there to the directions after it is known.
+    The residuals show how far the directions before the product are from eigenvectors: with noise, they
+    are larger than without it. The angle from there to the directions after the product is known.
     """
     H = before.T @ Y
     theta, W = top_eigen((H + H.T) / 2, len(H))
@@ -197,7 +196,7 @@ def _bounds_after(before: Array, Y: Array, after: Array, off: float) -> Array:
 def _result(
     noisy: NoisyEigen, solver: str, moments: Moments, rank: RankRule, n_components: Any
 ) -> PcaResult:
-    """Return the components, with the noise taken out of their variances, and how certain they are."""
+    """Return the components, their variances without the noise, and how certain they are."""
     values, actual, norm = noisy.values, noisy.actual, noisy.norm
     energy = max(noisy.energy, float(actual.max(initial=0.0)))
     n_most = min(moments.n, moments.d, len(values))
@@ -220,17 +219,17 @@ def _result(
 
 
 def without_noise(values: Array, edge: float) -> Array:
-    """Return eigenvalues of a scatter without what the noise adds to them, and not negative.
+    """Return eigenvalues of a scatter without what the noise adds to them, but at least zero.
 
-    An eigenvalue l appears as ``l + edge^2 / (4 l)`` if it exceeds half the edge. What appears below
-    the edge may be noise alone; half of it continues the other values without a step.
+    An eigenvalue l appears as ``l + edge^2 / (4 l)`` if it exceeds half the edge. A value below the
+    edge may be nothing but noise. It is halved, which continues the other values without a jump.
     """
     root = np.sqrt(np.maximum(values**2 - edge**2, 0.0)) if edge else values
     return np.asarray(np.maximum((values + root) / 2, 0.0))
 
 
 def _above_noise(spectrum: Spectrum, norm: float) -> int:
-    """Return how many values exceed those of rows without structure, and the noise beside them."""
+    """Return how many values exceed those of rows without structure plus the noise."""
     squares = spectrum.squares
     if squares is None:
         squares = np.full(spectrum.d, spectrum.total / spectrum.d)
@@ -239,7 +238,7 @@ def _above_noise(spectrum: Spectrum, norm: float) -> int:
 
 
 def is_count(n_components: Any) -> bool:
-    """Return whether ``n_components`` is a number of components, and no rule or share."""
+    """Return whether ``n_components`` is a number of components, not a rule or a share."""
     return isinstance(n_components, Integral)
 
 
@@ -258,7 +257,7 @@ def private_script(plan: RunPlan) -> Script:
 
 
 def private_solver(d: int) -> str:
-    """Return the mechanism that a private fit takes by itself."""
+    """Return the mechanism that a private fit uses by default."""
     return "covariance" if d <= MAX_SCATTER_FEATURES else "power"
 
 

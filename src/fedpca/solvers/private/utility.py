@@ -49,14 +49,15 @@ def expected_share(
 ) -> float:
     """Return the share of the exact components' variance that private ones are expected to keep.
 
-    It is that of a fit by the scatter, as for up to 4096 features, averaged over draws of the noise.
-    Where the noise hides little, real fits are within 0.03 of it on average. Where it hides half of the
-    variance, each fit differs, and the guess may be off by 0.1.
+    The share is that of a fit by the scatter, the default for up to 4096 features, averaged over draws
+    of the noise. If the noise hides little, real fits are within 0.03 of this share on average. If it
+    hides half of the variance, fits differ, and the estimate may be off by 0.1.
 
     Parameters
     ----------
     privacy : Privacy
-        The promise. Rows longer than its ``row_bound`` are taken to be shortened alike.
+        The promise. If rows are typically longer than its ``row_bound``, all rows are assumed to be
+        shortened by the same factor.
     variances : array of shape (n_features,)
         The variances along the principal components of the rows: a guess, or those of public data. They
         must not come from the private rows themselves.
@@ -85,7 +86,7 @@ def expected_share(
     spectrum = np.sort(np.asarray(variances, dtype=np.float64))[::-1]
     d = spectrum.size
     if spectrum.ndim != 1 or not d or not np.isfinite(spectrum).all() or spectrum[-1] < 0:
-        raise InputError("variances must be numbers that are not negative, one for each component")
+        raise InputError("variances must be finite numbers of at least 0, one for each component")
     if not isinstance(n_components, Integral) or not 1 <= n_components <= d:
         raise InputError(f"n_components={n_components!r} must be a whole number from 1 to {d}")
     if not isinstance(n_sites, Integral) or n_sites < 1 or not n_rows >= 1:
@@ -117,7 +118,7 @@ def expected_share(
 
 
 def _thinned(spectrum: Array, k: int) -> tuple[Array, float]:
-    """Return fewer variances, and the factor of noise that has the same norm beside them."""
+    """Return fewer variances, and the factor by which the noise must grow to keep its norm."""
     d, n_leading = len(spectrum), min(len(spectrum), k + 20)
     side = max(MAX_SIDE, 2 * n_leading)
     if d <= side:

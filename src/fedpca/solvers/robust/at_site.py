@@ -6,7 +6,7 @@ The components U, d x r, are common to all sites. The scores V_i, n_i x r, and t
 at the site. For a given U, each method finds V_i and S_i in a few passes that start from the previous
 round's V_i. It uses hard thresholds, soft thresholds, or the gradient steps of the published method.
 Missing entries, and outliers under a hard threshold, do not count: ``V_i U'`` replaces them
-(`fedpca.models.robust`). The question of a round stands beside its method.
+(`fedpca.models.robust`). The question of a round is in the file of its method.
 
 Between questions, a site keeps the scores V_i. At the end, it also keeps the sparse part S_i, and a
 list of its outliers if it has a folder.
@@ -218,10 +218,10 @@ def begin_robust(
 
 
 def least_count(site: Site) -> int:
-    """Return the fewest rows that a sum may stand on.
+    """Return the smallest number of rows that a sum may cover.
 
-    A site with many rows loses nothing if it asks for a few of them, whatever its policy says. So the
-    result is the same under a policy with a ``min_count`` up to `MIN_CELL`.
+    A site with many rows loses nothing if it requires a few rows, whatever its policy says. So the
+    result is the same under any policy with a ``min_count`` up to `MIN_CELL`.
     """
     has_many = site.recall(PresentRows).n >= MANY
     return max(site.policy.min_count, MIN_CELL if has_many else 1)
@@ -230,8 +230,8 @@ def least_count(site: Site) -> int:
 class Round:
     """What a site adds up over its blocks in a round, and the scores that it will remember.
 
-    The cleaned rows are ``D = V U' + C``, where C holds the residuals that count. So sums of D are sums
-    of C, and of the fit by its scores, which are far fewer than its entries.
+    The cleaned rows are ``D = V U' + C``, where C holds the residuals that count. So sums of D follow
+    from sums of C and from sums of scores, which are far fewer than the entries.
     """
 
     def __init__(self, site: Site, U: Array) -> None:
@@ -244,7 +244,7 @@ class Round:
         self._fitted, self._fitted_total = np.zeros((r, r)), np.zeros(r)
 
     def add(self, C: Array, V: Array, before: Array) -> None:
-        """Add a block's rows, which have the scores V, as their fit by scores ``before`` plus C."""
+        """Add a block of cleaned rows, ``before U' + C``, whose scores are now V."""
         self._fitted += before.T @ V
         self._fitted_total += column_sums(before)
         self._CV += C.T @ V
@@ -258,10 +258,10 @@ class Round:
         return np.asarray(self._U @ self._fitted + self._CV)
 
     def without_small(self, good: Array, least: int) -> Array:
-        """Remove sums that stand on fewer rows than ``least``; return the inliers of each column.
+        """Remove sums over fewer than ``least`` rows; return the number of inliers in each column.
 
         A column with fewer inliers counts as if it had none: the fit replaces all of its entries. If
-        fewer rows count, none do.
+        fewer than ``least`` rows count, none do.
         """
         few = (good > 0) & (good < least)
         self._CV[few], self._C_total[few] = 0.0, 0.0

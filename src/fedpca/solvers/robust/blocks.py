@@ -34,7 +34,7 @@ class PresentRows:
     n: int  # rows that count
     order: Array | None = None  # (d,), each common feature's column; None if the order is the same
     left_out: Array | None = None  # indices of rows that have a value but do not count
-    is_whole: bool = False  # whether no value is missing, so that nobody need look for gaps
+    is_whole: bool = False  # whether no value is missing, so that checks for gaps can be skipped
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class RobustFrame:
 
 
 def present_rows(site: Site, which: PresentRows) -> Iterator[Array]:
-    """Yield the rows that count in blocks, ``(m, d)``, at least one.
+    """Yield the rows that count, in blocks ``(m, d)``; there is at least one block.
 
     Columns are in the common order. Rows without any values do not count, since they carry no
     information about components, center, or variances.
@@ -86,7 +86,7 @@ def blocks_about(
 ) -> Iterator[Block]:
     """Yield some features of a site's rows about a center, in units of a scale.
 
-    Each block takes the place of the one before.
+    Each block overwrites the one before.
     """
     done, scratch = 0, Scratch()
     in_order = np.arange(site.rows.n_features)
@@ -117,7 +117,7 @@ def standardized_blocks(site: Site, center: Array | float = 0.0) -> Iterator[Blo
 
 
 class Sizes:
-    """The sizes of entries, for their median; if there are many, those in every few rows."""
+    """The sizes of entries, for their median; if there are many, only those in some of the rows."""
 
     def __init__(self, site: Site) -> None:
         n_entries = site.recall(PresentRows).n * site.rows.n_features

@@ -15,7 +15,7 @@ from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.script import Script
 
 NORMAL = 1.4826  # standard deviation of a normal variable over its median absolute value
-MAX_ROUNDS = 200  # of a fit at sites that follow a plan, since each tells more about the rows
+MAX_ROUNDS = 200  # of a fit at sites that follow a plan; each round reveals more about the rows
 NEGLIGIBLE = 1e-7  # a residual up to this share of the typical entry is never an outlier
 
 
@@ -126,7 +126,7 @@ class RobustSolver(Protocol):
     needs_rank: ClassVar[bool]  # whether the solver needs the rank itself, not just a bound
 
     def script(self, plan: RunPlan) -> Script:
-        """Return what `solve` asks, in which order and how often, so that sites can follow."""
+        """Return what `solve` asks, in which order and how many times, so that sites can follow."""
         ...
 
     def solve(self, fed: Federation, problem: RobustProblem) -> Solved:

@@ -3,9 +3,9 @@
     R_i = A_i - V_i U' where that is within the threshold, else 0
 
 If U lacks a component, it is in the residuals. So their largest eigenvalue is compared with that of the
-residuals with random signs (`fedpca.solvers.sign_flips`). A larger eigenvalue shows a component that is
-missing, and its eigenvector starts it. Components are added one at a time: a threshold that cuts
-through the residuals of one component makes more directions stand out.
+residuals with random signs (`fedpca.solvers.sign_flips`). A larger eigenvalue shows that a component is
+missing, and its eigenvector is where that component starts. Components are added one at a time: a
+threshold that cuts through the residuals of one component makes more directions stand out.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def residual_product(
     Z: Array,
     flips: Array,
 ) -> dict[str, Any]:
-    """Send R'(R Z), where ``flips`` says by which signs the residuals R are multiplied."""
+    """Send R'(R Z), where ``flips`` selects the signs by which the residuals R are multiplied."""
     check_last_threshold(site, threshold)
     scores = carried_scores(site, turn, mean_scores)
     residuals = (

@@ -166,7 +166,7 @@ def by_hard_threshold(
             rounds_at_floor = rounds_at_floor + 1 if threshold <= FLOOR_MARGIN * floor else 0
         mostly_outliers = 2 * answer["good"] < moments.present
         is_fitted = median <= limits.tol * moments.size
-        # outliers pull their column until the fit is done or patience runs out; then it is given up
+        # outliers pull their column only until the fit is done or patience runs out
         is_drawn = mostly_outliers & (rounds_at_floor < PATIENCE_ROUNDS and not is_fitted)
         rounds_drawn += is_drawn
         enough = limits.tol if is_fitted or rounds_at_floor else 0.0
@@ -263,8 +263,8 @@ def hard_round(
 ) -> dict[str, Any]:
     """Fit scores on orthonormal U by least squares, leaving out outliers, and send sums for the next U.
 
-    Rows are centered on ``center``, which has moved since the last round by the point that has
-    ``mean_scores``. Rows that are mostly outliers get new scores from scratch. If they started from
+    Rows are centered on ``center``. If it has moved since the last round, ``mean_scores`` are the
+    scores of that move. Rows that are mostly outliers get new scores from scratch. If they started from
     their current scores, a decreasing threshold would leave them behind.
     """
     first = follow_threshold(

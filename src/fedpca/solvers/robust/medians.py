@@ -7,10 +7,10 @@ costs the other values no digits. Six rounds find the median to a relative error
 rounds find it to the last bit. The later rounds are needed if an offset puts too many values into one
 bin or if many values are equal. Missing values (NaN) are not counted.
 
-No histogram shall close in on the value of one row. So a site with twenty values or more divides a bin
-only if it holds at least five of them. The site spreads fewer values evenly over their bin. The number
-found then has up to four values of each site on the wrong side. A site with fewer values protects them
-only if its policy says so.
+No histogram may close in on the value of one row. So a site with twenty values or more divides a bin
+only if it holds at least five of them. If a bin holds fewer, the site spreads them evenly over it. The
+number found then has up to four values of each site on the wrong side. A site with fewer than twenty
+values protects them only if its policy says so.
 
 For one number per site, such as the size of its residuals, one round is enough. From a millionth of a
 reference to 16 times the reference, each bin grows by a factor of the sixteenth root of 2, which gives
@@ -98,7 +98,7 @@ def undivided_bins(inside: Array, min_count: int) -> tuple[Array, Array]:
 
 
 def add_spread(counted: Arrays, guess: Array, shift: int, bins: Array, number: Array) -> None:
-    """Count the values in bins that are not divided as if they were spread evenly over their bin."""
+    """Count the values in undivided bins as if they were spread evenly over their bin."""
     for j in np.flatnonzero(bins >= 0):
         own, width = int(_ordered(guess[j : j + 1])[0]), int(bins[j]) + BITS
         start = own >> width << width
@@ -179,7 +179,7 @@ def _other_bits(shift: Array | int) -> Array:
 def thinned(counts: Array, least: int) -> Array:
     """Return a histogram, ``(m, b)``, in multiples of ``least``, each where its middle value is.
 
-    What remains of each line's total is not counted, so no cell stands on fewer than ``least`` values.
+    What remains of each line's total is not counted, so no cell stands for fewer than ``least`` values.
     """
     if least <= 1:
         return counts

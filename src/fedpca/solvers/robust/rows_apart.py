@@ -44,13 +44,13 @@ NEAR = 2.5  # gaps are looked for beyond this distance
 MIN_GAP = 4.0
 MIN_GAP_SHARE = 0.3  # a gap is at least this share of the distance where it ends
 MIN_VARIANCE = 0.25  # share of a component's variance that rows beyond a gap must cause
-MAX_APART = 0.45  # share of rows that may lie apart: more would be the others
+MAX_APART = 0.45  # share of rows that may lie apart; with more, the others might be the ones
 DEPENDS = 0.5  # a component depends on its far rows if they cause more than this share of it
 
 
 @dataclass(frozen=True)
 class FarRows:
-    """The scores between which rows are not far, on each component, and what the far rows cause."""
+    """For each component, the scores between which rows are not far, and what far rows cause."""
 
     axes: Array  # (r, r), turns the sites' scores into scores on the components
     low: Array  # (r,), minus infinity on components without rows that lie apart
@@ -146,10 +146,10 @@ def count_scores(site: Site, axes: Array, widths: Array) -> dict[str, Any]:
     remembers=True,
 )
 def leave_out_rows(site: Site, axes: Array, low: Array, high: Array) -> dict[str, Any]:
-    """Leave out rows with a score outside these bounds from now on; count them and the values left.
+    """From now on, leave out rows with a score outside these bounds; count them and the values left.
 
     A site leaves out no rows if they are fewer than its policy's ``min_count``: sums with and without
-    them would tell what is in them.
+    them would reveal their values.
     """
     scores, rows = site.recall(Scores), site.recall(PresentRows)
     V = scores.V @ axes

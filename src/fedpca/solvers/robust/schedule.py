@@ -3,7 +3,7 @@
 Whoever may choose thresholds freely can single out rows: the sums within two thresholds differ by the
 rows between them. So a site that follows a plan remembers the last threshold of a fit. The next one is
 the same, or it is lower by a step that the method takes. A histogram for a median divides a bin of the
-histogram before it, and no other.
+histogram before it, and no other bin.
 
 A site whose policy answers everything checks nothing here.
 """
@@ -35,7 +35,7 @@ class Thresholds:
     last: float
 
     def next(self, threshold: float, decay: float, least_step: float) -> Thresholds:
-        """Return the thresholds with the next one, which stays or falls by a step of the method."""
+        """Return the thresholds with the next one, which is the same or lower by a method's step."""
         low, high = decay * self.last * (1 - SLACK), self.last / least_step * (1 + SLACK)
         if threshold != self.last and not low <= threshold <= high:
             raise PolicyRefused(
@@ -50,7 +50,7 @@ def follow_threshold(
 ) -> float:
     """Check and remember a round's threshold; return the first threshold of its fit.
 
-    A fit begins when a different question was asked before. It starts from scratch only then.
+    A fit begins when the question before was a different one. Only then may it start from scratch.
     """
     value = float(threshold)
     if site.policy.is_open:
@@ -72,13 +72,13 @@ def follow_threshold(
 
 
 def forget_thresholds(site: Site) -> None:
-    """Forget the thresholds of the fits before, since the sites leave out rows from now on."""
+    """Forget the thresholds of earlier fits, since the sites leave out rows from now on."""
     if not site.policy.is_open:
         site.remember(Thresholds(0.0, 0.0, 0.0))
 
 
 def check_last_threshold(site: Site, threshold: Array) -> None:
-    """Refuse a threshold for the end of a fit that the fit's own thresholds do not lead to."""
+    """Refuse a threshold at the end of a fit that is larger than the fit's own thresholds allow."""
     if not site.policy.is_open and site.remembers(Thresholds):
         refuse_larger(float(threshold), TIMES_MEDIAN * site.recall(Thresholds).most)
 
@@ -124,11 +124,11 @@ def follow_bins(
     if shift == FIRST_SHIFT:
         known = _first_bins(known, d, features, about, guess, of)
     elif known is None or of != known.of or (known.about[features] != about).any():
-        raise PolicyRefused("a histogram must go on with what was counted, about the same point")
+        raise PolicyRefused("a histogram must count what the one before did, about the same point")
     elif not ((known.shift[features] == shift + BITS).all()) or shift < 0:
         raise PolicyRefused("a histogram must divide the bins of the one before")
     elif not same_bin(guess, known.guess[features], shift + BITS).all():
-        raise PolicyRefused("a guess must be in the bin of the guess before")
+        raise PolicyRefused("a guess must be in the bin of the previous guess")
     shifts, guesses = known.shift.copy(), known.guess.copy()
     shifts[features], guesses[features] = shift, guess
     medians, median_shift = known.medians, known.median_shift

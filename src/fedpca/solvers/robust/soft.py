@@ -273,7 +273,7 @@ def regression(U: Array, ridge: float) -> Array:
 
 
 class SoftFit(NamedTuple):
-    """The scores V of rows, and their residuals R by the scores ``before``, clipped as C."""
+    """The scores V of rows, and the residuals R of the scores ``before`` them, also clipped as C."""
 
     V: Array
     before: Array
@@ -293,7 +293,7 @@ def soft_passes(
 ) -> SoftFit:
     """Fit the scores V in some passes; each fits the rows without the part beyond the threshold.
 
-    Missing entries are filled in by the fit before, so their residuals are zero.
+    Missing entries are filled in by the previous fit, so their residuals are zero.
     """
     turn = U.T @ to_scores
     for _ in range(passes):
