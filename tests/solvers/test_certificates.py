@@ -132,7 +132,7 @@ def test_the_bound_is_not_a_little_too_small(solver):
 @pytest.mark.parametrize("solver", [*DIRECT, *ITERATIVE, "faps"])
 def test_the_bound_knows_that_a_mean_is_rounded(solver):
     X = np.random.default_rng(0).normal(size=(60, 6)) * [3, 2, 1.5, 1, 1, 1]
-    for offset in (1e12, 1e14):
+    for offset in (5e11, 1e14):
         rows = X + offset
         centered = rows - offset  # exact; what is left of the mean is small
         tol = 1e-8 if solver == "faps" else 1e-10
@@ -142,7 +142,16 @@ def test_the_bound_knows_that_a_mean_is_rounded(solver):
             model.fit([rows[:25], rows[25:]])
         angle = sine_of_angle(exact_components(centered, 2), model.components_.T)
         assert angle <= model.run_.angle_bound
-        assert model.run_.n_certain == (2 if offset == 1e12 else 0)
+        assert model.run_.n_certain == (2 if offset == 5e11 else 0)
+
+
+@pytest.mark.parametrize("solver", ["covariance", "lanczos", "tsqr"])
+def test_one_of_two_equal_components_is_not_certain(solver):
+    rows = np.diag([2.0, 2.0, 1.0])
+    with pytest.warns(ConvergenceWarning, match="only 0 of the 1 components are certain"):
+        model = FederatedPCA(1, solver=solver, random_state=0).fit([rows, -rows])
+    assert model.run_.angle_bound == 1.0
+    assert FederatedPCA(2, solver=solver, random_state=0).fit([rows, -rows]).run_.n_certain == 2
 
 
 def test_faps_is_not_certain_of_components_that_its_penalty_hides():

@@ -134,7 +134,7 @@ class Lanczos:
         V = searched.vectors()
         k = k or rank(Spectrum(ritz.wanted, energy, n, d, vectors=V)) or ritz.n_wanted
         ritz = ritz.with_residuals(moments.residuals_of_mean(V))
-        bounds = ritz.angle_bounds(k, problem.common.rounding)
+        bounds = ritz.angle_bounds(k, problem.common.rounding, energy)
         solution = Solution(moments, V[:, :k], ritz.wanted[:k], energy, reason)
         return solution.certified(bounds, problem.angle_tol)
 

@@ -52,9 +52,9 @@ from fedpca.solvers.standardize import Moments, moments_asked, standardize, stan
 N_GUARDS = 3  # columns with which to look for a larger eigenvalue outside the block
 GUARD_ROUNDS = 40  # at most, if the next eigenvalue is close
 TELLS_APART = 0.02  # residual of that eigenvalue, relative to its distance from those of the block
-# how much larger that eigenvalue may be than was found; over random tables, at most 5.5 and 0.05
-TIMES_RESIDUAL = 6.0
-GAP_SHARE = 0.1
+# how much larger that eigenvalue may be than was found; over random tables, at most 7.0 and 0.13
+TIMES_RESIDUAL = 10.0
+GAP_SHARE = 0.2
 AT_REST = 4.0  # residuals of this many rounding errors do not become smaller
 TIMES_LANCZOS = 15  # approximate number of rounds per Lanczos round
 
