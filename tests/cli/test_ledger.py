@@ -100,8 +100,7 @@ def test_a_model_that_proves_nothing_says_so(ledger, tmp_path):
     FederatedPCA(2).fit(ROWS).save(tmp_path / "model.fedpca")
     done = run("ledger", "verify", "--model", tmp_path / "model.fedpca")
     assert done.exit_code == 2
-    assert "has no signed answer of 'north'" in done.output
-    assert "no site signed an answer" in done.output
+    assert "has no signed answer from any site; check the ledger without --model" in done.output
 
 
 @pytest.mark.parametrize(

@@ -248,7 +248,7 @@ def test_a_program_that_asks_something_else_is_refused(tmp_path):
 
     path = tmp_path / "j"
     Federation.local(SITES, journal=path).run(asks("sum"), identity={})
-    with pytest.raises(JournalError, match="is not what this run asks"):
+    with pytest.raises(JournalError, match="does not match this run"):
         Federation.local(SITES, journal=path).run(asks("gather"), identity={})
 
 

@@ -14,9 +14,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
+import zarr
 from distributed import Client, LocalCluster
 
 import command_line
+from cohorts import three_cohorts
 from fedpca import FederatedPCA, Federation, PersonalizedPCA, Privacy, RobustPCA, StreamingPCA, load
 from fedpca.engines.dask import engine as dask_engine
 from fedpca.engines.dask.engine import DaskEngine
@@ -304,3 +306,17 @@ def test_estimators_take_dask_collections(threads, has_client, monkeypatch):
     own.fit({name: da.from_array(rows, (40, 8)) for name, rows in halves.items()})
     assert sine_of_angle(own.components_.T, expected.components_.T) < 1e-8
     assert own.transform(CHUNKED, "north").shape == (240, 2)
+
+
+def test_workers_read_sources_of_several_files(threads, tmp_path):
+    beds, *_ = three_cohorts(tmp_path, missing=0)
+    cohorts = {name: str(bed) for name, bed in zip("abc", beds, strict=True)}
+    fits = [FederatedPCA(2).fit(fed) for fed in (Federation.dask(threads, cohorts), cohorts)]
+    assert_same(*fits)
+    cells = zarr.create_array(tmp_path / "cells.zarr", shape=(9, 3), chunks=(4, 3), dtype="f8")
+    cells[:] = np.random.default_rng(0).normal(size=(9, 3))
+    fits = [
+        FederatedPCA(2).fit(rows)
+        for rows in (Federation.dask(threads, [str(tmp_path / "cells.zarr")]), [cells[:]])
+    ]
+    assert_same(*fits)

@@ -167,7 +167,9 @@ def test_the_shell_compares_a_ledger_with_a_model(there):
     assert other.returncode == 1
     other = there.run(*words, "--site", "nobody", check=False)
     assert other.returncode == 2
-    assert "has no signed answer of 'nobody'; use --site with one of: north, south" in other.stderr
+    assert (
+        "has no signed answer from 'nobody'; use --site with one of: north, south" in other.stderr
+    )
 
 
 @pytest.mark.process

@@ -12,7 +12,21 @@ import pytest
 
 from cohorts import COMPLEMENT, three_cohorts, write_fileset
 from command_line import run
-from fedpca import FederatedPCA, Federation, Genotypes, Policy, Privacy, Site, load
+from fedpca import (
+    FederatedPCA,
+    Federation,
+    Genotypes,
+    PersonalizedPCA,
+    Policy,
+    Privacy,
+    RobustPCA,
+    Site,
+    StreamingPCA,
+    Summary,
+    diagnose,
+    load,
+    verify,
+)
 from fedpca.errors import FedpcaError, InputError, QuorumLost
 from fedpca.report.plink import write_model
 from fedpca.solvers import SOLVERS
@@ -27,6 +41,11 @@ EXACT = [name for name, solver in SOLVERS.items() if solver.guarantee == "exact"
 @pytest.fixture(scope="module")
 def cohorts(tmp_path_factory):
     return three_cohorts(tmp_path_factory.mktemp("cohorts"))
+
+
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory):
+    return three_cohorts(tmp_path_factory.mktemp("complete"), missing=0)
 
 
 def standardized(X):
@@ -95,9 +114,8 @@ def test_variants_are_rare_or_monomorphic_over_all_sites(tmp_path, maf):
         data = bytearray(bed.read_bytes())
         width = -(-len(part) // 4)
         letters = lines[j].split("\t")[4:]
-        data[3 + j * width : 3 + (j + 1) * width] = bytes(
-            [0x00 if letters[0] in "AT" else 0xFF] * width
-        )
+        fill = 0x00 if letters[0] in "AT" else 0xFF
+        data[3 + j * width : 3 + (j + 1) * width] = bytes([*[fill] * (width - 1), fill & 0x0F])
         bed.write_bytes(bytes(data))
     fit = FederatedPCA(**LIKE_PLINK, maf=maf).fit(named(beds))
     frequency = np.nanmean(X, axis=0) / 2
@@ -125,7 +143,7 @@ def test_binomial_scale_of_rows_in_memory_is_that_of_files(cohorts):
     assert constant.scale_[0] == 1
     with pytest.raises(InputError, match="from 0 to 2"):
         FederatedPCA(scale="binomial").fit(np.full((9, 2), 3.0) + np.eye(9, 2))
-    with pytest.raises(InputError, match=r"maf=0\.1 applies to genotypes"):
+    with pytest.raises(InputError, match=r"maf=0\.1 applies only to genotypes"):
         FederatedPCA(maf=0.1).fit(np.eye(9))
     with pytest.raises(InputError, match="maf has no differentially private"):
         FederatedPCA(maf=0.1, privacy=Privacy(epsilon=1, delta=1e-6, row_bound=8)).fit(np.eye(9))
@@ -355,3 +373,122 @@ def test_eigenvalues_and_eigenvectors_are_those_of_plink2_and_scores_go_on(cohor
         scores.append(np.genfromtxt(tmp_path / f"{who}.sscore", skip_header=1)[:, -K:])
     assert len(scores[0]) == len(parts[1])
     np.testing.assert_allclose(scores[0], signs * scores[1], atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "method",
+    [
+        PersonalizedPCA(2, n_local=1, random_state=0),
+        RobustPCA(2, random_state=0),
+        FederatedPCA(2, privacy=Privacy(epsilon=9, delta=1e-5, row_bound=20), random_state=0),
+    ],
+    ids=lambda method: type(method).__name__,
+)
+def test_every_program_matches_alleles(complete, method):
+    beds, X, parts = complete
+    private = getattr(method, "privacy", None) is not None
+    allow = ("federated", "personalized", "robust")
+    policy = Policy(max_epsilon=9, delta=1e-5) if private else Policy(allow, min_count=1)
+    sites = [Site(bed, name=name, policy=policy) for name, bed in named(beds).items()]
+    fit = method.fit(Federation.local(sites, secure=private))
+    assert [name.split(":")[2] for name in fit.feature_names_in_] == [f"rs{j}" for j in range(60)]
+    assert len(fit.left_out_) == 6
+    if private:  # noise hides the rest
+        return
+    components = fit.components_
+    rows = {name: X[part] for name, part in zip("abc", parts, strict=True)}
+    np.testing.assert_allclose(components, method.fit(rows).components_, atol=1e-4)
+    assert method.left_out_ is None
+
+
+def test_a_model_is_verified_and_diagnosed_at_cohorts_with_other_variants(complete, tmp_path):
+    beds, X, _ = complete
+    fit = FederatedPCA(2, scale="binomial").fit(named(beds))
+    closed = [Site(bed, name=name, policy=Policy(min_count=1)) for name, bed in named(beds).items()]
+    assert verify(fit, closed).is_certified
+    assert diagnose(fit, closed, site_map=False).ranks.consensus
+    far = write_fileset(tmp_path / "far", X[:30, 1:], ["AG"] * (X.shape[1] - 1))
+    with pytest.raises(InputError, match="of the model's 60 variants in common, such as"):
+        verify(fit, {"a": str(beds[0]), "b": str(far)})
+
+
+def test_summaries_hold_variants_that_can_be_matched(complete, tmp_path, monkeypatch):
+    beds, X, _ = complete
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "list").write_text("".join(f"rs{j}\n" for j in [*range(60), 63]))
+    for name, bed in named(beds).items():
+        done = run("summarize", bed, "--extract", "list", "-k", "2", "-o", name)
+        assert "Left out 1 variants" in " ".join(done.output.split())
+    assert run("merge", "a", "b", "c", "-o", "m.fedpca").exit_code == 0
+    model = load("m.fedpca")
+    assert model.n_features_in_ == 60
+    np.testing.assert_allclose(model.mean_, X.mean(axis=0))
+    whole = Summary.of(beds[0], 2)
+    assert whole.n_features == 62
+    assert whole.update(str(beds[0])).n == 60
+    with pytest.raises(InputError, match="choose them with --extract"):
+        whole.merge(Summary.of(beds[1], 2))
+    streams = [
+        StreamingPCA(2, exact=exact).fit(str(beds[0])) for exact in (True, True, False, False)
+    ]
+    for one, other in (streams[:2], streams[2:]):
+        with pytest.raises(InputError, match="1:64:rs63:A:T, have strand-ambiguous"):
+            one.merge(other)
+
+
+def test_what_could_not_match_alleles_is_refused(complete, tmp_path):
+    beds, X, parts = complete
+    paths = [str(bed) for bed in beds]
+    for fit in (lambda: StreamingPCA(2).fit(paths), lambda: Site(paths, name="a")):
+        with pytest.raises(InputError, match="in one fileset"):
+            fit()
+    for options in ({"weight": np.ones(len(parts[0]))}, {"device": "cpu"}):
+        with pytest.raises(InputError, match=f"take no {next(iter(options))}"):
+            Site(paths[0], name="a", **options)
+    write_fileset(tmp_path / "alone", X[:9], ["AG"] * X.shape[1])
+    assert Site(tmp_path, name="a").rows.are_variants
+    with pytest.raises(InputError, match="cannot be matched"):
+        Summary.of(write_fileset(tmp_path / "at", X[:9, :2], ["AT", "CG"]), 1)
+
+
+@pytest.mark.process
+@pytest.mark.skipif(shutil.which("plink2") is None, reason="needs plink2: apt-get install plink2")
+@pytest.mark.parametrize("at_fit", [True, False])
+def test_plink2_scores_a_cohort_with_weights_in_its_own_letters(
+    complete, at_fit, tmp_path, monkeypatch
+):
+    beds, *_ = complete
+    monkeypatch.chdir(tmp_path)
+    cohort = beds[1]  # with alleles from the other strand
+    options = ["--binomial", "-k", "2", "-o", "m.fedpca", "--plink", "fit"]
+    done = run("fit", *[str(bed) for bed in (cohort, beds[0], beds[2])], *options)
+    assert done.exit_code == 0, done.output
+    done = run("transform", "m.fedpca", cohort, "-o", "own.eigenvec", "--plink", "own")
+    assert done.exit_code == 0, done.output
+    who = "fit" if at_fit else "own"
+    score = ("--score", f"{who}.eigenvec.allele", "2", "5", "header-read", "variance-standardize")
+    options = ("--read-freq", f"{who}.afreq", *score, "--score-col-nums", "6-7", "--out", "theirs")
+    command = ["plink2", "--threads", "1", "--memory", "640", "--bfile", cohort.with_suffix("")]
+    done = subprocess.run([*command, *options], capture_output=True, text=True)
+    assert "mismatching" not in done.stdout + done.stderr
+    theirs = np.genfromtxt("theirs.sscore", skip_header=1)[:, -2:]
+    ours = np.loadtxt("own.eigenvec", skiprows=1, usecols=(2, 3))
+    unit = [scores / np.linalg.norm(scores, axis=0) for scores in (ours, -theirs)]
+    np.testing.assert_allclose(*unit, atol=1e-5)
+
+
+def test_weights_of_alleles_need_genotypes_scaled_as_plink2_scales_them(complete, tmp_path):
+    beds, *_ = complete
+    FederatedPCA(2).fit(str(beds[0])).save(tmp_path / "plain.fedpca")
+    words = ("-o", tmp_path / "own.csv", "--plink", tmp_path / "own", "--force")
+    PersonalizedPCA(1, n_local=1).fit(named(beds)).save(tmp_path / "local.fedpca")
+    for model in ("plain.fedpca", "local.fedpca"):
+        done = run("transform", tmp_path / model, beds[0], *words)
+        assert "needs a model of --binomial" in " ".join(done.output.split())
+        assert not (tmp_path / "own.csv").exists()
+    fit = FederatedPCA(2, scale="binomial").fit(str(beds[0]))
+    fit.save(tmp_path / "m.fedpca")
+    framed(np.ones((3, fit.n_features_in_)), fit).to_csv(tmp_path / "rows.csv", index=False)
+    done = run("transform", tmp_path / "m.fedpca", tmp_path / "rows.csv", *words)
+    assert "needs the alleles in a .bed file" in " ".join(done.output.split())

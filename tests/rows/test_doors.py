@@ -66,6 +66,32 @@ def same_bits(rows_of_sites):
     return np.array_equal(fits[0].components_, fits[1].components_)
 
 
+def test_a_zarr_array_without_chunks_is_refused(tmp_path):
+    path = write_zarr(tmp_path)
+    for chunk in sorted(path.glob("c/*/*")):
+        chunk.unlink()
+    with pytest.raises(InputError, match=r"rows\.zarr: the array has no chunk"):
+        open_rows(path)
+
+
+def test_decimals_that_adbc_leaves_as_text_become_numbers():
+    kind = pa.opaque(pa.string(), "numeric", "PostgreSQL")
+    amounts = pa.ExtensionArray.from_storage(kind, pa.array(["0.125", None, "1e3", "NaN"]))
+    batch = pa.record_batch([pa.array([1, 2, 3, 4]), amounts], names=["i", "amount"])
+    schema, batches = query.with_numbers(pa.RecordBatchReader.from_batches(batch.schema, [batch]))
+    assert schema.types == [pa.int64(), pa.float64()]
+    (got,) = batches
+    np.testing.assert_array_equal(
+        got["amount"].to_numpy(zero_copy_only=False), [0.125, np.nan, 1e3, np.nan]
+    )
+
+
+def test_errors_about_a_result_name_the_query():
+    clinic = sqlite3.connect(":memory:")
+    with pytest.raises(InputError, match=r"site 'north': the query's result: .*not numeric: b"):
+        Site.query(clinic, "select 1.0 as a, 'x' as b", name="north")
+
+
 @pytest.mark.parametrize("write", [write_hdf5, write_zarr])
 @pytest.mark.parametrize("rows_in_block", [3, 10, 1000])
 def test_arrays_on_disk_have_the_blocks_of_arrays_in_memory(

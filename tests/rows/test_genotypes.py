@@ -167,7 +167,8 @@ def damage(bed, how):
             "duplicate sample": lines[1],
             "short line": "1 rs",
             "empty line": "",
-            "position": lines[2].replace("\t3\t", "\tx\t"),
+            "position": lines[2].replace("\t3\t", "\t1_0\t"),
+            "one allele": lines[2][:-3] + "A\tA",
             "colon": lines[2][:-1] + "G]1:7]",
             "escape": lines[2].replace("rs2", "rs\x1b[2J"),
         }[how]
@@ -187,6 +188,7 @@ def damage(bed, how):
         ("short line", "line 3 of cohort.bim has 2 words"),
         ("empty line", "line 3 of cohort.bim has 0 words"),
         ("position", "line 3 has a position"),
+        ("one allele", "line 3 has the same allele twice"),
         ("colon", "line 3 has an allele with a colon"),
         ("escape", "cannot be printed"),
     ],
@@ -196,6 +198,16 @@ def test_damaged_filesets_are_refused_by_name(bed, how, said):
     with pytest.raises(InputError, match=said) as raised:
         open_rows(bed)
     assert "cohort" in str(raised.value)
+
+
+@pytest.mark.parametrize(("n", "said"), [(5, "more samples than the 5"), (7, "last of the 7")])
+def test_a_sample_too_few_or_too_many_within_a_byte_is_noticed(tmp_path, n, said):
+    bed = write_fileset(tmp_path / "cohort", *simulated(6, 120))
+    assert open_rows(bed).n_rows == 6
+    lines = [f"f\ti{i}\t0\t0\t0\t-9\n" for i in range(n)]
+    bed.with_suffix(".fam").write_text("".join(lines))
+    with pytest.raises(InputError, match=said):
+        open_rows(bed)
 
 
 def test_lists_that_choose_nothing_are_refused(bed, tmp_path):

@@ -196,7 +196,10 @@ def _weighted_total(
     among: Collection[str],
     told: Mapping[str, Mapping[str, bytes]],
 ) -> Arrays:
-    """Return the sum of some sites' answers, times a weight; ``told`` has secrets to remove masks."""
+    """Return the sum of some sites' answers, times a weight.
+
+    ``told`` holds the secrets that remove the sites' masks.
+    """
     if exchange.masks is not None:
         sites = [site for site in exchange.answers if site in among]
         total = exchange.masks.sum(exchange.answers, sites, told)

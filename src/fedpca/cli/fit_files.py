@@ -12,7 +12,8 @@ from typing import Any
 from fedpca.cli.console import refuse_overwriting
 from fedpca.errors import FileError, InputError
 from fedpca.models.outliers import write_outliers
-from fedpca.report.plink import checked_variants, model_files, write_model
+from fedpca.report.plink import NAMED, checked_variants, model_files, write_model
+from fedpca.rows.genotypes import GenotypeRows
 from fedpca.site.site import Site
 from fedpca.storage.table_file import check_format
 
@@ -62,8 +63,12 @@ class FitFiles:
                 written.append(path)
         if self.plink is not None:
             names = checked_variants(getattr(model, "feature_names_in_", None))
+            first = sites.get(model.run_.sites[0])  # none if the sites are elsewhere
+            alleles = (
+                first.rows.alleles() if first and isinstance(first.rows, GenotypeRows) else NAMED
+            )
             written += write_model(
-                self.plink, model.model_, names, model.n_samples_, model.left_out_ or {}
+                self.plink, model.model_, names, model.n_samples_, model.left_out_ or {}, alleles
             )
         if self.outliers is not None:
             features = getattr(model, "feature_names_in_", None)

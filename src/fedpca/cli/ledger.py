@@ -108,8 +108,11 @@ def _proof_in(model: Path, site: str | None, path: Path) -> tuple[str, Mapping[s
     if site is None and name not in proofs and len(proofs) == 1:
         name = next(iter(proofs))
     if name not in proofs:
+        if not proofs:
+            raise InputError(
+                f"{model} has no signed answer from any site; check the ledger without --model"
+            )
         raise InputError(
-            f"{model} has no signed answer of {name!r}; use --site with one of: "
-            f"{', '.join(proofs) or 'none, since no site signed an answer'}"
+            f"{model} has no signed answer from {name!r}; use --site with one of: {', '.join(proofs)}"
         )
     return name, proofs[name]

@@ -23,7 +23,7 @@ Name = Annotated[
     str | None, typer.Option(help="The site's name; by default, the only site on this machine.")
 ]
 Folder = Annotated[
-    Path | None, typer.Option(help="The folder for the site's memory and ledger, as in join.")
+    Path | None, typer.Option(help="The folder for the site's memory and ledger, as for `join`.")
 ]
 
 

@@ -8,7 +8,18 @@ from typing import Annotated
 import typer
 
 from fedpca.cli.console import exit_codes, out, refuse_overwriting
-from fedpca.cli.options import Columns, Components, Drop, Id, Quiet, choice_of, components_of
+from fedpca.cli.options import (
+    Columns,
+    Components,
+    Drop,
+    Extract,
+    Id,
+    Keep,
+    Quiet,
+    choice_of,
+    components_of,
+    genotypes_of,
+)
 from fedpca.cli.progress import counting
 from fedpca.errors import InputError
 from fedpca.report.tables import print_summary
@@ -30,6 +41,8 @@ def summarize(
     drop: Drop = [],  # noqa: B006
     columns: Columns = [],  # noqa: B006
     id: Id = [],  # noqa: B006
+    keep: Keep = None,
+    extract: Extract = None,
     force: Annotated[
         bool,
         typer.Option(
@@ -47,12 +60,10 @@ def summarize(
         refuse_overwriting(output, force)
         wanted = components_of(n_components)
         choice = choice_of(drop, columns, id)
-
-        def n_rows() -> float:
-            return about_n_rows(open_rows(file, ColumnChoice.of(**choice)))
-
-        with counting(quiet, "rows", n_rows) as on_block:
-            summary = Summary.of(file, wanted, n_spare=spare, on_block=on_block, **choice)
+        source = genotypes_of(file, keep, extract)
+        rows = open_rows(source, ColumnChoice.of(**choice))
+        with counting(quiet, "rows", lambda: about_n_rows(rows)) as on_block:
+            summary = Summary.of(source, wanted, n_spare=spare, on_block=on_block, **choice)
         if 0 < summary.n <= MAX_REVEALED_ROWS and not force:
             raise InputError(
                 f"{file} has {summary.n:.0f} row(s), and anyone could compute them from the summary, "
@@ -61,4 +72,9 @@ def summarize(
         summary.save(output)
         if not quiet:
             print_summary(out, summary)
+            if summary.n_features < rows.n_features:
+                out.print(
+                    f"Left out {rows.n_features - summary.n_features:,} variants, whose alleles cannot "
+                    "be matched with those of other cohorts"
+                )
             out.print(f"Wrote {output}")

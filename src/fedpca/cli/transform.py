@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 import typer
 
 from fedpca.arrays import Array
-from fedpca.cli.console import err, exit_codes, out, refuse_overwriting
+from fedpca.cli.console import err, exit_codes, out, refuse_overwriting, say
 from fedpca.cli.options import (
     Columns,
     Drop,
@@ -32,7 +32,13 @@ from fedpca.estimators.files import record_in
 from fedpca.models.control import EVEN_NOISE, ControlLimits, RowFlags, t2_and_q
 from fedpca.models.linear import Model, load_model
 from fedpca.models.personalized import is_personalized, load_personalized
-from fedpca.report.plink import EIGENVEC, write_eigenvec
+from fedpca.report.plink import (
+    EIGENVEC,
+    checked_variants,
+    weight_files,
+    write_eigenvec,
+    write_weights,
+)
 from fedpca.rows.choice import ALL_CELLS, ALL_COLUMNS, ColumnChoice
 from fedpca.rows.columns import distinct_names, some_of
 from fedpca.rows.files import kind_of
@@ -41,8 +47,10 @@ from fedpca.rows.genotypes import GenotypeRows, n_absent
 from fedpca.rows.h5ad import H5AD
 from fedpca.rows.in_memory import about_n_rows
 from fedpca.rows.matching import open_matching, scores_in_blocks
-from fedpca.rows.open import state_of
+from fedpca.rows.open import open_rows, state_of
+from fedpca.solvers.standardize import BINOMIAL
 from fedpca.storage.table_file import check_format, writing_table
+from fedpca.storage.tensor_file import read_arrays
 
 FLAGS = ("t2", "q", "flagged")  # columns after the scores
 
@@ -67,13 +75,21 @@ def transform(
         bool,
         typer.Option(
             "--flags",
-            help="Also write T2 and Q (SPE) of each row, and whether it is beyond a limit.",
+            help="Also write T2 and Q (SPE) for each row, and whether either exceeds its limit.",
         ),
     ] = False,
     drop: Drop = [],  # noqa: B006
     columns: Columns = [],  # noqa: B006
     id: Id = [],  # noqa: B006
     keep: Keep = None,
+    plink: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PREFIX",
+            help="Also write PREFIX.eigenvec.allele and PREFIX.afreq for plink2 --score, with the "
+            "alleles as FILE has them; for genotypes.",
+        ),
+    ] = None,
     layer: Layer = None,
     force: Force = False,
     quiet: Quiet = False,
@@ -95,9 +111,15 @@ def transform(
         if flags and output.suffix == H5AD:
             raise InputError("--flags needs an output of .parquet or .csv")
         rows = genotypes_of(file, keep)
+        for path in [] if plink is None else weight_files(plink):
+            refuse_overwriting(path, force)
+        weights = None if plink is None else _allele_weights(model, rows)
         n_rows = write_scores(model, rows, output, site, choice, with_flags=flags, quiet=quiet)
         if not quiet:
             out.print(f"Wrote {n_rows:,} rows to {output}")
+        if plink is not None and weights is not None:
+            for path in write_weights(plink, *weights):
+                say(f"Wrote {path}")
 
 
 def write_scores(
@@ -186,6 +208,21 @@ def _write_eigenvec(output: Path, model: Model, rows: Any) -> int:
         )
     write_eigenvec(output, rows.sample_ids, model.transform_genotypes(rows) / model.singular_values)
     return rows.n_rows
+
+
+def _allele_weights(
+    model_path: Path, source: Any
+) -> tuple[Model, Sequence[str], int, dict[str, tuple[str, str]]]:
+    """Return what the weights of alleles follow from, with the alleles as a cohort writes them."""
+    header = read_arrays(model_path, "model")[1]
+    if header.get("parameters", {}).get("scale") != BINOMIAL:
+        raise InputError("--plink needs a model of --binomial, because plink2 scales genotypes so")
+    rows = open_rows(source)
+    if not isinstance(rows, GenotypeRows):
+        raise InputError(f"--plink needs the alleles in a .bed file, which {source} is not")
+    model, header = load_model(model_path)
+    names = checked_variants(header["features"])
+    return model, names, header["n_samples"], rows.alleles()
 
 
 def _limits(path: Path, header: dict[str, Any]) -> ControlLimits:

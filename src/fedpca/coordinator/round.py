@@ -173,7 +173,7 @@ class Round:
         return entry
 
     def raise_outcome(self) -> None:
-        """Raise the refusal or the loss of sites that ended the round, if there was one."""
+        """Raise the error that ended the round, if any: a refusal, or the loss of sites."""
         if self.refused is not None:
             raise self.refused
         if self.lost:
@@ -206,8 +206,8 @@ class Round:
         recorded = tuple(record.header.get(key) for key in ("round", "verb", "question"))
         if expected != recorded:
             raise JournalError(
-                f"round {self.number} in the journal is not what this run asks, which is "
-                f"{self.question.doing}; start the run with a new journal"
+                f"round {self.number} in the journal does not match this run, which is "
+                f"{self.question.doing} in that round; start the run with a new journal"
             )
         self.sizes = dict(record.header["sizes"])
         self.retried = record.header["retried"]

@@ -152,7 +152,8 @@ def make_coordinator_key(folder: Path) -> Ed25519PrivateKey:
         _write(public_path, _public_line(key.public_key(), "coordinator"))
     if read_coordinator_public(public_path) != key.public_key():
         raise FileError(
-            f"{public_path} does not belong to {private_path}; move it away, and a new one is written"
+            f"{public_path} does not belong to {private_path}; move {public_path} away, and a new one "
+            "will be written"
         )
     return key
 

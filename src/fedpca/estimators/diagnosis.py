@@ -118,9 +118,9 @@ def diagnose(
         policy does not allow that solver refuses; `Diagnosis.why_no_sites` then says so. All other
         results come from sums, as in a second fit.
     n_permutations : int
-        The number of times to permute the columns of all rows, such as 20, for one more rank rule,
-        "permutations". This rule needs the rows of all sites in this process; "sign-flips" needs only
-        sums.
+        How many times to shuffle the values within each column, over all rows: for example, 20. Any
+        number above 0 adds the rank rule "permutations". This rule needs the rows of all sites in
+        this process; "sign-flips" needs only sums.
     random_state : int
         The seed for random signs, directions, and permutations.
 

@@ -31,10 +31,10 @@ from fedpca.rows.array_files import is_array_on_disk
 from fedpca.rows.choice import ALL_CELLS, CellChoice, ColumnChoice
 from fedpca.rows.devices import on_host
 from fedpca.rows.genotypes import GenotypeRows, n_absent
-from fedpca.rows.in_memory import JoinedRows, Rows, is_cells, is_foreign, whole
+from fedpca.rows.in_memory import Rows, is_cells, is_foreign, whole
 from fedpca.rows.labels import rows_by_label, take_label_column
 from fedpca.rows.matching import open_matching, scores_in_blocks
-from fedpca.rows.open import is_dask, open_rows
+from fedpca.rows.open import is_dask, joined, open_rows
 from fedpca.rows.plink_files import Genotypes
 from fedpca.rows.weighted import checked_weights
 from fedpca.site.site import Site
@@ -421,7 +421,7 @@ def as_stream(X: Any) -> Rows | Iterator[Any] | None:
     if any(isinstance(item, Site) for item in items):
         raise InputError("a Site's rows stay at the site; use FederatedPCA instead")
     if items and all(reads_by_name(item) for item in items):
-        return JoinedRows([(str(item), open_rows(item)) for item in items])
+        return joined([(str(item), open_rows(item)) for item in items])
     return iter(items)
 
 

@@ -130,6 +130,9 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     site_variance_ : dict
         The shares of each site's variance that are "shared", "local", and "left" (neither). The dict is
         empty if a site's policy withholds these shares, or if sums are secure.
+    left_out_ : dict or None
+        If the rows are genotypes: the variants that the sites left out, and why. None for other rows,
+        and for a model from a file.
     misalignment_ : float
         How much local components differ between sites: 1 minus the largest eigenvalue of the mean
         projection onto them. Near 0, the separation is meaningless, and the fit warns. Without local
@@ -241,6 +244,7 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.objective_, self.misalignment_ = result.objective, result.misalignment
         self.ambiguity_ = result.ambiguity
         self.site_variance_ = result.site_variance
+        self.left_out_ = result.left_out
         self.run_ = run
         warn_unconverged(self, run, "method")
         warn_dominant(run)
@@ -415,6 +419,7 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             estimator.ambiguity_ = float(header.get("ambiguity", "nan"))
             shares = {name: part.shares for name, part in model.parts.items()}
             estimator.site_variance_ = dict(header.get("site_variance", shares))
+            estimator.left_out_ = None
             estimator.run_ = record_in(header)
         return estimator
 

@@ -114,6 +114,9 @@ class RobustPCA(
         The number of rows with at least one value that were not left out.
     n_left_out_ : int
         The number of rows that lie apart and were left out.
+    left_out_ : dict or None
+        If the rows are genotypes: the variants that the sites left out, and why. None for other rows,
+        and for a model from a file.
     sparse_share_ : dict
         The share of outliers among each site's entries, for features that vary. The dict is empty if a
         site's policy withholds this share, or if sums are secure.
@@ -194,6 +197,7 @@ class RobustPCA(
             result, run = run_program(self, fed, low_rank_and_sparse, solver, parameters)
         self._set_model(result.model, result.n, result.features, result.shares)
         self.n_left_out_ = result.n_left_out
+        self.left_out_ = result.left_out
         self.run_ = run
         warn_unconverged(self, run, "method", ", or request fewer components")
         warn_dominant(run)
@@ -281,6 +285,7 @@ class RobustPCA(
             model, shares = RobustModel(linear, threshold), dict(header["sparse_share"])
             estimator._set_model(model, header["n_samples"], header["features"], shares)
             estimator.n_left_out_ = int(header["n_left_out"])
+            estimator.left_out_ = None
             estimator.run_ = record_in(header)
         return estimator
 

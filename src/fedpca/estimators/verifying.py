@@ -14,6 +14,7 @@ from fedpca.estimators.federated import FederatedPCA
 from fedpca.estimators.fitting import as_federation, is_path, without_labels
 from fedpca.estimators.streaming import StreamingPCA
 from fedpca.solvers.contract import check_positive
+from fedpca.solvers.standardize import BINOMIAL
 from fedpca.solvers.verification import PROGRAM, TOL, Claim, Verdict, verify_components
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def claim_of(fitted: Any) -> Claim:
         n_rows=int(fitted.n_samples_seen_ if is_stream else fitted.n_samples_),
         features=None if names is None else tuple(str(name) for name in names),
         center=bool(fitted.center),
-        scale=bool(fitted.scale),
+        scale=fitted.scale if fitted.scale == BINOMIAL else bool(fitted.scale),
         missing=str(getattr(fitted, "missing", "error")),
         slack=2.0 * float(bound if is_stream else _left_by(fitted.run_, k)),
         angle_bound=float(bound),

@@ -39,7 +39,7 @@ class Order:
         return True
 
     def after(self, name: str) -> Order:
-        """Return what may follow the question with this name; `NEVER` if it may not come now."""
+        """Return what may follow the question with this name; `NEVER` if it is out of turn."""
         return NEVER
 
     def next(self) -> Iterator[str]:

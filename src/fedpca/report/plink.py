@@ -6,7 +6,8 @@ G is the relationship matrix of the samples at all sites, A has M variants as co
 singular values. Each site can write the rows of U for its own samples, from the model alone. The weight
 of the counted allele is ``-V sqrt(M) / 2``, and that of the other allele is the negative, as ``plink2
 --pca allele-wts`` writes them. So ``plink2 --score`` can project samples; the signs are reversed, as
-they are with plink2's own weights.
+they are with plink2's own weights. It compares letters. So the weights have the letters of a
+cohort's own files if these are at hand, and else those in the variants' names.
 """
 
 from __future__ import annotations
@@ -23,24 +24,48 @@ from fedpca.rows.variants import misnamed_variant, split_name
 from fedpca.storage import atomic
 
 EIGENVEC = ".eigenvec"
-MODEL_FILES = (".eigenval", ".eigenvec.allele", ".afreq", ".left_out.tsv")
+WEIGHT_FILES = (".eigenvec.allele", ".afreq")
+MODEL_FILES = (".eigenval", ".left_out.tsv")
+
+Alleles = Mapping[str, tuple[str, str]]  # the counted and the other one, as a cohort writes them
+
+
+NAMED: Alleles = {}  # those in the names of the variants
+
+
+def weight_files(prefix: Path) -> list[Path]:
+    """Return the paths of the files that `write_weights` writes."""
+    return [prefix.with_name(prefix.name + kind) for kind in WEIGHT_FILES]
 
 
 def model_files(prefix: Path) -> list[Path]:
     """Return the paths of the files that `write_model` writes."""
-    return [prefix.with_name(prefix.name + kind) for kind in MODEL_FILES]
+    return [*(prefix.with_name(prefix.name + kind) for kind in MODEL_FILES), *weight_files(prefix)]
 
 
 def write_model(
-    prefix: Path, model: Model, names: Sequence[str], n: int, left_out: Mapping[str, str]
+    prefix: Path,
+    model: Model,
+    names: Sequence[str],
+    n: int,
+    left_out: Mapping[str, str],
+    alleles: Alleles = NAMED,
 ) -> list[Path]:
     """Write what belongs to a model of genotypes, and return the paths."""
-    paths = model_files(prefix)
-    values = model.singular_values**2 / len(names)
-    _write(paths[0], ([f"{value:.6g}"] for value in values))
-    _write(paths[1], _allele_weights(model, names))
-    _write(paths[2], _frequencies(model, names, n))
-    _write(paths[3], [("VARIANT", "REASON"), *left_out.items()])
+    values, reasons, *_ = paths = model_files(prefix)
+    _write(values, ([f"{value:.6g}"] for value in model.singular_values**2 / len(names)))
+    _write(reasons, [("VARIANT", "REASON"), *left_out.items()])
+    write_weights(prefix, model, names, n, alleles)
+    return paths
+
+
+def write_weights(
+    prefix: Path, model: Model, names: Sequence[str], n: int, alleles: Alleles
+) -> list[Path]:
+    """Write the weights and the frequencies of alleles for plink2 --score, and return the paths."""
+    weights, frequencies = paths = weight_files(prefix)
+    _write(weights, _allele_weights(model, names, alleles))
+    _write(frequencies, _frequencies(model, names, n, alleles))
     return paths
 
 
@@ -60,19 +85,30 @@ def checked_variants(names: Sequence[str] | None) -> Sequence[str]:
     return names
 
 
-def _allele_weights(model: Model, names: Sequence[str]) -> Iterable[Sequence[str]]:
+def _words(name: str, alleles: Alleles) -> tuple[str, str, str, str]:
+    """Return a variant's chromosome, id, counted allele, and other allele."""
+    chromosome, _, id, *named = split_name(name)
+    counted, other = alleles.get(name, named)
+    return chromosome, id, counted, other
+
+
+def _allele_weights(
+    model: Model, names: Sequence[str], alleles: Alleles
+) -> Iterable[Sequence[str]]:
     yield ["#CHROM", "ID", "REF", "ALT", "A1", *_components(len(model.components))]
     weights = model.components.T * (np.sqrt(len(names)) / 2)
     for name, weight in zip(names, weights, strict=True):
-        chromosome, _, id, counted, other = split_name(name)
+        chromosome, id, counted, other = _words(name, alleles)
         for allele, signed in ((other, weight), (counted, -weight)):
             yield [chromosome, id, other, counted, allele, *map(_number, signed.tolist())]
 
 
-def _frequencies(model: Model, names: Sequence[str], n: int) -> Iterable[Sequence[str]]:
+def _frequencies(
+    model: Model, names: Sequence[str], n: int, alleles: Alleles
+) -> Iterable[Sequence[str]]:
     yield ["#CHROM", "ID", "REF", "ALT", "ALT_FREQS", "OBS_CT"]
     for name, mean in zip(names, model.mean.tolist(), strict=True):
-        chromosome, _, id, counted, other = split_name(name)
+        chromosome, id, counted, other = _words(name, alleles)
         yield [chromosome, id, other, counted, _number(mean / 2), str(2 * n)]
 
 

@@ -102,9 +102,19 @@ def open_zarr(path: Path) -> ArrayRows:
         return zarr.open(path, mode="r")
 
     if _is_table(root()):
+        _refuse_empty(root())
         return ArrayRows(lambda: nullcontext(root()), str(path))
     name = _only([name for name, array in root().arrays() if _is_table(array)])
+    _refuse_empty(root()[name])
     return ArrayRows(lambda: nullcontext(root()[name]), f"{path}, array {name!r},")
+
+
+def _refuse_empty(array: Any) -> None:
+    """Refuse a Zarr array without any chunk, whose values would all be its fill value."""
+    if array.size and not array.nchunks_initialized:
+        raise InputError(
+            "the array has no chunk, so all its values would be its fill value; copy or write it again"
+        )
 
 
 def zarr_parts(path: Path) -> list[Path]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from fedpca.errors import InputError
+from fedpca.rows.variants import is_variant
 
 
 class HasColumns(Protocol):
@@ -45,10 +46,13 @@ def column_order(wanted: Sequence[str], present: Sequence[str], where: str) -> l
             for word, group in (("missing", missing), ("extra", extra))
             if group
         ]
-        raise InputError(
-            f"{where}: the columns differ: {', '.join(differences)}; use the same columns in both, or "
-            "choose them with --columns or --drop"
+        is_cohort = is_variant(([*missing, *extra])[0])
+        way_out = (
+            "use the same variants in both: choose them with --extract"
+            if is_cohort
+            else "use the same columns in both, or choose them with --columns or --drop"
         )
+        raise InputError(f"{where}: the columns differ: {', '.join(differences)}; {way_out}")
     position = {name: index for index, name in enumerate(present)}
     return [position[name] for name in wanted]
 

@@ -103,7 +103,7 @@ class DeviceProducts:
 
         Columns are scaled to a variance of one, so that no square overflows or underflows. Rounding
         must not take entries beyond what the squares on the diagonal allow. Otherwise, the largest
-        eigenvalue could exceed the sum of these squares, which no rows can cause.
+        eigenvalue could exceed the sum of these squares, which is impossible for any rows.
         """
         xp = self._xp
         squares = self._squares_there()

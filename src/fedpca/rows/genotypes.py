@@ -24,9 +24,11 @@ from fedpca.rows.plink_files import (
     Samples,
     Variants,
     fileset,
+    read_alleles,
     read_samples,
     read_variants,
 )
+from fedpca.rows.variants import can_be_matched
 
 MAGIC = b"\x6c\x1b\x01"  # of a file that is stored variant by variant
 BY_SAMPLE = b"\x6c\x1b\x00"
@@ -37,6 +39,8 @@ CODES = (np.arange(256)[:, None] >> np.arange(0, 8, 2) & 3).astype(np.uint8)  # 
 _DECODED = FIRST_ALLELE[CODES]  # (256, 4)
 _LOW_BITS = np.uint64(0x5555555555555555)
 PACKED_BYTES = 16 << 20  # of the file that are held at a time
+MAX_ENDS = 1000  # lines of a file whose last bytes are checked
+MIN_ENDS = 100  # lines in which no sample has two copies of the first allele everywhere
 MAX_GAP = 4  # lines are read in one stretch if it has at most this many for each that is used
 
 
@@ -63,6 +67,20 @@ class GenotypeRows:
     def sample_ids(self) -> tuple[tuple[str, str], ...]:
         """Return the family and the individual id of each sample."""
         return self._samples.ids
+
+    def alleles(self) -> dict[str, tuple[str, str]]:
+        """Return the counted and the other allele of each variant, as the fileset writes them.
+
+        Variants that the fileset does not have are left out.
+        """
+        read, own = read_alleles(self._bed), self._variants
+        absent = np.zeros(self.n_features, bool) if self._absent is None else self._absent
+        each = zip(own.names, own.lines.tolist(), own.counts_first.tolist(), absent, strict=True)
+        return {
+            name: read[line] if is_first else (read[line][1], read[line][0])
+            for name, line, is_first, is_absent in each
+            if not is_absent
+        }
 
     def at(self, positions: Array) -> GenotypeRows:
         """Return the rows in the columns at these positions."""
@@ -241,6 +259,19 @@ def _in_model(rows: GenotypeRows, features: Sequence[str]) -> GenotypeRows:
     return GenotypeRows(rows._bed, variants, rows._samples, absent if absent.any() else None)
 
 
+def matchable(rows: Any) -> Any:
+    """Return rows without the variants that could not be matched with those of other cohorts."""
+    if not isinstance(rows, GenotypeRows):
+        return rows
+    kept = [i for i, name in enumerate(rows.features) if can_be_matched(name)]
+    if not kept:
+        raise InputError(
+            f"all {rows.n_features:,} variants have strand-ambiguous alleles or lack one, so they "
+            "cannot be matched with those of other cohorts; use other variants"
+        )
+    return rows if len(kept) == rows.n_features else rows.at(np.array(kept))
+
+
 def n_absent(rows: Any) -> int:
     """Return how many of a model's variants are not in the rows."""
     absent = getattr(rows, "_absent", None)
@@ -266,4 +297,31 @@ def _check_bed(bed: Path, variants: Variants, samples: Samples) -> None:
             f"the file has {size:,} bytes instead of {expected:,}, which {variants.n_lines:,} variants "
             f"in {bim.name} and {samples.n_lines:,} samples in {fam.name} take; it is damaged, or the "
             "three files do not belong together"
+        )
+    _check_ends(bed, variants, samples)
+
+
+def _check_ends(bed: Path, variants: Variants, samples: Samples) -> None:
+    """Refuse a file whose lines end before or after the last sample, though within the same byte.
+
+    What is left of a byte is zero, which would be two copies of the first allele everywhere.
+    """
+    n_unused = -samples.n_lines % PER_BYTE
+    width = -(-samples.n_lines // PER_BYTE)
+    with bed.open("rb", buffering=0) as file:
+        ends = bytearray()
+        for line in variants.lines[: MAX_ENDS if width else 0].tolist():
+            file.seek(len(MAGIC) + (line + 1) * width - 1)
+            ends += file.read(1)
+    codes = CODES[np.frombuffer(bytes(ends), np.uint8)]  # (m, 4)
+    _, bim, fam = fileset(bed)
+    if n_unused and codes[:, PER_BYTE - n_unused :].any():
+        raise InputError(
+            f"the file has more samples than the {samples.n_lines:,} in {fam.name}; the three files do "
+            "not belong together, or another program wrote it: write it again with plink2 --make-bed"
+        )
+    if len(codes) >= MIN_ENDS and not codes[:, PER_BYTE - n_unused - 1].any():
+        raise InputError(
+            f"the last of the {samples.n_lines:,} samples in {fam.name} has only the first alleles in "
+            f"{bim.name}, as where there is no sample; the three files do not belong together"
         )

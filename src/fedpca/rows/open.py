@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from tokenize import TokenError
@@ -19,8 +19,9 @@ from fedpca.errors import InputError, SiteFailed
 from fedpca.rows.array_files import ZARR, is_array_on_disk, open_array, zarr_parts
 from fedpca.rows.cells import open_cells
 from fedpca.rows.choice import ALL_CELLS, ALL_COLUMNS, ColumnChoice
+from fedpca.rows.columns import some_of
 from fedpca.rows.files import BED, OPENERS, kind_of, name_of
-from fedpca.rows.genotypes import open_genotypes
+from fedpca.rows.genotypes import GenotypeRows, open_genotypes
 from fedpca.rows.h5ad import H5AD
 from fedpca.rows.in_memory import DenseRows, JoinedRows, Rows, SparseRows, is_cells, is_foreign
 from fedpca.rows.on_device import device_rows
@@ -95,7 +96,7 @@ def open_path(
             )
         _refuse_copies(files)
         parts = {file: partition_of(file, path) for file in files}
-        return JoinedRows([(str(file), open_path(file, choice, parts[file])) for file in files])
+        return joined([(str(file), open_path(file, choice, parts[file])) for file in files])
     if not path.exists():
         raise InputError(f"{path} does not exist; check the name")
     try:
@@ -105,6 +106,19 @@ def open_path(
             f"{path}: cannot read {path.suffix!r} files; use {', '.join(OPENERS)}"
         ) from None
     return _opened(path, choice, lambda: opener(path, choice, partition))
+
+
+def joined(sources: Sequence[tuple[str, Rows]]) -> Rows:
+    """Return the rows of several files; refuse several filesets, since only sites agree on alleles."""
+    if len(sources) == 1:
+        return sources[0][1]
+    filesets = [name for name, rows in sources if isinstance(rows, GenotypeRows)]
+    if filesets:
+        raise InputError(
+            f"{some_of(filesets)}: the genotypes of a site must be in one fileset, in which alleles "
+            "agree; merge them with plink --merge-list, or make each a site of its own"
+        )
+    return JoinedRows(sources)
 
 
 def _opened(path: Path, choice: ColumnChoice, opener: Callable[[], Rows]) -> Rows:
@@ -129,7 +143,7 @@ def open_paths(texts: Sequence[str], choice: ColumnChoice = ALL_COLUMNS) -> Rows
     if len(paths) == 1:
         return open_path(paths[0], choice)
     _refuse_copies(paths)
-    return JoinedRows([(str(path), open_path(path, choice)) for path in paths])
+    return joined([(str(path), open_path(path, choice)) for path in paths])
 
 
 def paths_of(source: Any) -> list[str]:
@@ -142,10 +156,14 @@ def paths_of(source: Any) -> list[str]:
 def file_states(source: Any) -> dict[Path, str]:
     """Return the state of each file that `open_rows` would read now, or nothing for rows in memory."""
     files: list[Path] = list(source.files) if isinstance(source, Genotypes) else []
-    for path in _expand_patterns(paths_of(source)):
-        found = _files_below(path) if _is_folder(path) else [path]
-        files += [part for file in found for part in _parts(file)]
+    files += [part for path in opened_paths(paths_of(source)) for part in _parts(path)]
     return {file: state_of(file) for file in files}
+
+
+def opened_paths(texts: Sequence[str]) -> Iterator[Path]:
+    """Yield the path of each source of rows, also below folders."""
+    for path in _expand_patterns(texts):
+        yield from _files_below(path) if _is_folder(path) else [path]
 
 
 def state_of(file: Path) -> str:

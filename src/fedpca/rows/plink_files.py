@@ -13,7 +13,7 @@ import numpy as np
 from fedpca.arrays import Array
 from fedpca.errors import InputError
 from fedpca.rows.columns import distinct_names
-from fedpca.rows.variants import MAX_NAME, misnamed_variant, variant_name
+from fedpca.rows.variants import MAX_NAME, NO_ALLELE, misnamed_variant, variant_name
 
 N_AUTOSOMES = 22
 BIM_COLUMNS = FAM_COLUMNS = 6
@@ -116,12 +116,13 @@ def read_variants(source: Genotypes) -> Variants:
         n_lines += 1
         chromosome, id, _, position, first, second = words
         chromosome = chromosome.lower().removeprefix("chr")
-        try:
-            place = int(position)
-        except ValueError:
-            raise InputError(f"line {number} has a position that is not a whole number") from None
+        if not (position.isascii() and position.removeprefix("-").isdecimal()):
+            raise InputError(f"line {number} has a position that is not a whole number")
+        place = int(position)
         if ":" in first + second:
             raise InputError(f"line {number} has an allele with a colon; leave this variant out")
+        if first == second and first not in NO_ALLELE:
+            raise InputError(f"line {number} has the same allele twice; leave this variant out")
         is_autosome = chromosome.isdecimal() and int(chromosome) <= source.n_autosomes
         if not is_autosome or place < 0 or (wanted is not None and id not in wanted):
             continue
@@ -139,6 +140,12 @@ def read_variants(source: Genotypes) -> Variants:
         )
     kept = distinct_names(names)
     return Variants(kept, np.array(lines), np.array(counts_first, bool), n_lines)
+
+
+def read_alleles(bed: Path) -> list[tuple[str, str]]:
+    """Read the two alleles of each line of a ``.bim`` file, the one that the .bed file counts first."""
+    lines = _lines(fileset(bed)[1], BIM_COLUMNS)
+    return [(words[4].upper(), words[5].upper()) for _, words in lines]
 
 
 def read_samples(source: Genotypes) -> Samples:

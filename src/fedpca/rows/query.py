@@ -89,8 +89,8 @@ class Query:
             raise
         except Exception as error:  # each driver has exceptions of its own
             raise InputError(
-                f"the database did not answer the query: {type(error).__name__}: {error}; check the "
-                "address, the rights, and the query"
+                f"the database did not answer the query: {type(error).__name__}: {str(error).strip()}; "
+                "check the address, the rights, and the query"
             ) from None
 
 
@@ -162,10 +162,28 @@ def _result_of(connection: Any, sql: str) -> Iterator[tuple[Any, Iterator[Any]]]
         if cursor.description is None:
             raise InputError(NO_ROWS)
         if hasattr(cursor, "fetch_record_batch"):  # ADBC
-            reader = cursor.fetch_record_batch()
-            yield reader.schema, iter(reader)
+            yield with_numbers(cursor.fetch_record_batch())
         else:
             yield _from_tuples(cursor, [column[0] for column in cursor.description])
+
+
+def with_numbers(reader: Any) -> tuple[Any, Iterator[Any]]:
+    """Return a result with decimals of any size, which ADBC leaves as text, as float64."""
+    import pyarrow as pa
+
+    are_texts = [getattr(kind, "type_name", "") == "numeric" for kind in reader.schema.types]
+    if not any(are_texts):
+        return reader.schema, iter(reader)
+    fields = zip(reader.schema, are_texts, strict=True)
+    schema = pa.schema([pa.field(f.name, pa.float64()) if is_text else f for f, is_text in fields])
+
+    def batches() -> Iterator[Any]:
+        for batch in reader:
+            columns = zip(batch.columns, are_texts, strict=True)
+            arrays = [c.storage.cast(pa.float64()) if is_text else c for c, is_text in columns]
+            yield pa.record_batch(arrays, schema=schema)
+
+    return schema, batches()
 
 
 def _from_tuples(cursor: Any, names: list[str]) -> tuple[Any, Iterator[Any]]:

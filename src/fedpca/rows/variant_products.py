@@ -116,7 +116,8 @@ class VariantProducts:
         """
         scratch = Scratch()
         low, high = byte_range(lines)
-        width = PER_BYTE * (high - low)
+        n_bytes = high - low
+        width = PER_BYTE * n_bytes
         places = lines - PER_BYTE * low
         is_all = len(lines) == width and places[0] == 0
         is_start = not is_all and bool((places == np.arange(len(lines))).all())
@@ -124,12 +125,12 @@ class VariantProducts:
         for first in range(start, stop, step):
             last = min(first + step, stop)
             packed = self._rows.packed(first, last, low, high)
-            # contiguous, unlike the result of an index; otherwise, each lookup would copy its table
+            # contiguous, unlike the result of an index; otherwise, the lookup would copy it
             tables = np.take(self._values[first:last], CODES.reshape(-1), axis=1, mode="clip")
-            tables = tables.reshape(last - first, 256, PER_BYTE)
-            tile = scratch("tile", (last - first, high - low, PER_BYTE))
-            for line, table, into in zip(packed, tables, tile, strict=True):
-                np.take(table, line, axis=0, out=into, mode="clip")
+            entries = scratch("entries", packed.shape, np.intp)
+            np.add(packed, 256 * np.arange(last - first)[:, None], out=entries)
+            tile = scratch("tile", (last - first, n_bytes, PER_BYTE))
+            np.take(tables.reshape(-1, PER_BYTE), entries, axis=0, out=tile, mode="clip")
             flat = tile.reshape(last - first, width)
             if is_all:
                 yield first, flat

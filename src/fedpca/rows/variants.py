@@ -81,6 +81,27 @@ def lacks_allele(name: str) -> bool:
     return not set(name.rsplit(":", 2)[1:]).isdisjoint(NO_ALLELE)
 
 
+def can_be_matched(name: str) -> bool:
+    """Return whether the variants of two cohorts with this name certainly count the same allele."""
+    return not is_ambiguous(name) and not lacks_allele(name)
+
+
+def is_variant(name: str) -> bool:
+    """Return whether a column's name is that of a variant."""
+    return bool(_NAME.fullmatch(name))
+
+
+def refuse_unmatched(names: Iterable[str]) -> None:
+    """Refuse columns that are variants of which nobody can tell what two cohorts count."""
+    found = [name for name in names if is_variant(name) and not can_be_matched(name)]
+    if found:
+        raise InputError(
+            f"{len(found):,} variants, such as {found[0]}, have strand-ambiguous alleles or lack one, "
+            "so nobody can tell whether two cohorts count the same; leave them out at each site, as "
+            "Summary.of and fedpca summarize do"
+        )
+
+
 def common_variants(sites: Mapping[str, Sequence[str]]) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the variants that all sites have, in the first site's order, and why others are left out.
 
@@ -91,9 +112,7 @@ def common_variants(sites: Mapping[str, Sequence[str]]) -> tuple[tuple[str, ...]
         return tuple(first), {}
     each = [set(names) for names in sites.values()]
     everywhere = set.intersection(*each)
-    kept = tuple(
-        n for n in first if n in everywhere and not is_ambiguous(n) and not lacks_allele(n)
-    )
+    kept = tuple(name for name in first if name in everywhere and can_be_matched(name))
     others = set.union(*each) - set(kept)
     places = [{name.rsplit(":", 2)[0] for name in names & others} for names in each]
     ids = [{place.split(":", 2)[2] for place in found} for found in places]

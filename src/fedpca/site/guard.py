@@ -31,7 +31,7 @@ from fedpca.site.policy import Policy
 from fedpca.site.privacy_budget import PrivacyBudget
 
 UNDECLARED = (
-    "no plan was declared for this run, and the site's policy answers only what was declared; start "
+    "no plan was declared for this run, and the site's policy allows only declared questions; start "
     "the run with an estimator's fit, or with Federation.run"
 )
 
@@ -197,7 +197,7 @@ class _Run:
         )
 
     def check_turn(self, name: str, after: _Run, n_features: int) -> None:
-        """Refuse a question that may not come now, or that has been asked too often."""
+        """Refuse a question that is out of turn, or that has been asked too many times."""
         if after.order == NEVER:
             now = ", ".join(sorted(set(self.order.next()))) or "nothing"
             raise PolicyRefused(

@@ -259,6 +259,10 @@ class Site:
         rows = self._source.rows
         if not self._gate.leaves_out_few or not isinstance(rows, GenotypeRows):
             return
+        if self.remembers(
+            Session
+        ):  # what is left out would tell about single samples, without noise
+            return
         missing = self._missing({})
         if missing == DROP or rows.n_rows < self.policy.min_count:
             return  # the site then refuses, and gives the reason

@@ -15,9 +15,10 @@ from typing import Any
 
 from fedpca.errors import InputError, SiteFailed
 from fedpca.rows.choice import ALL_COLUMNS, ColumnChoice
+from fedpca.rows.genotypes import GenotypeRows
 from fedpca.rows.in_memory import Rows, checksum
 from fedpca.rows.on_device import rows_on
-from fedpca.rows.open import file_states, open_rows, refuse_gone, state_of
+from fedpca.rows.open import file_states, open_rows, opened_paths, refuse_gone, state_of
 from fedpca.rows.pieces import Pieces
 from fedpca.rows.plink_files import Genotypes
 from fedpca.rows.query import Query
@@ -123,12 +124,31 @@ class Source:
         choice = self._choice
         if isinstance(self._weight, str):
             choice = choice.also(self._weight)
-        rows = open_rows(self._given, choice)
+        try:
+            rows = open_rows(self._given, choice)
+        except InputError as error:
+            if self._query is None:
+                raise
+            raise InputError(
+                str(error).replace(str(self._given), "the query's result", 1)
+            ) from None
+        if isinstance(rows, GenotypeRows):
+            self._refuse_options_of_tables()
         if self._check is not None:
             self._check(rows)
         if self._device is not None or self._precision is not None:
             rows = rows_on(rows, self._device, self._precision)
         return rows if self._weight is None else WeightedRows(rows, self._weight)
+
+    def _refuse_options_of_tables(self) -> None:
+        """Refuse weights and devices for genotypes, which are multiplied as they are packed."""
+        given = {"weight": self._weight, "device": self._device, "precision": self._precision}
+        for option, value in given.items():
+            if value is not None:
+                raise InputError(
+                    f"the rows are genotypes, which take no {option}; omit it, or choose samples with "
+                    "keep"
+                )
 
 
 def in_pieces(
@@ -136,6 +156,11 @@ def in_pieces(
 ) -> Any:
     """Return rows for a site whose table is loaded piece by piece; see `fedpca.rows.pieces.Pieces`."""
     return Pieces(load, n_rows, are_held)
+
+
+def states_of_paths(paths: Sequence[str]) -> dict[Path, str]:
+    """Return each path that a site would open, with the states of its files; refuse if one is gone."""
+    return {path: "; ".join(files_of(path).values()) for path in opened_paths(paths)}
 
 
 def files_of(rows: Any) -> dict[Path, str]:

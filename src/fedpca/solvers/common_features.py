@@ -18,9 +18,10 @@ from fedpca.coordinator.federation import Federation
 from fedpca.errors import InputError, MessageError
 from fedpca.linalg.dense import ROUNDING
 from fedpca.protocol.question import question
+from fedpca.protocol.script import maybe, then
 from fedpca.rows.columns import column_order, some_of
 from fedpca.rows.genotypes import GenotypeRows
-from fedpca.rows.variants import common_variants, misnamed_variant
+from fedpca.rows.variants import NOT_EVERYWHERE, common_variants, misnamed_variant
 from fedpca.rows.weighted import WeightedRows
 
 if TYPE_CHECKING:
@@ -103,18 +104,18 @@ def column_names(site: Site) -> dict[str, Any]:
 
 
 def common_features(
-    fed: Federation, *, takes_weights: bool = False, takes_variants: bool = False
+    fed: Federation, *, takes_weights: bool = False, of_model: Sequence[str] | None = None
 ) -> CommonFeatures:
     """Compare the columns of all sites and return the features that they have in common.
 
     The features are in the first site's order. No question is asked about rows. Sites that normalize
     their cells differently are refused. So are sites whose rows have weights, unless the program takes
-    weights. If the program takes variants, sites with genotypes agree on the variants that all of them
-    have; see `fedpca.rows.variants`.
+    weights. Sites with genotypes agree on the variants that all of them have, or on those of a model;
+    see `fedpca.rows.variants`.
     """
     answers = fed.gather(column_names)
-    if takes_variants and all(answer["are_variants"] for answer in answers.values()):
-        return _common_variants(fed, answers)
+    if all(answer["are_variants"] for answer in answers.values()):
+        return _common_variants(fed, answers, of_model)
     weighted = [name for name, answer in answers.items() if answer["has_weights"]]
     if weighted and not takes_weights:
         raise InputError(
@@ -167,8 +168,10 @@ def _in_words(target: float) -> str:
     return f"log-normalizes its cells to {target:.17g}" if target else "does not normalize cells"
 
 
-def _common_variants(fed: Federation, answers: Mapping[str, Arrays]) -> CommonFeatures:
-    """Agree on the variants that all sites have."""
+def _common_variants(
+    fed: Federation, answers: Mapping[str, Arrays], of_model: Sequence[str] | None
+) -> CommonFeatures:
+    """Agree on the variants that all sites have, or on those of a model."""
     named = {name: names_from_bytes(answer["features"]) or () for name, answer in answers.items()}
     for name, variants in named.items():
         if not variants:
@@ -176,11 +179,28 @@ def _common_variants(fed: Federation, answers: Mapping[str, Arrays]) -> CommonFe
                 f"site {name!r} has no variant to offer; its policy may leave all of them out"
             )
     kept, left_out = common_variants(named)
+    if of_model is not None:
+        kept = _those_of_model(of_model, kept, left_out)
     common = CommonFeatures(len(kept), kept, in_order=True, left_out=left_out)
     if all(variants == kept for variants in named.values()):
         fed.bind(d=len(kept))
         return common
     return ask_to_use(fed, common, kept)
+
+
+def _those_of_model(
+    of_model: Sequence[str], kept: Sequence[str], left_out: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Return the variants of a model, or refuse sites that cannot agree on all of them."""
+    common = set(kept)
+    lacking = [name for name in of_model if name not in common]
+    if lacking:
+        reason = left_out.get(lacking[0], NOT_EVERYWHERE)
+        raise InputError(
+            f"the sites do not have {len(lacking):,} of the model's {len(of_model):,} variants in "
+            f"common, such as {lacking[0]} ({reason}); use the cohorts of the fit"
+        )
+    return tuple(of_model)
 
 
 def not_as_asked(answer: Arrays, asked: Arrays) -> str | None:
@@ -217,6 +237,9 @@ def use_variants(site: Site, features: Array) -> dict[str, Any]:
         )
     site.choose_variants(np.array([position[name] for name in wanted]))
     return {"n_features": np.int64(len(wanted))}
+
+
+AGREEING = then(column_names, maybe(use_variants))  # what `common_features` asks
 
 
 def ask_to_use(fed: Federation, common: CommonFeatures, names: Sequence[str]) -> CommonFeatures:

@@ -88,7 +88,7 @@ def diagnose_sums(
     features: tuple[str, ...] | None,
     n_components: str,
     center: bool,
-    scale: bool,
+    scale: bool | str,
     missing: str,
     tol: float,
     max_rounds: int,
@@ -159,11 +159,11 @@ def moments_about(
     model: Model,
     features: tuple[str, ...] | None,
     *,
-    scale: bool,
+    scale: bool | str,
     missing: str,
 ) -> tuple[CommonFeatures, Moments]:
     """Ask for the number of rows, and return the moments that put rows in the model's frame."""
-    common = common_features(fed, takes_weights=True)
+    common = common_features(fed, takes_weights=True, of_model=features)
     d = model.components.shape[1]
     if common.n_features != d:
         raise InputError(
@@ -177,7 +177,7 @@ def moments_about(
     sums = fed.sum(count_and_sum, features=common.to_ask, missing=position)
     if int(sums["n"]) < 2:
         raise InputError(f"all sites together have {int(sums['n'])} rows; at least 2 are required")
-    if scale:  # a fit asks this too; the model has the scale already
+    if scale is True:  # a fit asks this too; the model has the scale already
         fed.sum(squares, mean=model.mean)
     moments = Moments(int(sums["n"]), model.mean, model.scale, common.names, float(sums["weight"]))
     return common, moments

@@ -21,7 +21,12 @@ from fedpca.rows.centering import MAX_CANCELLATION
 from fedpca.rows.gaps import MISSING
 from fedpca.rows.standardized import Frame, refuse_tiny
 from fedpca.solvers.catalogue import SOLVERS, cheapest_exact, chosen_by_auto, plan_solver
-from fedpca.solvers.common_features import column_names, common_features, use_variants
+from fedpca.solvers.common_features import (
+    AGREEING,
+    column_names,
+    common_features,
+    use_variants,
+)
 from fedpca.solvers.contract import (
     EXPLAINED,
     PcaResult,
@@ -70,7 +75,7 @@ def principal_components(
     maf: float | None = None,
 ) -> PcaResult:
     """Find the components of all sites' rows, choosing a solver if none is given."""
-    common = common_features(fed, takes_weights=True, takes_variants=True)
+    common = common_features(fed, takes_weights=True)
     means = None
     if maf is not None and common.left_out is None:
         raise InputError(f"maf={maf} applies only to genotypes in .bed files; omit it")
@@ -144,7 +149,7 @@ def _agreeing(plan: RunPlan) -> Order:
     """Return what is asked before the moments; sites with genotypes agree on variants."""
     is_filtered = plan.parameters.get("maf") is not None or plan.parameters.get("scale") == BINOMIAL
     filtering = maybe(count_and_sum, use_variants) if is_filtered else END
-    return then(column_names, maybe(use_variants), filtering)
+    return then(AGREEING, filtering)
 
 
 def _check_parameters(plan: RunPlan) -> None:

@@ -40,7 +40,7 @@ from fedpca.protocol.question import question
 from fedpca.protocol.script import Script, script, then
 from fedpca.rows.in_memory import about_n_rows
 from fedpca.rows.standardized import Frame
-from fedpca.solvers.common_features import column_names
+from fedpca.solvers.common_features import AGREEING
 from fedpca.solvers.contract import after_moments, check_whole
 from fedpca.solvers.diagnosis import moments_about
 from fedpca.solvers.influence import SitePart, without_each
@@ -142,7 +142,7 @@ def map_sites(
     features: tuple[str, ...] | None,
     n_components: int,
     center: bool,
-    scale: bool,
+    scale: bool | str,
     missing: str,
 ) -> SiteMap:
     """Ask each site for its summary, and compare the sites."""
@@ -169,7 +169,7 @@ def site_map_script(plan: RunPlan) -> Script:
         bounds={f"{describe_site.name}.n_directions": f"1..{wanted}"},
         sees=(describe_site.name,),
     )
-    return replace(moments, order=then(column_names, moments.order))
+    return replace(moments, order=then(AGREEING, moments.order))
 
 
 @question(

@@ -43,7 +43,7 @@ from fedpca.protocol.script import Script, maybe, script, then
 from fedpca.rows.columns import some_of
 from fedpca.rows.gaps import MISSING
 from fedpca.rows.standardized import deviations, usable_energy
-from fedpca.solvers.common_features import CommonFeatures, column_names, common_features
+from fedpca.solvers.common_features import AGREEING, CommonFeatures, common_features
 from fedpca.solvers.contract import (
     after_moments,
     check_choice,
@@ -53,7 +53,14 @@ from fedpca.solvers.contract import (
     scaled,
 )
 from fedpca.solvers.pca import explained_energy
-from fedpca.solvers.standardize import Moments, ask_moments, squares, standardize, standardize_sites
+from fedpca.solvers.standardize import (
+    BINOMIAL,
+    Moments,
+    ask_moments,
+    squares,
+    standardize,
+    standardize_sites,
+)
 
 PROGRAM = "verify"
 TOL = 1e-6  # relative change that rounding or secure sums may cause
@@ -173,7 +180,7 @@ class Claim:
     n_rows: int
     features: tuple[str, ...] | None
     center: bool
-    scale: bool
+    scale: bool | str
     missing: str
     slack: float
     angle_bound: float
@@ -198,12 +205,12 @@ def verify_components(
     fed: Federation, start: Array | None, *, claim: Claim, tol: float, by_site: bool
 ) -> Verdict:
     """Ask the sites for the sums that show whether the claim holds, and compare them."""
-    common = common_features(fed, takes_weights=True)
+    common = common_features(fed, takes_weights=True, of_model=claim.features)
     order = _order(claim, common)
     V, scale = _in_order_of_sites(claim, order)
     moments = ask_moments(fed, common, center=True, scale=False, missing=claim.missing)
     factors = np.ones_like(scale)
-    if claim.scale:
+    if claim.scale is True:  # a binomial one follows from the mean
         about_mean = fed.sum(squares, mean=moments.mean)["squares"]
         now = deviations(about_mean / moments.weight, moments.mean, moments.n)
         factors = scale / now
@@ -217,7 +224,7 @@ def verify_components(
     Q, R = np.linalg.qr(factors[:, None] * np.hstack([V, normal]))
     Y = fed.sum(covariance_product, Z=np.ascontiguousarray(Q))["Y"]
     products = factors[:, None] * (Y @ R)
-    if claim.scale:
+    if claim.scale is True:
         about_center = about_mean if claim.center else about_mean + moments.weight * moments.mean**2
         energy = usable_energy(float((about_center / now**2).sum()))
         moments = replace(moments, scale=now)
@@ -298,7 +305,7 @@ def _moments(claim: Claim, present: Present, tol: float, names: Sequence[str]) -
         allowed = max(tol, rounding)
         unit = "standard deviations"
         found.append(Statistic("mean", then, now, change, allowed, unit, repr(names[j])))
-    if claim.scale:
+    if claim.scale is True:
         ratios = np.abs(moments.scale / model.scale - 1)
         j = int(ratios.argmax())
         then, now = float(model.scale[j]), float(moments.scale[j])
@@ -428,8 +435,9 @@ def verify_script(plan: RunPlan) -> Script:
             raise PolicyRefused(f"the plan has a parameter that {PROGRAM!r} does not have")
     check_whole("n_components", given.get("n_components"), 1)
     check_choice("missing", given.get("missing", "error"), MISSING)
-    for name in ("center", "scale", "by_site"):
+    for name in ("center", "by_site"):
         check_choice(name, given.get(name, True), (True, False))
+    check_choice("scale", given.get("scale", True), (True, False, BINOMIAL))
     moments = after_moments(
         plan,
         standardize,
@@ -441,7 +449,7 @@ def verify_script(plan: RunPlan) -> Script:
     )
     shares = maybe(explained_energy) if given.get("by_site") else maybe()
     return Script(
-        then(column_names, moments.order, shares),
+        then(AGREEING, moments.order, shares),
         values=moments.values,
         bounds=moments.bounds,
         fixed=moments.fixed,

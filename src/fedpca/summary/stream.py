@@ -14,6 +14,7 @@ from fedpca.errors import InputError
 from fedpca.linalg.blas_threads import threads_for_entries
 from fedpca.rows.centering import about_own_mean
 from fedpca.rows.in_memory import Block
+from fedpca.rows.variants import refuse_unmatched
 from fedpca.summary.adaptive_rank import AdaptiveRank
 from fedpca.summary.scaled import Scaled, scaled_scatter, scaled_summary
 from fedpca.summary.scatter import Scatter
@@ -96,6 +97,7 @@ class Stream:
 
     def merge(self, other: Stream) -> None:
         """Add all rows that another stream has received."""
+        refuse_unmatched(self.carried.features or ())
         are_alike = self.carried.features == other.carried.features and (
             self.carried.n_features == other.carried.n_features
             and self.carried.centered == other.carried.centered

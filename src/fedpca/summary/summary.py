@@ -31,7 +31,9 @@ from fedpca.linalg.rank_rules import Spectrum
 from fedpca.rows.centering import Centered, Mean, NotFinite, about_own_mean, naming_bad_values
 from fedpca.rows.choice import ColumnChoice
 from fedpca.rows.columns import matching_order
+from fedpca.rows.genotypes import matchable
 from fedpca.rows.open import open_rows
+from fedpca.rows.variants import refuse_unmatched
 from fedpca.summary import bounds
 from fedpca.summary.lowrank import LowRank
 from fedpca.summary.scatter import Scatter
@@ -131,6 +133,10 @@ class Summary:
         id: str | Sequence[str] | None = None,
     ) -> Summary:
         """Return the summary of rows, which are read in a single pass.
+
+        Of genotypes, variants that could not be matched with those of other cohorts are left out:
+        those with the alleles A and T, or C and G, whose strand nobody can tell, and those that lack an
+        allele.
 
         Parameters
         ----------
@@ -234,7 +240,7 @@ class Summary:
 
         A block may be anything that `Summary.of` accepts. A block without rows changes nothing.
         """
-        rows = open_rows(block)
+        rows = matchable(open_rows(block))
         order = matching_order(self, rows, "the block, compared with the summary")
         summary = self
         for piece in rows.blocks():
@@ -259,8 +265,9 @@ class Summary:
 
         The singular values of this summary are multiplied by ``forgetting`` and those of the others by
         ``enhancing``, so row weights are multiplied by the squares of these factors. Columns are
-        matched by name.
+        matched by name. Of genotypes, variants whose alleles cannot be matched are refused.
         """
+        refuse_unmatched(self.features or ())
         ours = self.discount(forgetting)
         theirs = [
             self.check_alike(other, f"summary {i}, compared with the first").discount(enhancing)

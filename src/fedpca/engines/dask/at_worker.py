@@ -24,7 +24,7 @@ from fedpca.protocol.message import Message, compose
 from fedpca.protocol.question import find_question
 from fedpca.site.current_run import Checkpoint
 from fedpca.site.site import Site, refusal
-from fedpca.site.source import files_of, in_pieces
+from fedpca.site.source import in_pieces, states_of_paths
 
 log = logging.getLogger("fedpca.site")
 
@@ -73,7 +73,7 @@ class Files:
 
     def refuse_changed(self) -> None:
         """Refuse files that have changed, since a copy of the site must read the same rows."""
-        if files_of(self.open()) != self.states:
+        if states_of_paths(self.open()) != self.states:
             raise InputError(
                 "a file has changed since the federation was created; create a new federation"
             )

@@ -17,7 +17,7 @@ from distributed import Client, Future, futures_of
 
 from fedpca.engines.dask.at_worker import Blocks, Files, Key
 from fedpca.errors import InputError
-from fedpca.site.source import files_of
+from fedpca.site.source import states_of_paths
 
 SUPPORTED = "a Dask array or data frame, a list of delayed blocks, or paths"
 
@@ -150,7 +150,9 @@ def _blocks(client: Client, rows: Any) -> list[Block]:
     paths = list(rows) if isinstance(rows, list | tuple) else [rows]
     if not paths or not all(isinstance(path, str | os.PathLike) for path in paths):
         return blocks_of(rows)
-    states = client.submit(files_of, [os.fspath(path) for path in paths], pure=False).result()
+    states = client.submit(
+        states_of_paths, [os.fspath(path) for path in paths], pure=False
+    ).result()
     return [Block(path, weight=_n_bytes(state), state=state) for path, state in states.items()]
 
 

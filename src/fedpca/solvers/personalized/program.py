@@ -17,7 +17,7 @@ from fedpca.models.personalized import PersonalizedModel, SitePart, variance_sha
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.script import Script, maybe, script, then
 from fedpca.rows.standardized import usable_energy
-from fedpca.solvers.common_features import CommonFeatures, column_names, common_features
+from fedpca.solvers.common_features import AGREEING, CommonFeatures, common_features
 from fedpca.solvers.contract import declared_method
 from fedpca.solvers.costs import LANCZOS_ROUNDS
 from fedpca.solvers.personalized.at_site import (
@@ -57,6 +57,7 @@ class PersonalizedResult:
     misalignment: float
     ambiguity: float
     site_variance: dict[str, dict[str, float]]
+    left_out: Mapping[str, str] | None  # of genotypes: the variants left out, and why
     outcome: Outcome
 
 
@@ -148,6 +149,7 @@ def shared_and_local(
         misalignment=end.misalignment,
         ambiguity=shared.ambiguity,
         site_variance={k: p.shares for k, p in end.parts.items()} if gather else _shares(fed),
+        left_out=common.left_out,
         outcome=Outcome(solver.name, shared.stop_reason),
     )
 
@@ -185,7 +187,7 @@ def personalized_script(plan: RunPlan) -> Script:
         values["mean"] = 0
     return Script(
         then(
-            column_names,
+            AGREEING,
             moments.order,
             begin_personalized,
             *search,

@@ -45,7 +45,7 @@ from fedpca.privacy.gaussian import Privacy, around_point
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.script import Order, Script, either, then
 from fedpca.rows.bounded import MAX_ROWS, RADIUS
-from fedpca.solvers.common_features import column_names, common_features
+from fedpca.solvers.common_features import AGREEING, column_names, common_features
 from fedpca.solvers.contract import PcaResult, Solution, Solver, check_choice
 from fedpca.solvers.costs import Asked, Sizes
 from fedpca.solvers.private.at_site import (
@@ -107,7 +107,8 @@ def private_components(
     name = solver.name if solver else private_solver(d)
     find = _from_scatter if name == "covariance" else _from_products
     noisy = find(fed, privacy, moments, rank.first_look if is_count(n_components) else d, off)
-    return _result(noisy, name, moments, rank, n_components)
+    result = _result(noisy, name, moments, rank, n_components)
+    return replace(result, left_out=common.left_out)
 
 
 def _energy_of_offset(plan: RunPlan, privacy: Privacy, n: float, move: Array) -> float:
@@ -253,7 +254,7 @@ def private_script(plan: RunPlan) -> Script:
         "covariance": then(noisy_scatter),
         "power": products,
     }
-    return Script(then(column_names, noisy_count_and_sum, ways[plan.solver]))
+    return Script(then(AGREEING, noisy_count_and_sum, ways[plan.solver]))
 
 
 def private_solver(d: int) -> str:
@@ -274,7 +275,7 @@ def private_asked(name: str, sizes: Sizes, privacy: Privacy) -> list[Asked]:
 
 
 def check_private(solver: str | None, scale: bool, missing: str) -> None:
-    """Refuse what has no differentially private mechanism."""
+    """Refuse options that have no differentially private mechanism."""
     check_choice("solver", solver or "auto", SOLVERS)
     if scale:
         raise InputError(

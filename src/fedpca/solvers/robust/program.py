@@ -8,6 +8,7 @@ S_i.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -23,7 +24,7 @@ from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.script import Script, maybe, repeat, repeat_from_once, script, then
 from fedpca.rows.columns import some_of
 from fedpca.rows.standardized import refuse_tiny, usable_energy
-from fedpca.solvers.common_features import CommonFeatures, column_names, common_features
+from fedpca.solvers.common_features import AGREEING, CommonFeatures, common_features
 from fedpca.solvers.contract import declared_method
 from fedpca.solvers.robust.at_site import (
     begin_robust,
@@ -82,6 +83,7 @@ class RobustResult:
     shares: dict[str, float]  # the share of outliers among each site's entries
     mostly_outliers: Array  # (d,), whether most entries of a feature are outliers
     rank_is_clear: bool
+    left_out: Mapping[str, str] | None  # of genotypes: the variants left out, and why
     outcome: Outcome
 
 
@@ -132,6 +134,7 @@ def low_rank_and_sparse(
         shares=_shares(fed),
         mostly_outliers=solved.fit.mostly_outliers,
         rank_is_clear=solved.rank.is_clear,
+        left_out=common.left_out,
         outcome=Outcome(solved.methods, solved.fit.stop_reason),
     )
 
@@ -158,7 +161,7 @@ def robust_script(plan: RunPlan) -> Script:
     bound = int(given["n_components"] or given["max_components"])
     return Script(
         then(
-            column_names,
+            AGREEING,
             count_present,
             squares_present,
             repeat(count_values, most=n_kinds * len(SHIFTS)),
