@@ -4,8 +4,8 @@
     python benchmarks/busy.py --busy 4
     python benchmarks/busy.py --quick          once each, to see that it runs
 
-Idle BLAS threads spin, and a product on several threads waits for threads that do not run. So fits of
-ordinary size should not take much longer than on one thread: at most 3 times as long.
+Idle BLAS threads spin, and a product on several threads waits for threads that do not run. So fits
+should not take much longer than on one thread: at most 3 times as long.
 """
 
 from __future__ import annotations
@@ -26,18 +26,27 @@ BOUND = 3.0
 
 
 def fits() -> dict[str, object]:
-    """Return a fit of each estimator, on a table of ordinary size."""
+    """Return a fit of each estimator, on a table of ordinary size, and fits to a long one."""
     rng = np.random.default_rng(0)
     low = rng.standard_normal((500, 10)) @ rng.standard_normal((10, 500))
     outliers = (rng.random(low.shape) < 0.05) * rng.uniform(-50, 50, low.shape)
     noisy = np.array_split(low + rng.standard_normal(low.shape), 5)
     long = rng.standard_normal((20000, 200))
+    longer = np.array_split(
+        rng.standard_normal((100_000, 5)) @ rng.standard_normal((5, 100))
+        + rng.standard_normal((100_000, 100)),
+        4,
+    )
     return {
         "FederatedPCA, covariance": lambda: FederatedPCA(10, solver="covariance").fit(noisy),
         "FederatedPCA, lanczos": lambda: FederatedPCA(10, solver="lanczos").fit(noisy),
         "PersonalizedPCA": lambda: PersonalizedPCA(3, 2).fit(noisy),
         "RobustPCA": lambda: RobustPCA(10).fit(np.array_split(low + outliers, 5)),
         "StreamingPCA": lambda: StreamingPCA(10, batch_size=100).fit(long),
+        "10^5 rows, covariance": lambda: FederatedPCA(5, solver="covariance").fit(longer),
+        "10^5 rows, tsqr": lambda: FederatedPCA(5, solver="tsqr").fit(longer),
+        "10^5 rows, auto": lambda: FederatedPCA("auto").fit(longer),
+        "10^5 rows, RobustPCA": lambda: RobustPCA(5).fit(longer),
     }
 
 

@@ -19,6 +19,7 @@ from fedpca.errors import (
     SiteFailed,
     SiteTimeout,
 )
+from fedpca.linalg import blas_threads
 from fedpca.linalg.dense import sine_of_angle
 from fedpca.protocol.message import compose, decode, encode
 from fedpca.protocol.question import find_question, question
@@ -40,6 +41,11 @@ def double(site, x):
 @question(verb="gather", asks={"x": "float64 k"}, answers={"y": "float64 k", "n": "int64"})
 def double_each(site, x):
     return {"y": 2 * x, "n": np.int64(site.rows.n_rows)}
+
+
+@question(answers={"is_limited": "int64"})
+def is_on_one_thread(site):
+    return {"is_limited": np.int64(blas_threads._threads._limiter is not None)}
 
 
 @question(answers={"count": "int64"}, remembers=True)
@@ -568,3 +574,7 @@ def test_timeout_errors_are_site_errors(gate):
     ((name, answer),) = engine.ask(["slow"], request, 0.1)
     assert name == "slow"
     assert isinstance(answer, SiteTimeout)
+
+
+def test_questions_about_long_tables_run_on_one_thread_of_blas():
+    assert Federation.local([np.ones((300_000, 10))]).sum(is_on_one_thread)["is_limited"]

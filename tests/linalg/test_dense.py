@@ -67,12 +67,20 @@ def test_the_largest_entry_of_a_component_is_positive():
 
 def test_arrays_of_medium_size_get_a_thread_each(monkeypatch):
     monkeypatch.setattr(blas_threads, "n_threads", lambda: 8)
-    small, medium, large = 100.0, 1e5, blas_threads.ONE_THREAD_ENTRIES + 1.0
-    assert blas_threads.jobs_for_entries([medium] * 20) == blas_threads.MAX_JOBS
-    assert blas_threads.jobs_for_entries([medium, medium]) == 2
-    assert blas_threads.jobs_for_entries([medium] * 20 + [large]) == 1  # which takes all threads
-    assert blas_threads.jobs_for_entries([small] * 20) == 1
-    assert blas_threads.jobs_for_entries([]) == 1
+    small, medium, tall, large = (10, 10), (1000, 100), (10**7, 100), (5000, 2000)
+    assert blas_threads.jobs_for_arrays([medium] * 20) == blas_threads.MAX_JOBS
+    assert blas_threads.jobs_for_arrays([medium, tall]) == 2  # no block of it takes long
+    assert blas_threads.jobs_for_arrays([medium] * 20 + [large]) == 1  # which takes all threads
+    assert blas_threads.jobs_for_arrays([small] * 20) == 1
+    assert blas_threads.jobs_for_arrays([]) == 1
+
+
+def test_only_long_products_of_rows_use_all_threads(monkeypatch):
+    wanted = []
+    monkeypatch.setattr(blas_threads, "threads_for_entries", wanted.append)
+    for shape in ((10_000, 200), (2000, 1000)):
+        blas_threads.threads_for_gram(*shape)
+    assert wanted == [0, np.inf]
 
 
 def test_large_arrays_keep_their_threads(monkeypatch):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from sklearn.decomposition import PCA
 
+from fedpca import FederatedPCA
 from fedpca.linalg.parallel_analysis import count_above, permuted_floor
 from fedpca.linalg.rank_rules import (
     UNSEEN,
@@ -83,12 +84,23 @@ def test_a_share_that_equals_a_sum_of_shares_is_that_of_scikit_learn():
     for d in range(2, 12):
         deviations = np.sqrt(np.arange(d, 0, -1.0))
         X = np.vstack([np.diag(deviations), -np.diag(deviations)])
-        reference = PCA(svd_solver="covariance_eigh").fit(X)
+        reference = PCA(svd_solver="full").fit(X)
         for wanted in np.cumsum(reference.explained_variance_ratio_)[:-1]:
             expected = PCA(wanted, svd_solver="full").fit(X)
             values = PCA(svd_solver="full").fit(X).explained_variance_
             spectrum = Spectrum(values, float(values.sum()), len(X), d)
             assert share(wanted)(spectrum) == expected.n_components_
+
+
+def test_a_share_equal_to_a_sum_of_a_models_own_shares_takes_one_more():
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        sites = [rng.normal(size=(12, 6)), rng.normal(size=(18, 6))]
+        for solver in ("covariance", "tsqr"):
+            model = FederatedPCA(solver=solver).fit(sites)
+            wanted = np.cumsum(model.explained_variance_ratio_)[seed % 5]
+            fewer = FederatedPCA(float(wanted), solver=solver).fit(sites)
+            assert fewer.n_components_ == seed % 5 + 2
 
 
 def planted(n=400, d=30, k=4, seed=0):

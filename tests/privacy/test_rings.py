@@ -59,6 +59,10 @@ def test_a_ring_holds_what_it_was_made_for(bound):
             assert decoded == pytest.approx(value, rel=2.0**-53 if bits == WIDE else 2.0**-60)
 
 
+def test_no_bound_on_fractions_makes_the_ring_of_whole_numbers():
+    assert Ring.for_bound(NARROW, 1.5 * 2.0**61) == Ring(NARROW, -1)
+
+
 def test_whole_numbers_stay_whole():
     counts = np.array([0, 1, -7, 2**48], np.int64)
     ring = Ring(NARROW, 0)

@@ -111,6 +111,15 @@ def test_units_of_very_different_sizes_do_not_disturb_a_scaled_fit(solver):
     assert_equals_pooled(model, (X - X.mean(axis=0)) / X.std(axis=0))
 
 
+def test_no_size_of_the_rows_stops_a_secure_fit():
+    """One octave of sizes makes a ring without fractions, which is that of whole numbers."""
+    X = np.random.default_rng(0).normal(size=(30, 4)) * [3, 1, 1, 1]
+    X -= X.mean(axis=0)
+    X *= np.sqrt(3e18) / np.linalg.norm(X)
+    model = fit({"a": X[:10], "b": X[10:20], "c": X[20:]}, k=1)
+    assert_equals_pooled(model, X)
+
+
 @pytest.mark.parametrize("solver", ["covariance", "lanczos"])
 def test_single_precision_weights_and_gaps_stay_what_they_are(solver):
     rng = np.random.default_rng(1)

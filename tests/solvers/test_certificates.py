@@ -119,6 +119,48 @@ def genotypes(n, d, n_groups, drift):
     return rng.binomial(2, frequencies[rng.integers(n_groups, size=n)]).astype(np.int8)
 
 
+@pytest.mark.parametrize("solver", ["power", "local-power"])
+def test_the_bound_is_not_a_little_too_small(solver):
+    for seed in (9, 32, 33, 36, 44):
+        rng = np.random.default_rng(seed)
+        X = rng.normal(size=(40, 8)) * rng.uniform(0.3, 2, 8)
+        model = FederatedPCA(3, solver=solver, random_state=seed).fit([X[:15], X[15:]])
+        angle = sine_of_angle(exact_components(X, 3), model.components_.T)
+        assert angle <= model.run_.angle_bound
+
+
+@pytest.mark.parametrize("solver", [*DIRECT, *ITERATIVE, "faps"])
+def test_the_bound_knows_that_a_mean_is_rounded(solver):
+    X = np.random.default_rng(0).normal(size=(60, 6)) * [3, 2, 1.5, 1, 1, 1]
+    for offset in (5e11, 1e14):
+        rows = X + offset
+        centered = rows - offset  # exact; what is left of the mean is small
+        tol = 1e-8 if solver == "faps" else 1e-10
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            model = FederatedPCA(2, solver=solver, random_state=0, tol=tol)
+            model.fit([rows[:25], rows[25:]])
+        angle = sine_of_angle(exact_components(centered, 2), model.components_.T)
+        assert angle <= model.run_.angle_bound
+        assert model.run_.n_certain == (2 if offset == 5e11 else 0)
+
+
+@pytest.mark.parametrize("solver", ["covariance", "lanczos", "tsqr"])
+def test_one_of_two_equal_components_is_not_certain(solver):
+    rows = np.diag([2.0, 2.0, 1.0])
+    with pytest.warns(ConvergenceWarning, match="only 0 of the 1 components are certain"):
+        model = FederatedPCA(1, solver=solver, random_state=0).fit([rows, -rows])
+    assert model.run_.angle_bound == 1.0
+    assert FederatedPCA(2, solver=solver, random_state=0).fit([rows, -rows]).run_.n_certain == 2
+
+
+def test_faps_is_not_certain_of_components_that_its_penalty_hides():
+    X, k = geometric(1e-6, 2)
+    model = fit("faps", X, k)
+    assert sine_of_angle(exact_components(X, k), model.components_.T) > 0.1
+    assert (model.run_.stop_reason, model.run_.n_certain) == ("uncertain", 0)
+
+
 def test_components_within_noise_take_no_rounds_and_are_not_called_certain():
     X, k, n_groups = genotypes(240, 2000, 4, 0.1), 10, 4
     strict, loose = (fit(Lanczos(stop=stop), X, k) for stop in ("angle", "noise"))
@@ -161,7 +203,8 @@ def test_steps_that_shrink_steadily_add_up_to_no_more_than_is_said(seed, share, 
 def test_steps_that_do_not_shrink_say_nothing():
     assert distance_left([0.1]) == 1.0
     assert distance_left([0.1, 0.1, 0.1, 0.1]) == 1.0
-    assert distance_left([1e-3, 1e-14]) == 1e-14
+    assert distance_left([1e-3, 1e-14]) == 2e-13
+    assert distance_left([1e-3, 1e-14], least=0.99) == pytest.approx(2e-11)
 
 
 @given(seed=st.integers(0, 2**31), k=st.integers(1, 5))
@@ -189,12 +232,12 @@ def test_all_directions_are_certain_and_so_are_those_of_rows_without_variance():
 
 def test_the_warning_says_how_many_are_certain_and_the_way_out(tmp_path):
     X, k = geometric(1e-12, 12)
-    with pytest.warns(ConvergenceWarning, match=r"only 5 of the 12 .* use solver='tsqr'"):
+    with pytest.warns(ConvergenceWarning, match=r"only 5 of the 12 .* solver='tsqr'"):
         model = FederatedPCA(k, solver="covariance").fit([X])
     model.save(tmp_path / "m.fedpca")
     kept = load(tmp_path / "m.fedpca").run_
     assert (kept.n_certain, kept.angle_bound) == (5, model.run_.angle_bound)
-    with pytest.warns(ConvergenceWarning, match=r"only 9 of the 12 .*; use scale=True, or fewer"):
+    with pytest.warns(ConvergenceWarning, match=r"only 8 of the 12 .*; use scale=True or fewer"):
         FederatedPCA(k, solver="tsqr").fit([X])
     FederatedPCA(None, solver="covariance").fit([X])  # asks for those without variance too
 

@@ -15,11 +15,10 @@ import numpy as np
 
 from fedpca.arrays import Arrays, Dimensions
 from fedpca.privacy.bounds import bound_from_bins, masks_cancel
-from fedpca.privacy.rings import NARROW, WIDE, Ring
+from fedpca.privacy.rings import NARROW, WHOLE, WIDE, Ring
 from fedpca.privacy.secure_sum import (
     BEYOND,
     BOUND,
-    WHOLE,
     add_masked,
     bins_of,
     check_masked,

@@ -2,12 +2,14 @@
 
 A product on several threads waits for all of them. If other processes are busy, or in a container that
 may use fewer cores than it sees, some threads do not run, and small products take a hundred times as
-long as on one thread. So a run begins on one thread, and only work on large arrays uses more. What is
-large depends only on the arrays, because the number of threads may change the last bits of a result.
+long as on one thread. So a run begins on one thread, and only long products and eigenvectors of large
+matrices use more. Which those are depends only on the arrays, because the number of threads may change
+the last bits of a result.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 from functools import cache
@@ -19,6 +21,7 @@ from fedpca.arrays import Array
 
 ONE_THREAD_ENTRIES = 2_000_000  # one thread is as fast as several up to this matrix size
 WORTH_A_THREAD_ENTRIES = 50_000  # products of a smaller matrix are not worth another thread
+LONG_PRODUCT = 2e9  # multiplications; a shorter product ends before threads that spin get a turn
 MAX_JOBS = 4  # with more threads, most of them wait for Python's lock
 
 
@@ -40,12 +43,28 @@ def threads_for(*arrays: Array) -> threads_for_entries:
     return threads_for_entries(max(array.size for array in arrays))
 
 
-def jobs_for_entries(entries: Sequence[float]) -> int:
-    """Return how many arrays of these sizes to work on at a time, each with one thread of BLAS.
+def threads_for_gram(n_rows: int, n_columns: int) -> threads_for_entries:
+    """Limit BLAS to one thread while it computes A'A, unless that takes long enough for all.
 
-    Large arrays are worked on one after another, with all threads. Tiny ones are not worth a thread.
+    All else that a site does with its rows are many products of small blocks.
     """
-    if not entries or max(entries) > ONE_THREAD_ENTRIES:
+    return threads_for_entries(math.inf if is_long(n_rows, n_columns) else 0)
+
+
+def is_long(n_rows: float, n_columns: int) -> bool:
+    """Return whether A'A takes so long that all threads should share it."""
+    return n_rows * n_columns**2 >= LONG_PRODUCT
+
+
+def jobs_for_arrays(shapes: Sequence[tuple[float, int]]) -> int:
+    """Return how many arrays of these shapes to work on at a time, each with one thread of BLAS.
+
+    Arrays with long products are worked on one after another, with all threads. Tiny ones are not worth
+    a thread.
+    """
+    entries = [n * d for n, d in shapes]
+    # rows are read in blocks of about this many entries
+    if not shapes or any(is_long(min(n, ONE_THREAD_ENTRIES / max(d, 1)), d) for n, d in shapes):
         return 1
     is_worth = sum(entries) >= WORTH_A_THREAD_ENTRIES * len(entries)
     return min(n_threads(), len(entries), MAX_JOBS) if is_worth else 1

@@ -9,10 +9,16 @@ import scipy.linalg
 from scipy.linalg import lapack
 
 from fedpca.arrays import Array
-from fedpca.linalg.blas_threads import threads_for
+from fedpca.linalg.blas_threads import threads_for, threads_for_gram
 
 # error in sums of products, relative to the largest eigenvalue
 ROUNDING = 8 * float(np.finfo(np.float64).eps)
+
+
+def gram_of(A: Array) -> Array:
+    """Return A'A, ``(d, d)``, on all threads of BLAS if that takes long."""
+    with threads_for_gram(*A.shape):
+        return np.asarray(A.T @ A)
 
 
 def orth(Y: Array) -> Array:
@@ -164,12 +170,12 @@ def angle_bounds(
 
     ``values``, in descending order, holds the eigenvalues found, with their residuals r. ``others`` is
     the most that any other eigenvalue can be. If it is not given, the last of ``values`` serves only
-    as the eigenvalue after the others. No residual is taken to be smaller than what rounding leaves,
-    which is ``rounding`` times the largest eigenvalue.
+    as the eigenvalue after the others. Rounding adds ``rounding`` times the largest eigenvalue to each
+    residual.
     """
     if not values.size or values[0] <= 0:
         return np.zeros(k)  # every direction is equally good
-    r = np.maximum(residuals, rounding * values[0])
+    r = residuals + rounding * values[0]
     most = np.maximum(np.append(values + r, 0.0), others or 0.0)  # the largest that each can be
     bounds = np.ones(k)
     for j in range(1, min(k, len(values) - (others is None)) + 1):

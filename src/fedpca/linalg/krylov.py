@@ -58,7 +58,8 @@ class Ritz(NamedTuple):
     values: Array  # (p + 1,) or (p,)
     residuals: Array  # ||M v - v theta|| for each
     n_wanted: int
-    is_all: bool  # whether all other eigenvalues are zero
+    is_invariant: bool  # whether M maps the space into itself
+    trace: float  # of M within the space
 
     @property
     def wanted(self) -> Array:
@@ -70,9 +71,18 @@ class Ritz(NamedTuple):
         """Return ``||M V - V theta||_F`` for the wanted eigenvectors."""
         return float(np.linalg.norm(self.residuals[: self.n_wanted]))
 
-    def angle_bounds(self, k: int, rounding: float = ROUNDING) -> Array:
-        """Return bounds on the angle of the first 1, 2, ..., k directions; see `angle_bounds`."""
-        others = 0.0 if self.is_all else None
+    def with_residuals(self, more: Array) -> Ritz:
+        """Return the same values with more residual for those wanted."""
+        n_others = len(self.residuals) - len(more)
+        return self._replace(residuals=self.residuals + np.pad(more, (0, n_others)))
+
+    def angle_bounds(self, k: int, rounding: float = ROUNDING, trace: float = 0.0) -> Array:
+        """Return bounds on the angle of the first 1, 2, ..., k directions; see `angle_bounds`.
+
+        An invariant space does not show the copies of a repeated eigenvalue outside it. No eigenvalue
+        there is larger than what the space leaves of the ``trace`` of M.
+        """
+        others = max(0.0, trace - self.trace) if self.is_invariant else None
         return angle_bounds(self.values, self.residuals, k, others=others, rounding=rounding)
 
 
@@ -125,7 +135,13 @@ class KrylovSpace:
             theta, C = top_eigen((self.T + self.T.T) / 2, min(p + 1, len(self.T)))
             residuals = np.hypot(np.linalg.norm(self._B @ C[-self._last :], axis=0), self._left_out)
         self._C = C[:, :p]
-        return Ritz(np.maximum(theta, 0.0), residuals, min(p, len(theta)), self.is_invariant)
+        return Ritz(
+            np.maximum(theta, 0.0),
+            residuals,
+            min(p, len(theta)),
+            self.is_invariant,
+            float(np.trace(self.T)),
+        )
 
     def vectors(self) -> Array:
         """Return the eigenvectors, ``(d, p)``, for the eigenvalues that `rayleigh_ritz` last found."""

@@ -42,6 +42,7 @@ from fedpca.linalg.parallel_analysis import MAX_SIDE, count_above, noise_floor
 
 EDGE_MARGIN = 1.1  # factor on the Marchenko-Pastur edge; the largest noise eigenvalue fluctuates
 MEDIAN_STEPS = 20_000  # of the integral that finds the median of noise
+EQUAL_SHARES = 1e-12  # difference between two shares that rounding explains
 FIRST_LOOK = 10  # eigenvalues to compute before the first call to a rule
 
 
@@ -124,11 +125,15 @@ def fixed(k: int) -> Rule:
 
 
 def share(wanted: float) -> Rule:
-    """Return the rule that picks the fewest components with more than ``wanted`` of the variance."""
+    """Return the rule that picks the fewest components with more than ``wanted`` of the variance.
+
+    As in scikit-learn, components that explain just this share are too few. The last digits of a share
+    depend on the solver, so a sum within rounding of the share equals it.
+    """
+    more = wanted + min(EQUAL_SHARES, (1 - wanted) / 2)
 
     def rule(spectrum: Spectrum) -> int | None:
-        # as scikit-learn computes it, so that a share equal to a sum of shares gives the same number
-        reached = np.cumsum(spectrum.values / (spectrum.total or 1.0)) > wanted
+        reached = np.cumsum(spectrum.values / (spectrum.total or 1.0)) > more
         if reached.any():
             return int(reached.argmax()) + 1
         return len(spectrum.values) if spectrum.is_whole else None

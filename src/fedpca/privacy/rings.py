@@ -34,9 +34,13 @@ class Ring:
 
     @classmethod
     def for_bound(cls, bits: int, bound: float) -> Ring:
-        """Return the finest ring that holds totals up to this bound."""
+        """Return the finest ring that holds totals up to this bound.
+
+        A narrow ring without fractions is that of whole numbers; a coarser one takes its place.
+        """
         exponent = math.frexp(bound)[1] if bound > 0 else 0  # bound < 2^exponent
-        return cls(bits, bits - 2 - exponent)
+        ring = cls(bits, bits - 2 - exponent)
+        return ring if ring != WHOLE else cls(bits, ring.fraction_bits - 1)
 
     @property
     def largest(self) -> float:
@@ -72,6 +76,9 @@ class Ring:
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the elements of an array with this shape."""
         return shape if self.bits == NARROW else (*shape, 2)
+
+
+WHOLE = Ring(NARROW, 0)  # for whole numbers
 
 
 def _times_power_of_two(values: Array, exponent: int) -> Array:

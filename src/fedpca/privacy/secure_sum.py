@@ -25,7 +25,7 @@ from fedpca.arrays import Array, Arrays, Declared, Dimensions, check_arrays
 from fedpca.errors import MessageError, PolicyRefused
 from fedpca.privacy.bounds import N_FLAGS, N_WORDS, flag_beyond, size_bins
 from fedpca.privacy.masks import masked, words_of
-from fedpca.privacy.rings import NARROW, WIDE, Ring, add
+from fedpca.privacy.rings import NARROW, WHOLE, WIDE, Ring, add
 from fedpca.protocol.message import Message
 from fedpca.protocol.question import Question
 
@@ -33,7 +33,6 @@ MIN_SITES = 2
 ONE_SITE = "a secure sum over one site would show this site's answer; it needs at least two sites"
 BOUND = "bound"  # the mask of a message that asks only for a bound
 BEYOND = "beyond bound"  # the field of flags in an answer whose bound is only tried
-WHOLE = Ring(NARROW, 0)  # for whole numbers
 KINDS = {NARROW: "narrow", WIDE: "wide"}
 MIN_FRACTION_BITS, MAX_FRACTION_BITS = -1100, 1200  # what the largest and smallest floats need
 ENERGY_SLACK = 1e-6  # share of a total by which rounding may exceed it
@@ -105,7 +104,8 @@ def from_header(question: Question, mask: Any) -> dict[str, Ring]:
         is_known = ring is not None and (
             ring == WHOLE
             if declared.dtype == "int64"
-            else ring.bits == bits_of(declared)
+            else ring != WHOLE
+            and ring.bits == bits_of(declared)
             and MIN_FRACTION_BITS <= ring.fraction_bits <= MAX_FRACTION_BITS
         )
         if not is_known:

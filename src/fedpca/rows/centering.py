@@ -27,6 +27,7 @@ from scipy.linalg.blas import dgemm, dger
 
 from fedpca.arrays import Array
 from fedpca.errors import InputError
+from fedpca.linalg.dense import gram_of
 from fedpca.rows.in_memory import FILL_OR_DROP, Block, Rows, is_sparse, refuse_non_finite
 from fedpca.rows.sparse_gram import sparse_gram
 
@@ -96,9 +97,9 @@ class Centered(NamedTuple):
     def inner(self) -> Array:
         """Return Y'Y, ``(d, d)``."""
         if self.shift is None:
-            return np.asarray(self.rows.T @ self.rows)
+            return gram_of(self.rows)
         half = np.outer(self.sums() + self.weight / 2 * self.shift, self.shift)
-        raw = sparse_gram(self.rows) if is_sparse(self.rows) else self.rows.T @ self.rows
+        raw = sparse_gram(self.rows) if is_sparse(self.rows) else gram_of(self.rows)
         return np.asarray(raw - half - half.T)
 
     def outer(self) -> Array:

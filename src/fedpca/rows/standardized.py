@@ -27,6 +27,7 @@ from scipy.linalg.blas import dgemm
 
 from fedpca.arrays import Array
 from fedpca.errors import InputError
+from fedpca.linalg.dense import gram_of
 from fedpca.protocol.invariants import MAX_VALUE
 from fedpca.rows.centering import MAX_CANCELLATION, Centered, Mean, center_block, full_columns
 from fedpca.rows.device_products import DeviceProducts
@@ -505,7 +506,7 @@ class RawMoments:
         """
         if is_sparse(block) or block.dtype != np.float64:
             return False
-        raw = block.T @ block
+        raw = gram_of(block)
         if sums is None:
             sums = np.ones(len(block)) @ block
         central = raw.diagonal() - 2 * sums * self._mean + len(block) * self._mean**2

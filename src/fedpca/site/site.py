@@ -30,13 +30,13 @@ from fedpca.errors import (
     PolicyRefused,
     SiteFailed,
 )
-from fedpca.linalg.blas_threads import jobs_for_entries, threads_for_entries
+from fedpca.linalg.blas_threads import jobs_for_arrays, threads_for_entries
 from fedpca.protocol.message import Checked, Header, Message, compose, decode, encode
 from fedpca.protocol.plan import AGREE, DECLARE, RunPlan
 from fedpca.protocol.question import Question, find_question
 from fedpca.rows.gaps import DROP, ERROR, MISSING, Totals, column_totals
 from fedpca.rows.genotypes import GenotypeRows
-from fedpca.rows.in_memory import DenseRows, Rows, SparseRows, about_n_rows
+from fedpca.rows.in_memory import DenseRows, Rows, SparseRows
 from fedpca.rows.one_pass import ProvisionalScatter
 from fedpca.rows.query import Query
 from fedpca.rows.standardized import MAX_CACHE_BYTES, Frame, StandardizedRows, is_read_once
@@ -86,7 +86,7 @@ def jobs_for(sites: Sequence[Site]) -> int:
     all_rows = [site.rows for site in sites]
     if not all(isinstance(rows, DenseRows | SparseRows) for rows in all_rows):
         return 1
-    return jobs_for_entries([rows.n_rows * rows.n_features for rows in all_rows])
+    return jobs_for_arrays([(rows.n_rows, rows.n_features) for rows in all_rows])
 
 
 class Site:
@@ -509,7 +509,7 @@ class Site:
     def _compute(self, question: Question, arrays: Arrays, dimensions: Dimensions) -> Arrays:
         """Return the checked answer to a question."""
         try:
-            with threads_for_entries(about_n_rows(self.rows) * self.rows.n_features):
+            with threads_for_entries(0):  # until a long product is at work
                 raw = question(self, **arrays)
         except Exception:
             self._refuse_changed_rows()  # if a file changed, that explains the failure better

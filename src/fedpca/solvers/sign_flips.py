@@ -35,7 +35,7 @@ import numpy as np
 from fedpca.arrays import Array, Arrays
 from fedpca.coordinator.federation import Federation
 from fedpca.errors import InputError, PolicyRefused
-from fedpca.linalg.dense import orth, pack_triangle, top_eigen, unpack_triangle
+from fedpca.linalg.dense import gram_of, orth, pack_triangle, top_eigen, unpack_triangle
 from fedpca.linalg.krylov import MAX_KRYLOV_BYTES, KrylovSpace
 from fedpca.linalg.parallel_analysis import (
     FEW_DRAWS,
@@ -287,7 +287,7 @@ def flipped_triangles(site: Site, n_flips: Array) -> Arrays:
     flips, d = range(int(n_flips)), site.standardized.n_features
     grams = np.zeros((len(flips), d, d))
     for flip, rows in _flipped(site, flips, site.standardized.dense_blocks()):
-        grams[flip] += rows.T @ rows
+        grams[flip] += gram_of(rows)
     return {"triangles": np.array([pack_triangle(gram) for gram in grams])}
 
 

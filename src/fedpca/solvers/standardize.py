@@ -39,6 +39,8 @@ MAX_PRODUCTS = 1 << 40  # columns by which rows can be multiplied in a run; a hi
 BINOMIAL = "binomial"  # the scale of genotypes
 MONOMORPHIC_SHARE = 1e-12  # a rarer allele counts as absent, since weights may leave rounding
 SCALES = "1e-150..1e100"  # beyond these, the squares of single scaled values underflow or overflow
+EPS = float(np.finfo(np.float64).eps)
+SUM_ERROR = 1 / 8  # in rounding units: error of the mean of n values, divided by the root of n
 MAX_TIMES_LARGEST = 2.0**20  # a mean beyond this multiple of a site's values would round them away
 
 
@@ -64,6 +66,18 @@ class Moments:
     def d(self) -> int:
         """Return the number of features."""
         return len(self.mean)
+
+    def residuals_of_mean(self, V: Array) -> Array:
+        """Bound how far off each direction's product with A'A is because the mean is rounded, ``(k,)``.
+
+        About a mean that is off by e, the scatter is larger by ``n e e'``, so a direction v leaves the
+        residual ``n |e| |e'v|``. Squares about the mean do not show it. A scale found from such squares
+        is too large, by the same share of the column's variance.
+        """
+        error = EPS * (2 + np.sqrt(self.weight) * SUM_ERROR) * np.abs(self.mean / self.scale)
+        of_scale = self.d * np.square(error[self.scale != 1]).max(initial=0.0)
+        of_mean = np.linalg.norm(error) * (error @ np.abs(V))
+        return np.asarray(self.weight * (of_mean + of_scale))
 
 
 @dataclass(frozen=True)

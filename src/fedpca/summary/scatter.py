@@ -14,6 +14,7 @@ import numpy as np
 from scipy.linalg.blas import dsyrk
 
 from fedpca.arrays import Array
+from fedpca.linalg.blas_threads import threads_for_gram
 from fedpca.linalg.dense import top_eigen
 from fedpca.rows.centering import Centered, Mean, NotFinite, about_own_mean
 from fedpca.rows.in_memory import BLOCK_BYTES, Block, is_sparse
@@ -96,4 +97,7 @@ class Scatter:
     def _add(self, rows: Array, sign: float = 1.0) -> None:
         if len(rows):
             rows = np.ascontiguousarray(rows)
-            self.lower = dsyrk(sign, rows.T, beta=1.0, c=self.lower, lower=True, overwrite_c=True)
+            with threads_for_gram(*rows.shape):
+                self.lower = dsyrk(
+                    sign, rows.T, beta=1.0, c=self.lower, lower=True, overwrite_c=True
+                )

@@ -79,10 +79,9 @@ class Stream:
             raise InputError(f"forgetting={forgetting} must be above 0 and at most 1")
         if not block.shape[0]:
             return
-        n, d = block.shape
-        with threads_for_entries(max(n, d if self.scatter is not None else 0) * d):
+        with threads_for_entries(0):  # until a long product is at work
             self._add(block, forgetting)
-        self.n_seen += n
+        self.n_seen += block.shape[0]
 
     def _add(self, block: Block, forgetting: float) -> None:
         center = self.carried.centered

@@ -109,7 +109,9 @@ class Covariance:
         fed.report(0.0, lambda: V)
         others = 0.0 if len(values) == d else None
         rounding = problem.common.rounding
-        bounds = angle_bounds(values, np.zeros(len(values)), k, others=others, rounding=rounding)
+        residuals = np.zeros(len(values))
+        residuals[:k] = moments.residuals_of_mean(V[:, :k])
+        bounds = angle_bounds(values, residuals, k, others=others, rounding=rounding)
         V, values = V[:, :k], values[:k]
         residual = residual_traces(C, V) if d <= MAX_TRACED else None
         solution = Solution(moments, V, values, energy, "exact", residual=residual)

@@ -196,15 +196,16 @@ class Faps:
         """Return the leading eigenvectors, with a residual of at most ``tol`` times the trace."""
         moments, rank = moments_and_rank(fed, problem)
         n, d, p = moments.n, moments.d, rank.first_look
-        steps = BY_CONDITION.get(self.local_steps, self.local_steps)
-        products_per_round = p * (max(steps, LOCAL_STEPS) + 1)  # columns that a site multiplies
+        local_steps = BY_CONDITION.get(self.local_steps, self.local_steps)
+        # columns that a site multiplies
+        products_per_round = p * (max(local_steps, LOCAL_STEPS) + 1)
         rounds = min(problem.max_rounds, TIMES_LANCZOS * LANCZOS_ROUNDS)
         energy = standardize_sites(fed, moments, products_per_round * rounds)
         ask = partial(
             fed.sum,
             consensus_step,
             penalty=np.float64(self.penalty),
-            steps=np.int64(steps),
+            steps=np.int64(local_steps),
             start_apart=np.int64(self.start_apart),
             stop=np.int64(STOP_RULES.index(self.stop)),
         )
@@ -215,7 +216,7 @@ class Faps:
             tols = (
                 (problem.tol, problem.angle_tol) if is_fixed else (max(problem.tol, LOOK_TOL), 1.0)
             )
-            Z, residuals, angle = self._agree(fed, ask, Z, energy, *tols, rounds_left)
+            Z, residuals, steps = self._agree(fed, ask, Z, energy, *tols, rounds_left)
             rounds_left -= len(residuals)
             last = fed.sum(energy_within, Z=Z)
             theta, C = top_eigen((last["within"] + last["within"].T) / 2, p)
@@ -229,9 +230,11 @@ class Faps:
             else:
                 p, is_fixed = k, True  # only the rule needed the other columns
                 Z = V[:, :k]
+        off = float(np.linalg.norm(moments.residuals_of_mean(V)))
+        angle = _angle_left(steps, theta, float(last["penalty"]), off)
         is_close = angle <= problem.angle_tol or self.stop == "objective"
         has_converged = residuals[-1] <= problem.tol and is_close and is_fixed
-        reason = "converged" if has_converged else "max_rounds"
+        reason = "converged" if has_converged else "uncertain" if rounds_left else "max_rounds"
         is_certain = has_converged and problem.common.rounding <= ROUNDING
         if (
             has_converged and not is_certain
@@ -253,11 +256,11 @@ class Faps:
         tol: float,
         angle_tol: float,
         max_rounds: int,
-    ) -> tuple[Array, list[float], float]:
+    ) -> tuple[Array, list[float], list[float]]:
         """Run Algorithm 1 until it may stop or rounds run out.
 
-        Return Z, the residuals, and an estimate of the angle that is left. Plain products would bound
-        this angle, but they would undo the mask. So it is estimated from how fast Z comes to rest.
+        Return Z, the residuals, and the lengths of the steps. Plain products would bound the angle that
+        is left, but they would undo the mask. So it is estimated from how fast Z comes to rest.
         """
         residuals: list[float] = []
         steps: list[float] = []
@@ -276,23 +279,37 @@ class Faps:
             angle = distance_left(steps)
             is_close = angle <= angle_tol or self.stop == "objective"
             if (residuals[-1] <= tol and is_close) or len(residuals) == max_rounds:
-                return Z, residuals, angle
+                return Z, residuals, steps
             Z = moved
 
 
-def distance_left(steps: list[float]) -> float:
+def distance_left(steps: list[float], least: float = 0.0) -> float:
     """Estimate how far an iteration is from its limit, given the lengths of its steps.
 
     If each step is at most a share rho of the one before, the last step and all that would follow add
-    up to at most ``1 / (1 - rho)`` times its length. The estimate is twice that.
+    up to at most ``1 / (1 - rho)`` times its length. The estimate is twice that. ``least`` is the
+    smallest rho that is possible; steps at rest do not show any.
     """
     last = steps[-RECENT_STEPS:]
-    if last[-1] <= AT_REST:
-        return last[-1]
-    if len(last) < RECENT_STEPS:
+    moving = [step for step in last if step > AT_REST]
+    if last[-1] > AT_REST and len(last) < RECENT_STEPS:
         return 1.0
-    rho = max(after / before for before, after in pairwise(last))
-    return min(1.0, 2 * last[-1] / (1 - rho)) if rho < 1 else 1.0
+    rho = max([least, *(after / before for before, after in pairwise(moving))])
+    return min(1.0, 2 * max(last[-1], AT_REST) / (1 - rho)) if rho < 1 else 1.0
+
+
+def _angle_left(steps: list[float], theta: Array, penalty: float, residual: float) -> float:
+    """Estimate the angle to the exact components, with the eigenvalues and the sum of the penalties.
+
+    Along a component much smaller than the penalties, every step is tiny, near the limit or not: by the
+    rates above, it is at least ``beta / (beta + lambda_k)`` of the one before. ``residual`` is what the
+    steps do not show.
+    """
+    largest, smallest = float(theta[0]), float(theta[-1])
+    if largest <= 0:
+        return 0.0  # every direction is as good
+    least = penalty / (penalty + smallest) if penalty > 0 else 0.0
+    return min(1.0, distance_left(steps, least) + scaled(residual, smallest))
 
 
 @dataclass(frozen=True)

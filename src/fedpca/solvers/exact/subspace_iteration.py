@@ -52,6 +52,9 @@ from fedpca.solvers.standardize import Moments, moments_asked, standardize, stan
 N_GUARDS = 3  # columns with which to look for a larger eigenvalue outside the block
 GUARD_ROUNDS = 40  # at most, if the next eigenvalue is close
 TELLS_APART = 0.02  # residual of that eigenvalue, relative to its distance from those of the block
+# how much larger that eigenvalue may be than was found; over random tables, at most 7.0 and 0.13
+TIMES_RESIDUAL = 10.0
+GAP_SHARE = 0.2
 AT_REST = 4.0  # residuals of this many rounding errors do not become smaller
 TIMES_LANCZOS = 15  # approximate number of rounds per Lanczos round
 
@@ -154,6 +157,7 @@ def iterate(
                 break
         Z = orth(Y)
     k = k or rank(spectrum) or len(theta)
+    residuals = residuals + moments.residuals_of_mean(V)
     bounds = np.ones(k) if following is None else following.bounds(theta, residuals, k, problem)
     solution = Solution(moments, V[:, :k], theta[:k], energy, reason)
     return solution.certified(bounds, problem.angle_tol)
@@ -169,8 +173,11 @@ class Following:
 
     def bounds(self, theta: Array, residuals: Array, k: int, problem: Problem) -> Array:
         """Return bounds on the angle of the first 1 ... k directions of the block."""
-        others, rounding = self.value + self.residual, problem.common.rounding
-        return angle_bounds(theta, residuals, k, others=others, rounding=rounding)
+        gap = float(theta[k - 1]) - self.value
+        error = max(TIMES_RESIDUAL * self.residual, GAP_SHARE * gap)
+        return angle_bounds(
+            theta, residuals, k, others=self.value + error, rounding=problem.common.rounding
+        )
 
     def certifies(self, theta: Array, residuals: Array, k: int, problem: Problem) -> bool:
         """Return whether k directions are close enough, or as close as rounding allows."""

@@ -23,7 +23,7 @@ import numpy as np
 from fedpca.arrays import Array, Arrays
 from fedpca.coordinator.federation import Federation
 from fedpca.coordinator.record import shares_of
-from fedpca.linalg.dense import angle_bounds
+from fedpca.linalg.dense import ROUNDING, angle_bounds
 from fedpca.linalg.rank_rules import Spectrum
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import question
@@ -36,6 +36,8 @@ from fedpca.solvers.standardize import SCALES, moments_asked, own_frame
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
+
+FACTOR_ROUNDING = 4 * ROUNDING  # error of a factor of factors, of the largest singular value
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,10 @@ class Tsqr:
         V, energy = Vt.T, float(s @ s)
         fed.report(0.0, lambda: V[:, : rank.first_look])
         k = rank(Spectrum(s**2, energy, n, d, is_all=True, vectors=V)) or len(s)
-        bounds = angle_bounds(s, np.zeros(len(s)), k, others=0.0)
+        exact = angle_bounds(s, np.zeros(len(s)), k, others=0.0, rounding=FACTOR_ROUNDING)
+        of_mean = np.zeros(len(s))
+        of_mean[:k] = moments.residuals_of_mean(V[:, :k])
+        bounds = np.minimum(1.0, exact + angle_bounds(s**2, of_mean, k, others=0.0, rounding=0.0))
         _report_influence(fed, answers, V[:, :k])
         solution = Solution(moments, V[:, :k], s[:k] ** 2, energy, "exact")
         return solution.certified(bounds, problem.angle_tol)

@@ -247,8 +247,8 @@ class Round:
     def add(self, C: Array, V: Array, before: Array) -> None:
         """Add a block of cleaned rows, ``before U' + C``, whose scores are now V."""
         self._fitted += before.T @ V
-        self._fitted_total += before.sum(axis=0)
-        self._CV += (V.T @ C).T  # faster than C.T @ V, which goes through C by columns
+        self._fitted_total += column_sums(before)
+        self._CV += C.T @ V
         self._C_total += column_sums(C)
         self.VV += V.T @ V
         self._n += len(V)
