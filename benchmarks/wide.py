@@ -29,7 +29,7 @@ from exact import _write, peak_resident
 from fedpca import FederatedPCA
 from fedpca.linalg.dense import sine_of_angle
 from fedpca.rows import standardized
-from fedpca.rows.tables import TableRows
+from fedpca.rows.formats.tables import TableRows
 from fedpca.solvers import Lanczos
 from racing import race, show
 

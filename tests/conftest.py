@@ -14,6 +14,8 @@ import pytest
 from _pytest.doctest import DoctestModule
 from hypothesis import HealthCheck, settings
 
+ROOT = Path(__file__).parents[1]
+
 # Folders whose tests send every solver, seed, and shape through the same lines: one case of so many is
 # measured by coverage. Of the cases of other tests, it is every second one.
 ONE_MEASURED_OF = {"audit": 4, "estimators": 4, "privacy": 4, "solvers": 4}
@@ -65,7 +67,7 @@ def pytest_collection_modifyitems(items):
     """
     items.sort(key=lambda item: item.get_closest_marker("process") is None)
     for item in items:
-        folder = item.path.parent.name
+        folder = item.path.relative_to(ROOT).parts[1]  # tests/solvers, or src/fedpca
         of = ONE_MEASURED_OF.get(folder, 2) if hasattr(item, "callspec") else 1
         is_left_out = item.get_closest_marker("slow") or folder == "project"
         if is_left_out or crc32(item.nodeid.encode()) % of:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import sys
 
 from fedpca.cli.app import app
-from fedpca.engines.flower import gate, listener
+from fedpca.engines.flower import listener, request_filter
 
 if __name__ == "__main__":
     for setting in sys.argv.pop(1).split(","):
         name, _, value = setting.partition("=")
-        module = listener if hasattr(listener, name) else gate
+        module = listener if hasattr(listener, name) else request_filter
         getattr(module, name)  # a misspelt name is an error
         setattr(module, name, type(getattr(module, name))(value))
     app()

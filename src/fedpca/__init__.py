@@ -9,10 +9,10 @@ from fedpca.coordinator.federation import Federation
 from fedpca.errors import FedpcaError
 from fedpca.privacy.gaussian import Privacy
 from fedpca.protocol.question import question
-from fedpca.rows.plink_files import Genotypes
+from fedpca.rows.genotypes.plink_files import Genotypes
 from fedpca.site.policy import Policy
 from fedpca.site.site import Site
-from fedpca.solvers.planning import plan
+from fedpca.solvers.planning.plan import plan
 from fedpca.summary.summary import Summary
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import pytest
 
 from fedpca import FederatedPCA, Federation, Policy, Site
 from fedpca.engines import credentials
-from fedpca.engines.whereabouts import coordinator_folder, with_port
+from fedpca.engines.default_locations import coordinator_folder, with_port
 from fedpca.errors import FileError, InputError
 from fedpca.protocol.message import decode, encode
 from fedpca.site.answer_log import AnswerLog

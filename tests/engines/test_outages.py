@@ -21,7 +21,7 @@ import forked
 from fedpca import FederatedPCA, Federation, load
 from fedpca.engines.credentials import read_secret
 from fedpca.engines.flower.connection import access_token
-from fedpca.engines.flower.hold import HOLD_PATH, TOKEN
+from fedpca.engines.flower.reservations import HOLD_PATH, TOKEN
 from fedpca.errors import QuorumLost, SitesBusy
 from processes import HANG_S, Processes, save_rows, until
 

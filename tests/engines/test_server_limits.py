@@ -30,7 +30,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from fedpca import FederatedPCA, Federation
 from fedpca.cli.demo_federation import await_port
 from fedpca.engines import credentials
-from fedpca.engines.flower import gate
+from fedpca.engines.flower import request_filter
 from fedpca.engines.flower.connection import Link, access_token
 from fedpca.engines.flower.envelope import Incoming, send, wrap
 from fedpca.engines.flower.listener import CONNECTIONS_FOR_FITS, CONNECTIONS_PER_SITE
@@ -227,7 +227,8 @@ def test_what_fedpca_does_not_use_is_not_there(there):
             for method, path in PROTOBUF_REQUEST_TYPES
             if client.request(method, path, headers=headers).status_code != 404
         }
-    assert open_routes == {path for _, path in gate.ROUTES} & {p for _, p in PROTOBUF_REQUEST_TYPES}
+    let_in = {path for _, path in request_filter.ROUTES}
+    assert open_routes == let_in & {path for _, path in PROTOBUF_REQUEST_TYPES}
 
 
 def test_the_secret_registers_and_unregisters_no_key(there):

@@ -15,7 +15,7 @@ from fedpca import FederatedPCA, Federation, Site
 from fedpca.cli import console
 from fedpca.cli.console import teller, until_stopped
 from fedpca.engines.flower import server
-from fedpca.engines.flower.hold import Hold
+from fedpca.engines.flower.reservations import Hold
 from fedpca.errors import LinkError, QuorumLost
 from fedpca.protocol.message import compose, decode, encode
 from fedpca.protocol.printable import printable

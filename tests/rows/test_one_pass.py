@@ -9,11 +9,11 @@ import pytest
 
 from fedpca import FederatedPCA, Federation, Site
 from fedpca.linalg.dense import sine_of_angle
+from fedpca.rows.formats.tables import TableRows
 from fedpca.rows.gaps import DROP, ERROR
 from fedpca.rows.one_pass import ProvisionalScatter
 from fedpca.rows.open import open_rows
 from fedpca.rows.standardized import Frame, StandardizedRows
-from fedpca.rows.tables import TableRows
 from fedpca.rows.weighted import WeightedRows
 
 N, D, K = 300, 6, 2

@@ -17,7 +17,7 @@ from fedpca import FederatedPCA, Federation, Site
 from fedpca.errors import InputError, QuorumLost
 from fedpca.linalg.dense import sine_of_angle
 from fedpca.rows import in_memory
-from fedpca.rows.files import BED, OPENERS
+from fedpca.rows.formats.files import BED, OPENERS
 from fedpca.rows.in_memory import checksum
 from fedpca.rows.open import file_states, open_rows
 from support import NAMES, gapped_rows, write_rows

@@ -11,7 +11,7 @@ from fedpca import FederatedPCA, Federation, Policy, Site
 from fedpca.errors import InputError, PolicyRefused, QuorumLost
 from fedpca.protocol.message import compose, encode
 from fedpca.protocol.question import question
-from fedpca.rows.files import BED, OPENERS
+from fedpca.rows.formats.files import BED, OPENERS
 from fedpca.site import source
 from fedpca.site.answer_log import AnswerLog
 from fedpca.solvers.common_features import column_names

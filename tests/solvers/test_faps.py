@@ -17,7 +17,7 @@ from fedpca.errors import InputError
 from fedpca.linalg.dense import orth, outside, procrustes, sine_of_angle
 from fedpca.solvers import Faps, LocalPower
 from fedpca.solvers.exact.faps import FapsState
-from fedpca.solvers.exact.faps_copy import (
+from fedpca.solvers.exact.faps_at_site import (
     SUFFICIENT,
     Copy,
     grown,
@@ -404,7 +404,7 @@ def test_local_steps_end_once_they_lead_nowhere():
 
 
 def test_decrease_asks_for_both_conditions(monkeypatch):
-    from fedpca.solvers.exact import faps_copy as faps_local
+    from fedpca.solvers.exact import faps_at_site as faps_local
 
     (C,) = covariances(np.random.default_rng(13), 20, 1)
     rng = np.random.default_rng(14)

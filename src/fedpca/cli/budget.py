@@ -12,7 +12,7 @@ import typer
 from fedpca.cli.console import exit_codes, out, say
 from fedpca.cli.options import read_policy
 from fedpca.cli.requests import Folder, Name
-from fedpca.engines.whereabouts import home
+from fedpca.engines.default_locations import home
 from fedpca.errors import FileError, InputError, LedgerError
 from fedpca.privacy.gaussian import MAX_DELTA, MIN_DELTA, epsilon_of
 from fedpca.protocol.printable import printable

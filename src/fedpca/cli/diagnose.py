@@ -24,7 +24,7 @@ from fedpca.errors import InputError
 from fedpca.estimators import FederatedPCA, load
 from fedpca.estimators.diagnosis import Diagnosis
 from fedpca.estimators.diagnosis import diagnose as diagnose_model
-from fedpca.models.control import ALPHA
+from fedpca.models.control_limits import ALPHA
 from fedpca.report.diagnosis import diagnosis_as_json, print_diagnosis
 
 PLOTS = ("scree.svg", "sites.svg", "stability.svg")  # the last two need a map of sites

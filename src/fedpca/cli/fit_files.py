@@ -13,7 +13,7 @@ from fedpca.cli.console import refuse_overwriting
 from fedpca.errors import FileError, InputError
 from fedpca.models.outliers import write_outliers
 from fedpca.report.plink import NAMED, checked_variants, model_files, write_model
-from fedpca.rows.genotypes import GenotypeRows
+from fedpca.rows.genotypes.genotype_rows import GenotypeRows
 from fedpca.site.site import Site
 from fedpca.storage.table_file import check_format
 

@@ -28,11 +28,11 @@ from fedpca.cli.options import (
     genotypes_of,
     read_policy,
 )
-from fedpca.engines.whereabouts import home, with_port
+from fedpca.engines.default_locations import home, with_port
 from fedpca.errors import InputError
 from fedpca.rows.check import examine, few_findings, findings_at, refuse_unfit
+from fedpca.rows.formats.query import Query
 from fedpca.rows.in_memory import Rows
-from fedpca.rows.query import Query
 from fedpca.site.answer_log import AnswerLog, check_ledger, size
 from fedpca.site.guard import Keys
 from fedpca.site.policy import JOINING, Policy

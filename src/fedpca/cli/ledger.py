@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedpca.cli.console import exit_codes, say
-from fedpca.engines.whereabouts import home
+from fedpca.engines.default_locations import home
 from fedpca.errors import InputError, LedgerError
 from fedpca.site.ledger_chain import check_chain, check_proof
 

@@ -15,9 +15,9 @@ import typer
 from fedpca.errors import InputError
 from fedpca.linalg.rank_rules import RULES, check_n_components
 from fedpca.protocol.script import FEDERATED
-from fedpca.rows.files import BED, name_of
+from fedpca.rows.formats.files import BED, name_of
+from fedpca.rows.genotypes.plink_files import Genotypes
 from fedpca.rows.open import paths_of
-from fedpca.rows.plink_files import Genotypes
 from fedpca.site.policy import Policy
 from fedpca.site.site import Site, cache_share
 from fedpca.solvers.catalogue import AUTO, SOLVERS, find_solver, policy_words

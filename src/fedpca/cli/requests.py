@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fedpca.cli.console import exit_codes, say
-from fedpca.engines.whereabouts import home
+from fedpca.engines.default_locations import home
 from fedpca.errors import InputError
 from fedpca.protocol.plan import PRIVATE, RunPlan
 from fedpca.protocol.printable import printable

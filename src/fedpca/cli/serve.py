@@ -11,7 +11,7 @@ import typer
 from fedpca.cli.console import say, teller, until_stopped
 from fedpca.cli.live import Page, PageAt, each_of, harmless, live_page
 from fedpca.cli.options import Credentials, Insecure, Quiet
-from fedpca.engines.whereabouts import PORT, coordinator_folder
+from fedpca.engines.default_locations import PORT, coordinator_folder
 from fedpca.report.boards import ServerBoard
 
 

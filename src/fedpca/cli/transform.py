@@ -29,7 +29,7 @@ from fedpca.errors import InputError
 from fedpca.estimators import FederatedPCA, RobustPCA, load
 from fedpca.estimators.cells import write_h5ad
 from fedpca.estimators.files import record_in
-from fedpca.models.control import EVEN_NOISE, ControlLimits, RowFlags, t2_and_q
+from fedpca.models.control_limits import EVEN_NOISE, ControlLimits, RowFlags, t2_and_q
 from fedpca.models.linear import Model, load_model
 from fedpca.models.personalized import is_personalized, load_personalized
 from fedpca.report.plink import (
@@ -39,12 +39,12 @@ from fedpca.report.plink import (
     write_eigenvec,
     write_weights,
 )
+from fedpca.rows.cells.h5ad import H5AD
 from fedpca.rows.choice import ALL_CELLS, ALL_COLUMNS, ColumnChoice
 from fedpca.rows.columns import distinct_names, some_of
-from fedpca.rows.files import kind_of
+from fedpca.rows.formats.files import kind_of
 from fedpca.rows.gaps import filled
-from fedpca.rows.genotypes import GenotypeRows, n_absent
-from fedpca.rows.h5ad import H5AD
+from fedpca.rows.genotypes.genotype_rows import GenotypeRows, n_absent
 from fedpca.rows.in_memory import about_n_rows
 from fedpca.rows.matching import open_matching, scores_in_blocks
 from fedpca.rows.open import open_rows, state_of

@@ -17,7 +17,7 @@ from fedpca.estimators.personalized import PersonalizedPCA
 from fedpca.estimators.robust import RobustPCA
 from fedpca.models.linear import Model
 from fedpca.models.scanpy_results import ScanpyResults
-from fedpca.rows.cells import Cells, cells_in
+from fedpca.rows.cells.cell_rows import Cells, cells_in
 from fedpca.rows.choice import CellChoice
 from fedpca.rows.in_memory import is_cells
 from fedpca.rows.matching import scores_in_blocks

@@ -21,7 +21,7 @@ from fedpca.estimators.rank_search import in_memory, standardized
 from fedpca.estimators.weights import without_column
 from fedpca.linalg.parallel_analysis import count_above, permuted_floor
 from fedpca.linalg.rank_rules import RankComparison, compare_ranks
-from fedpca.models.control import ALPHA, ControlLimits, control_limits
+from fedpca.models.control_limits import ALPHA, ControlLimits, control_limits
 from fedpca.models.features import FeatureTable
 from fedpca.rows.in_memory import Rows, about_n_rows
 from fedpca.rows.open import is_dask

@@ -36,7 +36,7 @@ from fedpca.estimators.fitting import (
 from fedpca.estimators.linear import LinearMethods
 from fedpca.estimators.weights import without_column
 from fedpca.linalg.rank_rules import RULES
-from fedpca.models.control import (
+from fedpca.models.control_limits import (
     ALPHA,
     ControlLimits,
     RowFlags,

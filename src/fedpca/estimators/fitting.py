@@ -27,15 +27,15 @@ from fedpca.errors import InputError
 from fedpca.estimators.weights import weighted_sites
 from fedpca.privacy.gaussian import Privacy
 from fedpca.protocol.plan import PRIVATE
-from fedpca.rows.array_files import is_array_on_disk
 from fedpca.rows.choice import ALL_CELLS, CellChoice, ColumnChoice
-from fedpca.rows.devices import on_host
-from fedpca.rows.genotypes import GenotypeRows, n_absent
+from fedpca.rows.formats.array_files import is_array_on_disk
+from fedpca.rows.genotypes.genotype_rows import GenotypeRows, n_absent
+from fedpca.rows.genotypes.plink_files import Genotypes
+from fedpca.rows.gpu.devices import on_host
 from fedpca.rows.in_memory import Rows, is_cells, is_foreign, whole
 from fedpca.rows.labels import rows_by_label, take_label_column
 from fedpca.rows.matching import open_matching, scores_in_blocks
 from fedpca.rows.open import is_dask, joined, open_rows
-from fedpca.rows.plink_files import Genotypes
 from fedpca.rows.weighted import checked_weights
 from fedpca.site.site import Site
 from fedpca.solvers.catalogue import to_plain

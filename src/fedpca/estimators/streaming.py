@@ -25,7 +25,7 @@ from fedpca.estimators.stream_rank import StreamRank, within_summary
 from fedpca.linalg.rank_rules import RULES
 from fedpca.models.linear import Model
 from fedpca.rows.centering import NotFinite, naming_bad_values
-from fedpca.rows.devices import on_host
+from fedpca.rows.gpu.devices import on_host
 from fedpca.rows.in_memory import Block, Rows, batches, canonical, is_sparse, rows_per_block
 from fedpca.rows.open import is_dask, open_rows
 from fedpca.rows.standardized import refuse_tiny

@@ -25,9 +25,9 @@ import numpy as np
 from fedpca.arrays import Array, Arrays
 from fedpca.errors import FileError, InputError
 from fedpca.linalg.dense import fix_signs
-from fedpca.rows.genotypes import GenotypeRows
+from fedpca.rows.genotypes.genotype_rows import GenotypeRows
+from fedpca.rows.genotypes.products import VariantProducts
 from fedpca.rows.in_memory import is_sparse
-from fedpca.rows.variant_products import VariantProducts
 from fedpca.storage.tensor_file import check_features, check_file_arrays, read_arrays, write_arrays
 
 ROUNDING = 1e-12  # share of variance that may be rounding

@@ -18,7 +18,7 @@ import numpy as np
 from fedpca.arrays import Array
 from fedpca.errors import InputError
 from fedpca.models.linear import Model
-from fedpca.rows.array_files import package
+from fedpca.rows.formats.array_files import package
 from fedpca.rows.open import state_of
 from fedpca.storage import atomic
 

@@ -14,7 +14,7 @@ from fedpca.arrays import Array
 from fedpca.errors import InputError
 from fedpca.estimators import FederatedPCA, StreamingPCA
 from fedpca.estimators.diagnosis import Diagnosis
-from fedpca.models.control import ALPHA, ControlLimits
+from fedpca.models.control_limits import ALPHA, ControlLimits
 from fedpca.models.features import FeatureTable
 from fedpca.report.contents import Fitted, components_of, feature_names
 from fedpca.report.tables import new_table, print_table

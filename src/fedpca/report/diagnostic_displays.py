@@ -16,7 +16,7 @@ from fedpca.arrays import Array
 from fedpca.errors import InputError
 from fedpca.estimators.diagnosis import Diagnosis, diagnose
 from fedpca.estimators.federated import FederatedPCA
-from fedpca.models.control import ControlLimits
+from fedpca.models.control_limits import ControlLimits
 from fedpca.report.biplot import MAX_POINTS, apart
 from fedpca.report.contents import Fitted
 from fedpca.report.drawing import BLUE, COLORS, GRAY, MARKERS, ORANGE, Drawn, decades, new_axes

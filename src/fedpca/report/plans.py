@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from fedpca.report.tables import new_table, print_table
-from fedpca.solvers.solver_plan import Plan, SolverPlan
+from fedpca.solvers.planning.solver_plan import Plan, SolverPlan
 from fedpca.solvers.verification import Verdict
 
 LEFT = ("solver", "components", "seen by site")

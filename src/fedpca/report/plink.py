@@ -20,7 +20,7 @@ import numpy as np
 from fedpca.arrays import Array
 from fedpca.errors import InputError
 from fedpca.models.linear import Model
-from fedpca.rows.variants import misnamed_variant, split_name
+from fedpca.rows.genotypes.variants import misnamed_variant, split_name
 from fedpca.storage import atomic
 
 EIGENVEC = ".eigenvec"

@@ -13,10 +13,10 @@ from fedpca.errors import InputError
 from fedpca.protocol.invariants import MAX_VALUE
 from fedpca.rows.columns import matching_order, some_of
 from fedpca.rows.gaps import ERROR
-from fedpca.rows.genotypes import GenotypeRows
+from fedpca.rows.genotypes.genotype_rows import GenotypeRows
+from fedpca.rows.genotypes.variants import common_variants, in_words
 from fedpca.rows.in_memory import Block, Rows, is_sparse
 from fedpca.rows.rare import look_for_few
-from fedpca.rows.variants import common_variants, in_words
 
 MIN_ROWS = 2  # of all sites together
 MIN_NUMBERED_ROWS = 3  # in fewer rows, measurements may look like row numbers

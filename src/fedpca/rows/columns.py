@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from fedpca.errors import InputError
-from fedpca.rows.variants import is_variant
+from fedpca.rows.genotypes.variants import is_variant
 
 
 class HasColumns(Protocol):

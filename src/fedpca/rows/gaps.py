@@ -17,8 +17,9 @@ import numpy as np
 from fedpca.arrays import Array
 from fedpca.errors import InputError
 from fedpca.rows.columns import some_of
-from fedpca.rows.device_products import sums_on_device
-from fedpca.rows.genotypes import GenotypeRows
+from fedpca.rows.genotypes.genotype_rows import GenotypeRows
+from fedpca.rows.gpu.device_rows import DeviceRows, MovedRows, OnDevice
+from fedpca.rows.gpu.products import sums_on_device
 from fedpca.rows.in_memory import (
     FILL_OR_DROP,
     Block,
@@ -29,7 +30,6 @@ from fedpca.rows.in_memory import (
     weighted_blocks,
     wide_views,
 )
-from fedpca.rows.on_device import DeviceRows, MovedRows, OnDevice
 from fedpca.rows.panels import Panels
 
 MISSING = ("error", "mean", "drop")  # what to do with gaps; messages carry the position

@@ -8,9 +8,9 @@ import numpy as np
 
 from fedpca.arrays import Array
 from fedpca.errors import InputError
-from fedpca.rows.cells import LoadedCells
+from fedpca.rows.cells.cell_rows import LoadedCells
 from fedpca.rows.choice import ColumnChoice
-from fedpca.rows.devices import selected_rows
+from fedpca.rows.gpu.devices import selected_rows
 from fedpca.rows.in_memory import is_cells, is_sparse, stacked
 from fedpca.rows.open import open_rows
 

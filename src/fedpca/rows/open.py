@@ -16,19 +16,19 @@ import numpy as np
 import scipy.sparse as sp
 
 from fedpca.errors import InputError, SiteFailed
-from fedpca.rows.array_files import ZARR, is_array_on_disk, open_array, zarr_parts
-from fedpca.rows.cells import open_cells
+from fedpca.rows.cells.cell_rows import open_cells
+from fedpca.rows.cells.h5ad import H5AD
 from fedpca.rows.choice import ALL_CELLS, ALL_COLUMNS, ColumnChoice
 from fedpca.rows.columns import some_of
-from fedpca.rows.files import BED, OPENERS, kind_of, name_of
-from fedpca.rows.genotypes import GenotypeRows, open_genotypes
-from fedpca.rows.h5ad import H5AD
+from fedpca.rows.formats.array_files import ZARR, is_array_on_disk, open_array, zarr_parts
+from fedpca.rows.formats.files import BED, OPENERS, kind_of, name_of
+from fedpca.rows.formats.partitions import NO_PARTITION, Partition, partition_of
+from fedpca.rows.formats.tables import InMemoryTable, TableRows
+from fedpca.rows.genotypes.genotype_rows import GenotypeRows, open_genotypes
+from fedpca.rows.genotypes.plink_files import Genotypes, fileset
+from fedpca.rows.gpu.device_rows import device_rows
 from fedpca.rows.in_memory import DenseRows, JoinedRows, Rows, SparseRows, is_cells, is_foreign
-from fedpca.rows.on_device import device_rows
-from fedpca.rows.partitions import NO_PARTITION, Partition, partition_of
 from fedpca.rows.pieces import PieceRows, Pieces
-from fedpca.rows.plink_files import Genotypes, fileset
-from fedpca.rows.tables import InMemoryTable, TableRows
 
 _GONE = "gone"
 # the exceptions that numpy, zipfile, and Arrow can raise for a file with arbitrary contents

@@ -30,12 +30,12 @@ from fedpca.errors import InputError
 from fedpca.linalg.dense import gram_of
 from fedpca.protocol.invariants import MAX_VALUE
 from fedpca.rows.centering import MAX_CANCELLATION, Centered, Mean, center_block, full_columns
-from fedpca.rows.device_products import DeviceProducts
 from fedpca.rows.gaps import ERROR, MEAN, are_counted, counting_blocks, on_device
+from fedpca.rows.genotypes.products import VariantProducts
+from fedpca.rows.gpu.products import DeviceProducts
 from fedpca.rows.in_memory import Block, Rows, is_sparse, is_wide, rows_per_block
 from fedpca.rows.one_pass import ProvisionalScatter
 from fedpca.rows.panels import Panels
-from fedpca.rows.variant_products import VariantProducts
 
 MAX_CACHE_BYTES = 256 << 20  # memory that a site may use to cache A'A
 TINY_VALUE, TINY_SQUARES = 1e-145, 1e-290  # squares of smaller values lose digits

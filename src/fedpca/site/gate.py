@@ -24,7 +24,7 @@ from fedpca.protocol.message import Header
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import Question
 from fedpca.rows.in_memory import Rows
-from fedpca.site.budget import SET_ASIDE, Budget
+from fedpca.site.daily_limits import SET_ASIDE, Budget
 from fedpca.site.disclosure import Disclosure
 from fedpca.site.guard import Agreement, Guard, Keys, agreement_to
 from fedpca.site.policy import Policy

@@ -34,11 +34,11 @@ from fedpca.linalg.blas_threads import jobs_for_arrays, threads_for_entries
 from fedpca.protocol.message import Checked, Header, Message, compose, decode, encode
 from fedpca.protocol.plan import AGREE, DECLARE, RunPlan
 from fedpca.protocol.question import Question, find_question
+from fedpca.rows.formats.query import Query
 from fedpca.rows.gaps import DROP, ERROR, MISSING, Totals, column_totals
-from fedpca.rows.genotypes import GenotypeRows
+from fedpca.rows.genotypes.genotype_rows import GenotypeRows
 from fedpca.rows.in_memory import DenseRows, Rows, SparseRows
 from fedpca.rows.one_pass import ProvisionalScatter
-from fedpca.rows.query import Query
 from fedpca.rows.standardized import MAX_CACHE_BYTES, Frame, StandardizedRows, is_read_once
 from fedpca.site.current_run import Checkpoint, CurrentRun, Memory, read_only
 from fedpca.site.gate import Gate

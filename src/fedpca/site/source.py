@@ -15,13 +15,13 @@ from typing import Any
 
 from fedpca.errors import InputError, SiteFailed
 from fedpca.rows.choice import ALL_COLUMNS, ColumnChoice
-from fedpca.rows.genotypes import GenotypeRows
+from fedpca.rows.formats.query import Query
+from fedpca.rows.genotypes.genotype_rows import GenotypeRows
+from fedpca.rows.genotypes.plink_files import Genotypes
+from fedpca.rows.gpu.device_rows import rows_on
 from fedpca.rows.in_memory import Rows, checksum
-from fedpca.rows.on_device import rows_on
 from fedpca.rows.open import file_states, open_rows, opened_paths, refuse_gone, state_of
 from fedpca.rows.pieces import Pieces
-from fedpca.rows.plink_files import Genotypes
-from fedpca.rows.query import Query
 from fedpca.rows.weighted import WeightedRows, as_numbers, weight_fingerprint
 
 log = logging.getLogger("fedpca.site")

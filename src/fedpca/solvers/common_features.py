@@ -20,8 +20,8 @@ from fedpca.linalg.dense import ROUNDING
 from fedpca.protocol.question import question
 from fedpca.protocol.script import maybe, then
 from fedpca.rows.columns import column_order, some_of
-from fedpca.rows.genotypes import GenotypeRows
-from fedpca.rows.variants import NOT_EVERYWHERE, common_variants, misnamed_variant
+from fedpca.rows.genotypes.genotype_rows import GenotypeRows
+from fedpca.rows.genotypes.variants import NOT_EVERYWHERE, common_variants, misnamed_variant
 from fedpca.rows.weighted import WeightedRows
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def common_features(
     The features are in the first site's order. No question is asked about rows. Sites that normalize
     their cells differently are refused. So are sites whose rows have weights, unless the program takes
     weights. Sites with genotypes agree on the variants that all of them have, or on those of a model;
-    see `fedpca.rows.variants`.
+    see `fedpca.rows.genotypes.variants`.
     """
     answers = fed.gather(column_names)
     if all(answer["are_variants"] for answer in answers.values()):

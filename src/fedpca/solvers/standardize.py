@@ -26,9 +26,9 @@ from fedpca.protocol.question import question
 from fedpca.protocol.script import Script, then
 from fedpca.rows.columns import some_of
 from fedpca.rows.gaps import DROP, ERROR, MEAN, MISSING
+from fedpca.rows.genotypes.variants import MONOMORPHIC, RARE
 from fedpca.rows.in_memory import is_sparse
 from fedpca.rows.standardized import Frame, deviations, refuse_large, refuse_tiny, usable_energy
-from fedpca.rows.variants import MONOMORPHIC, RARE
 from fedpca.solvers.common_features import CommonFeatures, ask_to_use, own_order
 from fedpca.solvers.costs import Asked, Sizes
 

@@ -10,7 +10,7 @@ from typing import Any
 from fedpca.linalg.rank_rules import check_n_components, rank_rule
 from fedpca.rows.centering import Centered, Mean, about_own_mean, naming_bad_values
 from fedpca.rows.choice import ALL_COLUMNS, ColumnChoice
-from fedpca.rows.genotypes import matchable
+from fedpca.rows.genotypes.genotype_rows import matchable
 from fedpca.rows.in_memory import about_n_rows
 from fedpca.rows.open import open_rows
 from fedpca.summary.lowrank import rows_at_once

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from fedpca.errors import InputError
 from fedpca.linalg.blas_threads import threads_for_entries
 from fedpca.rows.centering import about_own_mean
+from fedpca.rows.genotypes.variants import refuse_unmatched
 from fedpca.rows.in_memory import Block
-from fedpca.rows.variants import refuse_unmatched
 from fedpca.summary.adaptive_rank import AdaptiveRank
 from fedpca.summary.scaled import Scaled, scaled_scatter, scaled_summary
 from fedpca.summary.scatter import Scatter

@@ -31,9 +31,9 @@ from fedpca.linalg.rank_rules import Spectrum
 from fedpca.rows.centering import Centered, Mean, NotFinite, about_own_mean, naming_bad_values
 from fedpca.rows.choice import ColumnChoice
 from fedpca.rows.columns import matching_order
-from fedpca.rows.genotypes import matchable
+from fedpca.rows.genotypes.genotype_rows import matchable
+from fedpca.rows.genotypes.variants import refuse_unmatched
 from fedpca.rows.open import open_rows
-from fedpca.rows.variants import refuse_unmatched
 from fedpca.summary import bounds
 from fedpca.summary.lowrank import LowRank
 from fedpca.summary.scatter import Scatter

@@ -38,10 +38,10 @@ from fedpca.engines.credentials import (
     seal,
     verify,
 )
+from fedpca.engines.default_locations import coordinator_folder, with_port
 from fedpca.engines.flower.connection import Link, is_unauthorized, mapped_errors
-from fedpca.engines.flower.hold import Hold
+from fedpca.engines.flower.reservations import Hold
 from fedpca.engines.flower.run import ClaimedRun, control_client
-from fedpca.engines.whereabouts import coordinator_folder, with_port
 from fedpca.errors import (
     FileError,
     InputError,

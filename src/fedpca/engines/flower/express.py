@@ -29,7 +29,7 @@ from flwr.superlink.servicer.runtime import runtime_handlers
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fedpca.engines.flower.gate import FLEET, RUNTIME, SMALL_BYTES, again, whole_body
+from fedpca.engines.flower.request_filter import FLEET, RUNTIME, SMALL_BYTES, again, whole_body
 
 # a larger request would keep others waiting, so a thread of Flower's server handles it
 MAX_BODY_BYTES = SMALL_BYTES

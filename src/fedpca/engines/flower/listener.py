@@ -19,7 +19,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from fedpca.engines.flower.gate import MAX_BODY_BYTES
+from fedpca.engines.flower.request_filter import MAX_BODY_BYTES
 from fedpca.errors import LinkError
 
 try:

@@ -13,7 +13,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fedpca.engines.flower.connection import HOLD_S
-from fedpca.engines.flower.gate import again, whole_body
+from fedpca.engines.flower.request_filter import again, whole_body
 
 
 @dataclass

@@ -37,10 +37,10 @@ from flwr.superlink.main import create_app
 
 from fedpca.engines.flower.connection import access_token
 from fedpca.engines.flower.express import Express
-from fedpca.engines.flower.gate import Gate
-from fedpca.engines.flower.hold import ReservationDesk, Reservations
 from fedpca.engines.flower.listener import Listener, TimedProtocol
 from fedpca.engines.flower.mailbox import Mailbox
+from fedpca.engines.flower.request_filter import Gate
+from fedpca.engines.flower.reservations import ReservationDesk, Reservations
 from fedpca.protocol.printable import MAX_REASON_CHARS, printable
 
 OnSites = Callable[[Collection[str], Mapping[str, str]], None]

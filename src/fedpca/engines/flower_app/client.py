@@ -19,6 +19,7 @@ from typing import Any
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
+from fedpca.engines.default_locations import home
 from fedpca.engines.flower_app.envelope import (
     ANSWER_ACTION,
     NAME_ACTION,
@@ -26,7 +27,6 @@ from fedpca.engines.flower_app.envelope import (
     wrap,
     wrap_name,
 )
-from fedpca.engines.whereabouts import home
 from fedpca.errors import InputError
 from fedpca.site.answer_log import AnswerLog
 from fedpca.site.policy import JOINING, Policy

@@ -28,7 +28,7 @@ from fedpca.protocol.message import MAX_BYTES
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import question
 from fedpca.protocol.script import Script
-from fedpca.rows.devices import DEVICE_NAMES, find_device, is_device_name, top_eigen_on
+from fedpca.rows.gpu.devices import DEVICE_NAMES, find_device, is_device_name, top_eigen_on
 from fedpca.solvers.contract import Problem, Solution, after_moments, moments_and_rank
 from fedpca.solvers.costs import Asked, Rounds, Sizes, usual_bytes
 from fedpca.solvers.sign_flips import draw_signs, flips_order

@@ -84,7 +84,7 @@ from fedpca.solvers.costs import (
     expected_rounds,
     usual_bytes,
 )
-from fedpca.solvers.exact.faps_copy import (
+from fedpca.solvers.exact.faps_at_site import (
     BY_CONDITION,
     MAX_PENALTY,
     Copy,

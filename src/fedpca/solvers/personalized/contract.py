@@ -39,7 +39,7 @@ class PersonalizedSolver(Protocol):
     """The coordinator's program for one method, with its options as fields."""
 
     name: ClassVar[str]
-    guarantee: ClassVar[str]  # as in `fedpca.solvers.solver_plan`
+    guarantee: ClassVar[str]  # as in `fedpca.solvers.planning.solver_plan`
     takes_many_starts: ClassVar[bool]  # otherwise, it begins at the first point
 
     def script(self, plan: RunPlan) -> Script:

@@ -26,16 +26,6 @@ from fedpca.coordinator.federation import Federation
 from fedpca.linalg.dense import orth
 from fedpca.solvers.common_features import column_names
 from fedpca.solvers.costs import Asked, Sizes, expected_rounds, triangle_is_cheaper
-from fedpca.solvers.course import (
-    Course,
-    Rehearsal,
-    merged,
-    recorded,
-    times_asked,
-    usual,
-    with_lengths,
-)
-from fedpca.solvers.made_up import evenly_thinned, like_rows
 from fedpca.solvers.personalized.at_site import (
     begin_personalized,
     finish_personalized,
@@ -50,8 +40,18 @@ from fedpca.solvers.personalized.power import power_step
 from fedpca.solvers.personalized.program import shared_and_local
 from fedpca.solvers.personalized.projections import basis_product, basis_triangle, whole_basis
 from fedpca.solvers.personalized.starts import informed_starts
+from fedpca.solvers.planning.course import (
+    Course,
+    Rehearsal,
+    merged,
+    recorded,
+    times_asked,
+    usual,
+    with_lengths,
+)
+from fedpca.solvers.planning.made_up import evenly_thinned, like_rows
+from fedpca.solvers.planning.traffic import Party
 from fedpca.solvers.standardize import moments_asked
-from fedpca.solvers.traffic import Party
 
 MAX_SIDE = 96  # features of made-up rows, or a few for each direction
 PER_DIRECTION = 4

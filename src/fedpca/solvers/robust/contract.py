@@ -123,7 +123,7 @@ class RobustSolver(Protocol):
     """The coordinator's program for one method, with its options as fields."""
 
     name: ClassVar[str]
-    guarantee: ClassVar[str]  # as in `fedpca.solvers.solver_plan`
+    guarantee: ClassVar[str]  # as in `fedpca.solvers.planning.solver_plan`
     needs_rank: ClassVar[bool]  # whether the solver needs the rank itself, not just a bound
 
     def script(self, plan: RunPlan) -> Script:

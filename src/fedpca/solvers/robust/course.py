@@ -20,8 +20,16 @@ from fedpca.coordinator.federation import Federation
 from fedpca.linalg.dense import orth
 from fedpca.solvers.common_features import column_names
 from fedpca.solvers.costs import Asked, Sizes
-from fedpca.solvers.course import Course, Rehearsal, recorded, times_asked, usual, with_lengths
-from fedpca.solvers.made_up import evenly_thinned
+from fedpca.solvers.planning.course import (
+    Course,
+    Rehearsal,
+    recorded,
+    times_asked,
+    usual,
+    with_lengths,
+)
+from fedpca.solvers.planning.made_up import evenly_thinned
+from fedpca.solvers.planning.traffic import Party
 from fedpca.solvers.robust.at_site import count_present, count_values, sparse_share
 from fedpca.solvers.robust.contract import RobustSolver
 from fedpca.solvers.robust.dcf import gradient_round
@@ -29,7 +37,6 @@ from fedpca.solvers.robust.growth import residual_product
 from fedpca.solvers.robust.hard import hard_round
 from fedpca.solvers.robust.program import low_rank_and_sparse
 from fedpca.solvers.robust.soft import soft_round
-from fedpca.solvers.traffic import Party
 
 MAX_SIDE = 120  # features of made-up rows, or a few for each component
 PER_COMPONENT = 4

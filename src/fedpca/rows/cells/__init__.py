@@ -1,0 +1,1 @@
+"""Read single cells as rows."""

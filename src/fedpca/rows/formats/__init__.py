@@ -1,0 +1,1 @@
+"""Read rows from files of every kind, and from databases."""

@@ -1,0 +1,201 @@
+"""Read rows from CSV and TSV files with a header line, compressed or not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedpca.errors import InputError, SiteFailed
+from fedpca.rows.choice import ColumnChoice
+from fedpca.rows.columns import distinct_names
+from fedpca.rows.formats.csv_lines import (
+    fields_of,
+    line_of_other_value,
+    line_of_other_width,
+    lines_of,
+    place_of_bad_byte,
+)
+
+CHARACTERS = 8  # of a number in a CSV file, roughly
+COMPRESSION = 3  # of the bytes of numbers in a .gz file, roughly
+DELIMITERS = ",;\t|"
+DAMAGED = "the compressed data is damaged or cut off; copy the file again"
+
+
+class CsvFile:
+    """A CSV or TSV file, parsed one block at a time."""
+
+    pass_cost = 1000.0
+    has_names = True
+    index = ()
+
+    def __init__(self, path: Path, choice: ColumnChoice) -> None:
+        self._path = path
+        header = _header_line(path)
+        self._delimiter = "\t" if ".tsv" in path.name.lower() else _delimiter(header)
+        self.names = distinct_names(_header(fields_of(header, self._delimiter)))
+        self._ids = set(choice.ids)
+        used = choice.used_among(self.names)
+        self._decimal = "."
+        inferred = self._inferred(used)
+        if self._delimiter != "," and _n_texts(inferred):  # perhaps numbers such as 1,5
+            self._decimal = ","
+            with_commas = self._inferred(used)
+            if _n_texts(with_commas) < _n_texts(inferred):
+                inferred = with_commas
+            else:
+                self._decimal = "."
+        self.schema = inferred
+
+    @cached_property
+    def n_rows(self) -> int:
+        names = list(self.schema.names[:1])
+        return sum(batch.num_rows for batch in self.batches(names, 0))
+
+    @cached_property
+    def about_n_rows(self) -> float:
+        """Return an estimate of the number of rows, from the size of the file."""
+        ratio = COMPRESSION if self._path.suffix.lower() == ".gz" else 1
+        return ratio * self._path.stat().st_size / (CHARACTERS * len(self.names))
+
+    def batches(self, columns: Sequence[str], size: int) -> Iterator[Any]:
+        import pyarrow as pa
+
+        try:
+            n_rows = 0
+            # Arrow's default block of 1 MB of text stays well below BLOCK_BYTES once parsed
+            with self._open(columns, self._types(columns)) as reader:
+                for batch in reader:
+                    n_rows += batch.num_rows
+                    yield batch
+            self.n_rows = n_rows  # counted for free by this pass
+        except pa.ArrowInvalid as error:
+            raise InputError(f"{self._path}: {self._explained(error)}") from None
+        except OSError as error:
+            if error.errno is None:  # Arrow's, about what it read
+                raise InputError(f"{self._path}: {DAMAGED}") from None
+            raise SiteFailed(f"{self._path} can no longer be read") from None
+
+    def _types(self, columns: Sequence[str]) -> dict[str, Any]:
+        """Return the type to read each column as.
+
+        A column may start with integers and continue with fractions, so numbers are read as float64.
+        Booleans keep their type, because Arrow cannot parse "true" as a float.
+        """
+        import pyarrow as pa
+
+        fields = [self.schema.field(name) for name in columns]
+        keeps = [f for f in fields if f.name in self._ids or pa.types.is_boolean(f.type)]
+        return dict.fromkeys(columns, pa.float64()) | {f.name: f.type for f in keeps}
+
+    def _inferred(self, columns: Sequence[str]) -> Any:
+        """Return the types of columns that the first block of the file shows."""
+        import pyarrow as pa
+
+        texts = dict.fromkeys(self._ids, pa.string())  # an id such as 007 keeps its zeros
+        try:
+            with self._open(columns, texts) as reader:
+                schema = reader.schema
+        except pa.ArrowInvalid as error:
+            raise self._explained(error) from None
+        except OSError as error:
+            if error.errno is None:  # Arrow reads ahead, so it may find this here or later
+                raise InputError(DAMAGED) from None
+            raise
+        if any(pa.types.is_binary(field.type) for field in schema):
+            raise self._not_utf8()
+        return schema
+
+    def _open(self, columns: Sequence[str], types: dict[str, Any]) -> Any:
+        import pyarrow.csv as csv
+
+        convert = csv.ConvertOptions(
+            column_types=types, include_columns=list(columns), decimal_point=self._decimal
+        )
+        parse = csv.ParseOptions(delimiter=self._delimiter)
+        return csv.open_csv(self._path, parse_options=parse, convert_options=convert)
+
+    def _explained(self, error: Exception) -> InputError:
+        """Return an error that says what Arrow refused and on which line, without the value."""
+        if "UTF8" in str(error):
+            return self._not_utf8()
+        column = re.search(r"CSV column #(\d+): CSV conversion error", str(error))
+        if column is None:
+            where = line_of_other_width(self._path, self._delimiter, len(self.names))
+            problem = where or "a line has more or fewer fields than the header"
+            return InputError(f"{problem}; correct or remove the line")
+        which = int(column[1])
+        line = line_of_other_value(self._path, self._delimiter, which, self._is_number_or_gap)
+        where = (
+            f"column {self.names[which]}"
+            if line is None
+            else f"line {line}, column {self.names[which]}"
+        )
+        return InputError(
+            f"{where} contains a value that is not a number; correct it, or leave the column out with "
+            "--drop"
+        )
+
+    def _not_utf8(self) -> InputError:
+        return not_utf8(place_of_bad_byte(self._path) or "the file is not UTF-8")
+
+    def _is_number_or_gap(self, text: str) -> bool:
+        import pyarrow.csv as csv
+
+        plain = text.strip().replace(self._decimal, ".")
+        return plain in csv.ConvertOptions().null_values or _is_number(plain)
+
+
+def not_utf8(where: str) -> InputError:
+    """Return an error about a file in an old encoding."""
+    return InputError(
+        f"{where}; the file may be Latin-1 (Windows-1252); save it as UTF-8, or convert it with: iconv "
+        "-f WINDOWS-1252 -t UTF-8"
+    )
+
+
+def _header_line(path: Path) -> bytes:
+    """Return the first line that is not empty, without the mark that some programs write first."""
+    for number, line in lines_of(path):
+        header = line.removeprefix(b"\xef\xbb\xbf")
+        if header:
+            try:
+                header.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise not_utf8(f"byte {error.start + 1} of line {number} is not UTF-8") from None
+            return header
+    raise InputError("the file is empty; it must start with a line of column names")
+
+
+def _delimiter(header: bytes) -> str:
+    """Return the character that separates the names in a header line."""
+    return max(DELIMITERS, key=lambda mark: len(fields_of(header, mark)))
+
+
+def _header(names: list[str]) -> list[str]:
+    """Return the column names, or refuse a first line that lacks names or contains numbers."""
+    if "" in names:
+        raise InputError(
+            f"column {names.index('') + 1} has no name; save the file without its row index"
+        )
+    looks_like_data = all(_is_number(name) for name in names)
+    if looks_like_data and names != [str(i) for i in range(len(names))]:
+        raise InputError("the first line contains numbers; it must contain the column names")
+    return names
+
+
+def _n_texts(schema: Any) -> int:
+    import pyarrow as pa
+
+    return sum(pa.types.is_string(field.type) for field in schema)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""Read genotypes as rows, and multiply them as they are stored."""
