@@ -26,8 +26,10 @@ QUICK = SIZES[:3]
 NOISES = ("equal", "by row", "by column")
 
 
-def planted(rng: np.random.Generator, n: int, d: int, k: int, noise: str) -> np.ndarray:
-    """Draw noise and k directions that stand out from it."""
+def planted(
+    rng: np.random.Generator, n: int, d: int, k: int, noise: str, *, strongest: float = 1.0
+) -> np.ndarray:
+    """Draw noise and k directions that stand out from it, the first one by a factor more."""
     rows = np.exp(0.7 * rng.standard_normal((n, 1))) if noise == "by row" else np.ones((n, 1))
     columns = np.exp(0.7 * rng.standard_normal(d)) if noise == "by column" else np.ones(d)
     X = rng.standard_normal((n, d)) * rows * columns
@@ -36,7 +38,8 @@ def planted(rng: np.random.Generator, n: int, d: int, k: int, noise: str) -> np.
     gram = X @ X.T if n < d else X.T @ X
     largest = np.sqrt(np.linalg.eigvalsh(gram)[-1])
     U, V = (np.linalg.qr(rng.standard_normal((size, k)))[0] for size in (n, d))
-    return X + (U * np.linspace(3, 1.7, k) * largest) @ V.T
+    sizes = np.linspace(3, 1.7, k) * np.r_[strongest, np.ones(k - 1)]
+    return X + (U * sizes * largest) @ V.T
 
 
 def found(X: np.ndarray, *, scale: bool = False) -> int:
@@ -69,6 +72,19 @@ def robust_problem(seed: int) -> tuple[np.ndarray, int, int] | None:
     X = L + N + (rng.random((n, d)) < outliers) * rng.uniform(-10, 10, (n, d))
     X[rng.random((n, d)) < missing] = np.nan
     return X, r, bound
+
+
+def count_beside_a_strong_one(sizes: list[tuple[int, int]], seeds: int) -> None:
+    """Print how often components are found beside one that is 5 or 20 times as large."""
+    n_draws = n_close = 0
+    for n, d in sizes:
+        for seed in range(seeds):
+            for strongest in (5.0, 20.0):
+                k = 5 if min(n, d) > 40 else 3
+                X = planted(np.random.default_rng(seed), n, d, k, "equal", strongest=strongest)
+                n_close += abs(found(X) - k) <= (2 if k == 5 else 0)
+                n_draws += 1
+    print(f"beside one that is 5 or 20 times as large: {n_close} of {n_draws} found")
 
 
 def count_robust_ranks(n_seeds: int) -> None:
@@ -131,6 +147,7 @@ def main() -> None:
             n_right += sum(error == 0 for error in off)
             n_close += sum(abs(error) <= 2 for error in off)
             print(f"{n:6} rows, {d:5} features, noise {noise:10}: off by {off}", flush=True)
+    count_beside_a_strong_one(sizes, seeds)
     count_robust_ranks(10 if options.quick else 200)
     print(f"planted: {n_right} of {n_draws} right, {n_close} within 2")
     print(f"noise alone: {n_draws - n_silent} of {n_draws} with a component")

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import pyarrow as pa
 import pytest
 
 import command_line
@@ -36,6 +37,7 @@ def test_the_blocks_of_a_page_run_and_print_what_it_shows(page, tmp_path, monkey
     lacking = tmp_path / "lacking"  # what no installation that a page names brings
     lacking.mkdir()
     if page.stem not in BRINGS_PANDAS:
+        pa.table({"a": [1]}).to_pandas()  # Arrow looks for pandas once, and remembers if it is gone
         (lacking / "pandas.py").write_text("raise ImportError('not installed')")
         monkeypatch.delitem(sys.modules, "pandas", raising=False)
     monkeypatch.syspath_prepend(lacking)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_breast_cancer, load_digits, load_wine
 
-from fedpca import FederatedPCA, Federation, Policy, Site
+from fedpca import FederatedPCA, Federation, Policy, Site, StreamingPCA
 from fedpca.engines.local import LocalEngine
 from fedpca.errors import FedpcaError, PolicyRefused
 from fedpca.linalg.dense import unpack_triangle
@@ -81,6 +81,37 @@ def test_a_component_that_is_large_in_a_few_rows_hides_no_others(seed):
     assert wanted > 1
     model = FederatedPCA("auto", scale=True, random_state=0).fit(np.array_split(X, 3))
     assert model.n_components_ == wanted
+
+
+STRONG = pytest.mark.parametrize("strongest", [5, 30, 1000])
+
+
+@STRONG
+@pytest.mark.parametrize("solver", ["covariance", "lanczos", "merge"])
+def test_a_component_with_nearly_all_of_the_variance_hides_no_others(solver, strongest):
+    X = beside_a_strong_one(strongest)
+    model = FederatedPCA("auto", solver=solver, random_state=0).fit(np.array_split(X, 3))
+    assert model.n_components_ == 4
+
+
+@STRONG
+def test_a_stream_finds_components_beside_one_with_nearly_all_of_the_variance(strongest):
+    assert StreamingPCA(rank="auto").fit(beside_a_strong_one(strongest, n=3000)).n_components_ == 4
+
+
+def beside_a_strong_one(strongest, n=300):
+    rng = np.random.default_rng(0)
+    U, V = (np.linalg.qr(rng.standard_normal((size, 4)))[0] for size in (n, 40))
+    edge = np.sqrt(n) + np.sqrt(40)
+    return rng.standard_normal((n, 40)) + (U * [4 * strongest, 4, 4, 4] * edge) @ V.T
+
+
+@pytest.mark.parametrize("solver", ["covariance", "lanczos", "tsqr", "merge"])
+def test_rounding_beside_exact_components_is_no_component(solver):
+    rng = np.random.default_rng(1)
+    X = rng.standard_normal((80, 2)) * [1e6, 1] @ rng.standard_normal((2, 9))
+    model = FederatedPCA("auto", solver=solver, random_state=0).fit(np.array_split(X, 3))
+    assert model.n_components_ <= 2
 
 
 @pytest.mark.parametrize("solver", ["lanczos", "covariance", "power", "local-power", "tsqr"])

@@ -13,6 +13,8 @@ Eyuboglu, "Remarks on parallel analysis" (1992).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from fedpca.arrays import Array
@@ -22,6 +24,8 @@ QUANTILE = 0.95
 MANY_DRAWS, FEW_DRAWS = 20, 5  # for small tables, and for large ones, which vary less
 SMALL_TABLE = 1_000_000  # entries
 MAX_SIDE = 1000
+DOMINANT_SHARE = 0.8  # of the variance; a component with more hides all others
+LEAST_LEFT = 1e-8  # share of the variance; less than that is too close to rounding
 CLOSE = 1e-2  # relative residual at which a leading eigenvalue is known well enough
 
 
@@ -40,6 +44,31 @@ def count_above(values: Array, floor: Array) -> int | None:
     n_compared = min(len(values), len(floor))
     above = values[:n_compared] > floor[:n_compared]
     return None if above.all() else int(above.argmin())
+
+
+def count_above_columns(
+    values: Array,
+    vectors: Array | None,
+    squares: Array,
+    floor_of: Callable[[int, Array, int], Array],
+) -> int | None:
+    """Return how many leading values exceed the floor of the column variances, or None as above.
+
+    A component with most of the variance enlarges its columns so much that their floor hides all other
+    components. If such a component exceeds the floor, it is taken out of the columns, and the others
+    are compared with the floor of what is left. ``floor_of(k, squares, p)`` returns the floor for
+    p values after k components were taken out.
+    """
+    k, left, least = 0, squares, LEAST_LEFT * float(squares.sum())
+    while True:
+        n_above = count_above(values[k:], floor_of(k, left, len(values) - k))
+        is_dominant = values[k] > DOMINANT_SHARE * float(left.sum())
+        if n_above == 0 or vectors is None or not is_dominant or k + 1 == len(values):
+            return None if n_above is None else k + n_above
+        left = np.maximum(left - values[k] * vectors[:, k] ** 2, 0.0)
+        k += 1
+        if float(left.sum()) <= least:
+            return k
 
 
 def noise_floor(n: float, squares: Array, p: int, *, max_side: int = MAX_SIDE) -> Array:

@@ -38,7 +38,7 @@ import numpy as np
 
 from fedpca.arrays import Array
 from fedpca.errors import InputError
-from fedpca.linalg.parallel_analysis import MAX_SIDE, count_above, noise_floor
+from fedpca.linalg.parallel_analysis import MAX_SIDE, count_above_columns, noise_floor
 
 EDGE_MARGIN = 1.1  # factor on the Marchenko-Pastur edge; the largest noise eigenvalue fluctuates
 MEDIAN_STEPS = 20_000  # of the integral that finds the median of noise
@@ -146,9 +146,14 @@ def parallel_analysis(spectrum: Spectrum, *, max_side: int = MAX_SIDE) -> int | 
     values, d = spectrum.values, spectrum.d
     if not values.size or values[0] <= 0:
         return 1
-    squares = np.full(d, spectrum.total / d) if spectrum.squares is None else spectrum.squares
-    floor = noise_floor(spectrum.n, squares, len(values), max_side=max_side)
-    return settled(count_above(values, floor), spectrum)
+    squares, vectors = spectrum.squares, spectrum.vectors
+    if squares is None:
+        squares, vectors = np.full(d, spectrum.total / d), None
+
+    def floor_of(_: int, left: Array, p: int) -> Array:
+        return noise_floor(spectrum.n, left, p, max_side=max_side)
+
+    return settled(count_above_columns(values, vectors, squares, floor_of), spectrum)
 
 
 def settled(n_above: int | None, spectrum: Spectrum) -> int | None:

@@ -40,7 +40,7 @@ from fedpca.linalg.krylov import MAX_KRYLOV_BYTES, KrylovSpace
 from fedpca.linalg.parallel_analysis import (
     FEW_DRAWS,
     MANY_DRAWS,
-    count_above,
+    count_above_columns,
     draws_for,
     noise_floor,
     quantile_floor,
@@ -78,8 +78,9 @@ class SignFlips:
     fed: Federation
     found_none: bool = False  # the rule kept a component because there has to be one
     squares: Array | None = None  # (d,), the sum of squares of each column
-    unrelated: Array = field(default_factory=lambda: np.empty(0))  # the floor by column variances
-    flipped: dict[int, Array] = field(default_factory=dict)  # the floor after removing k components
+    # the floors after removing k components, by column variances and by flips
+    unrelated: dict[int, Array] = field(default_factory=dict)
+    flipped: dict[int, Array] = field(default_factory=dict)
 
     def __call__(self, spectrum: Spectrum) -> int | None:
         if spectrum.squares is not None:
@@ -89,9 +90,9 @@ class SignFlips:
             return 1
         if self.squares is None:
             self.squares = self.fed.sum(column_squares)["squares"]
-        if len(self.unrelated) < len(values):
-            self.unrelated = noise_floor(spectrum.n, self.squares, len(values))
-        found = self._confirmed(spectrum, count_above(values, self.unrelated))
+        floor_of = partial(self._floor_of_columns, spectrum.n)
+        n_above = count_above_columns(values, _vectors_of(spectrum), self.squares, floor_of)
+        found = self._confirmed(spectrum, n_above)
         self.found_none = found == 0
         return None if found is None else max(1, found)
 
@@ -118,6 +119,12 @@ class SignFlips:
                     return certain
             k = certain
         return None if is_open else k
+
+    def _floor_of_columns(self, n: float, k: int, squares: Array, p: int) -> Array:
+        """Return the floor for p eigenvalues after k components were taken out of the columns."""
+        if len(self.unrelated.get(k, ())) < p:
+            self.unrelated[k] = noise_floor(n, squares, p)
+        return self.unrelated[k]
 
     def _floor_after(self, k: int, spectrum: Spectrum, p: int) -> Array | None:
         """Return the floor for p eigenvalues after the first k, or None if sites would not tell it."""

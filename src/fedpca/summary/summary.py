@@ -215,7 +215,8 @@ class Summary:
         """
         is_all = self.lost <= 10 * bounds.rounding(self.known, self.n)
         values = np.append(self.eigenvalues, 0.0) if is_all else self.eigenvalues
-        return Spectrum(values, self.energy, self.n, self.n_features, is_all, self.squares)
+        d = self.n_features
+        return Spectrum(values, self.energy, self.n, d, is_all, self.squares, self.directions.T)
 
     def angle_bound(self, k: int | None = None) -> float:
         """Return a bound on the sine of the largest angle to the pooled rows' k leading directions.
