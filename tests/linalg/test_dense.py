@@ -83,6 +83,23 @@ def test_only_long_products_of_rows_use_all_threads(monkeypatch):
     assert wanted == [0, np.inf]
 
 
+@pytest.mark.parametrize(("n", "d"), [(3000, 200), (1001, 320)])
+def test_threads_that_share_a_product_change_no_bit(n, d, monkeypatch):
+    A = np.random.default_rng(0).standard_normal((n, d))
+    found = []
+    for n_threads in (1, 3):
+        monkeypatch.setattr(blas_threads, "n_threads", lambda n_threads=n_threads: n_threads)
+        found.append(dense.gram_of(A))
+    assert found[0].tobytes() == found[1].tobytes()
+    np.testing.assert_allclose(found[0], A.T @ A, rtol=1e-12, atol=1e-9)
+
+
+def test_the_number_of_threads_is_that_without_our_own_limits():
+    usual = blas_threads.n_threads()
+    with blas_threads.threads_for_entries(0):
+        assert blas_threads.n_threads() == usual
+
+
 def test_large_arrays_keep_their_threads(monkeypatch):
     monkeypatch.setattr(blas_threads, "_blas", None)  # would fail if it were called
     with blas_threads.threads_for(np.empty(blas_threads.ONE_THREAD_ENTRIES + 1)):

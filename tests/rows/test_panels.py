@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 
+from fedpca.linalg import blas_threads
 from fedpca.rows import in_memory, panels
 from fedpca.rows.open import open_rows
 from fedpca.rows.standardized import Frame, StandardizedRows
@@ -53,7 +54,7 @@ def test_the_number_of_threads_changes_no_bit(monkeypatch):
     frame = Frame(X.mean(axis=0, dtype=float), np.ones(100), sums=X.sum(axis=0, dtype=float))
     products = []
     for threads in (1, 3):
-        monkeypatch.setattr(panels, "n_threads", lambda threads=threads: threads)
+        monkeypatch.setattr(blas_threads, "n_threads", lambda threads=threads: threads)
         view = StandardizedRows(open_rows(X), frame, max_cache_bytes=0)
         products.append((view.gram_times(Z).tobytes(), view.squares().tobytes()))
     assert products[0] == products[1]

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from threadpoolctl import ThreadpoolController
 
@@ -23,6 +24,9 @@ ONE_THREAD_ENTRIES = 2_000_000  # one thread is as fast as several up to this ma
 WORTH_A_THREAD_ENTRIES = 50_000  # products of a smaller matrix are not worth another thread
 LONG_PRODUCT = 2e9  # multiplications; a shorter product ends before threads that spin get a turn
 MAX_JOBS = 4  # with more threads, most of them wait for Python's lock
+
+P = TypeVar("P")
+T = TypeVar("T")
 
 
 class threads_for_entries:
@@ -71,9 +75,26 @@ def jobs_for_arrays(shapes: Sequence[tuple[float, int]]) -> int:
 
 
 def n_threads() -> int:
-    """Return the number of threads that BLAS may use now."""
+    """Return the number of threads that BLAS may use, apart from the limits of this module.
+
+    Code that divides its work among threads of its own, each with one thread of BLAS, uses as many.
+    """
+    return _threads.n_unlimited()
+
+
+def _n_now() -> int:
     found = [each["num_threads"] for each in _blas().info() if each["user_api"] == "blas"]
     return max(1, *found) if found else 1
+
+
+def map_on_threads(work: Callable[[P], T], parts: Sequence[P]) -> list[T]:
+    """Return ``work(part)`` for each part, on as many threads as BLAS may use, each with one."""
+    n = min(n_threads(), len(parts))
+    with threads_for_entries(0):
+        if n == 1:
+            return [work(part) for part in parts]
+        with ThreadPoolExecutor(n) as pool:
+            return list(pool.map(work, parts))
 
 
 class _Threads:
@@ -88,6 +109,11 @@ class _Threads:
         self._own = threading.local()
         self._wanted = {True: 0, False: 0}  # how many Python threads want one BLAS thread, and all
         self._limiter: Any = None
+        self._n_before_limit = 1
+
+    def n_unlimited(self) -> int:
+        with self._lock:
+            return _n_now() if self._limiter is None else self._n_before_limit
 
     def push(self, *, is_one: bool) -> None:
         stack = self._stack()
@@ -115,6 +141,7 @@ class _Threads:
                 self._wanted[after] += 1
             is_limited = bool(self._wanted[True]) and not self._wanted[False]
             if is_limited and self._limiter is None:
+                self._n_before_limit = _n_now()
                 self._limiter = _blas().limit(limits=1, user_api="blas")
             elif not is_limited and self._limiter is not None:
                 self._limiter.restore_original_limits()

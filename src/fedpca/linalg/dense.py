@@ -9,16 +9,32 @@ import scipy.linalg
 from scipy.linalg import lapack
 
 from fedpca.arrays import Array
-from fedpca.linalg.blas_threads import threads_for, threads_for_gram
+from fedpca.linalg.blas_threads import is_long, map_on_threads, threads_for, threads_for_gram
 
 # error in sums of products, relative to the largest eigenvalue
 ROUNDING = 8 * float(np.finfo(np.float64).eps)
 
+SHARED_PRODUCT = 1e8  # multiplications of A'A; a shorter product is not worth several threads
+N_PARTS = 4  # of the rows; no bit may depend on the number of threads
+
 
 def gram_of(A: Array) -> Array:
-    """Return A'A, ``(d, d)``, on all threads of BLAS if that takes long."""
-    with threads_for_gram(*A.shape):
-        return np.asarray(A.T @ A)
+    """Return A'A, ``(d, d)``.
+
+    If that takes some milliseconds, threads of Python share the rows, each with one BLAS thread. They
+    sleep while they wait; threads of BLAS would spin. The parts are the same, and are added in the same
+    order, however many threads there are. If it takes long, all threads of BLAS share it, which needs
+    no matrix for each part.
+    """
+    n, d = A.shape
+    if n * d**2 < SHARED_PRODUCT or is_long(n, d):
+        with threads_for_gram(n, d):
+            return np.asarray(A.T @ A)
+    parts = [A[n * i // N_PARTS : n * (i + 1) // N_PARTS] for i in range(N_PARTS)]
+    total, *others = map_on_threads(lambda part: np.asarray(part.T @ part), parts)
+    for other in others:
+        total += other
+    return total
 
 
 def orth(Y: Array) -> Array:

@@ -15,15 +15,14 @@ products; otherwise, tiles are centered. To subtract the mean, a tile has one mo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from fedpca.arrays import Array
-from fedpca.linalg.blas_threads import n_threads, threads_for_entries
+from fedpca.linalg.blas_threads import map_on_threads
 from fedpca.linalg.scratch import Scratch
-from fedpca.rows.in_memory import WIDE_ROWS, Block
+from fedpca.rows.in_memory import Block
 
 TILE_COLUMNS = 128  # of up to 512 rows, which are 512 KiB in float64
 N_GROUPS = 16  # of panels, which threads share; no bit may depend on the number of threads
@@ -101,12 +100,7 @@ class Panels:
 
         A tile is too small for several threads of BLAS, which would not convert it anyway.
         """
-        threads = n_threads()
-        with threads_for_entries(WIDE_ROWS * TILE_COLUMNS):
-            if threads == 1:
-                return [work(group) for group in self._groups]
-            with ThreadPoolExecutor(threads) as pool:
-                return list(pool.map(work, self._groups))
+        return map_on_threads(work, self._groups)
 
 
 class Panel(NamedTuple):

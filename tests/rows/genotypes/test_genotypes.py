@@ -8,6 +8,7 @@ import pytest
 from cohorts import counted, simulated, write_fileset
 from fedpca import FederatedPCA, Site
 from fedpca.errors import InputError, SiteFailed
+from fedpca.linalg import blas_threads
 from fedpca.rows import in_memory, rare
 from fedpca.rows.check import examine, few_findings, findings_between
 from fedpca.rows.gaps import ERROR, MEAN, column_totals
@@ -87,7 +88,7 @@ def test_the_number_of_threads_changes_no_bit(bed, monkeypatch):
     rows = products.VariantProducts(open_rows(bed), *rng.random((2, D)))
     Z = rng.normal(size=(D, 3))
     one = rows.gram_times(Z)
-    monkeypatch.setattr(products, "n_threads", lambda: 3)
+    monkeypatch.setattr(blas_threads, "n_threads", lambda: 3)
     assert rows.gram_times(Z).tobytes() == one.tobytes()
 
 

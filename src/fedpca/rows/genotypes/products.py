@@ -11,13 +11,13 @@ a product.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
 
 from fedpca.arrays import Array
-from fedpca.linalg.blas_threads import n_threads, threads_for_entries
+from fedpca.linalg.blas_threads import map_on_threads
 from fedpca.linalg.scratch import Scratch
 from fedpca.rows.genotypes.genotype_rows import CODES, PER_BYTE, GenotypeRows, byte_range
 
@@ -140,9 +140,4 @@ class VariantProducts:
     def _each_group(self, work: Callable[[int, int], T]) -> list[T]:
         """Call a function with each range of columns, on as many threads as BLAS may use."""
         cuts = np.linspace(0, self._rows.n_features, N_GROUPS + 1).astype(int).tolist()
-        threads = n_threads()
-        with threads_for_entries(TILE_ENTRIES):
-            if threads == 1:
-                return list(map(work, cuts[:-1], cuts[1:]))
-            with ThreadPoolExecutor(threads) as pool:
-                return list(pool.map(work, cuts[:-1], cuts[1:]))
+        return map_on_threads(lambda columns: work(*columns), list(pairwise(cuts)))
