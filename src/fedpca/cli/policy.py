@@ -88,7 +88,7 @@ def policy(
     row_bound: Annotated[
         float | None,
         typer.Option(
-            help="Distance from the mean up to which rows count.", rich_help_panel=TRY_PANEL
+            help="Distance to which rows farther from the mean are moved.", rich_help_panel=TRY_PANEL
         ),
     ] = None,
     silent: Annotated[
