@@ -135,7 +135,7 @@ def fit(
     maf: Annotated[
         float | None,
         typer.Option(
-            help="Leave out variants whose rarer allele has a lower frequency than this over all sites.",
+            help="Leave out variants whose rarer allele is less frequent than this over all sites.",
             rich_help_panel=GENOTYPES_PANEL,
         ),
     ] = None,

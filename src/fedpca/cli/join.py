@@ -103,9 +103,9 @@ def join(
     HOST is the address of the coordinator's server. The rows stay on this machine. The command prints
     each question and what is sent in reply, and records both in the site's ledger.
 
-    Without --policy, the site takes part only in plain PCA over sums, and refuses questions whose
-    answers the coordinator would see site by site. `fedpca policy` writes a policy file in which you
-    can allow more.
+    Without --policy, the site takes part only in plain PCA over sums, and refuses questions that would
+    show the coordinator this site's own answers about its rows. `fedpca policy` writes a policy file in
+    which you can allow more.
 
     Rows in a database are read when a run begins. Use the environment variable FEDPCA_DATABASE for an
     address that contains a password.

@@ -78,8 +78,8 @@ Precision = Annotated[
     str | None,
     typer.Option(
         metavar="DTYPE",
-        help="Precision of A'A on the device: float64, the default; or float32 or tf32, which most GPUs "
-        "compute many times faster.",
+        help="Precision of A'A on the device: float64, the default, or float32 or tf32, which most "
+        "GPUs compute many times faster.",
     ),
 ]
 Keep = Annotated[
@@ -151,7 +151,9 @@ RowBound = Annotated[
 ]
 Around = Annotated[
     str | None,
-    typer.Option(help="Expected place of the rows: one number, or one for each feature; by default, 0."),
+    typer.Option(
+        help="Where rows are expected to lie: one number, or one for each feature; by default, 0."
+    ),
 ]
 Silent = Annotated[
     int | None,

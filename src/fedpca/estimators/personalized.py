@@ -365,8 +365,8 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
         Even sites without groups can be divided into groups. So the groups are compared with those of
         ``n_draws`` sets of points from one population with the same principal variances. If ``p_value``
-        is above 0.05, sites without groups would often look just as grouped. With fewer than about six
-        sites, you cannot tell.
+        is above 0.05, sites without groups would often look just as grouped. Fewer than about six sites
+        are too few to tell.
         """
         return site_similarity.cluster_evidence(
             self._sites_with_components(), n_clusters, n_draws, random_state
