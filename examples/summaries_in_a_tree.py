@@ -22,9 +22,9 @@ devices = [
 ]
 
 # %%
-# Each device reads its rows once and sends a summary. Each region merges its devices' summaries, and the
-# regions' summaries merge into a model. ``Summary.save`` and ``Summary.load`` write and read files, for
-# processes that cannot talk to each other.
+# Each device reads its rows once and sends a summary. Each region merges its devices' summaries, and
+# the regions' summaries merge into a model. ``Summary.save`` and ``Summary.load`` write and read files,
+# for processes that cannot talk to each other.
 
 regions = []
 for part in (devices[:4], devices[4:]):
