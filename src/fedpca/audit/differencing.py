@@ -6,7 +6,7 @@ Here x are the totals that the coordinator sees, with noise of variance s. Witho
 would be a if the person is there, and b if not. No guess from these totals is better (Neyman and
 Pearson). Two attackers make this guess:
 
-- "flag": one column is zero for everyone except one patient. The attacker looks only at its totals.
+- "flag": one column is zero for all but one patient. The attacker looks only at this column's totals.
 - "added": a patient was added between two fits. The attacker knows all other rows, and subtracts them.
 
 Without noise, both attackers are always right. With noise, no attacker's share of right guesses exceeds

@@ -93,7 +93,8 @@ def join(
     device: OnDevice = None,
     precision: Precision = None,
     timeout: Annotated[
-        float, typer.Option(help="Seconds after which work on a question stops.", min=0.001)
+        float,
+        typer.Option(help="Seconds after which the site stops working on a question.", min=0.001),
     ] = ANSWER_TIMEOUT_S,
     insecure: Insecure = False,
     quiet: Quiet = False,

@@ -134,8 +134,8 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
     n_samples_ : int
         The number of rows in the fit, not counting dropped rows or rows with weight zero.
     left_out_ : dict or None
-        If the rows are genotypes: the variants that the sites left out, and why. None for other rows,
-        and for a model from a file.
+        For genotypes, the variants that the sites left out, and the reason for each. None for other
+        rows, and for a model from a file.
     run_ : RunRecord
         Rounds, bytes, history, ledger, lost sites, and the reason the solver stopped.
 

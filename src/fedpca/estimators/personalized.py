@@ -131,8 +131,8 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         The shares of each site's variance that are "shared", "local", and "left" (neither). The dict is
         empty if a site's policy withholds these shares, or if the fit used secure sums.
     left_out_ : dict or None
-        If the rows are genotypes: the variants that the sites left out, and why. None for other rows,
-        and for a model from a file.
+        For genotypes, the variants that the sites left out, and the reason for each. None for other
+        rows, and for a model from a file.
     misalignment_ : float
         How much local components differ between sites: 1 minus the largest eigenvalue of the mean
         projection onto them. Near 0, the separation is meaningless, and the fit warns. Without local

@@ -116,8 +116,8 @@ class RobustPCA(
     n_left_out_ : int
         The number of rows that lie apart and were left out.
     left_out_ : dict or None
-        If the rows are genotypes: the variants that the sites left out, and why. None for other rows,
-        and for a model from a file.
+        For genotypes, the variants that the sites left out, and the reason for each. None for other
+        rows, and for a model from a file.
     sparse_share_ : dict
         The share of outliers among each site's entries, for features that vary. The dict is empty if a
         site's policy withholds this share, or if the fit used secure sums.

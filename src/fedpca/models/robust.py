@@ -29,7 +29,7 @@ DAMPING = 1e-3  # for a row in which no entry counts; each entry that counts red
 
 
 class Parts(NamedTuple):
-    """Rows split into two parts, each ``(n, d)``, apart from noise.
+    """The two parts that rows are split into, each ``(n, d)``; the noise is in neither part.
 
     Examples
     --------
