@@ -87,12 +87,12 @@ def column_totals(
 
 
 def are_counted(rows: Rows, missing: int) -> TypeGuard[GenotypeRows]:
-    """Return whether rows are genotypes and none is left out; such rows are multiplied by variant."""
+    """Return whether rows are genotypes, none left out, and so multiplied variant by variant."""
     return isinstance(rows, GenotypeRows) and missing != DROP
 
 
 def _totals_of_counts(counts: Array, names: Sequence[str], missing: int) -> Totals:
-    """Return the totals of genotypes, given how often each occurs in each column."""
+    """Return the totals of genotypes, given how often each value occurs in each column."""
     n = int(counts[0].sum())
     absent = counts[:, 3]
     if missing == ERROR and absent.any():
@@ -107,7 +107,7 @@ def _totals_of_counts(counts: Array, names: Sequence[str], missing: int) -> Tota
 def on_device(rows: Rows, missing: int) -> OnDevice | None:
     """Return rows that can be multiplied on a device, or None.
 
-    Rows with weights, and those with gaps that are filled or left out, are read in blocks.
+    Rows with weights are read in blocks instead. So are rows with gaps, unless gaps are refused.
     """
     if isinstance(rows, DeviceRows | MovedRows) and (missing == ERROR or not rows.has_gaps):
         return rows
@@ -138,7 +138,7 @@ def counting_blocks(
 def has_gaps(block: Block) -> bool:
     """Return whether a value in a block is missing."""
     values = block.data if is_sparse(block) else block
-    # the least value is NaN if any is, and looking for it takes no memory
+    # the minimum is NaN if any value is, and computing it takes no memory
     return values.dtype.kind == "f" and bool(np.isnan(np.min(values, initial=0.0)))
 
 

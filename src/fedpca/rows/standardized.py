@@ -62,7 +62,7 @@ def column_sums(rows: Rows) -> tuple[int, Array]:
 def refuse_tiny(mean: Array, energy: float = 1.0) -> None:
     """Refuse rows whose squares underflow, given their mean and, if known, their sum of squares.
 
-    Their variance would be zero, and every component as good as any other.
+    Their variance would be zero, and every component would be as good as any other.
     """
     largest = float(np.abs(mean).max(initial=0.0))
     if 0 < largest < TINY_VALUE or 0 < energy < TINY_SQUARES:
@@ -105,8 +105,8 @@ def is_read_once(rows: Rows, missing: int, max_cache_bytes: int) -> bool:
     """Return whether rows are costly to read and have so few features that products use A'A.
 
     Parquet and CSV files are decoded at each reading. Arrays on disk are not, so their products keep
-    the same bits as in memory. The mean over all sites, which may have to fill gaps, is not known in
-    the first reading. Rows on a device are multiplied there.
+    the same bits as in memory. Gaps cannot be filled in the first reading, since the mean over all
+    sites is not known yet. Rows on a device are multiplied there.
     """
     if on_device(rows, missing) is not None:
         return False

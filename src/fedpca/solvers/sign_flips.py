@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     from fedpca.site.site import Site
 
 MAX_ROUNDS = 20  # of block Lanczos on flipped rows; fewer suffice for their largest eigenvalues
-LEAST_ROWS = 60  # two of 10^7 sums of flips differ in the sign of one row with probability 0.5 %
-AHEAD = 10  # eigenvalues that are compared after those that are certain
+LEAST_ROWS = 60  # among 10^7 sums of flips, two differ in only one row's sign with 0.5 %
+AHEAD = 10  # eigenvalues to compare after the certain ones
 MARGIN = 1.1  # least ratio of a component to noise, since the largest of a few flips varies
 SETTLED = (
     3e-3  # the eigenvalues are known well enough once a round changes them by no more than this
@@ -127,7 +127,7 @@ class SignFlips:
         return self.unrelated[k]
 
     def _floor_after(self, k: int, spectrum: Spectrum, p: int) -> Array | None:
-        """Return the floor for p eigenvalues after the first k, or None if sites would not tell it."""
+        """Return the floor for p eigenvalues after the first k, or None if sites refuse to answer."""
         n, d = spectrum.n, spectrum.d
         if 2 * k > d:
             return None

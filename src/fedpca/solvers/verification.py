@@ -279,7 +279,7 @@ def _residual(claim: Claim, present: Present, tol: float, names: Sequence[str]) 
 
 
 def _following(claim: Claim, present: Present, last: float, least: float, tol: float) -> Statistic:
-    """Return by how much a variance outside the components certainly exceeds that of the last one."""
+    """Return by how much a variance outside the components certainly exceeds the last component's."""
     beyond = max(0.0, least / last - 1) if last > 0 else float(least > 0)
     allowed = tol + claim.slack * scaled(present.energy, last)
     name, unit = "variance outside the components", "of the last component's"

@@ -37,7 +37,7 @@ class Conditions:
     """Who takes part in a fit, under which protection, and how fast."""
 
     parties: Sequence[Party]
-    sizes: Sizes  # of which ``here`` is of no account
+    sizes: Sizes  # ``here`` is not used
     secure: bool
     privacy: Privacy | None
     policy: Policy | None

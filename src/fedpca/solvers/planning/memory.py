@@ -1,8 +1,8 @@
 """Estimate the memory that a site and the coordinator need for the questions of a fit.
 
 Each kind of question has a formula for the arrays that are alive at once; the largest one counts.
-`python benchmarks/plans.py memory` holds the estimates against the resident memory of real fits. Rows
-that a site has in memory anyway are not in them, and neither is the program.
+`python benchmarks/plans.py memory` compares the estimates with the resident memory of real fits. The
+estimates do not include the program, or rows that a site has in memory anyway.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from fedpca.solvers.costs import LANCZOS_ROUNDS
 from fedpca.solvers.planning.demand import CLIMBS, FACTOR, FLOAT, SCATTERS, Demand
 
 LEAST = 100_000  # bytes of the ledger, headers, and other Python objects
-ROBUST_ENTRIES = 1 << 17  # of a block, as `fedpca.solvers.robust.blocks` has it
-ROBUST_ROWS = 64  # of a block at least
+ROBUST_ENTRIES = 1 << 17  # of a block, as in `fedpca.solvers.robust.blocks`
+ROBUST_ROWS = 64  # at least, in a block
 # arrays that are alive at once, each of the size named
 SITE_GRAMS = 2.5  # d x d
 SITE_FACTORS = 4  # blocks of rows, while their triangular factor is found
