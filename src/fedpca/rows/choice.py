@@ -1,4 +1,4 @@
-"""Choose which columns of a table are features, which identify its rows, and what to read of cells."""
+"""Choose which columns of a table are features, which identify its rows, and what to read from cells."""
 
 from __future__ import annotations
 

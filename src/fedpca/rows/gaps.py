@@ -87,7 +87,7 @@ def column_totals(
 
 
 def are_counted(rows: Rows, missing: int) -> TypeGuard[GenotypeRows]:
-    """Return whether rows are genotypes, none left out, and so multiplied variant by variant."""
+    """Return whether rows can be multiplied variant by variant: genotypes of which none is left out."""
     return isinstance(rows, GenotypeRows) and missing != DROP
 
 

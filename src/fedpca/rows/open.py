@@ -109,7 +109,7 @@ def open_path(
 
 
 def joined(sources: Sequence[tuple[str, Rows]]) -> Rows:
-    """Return the rows of several files; refuse genotypes, whose alleles only sites agree on."""
+    """Return the rows of several files; refuse filesets, since alleles may differ between them."""
     if len(sources) == 1:
         return sources[0][1]
     filesets = [name for name, rows in sources if isinstance(rows, GenotypeRows)]

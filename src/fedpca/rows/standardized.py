@@ -40,7 +40,7 @@ from fedpca.rows.panels import Panels
 MAX_CACHE_BYTES = 256 << 20  # memory that a site may use to cache A'A
 TINY_VALUE, TINY_SQUARES = 1e-145, 1e-290  # squares of smaller values lose digits
 MIN_ENERGY = 1e-140  # above this, the square of a sum of squares does not underflow
-MAX_ENERGY = 1e150  # below this, it does not overflow
+MAX_ENERGY = 1e150  # below this, the square of a sum of squares does not overflow
 FEW_FEATURES = 512  # with at most this many, products always use A'A, whatever it costs
 READ_ONCE_COST = (
     100.0  # if reading an entry costs this many multiplications or more, files are read only once

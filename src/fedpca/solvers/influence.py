@@ -53,11 +53,11 @@ def angles_without(parts: Sequence[SitePart], V: Array) -> list[float]:
 def without_each(
     parts: Sequence[SitePart], V: Array, *, is_centered: bool = True
 ) -> Iterator[tuple[float, Array]]:
-    """Yield, for each site left out, the sine of the angle and the leading directions, ``(d, k)``.
+    """Yield, for each site left out, the sine of an angle and the leading directions, ``(d, k)``.
 
     The angle is the largest one by which V moves. If rows are not centered, leaving out a site moves no
-    mean. Without the only site that has rows,
-    nothing is left; the sine is then 1, and the directions are V.
+    mean. Without the only site that has rows, nothing is left; the sine is then 1, and the directions
+    are V.
     """
     n, d, k = sum(part.n for part in parts), len(V), V.shape[1]
     rows = [np.vstack([part.rows, np.sqrt(part.n) * part.away]) for part in parts]

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from fedpca.site.site import Site
 
 MAX_ROUNDS = 20  # of block Lanczos on flipped rows; fewer suffice for their largest eigenvalues
-LEAST_ROWS = 60  # among 10^7 sums of flips, two differ in only one row's sign with 0.5 %
+LEAST_ROWS = 60  # in 10^7 sums of flips, two differ by one row's sign with probability 0.5 %
 AHEAD = 10  # eigenvalues to compare after the certain ones
 MARGIN = 1.1  # least ratio of a component to noise, since the largest of a few flips varies
 SETTLED = (

@@ -12,9 +12,9 @@ W_i is the site's covariance, and W and a_rest belong to all other sites togethe
 in coordinates where each direction is divided by the root of the sum of its variance at the other sites
 and the mean variance of all directions. Thus, a direction with little variance counts too. The ratios
 are about 1 if a site differs from the others only by chance and rows are normally distributed; with
-fewer rows than features, all of them are larger. How much they vary by chance follows from ``h = tr^2 W
-/ tr W^2``, the number of directions that matter. The direction in which a site is odd is that of ``a_i
-- a_rest``, or the one along which W_i and W differ most.
+fewer rows than features, all of them are larger. How much they vary by chance follows from
+``h = tr^2 W / tr W^2``, the number of directions that matter. A site's mean is odd in the direction of
+``a_i - a_rest``, and its spread in the direction along which W_i and W differ most.
 
 Without site i, C loses S_i and what the site's mean adds (`fedpca.solvers.influence`). The leading
 eigenvectors of what is left show how much the components depend on the site. This takes no other round.
@@ -264,7 +264,7 @@ class _Apart(NamedTuple):
     spreads: float
     toward: Array  # (d,), from the others' mean to the site's
     along: Array  # (p,), where the covariances differ most
-    change: float  # of the variance there
+    change: float  # of the variance along that direction
     n_directions: float  # that matter for the others
 
 

@@ -57,7 +57,7 @@ class NpyRows:
         return self.views(rows_per_block(self.n_features))
 
     def views(self, step: int) -> Iterator[Block]:
-        """Yield blocks of ``step`` rows, or of fewer if so many must not be mapped at once."""
+        """Yield blocks of ``step`` rows, or of as many as may be mapped at once if that is fewer."""
         row_bytes = max(1, self.n_features * self._dtype.itemsize)
         step = min(step, max(rows_per_block(self.n_features), MAX_MAPPED_BYTES // row_bytes))
         for start in range(0, self.n_rows, step):

@@ -64,7 +64,7 @@ REHEARSED = ("n_shared", "start", "n_init", "weights", "gather", "tol", "max_rou
 
 @dataclass(frozen=True)
 class PersonalizedFit:
-    """A `PersonalizedPCA` fit to find the course of; ``parameters`` are those of the estimator."""
+    """A `PersonalizedPCA` fit whose course is to be found; ``parameters`` are the estimator's."""
 
     parties: Sequence[Party]
     sizes: Sizes

@@ -204,7 +204,7 @@ CHOICES: Mapping[str, Callable[[PlannedFit, Iterable[Any] | None], Choice]] = {
 def _solvers(
     given: Iterable[Any] | None, find: Callable[[Any], Any], all_: Mapping[str, Any], own: Any
 ) -> list[Any]:
-    """Return the solvers to plan for: by default, all of them, with ``own`` for that of its name."""
+    """Return the solvers to plan for: by default all, with ``own`` replacing the one of its name."""
     if given is None:
         known = dict(all_) if own is None else {**all_, own.name: own}
         return list(known.values())

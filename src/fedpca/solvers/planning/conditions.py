@@ -1,4 +1,4 @@
-"""Tell what the course of a fit would cost and reveal under some conditions.
+"""Tell what the course of a fit would cost and reveal under given conditions.
 
 The conditions are the sites, what protects them, and how fast machines and networks are. Time follows
 from a simple model::

@@ -15,7 +15,7 @@ from fedpca.solvers.costs import LANCZOS_ROUNDS, Asked, Sizes
 from fedpca.solvers.planning.traffic import Crossed
 
 FLOAT = 8  # bytes
-PASS_COST = 4.0  # of rows in memory, as in `fedpca.rows.in_memory`
+PASS_COST = 4.0  # of a pass over rows in memory, as in `fedpca.rows.in_memory`
 LOCAL_PRODUCTS = {"local_power_steps": 5, "consensus_step": 7}  # roughly, per site and round
 SCATTERS = ("covariance_triangle", "noisy_scatter")
 FACTOR = "triangular_factor"

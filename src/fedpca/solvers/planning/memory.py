@@ -55,7 +55,7 @@ def site_memory(demand: Demand) -> int:
 
 
 def _to_climb(demand: Demand, block: float) -> float:
-    """Return the bytes of a site that looks for its own directions in each round."""
+    """Return the bytes that a site needs to find its own directions in each round."""
     n, d = demand.sizes.here, demand.sizes.d
     if d <= MAX_DENSE_SIDE:
         return 4 * FLOAT * d**2

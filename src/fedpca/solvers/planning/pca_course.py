@@ -27,7 +27,7 @@ from fedpca.solvers.private.program import private_asked
 
 @dataclass(frozen=True)
 class PcaFit:
-    """A `FederatedPCA` fit to find the course of."""
+    """A `FederatedPCA` fit whose course is to be found."""
 
     parties: Sequence[Party]
     sizes: Sizes

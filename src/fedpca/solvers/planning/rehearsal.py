@@ -31,10 +31,13 @@ from fedpca.solvers.exact.lanczos import Lanczos
 from fedpca.solvers.pca import principal_components
 from fedpca.solvers.planning.made_up import evenly_thinned, like_rows
 
-# features of the made-up rows: Lanczos depends on all variances near the leading ones, but is fast
+# features of the made-up rows; Lanczos takes many, since it depends on all variances near the
+# leading ones and needs few rounds
 MAX_SIDE, MAX_SIDE_OF_LANCZOS = 240, 4000
 MAX_ENTRIES = 1 << 17  # of a block of the made-up rows
-LEAST_BLOCKS = 20  # of k columns must fit into the variances kept, or Lanczos would end too early
+LEAST_BLOCKS = (
+    20  # so many blocks of k columns must fit the variances kept, or Lanczos ends too early
+)
 MAX_WORK = (
     1 << 18
 )  # of side times squared columns; each round of other solvers takes many times that

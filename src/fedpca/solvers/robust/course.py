@@ -50,7 +50,7 @@ STEPS = (hard_round, soft_round, gradient_round, residual_product)
 
 @dataclass(frozen=True)
 class RobustFit:
-    """A `RobustPCA` fit to find the course of; ``parameters`` are those of the estimator."""
+    """A `RobustPCA` fit whose course is to be found; ``parameters`` are the estimator's."""
 
     parties: Sequence[Party]
     sizes: Sizes

@@ -13,7 +13,7 @@ number found then has up to four values of each site on the wrong side. A site w
 values protects them only if its policy says so.
 
 For one number per site, such as the size of its residuals, one round is enough. From a millionth of a
-reference to 16 times the reference, each bin is wider than the one before by the sixteenth root of 2,
+reference to 16 times the reference, each bin is wider than the one before by a factor of 2^(1/16),
 which gives a median to within 2 %. Below that range, the factor is 2. One such answer takes 3 kB.
 """
 
@@ -53,7 +53,7 @@ def count_in_bins(
     undivided: Array | None = None,
     scratch: Scratch | None = None,
 ) -> tuple[Arrays, Array]:
-    """Count values, ``(n, m)``, below the bin of a guess, in each part of it, and above it.
+    """Count values, ``(n, m)``, below the bin of a guess, in each part of that bin, and above it.
 
     Also count the values less than the guess and the values equal to it, and return how many are in the
     guess's bin of each histogram so far, ``(levels, m)``. ``kind`` selects what is counted: values,
