@@ -1,4 +1,4 @@
-"""Choose which columns of a table are features, which identify its rows, and what to read from cells."""
+"""Choose which columns are features, which identify the rows, and what to read from cells."""
 
 from __future__ import annotations
 

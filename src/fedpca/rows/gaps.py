@@ -78,7 +78,7 @@ def column_totals(
                 n_absent += np.ones(block.shape[0]) @ gaps
                 absent += each @ gaps
                 block = filled(block, np.zeros(d))
-            # a product with ones sums in float64 and at the speed of BLAS
+            # multiplying by ones sums in float64, at the speed of BLAS
             sums += Panels(np.zeros(d)).sums(block, each) if is_wide(block) else each @ block
     if not np.isfinite(sums).all():
         way_out = WAY_OUT if missing == ERROR else FILL_OR_DROP

@@ -1,4 +1,4 @@
-"""Read the site labels of a table's rows, which may be one of its columns."""
+"""Read the site labels of a table's rows, which may be in one of its columns."""
 
 from __future__ import annotations
 

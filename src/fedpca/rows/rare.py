@@ -18,7 +18,7 @@ from fedpca.arrays import Array
 from fedpca.rows.gaps import DROP, MEAN, are_counted, gaps_of, has_gaps, rows_with_gaps
 from fedpca.rows.in_memory import Block, Rows, is_sparse, weighted_blocks
 
-MAX_PAIRS = 3e7  # of gaps in the same row, which are compared; they take up to 400 MB
+MAX_PAIRS = 3e7  # pairs of gaps in the same row to compare; they take up to 400 MB
 
 
 class Few(NamedTuple):

@@ -53,7 +53,7 @@ def column_sums(rows: Rows) -> tuple[int, Array]:
     total = np.zeros(rows.n_features)
     with np.errstate(over="ignore", invalid="ignore"):  # the caller checks that the sums are finite
         for block in rows.blocks():
-            # a product with ones sums in float64 and at the speed of BLAS
+            # multiplying by ones sums in float64, at the speed of BLAS
             total += np.ones(block.shape[0]) @ block
             count += block.shape[0]
     return count, total

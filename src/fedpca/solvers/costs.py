@@ -130,7 +130,7 @@ def triangle_is_cheaper(n: int, d: int, k: int) -> bool:
 
 
 def _stand_ins(declared: Mapping[str, Declared], lengths: Mapping[str, int]) -> dict[str, Array]:
-    """Return arrays of the declared dtypes and shapes that share a single number."""
+    """Return arrays of the declared dtypes and shapes, each of which stores only one number."""
     return {
         name: np.broadcast_to(np.zeros((), dtype), [_length(each, lengths) for each in names])
         for name, (dtype, names) in declared.items()

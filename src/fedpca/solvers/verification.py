@@ -211,7 +211,7 @@ def verify_components(
     V, scale = _in_order_of_sites(claim, order)
     moments = ask_moments(fed, common, center=True, scale=False, missing=claim.missing)
     factors = np.ones_like(scale)
-    if claim.scale is True:  # a binomial one follows from the mean
+    if claim.scale is True:  # a binomial scale follows from the mean
         about_mean = fed.sum(squares, mean=moments.mean)["squares"]
         now = deviations(about_mean / moments.weight, moments.mean, moments.n)
         factors = scale / now

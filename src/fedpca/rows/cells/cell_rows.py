@@ -314,7 +314,7 @@ def _chosen_genes(cells: Cells, choice: ColumnChoice) -> tuple[str, ...]:
 
 
 def _positions(features: Sequence[str], genes: Sequence[str]) -> Array | None:
-    """Return the column of each feature, or None if all genes are features in their order."""
+    """Return the column of each feature, or None if all genes are features in this order."""
     if tuple(features) == tuple(genes):
         return None
     position = {gene: i for i, gene in enumerate(genes)}

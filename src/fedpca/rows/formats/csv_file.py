@@ -158,7 +158,7 @@ def not_utf8(where: str) -> InputError:
 
 
 def _header_line(path: Path) -> bytes:
-    """Return the first line that is not empty, without the mark that some programs write first."""
+    """Return the first line that is not empty, without the byte order mark of some programs."""
     for number, line in lines_of(path):
         header = line.removeprefix(b"\xef\xbb\xbf")
         if header:

@@ -60,7 +60,7 @@ def split_name(name: str) -> tuple[str, str, str, str, str]:
 
 
 def misnamed_variant(names: Iterable[str]) -> bool:
-    """Return whether one of the names is not that of a variant as `variant_name` writes it."""
+    """Return whether any name is not a variant's name as `variant_name` writes it."""
     for name in names:
         if len(name) > MAX_NAME or not name.isprintable() or not _NAME.fullmatch(name):
             return True

@@ -149,9 +149,7 @@ def iterate(
         elif k is not None and is_known and norm(residuals[:k]) <= problem.tol * energy:
             if following is None or following.certifies(theta, residuals, k, problem):
                 following = following_direction(fed, V, float(theta[k - 1]))  # outside this V
-            if (
-                following.value > theta[k - 1] + ROUNDING * theta[0]
-            ):  # the block has missed a direction
+            if following.value > theta[k - 1] + ROUNDING * theta[0]:  # a direction was missed
                 Y = np.hstack([V[:, :-1] * theta[:-1], following.vector * following.value])
                 following = None
             elif following.certifies(theta, residuals, k, problem):

@@ -35,9 +35,7 @@ from fedpca.solvers.planning.made_up import evenly_thinned, like_rows
 # leading ones and needs few rounds
 MAX_SIDE, MAX_SIDE_OF_LANCZOS = 240, 4000
 MAX_ENTRIES = 1 << 17  # of a block of the made-up rows
-LEAST_BLOCKS = (
-    20  # so many blocks of k columns must fit the variances kept, or Lanczos ends too early
-)
+LEAST_BLOCKS = 20  # of k columns; with room for fewer, Lanczos would end too early
 MAX_WORK = (
     1 << 18
 )  # of side times squared columns; each round of other solvers takes many times that

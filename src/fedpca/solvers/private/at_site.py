@@ -176,5 +176,5 @@ def _refuse_weights(site: Site) -> None:
 
 
 def _noise(variance: int, size: int) -> Array:
-    """Return whole random numbers of this variance, or zeros if the plan asks for no noise."""
+    """Return random whole numbers with this variance, or zeros if the plan asks for no noise."""
     return discrete_gaussian(variance, size) if variance else np.zeros(size, np.int64)

@@ -101,7 +101,7 @@ def _far(counts: Array, width: float) -> tuple[float, float, float, float]:
 
 
 def _gap(away: Array, counts: Array, squares: Array, deviation: float) -> float:
-    """Return a distance within the gap that rows apart leave, or infinity if none lie apart."""
+    """Return a distance within the gap before rows that lie apart, or infinity if none do."""
     beyond = np.sort(away[(counts > 0) & (away > NEAR * deviation)])
     starts = np.append(NEAR * deviation, beyond[:-1]) if beyond.size else beyond
     is_wide = beyond - starts >= np.maximum(MIN_GAP * deviation, MIN_GAP_SHARE * beyond)
