@@ -4,7 +4,7 @@
     "mean"    a gap is filled with the mean of its column over all sites
     "drop"    rows with a gap are left out
 
-The mean of a column is that of the values present. After centering, a filled gap is exactly zero.
+The mean of a column is the mean of the values present. After centering, a filled gap is exactly zero.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Products with so few rows read Z and write Y again for each block, and BLAS spen
 rows in memory are taken many at a time, without a copy, and multiplied panel by panel. A tile, which is
 the part of such rows in one panel, is converted to float64 in memory that the next tile reuses. Rows of
 any dtype need no other float64 copy. If columns are near the origin, their mean is subtracted from the
-products; otherwise, tiles are centered. To subtract the mean, a tile has one more row, which holds it:
+products; otherwise, tiles are centered. To subtract the mean, a tile has an extra row that holds it:
 
     [X_p; -m_p'] Z_p = [X_p Z_p; -m_p' Z_p],   [X_p; -m_p']' [S; 1'S] = X_p' S - m_p 1'S
 """

@@ -1,7 +1,7 @@
 """Find columns in which only a few rows differ from the most frequent value.
 
-A sum over such a column is a sum over these few rows. If fewer than m of n >= 2m rows differ from the
-most frequent value, then more than m of the first 2m rows have it, so it is their upper median. The
+A sum over such a column reveals a sum over these few rows. If fewer than m of n >= 2m rows differ from
+the most frequent value, then more than m of the first 2m rows have it, so it is their upper median. The
 other rows are compared with that value, until every column has m rows that differ. With measurements,
 the first 2m rows are enough.
 """

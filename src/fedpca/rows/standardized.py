@@ -75,7 +75,8 @@ def refuse_tiny(mean: Array, energy: float = 1.0) -> None:
 def deviations(variance: Array, mean: Array, n: float) -> Array:
     """Return the standard deviations, with 1 for columns that are constant up to rounding.
 
-    The bound is the variance that rounding alone can cause, as in scikit-learn's StandardScaler.
+    A column is constant if rounding by itself can cause its variance, as in scikit-learn's
+    StandardScaler.
     """
     eps = np.finfo(np.float64).eps
     constant = variance <= n * eps * variance + (n * mean * eps) ** 2
@@ -417,9 +418,9 @@ class StandardizedRows:
 
         Passes over the rows use each row's scores along directions that the coordinator chooses. If the
         terms of a score nearly cancel, rounding selects rows, and the product reveals them. A'A is a
-        sum over rows before any direction is known. It costs little if there are few features, so it is
-        used then, unless no products are expected. A site whose coordinator may lie always uses it if
-        it fits in ``max_cache_bytes``.
+        sum over rows before any direction is known. With few features, A'A costs little, so it is used
+        unless no products are expected. A site whose coordinator may lie always uses A'A if it fits in
+        ``max_cache_bytes``.
         """
         if not self._gram_fits():
             return False

@@ -12,9 +12,9 @@ Random signs keep the size of every entry and destroy what columns have in commo
 eigenvalue of the flipped E_k shows how large noise becomes once k components are removed. Every
 eigenvalue of A'A above it is a component. These are removed next, until no more is found. Removing few
 at a time is safe: what is left of the components makes the flipped eigenvalues larger, never smaller.
-Removing directions of noise would not be. At the end, the i-th eigenvalue after the k components is
-compared with the i-th of the flipped E_k: a few extreme entries may raise the first flipped eigenvalue
-above what is left to find.
+Removing directions of noise would not be safe. At the end, the i-th eigenvalue after the k components
+is compared with the i-th of the flipped E_k: a few extreme entries may raise the first flipped
+eigenvalue above what is left to find.
 
 Every product is a sum over sites, and all flips share their rounds. The signs are a secret of the site
 (`Site.secret`): whoever knew them could solve for single rows.

@@ -1,7 +1,7 @@
 """Compare the sites: where each one lies, how its rows spread, and how it moves the components.
 
 Each site i sends a summary of its rows about its own mean: n_i, ``a_i = m_i - m``, and the leading
-directions of its scatter S_i, all in the frame of the model. So the coordinator learns what it learns
+directions of its scatter S_i, all in the frame of the model. So the coordinator learns the same as
 from the solver "merge", and a site that allows that solver by name admits this program.
 
     variance between sites   n_i |a_i|^2 / tr C,       within   tr S_i / tr C
@@ -17,7 +17,8 @@ fewer rows than features, all of them are larger. How much they vary by chance f
 ``a_i - a_rest``, and its spread in the direction along which W_i and W differ most.
 
 Without site i, C loses S_i and what the site's mean adds (`fedpca.solvers.influence`). The leading
-eigenvectors of what is left show how much the components depend on the site. This takes no other round.
+eigenvectors of what is left show how much the components depend on the site. This takes no further
+round.
 """
 
 from __future__ import annotations

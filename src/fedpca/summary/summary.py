@@ -374,8 +374,8 @@ class Summary:
         return read_summary(path)
 
 
-FAN_IN = 32  # summaries to merge at once if there are many
-MAX_STACKED = 2000  # directions to merge at once
+FAN_IN = 32  # summaries to merge in one step if they have many directions
+MAX_STACKED = 2000  # directions to merge in one step
 
 
 def merge_in_tree(summaries: Sequence[Summary], fan_in: int | None = None) -> Summary:

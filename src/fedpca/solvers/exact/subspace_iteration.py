@@ -3,7 +3,7 @@
     Z <- orth(sum_i A_i'(A_i Z))
 
 This method sends the same messages as block Lanczos but does not keep earlier blocks. So it takes many
-times as many rounds.
+more rounds.
 
 Source: SSI in Wang, Liu and Zhang, "Seeking consensus on subspaces in federated principal component
 analysis"; Rutishauser, "Simultaneous iteration method for symmetric matrices" (1970).

@@ -16,7 +16,7 @@ from fedpca.solvers.planning.demand import CLIMBS, FACTOR, FLOAT, SCATTERS, Dema
 LEAST = 100_000  # bytes of the ledger, headers, and other Python objects
 ROBUST_ENTRIES = 1 << 17  # of a block, as in `fedpca.solvers.robust.blocks`
 ROBUST_ROWS = 64  # at least, in a block
-# arrays that are alive at once, each of the size named
+# how many arrays of the size named are alive at the same time
 SITE_GRAMS = 2.5  # d x d
 SITE_FACTORS = 4  # blocks of rows, while their triangular factor is found
 SITE_CELLS = 11  # small blocks, while outliers are separated

@@ -111,7 +111,8 @@ def plan(
         ones, and then along all others, in this order.
     latency, bandwidth, flops, read_rate : float, optional
         The speeds of the network and the machines, as in `Speed`. By default, `latency` is 0.05 s,
-        ``bandwidth`` is 12.5 MB/s, and the others are measured on this machine, in memory.
+        ``bandwidth`` is 12.5 MB/s, and the other speeds are measured on this machine, with rows in
+        memory.
 
     Examples
     --------

@@ -166,7 +166,7 @@ def _rows_about(site: Site, mean: Array) -> Iterator[Array]:
 
 
 def _refuse_weights(site: Site) -> None:
-    """Refuse rows with weights, since a single row could count as many.
+    """Refuse rows with weights, since a single row could count as many rows.
 
     Only the coordinator refuses too many rows, because it sees their number with noise. A refusal here
     would reveal the exact number. Until then, sums that do not fit only wrap around.

@@ -4,7 +4,7 @@
 
 The components U, d x r, are common to all sites. The scores V_i, n_i x r, and the sparse part S_i stay
 at the site. For a given U, each method finds V_i and S_i in a few passes that start from the previous
-round's V_i. It uses hard thresholds, soft thresholds, or the gradient steps of the published method.
+round's V_i. The passes use hard thresholds, soft thresholds, or the published gradient steps.
 Missing entries, and outliers under a hard threshold, do not count: ``V_i U'`` replaces them
 (`fedpca.models.robust`). The question of a round is in the file of its method.
 

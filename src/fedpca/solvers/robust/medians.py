@@ -8,9 +8,9 @@ rounds find it to the last bit. The later rounds are needed if an offset puts to
 bin or if many values are equal. Missing values (NaN) are not counted.
 
 No histogram may close in on the value of one row. So a site with twenty values or more divides a bin
-only if it holds at least five of them. If a bin holds fewer, the site spreads them evenly over it. The
-number found then has up to four values of each site on the wrong side. A site with fewer than twenty
-values protects them only if its policy says so.
+only if the bin holds at least five of them. If it holds fewer, the site spreads them evenly over the
+bin. The median found may then have up to four values of each site on the wrong side. A site with fewer
+than twenty values protects them only if its policy says so.
 
 For one number per site, such as the size of its residuals, one round is enough. From a millionth of a
 reference to 16 times the reference, each bin is wider than the one before by a factor of 2^(1/16),
