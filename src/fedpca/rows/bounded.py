@@ -2,11 +2,11 @@
 
     q(x) = round((x - c) min(1, r / |x - c|) 2^b / r),   |q(x)| <= 2^b
 
-A row is centered at c, moved to the ball of radius r if it is outside, and rounded to whole numbers. It
-is moved slightly farther inward than to r, so that rounding cannot take it out of the ball. A row's
+A row is centered at c, moved to the ball of radius r if it is outside, and rounded to whole numbers.
+A row that is moved ends slightly inside the ball, so that rounding cannot take it out. A row's
 place on the grid depends on nothing but the row. Sums of whole numbers and of their products are exact,
-in any order, as long as they stay below 2^53. So one row more changes a sum by exactly what the row
-contributes, and never by the rounding of the other rows.
+in any order, as long as they stay below 2^53. So adding a row changes a sum only by what the row
+contributes, never by the rounding of the other rows.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from fedpca.arrays import Array
 from fedpca.errors import InputError
 from fedpca.rows.in_memory import Rows, is_sparse, rows_per_block
 
-GRID_BITS = 18  # of the radius
-RADIUS = 1 << GRID_BITS  # of the ball, in steps of the grid
-MAX_EXACT_ROWS = 1 << (53 - 2 * GRID_BITS)  # whose products add up exactly in float64
-MAX_ROWS = 1 << 25  # at all sites, whose products and noise add up in int64
+GRID_BITS = 18  # the radius is 2^18 steps of the grid
+RADIUS = 1 << GRID_BITS  # radius of the ball, in steps of the grid
+MAX_EXACT_ROWS = 1 << (53 - 2 * GRID_BITS)  # products of so many rows add up exactly in float64
+MAX_ROWS = 1 << 25  # at all sites; sums of their products and noise fit in int64
 
 NOT_FINITE = (
     "some values are missing or infinite, and a private run does not tell how many; drop these rows, "
@@ -35,7 +35,7 @@ def bounded_blocks(
 ) -> Iterator[Array]:
     """Yield rows on the grid, as float64 blocks ``(m, d)`` of whole numbers, at most 2^17 rows each.
 
-    ``order`` holds the column of each entry of the center; None if the order is the same.
+    ``order`` holds the column of the rows for each entry of the center, or is None if both agree.
     """
     step = min(rows_per_block(rows.n_features), MAX_EXACT_ROWS)
     for block in rows.blocks():
@@ -61,6 +61,6 @@ def on_grid(rows: Array, center: Array, radius: float) -> Array:
     # numpy adds up each row by itself, in an order that no other row affects
     lengths = np.sqrt((offsets * offsets).sum(axis=1, keepdims=True))
     limit = 1.0 - (np.sqrt(rows.shape[1]) / 2 + 1) / RADIUS  # leaves enough room for rounding
-    with np.errstate(over="ignore", divide="ignore"):  # an infinite factor is not the smaller one
+    with np.errstate(over="ignore", divide="ignore"):  # min(1, infinity) is 1
         offsets *= RADIUS * np.minimum(largest / radius, limit / lengths)
     return np.asarray(np.rint(offsets, out=offsets))

@@ -2,9 +2,9 @@
 
 Rows are centered before they are multiplied, so an offset of 1e8 costs no digits. A sparse block stays
 sparse. Its columns without zeros are shifted value by value. All other columns have a variance of at
-least ``m^2 / n``, so their mean can be subtracted from the products instead. The mean is also
-subtracted from the products if a dense block is near enough to the origin to lose at most eight bits,
-which saves a copy.
+least ``m^2 / n``, so their mean can be subtracted from the products instead. If a dense
+block is so near the origin that at most eight bits are lost, its mean is also subtracted from the
+products, which saves a copy.
 
 The scatter of a group of rows is the sum of ``(x - m)(x - m)'`` about its mean m. The combined scatter
 of two groups is
@@ -32,8 +32,8 @@ from fedpca.rows.in_memory import FILL_OR_DROP, Block, Rows, is_sparse, refuse_n
 from fedpca.rows.sparse_gram import sparse_gram
 
 MAX_CANCELLATION = 256.0  # maximum ratio of raw to central second moments; loses eight bits
-CLOSE_MEAN = 1e-9  # a mean off by this share of an entry adds 1e-18 to its square
-FEW_ROWS = 64  # for a glance at a block
+CLOSE_MEAN = 1e-9  # an error of this share of an entry adds 1e-18 of the entry's square
+FEW_ROWS = 64  # rows to look at before a whole block
 MAX_SAFE_VALUE = 1e145  # any number of smaller values has a finite sum of squares
 
 
@@ -178,7 +178,7 @@ class Mean(NamedTuple):
         return cls(0.0, np.zeros(d), np.zeros(d))
 
     def join(self, other: Mean) -> tuple[Mean, Array]:
-        """Return the mean of two groups of rows and the row, ``(1, d)``, that their distance adds.
+        """Return the mean of two groups of rows, and the row, ``(1, d)``, that joining them adds.
 
         No row, ``(0, d)``, is added if the means are equal or if one group is empty.
         """
@@ -254,7 +254,7 @@ def _is_near(block: Array, mean: Array) -> bool:
         if (
             np.square(mean) > MAX_CANCELLATION * np.square(block[:FEW_ROWS] - mean).max(axis=0)
         ).any():
-            return False  # a glance at a few rows is cheaper
+            return False  # looking at a few rows first is cheaper
         raw = np.einsum("ij,ij->j", block, block)
         return bool((raw <= MAX_CANCELLATION * (raw - len(block) * mean**2)).all())
 

@@ -18,7 +18,7 @@ from fedpca.rows.genotypes.variants import common_variants, in_words
 from fedpca.rows.in_memory import Block, Rows, is_sparse
 from fedpca.rows.rare import look_for_few
 
-MIN_ROWS = 2  # of all sites together
+MIN_ROWS = 2  # at all sites together
 MIN_NUMBERED_ROWS = 3  # in fewer rows, measurements may look like row numbers
 
 MAX_NAMED = 50  # rare columns in a finding

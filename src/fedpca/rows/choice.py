@@ -1,4 +1,4 @@
-"""Choose which columns of a table are features, which identify its rows, and what to read of cells."""
+"""Choose which columns are features, which identify the rows, and what to read from cells."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TARGET_SUM = 1e4  # the sum to which cells are normalized by default
 
 @dataclass(frozen=True)
 class CellChoice:
-    """What to read from an AnnData object or ``.h5ad`` file, whose rows are cells and columns genes.
+    """What to read from an AnnData object or ``.h5ad`` file, in which each row is a cell.
 
     Parameters
     ----------
@@ -25,11 +25,12 @@ class CellChoice:
     mask_var : str, optional
         The column of ``var`` that marks the genes to use, such as "highly_variable".
     log_normalize : float
-        The sum S of each cell's values x before the logarithm, ``log(1 + S x / sum(x))``; the sum runs
-        over all genes of the table. Zero leaves the values as they are.
+        The sum S to which each cell's values x are scaled before the logarithm:
+        ``log(1 + S x / sum(x))``, where sum(x) runs over all genes of the table. Zero leaves the
+        values as they are.
     of_model : bool
-        Whether the normalization is that of a model's fit. Rows that are not cells are then assumed to
-        be normalized already.
+        Whether the normalization is the one that a model was fitted with. If so, rows that are not
+        cells are assumed to be normalized already.
     """
 
     layer: str | None = None

@@ -4,7 +4,7 @@
     "mean"    a gap is filled with the mean of its column over all sites
     "drop"    rows with a gap are left out
 
-The mean of a column is that of the values present. After centering, a filled gap is exactly zero.
+The mean of a column is the mean of the values present. After centering, a filled gap is exactly zero.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def column_totals(
                 n_absent += np.ones(block.shape[0]) @ gaps
                 absent += each @ gaps
                 block = filled(block, np.zeros(d))
-            # a product with ones sums in float64 and at the speed of BLAS
+            # multiplying by ones sums in float64, at the speed of BLAS
             sums += Panels(np.zeros(d)).sums(block, each) if is_wide(block) else each @ block
     if not np.isfinite(sums).all():
         way_out = WAY_OUT if missing == ERROR else FILL_OR_DROP
@@ -87,12 +87,12 @@ def column_totals(
 
 
 def are_counted(rows: Rows, missing: int) -> TypeGuard[GenotypeRows]:
-    """Return whether rows are genotypes and none is left out; such rows are multiplied by variant."""
+    """Return whether rows can be multiplied variant by variant: genotypes of which none is left out."""
     return isinstance(rows, GenotypeRows) and missing != DROP
 
 
 def _totals_of_counts(counts: Array, names: Sequence[str], missing: int) -> Totals:
-    """Return the totals of genotypes, given how often each occurs in each column."""
+    """Return the totals of genotypes, given how often each value occurs in each column."""
     n = int(counts[0].sum())
     absent = counts[:, 3]
     if missing == ERROR and absent.any():
@@ -107,7 +107,7 @@ def _totals_of_counts(counts: Array, names: Sequence[str], missing: int) -> Tota
 def on_device(rows: Rows, missing: int) -> OnDevice | None:
     """Return rows that can be multiplied on a device, or None.
 
-    Rows with weights, and those with gaps that are filled or left out, are read in blocks.
+    Rows with weights are read in blocks instead. So are rows with gaps, unless gaps are refused.
     """
     if isinstance(rows, DeviceRows | MovedRows) and (missing == ERROR or not rows.has_gaps):
         return rows
@@ -138,7 +138,7 @@ def counting_blocks(
 def has_gaps(block: Block) -> bool:
     """Return whether a value in a block is missing."""
     values = block.data if is_sparse(block) else block
-    # the least value is NaN if any is, and looking for it takes no memory
+    # the minimum is NaN if any value is, and computing it takes no memory
     return values.dtype.kind == "f" and bool(np.isnan(np.min(values, initial=0.0)))
 
 

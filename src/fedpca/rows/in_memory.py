@@ -76,7 +76,7 @@ def is_foreign(source: Any) -> bool:
 
 def is_cells(source: Any) -> bool:
     """Return whether rows are cells, of AnnData or of `fedpca.rows.cells.cell_rows.LoadedCells`."""
-    # asked of the class, since the values of an object may have to be read or copied
+    # check only the class, since the object's values may have to be read or copied
     parts = ("obs_names", "var_names", "layers")
     return all(hasattr(type(source), name) for name in parts)
 

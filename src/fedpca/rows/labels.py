@@ -1,4 +1,4 @@
-"""Read the site labels of a table's rows, which may be one of its columns."""
+"""Read the site labels of a table's rows, which may be in one of its columns."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def rows_by_label(X: Any, sites: Any) -> dict[str, Any]:
 def take_label_column(source: Any, column: str) -> tuple[Any, list[Any]]:
     """Read a table into memory, and return it without the column that names each row's site.
 
-    The result is a pyarrow table of float64; cells stay cells, and sparse. The labels are returned with
-    it; an empty label is None.
+    The table is a pyarrow table of float64, but cells stay cells and stay sparse. An empty label is
+    returned as None.
     """
     import pyarrow as pa
 

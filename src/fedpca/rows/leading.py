@@ -86,6 +86,6 @@ def _outside_product(rows: StandardizedRows, U: Array, Z: Array) -> Array:
     """Return ``(I - UU') A'A (I - UU') Z``, ``(d, k)``.
 
     Z is orthogonal to U up to rounding, but normalizing a small block magnifies rounding errors. If
-    only one side were projected, the effective matrix would then no longer be symmetric.
+    only one side were projected, the effective matrix would not be symmetric.
     """
     return outside(U, rows.gram_times(outside(U, Z)))

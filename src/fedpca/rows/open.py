@@ -86,7 +86,7 @@ def open_path(
 ) -> Rows:
     """Return the rows in a file, or in all data files under a folder, sorted by path.
 
-    ``partition`` holds the columns that the names of a file's folders spell out.
+    ``partition`` holds the column values given by folder names, as in ``hospital=north/``.
     """
     if _is_folder(path):
         files = _files_below(path)
@@ -109,7 +109,7 @@ def open_path(
 
 
 def joined(sources: Sequence[tuple[str, Rows]]) -> Rows:
-    """Return the rows of several files; refuse several filesets, since only sites agree on alleles."""
+    """Return the rows of several files; refuse filesets, since alleles may differ between them."""
     if len(sources) == 1:
         return sources[0][1]
     filesets = [name for name, rows in sources if isinstance(rows, GenotypeRows)]
@@ -161,7 +161,7 @@ def file_states(source: Any) -> dict[Path, str]:
 
 
 def opened_paths(texts: Sequence[str]) -> Iterator[Path]:
-    """Yield the path of each source of rows, also below folders."""
+    """Yield the path of each source of rows, including those inside folders."""
     for path in _expand_patterns(texts):
         yield from _files_below(path) if _is_folder(path) else [path]
 

@@ -7,7 +7,7 @@ Products with so few rows read Z and write Y again for each block, and BLAS spen
 rows in memory are taken many at a time, without a copy, and multiplied panel by panel. A tile, which is
 the part of such rows in one panel, is converted to float64 in memory that the next tile reuses. Rows of
 any dtype need no other float64 copy. If columns are near the origin, their mean is subtracted from the
-products; otherwise, tiles are centered. To subtract the mean, a tile has one more row, which holds it:
+products; otherwise, tiles are centered. To subtract the mean, a tile has an extra row that holds it:
 
     [X_p; -m_p'] Z_p = [X_p Z_p; -m_p' Z_p],   [X_p; -m_p']' [S; 1'S] = X_p' S - m_p 1'S
 """
@@ -24,8 +24,8 @@ from fedpca.linalg.blas_threads import map_on_threads
 from fedpca.linalg.scratch import Scratch
 from fedpca.rows.in_memory import Block
 
-TILE_COLUMNS = 128  # of up to 512 rows, which are 512 KiB in float64
-N_GROUPS = 16  # of panels, which threads share; no bit may depend on the number of threads
+TILE_COLUMNS = 128  # of a tile; its up to 512 rows take 512 KiB in float64
+N_GROUPS = 16  # groups of panels for threads, fixed so that the number of threads changes no bit
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ class Panels:
             for panel, tile in tiles(block, group):
                 part = tile @ Z[panel.columns]
                 total += part[:-1]
-                total += part[-1]  # at once, so that large means do not add up
+                total += part[-1]  # for each panel, so that large means do not add up
             return total
 
         # added in the order of the groups, whichever thread computed them
@@ -98,7 +98,7 @@ class Panels:
     def _each_group(self, work: Callable[[Sequence[Panel]], T]) -> list[T]:
         """Call a function with each group of panels, on as many threads as BLAS may use.
 
-        A tile is too small for several threads of BLAS, which would not convert it anyway.
+        A tile is too small for several BLAS threads, which would not convert it to float64 anyway.
         """
         return map_on_threads(work, self._groups)
 
@@ -114,7 +114,8 @@ class Panel(NamedTuple):
 def tiles(block: Block, group: Sequence[Panel]) -> Iterator[tuple[Panel, Array]]:
     """Yield each panel and its tile, which overwrites the last one.
 
-    A tile is centered if the panel is far. Otherwise, its last row holds the mean to subtract.
+    A tile is centered if its panel is far from the origin. Otherwise, its last row holds the mean to
+    subtract.
     """
     scratch = Scratch()
     for panel in group:

@@ -1,7 +1,7 @@
 """Find columns in which only a few rows differ from the most frequent value.
 
-A sum over such a column is a sum over these few rows. If fewer than m of n >= 2m rows differ from the
-most frequent value, then more than m of the first 2m rows have it, so it is their upper median. The
+A sum over such a column reveals a sum over these few rows. If fewer than m of n >= 2m rows differ from
+the most frequent value, then more than m of the first 2m rows have it, so it is their upper median. The
 other rows are compared with that value, until every column has m rows that differ. With measurements,
 the first 2m rows are enough.
 """
@@ -18,15 +18,15 @@ from fedpca.arrays import Array
 from fedpca.rows.gaps import DROP, MEAN, are_counted, gaps_of, has_gaps, rows_with_gaps
 from fedpca.rows.in_memory import Block, Rows, is_sparse, weighted_blocks
 
-MAX_PAIRS = 3e7  # of gaps in the same row, which are compared; they take up to 400 MB
+MAX_PAIRS = 3e7  # pairs of gaps in the same row to compare; they take up to 400 MB
 
 
 class Few(NamedTuple):
-    """What a site has few of; counting may stop at a bound m."""
+    """Counts of rows, and columns in which few rows differ; counting may stop at a bound m."""
 
-    n_rows: int  # that count, or at least 2 m
-    n_left_out: int  # because they have gaps, or at least m
-    rare: list[str]  # columns in which fewer than m rows, but at least one, differ from most
+    n_rows: int  # rows that are used; counting may stop after 2 m
+    n_left_out: int  # rows left out because they have gaps; counting may stop after m
+    rare: list[str]  # columns in which at least one row, but fewer than m, differ from most
     gapped: Sequence[str] = ()  # columns where fewer than m rows have a gap and a value elsewhere
 
 
@@ -75,9 +75,9 @@ def look_for_few(rows: Rows, m: int, missing: int) -> Few:
 def _has_few_gaps(rows: Rows, m: int) -> Array:
     """Return in which columns fewer than m rows have a gap and also a value in some other column.
 
-    If gaps are filled with the mean, then moving the mean of the column reveals the sum of the other
-    column over these rows. If too many columns have gaps to be compared with each other, all columns
-    with gaps are marked.
+    If gaps are filled with the mean, then changing the mean of the first column reveals the sum of the
+    other column over these rows. If too many columns have gaps to be compared with each other, all
+    columns with gaps are marked.
     """
     number, n_pairs = np.zeros(rows.n_features), 0.0
     together = sp.csr_array(
@@ -107,7 +107,7 @@ def _names(rows: Rows, chosen: Array) -> list[str]:
 def _is_rare(ordered: Array, m: int) -> Array:
     """Return which columns of sorted values are rare: fewer than m rows differ from the usual value.
 
-    A value that occurs once is not the usual one. So m rows with m values are not rare.
+    A value that occurs once is not the usual one. So a column of m different values is not rare.
     """
     apart = max(ordered.shape[0] - m, 1)  # from the first to the last row with the usual value
     is_frequent = _same(ordered[apart:], ordered[:-apart]).any(axis=0)

@@ -4,8 +4,8 @@
 
 D holds the columns with the most entries, and S the others. A sparse product takes a step for each pair
 of entries in a row, and most pairs are in few columns: in a table of cells, a tenth of the genes has
-most of the counts. BLAS takes a step for each pair of columns, but does a hundred times as many in the
-same time. So D is multiplied as a dense array, a few megabytes of rows at a time, and S as a sparse
+most of the counts. BLAS takes a step for each pair of columns, but a hundred times as many steps in
+the same time. So D is multiplied as a dense array, a few megabytes of rows at a time, and S as a sparse
 matrix.
 """
 

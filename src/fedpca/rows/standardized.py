@@ -40,7 +40,7 @@ from fedpca.rows.panels import Panels
 MAX_CACHE_BYTES = 256 << 20  # memory that a site may use to cache A'A
 TINY_VALUE, TINY_SQUARES = 1e-145, 1e-290  # squares of smaller values lose digits
 MIN_ENERGY = 1e-140  # above this, the square of a sum of squares does not underflow
-MAX_ENERGY = 1e150  # below this, it does not overflow
+MAX_ENERGY = 1e150  # below this, the square of a sum of squares does not overflow
 FEW_FEATURES = 512  # with at most this many, products always use A'A, whatever it costs
 READ_ONCE_COST = (
     100.0  # if reading an entry costs this many multiplications or more, files are read only once
@@ -53,7 +53,7 @@ def column_sums(rows: Rows) -> tuple[int, Array]:
     total = np.zeros(rows.n_features)
     with np.errstate(over="ignore", invalid="ignore"):  # the caller checks that the sums are finite
         for block in rows.blocks():
-            # a product with ones sums in float64 and at the speed of BLAS
+            # multiplying by ones sums in float64, at the speed of BLAS
             total += np.ones(block.shape[0]) @ block
             count += block.shape[0]
     return count, total
@@ -62,7 +62,7 @@ def column_sums(rows: Rows) -> tuple[int, Array]:
 def refuse_tiny(mean: Array, energy: float = 1.0) -> None:
     """Refuse rows whose squares underflow, given their mean and, if known, their sum of squares.
 
-    Their variance would be zero, and every component as good as any other.
+    Their variance would be zero, and every component would be as good as any other.
     """
     largest = float(np.abs(mean).max(initial=0.0))
     if 0 < largest < TINY_VALUE or 0 < energy < TINY_SQUARES:
@@ -75,7 +75,8 @@ def refuse_tiny(mean: Array, energy: float = 1.0) -> None:
 def deviations(variance: Array, mean: Array, n: float) -> Array:
     """Return the standard deviations, with 1 for columns that are constant up to rounding.
 
-    The bound is the variance that rounding alone can cause, as in scikit-learn's StandardScaler.
+    A column is constant if rounding by itself can cause its variance, as in scikit-learn's
+    StandardScaler.
     """
     eps = np.finfo(np.float64).eps
     constant = variance <= n * eps * variance + (n * mean * eps) ** 2
@@ -105,8 +106,8 @@ def is_read_once(rows: Rows, missing: int, max_cache_bytes: int) -> bool:
     """Return whether rows are costly to read and have so few features that products use A'A.
 
     Parquet and CSV files are decoded at each reading. Arrays on disk are not, so their products keep
-    the same bits as in memory. The mean over all sites, which may have to fill gaps, is not known in
-    the first reading. Rows on a device are multiplied there.
+    the same bits as in memory. Gaps cannot be filled in the first reading, since the mean over all
+    sites is not known yet. Rows on a device are multiplied there.
     """
     if on_device(rows, missing) is not None:
         return False
@@ -417,9 +418,9 @@ class StandardizedRows:
 
         Passes over the rows use each row's scores along directions that the coordinator chooses. If the
         terms of a score nearly cancel, rounding selects rows, and the product reveals them. A'A is a
-        sum over rows before any direction is known. It costs little if there are few features, so it is
-        used then, unless no products are expected. A site whose coordinator may lie always uses it if
-        it fits in ``max_cache_bytes``.
+        sum over rows before any direction is known. With few features, A'A costs little, so it is used
+        unless no products are expected. A site whose coordinator may lie always uses A'A if it fits in
+        ``max_cache_bytes``.
         """
         if not self._gram_fits():
             return False

@@ -21,7 +21,7 @@ from fedpca.rows.in_memory import Block, Rows, about_n_rows
 
 
 class WeightedRows:
-    """Rows with weights, which are one of their columns or an array.
+    """Rows with weights, which are given in one of the columns or as an array.
 
     Parameters
     ----------

@@ -80,7 +80,7 @@ def find_robust(given: Any) -> RobustSolver:
 
 
 def cheapest_exact(n: int, d: int, k: int) -> Solver:
-    """Return the solver, of those that "auto" chooses from, that should move the fewest bytes."""
+    """Return the solver that should move the fewest bytes, among those that "auto" chooses from."""
     # reversed, so that a tie goes to Lanczos, which sends less at a time
     return min(reversed(chosen_by_auto()), key=lambda solver: solver.bytes_per_site(n, d, k))
 

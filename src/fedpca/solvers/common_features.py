@@ -89,8 +89,8 @@ def column_names(site: Site) -> dict[str, Any]:
     ``rounding`` is the error of the site's products with rows, as a share of their largest eigenvalue.
     ``log_normalized`` is the sum to which the site normalizes its cells, or zero if it does not. The
     site remembers that it answered. If it is restarted, it must still have the same rows. For
-    genotypes, the names are those of the variants, without those that the policy does not allow in
-    sums.
+    genotypes, the names are those of the variants, except for variants that the policy does not
+    allow in sums.
     """
     site.leave_out_few()
     return {

@@ -41,7 +41,7 @@ CERTAIN = (
 LOOK_TOL = 1e-3  # residual, as a share of the trace, at which eigenvalues can be counted
 START_DISTANCE = 1e-2  # size of the random part that is added to a warm start
 
-EXPLAINED = {"explained": "float64, squares", "total": "float64, squares"}  # a site's share
+EXPLAINED = {"explained": "float64, squares", "total": "float64, squares"}  # of a site
 
 
 @dataclass(frozen=True)

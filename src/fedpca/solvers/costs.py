@@ -74,7 +74,7 @@ class Counted(Protocol):
     """A solver that lists the questions that it asks, so that its bytes can be counted."""
 
     def asks(self, sizes: Sizes, rounds: Rounds) -> list[Asked]:
-        """Return all questions that `solve` asks, with the moments, but not the program's others."""
+        """Return the questions that `solve` asks, and those for the moments, but no others of a fit."""
         ...
 
 
@@ -102,7 +102,7 @@ def payload(asks: Iterable[Asked], d: int) -> int:
 
 
 def usual_bytes(solver: Counted, n: int, d: int, k: int) -> int:
-    """Estimate the bytes of a solver's own fields, without those for the mean, only from sizes."""
+    """Estimate, from sizes only, the bytes of a solver's own fields, without those for the mean."""
     sizes = Sizes(n, n, d, k)
     rounds = solver.usual_rounds(n, d, k) if isinstance(solver, Iterative) else {}
     own = [each for each in solver.asks(sizes, rounds) if each.question.name != "count_and_sum"]
@@ -110,7 +110,7 @@ def usual_bytes(solver: Counted, n: int, d: int, k: int) -> int:
 
 
 def expected_rounds(n: int, d: int, k: int) -> int:
-    """Estimate how many rounds block Lanczos takes; ``min(n, d) / k`` complete the Krylov space."""
+    """Estimate the rounds of block Lanczos; ``min(n, d) / k`` rounds complete the Krylov space."""
     return max(1, min(LANCZOS_ROUNDS, math.ceil(min(n, d) / k)))
 
 
@@ -130,7 +130,7 @@ def triangle_is_cheaper(n: int, d: int, k: int) -> bool:
 
 
 def _stand_ins(declared: Mapping[str, Declared], lengths: Mapping[str, int]) -> dict[str, Array]:
-    """Return arrays of the declared dtypes and shapes that share a single number."""
+    """Return arrays of the declared dtypes and shapes, each of which stores only one number."""
     return {
         name: np.broadcast_to(np.zeros((), dtype), [_length(each, lengths) for each in names])
         for name, (dtype, names) in declared.items()

@@ -4,9 +4,9 @@ The program uses a fitted model's mean and scale. It asks what a fit with the ru
 solver "covariance" or "lanczos", whichever moves fewer bytes. So the coordinator sees what a second fit
 would show it, and sites admit the program as a fit.
 
-If the covariance is summed, all eigenvalues are known. If it is too large, only the leading ones are.
-The traces of powers of the rest are then estimated from products with b random directions Z outside
-the components, which takes two rounds:
+If the covariance is summed, all eigenvalues are known. If the covariance is too large, only the leading
+ones are. The traces of powers of the rest are then estimated from products with b random directions Z
+outside the components, which takes two rounds:
 
     tr R^2 ~ (d - k) / b |R Z|^2,   tr R^3 ~ (d - k) / b tr (R Z)' R (R Z)
 
@@ -44,7 +44,7 @@ N_MORE_PRODUCTS = 2  # after the eigenvalues are found
 LOOK = 20  # leading eigenvalues to find if not all can be found
 LOOKS = 3  # at most, for the rule; each finds twice as many eigenvalues as the one before
 N_PROBES = 16  # random directions for the traces
-MAX_FEATURES = 4096  # up to which all eigenvalues are computed
+MAX_FEATURES = 4096  # with more, only leading eigenvalues are computed
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Facts:
     along : ndarray of shape (k,)
         The sum of squares along each of the model's components.
     sign_flips : int or str
-        The number of components by the rule "auto", or why a site refused to tell.
+        The number of components according to the rule "auto", or why a site refused to answer.
     outcome : Outcome
         How the run ended.
     """
@@ -209,7 +209,7 @@ def _from_products(fed: Federation, model: Model, solution: Solution, watch: Wat
     V, energy = model.components.T, solution.energy
     d, k = V.shape
     squares = watch.rule.squares
-    if squares is None:  # no row varies, or a policy refused to tell
+    if squares is None:  # no row varies, or a policy refused to answer
         squares = fed.sum(column_squares)["squares"]
     b = min(N_PROBES, d - k)
     probes = orth(outside(V, outside(V, fed.rng().standard_normal((d, b)))))

@@ -4,7 +4,7 @@
 
 The rows P_i are a site's factor or its summary, about its own mean m_i. The last term is what the site
 adds to the variance between sites; it is zero if all rows are about one mean. This costs no round. It
-is left out if it would take the coordinator too long.
+is skipped if it would take the coordinator too long.
 """
 
 from __future__ import annotations
@@ -53,10 +53,11 @@ def angles_without(parts: Sequence[SitePart], V: Array) -> list[float]:
 def without_each(
     parts: Sequence[SitePart], V: Array, *, is_centered: bool = True
 ) -> Iterator[tuple[float, Array]]:
-    """Yield the sine of that angle and the leading directions, ``(d, k)``, without each site.
+    """Yield, for each site left out, the sine of an angle and the leading directions, ``(d, k)``.
 
-    If rows are not centered, leaving out a site moves no mean. Without the only site that has rows,
-    nothing is left; the sine is then 1, and the directions are V.
+    The angle is the largest one by which V moves. If rows are not centered, leaving out a site moves no
+    mean. Without the only site that has rows, nothing is left; the sine is then 1, and the directions
+    are V.
     """
     n, d, k = sum(part.n for part in parts), len(V), V.shape[1]
     rows = [np.vstack([part.rows, np.sqrt(part.n) * part.away]) for part in parts]
@@ -99,8 +100,9 @@ def report_caused(fed: Federation, within: Mapping[str, float], energy: float) -
     """Record the share of the variance that would vanish without each site, where it is known.
 
     ``within`` are the sites' sums of squares about their own means, and ``energy`` is that of all rows
-    about the common mean. A site that is far away also moves the mean, which adds to the squares of all
-    other sites. So ``n_i n / (n - n_i) |m_i - m|^2`` would vanish in addition to its own squares.
+    about the common mean. A site with a distant mean also moves the common mean, which adds to the
+    squares of all other sites. So ``n_i n / (n - n_i) |m_i - m|^2`` would vanish in addition to its own
+    squares.
     """
     for name, own in within.items():
         known = fed.record.influence.get(name, {})

@@ -54,7 +54,7 @@ from fedpca.solvers.standardize import (
 if TYPE_CHECKING:
     from fedpca.site.site import Site
 
-MAX_MAF = 0.5  # of the rarer of two alleles
+MAX_MAF = 0.5  # the largest possible frequency of the rarer of two alleles
 INACCURATE = (
     "a site multiplies its rows in float32: create it with precision='float64', or accept the angle by "
     "setting tol to a thousandth of it"

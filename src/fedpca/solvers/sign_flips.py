@@ -12,9 +12,9 @@ Random signs keep the size of every entry and destroy what columns have in commo
 eigenvalue of the flipped E_k shows how large noise becomes once k components are removed. Every
 eigenvalue of A'A above it is a component. These are removed next, until no more is found. Removing few
 at a time is safe: what is left of the components makes the flipped eigenvalues larger, never smaller.
-Removing directions of noise would not be. At the end, the i-th eigenvalue after the k components is
-compared with the i-th of the flipped E_k: a few extreme entries may raise the first flipped eigenvalue
-above what is left to find.
+Removing directions of noise would not be safe. At the end, the i-th eigenvalue after the k components
+is compared with the i-th of the flipped E_k: a few extreme entries may raise the first flipped
+eigenvalue above what is left to find.
 
 Every product is a sum over sites, and all flips share their rounds. The signs are a secret of the site
 (`Site.secret`): whoever knew them could solve for single rows.
@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     from fedpca.site.site import Site
 
 MAX_ROUNDS = 20  # of block Lanczos on flipped rows; fewer suffice for their largest eigenvalues
-LEAST_ROWS = 60  # two of 10^7 sums of flips differ in the sign of one row with probability 0.5 %
-AHEAD = 10  # eigenvalues that are compared after those that are certain
+LEAST_ROWS = 60  # in 10^7 sums of flips, two differ by one row's sign with probability 0.5 %
+AHEAD = 10  # eigenvalues to compare after the certain ones
 MARGIN = 1.1  # least ratio of a component to noise, since the largest of a few flips varies
 SETTLED = (
     3e-3  # the eigenvalues are known well enough once a round changes them by no more than this
@@ -127,7 +127,7 @@ class SignFlips:
         return self.unrelated[k]
 
     def _floor_after(self, k: int, spectrum: Spectrum, p: int) -> Array | None:
-        """Return the floor for p eigenvalues after the first k, or None if sites would not tell it."""
+        """Return the floor for p eigenvalues after the first k, or None if sites refuse to answer."""
         n, d = spectrum.n, spectrum.d
         if 2 * k > d:
             return None

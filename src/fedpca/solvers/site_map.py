@@ -1,23 +1,24 @@
 """Compare the sites: where each one lies, how its rows spread, and how it moves the components.
 
 Each site i sends a summary of its rows about its own mean: n_i, ``a_i = m_i - m``, and the leading
-directions of its scatter S_i, all in the frame of the model. So the coordinator learns what it learns
+directions of its scatter S_i, all in the frame of the model. So the coordinator learns the same as
 from the solver "merge", and a site that allows that solver by name admits this program.
 
     variance between sites   n_i |a_i|^2 / tr C,       within   tr S_i / tr C
     means apart              |a_i - a_rest|^2 / (tr W (1/n_i + 1/n_rest))
     spreads apart            |W_i - W|_F^2 / ((tr^2 W + tr W^2) (1/n_i + 1/n_rest))
 
-W_i is the site's covariance, and W and a_rest belong to all other sites together. So that a direction
-with little variance counts too, both ratios are taken in coordinates where each direction is divided by
-the root of the sum of its variance at the other sites and the mean variance of all directions. The
-ratios are about 1 if a site differs from the others only by chance and rows are normally distributed;
-with fewer rows than features, all of them are larger. How much they vary by chance follows from
-``h = tr^2 W / tr W^2``, the number of directions that matter. The direction in which a site is odd is
-that of ``a_i - a_rest``, or the one along which W_i and W differ most.
+W_i is the site's covariance, and W and a_rest belong to all other sites together. Both ratios are taken
+in coordinates where each direction is divided by the root of the sum of its variance at the other sites
+and the mean variance of all directions. Thus, a direction with little variance counts too. The ratios
+are about 1 if a site differs from the others only by chance and rows are normally distributed; with
+fewer rows than features, all of them are larger. How much they vary by chance follows from
+``h = tr^2 W / tr W^2``, the number of directions that matter. A site's mean is odd in the direction of
+``a_i - a_rest``, and its spread in the direction along which W_i and W differ most.
 
-Without site i, C loses S_i and what its mean adds (`fedpca.solvers.influence`). The leading
-eigenvectors that are left show how much the components depend on the site, without another round.
+Without site i, C loses S_i and what the site's mean adds (`fedpca.solvers.influence`). The leading
+eigenvectors of what is left show how much the components depend on the site. This takes no further
+round.
 """
 
 from __future__ import annotations
@@ -52,10 +53,10 @@ from fedpca.summary.summary import Summary, merge_in_tree
 if TYPE_CHECKING:
     from fedpca.site.site import Site
 
-MAX_DIRECTIONS = 1000  # of each site
-MAX_COORDINATES = 600  # in which covariances are compared
-ODD_DEVIATIONS = 6.0  # beyond what chance gives
-ODD_TIMES = 3.0  # as a multiple of the median of the other sites
+MAX_DIRECTIONS = 1000  # that a site sends
+MAX_COORDINATES = 600  # in which to compare covariances
+ODD_DEVIATIONS = 6.0  # above what chance gives, for a site to be odd
+ODD_TIMES = 3.0  # times the median of the other sites, for a site to be odd
 
 
 @dataclass(frozen=True)
@@ -73,9 +74,9 @@ class SiteOnMap:
         smallest first.
     explained : float
         The variance within the site that the components explain, as a share of what the same number of
-        the site's own directions would.
+        the site's own directions would explain.
     means_apart, spreads_apart : float
-        How far the site's mean and its covariance are from those of all others; chance gives about 1.
+        How far the site's mean and its covariance are from those of all others; by chance, about 1.
     is_odd_in_mean, is_odd_in_spread : bool
         Whether the site stands out among the sites.
     mean_direction, spread_direction : ndarray of shape (d,)
@@ -264,7 +265,7 @@ class _Apart(NamedTuple):
     spreads: float
     toward: Array  # (d,), from the others' mean to the site's
     along: Array  # (p,), where the covariances differ most
-    change: float  # of the variance there
+    change: float  # of the variance along that direction
     n_directions: float  # that matter for the others
 
 

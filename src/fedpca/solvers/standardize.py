@@ -5,7 +5,7 @@
 The mean is taken over all sites. Centering each site on its own mean would lose the variance between
 sites. Raw second moments would lose the digits that an offset takes up. So the coordinator asks for the
 mean first, and everything else is summed about it. If rows have weights, n is the sum of the weights,
-and each row counts by its weight. If gaps are filled, it is with the mean of the values present.
+and each row counts by its weight. Gaps, if filled, take the mean of the values present.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ from fedpca.solvers.standardize import (
 PROGRAM = "verify"
 TOL = 1e-6  # relative change that rounding or secure sums may cause
 N_GUARDS = 20  # random directions; they bound the variance outside V except with probability 2^-20
-LEAST_SHARE = 1e-6  # of the first variance; a smaller one is compared with this share
+LEAST_SHARE = 1e-6  # of the first variance; smaller variances are compared with this share
 NAMED_SHARE = 0.1  # of the largest change at a site; sites that changed by more than this are named
 PARAMETERS = ("n_components", "center", "scale", "missing", "by_site")
 
@@ -103,9 +103,9 @@ class Verdict:
 
     ``statistics`` are the numbers that were compared. ``angle_bound`` bounds the sine of the angle
     between the model's components and the exact ones of the rows now; 1 means that this round could
-    not bound it. ``fitted_bound`` is the bound that the model's own fit stated. ``changed_sites`` maps
-    each site whose explained share of the variance changed to the change; it is None if the sites were
-    not asked or did not tell. ``run`` is the record of the check.
+    not bound it. ``fitted_bound`` is the bound that the model's own fit stated. ``changed_sites`` holds
+    the change for each site whose explained share of the variance changed; it is None if the sites were
+    not asked or did not answer. ``run`` is the record of the check.
     """
 
     statistics: tuple[Statistic, ...]
@@ -172,8 +172,9 @@ class Verdict:
 class Claim:
     """What a model states about the rows that it was fitted to.
 
-    ``slack`` is how far, as a share of the variance, its components and variances may be from those of
-    the rows, and ``shares`` are the shares of each site's variance that the components explained.
+    ``slack`` is how far, as a share of the variance, the model's components and variances may be from
+    those of the rows, and ``shares`` are the shares of each site's variance that the components
+    explained.
     """
 
     model: Model
@@ -210,7 +211,7 @@ def verify_components(
     V, scale = _in_order_of_sites(claim, order)
     moments = ask_moments(fed, common, center=True, scale=False, missing=claim.missing)
     factors = np.ones_like(scale)
-    if claim.scale is True:  # a binomial one follows from the mean
+    if claim.scale is True:  # a binomial scale follows from the mean
         about_mean = fed.sum(squares, mean=moments.mean)["squares"]
         now = deviations(about_mean / moments.weight, moments.mean, moments.n)
         factors = scale / now
@@ -279,7 +280,7 @@ def _residual(claim: Claim, present: Present, tol: float, names: Sequence[str]) 
 
 
 def _following(claim: Claim, present: Present, last: float, least: float, tol: float) -> Statistic:
-    """Return by how much a variance outside the components certainly exceeds that of the last one."""
+    """Return by how much a variance outside the components certainly exceeds the last component's."""
     beyond = max(0.0, least / last - 1) if last > 0 else float(least > 0)
     allowed = tol + claim.slack * scaled(present.energy, last)
     name, unit = "variance outside the components", "of the last component's"
@@ -397,7 +398,7 @@ def _shares(fed: Federation, V: Array) -> dict[str, float] | None:
 
 
 def _order(claim: Claim, common: CommonFeatures) -> Array:
-    """Return the position of each of the model's features among those of the sites."""
+    """Return the position of each of the model's features among the sites' features."""
     d = claim.model.components.shape[1]
     if claim.features is None or common.names is None:
         if common.n_features != d:

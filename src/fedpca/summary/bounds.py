@@ -59,7 +59,7 @@ def eigenvalue_bound(kept: LowRank, energy: float, k: int) -> float:
 
 
 def variance_bound(kept: LowRank, energy: float, k: int) -> float:
-    """Return a bound on the share of energy that the k best directions carry beyond these."""
+    """Return a bound on the additional share of energy that the k best directions would carry."""
     n_unknown = max(0, k - len(kept.values))
     left_out = k * missing_norm(kept, energy) + n_unknown * kept.tail
     return min(left_out, lost_energy(kept, energy)) / energy if energy else 0.0

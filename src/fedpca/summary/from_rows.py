@@ -64,8 +64,8 @@ def summarize_parts(
 ) -> Summary:
     """Return the summary of blocks, each about a mean, using the full scatter if that is cheaper.
 
-    If ``n_components`` is a rule, it is applied after all rows have been read. ``n_rows`` is their
-    number, if known. ``others`` are options for `Summary.empty`.
+    If ``n_components`` is a rule, it is applied after all rows have been read. ``n_rows`` is the
+    number of rows, if known. ``others`` are options for `Summary.empty`.
     """
     is_rule = not isinstance(n_components, Integral | None)
     most = min(n_features, MAX_COMPONENTS) if is_rule else n_components

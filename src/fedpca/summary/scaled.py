@@ -7,7 +7,7 @@ left nothing out, or if the full scatter is at hand. Otherwise, the part left ou
 too. Its norm is at most its trace, which the diagonal of S reveals, and at most its old norm divided
 by the smallest ``s_j^2``. Directions that a summary left out because their units are small may then
 matter, and the bound says so. The same holds for rounding errors, which are small compared with the
-largest feature. The full scatter has them only in proportion to each feature.
+largest feature. In the full scatter, rounding errors are in proportion to each feature.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def scaled_summary(summary: Summary) -> Scaled:
 
 
 def scaled_scatter(summary: Summary, scatter: Scatter) -> Scaled:
-    """Return the summary of a scatter's rows, scaled as above, with the settings of ``summary``."""
+    """Return the scaled summary of the rows in a scatter, with the settings of ``summary``."""
     scale = scale_of(replace(summary, at=scatter.mean), scatter.squares())
     divided = Scatter(len(scale))
     divided.mean, divided.lower = (

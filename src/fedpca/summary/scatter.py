@@ -52,7 +52,7 @@ class Scatter:
         self.lower = np.zeros((d, d), order="F")  # the upper triangle is never used
 
     def update(self, block: Block, *, center: bool, weight_before: float = 1.0) -> None:
-        """Discount earlier rows and add uncentered ones, about zero if ``center`` is false."""
+        """Discount earlier rows and add a block about its mean, or about zero without ``center``."""
         mean, rows = about_own_mean(block, center=center, may_shift=True)
         self.add(mean, rows, weight_before=weight_before)
 

@@ -79,7 +79,7 @@ class Stream:
             raise InputError(f"forgetting={forgetting} must be above 0 and at most 1")
         if not block.shape[0]:
             return
-        with threads_for_entries(0):  # until a long product is at work
+        with threads_for_entries(0):  # only a long product starts more threads
             self._add(block, forgetting)
         self.n_seen += block.shape[0]
 

@@ -134,7 +134,7 @@ class Summary:
     ) -> Summary:
         """Return the summary of rows, which are read in a single pass.
 
-        Of genotypes, variants that could not be matched with those of other cohorts are left out:
+        In genotypes, variants that could not be matched with those of other cohorts are left out:
         those with the alleles A and T, or C and G, whose strand nobody can tell, and those that lack an
         allele.
 
@@ -227,7 +227,7 @@ class Summary:
         return bounds.angle_bound(self.known, self.energy, self._checked(k), self.n)
 
     def variance_bound(self, k: int | None = None) -> float:
-        """Return a bound on the share of variance that the k best directions carry beyond these."""
+        """Return a bound on the additional share of variance that the k best directions would carry."""
         return bounds.variance_bound(self.known, self.energy, self._checked(k))
 
     def _checked(self, k: int | None) -> int:
@@ -266,7 +266,7 @@ class Summary:
 
         The singular values of this summary are multiplied by ``forgetting`` and those of the others by
         ``enhancing``, so row weights are multiplied by the squares of these factors. Columns are
-        matched by name. Of genotypes, variants whose alleles cannot be matched are refused.
+        matched by name. Genotypes are refused if the alleles of a variant cannot be matched.
         """
         refuse_unmatched(self.features or ())
         ours = self.discount(forgetting)
@@ -374,15 +374,16 @@ class Summary:
         return read_summary(path)
 
 
-FAN_IN = 32  # summaries to merge at once if there are many
-MAX_STACKED = 2000  # directions to merge at once
+FAN_IN = 32  # summaries to merge in one step if they have many directions
+MAX_STACKED = 2000  # directions to merge in one step
 
 
 def merge_in_tree(summaries: Sequence[Summary], fan_in: int | None = None) -> Summary:
     """Merge all summaries ``fan_in`` at a time, level by level.
 
-    By default, all are merged at once, which truncates only once, unless they carry more than a few
-    thousand directions: the time for that grows with the cube of their number.
+    By default, all are merged in one step, which truncates only once. If the summaries carry more than
+    a few thousand directions in total, 32 are merged at a time, since the time for one step grows with
+    the cube of the number of directions.
     """
     if not summaries:
         raise InputError("there are no summaries to merge; pass at least 1")

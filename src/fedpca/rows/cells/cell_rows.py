@@ -37,7 +37,7 @@ from fedpca.rows.in_memory import (
     sparse_rows_per_block,
 )
 
-SAME_SUM = 1e-3  # relative; sums of counts differ by more from cell to cell
+SAME_SUM = 1e-3  # relative difference; sums of raw counts differ by more between cells
 
 
 class Cells(Protocol):
@@ -204,7 +204,7 @@ class CellRows:
             start += block.shape[0]
 
     def _prepared(self, block: Block) -> Block:
-        """Return cells normalized, if asked for, with the chosen genes."""
+        """Return the chosen genes of cells, which are normalized first if that was asked for."""
         if self.log_normalized:
             block = log_normalized(block, self.log_normalized)
         return block if self._columns is None else block[:, self._columns]
@@ -233,13 +233,13 @@ class CellRows:
         values = self._cells.column("obs", name)
         try:
             return pa.array(values.tolist())
-        except pa.ArrowException:  # a mixture
+        except pa.ArrowException:  # a mixture of types
             return pa.array(
                 [None if value is None else str(value) for value in values], pa.string()
             )
 
     def _check_counts(self, choice: CellChoice) -> None:
-        """Refuse values that were normalized before, and warn about others that are not counts."""
+        """Refuse values that are already normalized; warn about others that are not counts."""
         where = "X" if choice.layer is None else f"layer {choice.layer!r}"
         way_out = "name the layer that holds the counts, or leave out log_normalize"
         for block in self._values.blocks():
@@ -314,7 +314,7 @@ def _chosen_genes(cells: Cells, choice: ColumnChoice) -> tuple[str, ...]:
 
 
 def _positions(features: Sequence[str], genes: Sequence[str]) -> Array | None:
-    """Return the column of each feature, or None if all genes are features in their order."""
+    """Return the column of each feature, or None if all genes are features in this order."""
     if tuple(features) == tuple(genes):
         return None
     position = {gene: i for i, gene in enumerate(genes)}

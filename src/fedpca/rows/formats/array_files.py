@@ -118,9 +118,9 @@ def _refuse_empty(array: Any) -> None:
 
 
 def zarr_parts(path: Path) -> list[Path]:
-    """Return the files and folders whose times change when a Zarr array does.
+    """Return the files and folders whose modification times change when a Zarr array changes.
 
-    A chunk is replaced by renaming a new one, which changes the time of its folder.
+    A chunk is replaced by renaming a new one, which changes its folder's modification time.
     """
     below = path.rglob("*")
     described = {"zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"}
@@ -132,7 +132,7 @@ def _is_table(item: Any) -> bool:
 
 
 def _only(names: list[str]) -> str:
-    """Return the name of the rows among the 2-D arrays of numbers in a file."""
+    """Return the name of the array of rows, given those of all 2-D arrays of numbers."""
     if not names:
         raise InputError("the file contains no 2-D array of numbers; save the rows as one")
     if ROWS in names or len(names) == 1:

@@ -19,8 +19,8 @@ from fedpca.rows.formats.csv_lines import (
     place_of_bad_byte,
 )
 
-CHARACTERS = 8  # of a number in a CSV file, roughly
-COMPRESSION = 3  # of the bytes of numbers in a .gz file, roughly
+CHARACTERS = 8  # rough length of a number in a CSV file
+COMPRESSION = 3  # rough factor by which a .gz file shrinks numbers
 DELIMITERS = ",;\t|"
 DAMAGED = "the compressed data is damaged or cut off; copy the file again"
 
@@ -75,7 +75,7 @@ class CsvFile:
         except pa.ArrowInvalid as error:
             raise InputError(f"{self._path}: {self._explained(error)}") from None
         except OSError as error:
-            if error.errno is None:  # Arrow's, about what it read
+            if error.errno is None:  # an error of Arrow about what it read
                 raise InputError(f"{self._path}: {DAMAGED}") from None
             raise SiteFailed(f"{self._path} can no longer be read") from None
 
@@ -92,7 +92,7 @@ class CsvFile:
         return dict.fromkeys(columns, pa.float64()) | {f.name: f.type for f in keeps}
 
     def _inferred(self, columns: Sequence[str]) -> Any:
-        """Return the types of columns that the first block of the file shows."""
+        """Return the column types that Arrow infers from the first block of the file."""
         import pyarrow as pa
 
         texts = dict.fromkeys(self._ids, pa.string())  # an id such as 007 keeps its zeros
@@ -119,7 +119,7 @@ class CsvFile:
         return csv.open_csv(self._path, parse_options=parse, convert_options=convert)
 
     def _explained(self, error: Exception) -> InputError:
-        """Return an error that says what Arrow refused and on which line, without the value."""
+        """Return an error that says what Arrow refused on which line, without quoting the value."""
         if "UTF8" in str(error):
             return self._not_utf8()
         column = re.search(r"CSV column #(\d+): CSV conversion error", str(error))
@@ -158,7 +158,7 @@ def not_utf8(where: str) -> InputError:
 
 
 def _header_line(path: Path) -> bytes:
-    """Return the first line that is not empty, without the mark that some programs write first."""
+    """Return the first line that is not empty, without the byte order mark of some programs."""
     for number, line in lines_of(path):
         header = line.removeprefix(b"\xef\xbb\xbf")
         if header:

@@ -21,7 +21,7 @@ def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def fields_of(line: bytes, delimiter: str) -> list[str]:
-    """Return a line's fields, in which quotes may enclose delimiters, or none if it is not text."""
+    """Return a line's fields, where quotes may enclose delimiters; none if it is not text."""
     text = line.decode("utf-8", errors="replace")
     try:
         return next(csv.reader([text], delimiter=delimiter), [])

@@ -29,9 +29,9 @@ from fedpca.rows.in_memory import (
     rows_per_block,
 )
 
-BED = ".bed"  # ends the name of a file with genotypes, which two text files describe
-BUFFER_BYTES = 1 << 16  # raw bytes of each column of a Parquet file that are read at a time
-MAX_MAPPED_BYTES = 64 << 20  # of a file at a time; what is mapped counts as memory of the process
+BED = ".bed"  # ends the name of a genotype file, which comes with two text files
+BUFFER_BYTES = 1 << 16  # raw bytes to read at a time from each column of a Parquet file
+MAX_MAPPED_BYTES = 64 << 20  # of a file at a time, since mapped bytes count as the process's memory
 
 Opener = Callable[[Path, ColumnChoice, Partition], Rows]
 
@@ -57,7 +57,7 @@ class NpyRows:
         return self.views(rows_per_block(self.n_features))
 
     def views(self, step: int) -> Iterator[Block]:
-        """Yield blocks of ``step`` rows, or as many as may be mapped at once."""
+        """Yield blocks of ``step`` rows, or of as many as may be mapped at once if that is fewer."""
         row_bytes = max(1, self.n_features * self._dtype.itemsize)
         step = min(step, max(rows_per_block(self.n_features), MAX_MAPPED_BYTES // row_bytes))
         for start in range(0, self.n_rows, step):
@@ -128,7 +128,7 @@ class FeatherFile:
         return float(self.n_rows)
 
     def batches(self, columns: Sequence[str], size: int) -> Iterator[Any]:
-        """Yield batches of at most ``size`` rows, or those of the file if ``size`` is 0."""
+        """Yield batches of at most ``size`` rows, or the file's own batches if ``size`` is 0."""
         import pyarrow as pa
 
         try:

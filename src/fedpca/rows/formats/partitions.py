@@ -1,4 +1,4 @@
-"""Read the columns that the folders of a partitioned dataset spell out, as in ``hospital=north/``."""
+"""Read columns whose values are in the folder names of a dataset, as in ``hospital=north/``."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def partition_of(file: Path, folder: Path) -> Partition:
 
 
 class PartitionedTable:
-    """A table in one file of a partitioned dataset, with the columns that its folders spell out.
+    """A table in one file of a partitioned dataset, with columns for the names of its folders.
 
-    These columns hold text. So they are not features, but they can name each row's site or identify
-    rows. If the file itself has a column of the same name, that column is used.
+    The columns from folder names hold text. So they are not features, but they can name each row's site
+    or identify rows. If the file itself has a column of the same name, that column is used.
     """
 
     has_names = True

@@ -1,8 +1,8 @@
 """Read rows from a database: keep the result of a query in a private file for the length of a run.
 
-A database may return rows in a different order, or different rows, each time it is asked. The rows of a
-run must not change. So a query is asked once when a run begins, and its result is kept in an Arrow file
-that only the owner of the process can read. The next run asks again.
+A database may return rows in a different order, or different rows, each time it is queried. The rows of
+a run must not change. So the database is queried once when a run begins, and the result is kept in an
+Arrow file that only the owner of the process can read. The next run queries the database again.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Query:
     Parameters
     ----------
     database : str, callable, or connection
-        Where to ask: an address, such as ``sqlite:///rows.db``, ``duckdb:///rows.duckdb``, or
+        The database: an address, such as ``sqlite:///rows.db``, ``duckdb:///rows.duckdb``, or
         ``postgresql://user@host/name``, a function that returns a DB-API connection, or a connection.
         Addresses other than the first two need the ADBC driver for their scheme, such as the package
         ``adbc-driver-postgresql``.
     sql : str
-        A query whose result has one row for each row of the table. With an ORDER BY, a site that was
-        restarted can continue its run.
+        A query whose result has one row for each row of the table. With an ORDER BY, a restarted
+        site can continue its run.
     """
 
     def __init__(self, database: Any, sql: str) -> None:
@@ -57,9 +57,9 @@ class Query:
         self._kept: Path | None = None
 
     def fetch(self) -> Path:
-        """Ask the database, and return the file with the rows; it is the same file for the same rows.
+        """Query the database, and return the file with the rows.
 
-        Its name and time depend only on the rows, so that a resumed run recognizes them.
+        The file's name and time depend only on the rows, so a resumed run recognizes the same rows.
         """
         arriving = self._folder / f"{secrets.token_hex(4)}.part"
         try:
@@ -168,7 +168,7 @@ def _result_of(connection: Any, sql: str) -> Iterator[tuple[Any, Iterator[Any]]]
 
 
 def with_numbers(reader: Any) -> tuple[Any, Iterator[Any]]:
-    """Return a result with decimals of any size, which ADBC leaves as text, as float64."""
+    """Return a result in which decimals of any size, which ADBC leaves as text, are float64."""
     import pyarrow as pa
 
     are_texts = [getattr(kind, "type_name", "") == "numeric" for kind in reader.schema.types]

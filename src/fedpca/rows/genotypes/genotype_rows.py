@@ -31,24 +31,24 @@ from fedpca.rows.genotypes.plink_files import (
 from fedpca.rows.genotypes.variants import can_be_matched
 from fedpca.rows.in_memory import Block, rows_per_block
 
-MAGIC = b"\x6c\x1b\x01"  # of a file that is stored variant by variant
+MAGIC = b"\x6c\x1b\x01"  # begins a file that is stored variant by variant
 BY_SAMPLE = b"\x6c\x1b\x00"
 PER_BYTE = 4
 MISSING_CODE = 1
 FIRST_ALLELE = np.array([2.0, np.nan, 1.0, 0.0])  # copies of the first allele, by code
-CODES = (np.arange(256)[:, None] >> np.arange(0, 8, 2) & 3).astype(np.uint8)  # (256, 4), in a byte
+CODES = (np.arange(256)[:, None] >> np.arange(0, 8, 2) & 3).astype(np.uint8)  # (256, 4), by byte
 _DECODED = FIRST_ALLELE[CODES]  # (256, 4)
 _LOW_BITS = np.uint64(0x5555555555555555)
-PACKED_BYTES = 16 << 20  # of the file that are held at a time
+PACKED_BYTES = 16 << 20  # of the file to hold at a time
 MAX_ENDS = 1000  # lines of a file whose last bytes are checked
-MIN_ENDS = 100  # lines in which no sample has two copies of the first allele everywhere
-MAX_GAP = 4  # lines are read in one stretch if it has at most this many for each that is used
+MIN_ENDS = 100  # in so many lines, no sample has two copies of the first allele everywhere
+MAX_GAP = 4  # a stretch of lines is read as one if at least one in this many is used
 
 
 class GenotypeRows:
     """The genotypes of samples at the variants of a fileset, as rows.
 
-    ``variants`` and ``samples`` select those of the file and give their order.
+    ``variants`` and ``samples`` say which variants and samples to use, and in which order.
     """
 
     pass_cost = 4.0
@@ -198,7 +198,7 @@ class GenotypeRows:
         return packed
 
     def _packed_or_absent(self, start: int, stop: int, low: int, high: int) -> Array:
-        """Return packed lines, in which all samples of variants that the file lacks are missing."""
+        """Return packed lines; for variants that the file lacks, all samples are missing."""
         assert self._absent is not None
         packed = np.full((stop - start, high - low), 0b01010101, np.uint8)
         here = np.flatnonzero(~self._absent[start:stop])
@@ -305,7 +305,7 @@ def _check_bed(bed: Path, variants: Variants, samples: Samples) -> None:
 def _check_ends(bed: Path, variants: Variants, samples: Samples) -> None:
     """Refuse a file whose lines end before or after the last sample, though within the same byte.
 
-    What is left of a byte is zero, which would be two copies of the first allele everywhere.
+    The unused bits of a byte are zero, which would mean two copies of the first allele everywhere.
     """
     n_unused = -samples.n_lines % PER_BYTE
     width = -(-samples.n_lines // PER_BYTE)

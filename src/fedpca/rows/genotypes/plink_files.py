@@ -73,7 +73,7 @@ class Genotypes:
         return [*fileset(self.bed), *(Path(x) for x in lists if isinstance(x, str | os.PathLike))]
 
     def in_words(self) -> str:
-        """Return as text what determines the rows but is in no file, to notice a change."""
+        """Return text with what determines the rows but is in no file, to detect a change."""
         given = {"keep": self.keep, "extract": self.extract}
         words = [f"{self.n_autosomes} autosomes"]
         for name, ids in given.items():
@@ -143,7 +143,7 @@ def read_variants(source: Genotypes) -> Variants:
 
 
 def read_alleles(bed: Path) -> list[tuple[str, str]]:
-    """Read the two alleles of each line of a ``.bim`` file, the one that the .bed file counts first."""
+    """Read both alleles in each line of a ``.bim`` file, beginning with the one that .bed counts."""
     lines = _lines(fileset(bed)[1], BIM_COLUMNS)
     return [(words[4].upper(), words[5].upper()) for _, words in lines]
 

@@ -4,8 +4,8 @@
 
 A .bed file holds one variant after another, so products are computed column by column. A table maps
 each possible byte to the float64 values of its four samples, which are centered already and include the
-value for missing genotypes. Only a tile of values is in memory at a time. The lines are read twice for
-a product.
+value for missing genotypes. Only a tile of values is in memory at a time. A product reads the
+lines twice.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from fedpca.linalg.blas_threads import map_on_threads
 from fedpca.linalg.scratch import Scratch
 from fedpca.rows.genotypes.genotype_rows import CODES, PER_BYTE, GenotypeRows, byte_range
 
-TILE_ENTRIES = 1 << 18  # of a tile, which take 2 MiB in float64
-MAX_TABLES = 256  # of 8 KiB, which are in memory at once, one for each variant
+TILE_ENTRIES = 1 << 18  # entries of a tile, which takes 2 MiB in float64
+MAX_TABLES = 256  # tables of 8 KiB in memory at once, one for each variant
 MAX_SAMPLES = 1 << 14  # in a tile
-GRAM_SAMPLES = 512  # whose genotypes are decoded at once for A'A
-N_GROUPS = 16  # of variants, which threads share; no bit may depend on the number of threads
+GRAM_SAMPLES = 512  # samples decoded at once for A'A
+N_GROUPS = 16  # groups of variants for threads, fixed so that the number of threads changes no bit
 
 T = TypeVar("T")
 
 
 class VariantProducts:
-    """Products with genotypes, centered, in their own order and without a scale.
+    """Products with centered genotypes, in their own column order and without a scale.
 
     Parameters
     ----------

@@ -3,13 +3,13 @@
     CHROMOSOME:POSITION:ID:COUNTED:OTHER,  as in  1:12345:rs123:A:G
 
 Sites may write the same variant with its two alleles the other way around, or from the other strand,
-on which A is T and C is G. The name does not depend on that: of two letters such as A and G, the
-counted allele is the one that is A on one of the strands, and of any other pair, the first in
-alphabetical order. So each site can turn its own counts around (2 - g).
+on which A is T and C is G. The name does not depend on that. If the alleles are two letters such as A
+and G, the counted allele is the one that is A on one of the strands. For any other pair, it is the
+first in alphabetical order. So each site can turn its own counts around (2 - g).
 
-For the pairs A, T and C, G, nobody can tell the strand. If there are several sites, such variants are
-left out. So are variants whose position or alleles differ between sites, that lack an allele, or that
-some site does not have.
+If the alleles are A and T, or C and G, nobody can tell the strand. With several sites, such variants
+are left out. Also left out are variants whose position or alleles differ between sites, variants that
+lack an allele, and variants that some site does not have.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RARE = "below maf"
 
 NO_ALLELE = ("0", ".")
 MAX_NAME = 1000  # characters
-_STRAND = {"C": "G", "G": "C"}  # for the partner of an allele that is T on this strand
+_STRAND = {"C": "G", "G": "C"}  # complements the other allele if one is T on this strand
 _AMBIGUOUS = ({"A", "T"}, {"C", "G"})
 _NAME = re.compile(r"[^:\s]+:\d+:[^\s]+:[^:\s]+:[^:\s]+")
 
@@ -60,7 +60,7 @@ def split_name(name: str) -> tuple[str, str, str, str, str]:
 
 
 def misnamed_variant(names: Iterable[str]) -> bool:
-    """Return whether one of the names is not that of a variant as `variant_name` writes it."""
+    """Return whether any name is not a variant's name as `variant_name` writes it."""
     for name in names:
         if len(name) > MAX_NAME or not name.isprintable() or not _NAME.fullmatch(name):
             return True
@@ -92,7 +92,7 @@ def is_variant(name: str) -> bool:
 
 
 def refuse_unmatched(names: Iterable[str]) -> None:
-    """Refuse columns that are variants of which nobody can tell what two cohorts count."""
+    """Refuse columns that are variants for which two cohorts may count different alleles."""
     found = [name for name in names if is_variant(name) and not can_be_matched(name)]
     if found:
         raise InputError(

@@ -1,6 +1,6 @@
 """Present rows on a device: on a GPU, or wherever PyTorch, CuPy, or another library keeps arrays.
 
-Rows keep their dtype and their place. They are multiplied there (`fedpca.rows.gpu.products`).
+Rows keep their dtype and stay on their device. They are multiplied there (`fedpca.rows.gpu.products`).
 Solvers that need the rows themselves get them from ``blocks`` as numpy arrays, one block at a time.
 """
 
@@ -48,7 +48,7 @@ ROUNDING_OF = {  # error of A'A, as a share of its largest eigenvalue
 
 
 def device_rows(array: Any) -> Rows:
-    """Return the rows in an array of a library other than numpy, which stay where they are.
+    """Return the rows in an array of a library other than numpy; they stay where they are.
 
     Without array-api-compat, rows in the memory of this process are read as numpy arrays.
     """
@@ -63,7 +63,10 @@ def device_rows(array: Any) -> Rows:
 
 
 def rows_on(rows: Rows, name: str | None, precision: str | None = None) -> Rows:
-    """Return the same rows, to be multiplied on a device and in a precision, if these are given."""
+    """Return the rows prepared for products on the device ``name`` and with this precision.
+
+    If ``name`` is None, the rows stay where they are. If ``precision`` is None, it does not change.
+    """
     if precision is not None and precision not in ROUNDING_OF:
         raise InputError(f"precision={precision!r} must be one of {', '.join(ROUNDING_OF)}")
     if name is not None:
@@ -161,7 +164,7 @@ class MovedRows:
         self.xp, self.device = there.xp, there.device
         self.features, self.n_features = rows.features, rows.n_features
         self.dtypes, self.pass_cost = rows.dtypes, rows.pass_cost
-        # files are read as float64; what float32 holds exactly takes half of the memory
+        # files are read as float64; values that float32 holds exactly need half of the memory
         is_narrow = all(EXACT_IN_FLOAT32.issuperset(d.split(" or ")) for d in rows.dtypes)
         self._dtype = np.dtype(np.float32 if is_narrow else np.float64)
         self._kept: list[Any] | None = None

@@ -137,7 +137,7 @@ def check_float64(xp: Any, device: Any) -> None:
 
 @contextmanager
 def matrix_products_in(precision: str) -> Iterator[None]:
-    """Let PyTorch multiply float32 matrices in full precision, or in tf32, whatever its settings are.
+    """Make PyTorch multiply float32 matrices in full precision or in tf32, whatever its settings.
 
     CuPy takes its setting from the environment.
     """

@@ -7,9 +7,9 @@ no digits, and results are as accurate as those of numpy. Only m, Z, and V are m
 only sums over rows are moved back, once for each question.
 
 Most GPUs are many times slower in float64 than in float32. A site may therefore ask for A'A in float32
-or tf32. A'A is still one symmetric matrix, so every solver converges as usual. But it is a little off.
-The site says by how much (`fedpca.rows.gpu.device_rows.ROUNDING_OF`), so no solver claims to be more
-exact.
+or tf32. A'A is still one symmetric matrix, so every solver converges as usual. But it is slightly
+inaccurate. The site states by how much (`fedpca.rows.gpu.device_rows.ROUNDING_OF`), so no solver claims
+a smaller error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedpca.arrays import Array
 from fedpca.rows.gpu.device_rows import ROWS_PER_PRODUCT, OnDevice, chunks
 from fedpca.rows.gpu.devices import matrix_products_in, to_device, to_host
 
-MIN_PANEL, MAX_PANELS = 500, 8  # columns of A'A in a panel, and panels; only half is needed
+MIN_PANEL, MAX_PANELS = 500, 8  # fewest columns in a panel of A'A, most panels
 
 
 def sums_on_device(rows: OnDevice) -> tuple[int, Array]:
@@ -40,7 +40,7 @@ def sums_on_device(rows: OnDevice) -> tuple[int, Array]:
 
 
 class DeviceProducts:
-    """Products with rows on a device, centered, in their own order and without a scale.
+    """Products with centered rows on a device, in their own column order and without a scale.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ class DeviceProducts:
         return to_host(self._gram_there())
 
     def gram_times(self, Z: Array, *, by_gram: bool) -> Array:
-        """Return A'(A Z), ``(d, k)``, by A'A if ``by_gram``, which is then kept on the device."""
+        """Return A'(A Z), ``(d, k)``; ``by_gram`` uses A'A, which is then kept on the device."""
         there = self._to_device(Z)
         if by_gram:
             return to_host(self._xp.matmul(self._gram_there(), there))
@@ -75,7 +75,7 @@ class DeviceProducts:
         return to_host(total)
 
     def energy_along(self, V: Array, *, by_gram: bool) -> float:
-        """Return ``||A V||^2`` for V, ``(d, k)``, by A'A if ``by_gram``."""
+        """Return ``||A V||^2`` for V, ``(d, k)``; ``by_gram`` uses A'A."""
         there = self._to_device(V)
         if by_gram:
             product = self._xp.matmul(self._gram_there(), there)

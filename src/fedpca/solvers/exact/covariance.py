@@ -37,9 +37,9 @@ from fedpca.solvers.standardize import SCALES, moments_asked, own_frame
 if TYPE_CHECKING:
     from fedpca.site.site import Site
 
-MAX_TRACED = 500  # features up to which the residual is multiplied by itself
+MAX_TRACED = 500  # with more features, the residual is not multiplied by itself
 ROWS_PER_FEATURE_TO_KEEP = 4  # with more rows per feature, A'A is much smaller than the rows
-FEATURES_TO_KEEP = 128  # with as few, A'A is so small that it costs nothing to keep
+FEATURES_TO_KEEP = 128  # with at most this many, A'A is so small that keeping it costs nothing
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Covariance:
     Parameters
     ----------
     device : str, optional
-        The coordinator's device that finds the eigenvectors, such as "cuda". With thousands of
+        The device on which the coordinator finds the eigenvectors, such as "cuda". With thousands of
         features, a GPU is many times as fast. By default, numpy finds them.
 
     Examples

@@ -100,8 +100,8 @@ from fedpca.solvers.standardize import moments_asked, standardize, standardize_s
 if TYPE_CHECKING:
     from fedpca.site.site import Site
 
-MAX_STEPS = 1000  # at a site in a round
-MAX_DECLARED_PENALTY = 1000.0  # of an option
+MAX_STEPS = 1000  # at most, at a site in a round
+MAX_DECLARED_PENALTY = 1000.0  # the largest penalty that may be asked for
 LOCAL_STEPS = 5  # steps of subspace iteration at each site in each round
 PENALTY = 0.15  # initial beta_i, as a share of ||A_i||_2^2
 PENALTY_CHECK_ROUNDS = 5  # rounds between penalty checks, (25)
@@ -259,8 +259,9 @@ class Faps:
     ) -> tuple[Array, list[float], list[float]]:
         """Run Algorithm 1 until it may stop or rounds run out.
 
-        Return Z, the residuals, and the lengths of the steps. Plain products would bound the angle that
-        is left, but they would undo the mask. So it is estimated from how fast Z comes to rest.
+        Return Z, the residuals, and the lengths of the steps. Plain products would bound the
+        remaining angle, but they would undo the mask. So the angle is estimated from how fast Z comes
+        to rest.
         """
         residuals: list[float] = []
         steps: list[float] = []
@@ -286,9 +287,9 @@ class Faps:
 def distance_left(steps: list[float], least: float = 0.0) -> float:
     """Estimate how far an iteration is from its limit, given the lengths of its steps.
 
-    If each step is at most a share rho of the one before, the last step and all that would follow add
-    up to at most ``1 / (1 - rho)`` times its length. The estimate is twice that. ``least`` is the
-    smallest rho that is possible; steps at rest do not show any.
+    If each step is at most a share rho of the one before, the last step and all later ones
+    add up to at most ``1 / (1 - rho)`` times the length of the last step. The estimate is twice that.
+    ``least`` is the smallest possible rho; steps at rest do not show rho.
     """
     last = steps[-RECENT_STEPS:]
     moving = [step for step in last if step > AT_REST]
@@ -301,13 +302,13 @@ def distance_left(steps: list[float], least: float = 0.0) -> float:
 def _angle_left(steps: list[float], theta: Array, penalty: float, residual: float) -> float:
     """Estimate the angle to the exact components, with the eigenvalues and the sum of the penalties.
 
-    Along a component much smaller than the penalties, every step is tiny, near the limit or not: by the
-    rates above, it is at least ``beta / (beta + lambda_k)`` of the one before. ``residual`` is what the
-    steps do not show.
+    Along a component much smaller than the penalties, every step is tiny, even far from the limit: by
+    the rates at the top of this file, it is at least ``beta / (beta + lambda_k)`` times the step
+    before. ``residual`` accounts for what the steps do not show.
     """
     largest, smallest = float(theta[0]), float(theta[-1])
     if largest <= 0:
-        return 0.0  # every direction is as good
+        return 0.0  # all directions are equally good
     least = penalty / (penalty + smallest) if penalty > 0 else 0.0
     return min(1.0, distance_left(steps, least) + scaled(residual, smallest))
 
@@ -408,8 +409,9 @@ class End(NamedTuple):
     def advice(self, stopped: str) -> str:
         """Name a faster solver for these sites if the run reveals one.
 
-        By the rates above, subspace iteration is faster if the penalties exceed lambda_(k+1). Only
-        lambda_k is known, so it is used instead. A run of only a few rounds needs no advice.
+        By the rates at the top of this file, subspace iteration is faster if the penalties exceed
+        lambda_(k+1). Only lambda_k is known, so it is used instead. A run of only a few rounds needs no
+        advice.
         """
         rounds, smallest = len(self.residuals), float(self.eigenvalues[-1])
         plain = self.plain_rounds

@@ -140,7 +140,7 @@ class Lanczos:
 
 
 def can_stop(ritz: Ritz, k: int, problem: Problem) -> bool:
-    """Return whether k directions are within the angle asked for, or no round would improve them."""
+    """Return whether k directions are within the tolerance, or no round would improve them."""
     rounding = problem.common.rounding
     at_rounding = bool((ritz.residuals[:k] <= rounding * ritz.values[0]).all())
     return at_rounding or bool(ritz.angle_bounds(k, rounding)[-1] <= problem.angle_tol)

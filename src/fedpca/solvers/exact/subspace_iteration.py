@@ -3,7 +3,7 @@
     Z <- orth(sum_i A_i'(A_i Z))
 
 This method sends the same messages as block Lanczos but does not keep earlier blocks. So it takes many
-times as many rounds.
+more rounds.
 
 Source: SSI in Wang, Liu and Zhang, "Seeking consensus on subspaces in federated principal component
 analysis"; Rutishauser, "Simultaneous iteration method for symmetric matrices" (1970).
@@ -49,10 +49,10 @@ from fedpca.solvers.costs import (
 from fedpca.solvers.sign_flips import draw_signs, flips_order
 from fedpca.solvers.standardize import Moments, moments_asked, standardize, standardize_sites
 
-N_GUARDS = 3  # columns with which to look for a larger eigenvalue outside the block
-GUARD_ROUNDS = 40  # at most, if the next eigenvalue is close
+N_GUARDS = 3  # columns of a search for a larger eigenvalue outside the block
+GUARD_ROUNDS = 40  # at most, of that search if the next eigenvalue is close
 TELLS_APART = 0.02  # residual of that eigenvalue, relative to its distance from those of the block
-# how much larger that eigenvalue may be than was found; over random tables, at most 7.0 and 0.13
+# how far that eigenvalue may exceed the value found; on random tables, at most 7.0 and 0.13
 TIMES_RESIDUAL = 10.0
 GAP_SHARE = 0.2
 AT_REST = 4.0  # residuals of this many rounding errors do not become smaller
@@ -62,8 +62,8 @@ TIMES_LANCZOS = 15  # approximate number of rounds per Lanczos round
 def script_of_products(plan: RunPlan, most: int, columns: int) -> Script:
     """Return the script of a solver that asks for products with blocks, after the moments.
 
-    There are at most ``most`` products. A block has a column for each component, and may have
-    ``columns`` even if there are fewer components.
+    There are at most ``most`` products. A block has one column for each component; it may have up to
+    ``columns`` columns even if there are fewer components.
     """
     return after_moments(
         plan,
@@ -149,7 +149,7 @@ def iterate(
         elif k is not None and is_known and norm(residuals[:k]) <= problem.tol * energy:
             if following is None or following.certifies(theta, residuals, k, problem):
                 following = following_direction(fed, V, float(theta[k - 1]))  # outside this V
-            if following.value > theta[k - 1] + ROUNDING * theta[0]:  # the block has missed it
+            if following.value > theta[k - 1] + ROUNDING * theta[0]:  # a direction was missed
                 Y = np.hstack([V[:, :-1] * theta[:-1], following.vector * following.value])
                 following = None
             elif following.certifies(theta, residuals, k, problem):
@@ -165,7 +165,7 @@ def iterate(
 
 @dataclass(frozen=True)
 class Following:
-    """The largest eigenvalue outside a block, approximately, with its residual and eigenvector."""
+    """An estimate of the largest eigenvalue outside a block, with its residual and eigenvector."""
 
     value: float
     residual: float
@@ -191,8 +191,8 @@ class Following:
 def following_direction(fed: Federation, V: Array, last: float) -> Following:
     """Find the largest eigenvalue outside V by a few rounds of block Lanczos.
 
-    Without it, nobody knows how well the directions in V are separated from the others. ``last`` is the
-    smallest eigenvalue of V; the search ends once the two can be told apart.
+    Only that eigenvalue shows how well the directions in V are separated from the others. ``last`` is
+    the smallest eigenvalue of V; the search ends once the two eigenvalues can be told apart.
     """
     d, k = V.shape
     if k == d:

@@ -31,7 +31,7 @@ class Shared:
     along: Array  # (k, k): U'(sum w_i S_i)U divided by the sum of w_i
     objective: float  # divided by the sum of w_i
     stop_reason: str  # "converged", "max_rounds", or "stalled" if no step raises the objective
-    ambiguity: float = 0.0  # the largest sine of the angle from U to an optimum that is as good
+    ambiguity: float = 0.0  # the largest sine of the angle from U to an equally good optimum
 
 
 @runtime_checkable

@@ -5,10 +5,10 @@ made-up rows, of sites that have the shared directions in common and nothing els
 
     A_i = R_i diag(sqrt(variance)) [E  Q_i]',   E shared, Q_i random outside E, R_i like normal rows
 
-The first variances are along the shared directions, the next along a site's own ones, and the others
-are noise. Sites whose noise has directions in common take more rounds. Of many features and sites, only
-some are made up. What the sites are asked to compare their directions does not depend on the rows, and
-is counted for all of them.
+The first variances are along the shared directions, the next along a site's own directions, and the
+others are noise. Sites whose noise has directions in common take more rounds. If there are many
+features or sites, only some are made up. The questions that compare the sites' directions do not depend
+on the rows, and are counted for all features and sites.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ REHEARSED = ("n_shared", "start", "n_init", "weights", "gather", "tol", "max_rou
 
 @dataclass(frozen=True)
 class PersonalizedFit:
-    """A `PersonalizedPCA` fit whose course is asked for; ``parameters`` are those of the estimator."""
+    """A `PersonalizedPCA` fit whose course is to be found; ``parameters`` are the estimator's."""
 
     parties: Sequence[Party]
     sizes: Sizes
@@ -78,7 +78,7 @@ class PersonalizedFit:
         """Return the course of the fit with a method."""
         asked, reason = usual(partial(self.rehearse, solver))
         gather = bool(self.parameters["gather"])
-        if self.secure:  # sums that are secure do not show what a site explains
+        if self.secure:  # secure sums do not show the explained share of a site
             asked = [each for each in asked if each.question is not site_shares]
         return Course(
             program="PersonalizedPCA",
@@ -140,7 +140,7 @@ class PersonalizedFit:
         return with_lengths(asked, lengths)
 
     def _compared(self, solver: PersonalizedSolver, asked: Sequence[Asked]) -> list[Asked]:
-        """Return the questions with those that compare directions as this many features take them."""
+        """Return the questions; those that compare directions are counted at the fit's full size."""
         is_start, result = True, []
         for compares, each in groupby(asked, key=lambda a: a.question in COMPARES):
             part = list(each)
@@ -154,7 +154,7 @@ class PersonalizedFit:
     def _compared_at(
         self, solver: PersonalizedSolver, rehearsed: Sequence[Asked], *, is_start: bool
     ) -> Asked:
-        """Return what `leading_of_bases` asks, for each start, or once at the end."""
+        """Return what `leading_of_bases` asks: for each start, or once at the end of the fit."""
         d, ranks, n_times = self.sizes.d, self.ranks, 1
         k, gather = max(ranks.least, min(1, ranks.most)), False
         columns = sum(party.rows > 0 for party in self.parties) * ranks.most

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 RETRACTIONS: dict[str, Callable[[Array], Array]] = {"polar": polar, "qr": qr_factor}
 MAX_HALVINGS = 10  # in a row; after more, no step along the direction raises the objective
-NORM_POWER = 32  # this root of N sites' summed powers is 1 to N^(1/32) times the largest norm
+NORM_POWER = 32  # the 32nd root of N sites' summed powers is 1 to N^(1/32) times the largest norm
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ class LocalRanks:
         return rank
 
     def check_sites(self, names: Collection[str]) -> None:
-        """Refuse a mapping whose sites are not exactly these."""
+        """Refuse a mapping that lacks any of these sites or has others."""
         if self.common is None and set(self.by_site) != set(names):
             raise InputError(
                 f"n_local has entries for {sorted(self.by_site)}, but the sites are "

@@ -44,9 +44,9 @@ from fedpca.solvers.personalized.contract import Shared, Start, share_of
 if TYPE_CHECKING:
     from fedpca.site.site import Site
 
-LOCAL_TOL = 1e-7  # residual of V_i in a round; it costs the objective its square over the gap
+LOCAL_TOL = 1e-7  # residual of V_i in a round; its square over the gap is lost in the objective
 MET = 0.02  # climbs whose directions are this close, as a sine, end at the same optimum
-PATIENCE = 100  # rounds that other climbs have left to pass an optimum
+PATIENCE = 100  # rounds in which other climbs must pass an optimum once it is found
 SAME = 1e-9  # objectives that differ by at most this share are the same
 AS_GOOD = 1e-3  # optima whose objectives differ by at most this share are equally good
 APART = 0.1  # optima at this sine or more are different
@@ -162,7 +162,7 @@ def worth_going_on(
 
 
 def _ambiguity(best: Climb, climbs: Sequence[Climb]) -> float:
-    """Return the largest sine of the angle to an optimum that is as good, or 0 if there is none."""
+    """Return the largest sine of the angle to an equally good optimum, or 0 if there is none."""
     rivals = [
         climb
         for climb in climbs

@@ -1,4 +1,4 @@
-"""Find starting points for personalized PCA: directions that sites share, as far as can be told early.
+"""Find starting points for personalized PCA: directions that the sites probably share.
 
     "stack":   the leading directions of  sum_i w_i W_i W_i'          directions that most sites have
     "average": the leading directions of  sum_i w_i W_i L_i W_i'      directions of large variance

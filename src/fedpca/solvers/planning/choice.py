@@ -1,4 +1,4 @@
-"""Say which solvers a fit can take, which it takes by default, and its course with each.
+"""Say which solvers a fit can use, which one it uses by default, and its course with each.
 
 Each estimator's program has a function here that checks the parameters and returns the choice.
 """
@@ -44,7 +44,7 @@ ASSUMED = "variances fall as 1, 1/2, 1/3, and so on"
 
 @dataclass(frozen=True)
 class PlannedFit:
-    """What is to be planned, checked as far as all programs have it in common."""
+    """The fit to plan, after the checks that all programs have in common."""
 
     program: str
     parameters: Mapping[str, Any]
@@ -84,7 +84,7 @@ class PlannedFit:
         )
 
     def variances(self, *, center: bool) -> Array:
-        """Return variances along all components, at most as many of them positive as rows allow."""
+        """Return variances along all components; at most as many are positive as the rows allow."""
         if self.given is not None:
             return self.given
         falling = 1.0 / np.arange(1, self.d + 1)
@@ -106,7 +106,7 @@ class PlannedFit:
 
 @dataclass(frozen=True)
 class Choice:
-    """The solvers of a program, the one that it takes by default, and its course with each."""
+    """A program's solvers, its default solver, and the course of a fit with each."""
 
     solvers: Sequence[Any]
     auto: str
@@ -204,7 +204,7 @@ CHOICES: Mapping[str, Callable[[PlannedFit, Iterable[Any] | None], Choice]] = {
 def _solvers(
     given: Iterable[Any] | None, find: Callable[[Any], Any], all_: Mapping[str, Any], own: Any
 ) -> list[Any]:
-    """Return the solvers to plan for; by default all, of which ``own`` may have other options."""
+    """Return the solvers to plan for: by default all, with ``own`` replacing the one of its name."""
     if given is None:
         known = dict(all_) if own is None else {**all_, own.name: own}
         return list(known.values())

@@ -1,4 +1,4 @@
-"""Tell what the course of a fit would cost and reveal under some conditions.
+"""Tell what the course of a fit would cost and reveal under given conditions.
 
 The conditions are the sites, what protects them, and how fast machines and networks are. Time follows
 from a simple model::
@@ -37,7 +37,7 @@ class Conditions:
     """Who takes part in a fit, under which protection, and how fast."""
 
     parties: Sequence[Party]
-    sizes: Sizes  # of which ``here`` is of no account
+    sizes: Sizes  # ``here`` is not used
     secure: bool
     privacy: Privacy | None
     policy: Policy | None

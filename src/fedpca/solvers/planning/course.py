@@ -1,9 +1,9 @@
 """Describe the course of a fit: what its sites are asked, in order, and how it ended.
 
-A course is known before a fit if the solver tells its questions and how many rounds it takes.
-Otherwise, the program runs in this process on made-up rows, and the ledger of that run shows it. What a
-message holds follows from the lengths of its fields, so a course of a small run becomes that of a large
-one when the lengths that depend on the size of the fit are replaced.
+A course is known before a fit if the solver lists its questions and states how many rounds it takes.
+Otherwise, the program runs in this process on made-up rows, and the ledger of that run shows the
+course. The size of a message follows from the lengths of its fields. So the course of a small run
+becomes that of a large one when the lengths that depend on the size of the fit are replaced.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from fedpca.solvers.planning.traffic import Party
 
 N_REHEARSALS = 3
 
-Lengths = Mapping[str, Mapping[str, int]]  # of a question, by its name: the lengths to replace
+Lengths = Mapping[str, Mapping[str, int]]  # the lengths to replace, by the name of the question
 
 
 @dataclass(frozen=True)
 class Course:
     """The course of a fit with one solver.
 
-    ``asked`` returns all questions to a site, and ``parameters`` are those that the sites would be told
-    with the plan of the run. ``solver_rounds`` are the rounds that depend on the rows.
+    ``asked`` returns all questions to a site. ``parameters`` are those in the plan that the sites would
+    receive. ``solver_rounds`` are the rounds that depend on the rows.
     """
 
     program: str
@@ -40,7 +40,7 @@ class Course:
     stop_reason: str = ""
     needs_each: bool = False  # whether the coordinator must see each site's answers
     is_counted: bool = True  # whether all bytes follow from the questions
-    more_bytes: int = 0  # to and from each site, of a solver that does not tell its questions
+    more_bytes: int = 0  # to and from each site, if the solver does not list its questions
     angle_bound: float = 0.0
     problem: str = ""
 
@@ -53,9 +53,9 @@ class Rehearsal(NamedTuple):
 
 
 def usual(rehearse: Callable[[int], Rehearsal]) -> Rehearsal:
-    """Return the rehearsal with the median number of rounds, of a few that differ by their seed.
+    """Return the rehearsal with the median number of rounds, out of a few with different seeds.
 
-    If the first runs out of rounds, no other is tried.
+    If the first rehearsal runs out of rounds, no other is tried.
     """
     found: list[Rehearsal] = []
     for seed in range(N_REHEARSALS):
@@ -77,7 +77,7 @@ def recorded(ledger: Ledger) -> list[Asked]:
 
 
 def merged(asked: Iterable[Asked]) -> Iterator[Asked]:
-    """Yield the same questions, with those in a row that have the same lengths as one."""
+    """Yield the same questions, but merge consecutive ones that have the same lengths."""
     for (name, lengths), each in groupby(asked, key=lambda a: (a.question.name, dict(a.lengths))):
         times = sum(one.times for one in each)
         if times:
@@ -93,7 +93,7 @@ def with_lengths(asked: Iterable[Asked], lengths: Lengths) -> list[Asked]:
 
 
 def times_asked(asked: Iterable[Asked], *questions: Question) -> int:
-    """Return how often some questions are asked."""
+    """Return how many times any of these questions is asked."""
     return sum(each.times for each in asked if each.question in questions)
 
 

@@ -1,7 +1,7 @@
 """Say what the questions of a fit demand of the machines, for estimates of time and memory.
 
 A site multiplies blocks with its rows, or with A'A if that is cheaper, and reads its rows for the other
-questions. All sites work at once, so the one with the most rows counts.
+questions. All sites work in parallel, so only the site with the most rows counts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fedpca.solvers.costs import LANCZOS_ROUNDS, Asked, Sizes
 from fedpca.solvers.planning.traffic import Crossed
 
 FLOAT = 8  # bytes
-PASS_COST = 4.0  # of rows in memory, as `fedpca.rows.in_memory` has it
+PASS_COST = 4.0  # of a pass over rows in memory, as in `fedpca.rows.in_memory`
 LOCAL_PRODUCTS = {"local_power_steps": 5, "consensus_step": 7}  # roughly, per site and round
 SCATTERS = ("covariance_triangle", "noisy_scatter")
 FACTOR = "triangular_factor"
@@ -25,7 +25,7 @@ SEPARATES = ("hard_round", "soft_round", "gradient_round")
 
 
 class Product(NamedTuple):
-    """A block that a site multiplies with its rows: its columns, and how often."""
+    """A block that a site multiplies with its rows: its columns, and how many times it does so."""
 
     width: int
     times: int
@@ -33,7 +33,7 @@ class Product(NamedTuple):
 
 @dataclass(frozen=True)
 class Demand:
-    """The questions of a fit, and the size of what they are asked about."""
+    """The questions of a fit, and the size of the rows that they are about."""
 
     crossed: Sequence[Crossed]
     sizes: Sizes  # at the site with the most rows
@@ -54,7 +54,7 @@ class Demand:
         return found
 
     def has(self, *names: str) -> bool:
-        """Return whether one of some questions is asked."""
+        """Return whether any of these questions is asked."""
         return any(each.question.name in names for each in self.crossed)
 
     @property

@@ -1,4 +1,4 @@
-"""Make up rows on which a program can be rehearsed, since nothing of the sites' rows is known."""
+"""Make up rows on which a program can be rehearsed, since nothing is known about the sites' rows."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Find the course of a `FederatedPCA` fit with each solver.
 
-A solver tells its questions, and the rounds are those that it takes on made-up rows
+The solver lists its questions. The number of rounds is what it takes on made-up rows
 (`fedpca.solvers.planning.rehearsal`).
 """
 
@@ -27,7 +27,7 @@ from fedpca.solvers.private.program import private_asked
 
 @dataclass(frozen=True)
 class PcaFit:
-    """A `FederatedPCA` fit whose course is asked for."""
+    """A `FederatedPCA` fit whose course is to be found."""
 
     parties: Sequence[Party]
     sizes: Sizes
@@ -52,7 +52,7 @@ class PcaFit:
             stop_reason=reason,
             needs_each=bool(solver.seen) and self.privacy is None,
             is_counted=is_counted and not isinstance(rule, str | float),
-            # a solver that does not tell its questions only estimates its bytes
+            # a solver that does not list its questions only estimates its bytes
             more_bytes=0 if is_counted else solver.bytes_per_site(sizes.n, sizes.d, sizes.k),
             angle_bound=self._angle_bound(
                 solver, max(n_directions(asked(party)) for party in self._kinds)
@@ -61,7 +61,7 @@ class PcaFit:
 
     @property
     def _kinds(self) -> list[Party]:
-        """Return one site for each number of rows."""
+        """Return one site for each distinct number of rows."""
         return list({party.rows: party for party in self.parties}.values())
 
     def _rounds(self, solver: Solver) -> tuple[Rounds, str]:

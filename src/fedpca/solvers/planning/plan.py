@@ -81,12 +81,12 @@ def plan(
     Parameters
     ----------
     rows : int or dict
-        About how many rows all sites have together, or the number of rows of each site by its name.
+        The approximate number of rows at all sites together, or each site's number of rows by its name.
     features : int or list of str
         The number of features, or their names, which sites send in the first round.
     model : int or estimator
         An unfitted `FederatedPCA`, `PersonalizedPCA`, or `RobustPCA`; or the number of components of a
-        `FederatedPCA`. With an estimator, set what it has as parameters there.
+        `FederatedPCA`. If you pass an estimator, set its parameters there.
     sites : int or list of str
         The number of sites, or their names, unless ``rows`` names them.
     solvers : iterable of str or solver, optional
@@ -106,12 +106,13 @@ def plan(
         the site would do.
     variances : array of shape (n_features,), optional
         The variances along the components: a guess, or those of public rows. They must not come from
-        rows that nobody may see. By default, they fall as 1, 1/2, 1/3, and so on. For
+        private rows. By default, they fall as 1, 1/2, 1/3, and so on. For
         `PersonalizedPCA`, they are those of one site: along the shared components, along its local
         ones, and then along all others, in this order.
     latency, bandwidth, flops, read_rate : float, optional
         The speeds of the network and the machines, as in `Speed`. By default, `latency` is 0.05 s,
-        ``bandwidth`` is 12.5 MB/s, and the others are measured on this machine, in memory.
+        ``bandwidth`` is 12.5 MB/s, and the other speeds are measured on this machine, with rows in
+        memory.
 
     Examples
     --------

@@ -31,10 +31,11 @@ from fedpca.solvers.exact.lanczos import Lanczos
 from fedpca.solvers.pca import principal_components
 from fedpca.solvers.planning.made_up import evenly_thinned, like_rows
 
-# of the made-up rows: Lanczos depends on all variances near the leading ones, and needs few rounds
+# features of the made-up rows; Lanczos takes many, since it depends on all variances near the
+# leading ones and needs few rounds
 MAX_SIDE, MAX_SIDE_OF_LANCZOS = 240, 4000
 MAX_ENTRIES = 1 << 17  # of a block of the made-up rows
-LEAST_BLOCKS = 20  # of k columns that fit among the variances kept, or Lanczos would end too early
+LEAST_BLOCKS = 20  # of k columns; with room for fewer, Lanczos would end too early
 MAX_WORK = (
     1 << 18
 )  # of side times squared columns; each round of other solvers takes many times that

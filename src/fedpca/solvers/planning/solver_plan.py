@@ -1,4 +1,4 @@
-"""Hold what a fit would cost and reveal with each solver, and say which one to take."""
+"""Hold what a fit would cost and reveal with each solver, and say which one to use."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class SolverPlan:
     """What a fit would cost and reveal with one solver.
 
     ``rounds`` counts all questions, as `run_.rounds` does, and ``solver_rounds`` counts those whose
-    number depends on the rows. ``stop_reason`` is why the rehearsal stopped, or "" without one.
-    Bytes are those of all messages to and from all sites, and ``site_bytes`` those to and from the site
-    with the most. If ``is_counted`` is true and the run takes as many rounds, its record will have the
+    number depends on the rows. ``stop_reason`` is why the rehearsal stopped, or "" without one. Bytes
+    are those of all messages to and from all sites, and ``site_bytes`` those to and from the site with
+    the most traffic. If ``is_counted`` is true and the run takes these rounds, its record will have the
     same numbers. ``site_memory`` and ``server_memory`` are estimates in bytes, without the program.
 
-    ``guarantee`` is "exact", "bounded", or "private". Of personalized fits, it is "stationary" or "no
-    bound", and of robust fits "exact without noise" or "no bound".
-    ``angle_bound`` is the bound that a solver that is not exact would state if the sites were alike.
+    ``guarantee`` is "exact", "bounded", or "private". For personalized fits, it is "stationary" or
+    "no bound", and for robust fits, "exact without noise" or "no bound".
+    ``angle_bound`` is the bound that an inexact solver would state if the sites were alike.
     ``discloses`` tells what happens to the answers to each question: they are "seen", "summed", or
     "masked". ``refusal`` is why a site would not take part, and ``problem`` is why the solver cannot
     run.
@@ -109,9 +109,9 @@ class Plan:
 def recommend(
     planned: Sequence[SolverPlan], auto: str, rivals: Collection[str] = ()
 ) -> tuple[str | None, str]:
-    """Return the solver to take and why.
+    """Return the solver to use, and why.
 
-    That is ``auto``, unless it is not possible, or one of its ``rivals`` moves far fewer bytes.
+    The solver is ``auto``, unless it is not possible, or one of its ``rivals`` moves far fewer bytes.
     """
     possible = [each for each in planned if each.is_possible]
     if not possible:

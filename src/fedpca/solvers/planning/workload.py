@@ -19,7 +19,7 @@ from fedpca.solvers.planning.demand import CLIMBS, FACTOR, FLOAT, SCATTERS, SEPA
 LATENCY_S = 0.05  # of a round: a question to another city and its answer
 BANDWIDTH = 12.5e6  # bytes per second, which is 100 Mbit/s
 DENSE_SLOWDOWN = 4  # of an eigendecomposition, compared with products of as many operations
-PASSES = {  # of questions that make many arrays as large as the rows: about as many as readings
+PASSES = {  # questions that make many arrays as large as the rows, with their cost in readings
     "count_values": 75,
     "hard_round": 50,
     "soft_round": 30,
@@ -34,8 +34,8 @@ class Speed:
     """The speeds from which a plan computes times.
 
     ``latency`` is in seconds per round. ``bandwidth`` is in bytes per second, for the coordinator's
-    connection, which all sites share. ``flops`` are operations per second at a site and the
-    coordinator, and ``read_rate`` is how many bytes of rows a site reads per second.
+    connection, which all sites share. ``flops`` are operations per second, at a site and at
+    the coordinator, and ``read_rate`` is how many bytes of rows a site reads per second.
     """
 
     latency: float = LATENCY_S
@@ -89,7 +89,7 @@ def _site_seconds(demand: Demand, speed: Speed) -> float:
 
 
 def _climbing(demand: Demand) -> float:
-    """Return the operations in which a site looks for its own directions from each point."""
+    """Return the number of operations with which a site finds its own directions for each point."""
     n, d, r = demand.sizes.here, demand.sizes.d, max(1, demand.n_local)
     climbs = sum(
         each.times * each.lengths.get("m", 1)

@@ -38,7 +38,7 @@ COUNT_UNIT = RADIUS // 4  # what a row adds to the count; a count costs less tha
 SUM_SENSITIVITY2 = RADIUS**2 + COUNT_UNIT**2
 SCATTER_SENSITIVITY2 = RADIUS**4
 ENERGY_SHARE = 4  # the energy is divided by this, so that it costs less than the product
-BLOCK_BITS = 52 - RADIUS.bit_length()  # of a block that rows are multiplied by
+BLOCK_BITS = 52 - RADIUS.bit_length()  # of an entry in a block by which rows are multiplied
 PRODUCT_SENSITIVITY2 = RADIUS**4 + RADIUS**4 // ENERGY_SHARE**2
 
 
@@ -166,7 +166,7 @@ def _rows_about(site: Site, mean: Array) -> Iterator[Array]:
 
 
 def _refuse_weights(site: Site) -> None:
-    """Refuse rows with weights, since a single one could count as many.
+    """Refuse rows with weights, since a single row could count as many rows.
 
     Only the coordinator refuses too many rows, because it sees their number with noise. A refusal here
     would reveal the exact number. Until then, sums that do not fit only wrap around.
@@ -176,5 +176,5 @@ def _refuse_weights(site: Site) -> None:
 
 
 def _noise(variance: int, size: int) -> Array:
-    """Return whole random numbers of this variance, or zeros if the plan asks for no noise."""
+    """Return random whole numbers with this variance, or zeros if the plan asks for no noise."""
     return discrete_gaussian(variance, size) if variance else np.zeros(size, np.int64)

@@ -7,18 +7,18 @@ The sites add noise to the count and the mean, and then to the scatter about tha
 privacy: eigenvectors, variances, the number of components, and how far the noise may have turned them.
 
 If there are too many features for the scatter, each of a few rounds multiplies it with a block instead,
-``Y = S Z + E``, and continues from the directions of Y. Their noise is larger, since the rounds share
-the budget. The noise turns Z away by an angle with cosine c, so that a singular value of ``S Z`` is ``c
-l``. It also adds ``s^2 d`` to the square of this value. The two effects cancel once the directions have
-settled, so the singular values of Y are the eigenvalues.
+``Y = S Z + E``, and continues from the directions of Y. The noise of each product is larger, since the
+rounds share the budget. The noise turns Z away by an angle with cosine c, so that a singular value of
+``S Z`` is ``c l``. It also adds ``s^2 d`` to the square of this value. The two effects cancel once the
+directions have settled, so the singular values of Y are the eigenvalues.
 
 The noise E of a scatter is a random symmetric matrix. Its norm is near ``edge = s sqrt(2 d)``, where s
-is the deviation of its diagonal. It raises a large eigenvalue l of the scatter to ``l + edge^2 / (4
-l)``, which is corrected here, and hides eigenvalues below ``edge / 2``. How far the norm can exceed the
-edge is known too. A component stands out only if it exceeds that norm.
+is the standard deviation of its diagonal. It raises a large eigenvalue l of the scatter to ``l + edge^2
+/ (4 l)``, which is corrected here, and hides eigenvalues below ``edge / 2``. How far the norm can
+exceed the edge is known too. A component stands out only if it exceeds that norm.
 
-The mean has noise in it. About a point that is off by f, the scatter has one more term ``n f f'``. It
-does not stand out as long as its size ``n |f|^2`` is below ``edge / 2``.
+The mean has noise in it. About a point that is off by f, the scatter has one more term ``n f f'``. This
+term does not stand out as long as its size ``n |f|^2`` is below ``edge / 2``.
 
 Sources: Dwork, Talwar, Thakurta, and Zhang, "Analyze Gauss" (2014); Hardt and Price, "The noisy power
 method" (2014); Benaych-Georges and Nadakuditi, "The eigenvalues and eigenvectors of finite, low rank
@@ -64,7 +64,7 @@ from fedpca.solvers.standardize import Moments
 MAX_SCATTER_FEATURES = 4096  # with more features, products are summed instead of the scatter
 SPARE_COLUMNS = 5  # of a block, in addition to one for each component
 MAX_LOOK = 50  # components that a rule can find in products
-SOLVERS = ("auto", "covariance", "power")  # that have a mechanism
+SOLVERS = ("auto", "covariance", "power")  # the solvers that can add noise
 TRACY_WIDOM = (
     1.454  # the 97.5 % quantile, for real matrices: 5 % of norms exceed this on either side
 )

@@ -32,7 +32,7 @@ from fedpca.solvers.private.at_site import (
 )
 
 MAX_SIDE = 400  # of a drawn matrix
-N_DRAWS, N_SMALL = 15, 60  # of a large matrix, and of one below SMALL_SIDE
+N_DRAWS, N_SMALL = 15, 60  # draws of a large matrix, and of one below SMALL_SIDE
 SMALL_SIDE = 100
 
 
@@ -49,9 +49,9 @@ def expected_share(
 ) -> float:
     """Return the share of the exact components' variance that private ones are expected to keep.
 
-    The share is that of a fit by the scatter, the default for up to 4096 features, averaged over draws
-    of the noise. If the noise hides little, real fits are within 0.03 of this share on average. If it
-    hides half of the variance, fits differ, and the estimate may be off by 0.1.
+    The share is averaged over draws of the noise, for a fit that sums the scatter, which is the default
+    for up to 4096 features. If the noise hides little, real fits are within 0.03 of this share on
+    average. If it hides half of the variance, fits differ, and the estimate may be off by 0.1.
 
     Parameters
     ----------

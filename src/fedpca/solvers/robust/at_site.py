@@ -1,10 +1,10 @@
-"""What all methods of robust PCA ask at the beginning and at the end, and what a site keeps.
+"""Questions that all methods of robust PCA ask first and last, and what a site keeps.
 
     A_i = (X_i - 1 m') / s,   A_i = V_i U' + S_i + noise
 
 The components U, d x r, are common to all sites. The scores V_i, n_i x r, and the sparse part S_i stay
 at the site. For a given U, each method finds V_i and S_i in a few passes that start from the previous
-round's V_i. It uses hard thresholds, soft thresholds, or the gradient steps of the published method.
+round's V_i. The passes use hard thresholds, soft thresholds, or the published gradient steps.
 Missing entries, and outliers under a hard threshold, do not count: ``V_i U'`` replaces them
 (`fedpca.models.robust`). The question of a round is in the file of its method.
 
@@ -153,7 +153,7 @@ def squares_present(site: Site, about: Array) -> dict[str, Array]:
 def count_values(
     site: Site, features: Array, about: Array, guess: Array, shift: Array, of: Array
 ) -> dict[str, Array]:
-    """Count some features' values below the bin of a guess, in each part of it, and above it.
+    """Count some features' values below the bin of a guess, in each part of that bin, and above it.
 
     Also count the values less than the guess and the values equal to it. ``of`` selects what is
     counted: the values about a point, their distances from it, or their nonzero distances from it. A

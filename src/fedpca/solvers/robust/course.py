@@ -2,8 +2,8 @@
 
 How many rounds a fit takes depends on the noise and the outliers. So the program runs in this process
 on made-up rows: normal rows with the given variances, an offset in each column, and outliers of many
-times the size of an entry in a twentieth of the entries. Of many rows, columns, and sites, only some
-are made up.
+times the size of an entry in a twentieth of the entries. If there are many rows, columns, or sites,
+only some are made up.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ PER_COMPONENT = 4
 MAX_SITES = 3
 MAX_ENTRIES = 1 << 16  # of all made-up rows
 OUTLIER_SHARE = 0.05  # of the entries
-OUTLIER_SIZE = 10.0  # of an outlier at most, in root mean squares of the entries
+OUTLIER_SIZE = 10.0  # at most, of an outlier, in root mean squares of the entries
 OFFSET = 3.0  # of a column, in the same unit
 STEPS = (hard_round, soft_round, gradient_round, residual_product)
 
 
 @dataclass(frozen=True)
 class RobustFit:
-    """A `RobustPCA` fit whose course is asked for; ``parameters`` are those of the estimator."""
+    """A `RobustPCA` fit whose course is to be found; ``parameters`` are the estimator's."""
 
     parties: Sequence[Party]
     sizes: Sizes
@@ -65,7 +65,7 @@ class RobustFit:
             problem = "it requires the number of components, not a bound on it"
             given |= {"n_components": given["max_components"], "max_components": None}
         asked, reason = usual(partial(self.rehearse, solver, given))
-        if self.secure:  # sums that are secure do not show a site's share of outliers
+        if self.secure:  # secure sums do not show a site's share of outliers
             asked = [each for each in asked if each.question is not sparse_share]
         return Course(
             program="RobustPCA",
@@ -86,7 +86,7 @@ class RobustFit:
         result = fed.run(program, identity={"program": "rehearsal"}, seed=seed)
         d = next(iter(rows.values())).shape[1]
         asked = [
-            # in later rounds, only some features are counted: about as large a share of many
+            # later rounds count only some features; assume the same share if there are many
             each._replace(lengths={"m": -(-each.lengths["m"] * self.sizes.d // d)})
             if each.question is count_values
             else each

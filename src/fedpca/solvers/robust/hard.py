@@ -132,11 +132,11 @@ def by_hard_threshold(
     If the center moves, it moves to the mean of the rows without outliers. A median is robust, but it
     does not lie in the plane of low-rank rows. After a few rounds at its floor, the threshold stays
     fixed. Otherwise, it would keep cutting off more and more of any long-tailed residuals and never
-    settle. In a column that is mostly outliers, residuals count up to the first threshold for the same
-    number of rounds, and then up to the current threshold.
+    settle. In a column that is mostly outliers, residuals below the first threshold count for the same
+    number of rounds, and after that only residuals below the current threshold.
 
-    If ``carry`` is given, the fit starts from the scores that it carries over. The fit starts from the
-    threshold ``first`` if that is lower than the usual one. With ``while_exact``, the fit continues
+    If ``carry`` is given, the fit starts from the scores that it carries over. The first
+    threshold is ``first`` if that is lower than the usual one. With ``while_exact``, the fit continues
     only as long as each round at least halves the residuals, which happens on the way from a good start
     to an exact low-rank part.
     """

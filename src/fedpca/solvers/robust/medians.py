@@ -1,4 +1,4 @@
-"""Find medians over all sites from sums alone, with histograms that close in on the middle.
+"""Find medians over all sites using only sums, with histograms that close in on the middle.
 
 The sites count each feature's values in bins, and the counts are summed. The next round divides the bin
 that holds the middle value. A bin is a range of a number's leading bits: the sign and the exponent come
@@ -8,13 +8,13 @@ rounds find it to the last bit. The later rounds are needed if an offset puts to
 bin or if many values are equal. Missing values (NaN) are not counted.
 
 No histogram may close in on the value of one row. So a site with twenty values or more divides a bin
-only if it holds at least five of them. If a bin holds fewer, the site spreads them evenly over it. The
-number found then has up to four values of each site on the wrong side. A site with fewer than twenty
-values protects them only if its policy says so.
+only if the bin holds at least five of them. If it holds fewer, the site spreads them evenly over the
+bin. The median found may then have up to four values of each site on the wrong side. A site with fewer
+than twenty values protects them only if its policy says so.
 
 For one number per site, such as the size of its residuals, one round is enough. From a millionth of a
-reference to 16 times the reference, each bin grows by a factor of the sixteenth root of 2, which gives
-a median to within 2 %. Below that range, the factor is 2. One such answer takes 3 kB.
+reference to 16 times the reference, each bin is wider than the one before by a factor of 2^(1/16),
+which gives a median to within 2 %. Below that range, the factor is 2. One such answer takes 3 kB.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FIRST_SHIFT = 60  # low bits that the first round's bins ignore
 SHIFTS = range(FIRST_SHIFT, -1, -BITS)
 LAST_SHIFT = 30  # low bits that may remain unknown at the end, unless the bin is too full
 MIN_CELL = 5  # a site with many values divides a bin only if it holds at least this many
-MANY = 20  # values of a site
+MANY = 20  # a site with at least this many values divides only bins with MIN_CELL of them
 MAX_BIN_SHARE = 0.01  # share of a feature's values that the last bin may hold
 BINS = 1 << BITS
 KINDS = ("values", "sizes", "sizes above zero")
@@ -53,7 +53,7 @@ def count_in_bins(
     undivided: Array | None = None,
     scratch: Scratch | None = None,
 ) -> tuple[Arrays, Array]:
-    """Count values, ``(n, m)``, below the bin of a guess, in each part of it, and above it.
+    """Count values, ``(n, m)``, below the bin of a guess, in each part of that bin, and above it.
 
     Also count the values less than the guess and the values equal to it, and return how many are in the
     guess's bin of each histogram so far, ``(levels, m)``. ``kind`` selects what is counted: values,
@@ -164,7 +164,7 @@ def _in_columns(mask: Array) -> Array:
 
 
 def same_bin(values: Array, others: Array, shift: Array | int) -> Array:
-    """Return which values are in the bin that a histogram of this shift divides around the others."""
+    """Return which values share a bin with the others; a histogram of this shift divides the bin."""
     away = _ordered(values) ^ _ordered(others)
     return np.asarray(away <= _other_bits(shift))
 

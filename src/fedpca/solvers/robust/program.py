@@ -67,7 +67,7 @@ from fedpca.solvers.standardize import at_least_two
 METHODS: dict[str, RobustSolver] = {m.name: m for m in (Auto(), Threshold(), LeastSquares(), Dcf())}
 ROUNDS = ("hard_round", "soft_round", "gradient_round")
 MAX_REFERENCES = 64  # for the typical size of an entry
-MAX_ATTEMPTS = 4  # fits, each without the rows that lay apart in the one before
+MAX_ATTEMPTS = 4  # fits, each without the rows that lay apart in the fit before
 ROUNDING = 16 * np.finfo(float).eps  # a distance of at most this share of a value counts as zero
 
 
@@ -120,7 +120,7 @@ def low_rank_and_sparse(
         if rows == "all" or attempt == MAX_ATTEMPTS or not 0 < n_apart < frame.n - bound:
             break
         n_now, present = leave_out(fed, far)
-        if not n_now:  # at no site do enough rows lie apart
+        if not n_now:  # no site has enough rows that lie apart
             break
         n_left_out += n_now
         frame = replace(frame, n=frame.n - n_now, present=np.where(frame.present, present, 0))

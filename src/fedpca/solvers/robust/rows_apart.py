@@ -8,7 +8,7 @@ distances ``|v - m| / s``, and the rows beyond it cause much of the component's 
 left out, and the fit starts again without them.
 
 If there is no gap, then the scores have a long tail, and it is not clear where it begins. The rows
-stay, but a component is reported if rows beyond 5 s cause most of its variance.
+stay, but a component is reported if rows more than 5 s from m cause most of its variance.
 
 One round of summed histograms shows the scores on all components.
 
@@ -44,19 +44,19 @@ NEAR = 2.5  # gaps are looked for beyond this distance
 MIN_GAP = 4.0
 MIN_GAP_SHARE = 0.3  # a gap is at least this share of the distance where it ends
 MIN_VARIANCE = 0.25  # share of a component's variance that rows beyond a gap must cause
-MAX_APART = 0.45  # share of rows that may lie apart; with more, the others might be the ones
+MAX_APART = 0.45  # share of rows that may lie apart; with more, the others might be apart
 DEPENDS = 0.5  # a component depends on its far rows if they cause more than this share of it
 
 
 @dataclass(frozen=True)
 class FarRows:
-    """For each component, the scores between which rows are not far, and what far rows cause."""
+    """For each component, the bounds of scores of rows that are not far, and what far rows cause."""
 
     axes: Array  # (r, r), turns the sites' scores into scores on the components
     low: Array  # (r,), minus infinity on components without rows that lie apart
     high: Array  # (r,)
-    n: Array  # (r,), far rows
-    variance: Array  # (r,), the share of the variance that they cause
+    n: Array  # (r,), the number of far rows
+    variance: Array  # (r,), the share of the variance that far rows cause
 
     @property
     def is_apart(self) -> Array:
@@ -101,7 +101,7 @@ def _far(counts: Array, width: float) -> tuple[float, float, float, float]:
 
 
 def _gap(away: Array, counts: Array, squares: Array, deviation: float) -> float:
-    """Return a distance within the gap that rows apart leave, or infinity if none lie apart."""
+    """Return a distance within the gap before rows that lie apart, or infinity if none do."""
     beyond = np.sort(away[(counts > 0) & (away > NEAR * deviation)])
     starts = np.append(NEAR * deviation, beyond[:-1]) if beyond.size else beyond
     is_wide = beyond - starts >= np.maximum(MIN_GAP * deviation, MIN_GAP_SHARE * beyond)

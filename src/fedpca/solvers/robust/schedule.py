@@ -1,9 +1,9 @@
 """Hold a coordinator to the thresholds that the methods of robust PCA use, and to their histograms.
 
-Whoever may choose thresholds freely can single out rows: the sums within two thresholds differ by the
-rows between them. So a site that follows a plan remembers the last threshold of a fit. The next one is
-the same, or it is lower by a step that the method takes. A histogram for a median divides a bin of the
-histogram before it, and no other bin.
+Whoever may choose thresholds freely can single out rows: the sums of two rounds differ by the rows
+between their thresholds. So a site that follows a plan remembers the last threshold of a fit. The next
+one is the same, or it is lower by a step that the method takes. A histogram for a median divides a bin
+of the histogram before it, and no other bin.
 
 A site whose policy answers everything checks nothing here.
 """
