@@ -48,8 +48,8 @@ class Policy:
     ----------
     allow : sequence of str
         The programs that the site takes part in. "federated" stands for `FederatedPCA` with a solver
-        that needs only sums and returns the components of the pooled rows. Other programs are allowed by
-        name: "personalized", "robust", or the name of a solver, such as "merge" or a solver from an
+        that needs only sums and returns the components of the pooled rows. Other programs are allowed
+        by name: "personalized", "robust", or the name of a solver, such as "merge" or a solver from an
         installed package. "any" allows every installed question, with any numbers and in any order.
     gather : bool
         Whether the coordinator may see this site's individual answers about its rows.
