@@ -13,7 +13,7 @@ from fedpca.protocol.proof import check_proofs
 
 DOMINANT_SHARE = 0.9  # of the variance
 MAX_DOMINANT_WEIGHT = 0.5  # share of the rows; a site with more never counts as dominant
-DOMINANT_TIMES = 100.0  # the variance per row elsewhere, as if values were ten times too large
+DOMINANT_TIMES = 100.0  # times the variance per row elsewhere, as if values were 10 times too large
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ class RunRecord:
     ``history`` has an entry for each round: its number, question, number of sites, bytes up and down,
     seconds, and the residual if the solver reported one. ``lost`` lists each site that was dropped,
     with the round and the reason. ``sites`` are the sites whose rows contributed to the result.
-    ``influence`` has what is known about each site's part in the result: its share of the ``rows``,
+    ``influence`` has what is known about each site's part in the result: its share of the ``rows``;
     its share of the ``weight`` if sites are not weighted by rows; its share of the ``variance`` about
-    the common mean; the share of the variance that it ``caused``, which means that this share would
-    vanish without the site; and the ``angle``, the sine of the largest angle by which the components
+    the common mean; the share of the variance that it ``caused``, that is, the share that would vanish
+    without the site; and the ``angle``, the sine of the largest angle by which the components
     move without the site.
 
     For each site that signs its answers, ``proofs`` has the proof of the last answer: the ``head`` of

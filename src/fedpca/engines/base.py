@@ -37,9 +37,9 @@ class Engine(Protocol):
 
     `ask` sends the same message to every site in ``names``. It encodes the message if the message
     leaves the process. It yields each site's answer as the answer arrives, in any order: a `Message`,
-    bytes if the answer comes from a different process, or a `SiteError` in place of an answer.
-    Transport errors become a `SiteError`. An answer from a different process becomes one too, before it
-    is downloaded completely, if it is larger than ``request.max_answer_bytes``.
+    bytes if the answer comes from a different process, or a `SiteError` in place of an answer. A
+    transport error becomes a `SiteError`. If an answer from a different process is larger than
+    ``request.max_answer_bytes``, it becomes a `SiteError` too, before it is downloaded completely.
 
     `fingerprints` identifies the rows that the engine itself can read, so that a resumed run can
     recognize them. An engine that begins without some of the sites it was given may have an attribute

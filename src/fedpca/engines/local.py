@@ -138,7 +138,7 @@ class LocalEngine:
         beginning = threading.Lock()
 
         def work_once() -> bool:
-            """Let the next site answer, unless too many answers have begun and were not taken yet."""
+            """Let the next site answer, unless too many sites have begun whose answers still wait."""
             with beginning:
                 if not left or len(begun) >= MAX_BEGUN * self._n_jobs:
                     return False

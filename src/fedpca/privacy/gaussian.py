@@ -60,7 +60,7 @@ class Privacy:
         How many sites may add no noise, or reveal their noise, without breaking the promise for the
         rows of all other sites. This matters only with secure sums, where sites share the noise.
     n_products : int
-        If a table has too many features to sum its scatter: the number of noisy products in a fit.
+        The number of noisy products in a fit to a table that has too many features to sum its scatter.
 
     Examples
     --------

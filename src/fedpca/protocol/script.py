@@ -193,8 +193,8 @@ class Script:
     order : Order
         The order of the questions.
     most : dict
-        By the names of questions for which ``order`` sets no limit: how many times, at most, the
-        question may be asked in a run.
+        The largest number of times that a question may be asked in a run, by the question's name. It
+        applies where ``order`` sets no limit.
     looks : sequence of str
         The questions that are asked once for each look at the spectrum. A rank rule looks at twice as
         many directions each time, up to the number of features.

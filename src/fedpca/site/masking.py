@@ -73,8 +73,8 @@ class MaskKeys:
     ) -> MaskKeys:
         """Return the keys with the secrets that follow from the offers of all sites.
 
-        Offers from sites other than the plan's are refused. So is a second set of offers that differs
-        from the first.
+        Offers are refused unless they are those of the plan's sites. A second set of offers is refused
+        if it differs from the first.
         """
         offers = unpack_offers(sorted(plan.sites), arrays)
         if offers.get(site) != self.own_offer():

@@ -166,7 +166,7 @@ class Policy:
 
     @property
     def must_be_private(self) -> bool:
-        """Return whether the site takes part only in private runs; an exact sum spends any budget."""
+        """Return whether the site takes part only in private runs; no budget covers an exact sum."""
         return self.max_epsilon is not None or PRIVATE_RUNS in self.require
 
     @property

@@ -125,7 +125,7 @@ class Requests:
         return sorted(found, key=lambda request: request.since)
 
     def named(self, run: str) -> Request:
-        """Return the request of the run with this name, or of the only run whose name begins so."""
+        """Return the request of the run with this name; a unique beginning of the name is enough."""
         requests = self.all()
         found = [each for each in requests if run in (each.run, printable(each.run))]
         found = found or [each for each in requests if run and printable(each.run).startswith(run)]
