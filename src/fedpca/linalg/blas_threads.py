@@ -61,7 +61,7 @@ def is_long(n_rows: float, n_columns: int) -> bool:
 
 
 def jobs_for_arrays(shapes: Sequence[tuple[float, int]]) -> int:
-    """Return how many arrays of these shapes to work on at the same time, each on one thread of BLAS.
+    """Return how many arrays of these shapes to work on at the same time, each with one BLAS thread.
 
     The number is 1 if a block of some array takes a long product, because such products use all
     threads. It is also 1 if the arrays are tiny on average, because they are not worth a thread.

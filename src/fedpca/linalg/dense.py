@@ -138,7 +138,7 @@ def residual_traces(C: Array, V: Array) -> Array:
     """Return ``tr R, tr R^2, tr R^3``, where R is ``C / tr C`` outside the orthonormal V, ``(d, k)``.
 
     R is formed as a matrix, because the difference of two traces would lose what is small compared with
-    the components. The entries of R are shares of the variance, so powers of R do not overflow.
+    the components. Since R is divided by the total variance, its powers do not overflow.
     """
     total = float(np.trace(C))
     if total <= 0:

@@ -1,4 +1,4 @@
-"""Draw noise whose distribution is the discrete Gaussian, without any error.
+"""Draw noise from the discrete Gaussian distribution, without rounding errors.
 
     P[X = x]  proportional to  exp(-x^2 / (2 s))    for whole x,  s = sigma^2
 
