@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from fedpca.errors import ApprovalPending
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 30.0  # between two attempts to declare the run
-GROWTH = 1.5  # of the pause
+GROWTH = 1.5  # factor by which each pause is longer than the one before
 
 OnWaiting = Callable[[str, tuple[str, ...]], None]
 
@@ -25,8 +25,8 @@ class ApprovalWait:
     can_resume : bool
         Whether the run has a journal, so that it can continue later.
     on_waiting : callable, optional
-        Called with the run and the names of the sites that still have to approve it, whenever they
-        change.
+        Called with the run's name and the names of the sites that still have to approve it, whenever
+        the list of these sites changes.
     """
 
     def __init__(
@@ -39,9 +39,9 @@ class ApprovalWait:
         self._pause_s = FIRST_PAUSE_S
 
     def pause(self, pending: Mapping[str, str]) -> None:
-        """Wait a while for these sites, or raise an error if the time is up.
+        """Wait a while for the pending sites, or raise an error if the time is up.
 
-        ``pending`` holds each site's message.
+        ``pending`` maps the name of each pending site to that site's message.
         """
         self.tell(tuple(pending))
         now = time.monotonic()
@@ -53,7 +53,7 @@ class ApprovalWait:
         self._pause_s = min(GROWTH * self._pause_s, MAX_PAUSE_S)
 
     def tell(self, names: tuple[str, ...]) -> None:
-        """Report which sites still have to approve, once for each change."""
+        """Report which sites still have to approve, if the list has changed since the last report."""
         if names != self._told and self._on_waiting is not None:
             self._on_waiting(self._run, names)
         self._told = names

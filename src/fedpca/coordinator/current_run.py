@@ -1,6 +1,6 @@
-"""Conduct one run: ask each round, keep what is known about the sites, and go on if some are lost.
+"""Conduct one run: ask its questions, keep what is known about the sites, and go on if some are lost.
 
-A program talks only to the `Federation`. What changes from round to round is here.
+A program talks only to the `Federation`. This module holds what changes from round to round.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class CurrentRun:
     seed : int, optional
         The seed of all random numbers; by default, a new one.
     identity : mapping, optional
-        What the plan says about the program. Questions outside a run have no identity; for them, no
-        site is reserved, and no plan is declared.
+        What the plan says about the program. A question outside a run has no identity. No site is
+        reserved for such a question, and no plan is declared.
     """
 
     def __init__(
@@ -63,19 +63,19 @@ class CurrentRun:
         drawn = secrets.randbits(63) if seed is None else seed
         self.record = RunRecord(seed=drawn, sites=tuple(fed.engine.names), lost=lost)
         self.name = secrets.token_hex(8)
-        self.dimensions: Dimensions = {}  # of all later messages
+        self.dimensions: Dimensions = {}  # that all later messages must have
         self.best: Callable[[], Array] | None = None  # returns the best subspace that was reported
-        self._fed: Federation = weakref.proxy(fed)  # so that no cycle delays freeing them
+        self._fed: Federation = weakref.proxy(fed)  # weak, as a cycle would delay freeing both
         self._seed, self._identity = seed, identity
         self._attempt = 0
         self._memory = 0  # the last round of this attempt that changed the sites' memory
         self._is_declared = False  # whether the sites know the plan of this attempt
         self._energies: dict[str, float] = {}  # each site's sum of squares, if it is known
         self._journal: Journal | None = None
-        self._is_going = False  # between the beginning and the end of `until_its_end`
-        self._reservation: ExitStack | None = None  # of the sites, which ends when it is closed
+        self._is_going = False  # whether `until_its_end` has begun and not yet ended
+        self._reservation: ExitStack | None = None  # holds the sites until it is closed
         self._unannounced: dict[str, Any] | None = None
-        self._asked_before: dict[str, Any] = {}  # the entry of a message before a round's question
+        self._asked_before: dict[str, Any] = {}  # the entry of a message that precedes the question
         self._refused: Round | None = None  # the last round, if a policy refused it
         self._secure_sums: SecureSums | None = None
         if identity is not None:
@@ -83,7 +83,7 @@ class CurrentRun:
 
     @contextmanager
     def until_its_end(self, path: str | os.PathLike[str] | None) -> Iterator[None]:
-        """Continue from the journal, if there is a path; release what the run holds when it ends."""
+        """If a path is given, continue from that journal; when the run ends, release what it holds."""
         with ExitStack() as at_end:
             at_end.callback(self._end)
             self._is_going = True
@@ -143,7 +143,8 @@ class CurrentRun:
     def go_on_after_refusal(self) -> None:
         """Record a round that a policy refused, once the program goes on without its answers.
 
-        If the refusal ends the run, a person may change the policy, so the resumed run asks again.
+        A refusal that ends the run is not recorded. A person may change the policy, so a resumed run
+        asks again.
         """
         refused, self._refused = self._refused, None
         if refused is not None and self._journal is not None:
@@ -175,7 +176,7 @@ class CurrentRun:
         self._begin_secure_sums()
 
     def _open_journal(self, path: str | os.PathLike[str]) -> Journal:
-        """Open the journal of this run, and refuse a different run's."""
+        """Open the journal of this run, or refuse a journal that belongs to a different run."""
         fed = self._fed
         identity = {
             **(self._identity or {}),
@@ -241,7 +242,7 @@ class CurrentRun:
             asked.from_record(recorded)
         else:
             asked.refused = self._send(asked)
-            # a loss that ends the run may pass, so the resumed run asks again
+            # if a loss ends the run, the sites may come back, so a resumed run asks them again
             is_final = asked.refused is None and self._has_quorum(asked.lost)
             if self._journal is not None and is_final:
                 self._journal.append(*asked.to_record())
@@ -254,8 +255,8 @@ class CurrentRun:
     ) -> Masks | None:
         """Return the masks of the answers in a run with secure sums, else None.
 
-        If the size of the answers is unknown, or if a bound was tried and ``has_failed``, the sites are
-        first asked for that size, in a message within the same round.
+        If the size of the answers is unknown, or if a bound was tried in vain (``has_failed``), another
+        message in the same round first asks the sites for that size.
         """
         if not self._fed.secure or question.verb != "sum":
             return None
@@ -283,7 +284,7 @@ class CurrentRun:
         self._asked_before = {**entry, **bytes_of}
 
     def _enter_history(self, entry: dict[str, Any], seconds: float = 0.0) -> None:
-        """Enter a round into the history, with the bytes of messages before it in the same round."""
+        """Enter a round into the history; count the bytes of all messages that belong to the round."""
         before, self._asked_before = self._asked_before, {}
         for name in ("bytes_up", "bytes_down") if entry and before else ():
             entry[name] += before[name]
@@ -293,8 +294,8 @@ class CurrentRun:
     def _declare(self) -> dict[str, str]:
         """Declare the run's plan to the sites before the first question of an attempt.
 
-        Return what went wrong at each site that did not answer. A refusal is raised. Only engines with
-        sites that follow a plan have ``declares``.
+        Return what went wrong at each site that did not answer. A refusal is raised. Only engines whose
+        sites follow a plan have the attribute ``declares``.
         """
         if self._is_declared or self._identity is None:
             return {}
@@ -314,7 +315,7 @@ class CurrentRun:
         return failed
 
     def _count_spent(self, question: Question) -> None:
-        """Add what a question spends of the rows' privacy, even if only some sites answered."""
+        """Count how much of the rows' privacy a question spends, even if only some sites answered."""
         if question.spends is not None:
             from fedpca.privacy.gaussian import Privacy, epsilon_of
 
@@ -329,9 +330,9 @@ class CurrentRun:
             }
 
     def _keep_told(self, asked: Round) -> None:
-        """Keep each site's share of the rows, weight, and variance, if all answers tell them.
+        """Keep each site's share of the rows, weight, and variance, as far as all answers tell it.
 
-        Rows are counted once. Weights are kept if they differ from the numbers of rows.
+        The first shares of the rows stay. Weights are kept only if they differ from the row counts.
         """
         if self._secure_sums is not None and asked.masks is not None:
             self._secure_sums.keep_told(asked.masks, asked.total)
@@ -350,10 +351,10 @@ class CurrentRun:
                     self._energies = amounts
 
     def _send(self, asked: Round) -> FedpcaError | None:
-        """Ask all sites, retry those that failed, and return an error if any site refuses.
+        """Ask all sites, ask those that failed once more, and return an error if any site refuses.
 
         A site that refuses because of its rows or its policy has not failed. A person must decide
-        whether to ask again or continue without it.
+        whether to ask it again or to continue without it.
         """
         self._hold_sites()
         failed = self._declare()
@@ -374,7 +375,7 @@ class CurrentRun:
         return joined(refused, asked.sites) if refused else None
 
     def _announcing(self, asked: Round) -> Callable[[str, Reply | Summand], None]:
-        """Announce that the sites are asked; return a function that accepts and announces an answer."""
+        """Announce the question; return a function that accepts an answer and announces it."""
         on_answer = self._fed.on_answer
         if on_answer is None:
             return asked.accept
@@ -388,7 +389,7 @@ class CurrentRun:
         return accept
 
     def _replies(self, asked: Round, names: Sequence[str]) -> Iterable[tuple[str, Reply | Summand]]:
-        """Ask sites, and return what each replied; some engines add up the answers on the way."""
+        """Ask these sites, and return what each replied; some engines add up answers on the way."""
         ask_total = getattr(self._fed.engine, "ask_total", None)
         if ask_total is None or asked.verb != "sum":
             return self._fed.engine.ask(names, asked.request, self._fed.timeout)

@@ -1,8 +1,8 @@
-"""Declare a run to its sites before the first question, and wait for those where a person decides.
+"""Declare a run to its sites before the first question, and wait for sites where a person decides.
 
 The declaration is not a round and is in no ledger, since it contains nothing about rows. In a run with
-secure sums, the sites answer it with offers of keys, and a second message hands all offers to all
-sites.
+secure sums, each site replies to the declaration with the offer of a key, and a second message hands
+all offers to all sites.
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ class Declaration:
         """Declare the plan, again and again while people at some sites still have to approve it.
 
         Return what went wrong at sites that did not answer; a refusal is raised. ``hold`` reserves the
-        sites, and ``release`` lets other runs use them while this one waits. A site that is away may
-        come back before the others have decided. So the plan is declared to all sites once more in the
-        end.
+        sites, and ``release`` lets other runs use them while this run waits. An absent site may come
+        back while people elsewhere decide. So when they have decided, the plan is declared to all sites
+        once more.
         """
         request, waiting = self._request(), dict[str, str]()
         while True:
@@ -133,9 +133,9 @@ class Declaration:
         return compose({**self._header, "question": DECLARE}, arrays)
 
     def _ask(self, names: Sequence[str], request: Message) -> tuple[Failed, dict[str, str]]:
-        """Return what went wrong at failed sites, and the messages of sites that ask a person.
+        """Return what went wrong at failed sites, and the messages of sites where a person must decide.
 
-        Refusals are raised once all sites have answered, so that each refusing site is named.
+        Refusals are raised after all sites have answered, so that the error names all that refuse.
         """
         failed, pending = dict.fromkeys(names, ""), dict[str, str]()
 

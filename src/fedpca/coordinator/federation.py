@@ -1,8 +1,8 @@
 """Ask every site a question and combine the answers.
 
-`Federation.sum` returns the total of the sites' answers. `Federation.gather` returns each site's
-answer. So the choice of method determines what is disclosed. Sums are computed in float64 and in site
-order, so the same run gives the same bits on every engine.
+`Federation.sum` returns the total of the sites' answers, and `Federation.gather` returns the answer of
+each site. So the choice between the two determines what is disclosed. Sums are computed in float64 and
+in site order. Therefore, the same run gives the same bits on every engine.
 """
 
 from __future__ import annotations
@@ -51,20 +51,20 @@ class Federation:
     on_round : callable, optional
         A function that is called after each round with that round's entry in `RunRecord.history`.
     on_answer : callable, optional
-        A function that is called when the sites are asked, and after each site's answer. It gets the
-        ``round``, the name of the ``question``, the ``sites`` that are asked, and the ``site`` that has
-        answered, or None at first.
+        A function that is called when the sites are asked, and again after each site's answer. It gets
+        a dict with the ``round``, the name of the ``question``, the ``sites`` that are asked, and the
+        ``site`` that has just answered; in the first call, ``site`` is None.
     purpose : str
         Why the runs take place, in one line that people at the sites read.
     approval_wait : float
-        How many seconds a run waits for sites where a person must approve it. After that,
-        `ApprovalPending` names the sites where nobody has.
+        How many seconds a run waits for sites where a person must approve it. After that, it raises
+        `ApprovalPending`, which names the sites where nobody has approved it.
     on_waiting : callable, optional
         A function that is called with the run's name and the names of the sites that still have to
-        approve it, whenever they change.
+        approve it, whenever the list of these sites changes.
     secure : bool
-        Whether sums are secure: the coordinator can read the total over all sites, and nothing about a
-        single site. This requires the extra ``privacy``.
+        Whether to use secure sums, which let the coordinator read the total over all sites but nothing
+        about a single site. This requires the extra ``privacy``.
 
     Examples
     --------
@@ -122,9 +122,10 @@ class Federation:
             The rows of each site, or a `Site`, keyed by name. Sites in a list are named site-1,
             site-2, and so on.
         n_jobs : int, optional
-            The number of sites that work at the same time, each in a thread. By default, one for each
-            thread that BLAS may use, and at most four, if all rows are arrays in memory with up to two
-            million entries and not all of them are tiny. Otherwise one, which uses all threads of BLAS.
+            The number of sites that work at the same time, each in a thread. The default depends on the
+            rows. If all rows are arrays in memory, and no block of them takes a long product, then up
+            to four sites work side by side, but no more than the number of threads that BLAS may use.
+            Otherwise, or if the arrays are tiny, the sites work one after another.
         **options
             ``quorum``, ``timeout``, ``journal``, ``on_round``, ``on_answer``, ``purpose``,
             ``approval_wait``, ``on_waiting``, and ``secure``, as for `Federation`. A site's time limit
@@ -167,11 +168,11 @@ class Federation:
             Whether to use plain HTTP, without TLS.
         wait : float
             How many seconds to wait for all sites to come online. After that, a quorum is enough. If a
-            different run is using some of the sites, a fit waits just as long for that run to end, and
-            then raises `SitesBusy`.
+            different run is using some of the sites, a fit waits up to the same number of seconds for
+            that run to end, and then raises `SitesBusy`.
         on_online : callable, optional
-            A function that is called with the names of the sites and of those that are online, whenever
-            they change.
+            A function that is called with the names of all sites and the names of the sites that are
+            online, whenever one of the two lists changes.
         quorum, timeout, **options
             As for `Federation`; the time limit applies to a whole round.
         """
@@ -209,19 +210,19 @@ class Federation:
     ) -> Federation:
         """Return a federation of the workers of a Dask cluster; this requires the extra ``dask``.
 
-        The rows stay at the workers, and sums are added up there. If a worker is lost, another one
-        reads its rows again and answers in its place.
+        The rows stay at the workers, and sums are added up there. If a worker is lost, another worker
+        reads the lost worker's rows again and answers in its place.
 
         Parameters
         ----------
         client : distributed.Client, str, or None
-            A client of the cluster, or its scheduler's address; None stands for the client in use.
-            Without a client, this process reads the rows, one block at a time.
+            A client of the cluster, or the address of the cluster's scheduler. None stands for the
+            client in use. If no client is in use, this process reads the rows, one block at a time.
         rows : Dask array or data frame, delayed blocks, paths, or a dict of these
-            A table whose blocks are spread over the workers, with one site for each worker, or a dict
-            with the rows of each site. Blocks of unknown length and sparse blocks are accepted. Paths
-            of files or folders, which may contain ``*``, are paths as the workers see them. Each file
-            is read by one worker.
+            Either a table whose blocks are spread over the workers, so that each worker is a site, or a
+            dict with the rows of each site. Blocks of unknown length and sparse blocks are accepted.
+            Paths of files or folders, which may contain ``*``, are paths as the workers see them. Each
+            file is read by a single worker.
         drop, columns, id, weight
             The names of columns, as for `Site`.
         **options
@@ -260,7 +261,7 @@ class Federation:
             How many seconds to wait for all sites to come online. After that, a quorum is enough.
         quorum, timeout, **options
             As for `Federation`; the time limit applies to a whole round. The sites refuse ``secure``,
-            because each question has a process of its own there.
+            because a Flower app answers each question in a new process.
         """
         from fedpca.engines.flower_app.engine import GridEngine
 
@@ -312,11 +313,11 @@ class Federation:
         return self._current.plan()
 
     def bind(self, **lengths: int) -> None:
-        """Require these dimensions in all later messages of the run, as in ``bind(d=30)``."""
+        """Fix the lengths of dimensions for all later messages of the run, as in ``bind(d=30)``."""
         self._current.dimensions |= lengths
 
     def report(self, residual: float, subspace: Callable[[], Array]) -> None:
-        """Record the residual after a round and a function that returns the current best subspace."""
+        """Record the residual after a round, and a function that returns the best subspace so far."""
         self.record.history[-1]["residual"] = residual
         self._current.best = subspace
 
@@ -339,13 +340,14 @@ class Federation:
         identity: Mapping[str, Any],
         seed: int | None = None,
     ) -> T:
-        """Run ``program(federation, start)`` and return its result for exactly `record.sites`.
+        """Run ``program(federation, start)`` and return its result.
 
-        If sites are lost but enough remain for a quorum, the program starts over with the remaining
-        sites. In that case, ``start`` is the best subspace that the program reported; otherwise, it is
-        None. ``identity`` describes the run in plain values, so that a journal from a different run is
-        refused. A site answers one run at a time: if a different run is using the sites, `SitesBusy`
-        is raised, and that run goes on.
+        Only the sites in `record.sites` contribute to the result. If sites are lost but enough remain
+        for a quorum, the program starts over with the remaining sites. Then ``start`` is the best
+        subspace that the program had reported before. Otherwise, ``start`` is None. ``identity``
+        describes the run in plain values, so that a journal from a different run is refused. A site
+        answers one run at a time. If a different run is using the sites, this run raises `SitesBusy`,
+        and the other one goes on.
         """
         with self._one_at_a_time():
             _refuse_lacking(self.engine, privacy="privacy" in identity)
@@ -353,7 +355,7 @@ class Federation:
             with current.until_its_end(self._journal_path):
                 while True:
                     try:
-                        with threads_for_entries(0):  # until work on large arrays begins
+                        with threads_for_entries(0):  # one BLAS thread, until large arrays are used
                             result = program(self, None if current.best is None else current.best())
                         current.go_on_after_refusal()
                         return result

@@ -96,7 +96,7 @@ class Journal:
             self._file.close()
 
     def _read(self) -> Message | None:
-        """Return the message at the current position, or None if the file ends before it does."""
+        """Return the message at the current position, or None if the file ends within that message."""
         start = self._file.tell()
         length = os.fstat(self._file.fileno()).st_size - start
         prefix = self._file.read(PREFIX_BYTES)

@@ -2,10 +2,10 @@
 
 Sizes are those of encoded messages, so they do not depend on the engine. A field that the coordinator
 sends to the sites is ``sent``. A field in an answer is ``summed`` if the coordinator uses only the
-total over sites, and ``seen`` if it reads each site's answer. It is ``masked`` if the coordinator can
-read only the total, in a run with secure sums. If a site fails or refuses, the round is
-void, and the other sites' answers are ``discarded``. Bytes that do not belong to an expected message
-are not counted.
+total over sites, and ``seen`` if it reads each site's answer. In a run with secure sums, the field is
+``masked`` if the coordinator can read only the total. If a site fails or refuses, the round is void,
+and the other sites' answers are ``discarded``. Bytes that do not belong to an expected message are not
+counted.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Total(NamedTuple):
     bytes: int
 
 
-Fields = tuple[tuple[str, tuple[int, ...], int], ...]  # name, shape, and bytes of each
+Fields = tuple[tuple[str, tuple[int, ...], int], ...]  # name, shape, and bytes of each field
 
 
 def fields_of(arrays: Mapping[str, Array]) -> Fields:
@@ -100,7 +100,7 @@ class Ledger:
         fields: Fields,
         sizes: Mapping[str, int],
     ) -> None:
-        """Add a message with these fields to or from each site; ``sizes`` are encoded bytes."""
+        """Add one message with these fields for each site; ``sizes`` has its encoded bytes by site."""
         direction = "down" if how == "sent" else "up"
         self._crossings.append(
             _Crossing(round_number, question, direction, how, fields, tuple(sizes.items()))

@@ -12,8 +12,8 @@ from fedpca.coordinator.ledger import Ledger
 from fedpca.protocol.proof import check_proofs
 
 DOMINANT_SHARE = 0.9  # of the variance
-MAX_DOMINANT_WEIGHT = 0.5  # share of the rows; a site with more of them is no exception
-DOMINANT_TIMES = 100.0  # the other sites' variance per row, as if values were ten times too large
+MAX_DOMINANT_WEIGHT = 0.5  # share of the rows; a site with more never counts as dominant
+DOMINANT_TIMES = 100.0  # times the variance per row elsewhere, as if values were 10 times too large
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class Outcome:
     ``stop_reason`` is "exact", "approximate", "converged", "uncertain", "within-noise",
     "max_rounds", or "stalled".
     The sine of the angle between the components and those of the pooled rows is at most
-    ``angle_bound``. For the first ``n_certain`` components, it is small enough to trust them. One-round
-    solvers leave something out: each variance is too small by at most ``left_out``, as a fraction of
-    the total.
+    ``angle_bound``. The first ``n_certain`` components have a bound small enough to trust them. Solvers
+    with one round leave some variance out: the variance of each component is too small by at most
+    ``left_out``, a fraction of the total variance.
     ``advice`` is empty, names a solver that would have taken fewer rounds, or says what would be
     more accurate.
     """
@@ -45,23 +45,24 @@ class RunRecord:
     ``history`` has an entry for each round: its number, question, number of sites, bytes up and down,
     seconds, and the residual if the solver reported one. ``lost`` lists each site that was dropped,
     with the round and the reason. ``sites`` are the sites whose rows contributed to the result.
-    ``influence`` has what is known about each site's part in the result: its share of the ``rows``,
-    its share of the ``weight`` if sites are not weighted by rows, its share of the ``variance`` about
-    the common mean, the share of the variance that it ``caused``, which would vanish without the site,
-    and the ``angle``, the sine of the largest angle by which the components move without it.
+    ``influence`` has what is known about each site's part in the result: its share of the ``rows``;
+    its share of the ``weight`` if sites are not weighted by rows; its share of the ``variance`` about
+    the common mean; the share of the variance that it ``caused``, that is, the share that would vanish
+    without the site; and the ``angle``, the sine of the largest angle by which the components
+    move without the site.
 
-    ``proofs`` has the proof of the last answer of each site that signs its answers: the ``head`` of
+    For each site that signs its answers, ``proofs`` has the proof of the last answer: the ``head`` of
     the site's ledger, the ``digest_in`` of the question, a ``commitment`` to the answer, the site's
     ``signature`` of the three, and the fingerprint of its ``key``. `fedpca ledger verify` compares the
     proof with the site's ledger.
 
-    In a run with secure sums, ``secure`` has the hash of the ``roster``, which is the names and keys of
-    the sites that share masks. The entry of each masked round then has ``rings``: the bits of each
-    field's ring, and the power of 2 by which numbers were multiplied.
+    In a run with secure sums, ``secure`` has the hash of the ``roster``, that is, of the names and keys
+    of the sites that share masks. The entry of each masked round in ``history`` then has ``rings``: the
+    bits of each field's ring, and the power of 2 by which numbers were multiplied.
 
     In a differentially private run, ``privacy`` has the settings of `fedpca.Privacy`, and what the run
-    spent: ``mu``, and the ``epsilon`` that follows from it and the ``delta``. This epsilon is the
-    ``promised`` one unless the run started over, which spends again.
+    spent: ``mu``, and the ``epsilon`` that follows from ``mu`` and ``delta``. This epsilon equals the
+    ``promised`` one, unless the run started over and so spent more.
 
     ``log_normalized`` is the sum to which all sites normalized their cells, or zero if they did not.
 
@@ -135,11 +136,12 @@ class RunRecord:
 
     @property
     def dominant_site(self) -> str | None:
-        """Return the one site that causes almost all variance with few rows, or None.
+        """Return the only site that causes almost all variance with few of the rows, or None.
 
-        It must cause more than `DOMINANT_SHARE` of the variance, and per row `DOMINANT_TIMES` as much
-        as the other sites. A site that has most rows, or varies a few times as much, is ordinary. If
-        sites are far apart, each causes the variance between them, and none stands out.
+        Such a site causes more than `DOMINANT_SHARE` of the variance, and per row `DOMINANT_TIMES` as
+        much as the other sites. A site that has most of the rows, or that varies only a few times as
+        much as others, is ordinary. If the means of two sites are far apart, both sites cause the
+        variance between the means, and neither stands out.
         """
         found = []
         for name, known in self.influence.items():
@@ -154,7 +156,7 @@ class RunRecord:
 
     @property
     def rings(self) -> list[tuple[str, str, int, int]]:
-        """Return each question and field that was masked, its ring's bits, and its fraction bits."""
+        """Return each masked field's question and name, and its ring's bits and fraction bits."""
         found = {
             (entry["question"], name, bits, fraction_bits): None
             for entry in self.history

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Reply = Message | bytes | SiteError
-ENERGY_SLACK = 1e-6  # share of all sites' energy by which rounding may be off at one site
+ENERGY_SLACK = 1e-6  # share of all sites' energy that rounding may add to one site's
 
 
 @dataclass
@@ -83,8 +83,8 @@ class Round:
         most = self.question.max_answer_bytes(self.arrays, self.dimensions)
         if self.masks is not None:
             header["mask"] = self.masks.header
-            most = min(2 * most, MAX_BYTES)  # since a field may be wide
-        # the same for every site
+            most = min(2 * most, MAX_BYTES)  # numbers in a wide ring take 16 bytes
+        # all sites get the same message
         self.request = replace(compose(header, self.arrays), max_answer_bytes=most)
         self._echo = [(key, header[key]) for key in ("round", "question", "run")]
         self._most_explained = self._explainable()
@@ -245,9 +245,9 @@ class Round:
         return self.question.check_answer(message.arrays, dimensions, self.arrays, energy=energy)
 
     def _is_checked(self, message: Message, dimensions: Dimensions) -> bool:
-        """Return whether a site in this process has checked its answer as this round would.
+        """Return whether a site in this process has already checked its answer as this round would.
 
-        That holds for an answer to the very message of this round, with the same dimensions.
+        It has if it answered this round's own message, with the same dimensions.
         """
         answer = message.checked.get(self.question.name)
         if answer is None:
@@ -291,7 +291,7 @@ class Round:
         return {name: factor * (energy + slack) for name, energy in self.energies.items()}
 
     def _sum_in_site_order(self) -> None:
-        """Add the answers that are next in site order, dropping each one once it is added."""
+        """Add the answers that are next in site order, and drop each answer after adding it."""
         while self._unsummed and self._unsummed[0] in self.answers:
             self._add(self.answers.pop(self._unsummed.popleft()))
 
@@ -305,7 +305,7 @@ class Round:
                 total += arrays[name]
 
     def _check_header(self, header: Header, name: str) -> None:
-        """Raise the error that a site reports, or one if it answered a different question."""
+        """Raise the error that a site reports, or an error if it answered a different question."""
         raise_error_in(header)
         for key, value in (("site", name), *self._echo):
             if header.get(key) != value:
@@ -321,7 +321,7 @@ def raise_error_in(header: Header) -> None:
 
 
 def reported(reply: Reply, where: str) -> Message:
-    """Return a site's reply; if it is an error, raise that, and say where it happened."""
+    """Return a site's reply; if the reply is an error, raise it, and say where it happened."""
     try:
         if isinstance(reply, SiteError):
             raise reply
@@ -337,9 +337,10 @@ def collect(
     accept: Callable[[str, T], None],
     failed: dict[str, str],
 ) -> dict[str, FedpcaError]:
-    """Accept the replies of sites, and return what sites refuse.
+    """Accept the replies of sites, and return the refusals by site.
 
-    Sites that answer or refuse are removed from ``failed``; for each other site, it gets the reason.
+    Sites that answer or refuse are removed from ``failed``. For each other site, ``failed`` gets the
+    reason.
     """
     refused: dict[str, FedpcaError] = {}
     for name, reply in replies:
@@ -357,7 +358,8 @@ def collect(
 def joined(refused: Mapping[str, FedpcaError], sites: Sequence[str]) -> FedpcaError:
     """Return the refusals of several sites as one error, in the order of the sites.
 
-    A refusal is about rows or from a policy; only those of the same kind as the first are included.
+    A site refuses because of its rows or its policy. Only refusals of the same kind as the first one
+    are included.
     """
     errors = [refused[name] for name in sites if name in refused]
     kind = type(errors[0])

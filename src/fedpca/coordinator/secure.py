@@ -1,7 +1,8 @@
 """Sum masked answers: choose the rings, add the elements, and read the total.
 
-The coordinator sees elements of a ring that look random. Their sum is the sum of the answers, once all
-sites have answered. About a single site, it learns only that the site answered.
+The coordinator sees elements of a ring that look random. Once all sites have answered, the sum of
+these elements is the sum of the answers. The coordinator learns nothing about a single site, except
+that it answered.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ from fedpca.privacy.secure_sum import (
 from fedpca.protocol.question import Question
 
 GROWTH = 4.0  # factor by which answers to a question may exceed those of an earlier round
-# largest error of a total from rounding at all sites, as a share of its largest number; it is smaller
-# for a wide ring, where small numbers may have units of their own
+# the largest error of a total that rounding at the sites may cause, as a share of the largest number in
+# the total; it is smaller for a wide ring, where small numbers may have units of their own
 MAX_ROUNDING = {NARROW: 2.0**-44, WIDE: 2.0**-80}
-MAX_FAILED = 2  # after this many failed bounds in a row, sizes are asked for each time
+MAX_FAILED = 2  # after this many failed bounds in a row, no more bounds are tried
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ class SecureSums:
     def __init__(self) -> None:
         self._energy: float | None = None  # the total sum of squares, once it is known
         self._to_try: dict[str, dict[str, float]] = {}  # bounds by question, from its last sizes
-        self._n_failed: dict[str, int] = {}  # bounds in a row that failed, by question
+        self._n_failed: dict[str, int] = {}  # how many bounds failed in a row, by question
 
     def masks_for(
         self,
@@ -137,8 +138,8 @@ class SecureSums:
     ) -> Masks:
         """Return the masks for a question; ``ask`` asks for the size of the answers if necessary.
 
-        If the question was asked before, a bound is tried instead, unless one ``has_failed`` in this
-        round.
+        If an earlier round asked for sizes, a bound is tried instead, unless a bound has already failed
+        in this round (``has_failed``).
         """
         bounds = explained_bounds(question, arrays, self._energy)
         if bounds is not None:

@@ -11,7 +11,7 @@ from fedpca.arrays import Arrays
 from fedpca.errors import InputError, SiteError
 from fedpca.protocol.message import Header, Message
 
-OnOnline = Callable[[Sequence[str], Sequence[str]], None]  # all sites, and those that are online
+OnOnline = Callable[[Sequence[str], Sequence[str]], None]  # names: all sites, those online
 
 
 @dataclass(frozen=True)
@@ -35,20 +35,20 @@ class Total:
 class Engine(Protocol):
     """A transport that carries questions to sites and answers back.
 
-    `ask` sends the same message to every site in ``names``, and encodes it if it leaves the process. It
-    yields each site's answer as it arrives, in any order: a `Message`, bytes if the answer comes from
-    a different process, or a `SiteError` in place of an answer. Transport errors become a `SiteError`.
-    So does an answer from a different process that is larger than ``request.max_answer_bytes``, before
-    it is downloaded completely.
+    `ask` sends the same message to every site in ``names``. It encodes the message if the message
+    leaves the process. It yields each site's answer as the answer arrives, in any order: a `Message`,
+    bytes if the answer comes from a different process, or a `SiteError` in place of an answer. A
+    transport error becomes a `SiteError`. If an answer from a different process is larger than
+    ``request.max_answer_bytes``, it becomes a `SiteError` too, before it is downloaded completely.
 
     `fingerprints` identifies the rows that the engine itself can read, so that a resumed run can
-    recognize them. An engine that begins without some of the sites it was given may name them and the
-    reasons in an attribute ``absent``. An engine whose sites sign their answers keeps the proof of
-    each site's last verified answer in an attribute ``proofs``, with the fields that `RunRecord.proofs`
-    describes. Such an engine turns an answer without a valid signature into a `SiteError`. An engine
-    whose sites a second run could ask at the same time has a method ``hold(run)``. The method returns a
-    context manager that reserves the sites for one run, and raises `SitesBusy` if they are reserved for
-    a different one.
+    recognize them. An engine that begins without some of the sites it was given may have an attribute
+    ``absent`` with the names of these sites and the reasons. An engine whose sites sign their answers
+    keeps the proof of each site's last verified answer in an attribute ``proofs``, with the fields that
+    `RunRecord.proofs` describes. Such an engine turns an answer without a valid signature into a
+    `SiteError`. If a second run could ask the sites of an engine at the same time, the engine has a
+    method ``hold(run)``. The method returns a context manager that reserves the sites for one run, and
+    raises `SitesBusy` if they are reserved for a different one.
 
     An engine that can add up answers on the way has a method ``ask_total(names, request, timeout)``,
     which replaces `ask` for sums and returns a `Total`. An engine that does not support everything has

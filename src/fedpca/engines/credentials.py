@@ -1,10 +1,10 @@
 """Create and read the files that prove identity: keys, certificates, and the coordinator's secret.
 
 A site creates a key pair and sends the public key to the coordinator. The server admits only sites
-whose public keys it was given. It presents a certificate, which the sites use to verify it. Anyone who
-holds the coordinator's secret can ask the sites questions. Anyone who has a public key can check that
-a signature was made with the matching private key. A site signs its answers, and the coordinator signs
-its plans.
+whose public keys it was given. The server presents a certificate, and the sites use this certificate to
+verify the server. Anyone who holds the coordinator's secret can ask the sites questions. Anyone who has
+a public key can check that a signature was made with the matching private key. A site signs its
+answers, and the coordinator signs its plans.
 
 ::
 
@@ -17,8 +17,8 @@ its plans.
     coordinator.key     the coordinator's private signing key      (mode 600)
     coordinator.pub     the matching public key, for the sites
 
-A secret that other users of the machine can read is refused, as in ssh. Its mode is not corrected
-quietly, because only a person can find out whether someone has read the secret.
+A secret file that other users of the machine can read is refused, as in ssh. The file's mode is not
+corrected quietly, because only a person can find out whether someone has read the secret.
 """
 
 from __future__ import annotations
@@ -290,8 +290,8 @@ def refuse_unproven(proof: Mapping[str, str], public_key: PublicKey) -> None:
 def make_certificates(folder: Path, hosts: Sequence[str] = ()) -> None:
     """Write a server certificate for these host names, and the authority that vouches for it.
 
-    The authority's own key is discarded, so it cannot sign anything else. If no names are given, the
-    certificate covers localhost and this machine.
+    The authority's own key is discarded, so nothing else can be signed with it. If no host names are
+    given, the certificate covers localhost and this machine.
     """
     paths = [folder / name for name in (CA, CERTIFICATE, KEY)]
     _refuse_overwriting(*paths)

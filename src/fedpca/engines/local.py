@@ -17,7 +17,7 @@ from fedpca.errors import InputError, SiteError, SitesBusy, SiteTimeout
 from fedpca.protocol.message import Message
 from fedpca.site.site import Site, cache_share, jobs_for
 
-MAX_BEGUN = 4  # times n_jobs: how many sites may be working or have an answer that waits
+MAX_BEGUN = 4  # times n_jobs: how many sites may be at work, or wait for their answers to be taken
 
 _RESERVING = threading.Lock()  # two engines may have sites in common
 
@@ -128,8 +128,8 @@ class LocalEngine:
     def _on_threads(self, names: Sequence[str], request: Message) -> Iterator[tuple[str, Message]]:
         """Keep ``n_jobs`` sites busy, and yield their answers in order.
 
-        This thread works too. If it only waited, it would be woken for every answer, and take Python's
-        lock from those that work.
+        The calling thread works too. If it only waited, every answer would wake it, and it would take
+        Python's lock from the threads that work.
         """
         n_helpers = self._n_jobs - 1
         pool = self._pool = self._pool or ThreadPoolExecutor(n_helpers)
@@ -138,7 +138,7 @@ class LocalEngine:
         beginning = threading.Lock()
 
         def work_once() -> bool:
-            """Let the next site answer, unless too many have begun whose answers were not taken."""
+            """Let the next site answer, unless too many sites have begun whose answers still wait."""
             with beginning:
                 if not left or len(begun) >= MAX_BEGUN * self._n_jobs:
                     return False
@@ -174,11 +174,11 @@ class LocalEngine:
     def _within(
         self, timeout: float, names: Sequence[str], request: Message
     ) -> Iterator[tuple[str, Message | SiteError]]:
-        """Keep ``n_jobs`` sites busy, and wait for each no longer than the time limit.
+        """Keep ``n_jobs`` sites busy, and wait for each site no longer than the time limit.
 
-        A thread cannot be stopped, so a slow thread keeps running and its late answer is ignored. The
+        A thread cannot be stopped, so a slow thread keeps running, and its late answer is ignored. The
         threads are daemons, so they do not keep the process alive. While one site is slow, only a few
-        of the sites after it begin, since their answers cannot be added up before its answer.
+        of the sites after it begin, since their answers cannot be added up before the slow site's.
         """
         answers: queue.Queue[tuple[str, Message | SiteError]] = queue.Queue()
         turns = threading.Semaphore(self._n_jobs)

@@ -2,8 +2,8 @@
 
     x_next = sum_j a_j f(x_j),   where a minimizes ||sum_j a_j (f(x_j) - x_j)|| subject to sum_j a_j = 1
 
-Near a fixed point, f is almost linear. The error after m steps then matches that of a Krylov method,
-not that of m plain iterations.
+Near a fixed point, f is almost linear. After m steps, the error then matches the error of a Krylov
+method, not the error of m plain iterations.
 
 Source: Walker and Ni, "Anderson acceleration for fixed-point iterations" (2011).
 """

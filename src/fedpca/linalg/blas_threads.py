@@ -1,10 +1,10 @@
-"""Limit BLAS to one thread when its idle threads would only get in the way.
+"""Limit BLAS to one thread when more threads would only get in the way.
 
-A product on several threads waits for all of them. If other processes are busy, or in a container that
-may use fewer cores than it sees, some threads do not run, and small products take a hundred times as
-long as on one thread. So a run begins on one thread, and only long products and eigenvectors of large
-matrices use more. Which those are depends only on the arrays, because the number of threads may change
-the last bits of a result.
+A product on several threads waits for all of them. Some of them may not run, because other processes
+are busy, or because a container may use fewer cores than it sees. Then small products take a hundred
+times as long as on one thread. So a run begins on one thread, and only long products and eigenvectors
+of large matrices use more. What counts as long or large depends only on the arrays, because the number
+of threads may change the last bits of a result.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from threadpoolctl import ThreadpoolController
 
 from fedpca.arrays import Array
 
-ONE_THREAD_ENTRIES = 2_000_000  # one thread is as fast as several up to this matrix size
+ONE_THREAD_ENTRIES = 2_000_000  # up to this matrix size, one thread is as fast as several
 WORTH_A_THREAD_ENTRIES = 50_000  # products of a smaller matrix are not worth another thread
 LONG_PRODUCT = 2e9  # multiplications; a shorter product ends before threads that spin get a turn
 MAX_JOBS = 4  # with more threads, most of them wait for Python's lock
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class threads_for_entries:
-    """Limit BLAS to one thread if no array in the block has more than a few million entries."""
+    """Limit BLAS to one thread in a ``with`` block whose arrays have at most two million entries."""
 
     def __init__(self, n_entries: float) -> None:
         self._is_one = n_entries <= ONE_THREAD_ENTRIES
@@ -43,14 +43,14 @@ class threads_for_entries:
 
 
 def threads_for(*arrays: Array) -> threads_for_entries:
-    """Limit BLAS to one thread while it works on small arrays, but not while it works on large ones."""
+    """Limit BLAS to one thread in a ``with`` block, unless one of these arrays is large."""
     return threads_for_entries(max(array.size for array in arrays))
 
 
 def threads_for_gram(n_rows: int, n_columns: int) -> threads_for_entries:
-    """Limit BLAS to one thread while it computes A'A, unless that takes long enough for all.
+    """Limit BLAS to one thread while it computes A'A, unless that takes long enough for all threads.
 
-    All else that a site does with its rows are many products of small blocks.
+    Everything else that a site does with its rows consists of many products of small blocks.
     """
     return threads_for_entries(math.inf if is_long(n_rows, n_columns) else 0)
 
@@ -61,10 +61,10 @@ def is_long(n_rows: float, n_columns: int) -> bool:
 
 
 def jobs_for_arrays(shapes: Sequence[tuple[float, int]]) -> int:
-    """Return how many arrays of these shapes to work on at a time, each with one thread of BLAS.
+    """Return how many arrays of these shapes to work on at the same time, each with one BLAS thread.
 
-    Arrays with long products are worked on one after another, with all threads. Tiny ones are not worth
-    a thread.
+    The number is 1 if a block of some array takes a long product, because such products use all
+    threads. It is also 1 if the arrays are tiny on average, because they are not worth a thread.
     """
     entries = [n * d for n, d in shapes]
     # rows are read in blocks of about this many entries
@@ -77,7 +77,7 @@ def jobs_for_arrays(shapes: Sequence[tuple[float, int]]) -> int:
 def n_threads() -> int:
     """Return the number of threads that BLAS may use, apart from the limits of this module.
 
-    Code that divides its work among threads of its own, each with one thread of BLAS, uses as many.
+    Code that divides its work among Python threads, each with one thread of BLAS, uses this many.
     """
     return _threads.n_unlimited()
 
@@ -88,7 +88,7 @@ def _n_now() -> int:
 
 
 def map_on_threads(work: Callable[[P], T], parts: Sequence[P]) -> list[T]:
-    """Return ``work(part)`` for each part, on as many threads as BLAS may use, each with one."""
+    """Return ``work(part)`` for each part, on `n_threads` Python threads, each with one of BLAS."""
     n = min(n_threads(), len(parts))
     with threads_for_entries(0):
         if n == 1:
@@ -100,14 +100,14 @@ def map_on_threads(work: Callable[[P], T], parts: Sequence[P]) -> list[T]:
 class _Threads:
     """The limit on BLAS that each Python thread wants; BLAS has one limit for the whole process.
 
-    The innermost block of a Python thread decides for it. BLAS is limited to one thread if at least one
-    Python thread wants that and none works on large arrays.
+    The innermost ``with`` block of a Python thread decides what that thread wants. BLAS is limited to
+    one thread if at least one Python thread wants that and no Python thread works on large arrays.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._own = threading.local()
-        self._wanted = {True: 0, False: 0}  # how many Python threads want one BLAS thread, and all
+        self._wanted = {True: 0, False: 0}  # how many want one BLAS thread (True) or all
         self._limiter: Any = None
         self._n_before_limit = 1
 

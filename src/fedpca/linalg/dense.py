@@ -14,17 +14,17 @@ from fedpca.linalg.blas_threads import is_long, map_on_threads, threads_for, thr
 # error in sums of products, relative to the largest eigenvalue
 ROUNDING = 8 * float(np.finfo(np.float64).eps)
 
-SHARED_PRODUCT = 1e8  # multiplications of A'A; a shorter product is not worth several threads
-N_PARTS = 4  # of the rows; no bit may depend on the number of threads
+SHARED_PRODUCT = 1e8  # multiplications in A'A; a shorter product is not worth several threads
+N_PARTS = 4  # of the rows, always, so that no bit depends on the number of threads
 
 
 def gram_of(A: Array) -> Array:
     """Return A'A, ``(d, d)``.
 
-    If that takes some milliseconds, threads of Python share the rows, each with one BLAS thread. They
-    sleep while they wait; threads of BLAS would spin. The parts are the same, and are added in the same
-    order, however many threads there are. If it takes long, all threads of BLAS share it, which needs
-    no matrix for each part.
+    If the product takes some milliseconds, Python threads share the rows, each with one BLAS thread.
+    Python threads sleep while they wait; BLAS threads would spin. However many threads there are, the
+    rows are divided into the same parts, and the products of the parts are added in the same order. If
+    the product takes long, all BLAS threads share it, which needs no extra matrix for each part.
     """
     n, d = A.shape
     if n * d**2 < SHARED_PRODUCT or is_long(n, d):
@@ -137,8 +137,8 @@ def outside(U: Array, V: Array) -> Array:
 def residual_traces(C: Array, V: Array) -> Array:
     """Return ``tr R, tr R^2, tr R^3``, where R is ``C / tr C`` outside the orthonormal V, ``(d, k)``.
 
-    R is formed, because the difference of two traces would lose what is small compared with the
-    components. Powers of shares of the variance do not overflow.
+    R is formed as a matrix, because the difference of two traces would lose what is small compared with
+    the components. Since R is divided by the total variance, its powers do not overflow.
     """
     total = float(np.trace(C))
     if total <= 0:
@@ -184,10 +184,10 @@ def angle_bounds(
 
         sin^2 <= sum_i (r_i / (theta_i - theta_(j+1) - r_(j+1)))^2   over i <= j   (Davis and Kahan)
 
-    ``values``, in descending order, holds the eigenvalues found, with their residuals r. ``others`` is
-    the most that any other eigenvalue can be. If it is not given, the last of ``values`` serves only
-    as the eigenvalue after the others. Rounding adds ``rounding`` times the largest eigenvalue to each
-    residual.
+    ``values``, in descending order, holds the eigenvalues found, and ``residuals`` their residuals r.
+    ``others`` is the most that any eigenvalue not in ``values`` can be. If ``others`` is not given, the
+    last of ``values`` gets no bound, and serves only as the next eigenvalue in the other bounds.
+    Rounding adds ``rounding`` times the largest eigenvalue to each residual.
     """
     if not values.size or values[0] <= 0:
         return np.zeros(k)  # every direction is equally good

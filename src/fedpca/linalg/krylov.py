@@ -26,7 +26,7 @@ from fedpca.linalg.blas_threads import threads_for
 from fedpca.linalg.dense import ROUNDING, angle_bounds, orth_against, top_eigen
 
 MAX_KRYLOV_BYTES = 32 << 20  # restart at this size; a K that exceeds the cache slows every round
-MIN_BLOCKS = 4  # the basis may always hold this many times the components plus a block
+MIN_BLOCKS = 4  # the basis may always have this many times the columns of components and block
 RESTART_ROWS = 1 << 16  # of the basis that are combined at a time
 NEGLIGIBLE = 1e-13  # a direction below this fraction of the largest eigenvalue is rounding error
 
@@ -72,15 +72,15 @@ class Ritz(NamedTuple):
         return float(np.linalg.norm(self.residuals[: self.n_wanted]))
 
     def with_residuals(self, more: Array) -> Ritz:
-        """Return the same values with more residual for those wanted."""
+        """Return the same values, with larger residuals for the wanted ones."""
         n_others = len(self.residuals) - len(more)
         return self._replace(residuals=self.residuals + np.pad(more, (0, n_others)))
 
     def angle_bounds(self, k: int, rounding: float = ROUNDING, trace: float = 0.0) -> Array:
         """Return bounds on the angle of the first 1, 2, ..., k directions; see `angle_bounds`.
 
-        An invariant space does not show the copies of a repeated eigenvalue outside it. No eigenvalue
-        there is larger than what the space leaves of the ``trace`` of M.
+        If the space is invariant, copies of a repeated eigenvalue may be hidden outside the space. No
+        eigenvalue outside is larger than the ``trace`` of M minus the trace within the space.
         """
         others = max(0.0, trace - self.trace) if self.is_invariant else None
         return angle_bounds(self.values, self.residuals, k, others=others, rounding=rounding)
@@ -122,7 +122,7 @@ class KrylovSpace:
             if self.Q.shape[1] < Y.shape[1]:
                 rest = Y - self.K @ H - self.Q @ self._B
                 self._left_out = float(np.hypot(self._left_out, np.linalg.norm(rest)))
-        self._reach = old  # the next product lies in this block, its own, and the one after it
+        self._reach = old  # the next product lies in this block, the next, and the one after
         T = np.empty((old + self._last, old + self._last))
         T[:old, :old] = self.T
         T[:, old:] = H

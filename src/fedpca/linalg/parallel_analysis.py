@@ -40,7 +40,7 @@ def quantile_floor(eigenvalues: Array) -> Array:
 
 
 def count_above(values: Array, floor: Array) -> int | None:
-    """Return how many leading values exceed their floor, or None if all that can be compared do."""
+    """Return how many leading values exceed their floor, or None if all values with a floor do."""
     n_compared = min(len(values), len(floor))
     above = values[:n_compared] > floor[:n_compared]
     return None if above.all() else int(above.argmin())
@@ -52,12 +52,12 @@ def count_above_columns(
     squares: Array,
     floor_of: Callable[[int, Array, int], Array],
 ) -> int | None:
-    """Return how many leading values exceed the floor of the column variances, or None as above.
+    """Return how many leading values exceed the floor of the column variances; see `count_above`.
 
-    A component with most of the variance enlarges its columns so much that their floor hides all other
-    components. If such a component exceeds the floor, it is taken out of the columns, and the others
-    are compared with the floor of what is left. ``floor_of(k, squares, p)`` returns the floor for
-    p values after k components were taken out.
+    A component with most of the variance can make the column variances so large that their floor hides
+    all other components. If such a component exceeds the floor, it is taken out of the columns, and the
+    other components are compared with the floor of what is left. ``floor_of(k, squares, p)`` returns
+    the floor for p values after k components were taken out.
     """
     k, left, least = 0, squares, LEAST_LEFT * float(squares.sum())
     while True:

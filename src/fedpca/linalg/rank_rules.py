@@ -128,7 +128,7 @@ def share(wanted: float) -> Rule:
     """Return the rule that picks the fewest components with more than ``wanted`` of the variance.
 
     As in scikit-learn, components that explain just this share are too few. The last digits of a share
-    depend on the solver, so a sum within rounding of the share equals it.
+    depend on the solver, so a share that differs from ``wanted`` only by rounding counts as equal.
     """
     more = wanted + min(EQUAL_SHARES, (1 - wanted) / 2)
 
@@ -157,7 +157,7 @@ def parallel_analysis(spectrum: Spectrum, *, max_side: int = MAX_SIDE) -> int | 
 
 
 def settled(n_above: int | None, spectrum: Spectrum) -> int | None:
-    """Return at least 1, or None if all values are above the floor and there may be more of them."""
+    """Return the rank, at least 1; return None if all values are above the floor and more may exist."""
     if n_above is not None:
         return max(1, n_above)
     return len(spectrum.values) if spectrum.is_whole else None
@@ -204,7 +204,7 @@ RULES: dict[str, Rule] = {
 def gavish_donoho(spectrum: Spectrum) -> int | None:
     """Return the number of singular values above the optimal hard threshold for unknown noise.
 
-    None means that only a part of the spectrum is known, so its median is not.
+    None means that only a part of the spectrum is known, so that its median is unknown.
     """
     # centered rows count as one row fewer, because they sum to zero
     m, d = max(1, int(spectrum.n) - 1), spectrum.d
@@ -230,8 +230,8 @@ def threshold_factor(aspect: float) -> float:
 def _median_of_noise(aspect: float) -> float:
     """Return the median of the Marchenko-Pastur law.
 
-    With ``x = 1 + b + 2 sqrt(b) cos(t)``, its density ``sqrt((x - low) (high - x)) / (2 pi b x)``
-    becomes a density without steep ends, so that midpoints integrate it well.
+    With ``x = 1 + b + 2 sqrt(b) cos(t)``, the law's density ``sqrt((x - low) (high - x)) / (2 pi b x)``
+    becomes a density in t without steep ends, which the midpoint rule integrates well.
     """
     root, step = np.sqrt(aspect), np.pi / MEDIAN_STEPS
     middles = (np.arange(MEDIAN_STEPS) + 0.5) * step
@@ -244,7 +244,7 @@ def _median_of_noise(aspect: float) -> float:
 def broken_stick(spectrum: Spectrum) -> int | None:
     """Return the number of leading shares of variance larger than pieces of a broken stick.
 
-    None means that all known shares are larger, and unknown ones may be, too.
+    None means that all known shares are larger, and that unknown shares may be larger too.
     """
     p = max(1, min(int(spectrum.n) - 1, spectrum.d))
     values = spectrum.values[:p]
@@ -267,7 +267,7 @@ class RankComparison:
 
     @property
     def consensus(self) -> int | None:
-        """Return the median of the numbers, the lower one if there are two; None without numbers."""
+        """Return the median of the numbers, the lower if there are two medians; None if no numbers."""
         ordered = sorted(self.ranks.values())
         return ordered[(len(ordered) - 1) // 2] if ordered else None
 

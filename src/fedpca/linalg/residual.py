@@ -39,8 +39,8 @@ def of_even_noise(total: float, n_directions: int) -> Array:
 def without_bias(traces: Array, freedom: float, n_directions: int) -> Array:
     """Return unbiased estimates of the traces of S, ``(3,)``.
 
-    ``traces`` are those of a scatter of as many rows as there are degrees of freedom. Estimates are
-    kept within the range that a covariance of this many directions can have.
+    ``traces`` are those of a scatter with ``freedom`` degrees of freedom. Each estimate is kept within
+    the range that a covariance of ``n_directions`` directions can have.
     """
     f, (w1, w2, w3) = max(freedom, MIN_FREEDOM), traces
     second = np.array([[f * (f + 1), f], [2 * f, f**2]])

@@ -1,8 +1,8 @@
 """Reuse arrays for one block of rows after another.
 
-A new array of a block's size comes without memory: the system finds and clears each page when it is
-first written, and takes it back when the array is freed. That costs as much as several passes over the
-array. So a loop over blocks keeps its arrays.
+A new array of a block's size comes without memory: the system finds and clears each page when the page
+is first written, and takes the page back when the array is freed. That costs as much as several passes
+over the array. So a loop over blocks keeps its arrays.
 """
 
 from __future__ import annotations

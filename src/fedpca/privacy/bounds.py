@@ -2,11 +2,13 @@
 
 Each site sets the bins of all sizes up to that of its largest number to random numbers. The bins of all
 sites are summed under masks. A bin that no site has set stays zero, and all other bins are random. So
-the total shows the largest size, and nothing about who has it. The same question must get the same
-numbers, because the difference of two answers under the same masks would show a site's own size.
+the total shows the largest size, and nothing about who has it. If a question is repeated, a site must
+use the same random numbers again, because the difference of two answers under the same masks would show
+the site's own size.
 
-A bin has 32 bits, and two of them share a word: the smaller size is in the upper half. What overflows
-from the lower half is added to the upper one, but whoever sets a bin also sets those of smaller sizes.
+A bin has 32 bits, and two bins share a word: the smaller size is in the upper half. An overflow of the
+lower half is added to the upper half. That does no harm, because a site that sets a bin also sets the
+bins of all smaller sizes.
 
 A bound may also be tried without asking for sizes first. Then each site raises a flag if its answer
 exceeds the bound: a random word, summed in the same way. The total shows whether any site did.
@@ -25,8 +27,8 @@ from fedpca.errors import InputError
 BIN_BITS = 8  # each bin covers this many powers of 2
 LEAST_EXPONENT, MOST_EXPONENT = -512, 512
 N_SIZES = (MOST_EXPONENT - LEAST_EXPONENT) // BIN_BITS
-N_WORDS = N_SIZES // 2 + 1  # with one that stays empty
-N_FLAGS = 2  # with one that stays empty
+N_WORDS = N_SIZES // 2 + 1  # including a word that stays empty
+N_FLAGS = 2  # including a word that stays empty
 _UPPER, _LOWER = 0xFFFFFFFF00000000, 0x00000000FFFFFFFF  # halves of a word
 
 

@@ -1,4 +1,4 @@
-"""Draw noise from the discrete Gaussian, exactly.
+"""Draw noise from the discrete Gaussian distribution, without rounding errors.
 
     P[X = x]  proportional to  exp(-x^2 / (2 s))    for whole x,  s = sigma^2
 
@@ -8,10 +8,11 @@ exp((s - x^2) / (2 s))``.
 
 Exactness: A kept x has weight ``2^-(v+1) p``, which is ``exp(-x^2 / (2 s))`` times a constant. No p
 exceeds 1: since ``|x| >= v sigma``, p is at most ``2^(v-1) exp((1 - v^2) / 2)``, which is 1 for v = 1
-and less for any other v. Minus zero is dropped, so zero counts once. So is v >= 64, where the discrete
-Gaussian has probability below ``2^-2900``; then ``|x| < 64 t <= 2^61`` always. To keep with
-probability p means to draw a uniform real number below p. Its first 64 bits and a p in float64 decide,
-unless they are closer than an error bound. Then both get more digits until the answer is certain.
+and less for any other v. Minus zero is dropped, so zero counts once. Trials with v >= 64 are dropped
+too: there, the discrete Gaussian has probability below ``2^-2900``. So ``|x| < 64 t <= 2^61`` always.
+To keep a trial with probability p, draw a uniform real number, and keep the trial if the number is
+below p. The first 64 bits of the number and a p in float64 decide, unless the two are closer than an
+error bound. Then both get more digits until the answer is certain.
 
 Whole numbers: The sums that noise in floating point can reach depend on the value that it is added to,
 and so reveal that value (Mironov 2012). A whole number plus whole noise is exact and can be any whole
@@ -41,20 +42,21 @@ WORD_BYTES, WORD_BITS = 8, 64
 
 # How far the float64 p and the first word of the uniform number may be from the true ones, together.
 # With e = 2^-53, the roundings of x (twice, as it is squared), x^2, 2 s, their quotient, and 1/2
-# minus it change the exponent by less than 7 e (x^2 / (2 s) + 1). That changes p by less than 15 e,
-# because p x^2 / (2 s) < 1: with a = |x| / sigma >= v it is at most 2^(a-1) exp((1 - a^2) / 2) a^2 /
-# 2 < 0.93. The word is off by less than e. All this is below 2^-48. The rest is for np.exp, which may
-# be wrong by 2^12 units in the last place; known ones are wrong by a few.
+# minus the quotient change the exponent by less than 7 e (x^2 / (2 s) + 1). That changes p by less
+# than 15 e, because p x^2 / (2 s) < 1: with a = |x| / sigma >= v, this product is at most
+# 2^(a-1) exp((1 - a^2) / 2) a^2 / 2 < 0.93. The word is off by less than e. All these errors together
+# are below 2^-48. What is left of the bound is for np.exp, which may thus be wrong by 2^12 units in
+# the last place; known implementations are wrong by a few.
 ERROR_BOUND = 2.0**-40
 
 RandomBytes = Callable[[int], bytes]
 
 
 def discrete_gaussian(variance: int, size: int, *, random_bytes: RandomBytes = os.urandom) -> Array:
-    """Return independent draws from the discrete Gaussian around 0, as int64 below 2^62 in size.
+    """Return independent draws from the discrete Gaussian around 0, as int64 of size below 2^62.
 
-    ``variance`` is the parameter s, a whole number from 1 to 2^110. The variance of the draws is s,
-    less a share below 10^-6. ``random_bytes`` is only for tests, which must be able to repeat a draw.
+    ``variance`` is the parameter s, a whole number from 1 to 2^110. The variance of the draws is below
+    s by a share of less than 10^-6. ``random_bytes`` is only for tests, which must repeat draws.
     Privacy needs the default: the system's random bytes, which nobody can repeat.
     """
     if not isinstance(variance, int) or not 1 <= variance <= MAX_VARIANCE:
@@ -78,7 +80,7 @@ def _kept_trials(variance: int, n_trials: int, random_bytes: RandomBytes) -> Arr
     data = random_bytes(3 * WORD_BYTES * n_trials)
     places, coins, uniforms = np.frombuffer(data, "<u8", 3 * n_trials).reshape(3, n_trials)
     block_bits = ((variance - 1).bit_length() + 1) // 2  # t = 2^block_bits, and 4^block_bits >= s
-    block = np.bitwise_count(~coins & (coins - np.uint64(1)))  # zeros at the end; 64 if all are
+    block = np.bitwise_count(~coins & (coins - np.uint64(1)))  # zeros at the end; 64 if all are 0
     within = (places & np.uint64((1 << block_bits) - 1)).view(np.int64)
     magnitude = (block.astype(np.int64) << block_bits) | within
     is_negative = places >> np.uint64(WORD_BITS - 1) == 1  # a bit above those of `within`
@@ -114,7 +116,8 @@ def _is_below_exactly(
     """Return whether a uniform number is below p; draw as many bits after its first word as needed.
 
     Divisions and powers of `Decimal` are rounded correctly. So the exponent, whose size is below 10^4,
-    changes by less than ``10^(4 - digits)``, and p <= 1 by less than ``10^(5 - digits) < 2^-n_bits``.
+    changes by less than ``10^(4 - digits)``, and p, which is at most 1, changes by less than
+    ``10^(5 - digits) < 2^-n_bits``.
     """
     n_bits = WORD_BITS
     while True:

@@ -33,10 +33,10 @@ from fedpca.protocol.plan import PRIVATE, RunPlan
 
 MIN_EPSILON, MAX_EPSILON, MIN_DELTA, MAX_DELTA = 1e-4, 1e6, 1e-15, 0.1
 MEAN_SHARE = 0.05  # of mu^2, for the count and the mean; the rest is for the scatter about the mean
-MAX_ROUNDS = 100  # products that share the rest
+MAX_ROUNDS = 100  # the most products that may share the rest of mu^2
 # share by which epsilon and delta may change because noise is whole numbers, and by rounding
 DISCRETE_SLACK = 1e-7
-XTOL = 1e-20  # no limit: roots are found to all digits, however small they are
+XTOL = 1e-20  # so small that it is no limit: even small roots are found to all digits
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,10 @@ class Privacy:
         A point near which rows are expected, chosen without looking at them. When the mean is computed,
         rows farther than twice ``row_bound`` from this point are moved to that distance.
     n_silent : int
-        How many sites may add no noise, or reveal theirs to others, without breaking the promise for
-        the rows of all other sites. It matters only with secure sums, where sites share the noise.
+        How many sites may add no noise, or reveal their noise, without breaking the promise for the
+        rows of all other sites. This matters only with secure sums, where sites share the noise.
     n_products : int
-        The number of noisy products used to fit a table with too many features to sum its scatter.
+        The number of noisy products in a fit to a table that has too many features to sum its scatter.
 
     Examples
     --------

@@ -7,9 +7,10 @@ derive the same mask m_ij from it. One adds the mask and the other subtracts it,
 the total, and the answer of a single site is random. If a site does not answer, nothing can be read,
 and the program starts again without it. So no secret is ever handed to anybody.
 
-Every site is a neighbor of every other if there are up to 100 sites. With more, the neighbors of a site
-in 32 random rings are enough: if half of 1000 sites collude, the chance that the honest ones do not
-stay connected is below ``2^-40``.
+If there are up to 100 sites, every site is a neighbor of every other one. If there are more, the sites
+are arranged in 32 random rings, and a site's neighbors are those next to it in some ring. That is
+enough: if half of 1000 sites collude, the chance that the honest sites do not stay connected is below
+``2^-40``.
 
 Source: Bonawitz et al., "Practical secure aggregation for privacy-preserving machine learning" (2017),
 without secret shares; Bell et al., "Secure single-server aggregation with (poly)logarithmic overhead"
@@ -43,7 +44,7 @@ MAX_ALL_PAIRS = 100  # up to this many sites, all are neighbors
 N_RINGS = 32  # random rings in which a site has two neighbors each
 KEY_BYTES = 32
 AES_BLOCK_BYTES = 16
-BLOCK_BYTES = 1 << 17  # of an answer to which all masks are added at once
+BLOCK_BYTES = 1 << 17  # all masks are added to a part of an answer of this size, then to the next
 _PAIR = b"fedpca pair secret"
 _ROUND = b"fedpca round key"
 
@@ -100,7 +101,7 @@ def masked(
     """Return encoded fields with the masks of all neighbors, which are added in place.
 
     ``secrets`` are the pair secrets by neighbor. ``context`` identifies the question: the same question
-    gets the same masks, and any other question gets others.
+    gets the same masks, and a different question gets different masks.
     """
     total = {field: np.asarray(elements, order="C") for field, elements in fields.items()}
     streams = [
@@ -111,7 +112,7 @@ def masked(
     for field, array in total.items():
         bits = rings[field].bits
         part = array.reshape(-1, bits // 64)
-        n_each = BLOCK_BYTES // (bits // 8)  # this many elements at once stay in the cache
+        n_each = BLOCK_BYTES // (bits // 8)  # so many elements stay in the cache
         for start in range(0, len(part), n_each):
             block = part[start : start + n_each]
             mask = np.frombuffer(buffer, np.uint64, block.size).reshape(block.shape)

@@ -1,9 +1,9 @@
 """Exchange public keys for one attempt of a run, so that every pair of sites shares a secret.
 
-A site offers a new public key, and signs it together with the run and the roster of the plan. So a
-coordinator cannot replace a site's key with a key of its own, and cannot use an offer twice. The hash
-of all offers is the salt of every secret. So sites that were shown different offers share no secret,
-and their masks do not cancel.
+A site offers a new public key, and signs the key together with the run and the roster of the plan. So a
+coordinator can neither replace a site's key with a key of its own nor use an offer twice. The hash of
+all offers is the salt of every secret. So sites that were shown different offers share no secret, and
+their masks do not cancel.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def seed_of(run: str, offers: Mapping[str, Offer]) -> bytes:
 def check_offers(
     run: str, plan: RunPlan, offers: Mapping[str, Offer], verify: Verify | None
 ) -> None:
-    """Refuse offers that are not from exactly the sites of the plan, with the plan's keys."""
+    """Refuse offers unless each site of the plan, and no other, made one with the plan's key."""
     for name, key in plan.sites.items():
         if key == NO_KEY and verify is None:
             continue

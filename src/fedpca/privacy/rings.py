@@ -1,4 +1,4 @@
-"""Represent numbers as whole numbers in a ring, where masks cancel exactly and sums have no order.
+"""Represent numbers as whole numbers in a ring, where masks cancel exactly and order does not matter.
 
     x  ->  round(x 2^f) mod 2^64   or   mod 2^128
 
@@ -36,7 +36,8 @@ class Ring:
     def for_bound(cls, bits: int, bound: float) -> Ring:
         """Return the finest ring that holds totals up to this bound.
 
-        A narrow ring without fractions is that of whole numbers; a coarser one takes its place.
+        The narrow ring without fraction bits is reserved for whole numbers. If it is the finest, the
+        next coarser ring takes its place.
         """
         exponent = math.frexp(bound)[1] if bound > 0 else 0  # bound < 2^exponent
         ring = cls(bits, bits - 2 - exponent)

@@ -4,13 +4,13 @@ Both ends use these rules. A field of whole numbers is summed as it is. A matrix
 ring, and a vector or a number into a wide one, since the columns of a table may have very different
 units.
 
-A ring needs a bound. Where a field is part of the rows' sum of squares, as the question declares with
-the word "explained", the total sum of squares bounds it. Otherwise, the sites find a bound first
-(`fedpca.privacy.bounds`), in a message of its own within the round.
+A ring needs a bound. If the question declares with the word "explained" that a field is part of the
+rows' sum of squares, the total sum of squares bounds the field. Otherwise, the sites first find a bound
+(`fedpca.privacy.bounds`), in a separate message within the round.
 
 When a question is asked again, a bound that is somewhat larger than the last one is tried. A site whose
-answer exceeds it sends random elements and raises a flag, under masks. The total then shows only that
-some site did so, and the round goes on as if no bound had been tried.
+answer exceeds that bound sends random elements and raises a flag, under masks. The total then shows
+only that some site did so, and the round goes on as if no bound had been tried.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BOUND = "bound"  # the mask of a message that asks only for a bound
 BEYOND = "beyond bound"  # the field of flags in an answer whose bound is only tried
 KINDS = {NARROW: "narrow", WIDE: "wide"}
 MIN_FRACTION_BITS, MAX_FRACTION_BITS = -1100, 1200  # what the largest and smallest floats need
-ENERGY_SLACK = 1e-6  # share of a total by which rounding may exceed it
+ENERGY_SLACK = 1e-6  # share of a total by which rounding may change it
 _SIZES, _FLAG, _NOTHING = (b"fedpca " + each for each in (b"size words", b"flag", b"no answer"))
 
 
@@ -157,8 +157,8 @@ def _elements(
 ) -> Arrays:
     """Return an answer as elements of its rings, or random ones if it exceeds a bound that is tried.
 
-    The bound limits the total. If it is only tried, each site's answer must be within an equal share of
-    it. Otherwise, the answers of all sites together are known to be within it.
+    The bound limits the total. If the bound is only tried, each site's answer must be within an equal
+    share of it. Otherwise, the answers of all sites together are known to be within the bound.
     """
     own = {name: ring for name, ring in rings.items() if name != BEYOND}
     n_shares, digest = request.header["n_sites"] if BEYOND in rings else 1, request.digest

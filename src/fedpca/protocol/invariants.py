@@ -141,7 +141,7 @@ def _orthonormal(array: Array, declared: Declared, slack: float) -> Problem:
 
 
 def _least(array: Array) -> float:
-    """Return a scalar itself, or the smallest of an array's numbers and zero."""
+    """Return a scalar as it is, or the smallest number of an array, but at most zero."""
     return float(array.min(initial=0.0) if array.ndim else array.item())
 
 
@@ -176,16 +176,16 @@ def _diagonal_positions(n_entries: int) -> Array:
 
 
 def _square_excesses(array: Array, roots: Array) -> Iterator[float]:
-    """Yield by how much an entry of matrices exceeds the largest that it may be."""
+    """Yield the most by which an entry of the matrices exceeds its limit."""
     limits = roots[..., :, None] * roots[..., None, :]
     yield float((np.abs(array) - limits).max(initial=0.0))
 
 
 def _packed_excesses(array: Array, roots: Array) -> Iterator[float]:
-    """Yield by how much an entry in parts of packed triangles exceeds the largest that it may be.
+    """Yield, for each part of the packed triangles, the most by which an entry exceeds its limit.
 
-    The first columns are short, so BLAS subtracts the limits of all of them at once. Each of the others
-    is checked by itself.
+    The first columns are short, so BLAS subtracts their limits in a single call. Each longer column is
+    a part of its own.
     """
     triangles, each_roots = array.reshape(-1, array.shape[-1]), roots.reshape(-1, roots.shape[-1])
     for triangle, own in zip(triangles, each_roots, strict=True):

@@ -3,8 +3,9 @@
 A message is ``prefix | header | arrays``. The prefix (24 bytes) holds a mark, the format version, the
 CRC-32 of all bytes after the prefix, the header length, and the total message length. The header is
 JSON with sorted keys and lists each array's name, dtype, and shape. The arrays follow in that order as
-little-endian C-order bytes, each starting at a multiple of 8. The same values always produce the same
-bytes. Decoding never executes code or copies data; the arrays are read-only views of the bytes.
+little-endian C-order bytes. Each array starts at a multiple of 8 bytes. The same values always produce
+the same bytes. Decoding never executes code or copies data; the arrays are read-only views of the
+bytes.
 
 The checksum detects accidental corruption. The TLS channel that carries the bytes protects them against
 tampering.
@@ -39,7 +40,7 @@ Header = dict[str, Any]
 MARK = b"FedP"
 VERSION = 2
 MAX_BYTES = 1 << 30
-MAX_HEADER_BYTES = 1 << 20  # column names travel as arrays; the longest is an error's text
+MAX_HEADER_BYTES = 1 << 20  # the longest holds an error's text; column names travel as arrays
 MAX_HEADER_DEPTH = 16  # the fields take four levels
 MAX_FIELDS = 256
 MAX_NAME_CHARS = 100  # of a field
@@ -72,9 +73,9 @@ class Checked(NamedTuple):
 class Message:
     """A header, named read-only arrays, and the encoded size of the message.
 
-    ``max_answer_bytes`` and ``checked`` do not travel. The first tells an engine which answers to
-    refuse unread. The second keeps what passed checks in this process: a message to many sites is
-    checked once, and an answer that its site has checked is not checked again.
+    ``max_answer_bytes`` and ``checked`` do not travel. ``max_answer_bytes`` tells an engine which
+    answers to refuse unread. ``checked`` keeps what has passed checks in this process: a message to
+    many sites is checked once, and an answer that its site has checked is not checked again.
     """
 
     header: Header

@@ -1,11 +1,11 @@
 """Declare a run before it begins: who asks whom, for what, and by which method.
 
-The plan is the first message of a run. A site whose policy does not allow it answers nothing. Once a
-site has admitted a plan, it answers the questions that the plan's method asks, and no others
+The plan is the first message of a run. A site whose policy does not allow the plan answers nothing.
+Once a site has admitted a plan, it answers the questions that the plan's method asks, and no others
 (`fedpca.protocol.script`).
 
-A plan is encoded as JSON with sorted keys, so that the same plan always has the same bytes, which the
-coordinator signs.
+A plan is encoded as JSON with sorted keys, so that the same plan always has the same bytes. The
+coordinator signs these bytes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class RunPlan:
     purpose : str
         Why the run takes place, in one line.
     privacy : dict
-        The privacy settings: "secure" is True if every sum is secure, and "differential" has the
+        The privacy settings: "secure" is True if every sum is a secure sum, and "differential" has the
         settings of `fedpca.Privacy` if every answer about rows gets noise.
     """
 

@@ -20,7 +20,7 @@ def printable(text: Any, max_chars: int = MAX_CHARS, *, keep: str = "") -> str:
     >>> printable("north\x1b[2J\nserver: all is well")
     'north\\x1b[2J\\nserver: all is well'
     """
-    # every character becomes one or more, so the rest would be cut anyway
+    # each character becomes at least one, so the rest would be cut anyway
     start = str(text)[: max_chars + 1]
     shown = "".join(c if c.isprintable() or c in keep else _escape(c) for c in start)
     return shown if len(shown) <= max_chars else shown[: max_chars - 3] + "..."

@@ -5,8 +5,8 @@ A site writes each question and answer to its ledger, a hash chain, and signs th
     domain | SHA-256(request) | commitment | head,    commitment = SHA-256(salt | SHA-256(answer))
 
 ``head`` is the chain value of the line that records the answer, so it commits to all lines before it.
-The salt is random and stays with the site and the coordinator. Without it, a reader of a model file who
-guessed an answer, such as a small count, could recognize it by its digest.
+The salt is random and stays with the site and the coordinator. Without a salt, a reader of a model file
+could guess an answer, such as a small count, and confirm the guess by the answer's digest.
 """
 
 from __future__ import annotations

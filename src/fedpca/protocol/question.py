@@ -17,24 +17,24 @@ impossible about the answer, or None. Both sides check these promises too.
 
 The question's own fields may have bounds in the same way, as in ``"float64 d k, orthonormal"``; the
 words are those of `fedpca.protocol.parameters`. ``verb`` says what happens to the answers: "sum", or
-"gather" if the coordinator sees each one. The question declares it, so the sites know it too.
+"gather" if the coordinator sees each one. The question declares its verb, so the sites know it too.
 
 A question that writes to ``site.memory`` must declare ``remembers=True``; for all other questions,
 memory is read-only. A question whose answer reveals nothing about the rows, such as the column names,
 should declare ``reads_rows=False``; no policy refuses such a question.
 
-A secure sum needs a bound on its numbers. The rows' sum of squares gives one if every float64 field
-has the word "explained". A question may instead declare ``times_energy``, which takes the question's
-arrays and returns the bound as a multiple of that sum, or None if it is unknown. Without a bound, the
-coordinator first asks the sites for one.
+A secure sum needs a bound on its numbers. If every float64 field has the word "explained", the rows'
+sum of squares gives such a bound. A question may instead declare ``times_energy``, which takes the
+question's arrays and returns the bound as a multiple of the rows' sum of squares, or None if the bound
+is unknown. Without a bound, the coordinator first asks the sites for one.
 
 A differentially private question adds noise to its answer. Given the plan, ``spends`` returns how much
-of the rows' privacy one answer spends (`fedpca.privacy.gaussian`). The site counts that before the
-answer leaves, and repeats the same answer if it is asked again.
+of the rows' privacy one answer spends (`fedpca.privacy.gaussian`). The site counts that amount before
+the answer leaves, and repeats the same answer if it is asked again.
 
 If an answer is larger than the declared arrays can be, the coordinator refuses it before it is
 downloaded completely. If a name stands for a length that only the answer determines, ``at_most`` gives
-its bound: a number, another name, or a field of the question that holds a number, as in
+a bound on that length: a number, another name, or a field of the question that holds a number, as in
 ``at_most={"r": "d"}``. Without ``at_most``, the limit for all messages applies.
 """
 
@@ -106,7 +106,7 @@ class Question:
     def checked_request(self, request: Message, d: int) -> Checked:
         """Return the arrays of a request to a site with d features, or raise an error.
 
-        Sites in one process get the same message, so those with the same number of features share the
+        Sites in one process get the same message, so sites with the same number of features share the
         result.
         """
         checked = request.checked.get((self.name, d))

@@ -5,9 +5,9 @@
     order = then(column_names, count_and_sum, maybe(squares), standardize,
                  repeat(covariance_product), maybe(explained_energy))
 
-A site that has admitted a run's plan finds the script of the plan's program, and answers a question
-only if it may come next. `Order.after` returns what may follow once a question has been asked, as a new
-order; it is the derivative of a regular expression.
+A site that has admitted a run's plan finds the script of the plan's program. It answers a question only
+if that question may come next. `Order.after` returns a new order: what may follow once a question has
+been asked. In terms of regular expressions, the new order is the derivative of the old one.
 
 A program declares its script next to its code, with `script`. Sites find it by the program's name.
 
@@ -193,8 +193,8 @@ class Script:
     order : Order
         The order of the questions.
     most : dict
-        How many times, at most, a question may be asked in a run, by its name, if ``order`` sets no
-        limit.
+        The largest number of times that a question may be asked in a run, by the question's name. It
+        applies where ``order`` sets no limit.
     looks : sequence of str
         The questions that are asked once for each look at the spectrum. A rank rule looks at twice as
         many directions each time, up to the number of features.
@@ -208,11 +208,11 @@ class Script:
     fixed : sequence of str
         Further fields whose values stay the same in a run, each as "question.field".
     lengths : dict
-        The largest lengths that the plan allows, by the name that declarations of fields use.
+        The largest lengths that the plan allows, by the names of lengths in declarations of fields.
     family : str
         The word that a policy uses to allow the program.
     sees : sequence of str
-        The questions about rows that the program always needs, and whose answers the coordinator sees
+        Those questions about rows that the program always needs and whose answers the coordinator sees
         site by site.
     """
 

@@ -1,7 +1,7 @@
 """Keep the site's own record of what it was asked and what it sent.
 
-The coordinator also keeps a ledger, but the site cannot check it. The site writes this one itself, on
-its own disk, before each answer leaves. Each question gets one line of JSON::
+The coordinator also keeps a ledger, but the site cannot check that one. The site writes its own ledger
+itself, on its own disk, before each answer leaves. Each question gets one line of JSON::
 
     {"entry": 3, "time": "2026-11-15T12:00:00+00:00", "run": "1f..0", "round": 3,
      "question": "local_power_steps", "verb": "sum", "sites": 3,
@@ -11,9 +11,10 @@ its own disk, before each answer leaves. Each question gets one line of JSON::
      "chain": "0b..2"}
 
 ``values`` holds the parameters that are single numbers. In a run with secure sums, ``mask`` says how
-the answer is masked: ``{"Y": [64, 40]}`` for a ring of 64 bits and numbers times 2^40, or "bound" if
-only the size of the numbers left the site, masked as well. ``digest_in`` and ``digest_out`` are the
-SHA-256 of the question's and the answer's bytes. `fedpca.site.ledger_chain` describes the chain.
+the answer is masked: ``{"Y": [64, 40]}`` means a ring of 64 bits and numbers multiplied by 2^40, and
+"bound" means that only the size of the numbers left the site, masked as well. ``digest_in`` and
+``digest_out`` are the SHA-256 of the question's and the answer's bytes. `fedpca.site.ledger_chain`
+describes the chain.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from fedpca.site.site import Site
 from fedpca.site.time_limit import interrupted_after
 from fedpca.storage import atomic
 
-MAX_MASKED_FIELDS = 100  # more than any question has; the ledger lists no more
+MAX_MASKED_FIELDS = 100  # more than any question has; the ledger lists only this many
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Recorded:
 
 
 class AnswerLog:
-    """A log that forwards questions to a site and records each one before its answer leaves.
+    """A log that forwards questions to a site and records each question before its answer leaves.
 
     Parameters
     ----------
@@ -138,7 +139,7 @@ def size(rows: Rows) -> str:
 
 
 def in_words(entry: dict[str, Any]) -> str:
-    """Return a ledger entry as a sentence, in which whatever the coordinator sent is printable."""
+    """Return a ledger entry as a sentence; text from the coordinator is made safe to print."""
     head = f"round {printable(entry['round'])}, {printable(entry['question'])}: "
     received = f"received {entry['bytes_in']:,} bytes{_fields(entry['came'])}; "
     if entry["refused"] is not None:
@@ -191,7 +192,7 @@ def _plain(scalar: Array) -> Any:
 
 
 def _brief(value: Any) -> Any:
-    """Return a value from a question's header; a long text must not fill the disk."""
+    """Return a value from a question's header; cut a long text, so that it cannot fill the disk."""
     return value if value is None or isinstance(value, int) else printable(value)
 
 

@@ -1,13 +1,13 @@
 """Chain the lines of a file, so that nobody can change, remove, or insert one unnoticed.
 
-Each line is a JSON object. Its ``chain`` is the SHA-256 of its other contents as canonical JSON. These
-include the number of the ``entry`` and the chain of the ``previous`` one, so each chain value commits
-to all lines before it. The last chain value is the head of the file.
+Each line is a JSON object. Its ``chain`` is the SHA-256 of its other contents as canonical JSON. The
+other contents include the number of the ``entry`` and the chain of the ``previous`` entry, so each
+chain value commits to all lines before it. The last chain value is the head of the file.
 
-A line may come after lines without a chain, such as one torn by a power failure. They stay where they
-are. The next line holds their digest as ``unchained``, so they cannot change afterward, but nothing
-proves what they were before. Also, a chain by itself cannot show whether the last lines were removed. A
-head that is kept elsewhere can.
+Some lines may have no chain, such as a line torn by a power failure. They stay where they are. The next
+chained line holds their digest as ``unchained``. From then on, nobody can change them unnoticed, but
+nothing proves what they were before. Also, a chain by itself cannot show whether the last lines were
+removed. A copy of the head that is kept elsewhere can.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Kind:
     """A kind of file with chained lines.
 
     ``has_fields`` returns whether a line has all fields that an entry of this kind must have. With
-    ``has_older_lines``, the chain may begin after lines that an older fedpca wrote without one.
+    ``has_older_lines``, the chain may begin after lines that an older fedpca wrote without a chain.
     """
 
     has_fields: Callable[[Entry], bool]
@@ -76,7 +76,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def add(file: IO[bytes], contents: Mapping[str, Any], kind: Kind) -> Entry:
-    """Add an entry to an open file and flush it to disk, and return it with its place in the chain.
+    """Add an entry to an open file, flush the file, and return the entry with its place in the chain.
 
     The line is written completely or not at all.
     """
@@ -104,7 +104,7 @@ def chain_of(entry: Mapping[str, Any]) -> str:
 
 def verified(path: Path, check: ChainCheck, kind: Kind) -> Iterator[Entry]:
     """Yield the entries of a file as long as the chain is whole, and fill in the check."""
-    loose: list[bytes] = []  # lines without a chain since the last one that has one
+    loose: list[bytes] = []  # lines without a chain after the last chained line
     replaced = 0  # the line of the last entry
     with path.open("rb") as file:
         for number, raw in enumerate(file, 1):
@@ -170,7 +170,7 @@ def _fault(
 
 
 def _about_loose(loose: list[bytes], number: int) -> list[str]:
-    """Return a note about any lines without a chain that come before a line."""
+    """Return a note about the lines without a chain that come before this line, if there are any."""
     if not loose:
         return []
     kind = "from before the chain" if any(map(_is_json, loose)) else "torn, as by a power failure"
@@ -210,7 +210,7 @@ def _end_of_chain(file: IO[bytes], end: int, kind: Kind) -> tuple[int, str, byte
 
 
 def _read(file: IO[bytes], start: int, end: int) -> bytes:
-    """Read part of an unbuffered file, which may give fewer bytes at once than were asked for."""
+    """Read part of an unbuffered file; a single read may return fewer bytes than were asked for."""
     file.seek(start)
     data = b""
     while piece := file.read(end - start - len(data)):
@@ -236,7 +236,7 @@ def is_hash(value: object) -> bool:
 
 
 def _is_cut(line: bytes) -> bool:
-    """Return whether a line is the beginning of an entry, without the end that has its chain."""
+    """Return whether a line is the beginning of an entry and lacks its end, where the chain is."""
     begins = line[: len(_START)] == _START[: len(line)]
     return begins and re.search(rb'"chain": "[0-9a-f]{64}', line) is None
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fedpca.site.masking import AnswerMasks, MaskSecrets
 
 Memory = dict[str, Array]
-_OPEN = "OpenAnswer."  # begins the names in memory of an answer that may be masked again
+_OPEN = "OpenAnswer."  # prefix, in memory, of the names of an answer that may be masked again
 _OPEN_KEY = _OPEN + "key"
 
 
@@ -54,12 +54,12 @@ class CurrentRun:
     name: str | None = None
     memory: Memory = field(default_factory=lambda: read_only({}))
     round: int = 0  # the last round that was answered
-    reply: Message | None = None  # to that round, unless a repeated round computes it again
+    reply: Message | None = None  # the reply to that round; None if a repeat computes it again
     missing: int | None = None  # what happens to gaps in this run, if it is known
     is_beyond_bound: bool = False  # whether an answer was too large for its masks
-    _memory_before: Memory = field(init=False)  # that round
+    _memory_before: Memory = field(init=False)  # memory before that round
     _pending: Pending | None = None
-    _secrets: MaskSecrets | None = None  # of the masks, once they are needed
+    _secrets: MaskSecrets | None = None  # for the masks, once they are needed
 
     def __post_init__(self) -> None:
         self._memory_before = self.memory
@@ -93,7 +93,7 @@ class CurrentRun:
         return self.reply if number == self.round else None
 
     def memory_before(self, number: int) -> Memory:
-        """Return the memory from which a round starts, even if it is repeated."""
+        """Return the memory from which a round starts, even if the round is repeated."""
         return self._memory_before if number == self.round else self._without_open_answer()
 
     def masks_for(self, question: Question, request: Message, site: str) -> AnswerMasks | None:
@@ -111,7 +111,7 @@ class CurrentRun:
         return AnswerMasks(question, request, site, self._secrets)
 
     def take_pending(self, masks: AnswerMasks) -> Arrays | None:
-        """Return the answer whose size was asked for before, and restore the memory after it.
+        """Return the answer whose size was asked for before, and restore the memory that it left.
 
         Whoever asks for the size of an answer must then ask for the answer itself. Otherwise, sizes
         would tell about answers that are never given.
@@ -133,7 +133,7 @@ class CurrentRun:
         return masks.of(answer)
 
     def masked(self, masks: AnswerMasks, answer: Arrays) -> Arrays:
-        """Return an answer under masks; an answer that exceeds its bound ends the run here."""
+        """Return an answer under masks; an answer beyond its bound ends the run at this site."""
         from fedpca.privacy.secure_sum import BeyondBound
 
         try:
@@ -156,7 +156,7 @@ class CurrentRun:
     def open_answer(self, masks: AnswerMasks) -> Arrays | None:
         """Return the answer to the last round if it is to be masked again, else None.
 
-        No second bound is tried, since many of them would tell how large the answers are.
+        No second bound is tried, since several bounds would tell how large the answers are.
         """
         number, digest = masks.key
         if number != self.round or masks.is_tried or self.memory[_OPEN_KEY].tobytes() != digest:
@@ -182,7 +182,7 @@ class CurrentRun:
     def advance(self, number: int, before: Memory, reply: Message | None) -> None:
         """Count a round as answered, once nothing can go wrong with it anymore."""
         if self.memory is not before:
-            # C order, as in a memory file: BLAS results differ in the last bits with the order
+            # C order, as in a memory file: the last bits of BLAS results depend on the order
             self.memory = read_only({k: np.asarray(v, order="C") for k, v in self.memory.items()})
         self.round, self._memory_before, self.reply = number, before, reply
         self._pending = None

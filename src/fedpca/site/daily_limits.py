@@ -1,11 +1,11 @@
 """Count the runs and rounds that a site answers in a day, in a file that outlives the process.
 
 Whoever asks often enough learns more than a single fit tells. The file has the counts of each minute in
-the last 24 hours. Setting the clock back does not free any of them: the latest time that was seen
-counts as now until the clock has passed it again.
+the last 24 hours. Setting the clock back frees none of these counts: until the clock passes the latest
+time that was ever seen, that time counts as now.
 
-The file is not written in every round. Instead, some rounds are set aside in the file at once and then
-used up. What a process had set aside when it ended counts as spent.
+The file is not written in every round. Instead, the site counts several rounds in advance. These rounds
+are set aside, and then used up. Rounds that are still set aside when the process ends count as spent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger("fedpca.site")
 
 DAY_MINUTES = 24 * 60
 SET_ASIDE = 50  # rounds that are set aside each time the file is written
-MAX_ASIDE_MINUTES = 60  # for which rounds stay set aside
+MAX_ASIDE_MINUTES = 60  # how long rounds stay set aside
 
 Counts = dict[int, list[int]]  # runs and rounds, by minute
 
@@ -38,12 +38,12 @@ class Budget:
         self._clock = clock
         self._counted: Counts | None = None
         self._latest = 0  # the latest minute that was seen
-        self._run: str | None = None  # the one that was counted last
+        self._run: str | None = None  # the run that was counted last
         self._starts_over = False
         self._aside, self._aside_at = 0, 0  # rounds that are set aside, and since which minute
 
     def start_over(self) -> None:
-        """Count the next run as a new one, even if it has the name of the last."""
+        """Count the next run as a new one, even if it has the same name as the last one."""
         self._starts_over = True
 
     def spend(self, run: str, path: Path | None, set_aside: int = SET_ASIDE) -> None:
@@ -64,7 +64,7 @@ class Budget:
         self._set_aside(run, self._counted, path, set_aside)
 
     def _set_aside(self, run: str, counted: Counts, path: Path | None, granted: int) -> None:
-        """Set rounds aside for a run in the file, and take the first of them."""
+        """Count rounds in the file as set aside for a run, and use the first of them."""
         now, is_new = self._latest, run != self._run
         counts = {m: list(n) for m, n in counted.items()}
         if self._aside:  # these rounds were counted, but not used
@@ -99,7 +99,7 @@ def refuse_spent(kind: str, used: int, limit: int | None, path: Path | None) -> 
 
 
 def _read(path: Path | None) -> dict[str, Any]:
-    """Return the counts in a file, or none if there is no file."""
+    """Return the counts in a file; if there is no file, there are no counts."""
     try:
         if path is None:
             raise FileNotFoundError

@@ -3,16 +3,16 @@
 Here, m is `Policy.min_count`. No count or sum over fewer than m rows leaves the site:
 
 - a site with fewer than m rows does not answer;
-- a column in which fewer than m rows differ from the most frequent value is refused by name, because a
-  sum over the column is a sum over these rows;
-- if ``missing="drop"`` leaves out fewer than m rows, the difference from a run that fills the gaps
-  would be a sum over these rows;
-- if ``missing="mean"`` fills gaps of one column in fewer than m rows that have a value in another, runs
-  with other means, or without the rows that have gaps, would show sums over these rows;
-- if fewer than `Policy.min_change` rows have changed since the last run, the difference from that run
-  would show sums over these rows.
+- a column in which fewer than m rows differ from the most frequent value is refused by name, because
+  the sum of the column shows a sum over these rows;
+- a run in which ``missing="drop"`` leaves out fewer than m rows is refused, because its difference from
+  a run that fills the gaps would be a sum over these rows;
+- a run in which ``missing="mean"`` fills a column in fewer than m rows that have a value in another
+  column is refused, because runs with other means, or without these rows, would show sums over them;
+- a run before which fewer than `Policy.min_change` rows have changed is refused, because its difference
+  from the last run would show sums over these rows.
 
-A refusal may name columns and bounds, but never tells how many such rows there are, or which.
+A refusal may name columns and bounds, but never tells how many such rows there are, or which they are.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Disclosure:
 
         ``missing`` says what happens to gaps. ``path`` is the site's record of the rows in its last
         run, or None if the rows cannot change or the site keeps no files. ``used`` has only the
-        columns that the run uses, if it does not use all; changes are looked for in all columns.
+        columns that the run uses, if the run does not use all. All columns are compared for changes.
         """
         if rows is not self._rows:
             self._begin(rows)
@@ -106,9 +106,9 @@ class Disclosure:
         return self._hashes[only_whole]
 
     def _compare(self, rows: Rows, missing: int, path: Path) -> None:
-        """Refuse rows if too few have changed since the last run; otherwise, record them as the last.
+        """Refuse rows if too few have changed since the last run; otherwise, record these rows.
 
-        Rows without gaps are recorded separately, because a run may have used only these.
+        Rows without gaps are recorded separately, because a run may have used only such rows.
         """
         secret, kept = _read(path)
         hashes = self._hashes_of(rows, missing == DROP, secret)

@@ -1,4 +1,4 @@
-"""Decide which runs a site takes part in, and what leaves it.
+"""Decide which runs a site takes part in, and what leaves the site.
 
 A run meets the rules of a site's policy in this order:
 
@@ -7,8 +7,8 @@ A run meets the rules of a site's policy in this order:
 2. Each question is checked against the plan, the rows, and the number of rounds a day.
 3. What a noisy answer spends of the privacy budget is counted before the answer leaves.
 
-Each rule has a module of its own, which this one calls. A site whose policy answers everything has none
-of these rules, except those of private runs.
+Each rule has a module of its own, which this module calls. A site whose policy answers everything has
+none of these rules, except those for private runs.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ log = logging.getLogger("fedpca.site")
 class Gate:
     """The rules of a site's policy, applied to plans, questions, rows, and answers.
 
-    ``file`` returns the path of the site's file with a suffix, or None if the site has no folder. If a
-    run asks for a person's approval, ``tell`` is called with a line of text.
+    ``file`` takes a suffix and returns the path of the site's file with it, or None if the site has no
+    folder. If a run asks for a person's approval, ``tell`` is called with a line of text.
     """
 
     def __init__(
@@ -98,9 +98,9 @@ class Gate:
         arrays: Arrays,
         n_features: int,
     ) -> Agreement | None:
-        """Refuse a question that the plan does not provide for; return the agreement after it.
+        """Refuse a question that the plan does not provide for; return the agreement afterward.
 
-        A site that answers everything checks no question against a plan, and returns None.
+        A site that answers everything checks no question against a plan. It returns None.
         """
         if self._guard is None:
             return None

@@ -5,7 +5,7 @@ of the declared program, in their order, no more often than the program may ask 
 within the bounds that the questions declare. A refusal names the rule.
 
 The agreement is part of the site's memory of the run. So it outlives the process. If a question is
-repeated because its answer was lost, the site checks it against the state from before.
+repeated because its answer was lost, the site checks it against the state before the first time.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Guard:
         arrays: Arrays,
         n_features: int,
     ) -> Agreement:
-        """Refuse a question that the plan does not provide for; return the agreement after it."""
+        """Refuse a question that the plan does not provide for; return the agreement afterward."""
         if not remembers(memory, Agreement):
             raise PolicyRefused(UNDECLARED)
         agreed = recall(memory, Agreement)
@@ -178,12 +178,12 @@ class Guard:
 class _Run:
     """How far a run has come in its script."""
 
-    data: bytes  # the plan's
+    data: bytes  # of the plan, encoded
     plan: RunPlan
     script: Script
     asked: bytes
     order: Order  # what may follow
-    counts: Mapping[str, int]  # of the questions asked
+    counts: Mapping[str, int]  # how often each question was asked
 
     def after(self, name: str) -> _Run:
         """Return the state once a question has been answered."""
@@ -211,7 +211,7 @@ class _Run:
             )
 
     def check_values(self, question: Question, arrays: Arrays) -> None:
-        """Refuse a field that does not follow from the plan."""
+        """Refuse a field whose value is not the one that follows from the plan."""
         for name, array in arrays.items():
             for key in (name, f"{question.name}.{name}"):
                 problem, words = None, self.script.bounds.get(key)
@@ -259,7 +259,7 @@ class _Run:
 def refusal_of(policy: Policy, plan: RunPlan) -> str | None:
     """Return why a site with this policy would not take part in a run, or None if it would.
 
-    This cannot take into account the site's rows, or what it has spent of its budgets.
+    The site's rows, and what the site has spent of its budgets, are not taken into account.
     """
     if policy.is_open:
         return None

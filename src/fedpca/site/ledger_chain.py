@@ -1,8 +1,8 @@
 """Keep a site's ledger as chained lines, and compare it with what a run record proves.
 
 `fedpca.site.chained_lines` describes the chain, and `fedpca.site.answer_log` the entries. The
-coordinator keeps the head of each site's ledger in the run record. Comparing the two shows whether the
-last lines were removed.
+coordinator keeps the head of each site's ledger in the run record. Comparing that head with the ledger
+shows whether the last lines were removed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedpca.site.chained_lines import ChainCheck, Entry, Kind, add, is_hash, ope
 
 
 def append(path: Path, contents: Mapping[str, Any]) -> Entry:
-    """Append an entry to a ledger and flush it to disk, and return it with its place in the chain.
+    """Append an entry to a ledger, flush the file, and return the entry with its place in the chain.
 
     The line is written completely or not at all. A process that appends to the same file at the same
     time waits for its turn.

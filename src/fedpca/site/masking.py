@@ -73,7 +73,8 @@ class MaskKeys:
     ) -> MaskKeys:
         """Return the keys with the secrets that follow from the offers of all sites.
 
-        Offers that are not those of the plan's sites are refused, and so is a second set that differs.
+        Offers are refused unless they are those of the plan's sites. A second set of offers is refused
+        if it differs from the first.
         """
         offers = unpack_offers(sorted(plan.sites), arrays)
         if offers.get(site) != self.own_offer():
@@ -104,7 +105,7 @@ class MaskKeys:
 
 @dataclass(frozen=True)
 class MaskSecrets:
-    """The secrets that a site shares with its neighbors, by their names, and one of its own."""
+    """The secrets that a site shares with its neighbors, by name, and a secret of its own."""
 
     shared: Mapping[str, bytes]
     private: bytes
@@ -139,7 +140,7 @@ class AnswerMasks:
 
     @property
     def key(self) -> tuple[int, bytes]:
-        """Return the round and a hash of the question, regardless of the masks."""
+        """Return the round, and a hash of the question that does not depend on the masks."""
         header = {k: v for k, v in self.request.header.items() if k != "mask"}
         return int(header["round"]), replace(self.request, header=header).digest
 

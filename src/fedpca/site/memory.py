@@ -35,7 +35,7 @@ def remember(memory: MutableMapping[str, Array], value: Any) -> None:
         if content is not None:
             array = np.asarray(content)
             if array.dtype == bool:
-                if array.ndim:  # it would come back as numbers, which select other elements
+                if array.ndim:  # saved as numbers, it would select other elements
                     raise TypeError(f"{key} is a mask, which memory cannot hold; keep its indices")
                 array = array.astype(np.uint8)
             memory[key] = array

@@ -21,7 +21,7 @@ from fedpca.protocol.question import Question
 from fedpca.protocol.script import FEDERATED, Script
 
 MAX_APPROVAL_DAYS = 3650
-MAX_EPSILON = 1e6  # larger than any that still promises something
+MAX_EPSILON = 1e6  # larger than any epsilon that still promises something
 PRIVATE_RUNS = "private"
 REQUIREMENTS = (SECURE, PRIVATE_RUNS)  # that a policy can have
 ANY = "any"  # stands for every installed question, in any order
@@ -48,35 +48,36 @@ class Policy:
     ----------
     allow : sequence of str
         The programs that the site takes part in. "federated" stands for `FederatedPCA` with a solver
-        that needs only sums and returns the components of the pooled rows. Others are opened by name:
-        "personalized", "robust", or the name of a solver, such as "merge" or one that an installed
-        package adds. "any" allows every installed question, with any numbers and in any order.
+        that needs only sums and returns the components of the pooled rows. Other programs are allowed
+        by name: "personalized", "robust", or the name of a solver, such as "merge" or a solver from an
+        installed package. "any" allows every installed question, with any numbers and in any order.
     gather : bool
         Whether the coordinator may see this site's individual answers about its rows.
     min_rows : int
         The site answers only if it has at least this many rows.
     min_count : int
-        No count or sum over fewer rows than this leaves the site. Columns in which fewer rows differ
-        from the most frequent value are refused by name; see `fedpca.site.disclosure`. 1 turns the rule
-        off.
+        No count or sum over fewer rows than this leaves the site. Columns in which fewer rows than this
+        differ from the most frequent value are refused by name; see `fedpca.site.disclosure`. A value
+        of 1 turns the rule off.
     min_sites : int
         A run must have at least this many sites.
     peers : sequence of str, or dict
         The fingerprints of the other sites' keys, or a table of names and fingerprints. The site takes
-        part only in runs whose other sites have these keys. By default, any sites may take part.
+        part only in runs in which every other site has one of these keys. By default, the other sites
+        may have any keys.
     approval : bool
         Whether a person must approve each run, with ``fedpca approve``, before the site takes part.
     approval_days : int
         How many days a request waits for a person, and how many days an approval lasts.
     min_change : int, optional
         If the site's files have changed since the last run that the site answered, then at least this
-        many rows must have; by default, ``min_count``. 1 turns the rule off.
+        many rows must have changed; by default, ``min_count``. A value of 1 turns the rule off.
     max_runs_per_day, max_rounds_per_day : int, optional
         How many runs and rounds, at most, the site answers in 24 hours; by default, any number. A run
         that starts over because a site was lost counts again.
     max_attempts : int
-        How many times, at most, a run may begin. It begins again if sites were lost, and the difference
-        between the sums of two attempts describes these sites.
+        How many times, at most, a run may begin. A run begins again if sites were lost. The difference
+        between the sums of two attempts then describes the lost sites.
     require : sequence of str
         What a run must have: "secure" for secure sums, so that the coordinator cannot read this site's
         own answers, and "private" for differential privacy, so that every answer about rows has noise
@@ -84,7 +85,7 @@ class Policy:
     max_epsilon, delta : float, optional
         The site's privacy budget: all private runs together, ever, keep the promise of this epsilon and
         delta for each row; see `fedpca.Privacy`. The site counts what noisy answers spend, in a file in
-        its folder, and takes part in no other runs. By default, there is no budget.
+        its folder, and takes part only in private runs. By default, there is no budget.
 
     Examples
     --------
@@ -165,7 +166,7 @@ class Policy:
 
     @property
     def must_be_private(self) -> bool:
-        """Return whether the site takes part only in private runs; an exact sum spends everything."""
+        """Return whether the site takes part only in private runs; no budget covers an exact sum."""
         return self.max_epsilon is not None or PRIVATE_RUNS in self.require
 
     @property

@@ -11,15 +11,16 @@ A release is one noisy answer (`fedpca.privacy.gaussian`). Each has a line of JS
 ``epsilon`` and ``delta`` are what the run promises, ``mu2`` is what the release spends, and ``total``
 is what all releases so far have spent. `fedpca.site.chained_lines` describes the chain.
 
-The line is on disk before the site saves the answer, and the answer is saved before it leaves. So if a
-site is killed, there are three cases. Before the line was written, nothing was spent, and nothing left.
-Between the line and the answer, the release was spent but did not leave: when the round is repeated,
-the site computes a new answer and finds the line. After the answer was saved, a repeated round gets the
-saved bytes.
+The line is on disk before the site saves the answer, and the answer is saved before it leaves. So there
+are three cases if a site is killed. If the line was not written yet, nothing was spent, and nothing
+left. If the line was written but the answer was not saved, the release was spent but did not leave.
+When the round is repeated, the site computes a new answer and finds the line. If the answer was saved,
+a repeated round gets the saved bytes.
 
-A release is the same if it has the same session, round, and question. A session is drawn when the site
-begins a run, and kept in its memory of the run. If that memory is gone, earlier answers cannot be
-repeated, and an answer with different noise is a new release, whatever the coordinator calls the run.
+Two releases are the same if they have the same session, round, and question. A site draws a session at
+random when it begins a run, and keeps it in its memory of the run. If that memory is gone, earlier
+answers cannot be repeated. An answer with different noise is then a new release, whatever the
+coordinator calls the run.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ log = logging.getLogger("fedpca.site")
 SUFFIX = ".privacy"  # of the file
 SESSION_BYTES = 16
 Key = tuple[str, str, int, str]  # of a release
-ROUNDING = 1e-12  # share of a budget that sums of float64 may be off by
+ROUNDING = 1e-12  # share of a budget by which rounding may change a sum
 
 
 @dataclass(frozen=True)
@@ -173,8 +174,8 @@ class PrivacyBudget:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._counted: dict[Key, Release] = {}  # by this process
-        self._heads: dict[Path, str] = {}  # the last one seen in each file
+        self._counted: dict[Key, Release] = {}  # releases, by this process
+        self._heads: dict[Path, str] = {}  # the last head seen in each file
 
     def check(self, plan: RunPlan, run: str, path: Path | None) -> None:
         """Refuse a plan that would take the total beyond the budget.
@@ -189,7 +190,7 @@ class PrivacyBudget:
         self._refuse_overspending(_sum(known), asked, "the run asks for")
 
     def spend(self, release: Release, path: Path | None) -> None:
-        """Count a release, once, or refuse it; the answer may leave only after this."""
+        """Refuse a release, or count it unless it is counted already; then the answer may leave."""
         if path is None:
             self._is_new(release, Spent())
             self._counted[release.key] = release
@@ -209,7 +210,7 @@ class PrivacyBudget:
             ) from None
 
     def in_words(self, path: Path | None) -> str:
-        """Return what is spent and what is left as a phrase."""
+        """Return a phrase that says what is spent and what is left."""
         spent, delta = _sum(self._known(self._read(path))), self._policy.delta
         return (
             f"epsilon {_epsilon(spent, delta)} of {self._policy.max_epsilon:g} is spent, and epsilon "
@@ -223,7 +224,7 @@ class PrivacyBudget:
             line = replace(release, total=spent.mu2 + release.mu2).to_plain()
             self._heads[path] = add(file, line, KIND)["chain"]
         else:
-            os.fsync(file.fileno())  # the site may have been killed before this
+            os.fsync(file.fileno())  # the site may have been killed before it did this
 
     def _is_new(self, release: Release, spent: Spent) -> bool:
         """Return whether a release has no line yet; refuse one that is beyond the budget."""

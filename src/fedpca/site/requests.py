@@ -70,7 +70,7 @@ class Request:
         return EXPIRED if is_over else self.decision
 
     def covers(self, plan: RunPlan, signer: str) -> bool:
-        """Return whether a plan is the same, except that sites may be missing from it."""
+        """Return whether a plan is that of the request, from which some sites may be missing."""
         asked = self.declared
         is_same = replace(plan, sites=asked.sites).to_bytes() == asked.to_bytes()
         has_no_more = plan.sites.items() <= asked.sites.items()
@@ -125,7 +125,7 @@ class Requests:
         return sorted(found, key=lambda request: request.since)
 
     def named(self, run: str) -> Request:
-        """Return the request of the run with this name, or the only one whose name starts with it."""
+        """Return the request of the run with this name; a unique beginning of the name is enough."""
         requests = self.all()
         found = [each for each in requests if run in (each.run, printable(each.run))]
         found = found or [each for each in requests if run and printable(each.run).startswith(run)]
@@ -222,7 +222,7 @@ class Requests:
         return request
 
     def _path(self, run: str) -> Path:
-        """Return the file of a run, whatever characters a coordinator puts into its name."""
+        """Return the file of a run, whatever characters a coordinator puts into the run's name."""
         digest = hashlib.sha256(run.encode(errors="surrogatepass")).hexdigest()
         return self._folder / _NAME.replace("*", digest)
 

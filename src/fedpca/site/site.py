@@ -79,9 +79,10 @@ def cache_share(n_sites: int) -> int:
 
 
 def jobs_for(sites: Sequence[Site]) -> int:
-    """Return how many of the sites in one process should work at a time, each in a thread.
+    """Return how many of the sites in one process should work at the same time, each in a thread.
 
-    Threads that read anything but arrays in memory wait for each other.
+    If any rows are not an array in memory, the number is 1, since threads that read them would wait for
+    each other.
     """
     all_rows = [site.rows for site in sites]
     if not all(isinstance(rows, DenseRows | SparseRows) for rows in all_rows):
@@ -104,8 +105,8 @@ class Site:
     store : path, optional
         A folder where the site saves its memory, so that it outlives the process.
     memory_limit : int
-        Bytes that the site may use to cache A'A. The site also holds one block of rows (16 MiB), the
-        scores of its rows, and, while it computes A'A, a few more matrices of that size.
+        Bytes that the site may use to cache A'A. The site also holds one block of rows (16 MiB) and the
+        scores of its rows. While it computes A'A, it holds a few more matrices of the size of A'A.
     drop, columns, id : str or list of str, optional
         Column names: ``drop`` lists columns that are not features, ``columns`` lists the only features,
         and ``id`` lists columns that identify the rows and never leave the site. By default, all
@@ -115,11 +116,12 @@ class Site:
         A row with weight w counts as w equal rows; see `FederatedPCA.fit`.
     check : callable, optional
         A function that raises an `InputError` for rows that would fail a fit. It is called with the
-        rows when the site opens them, and again when a run begins after a file has changed. In the
-        second case, the site stays out of the run instead of stopping it for everybody.
+        rows when the site opens them, and again when a run begins after a file has changed. If it fails
+        in the second case, the site stays out of the run instead of ending the run for everybody.
     device : str, optional
         The device on which to multiply the rows: "cuda", "cuda:N", or "cpu", by PyTorch or CuPy. Rows
-        from files and numpy arrays are moved there, and stay if they fit in half of its free memory.
+        from files and numpy arrays are moved to the device. They stay there if they fit in half of its
+        free memory.
     precision : {"float64", "float32", "tf32"}, optional
         The precision in which a device computes A'A; by default, float64. Most GPUs are many times
         faster in float32, but `run_.angle_bound` is then larger, and fewer components are certain.
@@ -129,8 +131,8 @@ class Site:
         "highly_variable". All sites must use the same genes.
     log_normalize : bool or float
         Whether to replace each value x of a cell with ``log(1 + S x / sum(x))``; the sum runs over all
-        genes of the table, as in scanpy. A number sets S; True sets it to 1e4. All sites must use
-        the same value.
+        genes of the table, as in scanpy. A number sets S; True sets S to 1e4. All sites must use the
+        same value.
     keys : Keys, optional
         The keys of the site and its coordinator, if they are on different machines.
     tell : callable, optional
@@ -192,7 +194,7 @@ class Site:
         self._ended: deque[str] = deque(maxlen=MAX_ENDED_RUNS)
         self._standardized: StandardizedRows | None = None
         self._scatter: ProvisionalScatter | None = None  # from the last pass that summed columns
-        self._chosen: tuple[Rows, Array, Rows] | None = None  # all rows, columns, and rows in these
+        self._chosen: tuple[Rows, Array, Rows] | None = None  # all rows, chosen columns, their rows
         self._lock = threading.Lock()
         self._keys = keys
         self._gate = Gate(self.policy, name, keys=keys, tell=tell, file=self.file)
@@ -231,7 +233,7 @@ class Site:
 
     @property
     def rows(self) -> Rows:
-        """Return the private rows; of genotypes, only the columns that the run uses."""
+        """Return the private rows; if they are genotypes, only with the columns that the run uses."""
         rows = self._source.rows
         if not isinstance(rows, GenotypeRows) or not self.remembers(ChosenVariants):
             return rows
@@ -335,7 +337,7 @@ class Site:
         return self._standardized
 
     def rows_in(self, frame: Frame) -> StandardizedRows:
-        """Return the rows in a frame; if the coordinator may lie, products use A'A where it fits."""
+        """Return the rows in a frame; if the coordinator may lie, products use A'A where A'A fits."""
         return StandardizedRows(
             self.rows,
             frame,
@@ -496,7 +498,7 @@ class Site:
         self._refuse_changed_rows()
         n_rows = self.rows.n_rows if self.policy.min_rows else None
         self.policy.check(question, header["n_sites"], n_rows)
-        if not self.policy.is_open:  # whoever asks could change what another site has checked
+        if not self.policy.is_open:  # a caller could change what another site has checked
             dimensions = {"d": self.rows.n_features}
             return question.check_request(message.arrays, dimensions), dimensions
         checked = question.checked_request(message, self.rows.n_features)
@@ -509,7 +511,7 @@ class Site:
     def _compute(self, question: Question, arrays: Arrays, dimensions: Dimensions) -> Arrays:
         """Return the checked answer to a question."""
         try:
-            with threads_for_entries(0):  # until a long product is at work
+            with threads_for_entries(0):  # one BLAS thread, except in long products
                 raw = question(self, **arrays)
         except Exception:
             self._refuse_changed_rows()  # if a file changed, that explains the failure better
@@ -600,8 +602,8 @@ class Site:
     ) -> None:
         """Begin a run with empty memory, or with the memory that an earlier process saved.
 
-        ``last`` is the run's most recent round that changed the sites' memory. Without that memory, any
-        answer could be wrong.
+        ``last`` is the run's most recent round that changed the sites' memory. Without the memory from
+        that round, any answer could be wrong.
 
         Files that have changed since the site opened them are reopened. A site may run for months while
         its files change every night, but they must not change during a run.

@@ -65,7 +65,7 @@ class Source:
     def files_now(self) -> dict[Path, str]:
         """Return the files with their states as they are now; refuse if one is gone.
 
-        Call this when a run begins: a database is then queried again.
+        Call this when a run begins, because it queries a database again.
         """
         if self._query is not None:
             try:
@@ -141,7 +141,7 @@ class Source:
         return rows if self._weight is None else WeightedRows(rows, self._weight)
 
     def _refuse_options_of_tables(self) -> None:
-        """Refuse weights and devices for genotypes, which are multiplied as they are packed."""
+        """Refuse weights and devices for genotypes, which are multiplied in their packed form."""
         given = {"weight": self._weight, "device": self._device, "precision": self._precision}
         for option, value in given.items():
             if value is not None:

@@ -2,9 +2,9 @@
 
 A timer of the operating system interrupts the process's main thread, which is where `fedpca join`
 computes answers. Python looks for such an interrupt between two of its own instructions. A loop over
-blocks of rows or over steps therefore ends at once, but one call into numpy, BLAS, or a file reader
-first runs to its end. A question that ignores every exception cannot be interrupted; it comes from a
-package that the site has installed.
+blocks of rows or over steps therefore ends immediately, but a single call into numpy, BLAS, or a file
+reader first runs to its end. A question that ignores every exception cannot be interrupted. Such a
+question can come only from a package that the site has installed.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ REPEAT_S = 1.0  # pause between interrupts, in case something catches the first
 def interrupted_after(seconds: float | None) -> Iterator[None]:
     """Raise `SiteFailed` in a question that is still running after this many seconds.
 
-    Only the question's own work is interrupted, because its site then restores the memory that it had
-    before. Checking and saving an answer takes little time and is never left half done. Without
-    ``seconds``, or on a system that has no such timer, nothing is interrupted.
+    Only the question's own work is interrupted, because the site can then restore the memory that it
+    had before. Checking and saving an answer takes little time and is never left half done. Without
+    ``seconds``, or on a system without such a timer, nothing is interrupted.
     """
     if seconds is None or not hasattr(signal, "setitimer"):
         yield
