@@ -5,12 +5,12 @@
     python benchmarks/alternatives.py --python PATH        with the peers of another environment
     python benchmarks/alternatives.py --quick              small sizes, to see that it runs
 
-Each fit runs in its own process, which also draws the rows, so its memory can be measured. Memory is
-the peak during the fit minus what the process held before, which includes the rows. For Spark, all
-memory of Java is added. Processor seconds, of all threads and of Java, say more on a busy machine; set
-OPENBLAS_NUM_THREADS=1 and OMP_NUM_THREADS=1 so that all use one thread. The angle is the largest one
-between the components found and those of an exact decomposition in float64, given as its sine. The
-table says which peers are not installed, and why a peer cannot do a case.
+Each fit runs in its own process, so that its memory can be measured. That process also draws the rows.
+Memory is the peak during the fit minus what the process held before the fit, including the rows. For
+Spark, all memory of Java is added. On a busy machine, processor seconds, which cover all threads and
+Java, say more; set OPENBLAS_NUM_THREADS=1 and OMP_NUM_THREADS=1 so that all fits use one thread. The
+angle is the largest one between the components found and those of an exact decomposition in float64,
+given as its sine. The table says which peers are not installed, and why a peer cannot do a case.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import numpy as np
 
 from family import family, processor_s, resident
 
-LIMIT_S = 600  # for one fit
+LIMIT_S = 600  # time limit for one fit
 # rows, features, components, dtype, and the share of entries that are not zero
 CASES = {
     "tall": (400_000, 200, 20, "float64", 1.0),
@@ -60,7 +60,7 @@ def rows_of(case: str, quick: bool) -> tuple[Any, int]:
     if density < 1:
         import scipy.sparse as sp
 
-        # columns of unlike sizes, since sparse noise has no strong directions
+        # give columns different sizes, because sparse noise has no strong directions
         return sp.random_array((n, d), density=density, format="csr", rng=rng) @ sp.diags_array(
             np.geomspace(30, 1, d)
         ), k
@@ -176,7 +176,7 @@ def torch(X: Any, k: int) -> np.ndarray:
     return torch.pca_lowrank(rows, q=k)[2].numpy().T
 
 
-# what is compared, the package that it is in, and a function that returns components, (k, d)
+# for each contestant: its package, and a function that returns components, (k, d)
 CONTESTANTS: dict[str, tuple[str, Callable[[Any, int], np.ndarray]]] = {
     "FederatedPCA, 4 sites": ("fedpca", fedpca),
     "StreamingPCA": ("fedpca", fedpca_stream),
@@ -203,11 +203,11 @@ def child(name: str, case: str, quick: bool, folder: str) -> None:
     except importlib.metadata.PackageNotFoundError:
         print(json.dumps({"absent": package}))
         return
-    import scipy.linalg  # noqa: F401 - what most of them need does not count
+    import scipy.linalg  # noqa: F401 - most contestants need it, so it does not count
 
     X, k = rows_of(case, quick)
     try:
-        fit(X[: 20 * k, : 10 * k], k)  # imports and threads do not count either
+        fit(X[: 20 * k, : 10 * k], k)  # so that imports and starting threads do not count either
     except CannotDo as reason:
         print(json.dumps({"cannot": str(reason), "version": version}))
         return
@@ -243,7 +243,7 @@ def exact(case: str, quick: bool) -> np.ndarray:
 
 
 def sine(found: np.ndarray, truth: np.ndarray) -> float:
-    """Return the sine of the largest angle between the rows' spans."""
+    """Return the sine of the largest angle between the spans of the rows of two matrices."""
     V = np.linalg.qr(found.T)[0]
     return float(np.linalg.norm(V - truth.T @ (truth @ V), 2))
 

@@ -2,10 +2,10 @@
 
     python benchmarks/busy.py                  eight busy processes
     python benchmarks/busy.py --busy 4
-    python benchmarks/busy.py --quick          once each, to see that it runs
+    python benchmarks/busy.py --quick          each fit once, to see that it runs
 
-Idle BLAS threads spin, and a product on several threads waits for threads that do not run. So fits
-should not take much longer than on one thread: at most 3 times as long.
+Idle BLAS threads spin, and a product on several threads waits for threads that do not get a core. Even
+so, fits should take at most 3 times as long as on one thread.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BOUND = 3.0
 
 
 def fits() -> dict[str, object]:
-    """Return a fit of each estimator, on a table of ordinary size, and fits to a long one."""
+    """Return fits of each estimator to a table of ordinary size, and fits to a long table."""
     rng = np.random.default_rng(0)
     low = rng.standard_normal((500, 10)) @ rng.standard_normal((10, 500))
     outliers = (rng.random(low.shape) < 0.05) * rng.uniform(-50, 50, low.shape)
@@ -66,7 +66,7 @@ def timed(repeats: int) -> dict[str, float]:
 
 
 def elsewhere(repeats: int, threads: str | None) -> dict[str, float]:
-    """Return the same from a new process, since BLAS reads its number of threads when it starts."""
+    """Return what `timed` does in a new process, since BLAS sets its number of threads at the start."""
     environment = {k: v for k, v in os.environ.items() if not k.endswith("_NUM_THREADS")}
     if threads is not None:
         environment["OPENBLAS_NUM_THREADS"] = threads

@@ -1,18 +1,19 @@
 """Time a fit on a Dask cluster against a bare sketch of block moments, dask-ml, and Spark.
 
     python benchmarks/cluster.py                     2e6 and 4e6 rows of 200 features, from Parquet
-    python benchmarks/cluster.py --peers PYTHON      the same, with the peers that are installed there
+    python benchmarks/cluster.py --peers PYTHON      the same, with the peers that this Python has
     python benchmarks/cluster.py --quick             a tenth of the rows
     python benchmarks/cluster.py --rows 1000000      this many rows, and twice as many
 
-Rows are read from files of 100,000 rows by two workers, each a process with one thread. The contestants
-take turns, each in a process with a cluster of its own, and the medians are compared. Seconds are those
-of a fit, after a first fit to a few rows, which imports what is needed. The processor seconds of the
-workers, the least of all turns, say more on a busy machine. Memory is the sum of the workers' peaks.
-Spark runs in local mode with two threads, and all that Java takes is counted.
+Two workers, each a process with one thread, read rows from files of 100,000 rows. The contestants take
+turns, each in a process with a cluster of its own, and the medians are compared. A first fit to a few
+rows imports what is needed, and only a second fit is timed. On a busy machine, the workers' processor
+seconds say more; these are the least of all turns. Memory is the sum of the workers' peaks. Spark runs
+in local mode with two threads, and everything that Java uses is counted.
 
-The sketch is the least that a PCA must do: tasks that read a file each and return its row count, column
-sums, and X'X, which the client adds up. It centers by subtraction, so it loses digits at an offset.
+The sketch is the least that a PCA must do: each task reads a file and returns its row count, column
+sums, and X'X, and the client adds them up. It centers by subtracting from X'X, so it loses digits if
+the mean is far from zero.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def spark(session: Any, pattern: str) -> np.ndarray:
     return np.asarray(model.pc.toArray().T)
 
 
-Usage = Callable[[], tuple[float, int]]  # processor seconds so far, and the most memory
+Usage = Callable[[], tuple[float, int]]  # processor seconds so far, and the peak of memory
 
 CONTESTANTS: dict[str, Callable[[Any, str], np.ndarray]] = {
     "fedpca": fedpca,
@@ -117,7 +118,7 @@ CONTESTANTS: dict[str, Callable[[Any, str], np.ndarray]] = {
 
 
 def used() -> tuple[float, int]:
-    """Return the processor seconds of a worker so far, and the most memory that it had in use."""
+    """Return the processor seconds of a worker so far, and the peak of its memory."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
 
@@ -199,7 +200,7 @@ def compare(n: int, turns: int, pythons: dict[str, str]) -> float:
         for turn in range(turns):
             for contestant, python in pythons.items():
                 if turn and contestant not in ("fedpca", "sketch"):
-                    continue  # these take long, and are compared with a bound of ten
+                    continue  # these take long, and their bound of ten needs no further turns
                 outcome = run(contestant, folder, python)
                 if outcome is not None:
                     outcomes.setdefault(contestant, []).append(outcome)

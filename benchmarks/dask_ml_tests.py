@@ -28,7 +28,7 @@ import sklearn.utils._testing as own_testing
 from fedpca import FederatedPCA
 from peers import SOLVERS, Outcomes
 
-# a test's name, up to the bracket if all its cases fail, and why it fails
+# a test's name, without its bracket if all cases of the test fail; and why it fails
 MEANT = {
     "test_pca": "there is at least one component",
     "test_pca_score3": "there is at least one component",
@@ -96,14 +96,14 @@ def assess_dimension(spectrum, rank, n, _):
 
 
 def module(name: str, **contents: object) -> None:
-    """Put a module with these contents where one that is not installed would be."""
+    """Add a module with these contents, in place of a module that is not installed."""
     made = ModuleType(name)
     vars(made).update(contents)
     sys.modules[name] = made
 
 
 def stand_in() -> None:
-    """Provide what the tests import from dask-ml and from a scikit-learn that is long gone."""
+    """Provide what the tests import from dask-ml and from an old version of scikit-learn."""
     case = unittest.TestCase()
     decomposition = ModuleType("dask_ml.decomposition")
     decomposition.PCA = PCA

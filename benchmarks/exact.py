@@ -4,8 +4,8 @@
     python benchmarks/exact.py tall sites      some of them
     python benchmarks/exact.py --quick         small sizes, to see that it runs
 
-In each case the contestants take turns and medians are compared, since timings on a shared machine are
-noisy. `memory` writes a 4 GB set to a temporary folder and fits it in a process of its own.
+In each case, the contestants take turns, and medians are compared, because timings on a shared machine
+are noisy. `memory` writes 4 GB of rows to a temporary folder, and fits them in a process of its own.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def child(solver: str, paths: list[str]) -> None:
 
 
 def peak_resident() -> int:
-    """Return the most bytes that this process had in memory; getrusage counts its parent's too."""
+    """Return the peak of this process's memory in bytes; getrusage would count its parent's too."""
     status = Path("/proc/self/status").read_text()
     return 1024 * int(next(x for x in status.splitlines() if x.startswith("VmHWM")).split()[1])
 

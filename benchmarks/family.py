@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def resident(what: str, pid: int | str = "self") -> int:
-    """Return the bytes that a process has in memory (VmRSS), or had at most (VmHWM)."""
+    """Return the bytes that a process has in memory (VmRSS), or the most that it had (VmHWM)."""
     status = Path(f"/proc/{pid}/status").read_text()
     return 1024 * int(next(x for x in status.splitlines() if x.startswith(what)).split()[1])
 
@@ -17,7 +17,7 @@ def family() -> list[int]:
     """Return the ids of this process and of all that it has started."""
     parents = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it may have ended
+        with contextlib.suppress(OSError):  # the process may have ended
             parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
     found = [os.getpid()]
     for pid in found:
@@ -31,5 +31,5 @@ def processor_s() -> float:
     for pid in family():
         with contextlib.suppress(OSError):
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            ticks += sum(int(field) for field in fields[11:15])  # with children that have ended
+            ticks += sum(int(field) for field in fields[11:15])  # with its ended children
     return ticks / os.sysconf("SC_CLK_TCK")

@@ -6,16 +6,16 @@
 
 A server and three sites run as processes on this machine, with TLS and keys. Then the same program runs
 within this process, where requests and answers are encoded, checked, saved, and logged as before, but
-not sent. That time is ours: `maths` at sites and coordinator, and `messages`. What a round over Flower
-takes beyond that is Flower's. Within this process, sites take turns; over Flower, they share the cores.
-So the sites' time is that of the slowest one, or their total time divided by the number of cores if
-that is more.
+not sent. The time of this second run is ours: `maths` at sites and coordinator, and `messages`. The
+rest of a round's time over Flower is Flower's. Within this process, sites take turns; over Flower, they
+share the cores. So the sites' time is that of the slowest site, or the total time of all sites divided
+by the number of cores, whichever is longer.
 
 A round lasts from its question to the next one. A line has the medians over all rounds of a question.
 
-With `--many`, sites are small and many, so nearly all of a round is messages. The processor times of
-server, sites, and fit are counted separately (from /proc), because on a busy machine, or one with fewer
-cores than sites, they say more than the clock.
+With `--many`, there are many small sites, so nearly all of a round is messages. The processor times of
+server, sites, and fit are counted separately (from /proc). They say more than the clock on a busy
+machine, or on one with fewer cores than sites.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Rounds = tuple[np.ndarray, list[tuple[str, float, float]]]
 
 
 class Within:
-    """Sites within this process, asked in bytes, each with the log that `fedpca join` gives it."""
+    """Sites within this process that answer encoded messages, and log them as `fedpca join` does."""
 
     names = NAMES
 
@@ -67,7 +67,7 @@ class Within:
             site = Site(folder / f"{name}.npy", name=name, store=folder / "within")
             self._sites[name] = AnswerLog(site, folder / f"{name}.jsonl", told.append)
         self.answering: list[list[float]] = []  # seconds of each site, a list for each round
-        self.maths: list[list[float]] = []  # the part of them in the question's own function
+        self.maths: list[list[float]] = []  # the seconds of these in the question's own function
 
     def ask(self, names: Sequence[str], request: Message, timeout: None) -> Iterator[Any]:
         def timed(question: Question, site: Site, **arrays: np.ndarray) -> Mapping[str, Any]:
@@ -92,7 +92,7 @@ def fit(solver: str, k: int) -> Program:
 
 
 def blocks(d: int, n_rounds: int) -> Program:
-    """Send a block down and its product up, new in each round: Flower sends the same data only once."""
+    """Send blocks down and products up; each round has a new block, as Flower sends equal data once."""
 
     def program(fed: Federation, start: None) -> np.ndarray:
         fed.sum(count_and_sum, features=np.empty(0, np.uint8), missing=np.int64(0))
@@ -133,7 +133,7 @@ def at_once(seconds: list[float]) -> float:
 
 def compare(title: str, program: Program, over_flower: list[Rounds], folder: Path) -> None:
     """Compare the rounds of a program over Flower with those within this process."""
-    lines: dict[str, list[tuple[float, float, float]]] = {}  # seconds in all, maths, messages
+    lines: dict[str, list[tuple[float, float, float]]] = {}  # seconds: total, maths, messages
     for model, carried in over_flower:
         within = Within(folder)
         same, rounds = rounds_of(Federation(within), program)
@@ -158,7 +158,7 @@ def compare(title: str, program: Program, over_flower: list[Rounds], folder: Pat
 
 
 def line(name: str, n_rounds: int, whole: float, maths: float, messages: float) -> str:
-    """Return a line with the seconds of a round and how they divide."""
+    """Return a line with the seconds of a round, and their division into maths, messages, and rest."""
     return (
         f"  {name:20s}{n_rounds:6d}{whole:10.4f}{maths:10.4f}{messages:10.4f}"
         f"{whole - maths - messages:10.4f}{(maths + messages) / whole:10.3f}"
@@ -189,10 +189,10 @@ def many(n_sites: int, idle_s: float, n_rounds: int) -> None:
             own = ("--data", f"{name}.npy", "--key", f"{name}.key", "--ca", "tls/ca.pem")
             join = trial.running("join", here, *own, "--policy", "policy.toml", "-q")
             sites.append(stack.enter_context(join).pid)
-            time.sleep(0.5)  # or all would import at once, and be late
+            time.sleep(0.5)  # if all imported at the same time, all would be late
         options = {"credentials": folder / "tls", "wait": 600.0}
         fed = stack.enter_context(Federation.flower(here, **options))
-        time.sleep(10)  # until the last site is at rest
+        time.sleep(10)  # until the last site is idle
         began, before = time.perf_counter(), processor_s(server)
         time.sleep(idle_s)
         share = (processor_s(server) - before) / (time.perf_counter() - began)
@@ -205,7 +205,7 @@ def many(n_sites: int, idle_s: float, n_rounds: int) -> None:
 
         blocks(50, 2)(fed)  # the first rounds open connections
         before = now()
-        blocks(50, n_rounds - 2)(fed)  # after two rounds of its own
+        blocks(50, n_rounds - 2)(fed)  # `blocks` adds two rounds of its own
         whole, fit_ms, server_ms, sites_ms = (now() - before) / n_rounds
         print(
             f"a round with {n_sites} sites: {whole:.0f} ms; processor: server {server_ms:.0f} ms, "
@@ -225,8 +225,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--many", type=int, metavar="SITES")
     given = parser.parse_args()
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # the same for all
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the processes are stopped then, too
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # the same for all processes
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # stops the processes, too
     if given.many:
         many(given.many, *((5.0, 4) if given.quick else (60.0, 30)))
         return
@@ -249,7 +249,7 @@ def main() -> None:
         served = ("--credentials", "tls", "--port", f"{port}")
         stack.enter_context(trial.running("serve", *keys, *served, "-q"))
         await_port(port)
-        # the blocks belong to no estimator, and the sites within this process follow no plan either
+        # blocks follow no estimator's plan, and the sites within this process require no plan either
         (folder / "policy.toml").write_text(policy_text(TRUSTING))
         for (rows, features), programs in cases.items():
             draw(folder, rows, features)

@@ -6,13 +6,13 @@
     python benchmarks/genotypes.py --folder FOLDER                      keep files, and go on from them
     python benchmarks/genotypes.py --quick                              small, to see that it runs
 
-The script simulates three cohorts with missing genotypes. One has flipped alleles, and each has
-variants of its own. It runs `fedpca fit` and `fedpca transform` on the cohorts and `plink2 --pca
-meanimpute` on the pooled variants in common, each in a process of its own with two threads. It compares
-eigenvalues, eigenvectors, seconds, seconds of processor time, and the peak of memory. It needs plink2.
+The script simulates three cohorts with missing genotypes. One cohort has flipped alleles, and each has
+variants of its own. The script runs `fedpca fit` and `fedpca transform` on the cohorts and `plink2
+--pca meanimpute` on the pooled variants in common, each in its own process with two threads. It
+compares eigenvalues, eigenvectors, seconds, processor seconds, and peaks of memory. It needs plink2.
 
-The relationship matrix of `--pca` takes time that grows with the square of the samples. Above 5000 of
-them, plink2 advises `--pca approx`, which multiplies by random vectors instead.
+The time for the relationship matrix of `--pca` grows with the square of the number of samples. Above
+5000 samples, plink2 advises `--pca approx`, which multiplies by random vectors instead.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def timed(command: list[str], folder: Path) -> Cost:
 
 
 def kept(path: Path, command: list[str]) -> Cost:
-    """Return what a command took when its folder was made, or run it."""
+    """Return what a command took in an earlier run that kept its files; else, run the command."""
     if not path.exists():
         path.write_text(json.dumps(timed(command, path.parent)))
     return Cost(*json.loads(path.read_text()))

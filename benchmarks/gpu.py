@@ -4,9 +4,9 @@
     python benchmarks/gpu.py --device cpu --quick   small sizes, to see that it runs
 
 A fit by `covariance` needs the mean, X'X, and the eigenvectors of X'X. A fit by `lanczos` needs the
-mean and X'(XZ) once a round. The bare products are those of torch, in the rows' own dtype, not in tf32.
-The eigenvectors are the coordinator's work: `Covariance(device=...)` finds them on the card, too. By
-default, numpy finds them, and `numpy eigh` shows how long that takes.
+mean, and X'(XZ) once per round. torch computes the bare products in the rows' own dtype, not in tf32.
+The coordinator finds the eigenvectors: `Covariance(device=...)` does so on the card, too. By default,
+numpy finds them, and `numpy eigh` shows how long that takes.
 The last lines compare the components of some rows with those of a float64 fit by numpy.
 """
 
@@ -23,17 +23,17 @@ from fedpca.linalg.dense import sine_of_angle, top_eigen
 from fedpca.solvers import Covariance
 from racing import race
 
-BOUND = 1.5  # on the time of a fit, as a multiple of that of the bare products
+BOUND = 1.5  # longest time of a fit, as a multiple of the time of the bare products
 MAX_ANGLE = 1e-4
 ROWS_AT_ONCE = 1 << 16
 TOL = {
     "float64": 1e-10,
     "float32": 1e-7,
-}  # products in float32 leave an angle that tol=1e-10 would not accept
+}  # products in float32 are not exact enough for tol=1e-10
 
 
 def rows_on_device(n: int, d: int, k: int, device: str, dtype: torch.dtype) -> torch.Tensor:
-    """Make rows on the device with k leading components, smaller other ones, and a mean."""
+    """Make rows on the device with k leading components, smaller other components, and a mean."""
     torch.manual_seed(0)
     deviations = torch.cat([torch.linspace(6, 3, k), torch.linspace(2, 0.3, d - k)])
     basis = torch.linalg.qr(torch.randn(d, d, dtype=torch.float64))[0].to(device, dtype)

@@ -1,12 +1,12 @@
 """Compare fits at sites that check every question against a plan with fits at sites that do not.
 
     python benchmarks/guard.py             both problems, medians of 11 pairs
-    python benchmarks/guard.py --quick     small ones, to see that it runs
+    python benchmarks/guard.py --quick     small problems, to see that it runs
 
-Each pair is fitted in alternating order within one run, and timed in processor time, which other
+The two fits of each pair run in alternating order, and are measured in processor time, which other
 programs affect less. The first figure is the time of a guarded fit divided by that of an unguarded one.
-The second figure is steadier: the time within `Guard.check` and `Guard.admit`, as a share of the
-guarded fit. The bar is 2 % for 10 sites of 20000 x 500.
+The second figure is steadier: the time within `Guard.check` and `Guard.admit`, as a share of the time
+of the guarded fit. It may be at most 2 % for 10 sites of 20000 x 500.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def fit(rows: list[Any], policy: Policy | None, k: int, solver: str) -> float:
 def compare(
     watch: Stopwatch, pairs: int, n_sites: int, n: int, d: int, k: int, solver: str
 ) -> tuple[float, float]:
-    """Return the median ratio of the times, and the median share of the guard."""
+    """Return the median ratio of the times, and the median share of time that the guard takes."""
     rng = np.random.default_rng(0)
     rows = [
         rng.standard_normal((n, d)) * np.geomspace(5, 1, d) + rng.standard_normal(d)

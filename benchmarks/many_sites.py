@@ -4,9 +4,9 @@
     python benchmarks/many_sites.py messages               one of them: messages, pooled, memory
     python benchmarks/many_sites.py --quick                small sizes, to see that it runs
 
-`messages` prints microseconds of processor time for each question that a site answers. An `echo`
-returns what it was sent, so all of its time is that of messages and their checks. In whole fits, the
-time of the questions' own computations is subtracted and printed separately.
+`messages` prints microseconds of processor time for each question that a site answers. The question
+`echo` returns what was sent, so all of its time is that of messages and their checks. In whole fits,
+the time of the questions' own computations is subtracted and printed separately.
 
 `pooled` divides the time of a fit by that of scikit-learn's PCA on the pooled rows. `memory` fits in
 processes of their own and prints how far resident memory rises above the rows.
@@ -30,7 +30,7 @@ from fedpca.linalg.blas_threads import threads_for_entries
 from fedpca.protocol.question import Question
 from racing import race, show
 
-BOUND_US = 50.0  # for a message
+BOUND_US = 50.0  # longest time for a message
 SOLVERS = ("covariance", "lanczos")
 
 
@@ -56,7 +56,7 @@ def messages(quick: bool) -> None:
             parts = [fit_seconds(fed, solver) for _ in range(repeats)]
             found += [statistics.median(part) for part in zip(*parts, strict=True)]
         print(f"  {n_sites:8d}" + "".join(f"{1e6 * each / n_sites:24.1f}" for each in found))
-        if n_sites > 10:  # below, what a fit takes once counts more
+        if n_sites > 10:  # with fewer sites, fixed costs of a fit count more
             largest = max(largest, *(1e6 * found[i] / n_sites for i in (0, 1, 3)))
     print(f"  the most for messages: {largest:.1f}   (bound {BOUND_US:.0f})")
 
@@ -75,7 +75,7 @@ def echo_seconds(fed: Federation, d: int) -> float:
 
 
 def fit_seconds(fed: Federation, solver: str) -> tuple[float, float]:
-    """Return the processor time of a round, without and within the questions."""
+    """Return the processor time of a round, outside the questions' functions and within them."""
     within = 0.0
     plain = Question.__call__
 

@@ -25,7 +25,7 @@ from fedpca import FederatedPCA, StreamingPCA
 TESTS = Path(sklearn.decomposition.__file__).parent / "tests"
 N_SITES = 3
 
-# scikit-learn's solvers, and ours that do the same
+# scikit-learn's solvers, and our solvers that do the same
 SOLVERS = {
     "auto": "auto",
     "full": "tsqr",

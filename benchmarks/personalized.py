@@ -3,10 +3,10 @@
     python benchmarks/personalized.py            100 sites of 1000 x 200, 5 shared and 5 local
     python benchmarks/personalized.py --quick    small, to see that it runs
 
-Rows have a standard deviation of 1 along shared components, of 10 (as in the paper) or 3 along local
-ones, and of 0.5 elsewhere. Every method stops at a relative gap of 1e-8 to the best objective found, or
-is given up after 2000 rounds. The last part fits more and more sites within one process, and prints how
-its memory grows.
+Rows have a standard deviation of 1 along shared components, 10 (as in the paper) or 3 along local
+components, and 0.5 elsewhere. Every method stops when the relative gap to the best objective found is
+1e-8, or after 2000 rounds. The last part fits more and more sites within one process, and prints how
+the memory of this process grows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MOST = 2000
 
 
 def draw(n_sites: int, n: int, d: int, shared: int, local: int, deviation: float, seed: int = 0):
-    """Draw rows of sites with common and own directions."""
+    """Draw rows of sites with directions that all share, and directions of each site."""
     rng = np.random.default_rng(seed)
     U = np.linalg.qr(rng.standard_normal((d, shared)))[0]
     sites = {}
@@ -60,7 +60,7 @@ class Watched(Federation):
 
 
 def ours(sites, shared: int, local: int, target: float, **parameters) -> tuple[float, int]:
-    """Return seconds and rounds to the target, including what comes before and after the rounds."""
+    """Return seconds and rounds to the target; seconds include work before and after the rounds."""
     began = time.perf_counter()
     fed = Watched.local(sites)
     fed.target = target
@@ -139,7 +139,7 @@ def compare(title: str, sites, shared: int, local: int, repeats: int) -> None:
 
 
 def memory_of(n_sites: int, d: int) -> tuple[float, float]:
-    """Return the megabytes in addition to the rows, after a fit of these sites and at the peak."""
+    """Return the megabytes that a fit adds to the rows, after the fit and at its peak."""
     rng = np.random.default_rng(0)
     sites = {f"site {i}": rng.standard_normal((40, d)) for i in range(n_sites)}
     with warnings.catch_warnings():
@@ -153,7 +153,7 @@ def memory_of(n_sites: int, d: int) -> tuple[float, float]:
 
 
 def memory(counts: tuple[int, ...], d: int) -> None:
-    """Print how memory grows with the number of sites, next to what their components take."""
+    """Print how memory grows with the number of sites, next to the memory of their components."""
     print(f"\nMemory of a fit in addition to the rows, sites of 40 x {d}, 5 shared and 5 local")
     for count in counts:
         left, peak = memory_of(count, d)
@@ -173,7 +173,7 @@ def main() -> None:
     for deviation in (10, 3):
         sites = draw(n_sites, n, d, 5, 5, deviation)
         title = f"{n_sites} sites of {n} x {d}, 5 shared and 5 local of deviation {deviation}"
-        with threadpool_limits(1, user_api="blas"):  # the same for all: the products are small
+        with threadpool_limits(1, user_api="blas"):  # for all: the products are small
             compare(title, sites, 5, 5, 1 if options.quick else options.repeats)
     memory((20, 40) if options.quick else (250, 500, 1000), 50 if options.quick else 400)
 

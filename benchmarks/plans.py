@@ -1,18 +1,18 @@
-"""Hold plans against real fits: how many rounds they take, and how much memory.
+"""Compare plans with real fits: how many rounds they take, and how much memory.
 
     python benchmarks/plans.py                 both
     python benchmarks/plans.py rounds          rounds of personalized and robust fits
     python benchmarks/plans.py memory          memory at a site and at the coordinator
     python benchmarks/plans.py --quick         small sizes, to see that it runs
 
-`rounds` fits rows from the distribution that a plan assumes, several times, and prints the plan's
-rounds over the median of these fits. The fits of some methods differ far more from each other than from
-the plan, which the smallest and the largest show.
+`rounds` fits rows several times, drawn from the distribution that a plan assumes. It prints the plan's
+rounds divided by the median of these fits. It also prints the fewest and the most rounds, because for
+some methods, fits differ far more from each other than from the plan.
 
-`memory` lets sites answer one after another, as encoded messages, and reads from Linux how far resident
-memory rises: while a site answers, with what the site keeps between questions; and while the
-coordinator works. Each fit runs in a process of its own, after a small fit with the same method, so the
-program and the buffers of BLAS are there before; so are the rows.
+`memory` lets sites answer encoded messages one after another, and reads from Linux how far resident
+memory rises: while a site answers, including what the site keeps between questions; and while the
+coordinator works. Each fit runs in a process of its own, after a small fit with the same method. So the
+program, the buffers of BLAS, and the rows are in memory before the fit, and do not count.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SIZES = {"north": 900, "south": 700, "west": 500, "east": 300}
 
 
 def spectra(d: int) -> dict[str, np.ndarray]:
-    """Variances along three components and the rest."""
+    """Return spectra by name: the variances along three components, and the variances of the rest."""
     j = np.arange(1.0, d + 1)
     return {
         "1, 1/2, 1/3, ...": 1 / j,
@@ -61,7 +61,7 @@ def basis(rng: np.random.Generator, d: int) -> np.ndarray:
 
 
 def sites_with(seed: int, variances: np.ndarray, n_shared: int | None) -> dict[str, np.ndarray]:
-    """Rows of sites that share directions; with None, all of them, and with outliers."""
+    """Draw rows of sites that share n_shared directions; with None, all directions, and outliers."""
     rng, d = np.random.default_rng(seed), len(variances)
     B, size, made = basis(rng, d), np.sqrt(variances.sum() / d), {}
     offset = 3 * size * rng.standard_normal(d)
@@ -108,12 +108,12 @@ def rounds(quick: bool) -> None:
 
 
 class Traced:
-    """An engine that tells the memory of its sites and of the coordinator apart."""
+    """An engine that measures the memory of its sites apart from that of the coordinator."""
 
     def __init__(self, rows: Mapping[str, np.ndarray]) -> None:
         self._sites = {name: Site(own, name=name) for name, own in rows.items()}
         self.names = list(rows)
-        self.kept = dict.fromkeys(rows, 0)  # by each site, between questions
+        self.kept = dict.fromkeys(rows, 0)  # bytes that each site keeps between questions
         self.site_peak = self.server_peak = 0
         self._before = resident()
         forget_peak()
@@ -156,13 +156,13 @@ def peak() -> int:
 
 
 def forget_peak() -> None:
-    """Let the peak begin at what is resident now (Linux: proc(5), clear_refs)."""
+    """Reset the peak of memory to what is resident now (Linux: proc(5), clear_refs)."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
 SHAPES = ((3, 20_000, 100), (3, 4000, 800), (5, 400, 4000))
 QUICK = ((3, 2000, 60),)
-MAX_SQUARE = 1000  # features, beyond which solvers that send d x d numbers are left out
+MAX_SQUARE = 1000  # with more features, solvers that send d x d numbers are left out
 SQUARE = ("covariance", "tsqr", "faps")
 
 
@@ -198,7 +198,7 @@ def memory(quick: bool) -> None:
     print(f"  within 30 %, of those above {LEAST_BYTES / 1e6:g} MB: {within} of {len(ratios)}")
 
 
-LEAST_BYTES = 2e6  # less is that of the interpreter as much as of the fit
+LEAST_BYTES = 2e6  # below this, the interpreter's own memory matters as much as the fit's
 
 
 def one(name: str, n_sites: int, n: int, d: int) -> None:

@@ -2,18 +2,18 @@
 
     python benchmarks/privacy.py --data DIR    all problems; DIR has mnist.npz
     python benchmarks/privacy.py --data DIR --mean    what other shares for the mean keep
-    python benchmarks/privacy.py               all but those with MNIST
-    python benchmarks/privacy.py --quick       small ones, to see that it runs: without bars and peers
+    python benchmarks/privacy.py               all problems except those with MNIST
+    python benchmarks/privacy.py --quick       small problems, to see that it runs: no bars, no peers
 
-A share compares the variance of the rows along private components with that along the same number of
-exact ones. An angle is the largest one between the two subspaces. All figures are medians over several
-fits, with delta 1e-6, secure sums, and a row bound that is stated. The expected share is computed
-before the fit by `expected_share`, which needs only the variances.
+A share is the variance of the rows along private components, divided by that along the same number of
+exact components. An angle is the largest angle between the two subspaces. All figures are medians over
+several fits, with delta 1e-6, secure sums, and a row bound that is printed. The function
+`expected_share` computes the expected share before the fit, and needs only the variances.
 
 Peers run in an environment of their own, which is made in a temporary folder, with an older
-scikit-learn that both accept. They get centered rows, so that they spend nothing on a mean. They also
-get the length of the longest row as their bound, computed from the rows themselves, which fedpca does
-not get. Their promise is stronger: their delta is 0.
+scikit-learn that both peers accept. They get centered rows, so that they spend nothing on a mean. Their
+bound is the length of the longest row, computed from the rows themselves; fedpca does not get it. The
+peers' promise is stronger: their delta is 0.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from fedpca.solvers.private.utility import expected_share
 
 DELTA, N_FITS, N_SITES = 1e-6, 5, 20
 MNIST = ((1.0, 8.0, 0.995), (0.3, 8.0, 0.98), (0.1, 5.0, 0.90))  # epsilon, row bound, bar
-MAX_ANGLE = 2.5  # degrees
+MAX_ANGLE = 2.5  # in degrees
 PEER_LIMIT_S = 60
 PACKAGES = ("opendp[scikit-learn]==0.16.0", "diffprivlib==0.6.6", "scikit-learn<1.6")
 PEER = """
@@ -99,7 +99,7 @@ class Problem:
 
 
 def drawn(n: int, d: int, k: int, gap: float = 1.0, seed: int = 0) -> tuple[Problem, float]:
-    """Return rows with k directions above the others, and their bound: 1.5 times the usual length."""
+    """Return rows with k leading directions, and their row bound: 1.5 times the usual length."""
     rng = np.random.default_rng(seed)
     deviations = np.concatenate([np.linspace(4, 3, k) * gap, np.full(d - k, 0.5)])
     basis = np.linalg.qr(rng.standard_normal((d, d)))[0]
@@ -119,7 +119,7 @@ def read_mnist(folder: Path) -> Problem:
 
 
 def shares_of_the_mean(problem: Problem) -> None:
-    """Print what is kept if a different share of the budget is spent on the mean."""
+    """Print what share of the variance is kept if a different share of the budget goes to the mean."""
     usual = gaussian.MEAN_SHARE
     for epsilon, bound in ((1.0, 8.0), (0.1, 5.0)):
         for share in (0.2, 0.1, 0.05, 0.025, 0.0125):
@@ -147,7 +147,7 @@ def mnist(problem: Problem) -> None:
 
 
 def gapped(n: int, d: int, k: int, n_fits: int) -> None:
-    """Print the angle for rows with a gap."""
+    """Print the angle for rows with a gap after the leading variances."""
     problem, bound = drawn(n, d, k)
     share, angle = problem.fits(1.0, bound, n_fits)
     print(
@@ -180,7 +180,7 @@ def curves(n: int, d: int, k: int, n_fits: int) -> None:
 
 
 def peers(sizes: list[tuple[int, int]], n: int, limit_s: float) -> None:
-    """Print the share that other packages reach at the same epsilon if they finish."""
+    """Print the share that other packages reach at the same epsilon, if they finish in time."""
     print(f"\n{n} rows, epsilon 1, peers with delta 0 and at most {limit_s:g} s")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

@@ -12,7 +12,7 @@ def race(
     repeats: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
-    """Return the median seconds of each contestant; they take turns."""
+    """Let contestants take turns, and return the median seconds of each."""
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(repeats):
         for name, run in contestants.items():
@@ -28,9 +28,9 @@ def show(
     bounds: dict[str, float],
     short: Collection[str] = (),
 ) -> None:
-    """Print each contestant's seconds and our ratio to it next to the bound.
+    """Print each contestant's seconds, and the ratio of our seconds to these next to its bound.
 
-    Those that fell ``short`` of the common target have no ratio.
+    Contestants that fell ``short`` of the common target have no ratio.
     """
     print(f"\n{title}")
     ours = seconds["fedpca"]

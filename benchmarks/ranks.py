@@ -1,13 +1,13 @@
 """Count how often n_components="auto" finds a planted rank, and compare real tables with permutations.
 
-    python benchmarks/ranks.py                          all cases, some minutes
+    python benchmarks/ranks.py                          all cases, which takes some minutes
     python benchmarks/ranks.py --quick                  small sizes, to see that it runs
     python benchmarks/ranks.py --data DIR               also tables that scikit-learn does not have
 
 Planted tables have noise that is equal everywhere, unequal by row, or unequal by column. Their
-components are 1.7 to 3 times as large as the largest direction of the noise. The same noise without
-components shows how often a component is made up. Columns of real tables are scaled. Tables for
-RobustPCA also have outliers and missing entries, and only a bound on the rank.
+components are 1.7 to 3 times as large as the largest direction of the noise. Tables of only the same
+noise show how often a component is found where there is none. Columns of real tables are scaled. Tables
+for RobustPCA also have outliers and missing entries, and its fits get only a bound on the rank.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NOISES = ("equal", "by row", "by column")
 def planted(
     rng: np.random.Generator, n: int, d: int, k: int, noise: str, *, strongest: float = 1.0
 ) -> np.ndarray:
-    """Draw noise and k directions that stand out from it, the first one by a factor more."""
+    """Draw noise and k directions that stand out from it; the first one is larger by a factor."""
     rows = np.exp(0.7 * rng.standard_normal((n, 1))) if noise == "by row" else np.ones((n, 1))
     columns = np.exp(0.7 * rng.standard_normal(d)) if noise == "by column" else np.ones(d)
     X = rng.standard_normal((n, d)) * rows * columns
@@ -116,7 +116,7 @@ def by_permutation(X: np.ndarray, draws: int = 20) -> int:
 
 
 def real_tables(data: Path | None) -> dict[str, np.ndarray]:
-    """Return the tables of scikit-learn, and those in a folder."""
+    """Return the tables of scikit-learn, and the tables in a folder if one is given."""
     tables = {
         "breast cancer": load_breast_cancer().data,
         "wine": load_wine().data,

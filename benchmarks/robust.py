@@ -3,17 +3,18 @@
     python benchmarks/robust.py            500 x 500 and 1000 x 1000 over 10 sites
     python benchmarks/robust.py --quick    100 x 100, to see that it runs: too small for a bound
 
-The low-rank part has rank n / 20, and one entry in 20 is off by +-n. All must come within 1e-6 of the
-low-rank part, relative to it (`relL`); outliers, which are far larger, do not count. Inexact ALM looks
-at the truth after each step to stop as soon as it may; the tolerances of the others take them there.
-The time with all rows at one site shows what more sites add: messages, their checks, and small arrays.
+The low-rank part has rank n / 20, and one entry in 20 is off by +-n. All methods must recover the
+low-rank part with a relative error of at most 1e-6 (`relL`); errors in the far larger outliers do not
+count. Inexact ALM looks at the truth after each step, and stops when its error is small enough; the
+other methods get tolerances that lead to this error. The time with all rows at one site shows what more
+sites add: messages, their checks, and small arrays.
 
 A table of 10^5 x 100 with noise shows the processor time for each entry and round of a fit.
 
 Two packages run on the pooled rows, and are installed if they are missing, except with ``--quick``:
-`pyrpca`, also inexact ALM, and `rpca`, accelerated alternating projections, which get the rank, as
-`RobustPCA` does. The latter subtracts the mean, which the outliers affect. So it gets one component
-more, and its mean is added back.
+`pyrpca`, which is also inexact ALM, and `rpca`, which is accelerated alternating projections and gets
+the rank, as `RobustPCA` does. `rpca` subtracts the mean, which the outliers affect. So it gets one
+component more, and its mean is added back.
 """
 
 from __future__ import annotations
@@ -111,9 +112,9 @@ def compare(n: int, quick: bool) -> None:
         contestants["pyrpca"] = theirs("pyrpca", lambda: by_pyrpca(M))
     if peer_is_there("rpca", quick):
         contestants["rpca"] = theirs("rpca", lambda: by_rpca(M, r))
-    ours([M])  # also what is done once in a process
+    ours([M])  # so that work done once in a process does not count
     found["fedpca, one site"] = fitted[0].split(M).low_rank
-    # all run in this process, on one thread, so that other programs' work does not count
+    # all contestants run in this process, on one thread; other programs' work does not count
     seconds = race(contestants, 3, time.process_time)
     ours()
     found["fedpca"] = fitted[0].split(M).low_rank
@@ -127,7 +128,7 @@ def compare(n: int, quick: bool) -> None:
 
 
 def noisy(n: int, d: int = 100, r: int = 5) -> None:
-    """Print the processor time of a fit to rows with noise, in all and for each entry and round."""
+    """Print the processor time of a fit to noisy rows: the total, and that per entry and round."""
     rng = np.random.default_rng(0)
     X = rng.standard_normal((n, r)) @ rng.standard_normal((r, d))
     X += 0.1 * rng.standard_normal((n, d))
@@ -142,7 +143,7 @@ def noisy(n: int, d: int = 100, r: int = 5) -> None:
 
 
 def memory(n_sites: int, n: int, d: int, r: int = 10) -> None:
-    """Print the memory of a fit without the rows, that of one site's rows, and what all sites keep."""
+    """Print the memory of a fit without the rows, of one site's rows, and of what all sites keep."""
     M, _ = draw(n_sites * n, d, r)
     sites = np.array_split(M, n_sites)
     tracemalloc.start()
@@ -157,7 +158,7 @@ def memory(n_sites: int, n: int, d: int, r: int = 10) -> None:
     )
 
 
-UNLIKE = {  # relative sizes of components, and the noise
+UNLIKE = {  # the relative sizes of the components, and the size of the noise
     "1, 1/2, 1/4, 1/8": ([1, 0.5, 0.25, 0.125], 0.02),
     "1, 1/10": ([1, 0.1], 0.02),
     "8 from 1 to 3/100": (np.geomspace(1, 0.03, 8), 0.005),
@@ -166,9 +167,9 @@ UNLIKE = {  # relative sizes of components, and the noise
 
 
 def unlike(n_seeds: int) -> None:
-    """Print how often components of unlike size are found, or missed without a warning.
+    """Print how often components of different sizes are found, or missed without a warning.
 
-    They are found if they are within an angle of 0.2.
+    Components count as found if their angle to the true ones is at most 0.2.
     """
     print(
         f"\nComponents of unlike size found, of {n_seeds} draws of 400 x 60, 5 % outliers, 3 sites"
@@ -198,7 +199,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
-    with threadpool_limits(1, user_api="blas"):  # the same for all
+    with threadpool_limits(1, user_api="blas"):  # the same for all contestants
         for n in (100,) if options.quick else (500, 1000):
             compare(n, options.quick)
         noisy(1000 if options.quick else 100_000)

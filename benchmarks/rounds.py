@@ -1,11 +1,12 @@
 """Count rounds of block Lanczos and of subspace iteration on the spectra of the FAPS paper.
 
     python benchmarks/rounds.py                                  print the table
-    python benchmarks/rounds.py --quick                          small, to see that it runs
+    python benchmarks/rounds.py --quick                          small sizes, to see that it runs
     python benchmarks/rounds.py --plot docs/images/rounds.png    draw the residuals too
 
-1000 features, 10 components, 4 sites, medians of 5 seeds, to a residual of 2e-6 of the trace. Options
-such as ``--tol 1e-10 --solvers lanczos`` choose another residual or other solvers.
+The fits have 1000 features, 10 components, and 4 sites, and stop at a residual of 2e-6 of the trace.
+The table shows medians over 5 seeds. Options such as ``--tol 1e-10 --solvers lanczos`` choose another
+residual or other solvers.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def rows_with(singular_values: np.ndarray, seed: int) -> np.ndarray:
 
 
 def residuals(solver: str, singular_values: np.ndarray, seed: int, tol: float) -> list[float]:
-    """Return the residual after each round until it is small; the angle may take more rounds."""
+    """Return the residual after each round until it is at most tol; the angle may take more rounds."""
     model = FederatedPCA(
         K, solver=solver, center=False, tol=tol, max_rounds=3000, random_state=seed
     )

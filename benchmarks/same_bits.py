@@ -3,8 +3,9 @@
     git switch --detach BEFORE && python benchmarks/same_bits.py --write before.json
     git switch - && python benchmarks/same_bits.py --compare before.json
 
-Each case is one fit. Its fitted arrays, its ledger, and the records of its journal are saved, arrays as
-checksums. Bits depend on the machine and its libraries, so run both commands on the same machine.
+Each case is one fit. The script saves the fitted arrays, the ledger, and the records of the journal;
+arrays are saved as checksums. Bits depend on the machine and its libraries, so run both commands on the
+same machine.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ RENAMED = {
     "keep_sparse": "finish_robust",
     "centre": "center",
 }
-# what a site's file says about the fit grew with the names of its parameters
+# the header of a site's file describes the fit, and its length depends on names of parameters
 FREE_LENGTHS = ("header",)
 
 
 def tables(seed: int = 0, n: int = 240, d: int = 14) -> dict[str, Any]:
-    """Draw rows of unlike sites, one empty and one small, each with its own order of columns."""
+    """Draw rows of different sites; one is empty, one is small, and each has its own column order."""
     rng = np.random.default_rng(seed)
     X = rng.standard_normal((n, d)) * np.geomspace(4, 0.2, d) @ rng.standard_normal((d, d)) + 30
     X[:, 3] = 7.25
@@ -58,7 +59,7 @@ def tables(seed: int = 0, n: int = 240, d: int = 14) -> dict[str, Any]:
 
 
 def sparse(seed: int = 1) -> dict[str, Any]:
-    """Draw sparse rows, more columns than a site has rows."""
+    """Draw sparse rows, with more columns than any site has rows."""
     rng = np.random.default_rng(seed)
     X = sp.random_array((90, 120), density=0.1, format="csr", rng=rng)
     X = (X @ sp.diags_array(np.geomspace(5, 0.5, 120))).tocsr()
@@ -66,7 +67,7 @@ def sparse(seed: int = 1) -> dict[str, Any]:
 
 
 def personal(seed: int = 2, d: int = 12) -> dict[str, Any]:
-    """Draw rows with two shared directions, and two of each site's own."""
+    """Draw rows with two shared directions, and two local directions for each site."""
     rng = np.random.default_rng(seed)
     shared = rng.standard_normal((2, d))
     sites = {}
@@ -208,7 +209,7 @@ def records(journal: Path) -> list[Any]:
 
 
 def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Return where two results of one case differ, except in names that were changed on purpose."""
+    """Return where two results of a case differ, apart from names that were changed on purpose."""
     missing = before["arrays"].keys() - after["arrays"].keys()
     wrong = [f"no {name}" for name in sorted(missing)]
     for name, value in before["arrays"].items():
@@ -226,7 +227,7 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 
 def _crossing(row: list[Any]) -> list[Any]:
-    """Return one line of a ledger; the envelope holds the question's name, and grows with it."""
+    """Return one line of a ledger, apart from sizes that depend on the length of a question's name."""
     number, question, direction, how, fields, sites = row
     names = {question, *(name for name, _, _ in fields)}
     is_free = bool(names & {*RENAMED, *RENAMED.values(), *FREE_LENGTHS})

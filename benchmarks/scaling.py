@@ -3,17 +3,18 @@
     python benchmarks/scaling.py                         all four series
     python benchmarks/scaling.py rows sites              some of them: rows, features, sites, components
     python benchmarks/scaling.py --plots FOLDER          draw each series, as scaling-rows.png and so on
-    python benchmarks/scaling.py --processor             count processor seconds, on a busy machine
+    python benchmarks/scaling.py --processor             count processor seconds, for a busy machine
     python benchmarks/scaling.py --quick                 small sizes, to see that it runs
 
-Each fit runs in a process of its own, which draws the rows and fits them once after a small fit. The
-exponent is the slope of a line through the logarithms of the larger half of the sizes. Each line also
-says what bounds the fit: its arithmetic at the rate of this machine's matrix products, reading its rows
-at the rate at which the machine copies, or its messages at the cost of an empty one. The bound is the
-one that would take longest alone. All rates are measured in the same run.
+Each fit runs in a process of its own, which draws the rows and, after a small fit, fits them once. The
+exponent is the slope of a line fitted to log seconds against log size, over the larger half of the
+sizes. Each line also says what bounds the fit: the arithmetic at the rate of this machine's matrix
+products, reading the rows at the rate at which the machine copies, or the messages at the cost of an
+empty message. The bound is whichever would take longest by itself. All rates are measured in the same
+run.
 
-While other work runs, the clock says little. With `--processor`, times are those of the processor, in
-which waiting does not count. Set OPENBLAS_NUM_THREADS=1 for that, since threads that wait may spin.
+While other programs run, the clock says little. With `--processor`, times are processor seconds, which
+do not include waiting. Set OPENBLAS_NUM_THREADS=1 as well, because threads that wait may spin.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Size(NamedTuple):
 
 
 def series(quick: bool) -> dict[str, list[Size]]:
-    """Return the fits of each series; one number grows, and the others stay the same."""
+    """Return the sizes in each series: one number grows, and the others stay the same."""
     if quick:
         return {
             "rows": [Size(n, 20, 4, 3) for n in (1_000, 4_000, 16_000)],
@@ -68,7 +69,7 @@ def series(quick: bool) -> dict[str, list[Size]]:
 
 @question(answers={"n": "int64"})
 def nothing(site):
-    """Send a number that costs nothing."""
+    """Send a number that takes no time to compute."""
     return {"n": np.int64(1)}
 
 
@@ -199,7 +200,7 @@ def plot(
 ) -> None:
     """Draw the seconds against the size on logarithmic axes, with the fitted line.
 
-    ``alone`` are the seconds that what bounds the fit would take by itself.
+    ``alone`` holds the seconds that the bound of each fit would take by itself.
     """
     import matplotlib as mpl
 
@@ -218,7 +219,7 @@ def plot(
     axes.legend(frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     folder.mkdir(parents=True, exist_ok=True)
-    # without the version of matplotlib, the same figure has the same bytes
+    # leave out the version of matplotlib, so that the same figure has the same bytes
     figure.savefig(folder / f"scaling-{name}.png", dpi=110, metadata={"Software": None})
 
 

@@ -1,15 +1,16 @@
 """Compare rounds with secure sums to the same rounds without them.
 
     python benchmarks/secure.py             all problems
-    python benchmarks/secure.py --quick     small ones, to see that it runs
+    python benchmarks/secure.py --quick     small problems, to see that it runs
 
-Each figure compares both within one run, in alternating order. The first problem is a sum of blocks of
-50000 x 20 over 20 sites in this process, as a ratio of processor times; the bar is 3. The second is a
-triangle of 500 features over 1000 sites: what masks add to the work of a site, and to that of the
-coordinator; the bars are 50 and 100 ms. The third is a fit over a server and three sites on this
-machine: what masks add to the work of all processes for each message, as a share of a plain round; the
-bar is 10 %. A message is a round, or asks within a round for the size of its answers. So the figure
-also says how many more messages a fit has, and how long one takes from end to end.
+Each figure compares rounds with and without secure sums within one run, in alternating order. The first
+problem sums blocks of 50000 x 20 over 20 sites in this process. Its figure is the ratio of processor
+times, which may be at most 3. The second problem sums a triangle of 500 features over 1000 sites. Its
+figures are the work that masks add at a site, at most 50 ms, and at the coordinator, at most 100 ms.
+The third problem is a fit over a server and three sites on this machine. Its figure is the work that
+masks add per message in all processes, at most 10 % of a plain round. A message either carries a round,
+or asks within a round for the size of its answers. So the third problem also prints how many more
+messages a fit has with masks, and how long a message takes from end to end.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ NAMES = ("north", "south", "west")
 
 
 class Timed:
-    """An engine that measures how much of the processor time is spent at the sites."""
+    """An engine that measures how much processor time the sites take."""
 
     def __init__(self, sites: Any) -> None:
         self._engine = LocalEngine(sites)
@@ -77,7 +78,7 @@ def prepared(fed: Federation, d: int) -> None:
 
 
 def seconds_of_rounds(sites: Any, d: int, question: Any, n_rounds: int, secure: bool) -> Array:
-    """Return the processor time of each round, in all and at the sites."""
+    """Return the processor time of each round: the total, and the part at the sites."""
     engine, times = Timed(sites), []
 
     def program(fed: Federation, _: None) -> None:
@@ -163,7 +164,8 @@ def compare_fits(here: str, folder: Path, solver: str, k: int, repeats: int) -> 
         is_secure = bool((i + i // 2) % 2)
         with Federation.flower(here, credentials=folder / "tls", secure=is_secure) as fed:
             models[is_secure] = FederatedPCA(k, solver=solver, random_state=0).fit(fed)
-        # gathered questions are left out of secure runs, and the first round declares the run
+        # leave out gathered questions, which secure runs do not ask, and the first round, which
+        # declares the run
         rounds = {
             h["round"]: h["seconds"]
             for h in fed.record.history[1:]
@@ -192,11 +194,11 @@ def messages_in(record: RunRecord, rounds: Collection[int]) -> int:
 
 
 def masking_share(folder: Path, solver: str, k: int, round_s: float) -> float:
-    """Return what masks add to the work for a message, all sites together, as a share of a round."""
+    """Return the work that masks add per message at all sites together, as a share of a round."""
     work: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(3):
         for is_secure, times in work.items():
-            # by their policy, these sites do not answer what only plain runs ask at the end
+            # the policy of these sites refuses a question that only plain runs ask at the end
             sites = {
                 name: Site(folder / f"{name}.npy", name=name, policy=Policy()) for name in NAMES
             }

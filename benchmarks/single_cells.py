@@ -4,14 +4,14 @@
     python benchmarks/single_cells.py --python PATH     with an interpreter that has scanpy
     python benchmarks/single_cells.py --quick           1000 x 200, to see that it runs
 
-Counts of 30 types of cells with 20 gene programs are drawn, and log-normalized to 1e4. Each fit runs
-in a process of its own on one thread, with the cells in memory, sparse and dense, or in files that
-are read in blocks. Seconds are processor time. Memory is the peak during the fit minus what the process
-held before, so cells in memory do not count, but blocks of files do. The angle is the largest one to
-the components that scanpy finds in the sparse table, given as its sine.
+The script draws counts of 30 types of cells with 20 gene programs, and log-normalizes them to 1e4. Each
+fit runs in a process of its own on one thread, with the cells in memory, sparse or dense, or in files
+that are read in blocks. Seconds are processor time. Memory is the peak during the fit minus what the
+process held before, so cells in memory do not count, but blocks of files do. The angle is the largest
+one to the components that scanpy finds in the sparse table, given as its sine.
 
-Without scanpy in either interpreter, an environment for it is made in a temporary folder, except with
-``--quick``: the angle is then to scikit-learn's components.
+If neither interpreter has scanpy, the script makes an environment for it in a temporary folder. With
+``--quick``, it does not, and measures the angle to scikit-learn's components instead.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ CONTESTANTS = {
 
 
 def resident(field: str) -> float:
-    """Return what the system says about this process's memory, in MB."""
+    """Return a field of what the system reports about this process's memory, in MB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(float(line.split()[1]) / 1e3 for line in lines if line.startswith(field))
 

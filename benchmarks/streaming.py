@@ -4,10 +4,10 @@
     python benchmarks/streaming.py tall memory      some of them
     python benchmarks/streaming.py --quick          small sizes, to see that it runs
 
-In each case, the contestants take turns at equal batch size and number of components, and medians are
-compared. The variance that the components leave is compared too, as its excess over what the best ones
-leave. `counts` installs gensim if it is missing, except with ``--quick``; `memory` feeds a stream of a
-million rows that are made on the fly, in a process of its own.
+In each case, the contestants take turns with equal batch sizes and numbers of components, and medians
+are compared. The table also shows how much more variance the components leave unexplained than the best
+components do. `counts` installs gensim if it is missing, except with ``--quick``. `memory` runs in a
+process of its own, and feeds a stream a million rows that are made on the fly.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from racing import race, show
 
 
 def batches_of(n_batches: int, rows: int, d: int) -> list[np.ndarray]:
-    """Draw batches of rows with a spectrum that falls slowly, about a mean."""
+    """Draw batches of rows about a mean, with a spectrum that falls slowly."""
     rng = np.random.default_rng(0)
     deviations, mean = np.geomspace(5, 0.1, d), rng.standard_normal(d)
     return [rng.standard_normal((rows, d)) * deviations + mean for _ in range(n_batches)]
@@ -41,7 +41,7 @@ def fed(model: object, batches: Iterable[object]) -> np.ndarray:
 
 
 def excess(batches: list, components: dict[str, np.ndarray], center: bool = True) -> None:
-    """Print how much more variance each leaves than the best components do, in percent."""
+    """Print in percent how much more variance each contestant leaves than the best components."""
     k = len(next(iter(components.values())))
     best = FederatedPCA(k, center=center, solver="lanczos", random_state=0).fit(batches)
 
@@ -49,7 +49,7 @@ def excess(batches: list, components: dict[str, np.ndarray], center: bool = True
         total = carried = 0.0
         for batch in batches:
             scores = batch @ C.T - (best.mean_ @ C.T)
-            if sp.issparse(batch):  # about zero
+            if sp.issparse(batch):  # not centered
                 total += float((batch.data**2).sum())
             else:
                 total += float(np.linalg.norm(batch - best.mean_) ** 2)
@@ -75,7 +75,7 @@ def against_incremental(n_batches: int, rows: int, d: int, k: int, faster: float
         "fedpca": run("fedpca", lambda: StreamingPCA(k)),
         "IncrementalPCA": run("IncrementalPCA", lambda: IncrementalPCA(k)),
     }
-    race({"fedpca": contestants["fedpca"]}, 1)  # what is done once in a process
+    race({"fedpca": contestants["fedpca"]}, 1)  # so that work done once in a process does not count
     title = f"{n_batches} batches of {rows} x {d}, k={k}: at least {faster:g} x as fast"
     show(title, race(contestants, 3), {"IncrementalPCA": 1 / faster})
     excess(batches, found)

@@ -5,9 +5,9 @@
     python benchmarks/wide.py --quick          small sizes, to see that it runs
 
 `float32` and `noise` compare times with scikit-learn's PCA on the pooled array, in one run. `int8` fits
-genotypes of 2000 people at a million places in a process of its own, and prints how far the peak of its
-memory rose above the rows. `files` compares a fit that reads Parquet files once with one that reads
-them again for each question, and counts the readings.
+genotypes of 2000 people at a million places in a process of its own, and prints how far the peak of
+that process's memory rose above the rows. `files` compares a fit that reads Parquet files once with a
+fit that reads them again for each question, and counts how often files are read.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def planted(n: int, d: int, k: int) -> np.ndarray:
 
 
 def genotypes(n: int, d: int, n_groups: int = 4, drift: float = 0.02) -> np.ndarray:
-    """Draw 0, 1, or 2 copies of an allele, whose frequencies differ between groups of people."""
+    """Draw 0, 1, or 2 copies of alleles whose frequencies differ between groups of people."""
     rng = np.random.default_rng(0)
     X = np.empty((n, d), np.int8)
     group = rng.integers(n_groups, size=n)

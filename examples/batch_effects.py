@@ -23,7 +23,7 @@ options = parser.parse_args()
 if options.data:
     with np.load(options.data / "bladderbatch.npz") as file:
         X, batch, kind = file["X"].astype(float), file["batch"], file["cancer"]
-else:  # 60 samples: disease and age act the same in all batches; each batch has its own disturbance
+else:  # 60 samples: disease and age act alike in all batches; each batch has its own disturbance
     rng = np.random.default_rng(0)
     batch, kind = np.repeat([1, 2, 3, 4], 15), rng.choice(["healthy", "ill"], 60)
     disease, age, *disturbances = rng.normal(size=(6, 2000))
@@ -38,7 +38,7 @@ def told(scores: np.ndarray, labels: np.ndarray) -> float:
     return float(balanced_accuracy_score(labels, found))
 
 
-# Use the common mean: if batches contain different kinds, a batch's own mean mixes batch and kind.
+# Use the common mean: if batches hold different kinds of samples, their own means mix batch and kind.
 pca = PersonalizedPCA(n_shared=2, n_local=1, center="common", tol=1e-7).fit(X, sites=batch)
 shared = pca.transform(X, batch)[:, :2]
 raw = PCA(2, random_state=0).fit_transform(X)

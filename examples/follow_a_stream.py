@@ -12,7 +12,7 @@ import numpy as np
 from fedpca import StreamingPCA
 
 # %%
-# For 40 hours, the rows have three directions, and then eight. The stream finds out by itself.
+# For 40 hours, the rows have three directions, and after that, eight. The stream detects the change.
 
 rng = np.random.default_rng(0)
 basis = np.linalg.qr(rng.normal(size=(100, 100)))[0]

@@ -37,8 +37,8 @@ train, test = {}, {}
 for name, rows in writers.items():
     train[name], test[name] = train_test_split(rows, test_size=0.2, random_state=0)
 
-# Use the common mean: a mean of one writer's 14 to 42 images would fit only those images. One start is
-# enough: other optima differ in the weakest of 20 components, which hardly changes the errors.
+# Use the common mean: the mean of one writer's 14 to 42 images would fit only those images. One start
+# is enough: other optima differ in the weakest of the 20 components, which hardly affects the errors.
 pca = PersonalizedPCA(20, 1, center="common", n_init=1, tol=1e-6)
 pca.fit({name: train[name] for name in known})
 pca.add_site(newcomer, train[newcomer])  # joins after the fit; shared components do not change

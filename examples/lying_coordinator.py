@@ -1,7 +1,7 @@
 """Attack three made-up clinics as a coordinator that lies would, and print what it recovers.
 
 python examples/lying_coordinator.py
-python examples/lying_coordinator.py "far mean"    # the lines of some attacks
+python examples/lying_coordinator.py "far mean"    # only the attacks that are named
 python examples/lying_coordinator.py --write       # puts the tables into docs/privacy.md
 """
 
@@ -30,7 +30,7 @@ if "--write" in sys.argv and len(chosen) < len(ATTACKS):
     sys.exit("the page has all attacks; use --write without names")
 tables = {"lying_coordinator.py": lying_as_markdown(attack_site(clinics, attacks=chosen))}
 
-# A site that opens robust PCA by name, in a day or in a single run.
+# A site whose policy allows robust PCA by name, with limits for a day or for a single run.
 allowed = replace(JOINING, allow=("federated", "robust"))
 policies = {"robust allowed": allowed, "one run a day": replace(allowed, max_runs_per_day=1)}
 asks_robust = [name for name in chosen if "RobustPCA" in str(ATTACKS[name].plans)]

@@ -27,7 +27,7 @@ is_missing = (rng.random(truth.shape) < 0.01) & ~is_planted
 typed[is_missing] = np.nan
 
 # %%
-# The logarithm turns a wrong factor into an added error, and also has shorter tails.
+# The logarithm turns a wrong factor into an added error, and also shortens the tails of the features.
 
 X = np.log(typed)
 sites = dict(zip(("north", "south", "west"), np.array_split(X, 3), strict=True))
@@ -53,7 +53,7 @@ for place in np.argsort(cells, axis=None)[-1:-6:-1]:
     print(f"  row {i}, {names[j]}: {typed[i, j]:.3g}, expected {low_rank[i, j]:.3g}")
 
 # %%
-# The components fill in missing values from the rest of their row.
+# The components fill in each missing value from the rest of its row.
 
 off = np.median(np.abs(low_rank / truth - 1)[is_missing])
 plain = np.median(np.abs(np.nanmedian(typed, axis=0) / truth - 1)[is_missing])

@@ -25,7 +25,7 @@ n_trials = parser.parse_args().trials
 # %%
 # Twelve measurements of 1500 patients at three clinics; the last patient is an unusual one.
 
-BOUND = 8.0  # how far from the mean a row may count
+BOUND = 8.0  # rows farther than this from the mean are moved to this distance
 rng = np.random.default_rng(0)
 deviations = np.concatenate([[3.0, 2.0], np.full(10, 0.5)])
 rows = rng.standard_normal((1500, 12)) * deviations
@@ -52,7 +52,7 @@ for epsilon in epsilons:
     shares = []
     for _ in range(30):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about components that noise hides
+            warnings.simplefilter("ignore")  # fits warn about components that noise hides
             V = FederatedPCA(2, privacy=privacy).fit(clinics).components_
         shares.append(np.trace(V @ scatter @ V.T) / variances[:2].sum())
     kept[epsilon] = shares
@@ -60,8 +60,8 @@ for epsilon in epsilons:
     print(f"| {named(epsilon)} | {np.mean(shares):.2f} | {expected:.2f} |")
 
 # %%
-# The second table shows how often an attacker is right about the unusual patient, who is the only one
-# with a flag or was added between two fits. Half of all guesses are right by chance.
+# The second table shows how often an attacker is right about the unusual patient, who either is the
+# only one with a flag, or was added between two fits. Half of all guesses are right by chance.
 
 print("| attack | fit | guesses right | at most |")
 print("|---|---|---|---|")
@@ -72,7 +72,7 @@ for found in guess_person(rows, BOUND, epsilons=epsilons, n_trials=n_trials):
     )
 
 # %%
-# Draw what is expected for other promises and other numbers of rows, before anything is spent.
+# Draw what to expect for other values of epsilon and other numbers of rows, before spending any budget.
 
 import matplotlib.pyplot as plt
 

@@ -31,7 +31,7 @@ else:  # a still scene in changing light, and a bright square that crosses it
 # Five recorders hold one camera's frames, one hour each.
 rows = frames.reshape(len(frames), -1)
 sites = {f"recorder {i}": part for i, part in enumerate(np.array_split(rows, 5))}
-# The only component is the scene, and its score is the frame's brightness, so do not center.
+# The only component is the scene, and a frame's score is its brightness, so do not center.
 pca = RobustPCA(1, center="none", random_state=0).fit(sites)
 background, foreground = (part.reshape(frames.shape) for part in pca.split(rows))
 

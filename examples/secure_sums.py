@@ -1,6 +1,6 @@
-"""Print the figures on secure sums: how masks connect sites, how exact sums are, what they cost.
+"""Print figures on secure sums: how masks connect sites, how exact sums are, and what they cost.
 
-The last table says what attacks find.
+The last table shows what attacks recover.
 
 python examples/secure_sums.py
 """
@@ -70,7 +70,7 @@ def error_of_sum(bits: int, n_sites: int, looseness: float, units: np.ndarray) -
 
 
 def drawn(robust: bool) -> dict[str, np.ndarray]:
-    """Draw rows of four sites with common directions, one direction per site, and maybe outliers."""
+    """Draw rows of four sites: common directions, one direction of each site, outliers if robust."""
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((1200, 5)) * [5, 4, 3, 2, 1] @ rng.standard_normal((5, 100))
     rows += rng.standard_normal(rows.shape)
@@ -83,7 +83,7 @@ def drawn(robust: bool) -> dict[str, np.ndarray]:
 
 
 def costs(model: Any) -> tuple[int, int, int, int]:
-    """Return a fit's rounds, its messages about sizes, and what sites send without and with masks."""
+    """Return a fit's rounds, its messages about sizes, and the bytes sent without and with masks."""
     found = []
     for secure in (False, True):
         with Federation.local(drawn(isinstance(model, RobustPCA)), secure=secure) as fed:

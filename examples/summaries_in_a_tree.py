@@ -22,9 +22,9 @@ devices = [
 ]
 
 # %%
-# Each device reads its rows once and sends a summary. A region merges the summaries of its devices, and
-# whoever has the regions' summaries has a model. ``Summary.save`` and ``Summary.load`` write and read
-# files, in case the processes cannot talk to each other.
+# Each device reads its rows once and sends a summary. Each region merges its devices' summaries, and
+# the regions' summaries merge into a model. ``Summary.save`` and ``Summary.load`` write and read files,
+# for processes that cannot talk to each other.
 
 regions = []
 for part in (devices[:4], devices[4:]):
@@ -33,7 +33,7 @@ for part in (devices[:4], devices[4:]):
 model = StreamingPCA.from_summary(regions[0].merge(regions[1]))
 
 # %%
-# The model states how far it can be from pooled PCA. The actual angle is usually far smaller.
+# The model states a bound on its angle to pooled PCA. The actual angle is usually far smaller.
 
 pooled = PCA(6, svd_solver="full").fit(np.vstack(devices))
 angle = sine_of_angle(pooled.components_.T, model.components_.T)

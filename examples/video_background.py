@@ -17,7 +17,7 @@ import numpy as np
 from fedpca import PersonalizedPCA
 
 # %%
-# The frames: those of a file, or a bright square that crosses a still scene.
+# Read the frames from a file, or draw a bright square that crosses a still scene.
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--data", type=Path)
@@ -56,7 +56,7 @@ ratio = np.mean(local[moved] ** 2) / np.mean(local[~moved] ** 2)
 print(f"the local part is {ratio:.0f} times as strong in moving areas")
 
 # %%
-# Draw three frames with their parts.
+# Draw three frames and the parts of each.
 
 import matplotlib.pyplot as plt
 

@@ -10,7 +10,7 @@ from fedpca import Federation, question
 
 @question(asks={"v": "float64 d"}, answers={"w": "float64 d", "n": "int64"})
 def absolute_pull(site, v):
-    """Sum the pull of a site's rows on the direction v, with signs as weights."""
+    """Sum a site's rows, each times the sign of its score on the direction v."""
     total = np.zeros(len(v))
     for rows in site.rows.blocks():
         total += np.sign(rows @ v) @ rows

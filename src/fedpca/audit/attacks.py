@@ -1,8 +1,8 @@
 """Estimate a site's ``C = A'A``, ``(d, d)``, from the messages in its runs.
 
 An attack takes the messages from a run and from refits with different starts. It returns an estimate of
-C, or None if it has nothing to work with. Let Z be a matrix sent to a site, and let Y be the answer.
-Then
+C, or None if no message helps it. Let Z be a matrix sent to a site, and let Y be the answer. The
+attacks use
 
     plain products      Y = C Z                               subspace iteration, Lanczos
     masked products     (I - Z Z') Y ~ (I - Z Z') C Z         FAPS; better near its end
@@ -10,8 +10,8 @@ Then
     powers              Y = U S W',  C ~ U S U'               several local power steps
     flips               the diagonal of C                     the choice of the rank by sign flips
 
-The attacker learns the trace of C before any of these. Attacks scale with the answers: a fraction of a
-summed answer yields the same fraction of the estimate.
+The attacker learns the trace of C before any of these answers. Estimates scale with the answers: a
+fraction of a summed answer yields the same fraction of the estimate.
 
 Sources: Wang, Liu, and Zhang, "Seeking consensus on subspaces in federated principal component
 analysis" (2023), Propositions 2 and 5; for `low_rank`, Williams and Seeger, "Using the Nystroem method
@@ -33,12 +33,12 @@ from fedpca.summary.summary import Summary
 
 Runs = Sequence[View]  # the original fit, followed by its refits
 Attack = Callable[[Runs], Array | None]
-Pairs = list[tuple[Array, Array]]  # Z and Y
+Pairs = list[tuple[Array, Array]]  # a matrix Z and its answer Y
 MIN_RELATIVE_SIZE = 1e-13  # smaller directions, relative to the largest, are rounding noise
 
 PRODUCTS, POWERS, MASKED = "covariance_product", "local_power_steps", "consensus_step"
 SUMMARIES = ("summarize_rows", "summarize_about")
-DESCRIBED = "describe_site"  # a summary about the site's own mean, in the frame of a model
+DESCRIBED = "describe_site"  # its answer: a summary about the site's own mean, in a model's frame
 FACTOR = "triangular_factor"
 ROUNDS = (
     PRODUCTS,
@@ -111,7 +111,7 @@ def leading_part(runs: Runs) -> Array | None:
 
 
 def refits(runs: Runs) -> Array | None:
-    """Combine the plain products from the run and its refits, or else the first masked products.
+    """Combine the plain products from the run and its refits; if there are none, the first masked ones.
 
     A mask builds up over the rounds, so the first mask hides the least.
     """
@@ -136,13 +136,13 @@ def as_sent(runs: Runs) -> Array | None:
         if heard.question in SUMMARIES:
             is_own = heard.question == "summarize_rows"
             return _of_summary(heard.answer, runs[0].model.mean if is_own else None)
-        if heard.question == DESCRIBED:  # in which the common mean is subtracted from the site's
+        if heard.question == DESCRIBED:  # its mean is relative to the common mean
             return _of_summary(heard.answer, np.zeros(len(heard.answer["mean"])))
     return None
 
 
 def flips(runs: Runs) -> Array | None:
-    """Return the diagonal of C, which the rule asks for; the signs hide the rest."""
+    """Return the diagonal of C, which the rank rule asks for; random signs hide the other entries."""
     asked = [heard for heard in runs[0].messages if heard.question == SQUARES]
     return np.diag(asked[0].answer["squares"]) if asked else None
 
@@ -267,6 +267,6 @@ def _site_variances(view: View) -> tuple[float, float] | None:
 
 
 def trace_told(view: View) -> float:
-    """Return the trace of C, which is sent before the solver's rounds, or 0 if no message has it."""
+    """Return the trace of C, which sites send before the solver's rounds, or 0 if they do not."""
     traces = (float(h.answer["energy"]) for h in view.messages if h.question == "standardize")
     return next(traces, 0.0)

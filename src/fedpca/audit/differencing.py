@@ -2,16 +2,16 @@
 
     guess that the person is there if  sum_j (x_j - a_j)^2 / s_j  <  sum_j (x_j - b_j)^2 / s_j
 
-Here x are the totals that the coordinator sees, with noise of variance s. Without noise, they would be
-a with the person, and b without. No guess from these totals is better (Neyman and Pearson). Two
-attackers make this guess:
+Here x are the totals that the coordinator sees, with noise of variance s. Without noise, these totals
+would be a if the person is there, and b if not. No guess from these totals is better (Neyman and
+Pearson). Two attackers make this guess:
 
-- "flag": a column that only one patient has is in the totals. The attacker looks at nothing else.
+- "flag": one column is zero for all but one patient. The attacker looks only at this column's totals.
 - "added": a patient was added between two fits. The attacker knows all other rows, and subtracts them.
 
-Without noise, both are always right. With it, nobody's share of right guesses exceeds ``F(mu / 2)``,
-whatever else they know, where F is the normal distribution (Dong, Roth, and Su, "Gaussian differential
-privacy", 2022). Half of all guesses are right by chance.
+Without noise, both attackers are always right. With noise, no attacker's share of right guesses exceeds
+``F(mu / 2)``, whatever else the attacker knows, where F is the normal distribution (Dong, Roth, and Su,
+"Gaussian differential privacy", 2022). Half of all guesses are right by chance.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ def guess_person(
 ) -> list[Guesses]:
     """Fit many times with or without one person, and return how often each attack is right.
 
-    Nothing leaves this machine. One site holds all rows here: under secure sums, the coordinator sees
-    nothing but the total of all sites, with as much noise.
+    Nothing leaves this machine. Here, one site holds all rows. That makes no difference to the attack:
+    with secure sums, the coordinator sees only the total of all sites, with the same noise.
 
     Parameters
     ----------
     rows : array of shape (n_rows, n_features)
-        The rows. The last one is the patient's. A column is added that is 1 for the patient, and 0 for
-        everyone else.
+        The rows, of which the last is the patient's. The function adds a column that is 1 for the
+        patient and 0 for everyone else.
     row_bound, delta : float
         As for `Privacy`.
     epsilons : iterable of float

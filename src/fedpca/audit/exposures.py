@@ -30,10 +30,10 @@ class Exposure(NamedTuple):
 class Leakage:
     """The results of all attacks.
 
-    ``guesses`` maps each site to the smaller of the errors of two guesses that need no messages from
-    the solver. Each guess multiplies a covariance by the site's share of the rows. One guess uses the
-    covariance of all sites that do not collude, and the other uses that of the published model.
-    ``is_secure`` says whether the fits had secure sums.
+    ``guesses`` maps each site to the smaller error of two guesses that need no messages from the
+    solver. Each guess multiplies a covariance by the site's share of the rows. The first guess uses the
+    covariance of all sites that do not collude, and the second uses that of the published model.
+    ``is_secure`` says whether the fits used secure sums.
     """
 
     exposures: tuple[Exposure, ...]
@@ -59,7 +59,7 @@ class Leakage:
         return [e for e in self.exposures if (e.solver, e.listener, e.site) == asked]
 
     def best(self, solver: str, listener: str, site: str, rounds: int | None = None) -> Exposure:
-        """Return the result with the smallest error after all rounds, or after ``rounds``.
+        """Return the result with the smallest error after all rounds, or after ``rounds`` of them.
 
         An attack that happened to be closer in an earlier round does not count, because the attacker
         could not have known that.

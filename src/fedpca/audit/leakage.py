@@ -79,12 +79,12 @@ def audit(
         Whether to also attack "faps" by simulation (`fedpca.audit.simulation`). This supports at most
         40 features, and takes about a minute per site with 30 features.
     secure : bool
-        Whether the fits have secure sums, as in `Federation`. The listener "seen" then hears masked
-        answers. Sites that collude reveal to it the masks that they share with other sites.
+        Whether the fits use secure sums, as in `Federation`. The listener "seen" then hears masked
+        answers. Sites that collude reveal to this listener the masks that they share with other sites.
     random_state : int
         Seed for the first fit's start; the refits use the seeds that follow it.
     on_solver : callable, optional
-        Called with the name of each solver before it is attacked.
+        A function to call with the name of each solver before that solver is attacked.
     **parameters
         Parameters for `FederatedPCA`: ``scale``, ``tol``, and ``max_rounds``.
     """
@@ -198,7 +198,7 @@ def _honest(truth: dict[str, Array], colluding: list[str]) -> dict[str, Target]:
 
 
 def _guesses(run: Transcript, honest: dict[str, Target], rows: dict[str, int]) -> dict[str, float]:
-    """Return the smaller error of two guesses for each site: from the model, or from honest sites."""
+    """Return for each site the smaller error of two guesses, from the model and from honest sites."""
     whole = np.sum([target.C for target in honest.values()], axis=0)
     n = sum(rows[site] for site in honest)
     guesses = {}
@@ -229,7 +229,7 @@ def _check(sites: Any, refits: int, random_state: Any, most_features: int) -> No
 
 
 def _solvers(given: Any, *, secure: bool) -> list[Solver]:
-    """Return the solvers to attack; None means all in the catalogue that secure sums can serve."""
+    """Return the solvers to attack; None means all, or if ``secure``, all that can use secure sums."""
     if given is None:
         return [solver for solver in SOLVERS.values() if not (secure and solver.seen)]
     items = [given] if isinstance(given, str | Solver) else list(given)

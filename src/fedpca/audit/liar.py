@@ -41,7 +41,7 @@ class Found:
         Single values, by the index of their column.
     facts : dict
         What else the attacker knows about the sites that it heard, by name: "row count", "mean", "X'X",
-        "smallest", "largest". Other names say what a site was made to do, and have no value.
+        "smallest", "largest". Any other name says what a site was made to do, and has no value.
     """
 
     records: Array | None = None
@@ -58,7 +58,7 @@ class Score:
     facts: tuple[str, ...] = ()
 
     def is_better_than(self, guess: Score) -> bool:
-        """Return whether this score has more records or more single values than a guess."""
+        """Return whether this score has more records or more single values than that of a guess."""
         return self.records > guess.records or self.values > guess.values
 
 
@@ -68,11 +68,11 @@ class Liar:
     Parameters
     ----------
     sites : dict
-        How to ask each site that the liar hears. With several sites, it hears only totals.
+        How to ask each site that the liar hears. If there are several, the liar hears only totals.
     roster : iterable of str
         The names of all sites of the federation, which an honest plan would list.
     colluding : dict
-        The rows of the sites heard that collude, and so reveal everything to the liar.
+        The rows of those sites heard that collude with the liar, and so reveal everything.
     meanwhile : callable, optional
         A function to call between two runs, which changes the sites.
     """
@@ -124,7 +124,7 @@ class Liar:
         self.begin_with(self.plan)
 
     def go_back(self) -> None:
-        """Go back one round, so that the next question has the number of the last one."""
+        """Go back one round, so that the next question gets the same number as the last question."""
         self._round -= 1
 
     def ask(
@@ -177,8 +177,8 @@ def made_up_key(name: str) -> str:
 def score(found: Found, rows: Array) -> Score:
     """Compare what an attack claims with the rows, ``(n, d)``, of the sites that it heard.
 
-    An attack may claim at most as many records as there are rows, and as many values of a column. A
-    recovered record counts as all its values, too.
+    An attack may claim at most n records, and at most n values of each column. A recovered record also
+    counts as recovered values, one for each column.
     """
     n, d = rows.shape
     claimed = np.empty((0, d)) if found.records is None else found.records[:n]
@@ -195,9 +195,9 @@ def score(found: Found, rows: Array) -> Score:
 def guess_from_model(pooled: Array, rows: Array) -> Score:
     """Score a guess of a site's rows from the published model of all rows, with all its components.
 
-    The guess for a column is quantiles of its normal distribution, as many as there are rows. The
-    guesses for records are the mean, and the mean plus or minus a step along each component. Both are
-    also rounded to whole numbers, and the better guess counts.
+    The guess for the n values of a column is n quantiles of its normal distribution. The guesses for
+    records are the mean, and the mean plus or minus a step along each component. The same guesses are
+    also tried rounded to whole numbers, and the better result counts.
     """
     n, d = rows.shape
     mean = pooled.mean(axis=0)
@@ -217,7 +217,7 @@ def guess_from_model(pooled: Array, rows: Array) -> Score:
 
 
 def _matched(claims: Array, rows: Array) -> Array:
-    """Return the indices of the rows that claims reproduce, one row per claim; gaps match anything."""
+    """Return the indices of rows that claims reproduce, one row per claim; NaN matches anything."""
     is_left = np.ones(len(rows), bool)
     size = np.sqrt(np.nansum(rows**2, axis=1))
     for claim in claims:

@@ -50,9 +50,9 @@ STRICT = Policy(
     max_rounds_per_day=2000,
 )  # the lab adds the keys of the sites as peers
 MAX_FEATURES = 100
-MAX_ROWS = 200  # of each site; more rows take longer and show nothing more
-MANY_GAPS = 15  # rows with gaps, more than the min_count of a policy here
-N_MADE_UP = 2  # sites that join a site that is attacked alone
+MAX_ROWS = 200  # rows of each site; more rows take longer and show nothing more
+MANY_GAPS = 15  # rows with gaps; more than the min_count of any policy in this module
+N_MADE_UP = 2  # made-up sites, which are added if there is only one site to attack
 
 Plan = Mapping[str, Any]
 
@@ -82,11 +82,11 @@ class Attack:
 
     name: str
     run: Callable[[Liar], Found]
-    plans: tuple[Plan, ...]  # plans that help it, the best first
+    plans: tuple[Plan, ...]  # plans that help it; the best one comes first
     hears: str = (
         "site"  # or "totals" over all sites, or "colluding": totals minus other sites' terms
     )
-    plant: Callable[[Array], Array] | None = None  # puts what the attack waits for into the rows
+    plant: Callable[[Array], Array] | None = None  # changes rows into some that the attack can use
 
     @property
     def words(self) -> str:
@@ -125,7 +125,7 @@ def with_gaps(rows: Array) -> Array:
 
 
 COVARIANCE, LANCZOS = _pca("covariance"), _pca("lanczos")
-SCALED = _pca("lanczos", scale=True)  # which leaves the scale to the coordinator
+SCALED = _pca("lanczos", scale=True)  # lets the coordinator choose the scale
 ATTACKS = {
     attack.name: attack
     for attack in (
@@ -178,8 +178,8 @@ class Outcome(NamedTuple):
     values: int
     facts: tuple[str, ...]
     questions: int
-    n_records: int  # number of records that there were
-    rules: tuple[str, ...]  # the texts of the refusals, beginning with that of the best plan
+    n_records: int  # number of records that could be recovered
+    rules: tuple[str, ...]  # texts of the refusals; the text for the best plan comes first
 
     @property
     def has_found(self) -> bool:
@@ -242,15 +242,15 @@ def attack_site(
     ----------
     sites : list or dict
         Each site's rows, as for `FederatedPCA.fit`, or a `Site`; at most 100 features. The attacks use
-        the first 200 rows without gaps of each site. A single site is joined by two made-up ones, with
-        rows drawn from a normal distribution with its mean and covariance.
+        the first 200 rows without gaps of each site. If there is only one site, two made-up sites are
+        added, with rows drawn from a normal distribution with the site's mean and covariance.
     policy : Policy or dict, optional
-        The policy to attack in addition to an open one and the default one, or several policies by
-        name; by default, a strict one.
+        A policy to attack in addition to an open policy and the default policy, or several policies by
+        name. If you pass none, a strict policy is attacked.
     attacks : iterable of str, optional
         The names of the attacks; by default, all in `ATTACKS`.
     on_attack : callable, optional
-        Called with the name of each attack before it starts.
+        A function to call with the name of each attack before the attack starts.
     """
     rows = _rows_of(sites)
     if policy is None:
@@ -311,7 +311,7 @@ def _fields(got: Score) -> tuple[int, int, tuple[str, ...]]:
 
 
 def _run(attack: Attack, liar: Liar, plan: Plan | None) -> Found:
-    """Run an attack with a plan or without one; an attack that is refused has found nothing."""
+    """Run an attack with or without a plan; if a site refuses, the attack has found nothing."""
     try:
         liar.begin(**({} if plan is None else plan))
         return attack.run(liar)
@@ -320,7 +320,7 @@ def _run(attack: Attack, liar: Liar, plan: Plan | None) -> Found:
 
 
 def _extended(plant: Callable[[Array], Array], rows: Array, is_first: bool) -> Array:
-    """Return rows with what an attack waits for; at other sites, add only its columns, as zeros."""
+    """Return rows that an attack can use; at sites other than the first, only add columns of zeros."""
     if is_first:
         return plant(rows)
     planted = np.zeros((len(rows), plant(rows).shape[1]))
@@ -340,8 +340,8 @@ class _Sites:
             np.save(folder / f"{i}.npy", rows[name])
             store = None if policy.is_open else folder / "store"
             site = Site(folder / f"{i}.npy", name=name, policy=policy, store=store)
-            # sites that answer everything are those in the coordinator's own process; none of their
-            # rules keep products with chosen directions away from the rows
+            # only sites in the coordinator's own process answer everything; they have no rule that
+            # refuses products of the rows with chosen directions
             if policy.is_open:
                 site.is_in_process, site.memory_limit = True, 0
             self.asks[name] = site.answer_bytes

@@ -1,12 +1,12 @@
 """Attack sites with the questions of robust PCA, which count and select rows.
 
-- ``count_values`` returns how many values are less than a point. Asked about many points at once, again
-  and again, it spells out all values, two bits per round.
+- ``count_values`` returns how many values are less than a point. If it is asked about many points in
+  every round, the counts reveal all values, two bits per round.
 - ``clipped_product`` drops entries beyond a threshold. In a frame where only one row has its key within
   the threshold, the product is that row times its key.
-- A site that allows "robust" holds a run to one frame, to thresholds that never rise, and to histograms
-  that narrow in order. But the center of ``hard_round`` may move in every round. In small steps, one
-  row after another crosses the edge of what counts. The change in the sums is that row.
+- A site that allows "robust" restricts each run to one frame, to thresholds that never rise, and to
+  histograms that narrow in order. But the center of ``hard_round`` may move in every round. If it moves
+  in small steps, one row after another crosses the threshold. Each change in the sums is that row.
 
 All of these attacks work on totals over sites as well as on one site's answers.
 """
@@ -25,14 +25,14 @@ from fedpca.solvers.common_features import names_to_bytes
 from fedpca.solvers.robust.medians import BITS, FIRST_SHIFT, KINDS, SHIFTS, SIGN
 
 DIGIT = 2  # bits of a value that are found per round
-MAX_POINTS = 1 << 14  # per question
+MAX_POINTS = 1 << 14  # points per question
 LARGEST = np.finfo(np.float64).max
-FAR = 4.0  # below all values, in units of their largest distance from the mean
-IS_ONE_ROW = 1e-9  # a product of rank one, up to this
-NARROWEST = 1e-7  # of the range; rows that are closer together stay together
-MAX_DEVIATIONS = 5.0  # from the mean, within which a moved center looks for rows
+FAR = 4.0  # how far below all values to center, in units of their largest distance from the mean
+IS_ONE_ROW = 1e-9  # relative error up to which a product counts as that of one row
+NARROWEST = 1e-7  # share of the range; rows that are closer than this are not separated
+MAX_DEVIATIONS = 5.0  # deviations from the mean within which a moved center looks for rows
 STEP = 1e-5  # share of this range by which the center moves to show the sums of scores
-PER_STEP = 32  # a step is at most the interval that is left, divided by this
+PER_STEP = 32  # a step is at most the remaining interval divided by this
 FLAT = 1e6  # scale of the columns that are read in addition to the key
 
 
@@ -129,7 +129,7 @@ def _histograms(liar: Liar, features: Array, about: Array, guess: Array, shift: 
 
 
 def _from_bits(ordered: Array) -> Array:
-    """Return the numbers whose bits sort like these integers; beyond the largest, return infinity."""
+    """Return the numbers whose bits sort like these integers; return infinity if one is too large."""
     numbers = np.where(ordered & SIGN, ordered ^ SIGN, ~ordered).view(np.float64)
     ends = np.where(ordered & SIGN, np.inf, -np.inf)
     return np.where(np.isnan(numbers), ends, numbers)
@@ -138,7 +138,7 @@ def _from_bits(ordered: Array) -> Array:
 def value_in_bins(
     liar: Liar, column: int, d: int, prefer: Callable[[Array], Any] = np.argmin
 ) -> float:
-    """Return a number near a value of a column: follow the bin with fewest values, step by step."""
+    """Return a number near some value of a column: always narrow to the bin with fewest values."""
     guess = np.zeros(d)
     for shift in SHIFTS:
         counts = _histograms(liar, np.arange(d), np.zeros(d), guess, shift)["counts"][column, 1:-1]
@@ -157,9 +157,9 @@ def value_in_bins(
 def _records_in_windows(liar: Liar, pivot: int, mean: Array, radius: Array) -> Iterator[Array]:
     """Yield the records whose value in one column lies in a window that holds no other row.
 
-    The other columns are centered below all their values, and one of them at two points in turn. So the
-    products reveal the sum of the pivot's entries in the window, and the sum of their squares. If the
-    sum of squares is the square of the sum, there is one row.
+    The other columns are centered below all their values, and one of these columns at two points in
+    turn. So the products reveal the sum of the pivot's entries in the window, and the sum of their
+    squares. If the sum of squares is the square of the sum, the window holds one row.
     """
     d, far = len(mean), FAR * float(radius.max()) or 1.0
     other = (pivot + 1) % d
@@ -220,8 +220,8 @@ class _Below(NamedTuple):
 class _Moving:
     """Rounds of robust PCA in which the center of one column, the key, moves; all others are scores.
 
-    An entry counts if it lies within the threshold of the center. The center lies far below an edge, or
-    far above it, so either the keys below the edge count, or those above it.
+    An entry counts if its distance from the center is within the threshold. The center lies far below
+    an edge or far above it, so either the keys below the edge count, or those above it.
     """
 
     def __init__(self, liar: Liar) -> None:
@@ -285,8 +285,8 @@ class _Moving:
     def _below(self, edge: float, step: float) -> _Below | None:
         """Return the sums over the rows below an edge, or None if a row is at the edge.
 
-        The center moves twice, and no row crosses in between. Then the products differ by the move
-        times the sums of the scores.
+        The center moves twice, and no row crosses the edge in between. Then the products differ by the
+        distance between the two centers times the sums of the scores.
         """
         side = 1 if edge >= self._middle or self._all is None else -1
         first, second = (self._ask(e, side) for e in (edge, edge + step))

@@ -4,8 +4,8 @@ An honest run reveals n, the sums s, and ``C = sum (x - m)(x - m)'``, and so
 
     X'X = C + s m' + m s' - n m m'.
 
-These are sums over all rows. An attack gets at a single row if it finds a sum over one row: with a flag
-that only one row has, two sums that differ by one row, or a rounding that only one row survives.
+These are sums over all rows. An attack reveals a single row if it finds a sum over only that row: from
+a flag that only one row has, two sums that differ by one row, or a rounding that only one row survives.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from fedpca.solvers.exact.tsqr import unpack_factor
 N_INVENTED = 1000  # sites that do not exist
 MANY_STEPS = 4 * MAX_LOCAL_STEPS  # more than any plan allows, and still an answer within seconds
 ENDLESS = 1 << 62
-MANY_COLUMNS = 20_000  # in a block for a handful of features
-STRETCH = 1e8  # by which a direction is longer than it should be
-IS_ONE = 1e-9  # a sum within this distance of 1 has a single flag in it
-MIN_COLUMNS_TO_ROUND = 7  # two runs leave out three columns each, and share one
+MANY_COLUMNS = 20_000  # columns of a block for a handful of features
+STRETCH = 1e8  # a direction is this many times as long as it should be
+IS_ONE = 1e-9  # a sum within this distance of 1 contains a single flag
+MIN_COLUMNS_TO_ROUND = 7  # two runs leave out three columns each, and must have one in common
 GRID_BITS = 52
 NOTCH = 2.0**-14  # a small entry of a block, which keeps it orthonormal within the tolerance
 MIN_COLUMNS_TO_SOLVE = 4
-MAX_ROWS_TO_SOLVE = 8  # whose signs all occur within a day
+MAX_ROWS_TO_SOLVE = 8  # with more rows, not all signs occur within a day
 MAX_RUNS_TO_SOLVE = 99
-IS_SAME = 1e-12  # of the largest, for two sums with the same signs
+IS_SAME = 1e-12  # share of the largest sum; sums that differ by less have the same signs
 DEPTH = 60  # halvings of an interval of thresholds
 
 
@@ -136,8 +136,8 @@ def with_and_without_gaps(liar: Liar) -> Found:
 def moved_fill(liar: Liar) -> Found:
     """Fill gaps with two means, which shows the sums over the rows without a gap in a column.
 
-    A filled gap is zero relative to the mean. So if the mean of column k moves by c, its product with
-    column j falls by c times the sum of column j over the rows that have a value in column k.
+    A filled gap is zero relative to the mean. So if the mean of column k moves by c, the product of the
+    columns k and j falls by c times the sum of column j over the rows that have a value in column k.
     """
     sums, products = _filled(liar, None)
     n, d = int(sums["n"]), len(sums["total"])
@@ -152,7 +152,7 @@ def moved_fill(liar: Liar) -> Found:
 
 
 def _filled(liar: Liar, mean: Array | None) -> tuple[Arrays, Array]:
-    """Return the sums of a run that fills gaps, and its products about a mean, or about zero."""
+    """Return the sums of a run that fills gaps, and the run's products about a mean, or about zero."""
     liar.begin("FederatedPCA", solver="covariance", n_components=1, missing="mean")
     d = int(liar.ask_one("column_names")["n_features"])
     sums = liar.ask(
@@ -321,7 +321,7 @@ def _entries_from_products(products: dict[tuple[int, int], Array], n: int, d: in
     """Return the rows with these products of columns; for each pair, the order of rows is unknown.
 
     ``u = a_0 a_1``, ``v = a_0 a_2`` and ``w = a_1 a_2`` belong to one row if the entries that follow
-    from them also have products with the other columns that were found.
+    from them also agree with products that were found for the other columns.
     """
     rows = []
     for u, v, w in itertools.product(products[0, 1], products[0, 2], products[1, 2]):
@@ -343,9 +343,9 @@ def far_mean(liar: Liar) -> Found:
     """Center two columns so far away that adding a third rounds the third's values up or away.
 
     A row's score is added up column by column: a huge number, then the key column, then the huge number
-    with the other sign. What is left is one rounding unit for rows whose key is beyond a threshold, and
-    0 for all others. So products hold sums over the rows beyond any threshold, and for two close
-    thresholds, the sums differ by a single row.
+    with the other sign. The result is one rounding unit for rows whose key is beyond a threshold, and 0
+    for all others. So the products contain sums over the rows beyond any threshold. For two close
+    thresholds, these sums differ by a single row.
     """
     begun = _begin(liar)
     d = begun.d
@@ -446,7 +446,7 @@ class _Beyond(NamedTuple):
 def _selected_rows(
     liar: Liar, begun: _Begun, radius: float, unit: float, columns: tuple[int, int, int]
 ) -> Array:
-    """Return all rows, with NaN in the three columns that were needed to select them."""
+    """Return all rows, with NaN in the three columns that were needed to select the rows."""
     first, key, last = columns
     d, mean = begun.d, begun.sums / begun.n
     huge = 1.5 * 2.0**GRID_BITS * unit
@@ -496,7 +496,7 @@ def _split(
 
 
 def _joined(rows: Array, others: Array) -> Array:
-    """Fill the gaps of each row from another run's row: the one that agrees best with its values."""
+    """Fill each row's gaps from the row of another run that agrees best with its values."""
     if not len(others):
         return rows
     joined = rows.copy()

@@ -1,8 +1,9 @@
-"""Read the masked answers of a run as far as a coordinator can, alone or with sites that collude.
+"""Read a run's masked answers as far as a coordinator can, with or without sites that collude.
 
-A site that colludes reveals the secrets that it shares with its neighbors. So the coordinator can take
-its masks out of the other sites' answers. The masks between honest sites stay in, and cancel only in
-the sum over all honest sites. If masks are left, the attacker reads masked elements as numbers.
+A site that colludes reveals the secrets that it shares with its neighbors. With these, the coordinator
+can remove that site's masks from the other sites' answers. The masks between honest sites remain, and
+cancel only in the sum over all honest sites. If masks remain, the attacker reads masked elements as
+numbers.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from fedpca.site.guard import Agreement
 from fedpca.site.masking import MaskKeys
 from fedpca.site.site import Site
 
-Secrets = Mapping[str, Mapping[str, bytes]]  # each site's secrets, by neighbor
+Secrets = Mapping[str, Mapping[str, bytes]]  # by site, and then by the neighbor that shares it
 
 
 class MaskedRound(NamedTuple):
@@ -34,7 +35,7 @@ class MaskedRound(NamedTuple):
 
     @classmethod
     def of(cls, request: Message) -> MaskedRound | None:
-        """Return how a request asks for masks, or None if it asks only for the size of the answer."""
+        """Return how a request asks for masks, or None if it asks only how large the answer is."""
         mask = request.header["mask"]
         if mask == BOUND:
             return None
@@ -67,7 +68,7 @@ class MaskedRound(NamedTuple):
 
 
 def secrets_of(site: Site) -> dict[str, bytes]:
-    """Return the secrets that a site shares with its neighbors, and reveals if it colludes."""
+    """Return the secrets that a site shares with its neighbors, which it reveals if it colludes."""
     plan = RunPlan.from_bytes(site.recall(Agreement).plan.tobytes())
     keys = site.recall(MaskKeys)
     if keys.seed is None or keys.secrets is None:

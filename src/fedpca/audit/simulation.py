@@ -7,8 +7,8 @@ trial until the answers agree:
     min over C of  sum over rounds ||Y(C) - Y||^2 / ||Y||^2  +  misfit to what else is known about C
 
 The problem has d (d + 1) / 2 unknowns. The search starts at the `cross_block` estimate, and then at
-points near it. If the search ends in a local minimum, the attacker notices. Otherwise, the mask hides
-nothing.
+points near it. If the search ends in a local minimum, the attacker notices that the answers differ.
+Otherwise, the mask hides nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fedpca.site.memory import recall, remember, remembers
 
 MAX_FEATURES = 40  # derivatives are computed for one entry of C at a time
 MAX_SIMULATED_ROUNDS = 10
-MAX_STEPS = 30  # evaluations per start
+MAX_STEPS = 30  # evaluations from each start
 MAX_STARTS = 6
 START_NOISE = 0.1  # relative to the mean variance; each start adds this much more noise
 MAX_AGREED_COST = 1e-16  # below this cost, the answers agree and the search stops

@@ -59,7 +59,7 @@ class Exchange(NamedTuple):
     verb: str
     asked: Arrays
     answers: dict[str, Arrays]
-    masks: MaskedRound | None = None  # of the answers, in a run with secure sums
+    masks: MaskedRound | None = None  # how the answers are masked, in a run with secure sums
 
 
 @dataclass
@@ -88,10 +88,10 @@ class Transcript:
         site : str
             The site whose C is to be estimated.
         listener : {"seen", "summed", "published"}
-            "seen" hears every answer from the site; in a run with secure sums, it reads masked answers
-            as if they were numbers. "summed" hears the site's answers to gathered questions, and
-            estimates the site's part of each sum as the total times the site's share of the rows.
-            "published" knows only the model.
+            "seen" hears every answer from the site; in a run with secure sums, this listener reads
+            masked answers as if they were numbers. "summed" hears the site's answers to gathered
+            questions, and estimates the site's part of each sum as the total times the site's share of
+            the rows. "published" knows only the model.
         rows : dict
             Number of rows at each site.
         among : collection of str, optional
@@ -156,7 +156,7 @@ class Listener:
                 return
         exchange = Exchange(header["question"], header["verb"], request.arrays, {}, masks)
         before = self.transcript.rounds.get(header["round"])
-        if before is not None and before.masks == masks:  # otherwise, a bound was too small
+        if before is not None and before.masks == masks:  # else, a bound was too small
             exchange = before
         self.transcript.rounds[header["round"]] = exchange
         for name, reply in self._engine.ask(names, request, timeout):
@@ -198,7 +198,7 @@ def _weighted_total(
 ) -> Arrays:
     """Return the sum of some sites' answers, times a weight.
 
-    ``told`` holds the secrets that remove the sites' masks.
+    ``told`` holds the secrets that the listener knows, with which it removes masks.
     """
     if exchange.masks is not None:
         sites = [site for site in exchange.answers if site in among]

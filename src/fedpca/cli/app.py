@@ -1,7 +1,7 @@
 """Assemble the `fedpca` command line from its commands.
 
-A command's module is imported when the command is used, so that `fedpca join` at a site does not wait
-for what only `fedpca fit` needs.
+A command's module is imported only when the command is used, so that `fedpca join` at a site does not
+wait for imports that only `fedpca fit` needs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fedpca._version import __version__
 from fedpca.cli.console import out
 
 if TYPE_CHECKING:
-    import click  # newer releases of typer have it inside
+    import click  # newer releases of typer include it
 
 COMMANDS = (
     "check",

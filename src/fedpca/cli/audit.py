@@ -72,7 +72,7 @@ def audit(
         bool, typer.Option("--simulate", help="Also attack faps by simulation (slow).")
     ] = False,
     secure: Annotated[
-        bool, typer.Option("--secure", help="Attack fits with secure sums, under masks.")
+        bool, typer.Option("--secure", help="Attack fits that use secure sums.")
     ] = False,
     max_rounds: MaxRounds = DEFAULTS.max_rounds,
     seed: Annotated[int, typer.Option(help="Seed for the first random start.")] = 0,

@@ -83,7 +83,7 @@ def contents(spent: Spent, rules: Policy, delta: float) -> dict[str, Any]:
         ],
     }
     if rules.max_epsilon is not None:
-        # the budget has its own delta; what is left is stated at the requested one
+        # the budget has its own delta, but what is left is stated for the requested delta
         left = max(0.0, rules.max_mu2 - spent.mu2)
         found |= {"max_epsilon": rules.max_epsilon, "left": _epsilon(left, delta)}
     return found

@@ -47,7 +47,7 @@ def check(
     log_normalize: LogNormalize = None,
     allow_missing: AllowMissing = False,
     min_count: Annotated[
-        int, typer.Option(help="Note what a site whose policy has this min_count would refuse.")
+        int, typer.Option(help="Show what a site would refuse if its policy had this min_count.")
     ] = JOINING.min_count,
     list_columns: Annotated[
         bool, typer.Option("--list", help="Also list the columns of each site.")

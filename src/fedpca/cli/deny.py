@@ -16,9 +16,9 @@ def deny(
     name: Name = None,
     folder: Folder = None,
 ) -> None:
-    """Deny a run, or take its approval back.
+    """Deny a run, or take back its approval.
 
-    A run that has begun stops at its next question. The coordinator cannot request this run again.
+    If the run has begun, it stops at its next question. The coordinator cannot request it again.
     """
     with exit_codes():
         requests = requests_of(name, folder)

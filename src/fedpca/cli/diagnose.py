@@ -38,7 +38,7 @@ def diagnose(
         typer.Option(
             "--output",
             "-o",
-            help="Write the model and what `fedpca transform --flags` needs for better limits.",
+            help="Write the model to this file, with better limits for `fedpca transform --flags`.",
         ),
     ] = None,
     permutations: Annotated[

@@ -135,7 +135,7 @@ def fit(
     maf: Annotated[
         float | None,
         typer.Option(
-            help="Leave out variants whose rarer allele has a lower frequency over all sites.",
+            help="Leave out variants whose rarer allele is less frequent than this over all sites.",
             rich_help_panel=GENOTYPES_PANEL,
         ),
     ] = None,
@@ -159,8 +159,8 @@ def fit(
     missing: Annotated[
         str | None,
         typer.Option(
-            help="What to do with missing values: mean fills them in, drop leaves out rows with any, "
-            "and error, the default, refuses them."
+            help="What to do with missing values: mean fills them in, drop leaves out rows that have "
+            "any, and error, the default, refuses them."
         ),
     ] = None,
     weight: Annotated[

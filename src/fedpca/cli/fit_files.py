@@ -20,7 +20,7 @@ from fedpca.storage.table_file import check_format
 
 @dataclass(frozen=True)
 class FitFiles:
-    """The files to write; None stands for a file that was not asked for."""
+    """The files to write; None stands for a file that the user did not request."""
 
     local_models: Path | None  # a folder
     outliers: Path | None

@@ -93,7 +93,8 @@ def join(
     device: OnDevice = None,
     precision: Precision = None,
     timeout: Annotated[
-        float, typer.Option(help="Seconds after which work on a question stops.", min=0.001)
+        float,
+        typer.Option(help="Seconds after which the site stops working on a question.", min=0.001),
     ] = ANSWER_TIMEOUT_S,
     insecure: Insecure = False,
     quiet: Quiet = False,
@@ -104,8 +105,8 @@ def join(
     each question and what is sent in reply, and records both in the site's ledger.
 
     Without --policy, the site takes part only in plain PCA over sums, and refuses questions that would
-    show the coordinator its own answers about its rows. `fedpca policy` writes a policy file in which
-    you can allow more.
+    show the coordinator this site's own answers about its rows. `fedpca policy` writes a policy file in
+    which you can allow more.
 
     Rows in a database are read when a run begins. Use the environment variable FEDPCA_DATABASE for an
     address that contains a password.

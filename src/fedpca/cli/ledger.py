@@ -47,8 +47,8 @@ def verify(
     """Check that nobody changed, removed, or inserted a line of a site's ledger.
 
     The ledger itself does not show whether lines were removed from its end. To find out, use --model:
-    the command then looks for the entry that the site signed for that fit. With --key, it checks the
-    signature too.
+    the command then looks for the entry that the site signed for that model's fit. With --key, the
+    command checks the signature too.
 
     The exit code is 1 if the ledger was altered or does not match the model.
     """

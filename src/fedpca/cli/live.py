@@ -25,15 +25,15 @@ PageAt = Annotated[
     str | None,
     typer.Option(
         metavar="[HOST:]PORT",
-        help="Show that page at this address; port 0 is any free port. Everyone who can reach HOST "
-        "can read the page.",
+        help="Show the page of --page at this address; port 0 stands for any free port. Everyone who "
+        "can reach HOST can read the page.",
     ),
 ]
 
 
 @contextmanager
 def live_page(feed: Feed, page: bool, page_at: str | None, quiet: bool) -> Iterator[None]:
-    """Serve a page while the block runs, if the user wants one; take its port before the block."""
+    """Serve a page while the block runs, if the user wants one; open its port before the block."""
     if not page and page_at is None:
         yield
         return
@@ -97,7 +97,7 @@ def what_runs(model: Any) -> str:
 
 
 def each_of(*calls: Callable[..., None] | None) -> Callable[..., None]:
-    """Return a function that calls each of these that is not None."""
+    """Return a function that calls all of the given functions, leaving out None."""
     made = [call for call in calls if call is not None]
 
     def call_each(*arguments: Any) -> None:

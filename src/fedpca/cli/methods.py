@@ -57,7 +57,7 @@ PRIVACY = {  # the field of `Privacy` that each option sets
     "--around": "around",
     "--silent": "n_silent",
 }
-OTHER_OPTIONS = {  # options that set no parameter by themselves, with the method that has them
+OTHER_OPTIONS = {  # options that set no parameter by themselves, and the method that each belongs to
     "--local-models": Method.personalized,
     "--outliers": Method.robust,
     "--weight": Method.pca,

@@ -64,7 +64,7 @@ LogNormalize = Annotated[
     typer.Option(
         metavar="SUM",
         help="Normalize the counts of each cell of an .h5ad file to this sum, as in 10000, and take "
-        "log(1 + x). All sites must use the same.",
+        "log(1 + x). All sites must use the same sum.",
     ),
 ]
 OnDevice = Annotated[
@@ -78,8 +78,8 @@ Precision = Annotated[
     str | None,
     typer.Option(
         metavar="DTYPE",
-        help="Precision of A'A on the device: float64, or float32 or tf32, which most GPUs compute "
-        "many times faster; by default, float64.",
+        help="Precision of A'A on the device: float64, the default, or float32 or tf32, which most "
+        "GPUs compute many times faster.",
     ),
 ]
 Keep = Annotated[
@@ -134,22 +134,26 @@ Epsilon = Annotated[
     float | None,
     typer.Option(
         help="Add noise, so that the fit is differentially private for each row. Needs --delta and "
-        "--row-bound. The sums of several sites are then secure, so that the sites share the noise."
+        "--row-bound. With several sites, this also turns on secure sums, so that the sites can share "
+        "the noise."
     ),
 ]
 Delta = Annotated[
     float | None,
-    typer.Option(help="Probability with which --epsilon may fail; far less than 1 / rows."),
+    typer.Option(help="Probability that the promise of --epsilon fails; far less than 1 / rows."),
 ]
 RowBound = Annotated[
     float | None,
     typer.Option(
-        help="Distance from the mean up to which rows count, from domain knowledge and not the rows."
+        help="Largest distance from the mean: rows farther away are moved to it. Choose it from domain "
+        "knowledge, not by looking at the rows."
     ),
 ]
 Around = Annotated[
     str | None,
-    typer.Option(help="Where rows are expected: a number, or one for each feature; by default, 0."),
+    typer.Option(
+        help="Where rows are expected to lie: one number, or one for each feature; by default, 0."
+    ),
 ]
 Silent = Annotated[
     int | None,
@@ -159,7 +163,7 @@ MaxRounds = Annotated[int, typer.Option(help="Stop the solver after this many ro
 FanIn = Annotated[
     int | None,
     typer.Option(
-        help="Merge this many summaries at a time, in a tree; by default, all at once, or 32 if there "
+        help="Merge this many summaries at a time, in a tree; by default, all of them, or 32 if there "
         "are hundreds."
     ),
 ]
@@ -262,7 +266,7 @@ def table_or_sites(files: list[str]) -> list[str] | dict[str, str]:
         raise InputError(
             "with --cluster, either all FILES are NAME=PATH, one for each site, or none"
         )
-    # relative to this folder, and not to that in which a worker was started
+    # relative to this folder, not to the folder in which a worker was started
     if not n_named:
         return [str(Path(path).absolute()) for path in files]
     return {name: str(Path(path).absolute()) for name, path in named_sites(files).items()}

@@ -71,10 +71,11 @@ def plan(
     ] = None,
     tol: Annotated[
         float | None,
-        typer.Option(help="Where the solver stops; by default, as `fedpca fit` does."),
+        typer.Option(help="Residual at which the solver stops; by default, as for `fedpca fit`."),
     ] = None,
     max_rounds: Annotated[
-        int | None, typer.Option(min=1, help="Rounds after which the solver stops; likewise.")
+        int | None,
+        typer.Option(min=1, help="Rounds after which it stops; by default, as for `fedpca fit`."),
     ] = None,
     secure: Annotated[
         bool, typer.Option("--secure", help="Use secure sums: the coordinator reads only totals.")
@@ -182,7 +183,7 @@ def plan(
 
 
 def _variances(like: Path, d: int, method: Method) -> Array:
-    """Return the variances along all components; those that a model lacks share the rest equally."""
+    """Return the variances of all components; those that a model lacks get equal parts of the rest."""
     if method is Method.personalized:
         fitted = PersonalizedPCA.load(like)
         local = list(fitted.local_variance_.values())

@@ -88,7 +88,8 @@ def policy(
     row_bound: Annotated[
         float | None,
         typer.Option(
-            help="Distance from the mean up to which rows count.", rich_help_panel=TRY_PANEL
+            help="Largest distance from the mean; rows farther away are moved to it.",
+            rich_help_panel=TRY_PANEL,
         ),
     ] = None,
     silent: Annotated[

@@ -135,7 +135,7 @@ def _on_bar(bar: Progress, remaining: Remaining) -> Watchers:
 
 
 def _on_lines(remaining: Remaining) -> OnEntry:
-    """Return a function that prints lines, the first at once."""
+    """Return a function that prints lines, the first of them immediately."""
     last = -math.inf
 
     def show(entry: dict[str, Any]) -> None:

@@ -21,8 +21,8 @@ def site_key(
     """Create a key pair for a site.
 
     NAME is the site's name. Keep NAME.key at the site, and send NAME.pub to the coordinator. Both
-    files have the same fingerprint. Compare it over the phone, to be sure that nobody replaced the
-    file on its way.
+    files have the same fingerprint. Compare fingerprints over the phone, to be sure that nobody
+    replaced NAME.pub on the way.
     """
     with exit_codes():
         from fedpca.engines.credentials import fingerprint, make_site_key, public_key_in

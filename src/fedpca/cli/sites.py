@@ -12,7 +12,7 @@ from fedpca.coordinator.federation import Federation
 from fedpca.errors import InputError
 from fedpca.rows.open import paths_of
 
-TABLES = (".csv", ".parquet")  # of which columns can be chosen by name
+TABLES = (".csv", ".parquet")  # files whose columns can be chosen by name
 
 
 class AtServer(NamedTuple):
@@ -41,7 +41,7 @@ def federation_of(
 ) -> Federation:
     """Return the sites in files or at a server.
 
-    If no column is chosen, the features of tables are the model's ``features``, so that columns which
+    If no columns are chosen, tables are read with only the model's ``features``, so that columns that
     identify rows need not be named again.
     """
     if (server.host is None) == (not files):

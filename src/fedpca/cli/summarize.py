@@ -28,7 +28,7 @@ from fedpca.rows.in_memory import about_n_rows
 from fedpca.rows.open import open_rows
 from fedpca.summary.summary import N_SPARE, Summary
 
-MAX_REVEALED_ROWS = 2  # the mean and one direction give away two rows, and the mean alone one row
+MAX_REVEALED_ROWS = 2  # the mean reveals a single row; the mean and one direction reveal two rows
 
 
 def summarize(
@@ -47,7 +47,7 @@ def summarize(
         bool,
         typer.Option(
             "--force",
-            help="Overwrite an existing output file; write a summary of only 1 or 2 rows.",
+            help="Overwrite an existing output file, and allow a summary of only 1 or 2 rows.",
         ),
     ] = False,
     quiet: Quiet = False,

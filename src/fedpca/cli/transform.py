@@ -64,7 +64,7 @@ def transform(
             "--output",
             "-o",
             help="Write the scores to this file (.parquet, .csv, or .h5ad). For genotypes, .eigenvec "
-            "holds the samples' parts in the eigenvectors, as in plink2.",
+            "holds the samples' entries in the eigenvectors, as in plink2.",
         ),
     ],
     site: Annotated[
@@ -201,7 +201,7 @@ def write_scores(
 
 
 def _write_eigenvec(output: Path, model: Model, rows: Any) -> int:
-    """Write the parts of samples in the eigenvectors, as plink2 does, and return their number."""
+    """Write samples' entries in the eigenvectors, as plink2 does; return the number of samples."""
     if not isinstance(rows, GenotypeRows):
         raise InputError(
             f"{output} can only hold samples of a .bed file; use .csv or .parquet for other rows"
@@ -213,7 +213,7 @@ def _write_eigenvec(output: Path, model: Model, rows: Any) -> int:
 def _allele_weights(
     model_path: Path, source: Any
 ) -> tuple[Model, Sequence[str], int, dict[str, tuple[str, str]]]:
-    """Return what the weights of alleles follow from, with the alleles as a cohort writes them."""
+    """Return a model, its variants, its number of samples, and the alleles as a cohort writes them."""
     header = read_arrays(model_path, "model")[1]
     if header.get("parameters", {}).get("scale") != BINOMIAL:
         raise InputError("--plink needs a model of --binomial, because plink2 scales genotypes so")

@@ -37,7 +37,7 @@ def verify(
         bool,
         typer.Option(
             "--by-site",
-            help="Also ask each site for its explained share, to name the sites that changed.",
+            help="Also ask each site what share of its variance is explained, to name changed sites.",
         ),
     ] = False,
     drop: Drop = [],  # noqa: B006

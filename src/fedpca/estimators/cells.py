@@ -35,7 +35,7 @@ def to_anndata(
 
     The scores go to ``obsm["X_pca"]``, the components to ``varm["PCs"]``, and their variances to
     ``uns["pca"]``. Genes are matched by name; components are zero for genes that are not in the model.
-    If sites normalized their cells for the fit, this function normalizes ``adata`` too; pass counts.
+    If sites normalized their cells for the fit, pass counts: this function normalizes them as well.
 
     Parameters
     ----------

@@ -31,7 +31,7 @@ from fedpca.solvers.one_round.merge import Merge
 from fedpca.solvers.site_map import MAX_DIRECTIONS, SiteMap, map_sites
 
 N_SPARE = 10  # directions that a site sends in addition to the components
-LEAST_DIRECTIONS = 100  # fewest directions that a site sends, so that little is left out
+LEAST_DIRECTIONS = 100  # a site sends at least this many directions, so that little is left out
 MAX_ENTRIES = 20_000_000  # most entries of rows that are permuted in memory
 TOL = 1e-6  # relative residual; only the sizes of the eigenvalues matter
 MAX_ROUNDS = 100
@@ -48,13 +48,13 @@ class Diagnosis:
     n_rows : int
         The number of rows that the sites have now.
     variances : ndarray of shape (p,)
-        The eigenvalues of the covariance: all, or the leading ones if there are many features.
+        All eigenvalues of the covariance, or only the leading ones if there are many features.
     total_variance : float
         The sum of all eigenvalues.
     feature_variances : ndarray of shape (d,)
         The variance of each feature, in its own unit.
     ranks : RankComparison
-        How many components each rule finds, and their median, `RankComparison.consensus`.
+        How many components each rule finds, and the median number, `RankComparison.consensus`.
     residual_traces : ndarray of shape (3,)
         How variance is spread outside the components; see `FederatedPCA.residual_traces_`.
     sites : SiteMap or None
@@ -84,7 +84,7 @@ class Diagnosis:
     def limits(
         self, alpha: float = ALPHA, *, new_rows: bool = True, method: str = "moments"
     ) -> ControlLimits:
-        """Return the limits of T2 and Q, as `FederatedPCA.control_limits` does, from the sums."""
+        """Return limits as `FederatedPCA.control_limits` does, but from the sums of the diagnosis."""
         return control_limits(
             self.model.model_,
             is_centered=self.model.center,
@@ -118,7 +118,7 @@ def diagnose(
         policy does not allow that solver refuses; `Diagnosis.why_no_sites` then says so. All other
         results come from sums, as in a second fit.
     n_permutations : int
-        How many times to shuffle the values within each column, over all rows: for example, 20. Any
+        How many times to shuffle each column's values among all rows, for example 20. Any
         number above 0 adds the rank rule "permutations". This rule needs the rows of all sites in
         this process; "sign-flips" needs only sums.
     random_state : int
@@ -156,7 +156,7 @@ def diagnose(
         try:
             mapped, sites_run = _run(fed, map_sites, "SiteMap", plain, given, random_state, solver)
             reason = ""
-        except (PolicyRefused, JournalError) as refused:  # a journal holds one run
+        except (PolicyRefused, JournalError) as refused:  # a journal holds only one run
             reason = str(refused)
     ranks = compare_ranks(
         facts.spectrum,

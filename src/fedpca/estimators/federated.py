@@ -66,9 +66,10 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
     n_components : int, float in (0, 1), {"auto", "mp", "gap"} or None
         The number of components to keep. A float is a share of the variance: the fit keeps the fewest
         components that explain more than this share. "auto" keeps the components with more variance
-        than those of the same entries with random signs (parallel analysis). "mp" keeps the components
-        above the Marchenko-Pastur edge, and assumes that all entries are equally noisy. "gap" keeps the
-        components before the largest gap. None keeps as many as the rows and features allow.
+        than the components of the same entries with random signs (parallel analysis). "mp" keeps the
+        components above the Marchenko-Pastur edge, and assumes that all entries are equally noisy.
+        "gap" keeps the components before the largest gap. None keeps as many components as the rows and
+        features allow.
     solver : str or Solver
         A solver's name, or a solver from `fedpca.solvers` with options, such as
         ``Faps(penalty=0.2)``. "auto" chooses the exact solver that moves fewer bytes, "covariance" or
@@ -88,8 +89,8 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         Whether to divide scores by their standard deviations.
     tol : float
         The solver stops when ``||A'A V - V theta||_F`` is at most this share of the trace of A'A, and
-        the sine of the angle to the exact components is at most a thousand times this number, unless
-        `Faps` is set to stop based on the objective. Where rounding prevents that, the fit warns.
+        the sine of the angle to the exact components is at most a thousand times this number. If
+        rounding makes that impossible, the fit warns. `Faps` can stop based on the objective instead.
     max_rounds : int
         The maximum number of rounds. If the solver needs more, the fit warns.
     random_state : int, RandomState or None
@@ -101,15 +102,15 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         rows with a missing value. Filled-in means make variances smaller; `RobustPCA` estimates the
         missing values instead.
     maf : float, optional
-        The smallest frequency of a variant's rarer allele over all sites; rarer variants are left out.
-        It applies only to genotypes in .bed files.
+        Variants whose rarer allele has a lower frequency than this over all sites are left out. This
+        applies only to genotypes in .bed files.
     privacy : Privacy, optional
         A promise of differential privacy, as in ``Privacy(epsilon=1, delta=1e-6, row_bound=8)``. Sites
         then add noise to the count, the mean, and the scatter, and send nothing else about their rows.
         "covariance" sums the scatter; "power", for many features, sums a few products instead. All
         attributes, even `n_samples_`, follow from these noisy sums. With secure sums, the sites share
-        the noise. If `fit` is given the rows of several sites, not as Dask collections, it uses secure
-        sums.
+        the noise. If you pass the rows of several sites to `fit`, it uses secure sums, unless the rows
+        are Dask collections.
 
     Attributes
     ----------
@@ -128,13 +129,13 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         residual covariance, scaled to a total variance of 1. The limits of `flag_rows` follow from
         them. Only fits with the solver "covariance" and at most 500 features compute them.
     site_variance_ratio_ : dict
-        The share of each site's variance, about its own mean, that the components explain. The dict is
-        empty if a site's policy withholds this share, or if sums are secure.
+        The share of each site's variance, about the site's own mean, that the components explain. The
+        dict is empty if a site's policy withholds this share, or if the fit used secure sums.
     n_samples_ : int
         The number of rows in the fit, not counting dropped rows or rows with weight zero.
     left_out_ : dict or None
-        If the rows are genotypes: the variants that the sites left out, and why. None for other rows,
-        and for a model from a file.
+        For genotypes, the variants that the sites left out, and the reason for each. None for other
+        rows, and for a model from a file.
     run_ : RunRecord
         Rounds, bytes, history, ledger, lost sites, and the reason the solver stopped.
 
@@ -254,7 +255,7 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         self.left_out_ = result.left_out
         self.run_ = run
         warn_unconverged(self, run, "solver")
-        if self.center:  # about zero, a mean counts as variance
+        if self.center:  # without centering, the mean counts as variance
             warn_dominant(run)
         if self.n_components is not None:  # all components include those without any variance
             warn_uncertain(run, len(solution.eigenvalues))
@@ -319,7 +320,7 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
     def control_limits(
         self, alpha: float = ALPHA, *, new_rows: bool = True, method: str = "moments"
     ) -> ControlLimits:
-        """Return the limits of T2 and Q, beyond which a row is unlike those of the fit.
+        """Return the limits of T2 and Q, beyond which a row is unlike the rows of the fit.
 
         No rows are needed. If rows are normally distributed, the share ``alpha`` of them is beyond each
         limit. ``new_rows`` says whether the limits are for rows that the model was not fitted to, which

@@ -24,7 +24,7 @@ SOLVER_PARAMETERS: dict[str, Mapping[str, Any]] = {
 
 
 def file_header(estimator: BaseEstimator, n_samples: int, **more: Any) -> dict[str, Any]:
-    """Return the header for an estimator's file, without any random generator's state."""
+    """Return the header for an estimator's file, leaving out the state of any random generator."""
     parameters = plain_params(estimator)
     if not isinstance(parameters.get("random_state"), int | None):
         parameters["random_state"] = None
@@ -59,7 +59,7 @@ def from_header(kind: type[T], path: str | os.PathLike[str], header: dict[str, A
 
 
 def record_in(header: dict[str, Any]) -> RunRecord:
-    """Return the run record in a file's header, or one made from the header that a site wrote."""
+    """Return the run record in a file's header; make one if a site wrote a header without a record."""
     if "run" in header:
         return RunRecord.from_header(header["run"])
     return RunRecord(log_normalized=check_log_normalized(header.get("log_normalized", 0.0)))

@@ -137,7 +137,7 @@ def warn_noise(run: RunRecord, k: int) -> None:
 
 
 def warn_dominant(run: RunRecord) -> None:
-    """Warn if one site with few rows causes almost all variance, and so determines the components.
+    """Warn if one site with few rows has almost all of the variance, and so determines the components.
 
     Call this directly from ``fit``, so that the warning points to the line that called ``fit``.
     """
@@ -158,7 +158,7 @@ def warn_dominant(run: RunRecord) -> None:
 
 
 def warn_rank(rule: Any, k: int, most: int, *, is_above_noise: bool) -> None:
-    """Warn if a rule found no component, or kept so many that it cannot have found the noise.
+    """Warn if a rule found no component, or kept so many that it cannot have recognized the noise.
 
     Call this directly from ``fit``, so that the warning points to the line that called ``fit``.
     """
@@ -276,8 +276,8 @@ def as_federation(
 ) -> Federation:
     """Return X if it is a federation; otherwise return an in-process federation over the rows in X.
 
-    ``weights`` are the weights of rows in X, in a form that `FederatedPCA.fit` accepts. In a private
-    fit, the sums of several sites are secure, so that the sites can share the noise.
+    ``weights`` are the weights of rows in X, in a form that `FederatedPCA.fit` accepts. A private fit
+    of several sites uses secure sums, so that the sites can share the noise.
     """
     if isinstance(X, Federation) and sites is None and weights is None:
         return X
@@ -341,8 +341,8 @@ def scores_of_file(
 ) -> Array:
     """Return the scores of cells, or of the rows in files, ``(n, width)``, reading block by block.
 
-    Columns are matched by name, and columns that are not features of the model are ignored. If the
-    function ``of_genotypes`` is given, it scores genotypes variant by variant, as they are stored.
+    Columns are matched by name, and columns that are not features of the model are ignored. The
+    function ``of_genotypes``, if given, scores genotypes one variant at a time, as they are stored.
     """
     features = getattr(estimator, "feature_names_in_", None)
     rows = matching_rows(estimator, path)

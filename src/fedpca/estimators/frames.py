@@ -2,7 +2,7 @@
 
 After ``set_output(transform="pandas")`` or ``"polars"``, or the same setting in scikit-learn's
 configuration, results are frames of that kind. By default, a result with an entry for each row of a
-frame is a frame of the same kind, and all others are arrays. A pandas frame keeps the rows' index.
+frame is a frame of the same kind, and all other results are arrays. A pandas frame keeps the index.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def sites_framed(
 
 
 def _framed(kind: str | None, values: Array, columns: list[str], like: Any = None) -> Any:
-    """Return an array as a frame of this kind, with the index of ``like`` if that has one."""
+    """Return an array as a frame of this kind, with the index of ``like`` if ``like`` has one."""
     if kind is None:
         return values
     adapter = ADAPTERS_MANAGER.adapters[kind]

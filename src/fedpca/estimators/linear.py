@@ -130,7 +130,7 @@ class LinearMethods(LinearAttributes, ClassNamePrefixFeaturesOutMixin, Transform
         return self._feature_table(self._model().cos2(feature_variances))
 
     def _feature_table(self, values: Array) -> FeatureTable:
-        """Return a number for each feature and component with their names."""
+        """Return a table of values, one for each feature and component, with the names of both."""
         features = names_of_features(getattr(self, "feature_names_in_", None), len(values))
         components = tuple(f"pc{i}" for i in range(1, values.shape[1] + 1))
         return FeatureTable(features, components, values)

@@ -88,9 +88,9 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         directions.
     n_init : int
         The number of starts for "power", which run side by side in the same rounds; the best result is
-        kept. The first is ``start``, the second is the other of "stack" and "average", and the rest are
-        random; if ``start`` is "random", all are. Messages grow with the number of starts. "stiefel"
-        and "polar" use one start.
+        kept. If ``start`` is "random", all starts are random. Otherwise, the first start is ``start``,
+        the second is the other one of "stack" and "average", and the rest are random. Messages grow
+        with the number of starts. "stiefel" and "polar" use one start.
     weights : {"site", "rows"}
         Whether to weight all sites equally or by their row counts.
     center : {"site", "common", "none"}
@@ -129,17 +129,17 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         The mean that is subtracted from each site's rows.
     site_variance_ : dict
         The shares of each site's variance that are "shared", "local", and "left" (neither). The dict is
-        empty if a site's policy withholds these shares, or if sums are secure.
+        empty if a site's policy withholds these shares, or if the fit used secure sums.
     left_out_ : dict or None
-        If the rows are genotypes: the variants that the sites left out, and why. None for other rows,
-        and for a model from a file.
+        For genotypes, the variants that the sites left out, and the reason for each. None for other
+        rows, and for a model from a file.
     misalignment_ : float
         How much local components differ between sites: 1 minus the largest eigenvalue of the mean
         projection onto them. Near 0, the separation is meaningless, and the fit warns. Without local
         components, it is 1.
     ambiguity_ : float
-        How far other starts ended from `components_`: the largest sine of the angle to shared
-        components whose objective is lower by at most 0.1%. Above 0.1, the rows do not determine the
+        How far from `components_` other starts ended: the largest sine of the angle to the result of a
+        start whose objective is at most 0.1% lower. If it is above 0.1, the rows do not determine the
         shared components, and the fit warns. Smaller values count as 0.
     objective_ : float
         The variance along shared and local components, averaged over sites.
@@ -363,10 +363,10 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     ) -> ClusterEvidence:
         """Group sites as `cluster_sites` does, and tell whether the groups are real.
 
-        Any sites can be grouped, so the groups are compared with those of ``n_draws`` sets of points
-        from one population with the same principal variances. If ``p_value`` is above 0.05, sites
-        without any groups would often look just as grouped. Fewer than about six sites are too few to
-        tell.
+        Even sites without groups can be divided into groups. So the groups are compared with those of
+        ``n_draws`` sets of points from one population with the same principal variances. If ``p_value``
+        is above 0.05, sites without groups would often look just as grouped. Fewer than about six sites
+        are too few to tell.
         """
         return site_similarity.cluster_evidence(
             self._sites_with_components(), n_clusters, n_draws, random_state

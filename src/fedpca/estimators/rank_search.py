@@ -3,14 +3,14 @@
     error = the mean square of  x_j - E[x_j | the other entries of its row],   x in a held-out row
 
 The expectation assumes the fitted components, plus noise that may differ between columns. The part of a
-row outside the components would shrink with every component, even with one of pure noise. The error of
-an entry that is predicted from the rest of its row does not: noise in one column says nothing about
-another, and a component that fits noise makes predictions worse.
+row outside the components would shrink with every added component, even one of pure noise. The error of
+an entry that is predicted from the rest of its row can grow: noise in one column says nothing about
+another, so a component that fits noise makes predictions worse.
 
-Often, many pairs do almost equally well. The search chooses the smallest pair whose error exceeds the
-smallest error by at most one standard error.
+Often, many pairs of numbers do almost equally well. The search chooses the smallest pair whose error
+exceeds the smallest error by at most one standard error.
 
-Source: for predicting entries, compare Bro, Kjeldahl, Smilde, and Kiers, "Cross-validation of component
+Sources: for predicting entries, see Bro, Kjeldahl, Smilde, and Kiers, "Cross-validation of component
 models" (2008). The rule of one standard error is from Breiman, Friedman, Olshen, and Stone,
 "Classification and Regression Trees" (1984).
 """
@@ -43,7 +43,7 @@ from fedpca.solvers.personalized.local_ranks import LocalRanks
 
 MIN_ROWS_TO_SPLIT = 4  # sites with fewer rows hold out no rows
 MIN_NOISE = 1e-6  # smallest mean noise of the columns, as a share of their mean variance
-PRIOR_ROWS = 10  # rows with the mean noise, added to those of each column in case it is constant
+PRIOR_ROWS = 10  # made-up rows with the mean noise, which each column gets in case it is constant
 SEARCH = {"n_init": 1, "tol": 1e-6}  # defaults in a search, which compares errors of one percent
 
 Halves = tuple[dict[str, Any], dict[str, Any]]  # fitted and held-out rows by site
@@ -56,12 +56,12 @@ class RankSearch:
     ``table`` has an entry for each pair, with ``n_shared``, ``n_local``, ``error``, ``excess``,
     ``standard_error``, and ``misalignment``. The error is the mean squared error of an entry of a
     held-out row that is predicted from the rest of the row, averaged over sites, in standardized units
-    if ``scale`` is True. The excess is the difference from the smallest error, and the standard error
-    is that of this difference.
+    if ``scale`` is True. The excess is the error minus the smallest error, and ``standard_error`` is
+    the standard error of the excess.
 
     ``best`` is the smallest pair with an excess of at most one standard error, where a shared component
     counts once and a local component counts once for each site. Pairs with a misalignment below 0.05
-    are left out, unless all are below.
+    are left out, unless all pairs are below.
 
     Examples
     --------

@@ -63,10 +63,10 @@ class RobustPCA(
         The rank of the low-rank part, if it is known. For real data, this is the number of components
         to keep.
     max_components : int or None
-        A bound on the rank, if the rank is not known. "auto" adds components until the residuals look
-        like noise: no direction stands out from those of the residuals with random signs. The other
-        methods set the rank at the largest drop in the singular values. If no rank up to the bound is
-        clear, the fit warns and keeps this many components.
+        A bound on the rank, if the rank is not known. The method "auto" adds components until the
+        residuals look like noise: no direction stands out, compared with the same residuals with random
+        signs. The other methods set the rank at the largest drop in the singular values. If no rank up
+        to the bound is clear, the fit warns and keeps as many components as the bound allows.
     method : {"auto", "threshold", "least-squares", "dcf"}, or a solver from `fedpca.solvers`
         "threshold" requires the rank. It is exact if there is no noise and the components are of
         similar size. "auto" uses "threshold", but starts with "least-squares" if the first rounds do
@@ -81,16 +81,17 @@ class RobustPCA(
         same outlier threshold suits all features. If most values of a feature are equal, the median
         deviation of its other values is used instead.
     rows : {"auto", "all"}
-        Which rows count. "auto" leaves out rows that lie apart from all others along a component, and
-        warns: they are off in the same direction, which would become a component. "all" keeps them.
+        Which rows to fit. "auto" leaves out rows that lie apart from all others along a component, and
+        warns. If kept, such rows would become a component, as they lie in one direction. "all" keeps
+        them.
     tol : float
         The solver stops when a round rotates the components by at most this much, as the sine of an
         angle. "threshold" also stops when a round rotates them by at most a fiftieth of the rotation
         that noise causes.
     max_rounds : int
         The maximum number of rounds. If the solver needs more, the fit warns. "auto" may use additional
-        rounds for its start, up to the same number, but at most 25 to find the rank, or about 20 if the
-        rank is given.
+        rounds for its start: at most this number again, and at most 25 to find the rank, or about 20 if
+        the rank is given.
     random_state : int, RandomState or None
         The seed for the random start.
 
@@ -99,10 +100,10 @@ class RobustPCA(
     components_ : ndarray of shape (n_components_, n_features_in_)
     explained_variance_ : ndarray of shape (n_components_,)
         The variance of the low-rank part along the components, excluding rows that are mostly outliers.
-        With "dcf", it is about the initial center.
+        With "dcf", it is the variance about the initial center.
     explained_variance_ratio_ : ndarray of shape (n_components_,)
-        The same as a share of the variance of all features without outliers: that of the low-rank part
-        plus the noise.
+        The same as a share of the variance of all features without outliers, which is the variance of
+        the low-rank part plus that of the noise.
     mean_, scale_ : ndarray of shape (n_features_in_,)
         The center and scale of each feature over all sites' rows.
     threshold_ : float
@@ -111,15 +112,15 @@ class RobustPCA(
         The variance of an entry's noise, estimated from the median size of the residuals; 0 with "dcf",
         which does not estimate it.
     n_samples_ : int
-        The number of rows with at least one value that were not left out.
+        The number of rows that have at least one value and were not left out.
     n_left_out_ : int
         The number of rows that lie apart and were left out.
     left_out_ : dict or None
-        If the rows are genotypes: the variants that the sites left out, and why. None for other rows,
-        and for a model from a file.
+        For genotypes, the variants that the sites left out, and the reason for each. None for other
+        rows, and for a model from a file.
     sparse_share_ : dict
         The share of outliers among each site's entries, for features that vary. The dict is empty if a
-        site's policy withholds this share, or if sums are secure.
+        site's policy withholds this share, or if the fit used secure sums.
     corrupted_sites_ : list
         Sites with so many outliers that their own scores mean little.
     run_ : RunRecord

@@ -75,7 +75,7 @@ def chosen_by(rule: Any, summary: Summary) -> int:
 
 
 def within_summary(summary: Summary, n_components: Any, seen: Summary) -> int:
-    """Return the number of components to continue a summary with, or refuse a number that it cannot.
+    """Return how many components to take from a summary, or refuse a number that it cannot provide.
 
     A share or a rule is applied to ``seen``, which is the summary in the units of the components.
     """

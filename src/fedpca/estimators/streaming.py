@@ -44,19 +44,18 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
     Parameters
     ----------
     n_components : int, float in (0, 1), {"auto", "mp", "gap"} or None
-        The number of components. It can also be a share of the variance or a rule, as in
-        `FederatedPCA`, which chooses at most ``max_components`` whenever you access the components. By
-        default, the estimator keeps as many as the rows and features allow. If ``rank`` adapts the
-        number, this is the initial number.
+        The number of components. A share of the variance or a rule, as in `FederatedPCA`, chooses at
+        most ``max_components`` components each time you access them. By default, the estimator keeps as
+        many as the rows and features allow. If ``rank`` adapts the number, this is the initial number.
     n_spare : int
         The number of directions carried in addition to the components. Because a stream discards its
         rows, errors build up in the last directions that it carries. Ten spare directions keep these
         errors out of the result.
     rank : {"fixed", "auto", "mp", "energy", "interval"}
         How to adapt the number of components to the stream, by at most one per batch. "fixed" does not
-        adapt it. "auto" counts the components with more variance than those of as many rows whose
-        columns have the same variances but are unrelated (parallel analysis). "mp" counts the
-        components above the Marchenko-Pastur edge, and assumes that all entries are equally noisy.
+        adapt it. "auto" counts the components with more variance than those of unrelated columns with
+        the same variances and as many rows (parallel analysis). "mp" counts the components above the
+        Marchenko-Pastur edge, and assumes that all entries are equally noisy.
         "energy" keeps the fewest components that explain more than ``share`` of the variance.
         "interval" keeps the last component's share of the sum of singular values within
         ``[alpha, beta]``; it has no notion of noise, and keeps directions of noise as well.
@@ -64,7 +63,7 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         The largest number of components that ``rank`` or a rule may reach; 100 by default.
     forgetting : float in (0, 1]
         With each batch, the singular values of all earlier batches are multiplied by this factor, and
-        the weights of their rows by its square.
+        the weights of the earlier rows by the square of this factor.
     center : bool
         Whether to center rows on their mean. If not, components describe how rows differ from zero.
     scale : bool
@@ -84,9 +83,10 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
     batch_size : int or None
         The number of rows per batch when `fit` reads a table, a file, or a folder.
     exact : {"auto"} or bool
-        Whether to keep the full d x d matrix of second moments, which gives exactly the components of
-        all rows. "auto" keeps it if it takes at most 16 MiB and either is cheaper or ``scale`` is True,
-        but never if ``rank`` adapts the number of components.
+        Whether to keep the full d x d matrix of second moments, which gives the components of all rows
+        without error. "auto" keeps the matrix if it takes at most 16 MiB, and if it is also cheaper
+        than directions or ``scale`` is True. If ``rank`` adapts the number of components, "auto" never
+        keeps it.
 
     Attributes
     ----------
@@ -101,7 +101,7 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
     summary_ : Summary
         A summary of the rows seen, which can be merged or saved.
     angle_bound_ : float
-        A bound on the sine of the largest angle to the components of all rows at once.
+        A bound on the sine of the largest angle to the components of all rows fitted together.
 
     Examples
     --------
@@ -335,7 +335,7 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
 
     @property
     def angle_bound_(self) -> float:
-        """Return a bound on the sine of the largest angle to the components of all rows at once."""
+        """Bound the sine of the largest angle to the components of all rows fitted together."""
         stream, k = self._fitted_stream(), self.n_components_
         return stream.scaled.angle_bound(k) if self.scale else stream.summary.angle_bound(k)
 

@@ -48,8 +48,8 @@ def verify(
         The largest relative change to ignore, in addition to the error that the model's fit stated. A
         larger number accepts more drift.
     by_site : bool
-        Whether to ask each site what the components explain of its variance, so that a verdict can name
-        the sites whose rows changed. A policy may refuse that; then no site is named.
+        Whether to ask each site what share of its variance the components explain, so that the verdict
+        can name the sites whose rows changed. If a policy refuses that, no site is named.
 
     Examples
     --------
@@ -90,7 +90,7 @@ def verify(
 
 
 def claim_of(fitted: Any) -> Claim:
-    """Return what a fitted model says about the rows that it was fitted to."""
+    """Return what a fitted model claims about the rows that it was fitted to."""
     if not isinstance(fitted, FederatedPCA | StreamingPCA):
         raise InputError(
             f"a {type(fitted).__name__} cannot be verified in one round; use a FederatedPCA or a "

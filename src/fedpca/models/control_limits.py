@@ -13,10 +13,10 @@ covariance, ``s_i`` (`fedpca.linalg.residual`), as the quantile of
 
     Q  ~  s1 + (X - f) s3 / s2,   X ~ chi2(f),   f = s2^3 / s3^2
 
-which has the same mean, variance, and skewness, or by the formula of Jackson and Mudholkar, which
-approximates the same distribution by a power of a normal one. Traces from few rows are themselves
-uncertain. So for a new row, X is f times an F-distributed number, whose second degrees of freedom are
-those of the mean.
+which has the same mean, variance, and skewness as Q. The formula of Jackson and Mudholkar is an
+alternative, which approximates the distribution of Q by that of a power of a normal number. Traces from
+few rows are themselves uncertain. So for a new row, X is f times an F-distributed number, whose second
+degrees of freedom are those of the estimated mean of Q.
 
 The limits need no rows. The flags do, so only whoever has the rows can compute them.
 
@@ -142,7 +142,7 @@ def rows_behind(model: Model) -> float:
 
 
 def _spread(model: Model) -> Array:
-    """Return the traces of the residual covariance if it is the same in all directions."""
+    """Return the traces of a residual covariance with the same variance in all directions."""
     k, d = model.components.shape
     explained = float(model.explained_variance.sum() / model.total_variance)
     return of_even_noise(max(0.0, 1 - explained), max(1, d - k))
@@ -159,10 +159,10 @@ def checked_traces(given: Any) -> Array:
 def t2_limit(
     n: float, k: int, alpha: float, *, is_centered: bool = True, is_for_new_rows: bool = True
 ) -> float:
-    """Return the quantile of T2 for variances of n rows, which are sums of squares over n - 1."""
+    """Return the quantile of T2 if variances are sums of squares of n rows, divided by n - 1."""
     if not k:
         return 0.0
-    m = n if is_centered else n + 1  # about zero, all n rows are free
+    m = n if is_centered else n + 1  # without centering, no degree of freedom is lost
     if is_for_new_rows:
         spread = (n + 1) / n if is_centered else 1.0
         return float(spread * (n - 1) * k / (m - k) * fdtri(k, m - k, 1 - alpha))
@@ -204,8 +204,8 @@ def quantile_of_squares(
 ) -> float:
     """Return what ``|x|^2`` exceeds with probability alpha, given the traces of the covariance of x.
 
-    ``freedom`` are the degrees of freedom of an estimated mean. The formula of Jackson and Mudholkar
-    assumes that the mean is known.
+    ``freedom`` is the number of degrees of freedom of the mean, if the mean of ``|x|^2`` is estimated.
+    The formula of Jackson and Mudholkar assumes that this mean is known.
     """
     s1, s2, s3 = traces
     power = 1 - 2 * s1 * s3 / (3 * s2**2)

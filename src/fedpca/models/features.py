@@ -62,7 +62,7 @@ class FeatureTable:
         return {self.features[j]: float(column[j]) for j in order}
 
     def to_dict(self) -> dict[str, dict[str, float]]:
-        """Return the numbers by component and feature, from which a data frame can be made."""
+        """Return the numbers by component and then by feature, in a form that data frames accept."""
         return {
             name: dict(zip(self.features, map(float, column), strict=True))
             for name, column in zip(self.components, self.values.T, strict=True)

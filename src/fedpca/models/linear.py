@@ -68,7 +68,7 @@ class Model:
     ) -> Model:
         """Make a model from the leading eigenvectors, ``(d, k)``, of the scatter of n rows.
 
-        ``energy`` is the trace of the scatter. The variances are its eigenvalues divided by
+        ``energy`` is the trace of the scatter. The variances are the scatter's eigenvalues divided by
         ``n - 1``. If rows have weights below one, n is their total weight, and ``n_seen`` is their
         count. If n is below 2, ``n / 2`` replaces ``n - 1`` so that one row has a finite variance.
         """
@@ -140,8 +140,8 @@ class Model:
     def cos2(self, feature_variances: Any = None) -> Array:
         """Return the share of each feature's variance that each component explains, ``(d, k)``.
 
-        A feature without variance has the share 0. The variances must be given if they do not follow
-        from the model: if it has no scale and there is variance outside its components.
+        A feature without variance has the share 0. If the model has no scale, and there is variance
+        outside its components, the features' variances do not follow from it and must be given.
         """
         explained = self.explained_variance * self.components.T**2
         if feature_variances is not None:
@@ -182,7 +182,7 @@ class Model:
         )
 
     def _directions(self, whiten: bool) -> Array:
-        """Return what centered rows are multiplied by, ``(d, k)``."""
+        """Return the matrix, ``(d, k)``, that turns centered rows into scores."""
         directions = (self.components / self.scale).T
         return np.asarray(directions / self._deviations() if whiten else directions)
 
@@ -196,7 +196,7 @@ class Model:
         return np.asarray((C.T * (along - outside)) @ C + outside * np.eye(C.shape[1]))
 
     def inverse_variances(self) -> tuple[Array, float]:
-        """Return inverse variances along and outside the components, with zero for no variance."""
+        """Return inverse variances along and outside the components, or zero where nothing varies."""
         v = float(self.noise_variance)
         along = self.explained_variance
         positive = self.has_variance()

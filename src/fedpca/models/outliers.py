@@ -59,7 +59,7 @@ def write_outliers(
     """Write the outliers of some sites as CSV or Parquet, one line for each outlier.
 
     ``features`` are the names of the model's features; without names, columns are given by position.
-    Only its owner can read a private file.
+    If ``private`` is true, only the owner of the file can read it.
     """
     import pyarrow as pa
 

@@ -137,7 +137,7 @@ class PersonalizedModel:
 
     @property
     def n_scores(self) -> int:
-        """Return the number of scores of a row, which is that of the site with the most components."""
+        """Return the number of scores per row: that of the site with the most components."""
         return len(self.components) + self.n_local
 
     @property
@@ -149,8 +149,8 @@ class PersonalizedModel:
     def by_site(self, site: Any, n_rows: int) -> Iterator[tuple[str, Any]]:
         """Yield the name of each site in ``site`` and a selection of its rows.
 
-        ``site`` is the name of a site, which all rows belong to, or one label for each row. It may be
-        None if the model covers a single site.
+        ``site`` is the name of the site that all rows belong to, or an array with a label for each row.
+        It may be None if the model covers a single site.
         """
         if site is None:
             if len(self.parts) != 1:

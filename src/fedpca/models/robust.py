@@ -20,16 +20,16 @@ from fedpca.rows.in_memory import is_sparse
 
 TIMES_MEDIAN = 4.0  # ratio of threshold to median size; 2.7 standard deviations for normal noise
 THRESHOLD_DECAY = 0.8  # each round multiplies the threshold by this
-MAX_PASSES = 200  # after this many, all thresholds fall; at most as many passes follow
+MAX_PASSES = 200  # after this many passes, all thresholds fall; at most this many more follow
 SCORE_TOL = 1e-12  # relative change at which scores have converged
 CG_STEPS = 3  # conjugate gradient steps per pass
-OTHER_BITS = 48  # of a number, after its exponent and four binary digits
-MAX_BINS = 1 << 12  # of leading bits, which go down to 1e-77 of the largest number
+OTHER_BITS = 48  # the bits of a number that follow its exponent and four binary digits
+MAX_BINS = 1 << 12  # bins of leading bits, which reach down to 1e-77 times the largest number
 DAMPING = 1e-3  # for a row in which no entry counts; each entry that counts reduces it
 
 
 class Parts(NamedTuple):
-    """Rows split into two parts, each ``(n, d)``, apart from noise.
+    """The two parts that rows are split into, each ``(n, d)``; the noise is in neither part.
 
     Examples
     --------
@@ -205,7 +205,7 @@ def judge(
     count, clipped to the threshold. The outliers in such a column count, clipped to the column's
     ``reach``, ``(d,)``, which is 0 for all other columns.
 
-    Masks are floats, since products with them, and sums of them by products, are fastest.
+    Masks are floats, because it is fastest to multiply by floats and to sum them through products.
     """
     new = scratch or Scratch()
     sizes = np.abs(R, out=new("pull", R.shape))
@@ -312,13 +312,13 @@ def separate(
 ) -> tuple[Array, Array]:
     """Return the scores of rows on orthonormal U, ``(d, r)``, and their sparse part.
 
-    The search starts from the scores V if they are given; otherwise, it starts from the entries within
-    ``first``.
+    The search starts from the scores V if they are given. Otherwise, it starts from the entries within
+    each row's threshold, which is then at least ``first``.
 
-    Outliers must be removed before the entries that they hide. Therefore, each row starts with its own
-    threshold, which falls with the row's median residual. If the scores converge or the passes run out,
-    the threshold falls anyway, because the median may itself be an outlier. A row's result does not
-    depend on other rows or on features that are in no component.
+    Large outliers hide smaller ones, and so must be removed first. Therefore, each row starts with its
+    own threshold, which falls with the row's median residual. If the scores converge or the passes run
+    out, the threshold falls anyway, because the median may itself be an outlier. A row's result does
+    not depend on other rows or on features that are in no component.
     """
     scores = _scores(A, present & U.any(axis=1), U, threshold, first, V)
     R = A - scores @ U.T

@@ -64,7 +64,7 @@ class ScanpyResults:
     def write_copy(self, source: Path, state: str, target: Path, key: str | None = None) -> None:
         """Write a copy of an ``.h5ad`` file with the results in it, completely or not at all.
 
-        ``state`` is that of the file when its cells were read.
+        ``state`` is the state of the source file when its cells were read.
         """
         h5py = package("h5py", source, extra="anndata")
         obsm, varm, uns = KEYS if key is None else (key,) * 3

@@ -5,9 +5,9 @@
 where P_i is the projection onto the r_i components of site i. The affinity of two sites is 1 if their
 subspaces are equal and 0 if they are orthogonal.
 
-Any sites can be grouped, so `cluster_evidence` compares groups with what one population would give. The
-projections are points. S_t is the sum of squares of their distances to their mean, and S_w that of
-their distances to the means of their groups:
+Even sites without groups can be divided into groups. So `cluster_evidence` compares the groups with
+those that one population would give. Each projection is a point. S_t is the sum of squares of the
+points' distances to their mean, and S_w that of their distances to the means of their groups:
 
     separation = 1 - S_w / S_t,   p = share of draws whose separation is at least as large
 
@@ -32,12 +32,12 @@ from fedpca.arrays import Array
 from fedpca.errors import InputError
 
 Components = Mapping[str, Array]  # by site, each (r, d) with r at least 1
-KMEANS_STARTS = 10  # of each draw; too few would understate what one population gives
+KMEANS_STARTS = 10  # per draw; with too few, groups from one population would look too weak
 KMEANS_PASSES = 50
 
 
 class ClusterEvidence(NamedTuple):
-    """How well sites fall into groups, compared with sites of one population.
+    """How well sites fall into groups, compared with sites from one population.
 
     Examples
     --------
@@ -54,7 +54,7 @@ class ClusterEvidence(NamedTuple):
 
     clusters: dict[str, int]  # as `cluster_sites` returns them
     separation: float  # the share of the sites' variance that lies between groups, from 0 to 1
-    expected: float  # the mean separation of sites of one population
+    expected: float  # the mean separation of sites from one population
     p_value: float  # the share of draws from one population that separate at least as well
 
 

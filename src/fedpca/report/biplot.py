@@ -24,9 +24,9 @@ from fedpca.summary.summary import Summary
 
 MAX_POINTS = 20_000  # rows in a biplot
 YOURS = "your rows"
-MIN_ROWS = 3  # for an ellipse
-ELLIPSE_SHARE = 0.95  # of a site's rows, if they were normally distributed
-MAX_NAMED = 12  # groups in a legend
+MIN_ROWS = 3  # rows that a site needs for an ellipse
+ELLIPSE_SHARE = 0.95  # share of a site's rows in its ellipse, if they are normally distributed
+MAX_NAMED = 12  # groups that a legend can name
 LETTER, LINE = 0.032, 0.075  # width of a letter and height of a line, as shares of the plot's reach
 
 
@@ -98,9 +98,9 @@ class BiplotDisplay(Drawn):
         """Draw rows, sites, and the features with the longest arrows, on two components.
 
         ``groups`` has a label for each row of ``X``, such as its site. ``sites`` has summaries of sites
-        by name; each becomes an ellipse. A feature's arrow points to where rows with a large value lie.
-        Its length tells how well the two components explain the feature; all arrows are enlarged
-        together, so that they fill the plot.
+        by name; each becomes an ellipse. A feature's arrow points to where rows with a large value of
+        this feature lie. The arrow's length tells how well the two components explain the feature; all
+        arrows are enlarged by the same factor to fill the plot.
         """
         if isinstance(fitted, Summary):
             raise InputError("a summary has no scores of rows; merge it into a model first")
@@ -159,7 +159,7 @@ class BiplotDisplay(Drawn):
         return self._keep(ax)
 
     def _draw_features(self, ax: Any) -> None:
-        """Draw an arrow for each feature, and its name where it covers no other name."""
+        """Draw an arrow for each feature, and write its name where it covers no other name."""
         edges = [ellipse.points().T for ellipse in self.ellipses.values()]
         reach = np.abs(np.concatenate([self.scores, *edges])).max(initial=1e-300)
         longest = np.abs(self.arrows).max(initial=1e-300)
@@ -211,13 +211,13 @@ def ellipse_of(fitted: Fitted, summary: Summary, chosen: Sequence[int], name: st
 
 
 def apart(points: Array, widths: Array, height: float, steps: int = 200) -> Array:
-    """Return places beside points, ``(m, 2)``, where labels of these widths do not overlap.
+    """Return places near the points, ``(m, 2)``, where labels of these widths do not overlap.
 
     Labels that overlap move up and down, away from each other, until none do.
     """
     places = points + np.stack([np.sign(points[:, 0]) * widths / 2, np.zeros(len(points))], axis=1)
     order = np.arange(len(points))
-    upward = np.where(np.less.outer(order, order), -1.0, 1.0)  # for labels of equal height
+    upward = np.where(np.less.outer(order, order), -1.0, 1.0)  # tells apart labels at equal height
     reach = (widths[:, None] + widths) / 2
     for _ in range(steps):
         across, up = (places[:, None, axis] - places[None, :, axis] for axis in (0, 1))

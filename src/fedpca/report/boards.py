@@ -1,8 +1,8 @@
 """Keep what a live page shows about a run or about a server, in words and numbers.
 
-A run needs only a moment to update its board. Each reader composes the text on its own thread, so
-readers cost the run nothing. A board has names of sites and counts. It has no numbers about rows, no
-keys, and no secrets.
+A run needs only a moment to update its board. Each reader's own thread composes the text for that
+reader, so readers do not slow the run. A board has sites' names and counts of what was sent. It has no
+numbers about rows, no keys, and no secrets.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from fedpca.protocol.printable import printable
 from fedpca.protocol.question import find_question
 from fedpca.report.remaining import Remaining, size
 
-MAX_SITES = 200  # sites listed; those that need somebody's attention come first
+MAX_SITES = 200  # sites that are listed; those that need somebody's attention come first
 MAX_POINTS = 400  # residuals in the plot
 MAX_BARS = 80  # rounds whose bytes are drawn
-MAX_LINES = 12  # of a server's log
+MAX_LINES = 12  # lines of a server's log
 BAD, WAITING, BUSY, GOOD, PLAIN = "bad", "waiting", "busy", "good", "plain"  # how a word looks
 
 
@@ -45,7 +45,7 @@ class Feed:
 
     @contextmanager
     def changing(self, *, is_last: bool = False) -> Iterator[None]:
-        """Let the caller change the state; readers copy it before or after, and never wait long."""
+        """Let the caller change the state in the block; readers copy it only before or after that."""
         with self._changed:
             yield
             self._version += 1
@@ -87,7 +87,7 @@ class RunBoard:
     what : str
         The names of the estimator and its method, for people to read.
     tol, max_rounds : float, int
-        When the solver stops.
+        The residual and the number of rounds at which the solver stops.
     """
 
     def __init__(self, title: str, what: str, tol: float, max_rounds: int) -> None:
@@ -100,9 +100,9 @@ class RunBoard:
         self._unapproved: tuple[str, ...] = ()
         self._pending: set[str] = set()  # sites that have yet to answer the current question
         self._round = 0
-        self._lost: list[tuple[str, str]] = []  # sites, and why
+        self._lost: list[tuple[str, str]] = []  # each lost site, and why it was lost
         self._residuals: list[tuple[int, float]] = []
-        self._bytes: list[tuple[int, int]] = []  # up and down, of each round
+        self._bytes: list[tuple[int, int]] = []  # sent up and sent down in each round
         self._outcome: tuple[str, bool] | None = None
         self._ended: float | None = None
 

@@ -26,9 +26,9 @@ class Component(NamedTuple):
     """One component of a model, with its name and its loading on each feature."""
 
     site: str | None  # for a local component
-    name: str  # a number from 1, or the name of the score of a personalized model
+    name: str  # its number, counted from 1; in a personalized model, the name of its score
     variance: float
-    share: float  # of all variance, or of the site's
+    share: float  # of the total variance, or of the site's variance
     loadings: Array  # (d,)
 
 

@@ -20,9 +20,9 @@ from fedpca.report.contents import Fitted, components_of, feature_names
 from fedpca.report.tables import new_table, print_table
 from fedpca.solvers.site_map import SiteOnMap
 
-N_FEATURES = 3  # features named for each direction of a site
+N_FEATURES = 3  # features that are named for each direction of a site
 N_LEADING = 5  # features with the largest contributions to a component
-MAX_COMPONENTS, MAX_ANGLES = 20, 4  # printed
+MAX_COMPONENTS, MAX_ANGLES = 20, 4  # most that are printed
 
 
 def diagnosis_contents(
@@ -30,8 +30,8 @@ def diagnosis_contents(
 ) -> dict[str, Any]:
     """Return what is known about a fit, as values for JSON.
 
-    Without a diagnosis, this is what follows from the model: variances, contributions, the limits of T2
-    and Q, and for some models the squared cosines. What is not known is None.
+    Without a diagnosis, these are the values that follow from the model: variances, contributions, the
+    limits of T2 and Q, and for some models the squared cosines. Values that are not known are None.
     """
     components, shares = components_of(fitted), 0.0
     table = []
@@ -227,7 +227,7 @@ def _degrees(sine: float) -> float:
 
 
 def _cos2_of(fitted: FederatedPCA | StreamingPCA) -> FeatureTable | None:
-    """Return the squared cosines if they follow from the model alone."""
+    """Return the squared cosines, or None if they need more than the model."""
     try:
         return fitted.cos2()
     except InputError:

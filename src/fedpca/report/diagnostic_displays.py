@@ -24,8 +24,8 @@ from fedpca.report.drawing import label as name_in_plot
 from fedpca.solvers.site_map import SiteMap
 from fedpca.summary.summary import Summary
 
-MAX_LABELS = 12  # of rows or sites in one plot
-MIN_AREA, MORE_AREA = 25.0, 300.0  # of a site's mark, in points^2; a site with all rows adds MORE
+MAX_LABELS = 12  # labels of rows or sites in one plot
+MIN_AREA, MORE_AREA = 25.0, 300.0  # a site's mark: MIN + MORE * its share of rows, in points^2
 LEAST = 1e-3  # smallest ratio on a logarithmic axis
 
 
@@ -130,7 +130,7 @@ class SiteMapDisplay(Drawn):
     sites : list of str
         The names of the sites.
     means_apart, spreads_apart : ndarray of shape (n_sites,)
-        As in `SiteOnMap`; 1 is chance.
+        As in `SiteOnMap`; chance gives about 1.
     rows : ndarray of shape (n_sites,)
         Each site's share of all rows.
     odd : ndarray of bool, shape (n_sites,)
@@ -175,7 +175,7 @@ class SiteMapDisplay(Drawn):
         ).plot(ax)
 
     def plot(self, ax: Any = None) -> Self:
-        """Draw a mark for each site, sized by its share of rows, and lines where chance lies."""
+        """Draw a mark for each site, sized by its share of rows, and lines at the values of chance."""
         ax = new_axes(ax, (6.0, 5.0))
         x, y = (np.maximum(each, LEAST) for each in (self.means_apart, self.spreads_apart))
         area = MIN_AREA + MORE_AREA * self.rows
@@ -195,7 +195,7 @@ class SiteMapDisplay(Drawn):
         return self._keep(ax)
 
     def _label(self, ax: Any, x: Array, y: Array) -> None:
-        """Write the names of the sites, those that stand out first, where none covers another."""
+        """Write the sites' names where none covers another, first those of sites that stand out."""
         farthest = np.lexsort((-np.maximum(x, y), ~self.odd))[:MAX_LABELS]
         spots = np.log10(np.column_stack([x, y])[farthest])
         span = np.log10([ax.get_xlim()[1] / ax.get_xlim()[0], ax.get_ylim()[1] / ax.get_ylim()[0]])

@@ -49,15 +49,15 @@ class ScreeDisplay(Drawn):
     names : list of str
         The name of each component.
     shares : ndarray of shape (k,)
-        The share of the total variance that each one explains.
+        The share of the total variance that each component explains.
     noise_share : float, optional
         The average share of a direction outside the components.
     n_certain : int, optional
         The number of components that are certain, if not all are.
     ranks : RankComparison, optional
-        How many components each rule finds; the plot marks these numbers.
+        How many components each rule finds. The plot marks these numbers.
     n_kept : int, optional
-        The number of components that the model has, if more are drawn.
+        The number of components in the model, if the plot shows more than these.
 
     Examples
     --------
@@ -226,14 +226,14 @@ class ConvergenceDisplay(Drawn):
     residuals : ndarray of shape (n_rounds,)
         The residual that the solver reported after the round, or NaN.
     bytes_up, bytes_down : ndarray of int, shape (n_rounds,)
-        The bytes that all sites sent, and that they received, in the round.
+        The bytes that all sites together sent and received in each round.
     tol : float
         The residual at which the solver stops, or 0 if it is not known.
 
     Attributes
     ----------
     bytes_ax_ : Axes
-        The axes for the bytes; ``ax_`` is for the residuals, or the same axes if there are none.
+        The axes for the bytes. ``ax_`` shows the residuals; without residuals, it is the same axes.
 
     Examples
     --------
@@ -309,14 +309,14 @@ class ConvergenceDisplay(Drawn):
 class SiteSharesDisplay(Drawn):
     """How much of each site's variance is explained: by shared and local components, or by all.
 
-    For a `RobustPCA`, the share of each site's entries that are outliers.
+    For a `RobustPCA`, this is the share of each site's entries that are outliers.
 
     Parameters
     ----------
     sites : list of str
         The names of the sites.
     parts : dict of str to ndarray of shape (n_sites,)
-        Each part's share at each site.
+        The share of each part at each site.
     of : str
         What the shares are shares of.
 

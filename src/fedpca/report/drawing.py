@@ -25,7 +25,7 @@ DASHES = ("-", "--", "-.", ":")
 HATCHES = ("", "//", "..", "xx", "--", "\\\\")
 FORMATS = (".png", ".svg", ".pdf")
 MAX_LABEL = 32  # characters of a name
-AT_RIGHT_EDGE: Any = {  # of a line across axes, for words above it
+AT_RIGHT_EDGE: Any = {  # places words above a line, at the right edge of the axes
     "xycoords": ("axes fraction", "data"),
     "textcoords": "offset points",
     "ha": "right",
@@ -38,7 +38,7 @@ _FILE_STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "fedpca"}
 
 
 def pyplot(*, to_file: bool = True) -> Any:
-    """Return matplotlib's pyplot, which opens no windows if plots go ``to_file``."""
+    """Return matplotlib's pyplot, which opens no windows if ``to_file`` is true."""
     try:
         import matplotlib
     except ImportError:
@@ -72,7 +72,7 @@ class Drawn:
 
 
 def divided(ax: Any, shares: tuple[int, ...], *, across: bool = False) -> list[Any]:
-    """Replace axes with several, one below or beside the other, and return them."""
+    """Replace axes with several new axes, below or beside each other, and return the new ones."""
     place = ax.get_subplotspec()
     if place is None:
         raise InputError(
@@ -93,8 +93,8 @@ def label(name: object) -> str:
     >>> label("price in $ and cost in $")
     'price in \\$ and cost in \\$'
     """
-    shown = printable(name, MAX_LABEL).replace("$", r"\$")  # which matplotlib draws as a plain $
-    return f" {shown}" if shown.startswith("_") else shown  # or legends would leave it out
+    shown = printable(name, MAX_LABEL).replace("$", r"\$")  # matplotlib draws \$ as a plain $
+    return f" {shown}" if shown.startswith("_") else shown  # else, legends omit it
 
 
 def in_units(n_bytes: Array) -> tuple[Array, str]:
@@ -120,7 +120,7 @@ def decades(ax: Any, axis: str, low: float, high: float) -> None:
 def mark_ranks(ax: Any, ranks: Mapping[str, int], consensus: int | None) -> None:
     """Mark above a scree plot how many components each rule finds, and where their median is.
 
-    Each rule has a row of its own, so that no name covers another. The shares below end at 1.
+    Each rule has a row of its own, so that no name covers another. The shares below reach up to 1.
     """
     rows = dict(sorted(ranks.items(), key=lambda item: item[1]))
     right = ax.get_xlim()[1]
@@ -174,6 +174,6 @@ def _save(figure: Any, target: Any, kind: str) -> None:
     none = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     stamp = {"png": {"Software": None}, "svg": none, "pdf": {"CreationDate": None}}[kind]
     with matplotlib.rc_context(_FILE_STYLE), warnings.catch_warnings():
-        if kind == "svg":  # where text stays text, and the reader has other fonts
+        if kind == "svg":  # SVG keeps text as text, and a reader may have other fonts
             warnings.filterwarnings("ignore", "Glyph .* missing")
         figure.savefig(target, dpi=150, format=kind, metadata=stamp)

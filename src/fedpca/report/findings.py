@@ -10,7 +10,7 @@ from rich.table import Table
 
 from fedpca.rows.check import Examined, Finding
 
-MAX_COLUMNS = 20  # listed one by one
+MAX_COLUMNS = 20  # columns that are listed one by one
 
 
 def print_check(
@@ -50,7 +50,7 @@ def _print_sites(out: Console, sites: Mapping[str, Examined]) -> None:
 
 
 def _print_columns(out: Console, name: str, site: Examined) -> None:
-    """Print a site's columns: the ones with gaps first if there are many."""
+    """Print a site's columns; if there are many, columns with gaps come first."""
     table = Table(title=f"Columns of {name}", title_justify="left")
     for heading in ("column", "type"):
         table.add_column(heading)

@@ -1,10 +1,11 @@
 """Serve a page that shows the progress of a run, or the state of a server.
 
 The page loads nothing from elsewhere. It follows a stream of events (Server-Sent Events). Each event
-has the whole current state, so a slow reader skips states, and none is kept for it. Nothing can be
-changed through the page: it only answers GET. Another web page in the same browser cannot read it,
-because requests from other origins are refused. Requests are also refused if their ``Host`` is a name
-that this page was not given, since another web page could make its own name lead to this machine.
+has the whole current state, so a slow reader skips states, and the server keeps no old states. Nobody
+can change anything through the page, because the server only answers GET. Other web pages in the same
+browser cannot read it, because requests from other origins are refused. Requests are also refused if
+their ``Host`` is a name that this server was not given, because the owner of another web page could
+make the name of that page lead to this machine.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from fedpca.report.boards import Feed
 from fedpca.report.markup import script_hash
 
 HOST, PORT = "127.0.0.1", 8642
-MAX_READERS = 32  # connections at a time; others are closed at once
+MAX_READERS = 32  # connections at a time; more are closed immediately
 STALLED_S = 10.0  # how long a reader may take to send a request, or to take a part of an answer
-PAUSE_S = 0.25  # between two events for one reader
-HEARTBEAT_S = 15.0  # after which an empty message is sent, to detect readers that are gone
+PAUSE_S = 0.25  # shortest time between two events for one reader
+HEARTBEAT_S = 15.0  # after this silence, an empty message is sent to detect readers that are gone
 FAREWELL_S = 1.0  # how long the end of a run waits for readers to learn of it
 
 UNKNOWN_NAME = (
@@ -112,7 +113,7 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def _why_not(host: str, port: int, error: OSError) -> str:
-    """Return why a page cannot be served there, and the way out."""
+    """Return why a page cannot be served at this address, and what to do about it."""
     if error.errno == errno.EADDRINUSE:
         return (
             f"port {port} at {host} is in use, perhaps by the page of a different run; choose another "

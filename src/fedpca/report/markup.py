@@ -41,7 +41,7 @@ def table(
 
 
 def sortable(name: str, heads: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
-    """Return a table of names and numbers, which a click on a column's title sorts by size."""
+    """Return a table of names and numbers; a click on a column's title sorts it by that column."""
     top = "".join(
         f"<th{_text(i, 1)}><button>{shown(head, MAX_NAME)}</button></th>"
         for i, head in enumerate(heads)

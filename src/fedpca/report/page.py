@@ -1,4 +1,4 @@
-"""Write a page about a model: what was asked, of whom, what was found, and what it cost and revealed.
+"""Write a page about a model: who was asked what, what was found, and what that cost and revealed.
 
 The page is one file. It loads nothing from elsewhere, and contains nothing that the model file lacks.
 People other than the coordinator may read it, so it does not show small numbers of rows: neither a
@@ -43,10 +43,10 @@ from fedpca.report.tables import angle_in_words, privacy_in_words
 from fedpca.site.policy import JOINING
 from fedpca.summary.summary import Summary
 
-MAX_LOADINGS = 2000  # features in the table of loadings; info --csv has all
+MAX_LOADINGS = 2000  # features in the table of loadings; `fedpca info --csv` prints all
 MAX_COMPONENTS = 10  # columns in the table of loadings
 MAX_PLOTS = 4  # components whose loadings are drawn
-MAX_SITES = 40  # whose shares are drawn, or whose names are listed
+MAX_SITES = 40  # sites whose shares are drawn, or whose names are listed
 PACKAGES = ("numpy", "scipy", "scikit-learn")
 
 STOPPED = {
@@ -68,7 +68,7 @@ PERSONALIZED_STOPPED = {
 
 
 def report_page(fitted: Fitted | Summary, name: str, min_count: int = JOINING.min_count) -> str:
-    """Return the page about a model or summary, whose file has this name.
+    """Return the page about a model or summary whose file has this name.
 
     Counts of rows below ``min_count`` are not shown.
     """
@@ -114,7 +114,7 @@ def _sections(fitted: Fitted | Summary, name: str, min_count: int) -> Iterator[s
 
 
 def _count(n: float, min_count: int) -> str:
-    """Return a number of rows as text, without the number if it is below ``min_count``."""
+    """Return a number of rows as text, or words that hide it if it is below ``min_count``."""
     return f"fewer than {min_count}" if 0 < n < min_count else f"{n:,.10g}"
 
 

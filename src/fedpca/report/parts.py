@@ -16,10 +16,10 @@ from fedpca.report.drawing import Drawn, divided, label, new_axes
 from fedpca.summary.summary import Summary
 
 TITLES = ("rows", "low-rank part", "outliers")
-MAX_NAMED = 15  # features whose names can be read
-SHADES = "PuOr"  # two colors that everybody can tell apart, white in the middle
+MAX_NAMED = 15  # features up to which their names fit on the axis
+SHADES = "PuOr"  # two colors that everybody can tell apart, with white in the middle
 MISSING = "#bdbdbd"
-USUAL_SHARE = 0.98  # of the low-rank part's entries lie within the shades
+USUAL_SHARE = 0.98  # share of the low-rank part's entries that lie within the range of shades
 
 
 @dataclass
@@ -39,7 +39,7 @@ class PartsDisplay(Drawn):
     Attributes
     ----------
     axes_ : list of Axes
-        Those of the three parts; ``ax_`` is the first one.
+        The axes of the rows and of their two parts; ``ax_`` is the first one.
 
     Examples
     --------

@@ -14,7 +14,7 @@ _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def print_plan(console: Console, plan: Plan, *, has_policy: bool) -> None:
-    """Print a table of the solvers, what a policy refuses, and which solver to take."""
+    """Print a table of the solvers, what a policy refuses, and which solver to use."""
     table = new_table(None, LEFT, RIGHT)
     if has_policy:
         table.add_column("policy")

@@ -1,13 +1,14 @@
-"""Write a model of genotypes, and samples' parts in its eigenvectors, in the formats of plink2.
+"""Write a model of genotypes, and samples' entries in its eigenvectors, in the formats of plink2.
 
     G = A A' / M = U diag(l) U',   l = s^2 / M,   U = A V diag(1 / s)
 
-G is the relationship matrix of the samples at all sites, A has M variants as columns, and s are its
-singular values. Each site can write the rows of U for its own samples, from the model alone. The weight
-of the counted allele is ``-V sqrt(M) / 2``, and that of the other allele is the negative, as ``plink2
---pca allele-wts`` writes them. So ``plink2 --score`` can project samples; the signs are reversed, as
-they are with plink2's own weights. It compares letters. So the weights have the letters of a
-cohort's own files if these are at hand, and else those in the variants' names.
+G is the relationship matrix of the samples at all sites, A has M variants as columns, and s are the
+singular values of A. Each site needs only the model to write the rows of U for its own samples. The
+weight of the counted allele is ``-V sqrt(M) / 2``, and that of the other allele is the negative, as
+``plink2 --pca allele-wts`` writes them. So ``plink2 --score`` can project samples; the signs of the
+scores are reversed, as they are with plink2's own weights. plink2 matches alleles by their letters. So
+the weights have the letters in a cohort's own files if these are at hand; otherwise, they have the
+letters in the variants' names.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ EIGENVEC = ".eigenvec"
 WEIGHT_FILES = (".eigenvec.allele", ".afreq")
 MODEL_FILES = (".eigenval", ".left_out.tsv")
 
-Alleles = Mapping[str, tuple[str, str]]  # the counted and the other one, as a cohort writes them
+Alleles = Mapping[str, tuple[str, str]]  # counted and other allele, as a cohort writes them
 
 
-NAMED: Alleles = {}  # those in the names of the variants
+NAMED: Alleles = {}  # use the alleles in the names of the variants
 
 
 def weight_files(prefix: Path) -> list[Path]:
@@ -51,7 +52,7 @@ def write_model(
     left_out: Mapping[str, str],
     alleles: Alleles = NAMED,
 ) -> list[Path]:
-    """Write what belongs to a model of genotypes, and return the paths."""
+    """Write the files for a model of genotypes, and return the paths."""
     values, reasons, *_ = paths = model_files(prefix)
     _write(values, ([f"{value:.6g}"] for value in model.singular_values**2 / len(names)))
     _write(reasons, [("VARIANT", "REASON"), *left_out.items()])
@@ -70,7 +71,7 @@ def write_weights(
 
 
 def write_eigenvec(path: Path, ids: Sequence[tuple[str, str]], parts: Array) -> None:
-    """Write samples' parts in the eigenvectors, ``(n, k)``, with their ids."""
+    """Write samples' ids and their entries in the eigenvectors, ``(n, k)``."""
     header = ["#FID", "IID", *_components(parts.shape[1])]
     rows = ([*sample, *map(_number, row)] for sample, row in zip(ids, parts.tolist(), strict=True))
     _write(path, _with(header, rows))

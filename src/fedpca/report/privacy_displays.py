@@ -40,7 +40,7 @@ class LeakDisplay(Drawn):
     Parameters
     ----------
     curves : dict of str to dict of str to list of (int, float)
-        The rounds and errors, by listener and solver.
+        The rounds and errors of each solver, by listener and then by solver.
     guess : float
         The error of the best guess that uses no messages.
 
@@ -111,7 +111,7 @@ class UtilityDisplay(Drawn):
     epsilons : ndarray of shape (m,)
         The values of epsilon.
     shares : ndarray of shape (m,)
-        The expected share with each of them.
+        The expected share at each value of epsilon.
     epsilon : float, optional
         The epsilon of the run that fitted the model.
 
@@ -143,8 +143,8 @@ class UtilityDisplay(Drawn):
     ) -> Self:
         """Draw what `expected_share` returns for rows with the variances that the model found.
 
-        ``delta`` and ``row_bound`` are those of `fedpca.Privacy`; a private fit has its own. The curve
-        reveals the variances: if you publish it, use a model of public rows, or of a private fit.
+        ``delta`` and ``row_bound`` are as in `fedpca.Privacy`; a private fit already has its own. The
+        curve reveals the variances. To publish it, use a model of public rows, or from a private fit.
         """
         spent: Mapping[str, Any] = getattr(getattr(fitted, "run_", None), "privacy", {})
         delta = spent.get("delta") if delta is None else delta

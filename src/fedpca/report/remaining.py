@@ -16,7 +16,7 @@ MIN_RESIDUALS = 3  # fewer show no trend
 
 
 class Remaining:
-    """How many rounds are left, from the residuals so far."""
+    """An estimate, from the residuals so far, of how many rounds are left."""
 
     def __init__(self, tol: float, max_rounds: int) -> None:
         self._tol, self._max_rounds = tol, max_rounds

@@ -25,9 +25,9 @@ from fedpca.storage import atomic
 from fedpca.summary.summary import Summary
 
 MAX_COMPONENTS_SHOWN = 20
-N_LEADING_FEATURES = 5  # of each component
-MAX_ROUNDING = 1e-6  # share by which rounding may make a spent epsilon exceed the promised one
-WIDE = 10_000  # characters per line if the output is not a terminal, and so has no width
+N_LEADING_FEATURES = 5  # features that are named for each component
+MAX_ROUNDING = 1e-6  # rounding may make a spent epsilon exceed the promised one by this share
+WIDE = 10_000  # characters per line if the output has no width because it is not a terminal
 
 
 def new_table(title: str | None, left: Sequence[str], right: Sequence[str], **style: Any) -> Table:
@@ -73,7 +73,7 @@ def print_crossed(console: Console, run: RunRecord, site: str | None = None) -> 
 
 
 def _print_rings(console: Console, run: RunRecord) -> None:
-    """Print in which ring each masked field was summed, and how fine its numbers are."""
+    """Print in which ring each masked field was summed, and how finely its numbers were rounded."""
     table = new_table("Rings of masked answers", ("question", "field"), ("bits", "step"))
     for question, name, bits, fraction_bits in run.rings:
         table.add_row(question, name, str(bits), f"2^{-fraction_bits}")
@@ -81,7 +81,7 @@ def _print_rings(console: Console, run: RunRecord) -> None:
 
 
 def refuse_unknown_site(run: RunRecord, site: str | None) -> None:
-    """Refuse the name of a site that took no part in a run."""
+    """Refuse the name of a site that did not take part in the run."""
     if site not in (None, *run.sites, *(loss["site"] for loss in run.lost)):
         raise InputError(f"no site {site!r} in this run; the sites are {', '.join(run.sites)}")
 
@@ -243,7 +243,7 @@ def _print_federated(out: Console, model: FederatedPCA) -> None:
 
 
 def _print_influence(out: Console, run: RunRecord) -> None:
-    """Print each site's influence on the result, if it is known; a model file does not keep it."""
+    """Print each site's influence on the result if it is known; model files do not store it."""
     kinds = {
         "rows": "{:.1%}",
         "variance": "{:.1%}",

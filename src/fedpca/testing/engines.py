@@ -25,8 +25,9 @@ def check_engine(engine: Engine, rows: Mapping[str, Any] | None = None) -> None:
     engine : Engine
         An engine with at least two sites.
     rows : dict, optional
-        The rows of each site, by site name. If given, a fit over the engine must match a fit within
-        this process bit for bit, and must have the same ledger, apart from sums made on the way.
+        The rows of each site, by site name. If you pass them, a fit over the engine must match a fit
+        within this process bit for bit, and must have the same ledger, apart from sums that the engine
+        makes on the way.
     """
     names = list(engine.names)
     _require(len(names) >= 2, f"check_engine needs at least two sites, but got {names}")

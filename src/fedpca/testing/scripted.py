@@ -59,7 +59,7 @@ class ScriptedEngine:
     as_bytes : bool
         Whether to encode messages, as between processes.
     hides_rows : bool
-        Whether to hide the rows from the engine, as between machines. If True, the engine has no
+        Whether to hide the rows from the engine, as between machines. If True, the engine also has no
         fingerprints of the rows.
     journal : path, optional
         The run's journal. The sites keep their memory next to it.
@@ -151,9 +151,9 @@ def spoil(
 ) -> Script:
     """Return a script that changes some answers.
 
-    The script changes answers from ``sites`` to ``question``, starting at round ``from_round``. None
-    means all sites or all questions. ``change`` takes an answer and returns a new one, or None to drop
-    the answer.
+    The script changes the answers that ``sites`` give to ``question``, starting at round
+    ``from_round``. None stands for all sites or all questions. ``change`` takes an answer and returns a
+    new answer, or None to drop it.
     """
 
     def script(reply: Reply) -> Answer | None:

@@ -57,7 +57,7 @@ def check_solver(solver: Solver) -> None:
 
 
 def _check_value(solver: Solver) -> None:
-    """Check that a solver is a value: it can be compared, copied, pickled, and described."""
+    """Check that a solver behaves as a value: it can be compared, copied, pickled, and described."""
     _require(
         isinstance(solver, Solver), f"{solver!r} does not implement all of fedpca.solvers.Solver"
     )
@@ -248,13 +248,13 @@ def _installed(solver: Solver) -> Iterator[None]:
 
 
 def _guarded(solver: Solver, sites: dict[str, Array]) -> list[Site]:
-    """Return sites that answer only what the script of the declared solver admits."""
+    """Return sites that answer only the questions that the declared solver's script admits."""
     policy = Policy(allow=(FEDERATED, solver.name), gather=True)
     return [Site(rows, name=name, policy=policy) for name, rows in sites.items()]
 
 
 def _check_script_admits(solver: Solver, sites: dict[str, Array]) -> None:
-    """Check that sites that follow the script answer everything that honest runs ask."""
+    """Check that sites with the solver's script answer every question of an honest run."""
     runs: list[dict[str, Any]] = [{"n_components": k} for k in (N_COMPONENTS, 0.9, "auto", None)]
     runs += [{"scale": True}, {"center": False}, {"missing": "mean"}, {"max_rounds": 1}]
     for given in runs:
@@ -277,7 +277,7 @@ def _check_script_admits(solver: Solver, sites: dict[str, Array]) -> None:
 
 
 def _check_script_refuses(solver: Solver, sites: dict[str, Array]) -> None:
-    """Check that the script admits no question too early, too late, or without end."""
+    """Check that the script admits no question too early, too late, or any number of times."""
     requests: list[Message] = []
 
     def keep(reply: Reply) -> Any:
