@@ -73,7 +73,7 @@ def plot(
     ] = [],  # noqa: B006
     rows: Annotated[
         str | None,
-        typer.Option(help="File with rows of your own, for a biplot, parts, or a control chart."),
+        typer.Option(help="File with rows of your own, for the plots biplot, parts, and control."),
     ] = None,
     summary: Annotated[
         list[Path],

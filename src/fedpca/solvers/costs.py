@@ -74,7 +74,7 @@ class Counted(Protocol):
     """A solver that lists the questions that it asks, so that its bytes can be counted."""
 
     def asks(self, sizes: Sizes, rounds: Rounds) -> list[Asked]:
-        """Return the questions that `solve` asks, and those for the moments, but no others of a fit."""
+        """Return the questions that `solve` asks and those for the moments, but no others."""
         ...
 
 

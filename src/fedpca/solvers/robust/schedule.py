@@ -50,7 +50,7 @@ def follow_threshold(
 ) -> float:
     """Check and remember a round's threshold; return the first threshold of its fit.
 
-    A fit begins when the question before was a different one. Only then may it start from scratch.
+    If the previous question was a different one, this round begins a fit, and may start from scratch.
     """
     value = float(threshold)
     if site.policy.is_open:
