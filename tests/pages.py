@@ -24,6 +24,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
+import numpy as np
+
 import forked
 
 BLOCK = re.compile(
@@ -33,7 +35,10 @@ BLOCK = re.compile(
 PICTURE = re.compile(r"!\[[^]]*\]\(([^)]+\.png)\)")
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?%?")
 RULE = re.compile(r"[─━═-]{3,}")  # lines of tables are as long as their columns
-MOST_APART = 0.02  # mean difference of pixels, which are from 0 to 1
+MOVED = 2  # pixels by which other fonts may move what is drawn
+MOST_APART = 0.1  # difference of shades, which are from 0 to 1
+SPOT = 3  # side of the smallest square of wrong pixels that is a difference
+AROUND, MOST_WRONG = 15, 0.15  # side of a larger square, and share of its pixels, for thin lines
 
 
 class Block(NamedTuple):
@@ -121,13 +126,31 @@ def drawn(page, folder):
 
 
 def picture_differs(shown, saved):
-    """Whether two pictures differ by more than fonts and rounding explain."""
+    """Whether two pictures differ by more than fonts and rounding explain.
+
+    A pixel is wrong if the other picture has no such shade within a few pixels. Letters of another font
+    leave single wrong pixels. A mark, a bar, or a line in another place leaves a spot or a streak.
+    """
     from matplotlib.image import imread
 
     if not shown.exists():
         return True
-    one, other = imread(shown), imread(saved)
-    return one.shape != other.shape or abs(one - other).mean() > MOST_APART
+    one, other = (np.atleast_3d(imread(path)) for path in (shown, saved))
+    if one.shape != other.shape:
+        return True
+    return any(_is_elsewhere(*pair) for pair in ((one, other), (other, one)))
+
+
+def _is_elsewhere(one, other):
+    """Whether something in a picture is not near the same place in the other."""
+    from scipy import ndimage
+
+    near = (2 * MOVED + 1, 2 * MOVED + 1, 1)
+    too_dark = one < ndimage.minimum_filter(other, near) - MOST_APART
+    too_light = one > ndimage.maximum_filter(other, near) + MOST_APART
+    wrong = (too_dark | too_light).any(axis=2)
+    has_spot = ndimage.binary_erosion(wrong, np.ones((SPOT, SPOT))).any()
+    return has_spot or ndimage.uniform_filter(wrong.astype(float), AROUND).max() > MOST_WRONG
 
 
 def rewritten(text, outputs):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from types import ModuleType
 
+import matplotlib
 import numpy as np
 import pytest
-from matplotlib.image import imsave
+from matplotlib import pyplot
 
 import pages
 
@@ -64,11 +65,34 @@ def test_a_page_gets_what_its_code_prints_where_it_shows_something_else(tmp_path
     assert pages.rewritten(mended, outputs) == mended
 
 
-def test_another_picture_is_noticed_and_a_slightly_different_one_is_not(tmp_path):
-    grays = np.linspace(0, 1, 400).reshape(20, 20)
-    for name, picture in (("one", grays), ("like", grays * 0.999), ("other", grays.T)):
-        imsave(tmp_path / f"{name}.png", picture, cmap="gray", vmin=0, vmax=1)
-    one, like, other, none = (tmp_path / f"{n}.png" for n in ("one", "like", "other", "none"))
-    assert not pages.picture_differs(one, like)
-    assert pages.picture_differs(one, other)
-    assert pages.picture_differs(none, one)
+def drawn(path, heights, points=60, **style):
+    """A plot with bars, a line, and points."""
+    matplotlib.use("Agg")
+    rng, x = np.random.default_rng(0), np.arange(len(heights))
+    with matplotlib.rc_context(style):
+        figure, ax = pyplot.subplots(figsize=(6, 3.8), layout="constrained")
+        ax.bar(x, heights, label="share of variance")
+        ax.plot(x, np.cumsum(heights), color="C1")
+        ax.scatter(*rng.uniform([5, 0], [10, 1], (60, 2))[:points].T, s=10)
+        ax.set(xlabel="component", title="bars, a line, and points", xlim=(-1, 10), ylim=(0, 1.1))
+        ax.legend()
+        figure.savefig(path, dpi=80)
+        pyplot.close(figure)
+    return path
+
+
+SHARES = np.array([0.4, 0.25, 0.15, 0.1])
+
+
+def test_another_plot_is_noticed_and_the_same_one_with_other_letters_is_not(tmp_path):
+    shown, saved = drawn(tmp_path / "shown.png", SHARES), tmp_path / "saved.png"
+    for style in ({"text.hinting": "none"}, {"font.size": 10.1}, {"font.family": "DejaVu Serif"}):
+        assert not pages.picture_differs(shown, drawn(saved, SHARES, **style)), style
+    other = [
+        (SHARES + np.array([0, 0.025, -0.025, 0]), 60),  # two bars and a point of the line
+        (SHARES, 59),  # a single point
+        (SHARES[[0, 2, 1, 3]], 60),
+    ]
+    for heights, points in other:
+        assert pages.picture_differs(shown, drawn(saved, heights, points)), (heights, points)
+    assert pages.picture_differs(tmp_path / "none.png", saved)

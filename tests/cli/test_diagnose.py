@@ -43,6 +43,7 @@ def files_of(folder):
 
 def test_the_shell_prints_what_a_diagnosis_finds(folder, tmp_path):
     more = ["--permutations", 5, "-o", tmp_path / "known.fedpca", "--plots", tmp_path / "plots"]
+    more += ["--report", tmp_path / "d.html"]
     done = run("diagnose", folder / "m.fedpca", *files_of(folder), *more)
     assert done.exit_code == 0, done.stderr
     for text in (
@@ -55,6 +56,16 @@ def test_the_shell_prints_what_a_diagnosis_finds(folder, tmp_path):
         assert text in done.stdout
     drawn = {path.name for path in (tmp_path / "plots").iterdir()}
     assert drawn == {"scree.svg", "sites.svg", "stability.svg"}
+    page = (tmp_path / "d.html").read_text()
+    for text in (
+        ">sign-flips</th>",
+        "Their median is 2.",
+        "b stands out in its mean, along x3 +",
+        "from the residual spectrum",
+        'aria-label="How far each site is from the others"',
+        "(cos2)",
+    ):
+        assert text in page
     before, after = load(folder / "m.fedpca"), load(tmp_path / "known.fedpca")
     assert before.residual_traces_ is None
     assert after.control_limits().basis == "residual spectrum"
@@ -87,10 +98,15 @@ def test_without_a_site_map_the_tables_say_what_sums_tell(folder, tmp_path):
         "--secure",
         "--plots",
         tmp_path / "plots",
+        "--report",
+        tmp_path / "d.html",
     )
     assert "no map of sites: secure sums hide" in done.stdout
     assert "from sums alone" in done.stdout
     assert [path.name for path in (tmp_path / "plots").iterdir()] == ["scree.svg"]
+    page = (tmp_path / "d.html").read_text()
+    assert "There is no map of sites: secure sums hide" in page
+    assert "How far each site" not in page
 
 
 def test_bad_usage_is_refused(folder, tmp_path):
@@ -98,6 +114,8 @@ def test_bad_usage_is_refused(folder, tmp_path):
     assert "either the sites' files or --federation" in both.stderr
     far = run("diagnose", folder / "m.fedpca", "--federation", "localhost", "--drop", "x1")
     assert "only apply to files" in far.stderr
+    named = run("diagnose", folder / "m.fedpca", *files_of(folder), "--report", tmp_path / "d.txt")
+    assert "must end in .html" in named.stderr
     run("fit", *files_of(folder), "--method", "robust", "-k", 2, "-o", tmp_path / "r.fedpca")
     robust = run("diagnose", tmp_path / "r.fedpca", *files_of(folder))
     assert "is a RobustPCA" in robust.stderr

@@ -119,6 +119,13 @@ def test_the_benchmark_of_the_guard_runs():
     assert done.stdout.count("guard's share") == 2
 
 
+def test_the_benchmark_of_plans_runs():
+    command = [sys.executable, str(ROOT / "benchmarks" / "plans.py"), "rounds", "--quick"]
+    done = forked.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("within 30 %") == 7
+
+
 def test_the_benchmark_of_privacy_runs():
     command = [sys.executable, str(ROOT / "benchmarks" / "privacy.py"), "--quick"]
     done = forked.run(command, capture_output=True, text=True)

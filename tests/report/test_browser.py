@@ -10,7 +10,7 @@ import pytest
 
 import browser
 from command_line import ROWS
-from fedpca import FederatedPCA, PersonalizedPCA, RobustPCA, StreamingPCA, Summary
+from fedpca import FederatedPCA, PersonalizedPCA, RobustPCA, StreamingPCA, Summary, diagnose
 from fedpca.report.boards import RunBoard, ServerBoard
 from fedpca.report.live import LivePage
 from fedpca.report.page import report_page
@@ -51,11 +51,16 @@ def models():
     }
 
 
+@pytest.fixture(scope="module")
+def found(models):
+    return diagnose(models["federated"], PARTS)
+
+
 @pytest.fixture
 def written(models, tmp_path):
-    def write(kind):
+    def write(kind, found=None):
         path = tmp_path / f"{kind}.html"
-        path.write_text(report_page(models[kind], f"{kind}.fedpca"), "utf-8")
+        path.write_text(report_page(models[kind], f"{kind}.fedpca", diagnosis=found), "utf-8")
         return path.as_uri()
 
     return write
@@ -102,9 +107,11 @@ def test_a_report_sorts_and_filters(chromium, written, models):
         assert is_silent(page, address)
 
 
-@pytest.mark.parametrize("kind", ["federated", "personalized", "robust", "stream", "summary"])
-def test_a_report_is_readable_anywhere_and_prints_on_two_pages(kind, chromium, written):
-    address = written(kind)
+@pytest.mark.parametrize(
+    "kind", ["federated", "diagnosed", "personalized", "robust", "stream", "summary"]
+)
+def test_a_report_is_readable_anywhere_and_prints_on_two_pages(kind, chromium, written, found):
+    address = written("federated", found) if kind == "diagnosed" else written(kind)
     with chromium.page(address) as page:
         assert page.run('document.querySelectorAll("figure svg").length') >= 3
         for dark in (False, True):

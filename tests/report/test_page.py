@@ -6,16 +6,26 @@ import base64
 import hashlib
 import re
 from collections import Counter
+from dataclasses import replace
 from html.parser import HTMLParser
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from command_line import ROWS, run
-from fedpca import FederatedPCA, Federation, PersonalizedPCA, RobustPCA, StreamingPCA, Summary
+from fedpca import (
+    FederatedPCA,
+    Federation,
+    PersonalizedPCA,
+    RobustPCA,
+    StreamingPCA,
+    Summary,
+    diagnose,
+)
 from fedpca.errors import InputError
 from fedpca.privacy.gaussian import Privacy
-from fedpca.report import page
+from fedpca.report import page, page_diagnosis
 
 TABLE = pa.table(dict(zip(["<b>a", "b", "c", "d", "e"], ROWS.T, strict=True)))
 PARTS = {"north": TABLE[:30], "south": TABLE[30:]}
@@ -128,6 +138,27 @@ def test_counts_below_the_minimum_are_not_shown(written, tmp_path):
         assert ("lie apart" in text) == (n > 0)
     with pytest.raises(InputError, match="min_count=0"):
         page.report_page(model, "m.fedpca", 0)
+
+
+def test_a_diagnosis_on_a_page_does_not_tell_how_many_rows_a_site_has():
+    """The same diagnosis of sites of other sizes makes the same page."""
+    model = FederatedPCA(2, random_state=0).fit(PARTS)
+    found = diagnose(model, PARTS)
+    text = "".join(page_diagnosis.diagnosis_part(model, found))
+    drawn = page_diagnosis.site_plots(found)[0][1]
+    sizes = dict(zip(found.sites.sites, (0.1, 0.9), strict=True))
+    resized = {
+        name: replace(
+            site,
+            rows=sizes[name],
+            within=site.within * sizes[name] / site.rows,
+            between=site.between * sizes[name] / site.rows,
+        )
+        for name, site in found.sites.sites.items()
+    }
+    other = replace(found, sites=replace(found.sites, sites=resized))
+    assert "".join(page_diagnosis.diagnosis_part(model, other)) == text
+    np.testing.assert_array_equal(page_diagnosis.site_plots(other)[0][1].rows, drawn.rows)
 
 
 def test_lengths_that_only_rows_determine_are_letters():

@@ -19,6 +19,7 @@ from fedpca.cli.options import (
     Json,
     Quiet,
 )
+from fedpca.cli.report import check_page_file, write_page
 from fedpca.cli.sites import AtServer, federation_of
 from fedpca.errors import InputError
 from fedpca.estimators import FederatedPCA, load
@@ -26,6 +27,7 @@ from fedpca.estimators.diagnosis import Diagnosis
 from fedpca.estimators.diagnosis import diagnose as diagnose_model
 from fedpca.models.control_limits import ALPHA
 from fedpca.report.diagnosis import diagnosis_as_json, print_diagnosis
+from fedpca.report.page import report_page
 
 PLOTS = ("scree.svg", "sites.svg", "stability.svg")  # the last two need a map of sites
 
@@ -58,6 +60,12 @@ def diagnose(
         typer.Option(
             help="Also write plots to this folder: scree.svg, and, if there is a map of sites, "
             "sites.svg and stability.svg."
+        ),
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also write a page about the model and its diagnosis to this file (.html)."
         ),
     ] = None,
     drop: Drop = [],  # noqa: B006
@@ -107,6 +115,9 @@ def diagnose(
             plots.mkdir(parents=True, exist_ok=True)
             for name in PLOTS:
                 refuse_overwriting(plots / name, force)
+        if report is not None:
+            check_page_file(report)
+            refuse_overwriting(report, force)
         fitted = load(model)
         if not isinstance(fitted, FederatedPCA):
             raise InputError(
@@ -137,6 +148,9 @@ def diagnose(
             fitted.residual_traces_ = found.residual_traces
             fitted.save(output)
             _say_written(output, quiet or json)
+        if report is not None:
+            write_page(report, report_page(fitted, model.name, diagnosis=found))
+            _say_written(report, quiet or json)
         if plots is not None:
             for path in _draw(found, plots):
                 _say_written(path, quiet or json)

@@ -36,12 +36,21 @@ def report(
     ``plot``.
     """
     with exit_codes():
-        if output.suffix not in (".html", ".htm"):
-            raise InputError(f"{output} must end in .html, as in {output.stem}.html")
+        check_page_file(output)
         refuse_overwriting(output, force)
         fitted = Summary.load(file) if is_summary(file) else load(file)
-        page = report_page(fitted, file.name, min_count)
-        with atomic.writing(output) as temporary:
-            temporary.write_text(page, "utf-8")
+        write_page(output, report_page(fitted, file.name, min_count))
         if not quiet:
             say(f"wrote {output}; open it in a browser")
+
+
+def check_page_file(path: Path) -> None:
+    """Refuse a file name that browsers would not open as a page."""
+    if path.suffix not in (".html", ".htm"):
+        raise InputError(f"{path} must end in .html, as in {path.stem}.html")
+
+
+def write_page(path: Path, page: str) -> None:
+    """Write a page to a file, completely or not at all."""
+    with atomic.writing(path) as temporary:
+        temporary.write_text(page, "utf-8")

@@ -58,10 +58,10 @@ def diagnosis_contents(
     }
     if isinstance(fitted, FederatedPCA | StreamingPCA):
         contents["contributions"] = fitted.contributions().to_dict()
-        cos2 = _cos2_of(fitted) if diagnosis is None else diagnosis.cos2()
+        cos2 = cos2_of(fitted) if diagnosis is None else diagnosis.cos2()
         contents["cos2"] = None if cos2 is None else cos2.to_dict()
     if isinstance(fitted, FederatedPCA):
-        limits = _limits_of(fitted if diagnosis is None else diagnosis, alpha)
+        limits = limits_of(fitted if diagnosis is None else diagnosis, alpha)
         contents["limits"] = None if limits is None else vars(limits)
     if diagnosis is not None:
         names, ranks = feature_names(fitted), diagnosis.ranks
@@ -73,7 +73,7 @@ def diagnosis_contents(
         contents["why_no_sites"] = diagnosis.why_no_sites
         if diagnosis.sites is not None:
             contents["sites"] = [
-                _about_site(name, site, diagnosis, names)
+                about_site(name, site, diagnosis, names)
                 for name, site in diagnosis.sites.sites.items()
             ]
         runs = (diagnosis.run_, diagnosis.sites_run_)
@@ -184,7 +184,7 @@ def _print_sites(out: Console, sites: Sequence[dict[str, Any]]) -> None:
             out.print(f"{site['site']} stands out in its {kind}, along {listed}", soft_wrap=True)
 
 
-def _about_site(
+def about_site(
     name: str, site: SiteOnMap, diagnosis: Diagnosis, features: Sequence[str]
 ) -> dict[str, Any]:
     """Return what a map of sites shows about one site, as plain values."""
@@ -226,7 +226,7 @@ def _degrees(sine: float) -> float:
     return math.degrees(math.asin(min(1.0, sine)))
 
 
-def _cos2_of(fitted: FederatedPCA | StreamingPCA) -> FeatureTable | None:
+def cos2_of(fitted: FederatedPCA | StreamingPCA) -> FeatureTable | None:
     """Return the squared cosines, or None if they need more than the model."""
     try:
         return fitted.cos2()
@@ -234,7 +234,7 @@ def _cos2_of(fitted: FederatedPCA | StreamingPCA) -> FeatureTable | None:
         return None
 
 
-def _limits_of(known: FederatedPCA | Diagnosis, alpha: float) -> ControlLimits | None:
+def limits_of(known: FederatedPCA | Diagnosis, alpha: float) -> ControlLimits | None:
     """Return the limits for new rows, or None if too few rows were fitted."""
     try:
         if isinstance(known, Diagnosis):

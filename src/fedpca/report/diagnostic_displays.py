@@ -162,15 +162,15 @@ class SiteMapDisplay(Drawn):
         return cls.from_diagnosis(diagnose(fitted, X, **options), ax=ax)
 
     @classmethod
-    def from_diagnosis(cls, diagnosis: Diagnosis, *, ax: Any = None) -> Self:
-        """Draw the map of sites in a diagnosis."""
+    def from_diagnosis(cls, diagnosis: Diagnosis, *, sized: bool = True, ax: Any = None) -> Self:
+        """Draw the map of sites in a diagnosis; unless ``sized``, all sites' marks are equal."""
         sites = shown_sites(diagnosis).sites
         each = list(sites.values())
         return cls(
             list(sites),
             np.array([site.means_apart for site in each]),
             np.array([site.spreads_apart for site in each]),
-            np.array([site.rows for site in each]),
+            np.array([site.rows if sized else 1 / len(each) for site in each]),
             np.array([site.is_odd_in_mean or site.is_odd_in_spread for site in each], bool),
         ).plot(ax)
 

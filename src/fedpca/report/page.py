@@ -1,8 +1,9 @@
 """Write a page about a model: who was asked what, what was found, and what that cost and revealed.
 
-The page is one file. It loads nothing from elsewhere, and contains nothing that the model file lacks.
-People other than the coordinator may read it, so it does not show small numbers of rows: neither a
-count below ``min_count``, nor a length that only a site's rows determine.
+The page is one file. It loads nothing from elsewhere. It contains nothing that the model file lacks,
+unless the caller passes a diagnosis. People other than the coordinator may read it, so it does not show
+small numbers of rows: neither a count below ``min_count``, nor a length that only a site's rows
+determine.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from fedpca._version import __version__
 from fedpca.coordinator.ledger import Total
 from fedpca.coordinator.record import RunRecord
 from fedpca.errors import FedpcaError, InputError
-from fedpca.estimators import FederatedPCA, PersonalizedPCA, RobustPCA
+from fedpca.estimators import FederatedPCA, PersonalizedPCA, RobustPCA, StreamingPCA
+from fedpca.estimators.diagnosis import Diagnosis
 from fedpca.protocol.question import find_question
 from fedpca.report.contents import (
     Component,
@@ -38,6 +40,7 @@ from fedpca.report.displays import (
 )
 from fedpca.report.drawing import as_svg
 from fedpca.report.markup import MAX_NAME, script_hash, shown, sortable, table
+from fedpca.report.page_diagnosis import diagnosis_part, site_plots
 from fedpca.report.remaining import size
 from fedpca.report.tables import angle_in_words, privacy_in_words
 from fedpca.site.policy import JOINING
@@ -67,10 +70,16 @@ PERSONALIZED_STOPPED = {
 }
 
 
-def report_page(fitted: Fitted | Summary, name: str, min_count: int = JOINING.min_count) -> str:
+def report_page(
+    fitted: Fitted | Summary,
+    name: str,
+    min_count: int = JOINING.min_count,
+    diagnosis: Diagnosis | None = None,
+) -> str:
     """Return the page about a model or summary whose file has this name.
 
-    Counts of rows below ``min_count`` are not shown.
+    Counts of rows below ``min_count`` are not shown. With the `Diagnosis` of a `FederatedPCA`, the page
+    also shows what the diagnosis found.
     """
     if not isinstance(min_count, Integral) or isinstance(min_count, bool) or min_count < 1:
         raise InputError(f"min_count={min_count!r} must be a whole number, at least 1")
@@ -81,11 +90,13 @@ def report_page(fitted: Fitted | Summary, name: str, min_count: int = JOINING.mi
         policy=f"default-src 'none'; script-src '{script_hash(page)}'; style-src 'unsafe-inline'; "
         "img-src data:; base-uri 'none'; form-action 'none'",
         subtitle=f"{kind}, read with fedpca {__version__}",
-        body="\n".join(_sections(fitted, name, min_count)),
+        body="\n".join(_sections(fitted, name, min_count, diagnosis)),
     )
 
 
-def _sections(fitted: Fitted | Summary, name: str, min_count: int) -> Iterator[str]:
+def _sections(
+    fitted: Fitted | Summary, name: str, min_count: int, diagnosis: Diagnosis | None
+) -> Iterator[str]:
     run: RunRecord = getattr(fitted, "run_", RunRecord())
     yield _facts(fitted, run, min_count)
     yield from (f'<p class="warning">{shown(text)}</p>' for text in _warnings(fitted, run))
@@ -93,10 +104,13 @@ def _sections(fitted: Fitted | Summary, name: str, min_count: int) -> Iterator[s
     if components:
         yield "<h2>Components</h2>"
         yield _components_table(components)
-    yield _plots(fitted, components, run)
+    yield _plots(fitted, components, run, diagnosis)
     if components:
         yield "<h2>Loadings</h2>"
         yield from _loadings(components, feature_names(fitted))
+    if isinstance(fitted, FederatedPCA | StreamingPCA):
+        yield "<h2>Diagnosis</h2>"
+        yield from diagnosis_part(fitted, diagnosis)
     if isinstance(fitted, RobustPCA):
         yield "<h2>Outliers</h2>"
         yield from _outliers(fitted, min_count)
@@ -173,10 +187,16 @@ def _components_table(components: Sequence[Component]) -> str:
     return table(("component", "variance", "share", "cumulative"), lines, kind="short")
 
 
-def _plots(fitted: Fitted | Summary, components: Sequence[Component], run: RunRecord) -> str:
+def _plots(
+    fitted: Fitted | Summary,
+    components: Sequence[Component],
+    run: RunRecord,
+    diagnosis: Diagnosis | None,
+) -> str:
     drawn: list[tuple[str, Any]] = []
     if any(component.site is None for component in components):
-        drawn.append(("Variance explained", ScreeDisplay.from_estimator(fitted)))
+        scree = ScreeDisplay.from_estimator(fitted, diagnosis=diagnosis)
+        drawn.append(("Variance explained", scree))
     for number, component in enumerate(components[:MAX_PLOTS]):
         of = component.name if component.site is None else f"{component.name} of {component.site}"
         title = f"Features with the largest loadings on component {of}"
@@ -187,6 +207,8 @@ def _plots(fitted: Fitted | Summary, components: Sequence[Component], run: RunRe
             drawn.append((title, SiteSharesDisplay.from_estimator(fitted)))
     if run.history:
         drawn.append(("The rounds of the fit", ConvergenceDisplay.from_estimator(fitted)))
+    if diagnosis is not None:
+        drawn += site_plots(diagnosis)
     figures = (
         f"<figure>{as_svg(display.figure_, title)}<figcaption>{shown(title)}</figcaption></figure>"
         for title, display in drawn

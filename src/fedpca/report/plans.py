@@ -25,7 +25,7 @@ def print_plan(console: Console, plan: Plan, *, has_policy: bool) -> None:
             name,
             _guarantee(each),
             ", ".join(each.seen) or "nothing",
-            f"{each.rounds:,}" + ("+" if each.stop_reason == "max_rounds" else ""),
+            _rounds(each),
             f"{about}{each.site_bytes:,}",
             f"{about}{each.bytes:,}",
             f"{each.seconds:,.2f}",
@@ -51,6 +51,14 @@ def print_plan(console: Console, plan: Plan, *, has_policy: bool) -> None:
         f"{speed.read_rate:.2g} bytes/s.",
         soft_wrap=True,
     )
+
+
+def _rounds(each: SolverPlan) -> str:
+    """Return the rounds of a fit, with the fewest and the most if rehearsals differed."""
+    text = f"{each.rounds:,}" + ("+" if each.stop_reason == "max_rounds" else "")
+    if each.fewest_rounds == each.most_rounds:
+        return text
+    return f"{text} ({each.fewest_rounds:,} to {each.most_rounds:,})"
 
 
 def _guarantee(each: SolverPlan) -> str:

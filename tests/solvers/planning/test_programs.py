@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import io
+
 import numpy as np
 import pandas as pd
 import pytest
+from rich.console import Console
 
 import fedpca
 from fedpca import FederatedPCA, Federation, PersonalizedPCA, Policy, RobustPCA
 from fedpca.errors import InputError, PolicyRefused
+from fedpca.report.plans import print_plan
 from fedpca.solvers import Stiefel
+from fedpca.solvers.costs import Asked
 from fedpca.solvers.personalized import course as personalized
-from fedpca.solvers.planning.course import Rehearsal, recorded
+from fedpca.solvers.planning.course import Rehearsal, recorded, usual
 from fedpca.solvers.robust import course as robust
+from fedpca.solvers.robust.at_site import count_present
 from support import fitted_quietly, guarded
 
 D = 12
@@ -125,6 +131,37 @@ def test_planned_rounds_are_within_30_percent_of_real_ones(model):
     plan = fedpca.plan(sizes, 25, model, **options).solvers[0]
     assert plan.rounds == pytest.approx(np.median([run.rounds for run in fits]), rel=0.3)
     assert plan.stop_reason == fits[0].stop_reason
+
+
+def rehearsed(*lengths):
+    """Rehearsals that take so many rounds, in turn; those of 500 run out of rounds."""
+    tried = []
+
+    def rehearse(seed):
+        tried.append(seed)
+        n = lengths[seed]
+        asked = [Asked(count_present, {}, n)]
+        return Rehearsal(asked, "max_rounds" if n == 500 else "converged")
+
+    found = usual(rehearse)
+    return found.asked[0].times, found.fewer, found.more, len(tried), found.stop_reason
+
+
+def test_rehearsals_are_repeated_until_they_are_alike():
+    assert rehearsed(20, 22, 24) == (22, 2, 2, 3, "converged")
+    unlike = (500, 40, 90, 60, 50, 300, 70, 80, 100)
+    assert rehearsed(*unlike) == (80, 40, 420, 9, "converged")
+    assert rehearsed(500, 500, 500) == (500, 0, 0, 3, "max_rounds")
+
+
+def test_a_plan_tells_the_fewest_and_the_most_rounds(monkeypatch):
+    asked = [Asked(count_present, {}, 50)]
+    monkeypatch.setattr(robust, "usual", lambda _: Rehearsal(asked, "converged", 12, 300))
+    plan = fedpca.plan(SIZES, D, RobustPCA(2), solvers=["auto"], **QUIET)["auto"]
+    assert (plan.fewest_rounds, plan.rounds, plan.most_rounds) == (38, 50, 350)
+    console = Console(width=200, file=io.StringIO())
+    print_plan(console, fedpca.plan(SIZES, D, RobustPCA(2), **QUIET), has_policy=False)
+    assert "50 (38 to 350)" in console.file.getvalue()
 
 
 @pytest.fixture

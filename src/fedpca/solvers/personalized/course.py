@@ -53,7 +53,7 @@ from fedpca.solvers.planning.made_up import evenly_thinned, like_rows
 from fedpca.solvers.planning.traffic import Party
 from fedpca.solvers.standardize import moments_asked
 
-MAX_SIDE = 96  # features of made-up rows, or a few for each direction
+MAX_SIDE = 240  # features of made-up rows, or a few for each direction
 PER_DIRECTION = 4
 MAX_SITES = 5
 COMPARES = (basis_triangle, basis_product, whole_basis)
@@ -76,7 +76,7 @@ class PersonalizedFit:
 
     def course(self, solver: PersonalizedSolver) -> Course:
         """Return the course of the fit with a method."""
-        asked, reason = usual(partial(self.rehearse, solver))
+        asked, reason, fewer, more = usual(partial(self.rehearse, solver))
         gather = bool(self.parameters["gather"])
         if self.secure:  # secure sums do not show the explained share of a site
             asked = [each for each in asked if each.question is not site_shares]
@@ -88,6 +88,8 @@ class PersonalizedFit:
             parameters=self.parameters,
             solver_rounds=times_asked(asked, *STEPS),
             stop_reason=reason,
+            fewer=fewer,
+            more=more,
             needs_each=gather,
         )
 

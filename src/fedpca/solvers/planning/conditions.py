@@ -59,11 +59,14 @@ class Conditions:
         up = np.sum([each.up for each in crossed], axis=0)
         down, up_total = n * (each_down + more // 2), int(up.sum()) + n * (more // 2)
         largest = max(self.parties, key=lambda party: party.rows)
+        rounds = sum(each.times for each in crossed)
         demand = Demand(crossed, replace(self.sizes, here=largest.rows), n, largest.n_local)
         return SolverPlan(
             solver=course.solver,
             guarantee=course.guarantee,
-            rounds=sum(each.times for each in crossed),
+            rounds=rounds,
+            fewest_rounds=rounds - course.fewer,
+            most_rounds=rounds + course.more,
             solver_rounds=course.solver_rounds,
             stop_reason=course.stop_reason,
             bytes_down=down,

@@ -18,7 +18,8 @@ from fedpca.protocol.question import Question, find_question
 from fedpca.solvers.costs import Asked
 from fedpca.solvers.planning.traffic import Party
 
-N_REHEARSALS = 3
+N_REHEARSALS, MOST_REHEARSALS = 3, 9  # the latter if the first ones differ
+ALIKE = 1.3  # ratio of the most to the fewest rounds up to which rehearsals are alike
 
 Lengths = Mapping[str, Mapping[str, int]]  # the lengths to replace, by the name of the question
 
@@ -38,6 +39,8 @@ class Course:
     parameters: Mapping[str, Any]
     solver_rounds: int = 0
     stop_reason: str = ""
+    fewer: int = 0  # rounds fewer than these, and more, that other rehearsals took
+    more: int = 0
     needs_each: bool = False  # whether the coordinator must see each site's answers
     is_counted: bool = True  # whether all bytes follow from the questions
     more_bytes: int = 0  # to and from each site, if the solver does not list its questions
@@ -46,23 +49,38 @@ class Course:
 
 
 class Rehearsal(NamedTuple):
-    """What made-up sites were asked, and how the fit ended."""
+    """What made-up sites were asked, and how the fit ended.
+
+    ``fewer`` and ``more`` tell how many rounds fewer, and how many more, other rehearsals took.
+    """
 
     asked: list[Asked]
     stop_reason: str
+    fewer: int = 0
+    more: int = 0
 
 
 def usual(rehearse: Callable[[int], Rehearsal]) -> Rehearsal:
-    """Return the rehearsal with the median number of rounds, out of a few with different seeds.
+    """Return the rehearsal with the median number of rounds, out of some with different seeds.
 
-    If the first rehearsal runs out of rounds, no other is tried.
+    If the first ones differ, there are more of them. If most run out of rounds, no other is tried.
     """
     found: list[Rehearsal] = []
-    for seed in range(N_REHEARSALS):
+    for seed in range(MOST_REHEARSALS):
         found.append(rehearse(seed))
-        if found[0].stop_reason == "max_rounds":
-            return found[0]
-    return sorted(found, key=lambda each: sum(a.times for a in each.asked))[N_REHEARSALS // 2]
+        n_out = sum(each.stop_reason == "max_rounds" for each in found)
+        rounds = sorted(map(_n_rounds, found))
+        is_alike = rounds[-1] <= ALIKE * rounds[0]
+        if n_out == N_REHEARSALS or (seed + 1 == N_REHEARSALS and is_alike):
+            break
+    found.sort(key=_n_rounds)
+    median = found[len(found) // 2]
+    n = _n_rounds(median)
+    return median._replace(fewer=n - rounds[0], more=rounds[-1] - n)
+
+
+def _n_rounds(rehearsal: Rehearsal) -> int:
+    return sum(each.times for each in rehearsal.asked)
 
 
 def recorded(ledger: Ledger) -> list[Asked]:

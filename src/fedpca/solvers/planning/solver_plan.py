@@ -28,10 +28,12 @@ class SolverPlan:
     """What a fit would cost and reveal with one solver.
 
     ``rounds`` counts all questions, as `run_.rounds` does, and ``solver_rounds`` counts those whose
-    number depends on the rows. ``stop_reason`` is why the rehearsal stopped, or "" without one. Bytes
-    are those of all messages to and from all sites, and ``site_bytes`` those to and from the site with
-    the most traffic. If ``is_counted`` is true and the run takes these rounds, its record will have the
-    same numbers. ``site_memory`` and ``server_memory`` are estimates in bytes, without the program.
+    number depends on the rows. If rehearsals differ, ``rounds`` is their median, and ``fewest_rounds``
+    and ``most_rounds`` are the extremes; otherwise, the three are equal. ``stop_reason`` is why the
+    rehearsal stopped, or "" without one. Bytes are those of all messages to and from all sites, and
+    ``site_bytes`` those to and from the site with the most traffic. If ``is_counted`` is true and the
+    run takes these rounds, its record will have the same numbers. ``site_memory`` and
+    ``server_memory`` are estimates in bytes, without the program.
 
     ``guarantee`` is "exact", "bounded", or "private". For personalized fits, it is "stationary" or
     "no bound", and for robust fits, "exact without noise" or "no bound".
@@ -44,6 +46,8 @@ class SolverPlan:
     solver: str
     guarantee: str
     rounds: int
+    fewest_rounds: int
+    most_rounds: int
     solver_rounds: int
     stop_reason: str
     bytes_down: int

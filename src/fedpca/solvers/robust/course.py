@@ -38,10 +38,10 @@ from fedpca.solvers.robust.hard import hard_round
 from fedpca.solvers.robust.program import low_rank_and_sparse
 from fedpca.solvers.robust.soft import soft_round
 
-MAX_SIDE = 120  # features of made-up rows, or a few for each component
+MAX_SIDE = 240  # features of made-up rows, or a few for each component
 PER_COMPONENT = 4
-MAX_SITES = 3
-MAX_ENTRIES = 1 << 16  # of all made-up rows
+MAX_SITES = 5
+MAX_ENTRIES = 1 << 18  # of all made-up rows
 OUTLIER_SHARE = 0.05  # of the entries
 OUTLIER_SIZE = 10.0  # at most, of an outlier, in root mean squares of the entries
 OFFSET = 3.0  # of a column, in the same unit
@@ -64,7 +64,7 @@ class RobustFit:
         if solver.needs_rank and given["n_components"] is None:
             problem = "it requires the number of components, not a bound on it"
             given |= {"n_components": given["max_components"], "max_components": None}
-        asked, reason = usual(partial(self.rehearse, solver, given))
+        asked, reason, fewer, more = usual(partial(self.rehearse, solver, given))
         if self.secure:  # secure sums do not show a site's share of outliers
             asked = [each for each in asked if each.question is not sparse_share]
         return Course(
@@ -75,6 +75,8 @@ class RobustFit:
             parameters=self.parameters,
             solver_rounds=times_asked(asked, *STEPS),
             stop_reason=reason,
+            fewer=fewer,
+            more=more,
             problem=problem,
         )
 
