@@ -159,7 +159,7 @@ def test_a_transform_of_cells_that_cannot_be_is_refused(options, said, labs, tmp
     assert said in " ".join(done.output.split())
     np.save(tmp_path / "rows.npy", np.zeros((3, 8)))
     done = run("transform", tmp_path / "m", tmp_path / "rows.npy", "-o", tmp_path / "o.h5ad")
-    assert "is written from an .h5ad file" in " ".join(done.output.split())
+    assert "can only be written from an .h5ad file" in " ".join(done.output.split())
     assert not (tmp_path / "o.h5ad").exists()
 
 

@@ -485,10 +485,10 @@ def test_weights_of_alleles_need_genotypes_scaled_as_plink2_scales_them(complete
     PersonalizedPCA(1, n_local=1).fit(named(beds)).save(tmp_path / "local.fedpca")
     for model in ("plain.fedpca", "local.fedpca"):
         done = run("transform", tmp_path / model, beds[0], *words)
-        assert "needs a model of --binomial" in " ".join(done.output.split())
+        assert "requires a model fitted with --binomial" in " ".join(done.output.split())
         assert not (tmp_path / "own.csv").exists()
     fit = FederatedPCA(2, scale="binomial").fit(str(beds[0]))
     fit.save(tmp_path / "m.fedpca")
     framed(np.ones((3, fit.n_features_in_)), fit).to_csv(tmp_path / "rows.csv", index=False)
     done = run("transform", tmp_path / "m.fedpca", tmp_path / "rows.csv", *words)
-    assert "needs the alleles in a .bed file" in " ".join(done.output.split())
+    assert "--plink requires a .bed file" in " ".join(done.output.split())

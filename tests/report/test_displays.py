@@ -345,8 +345,8 @@ def test_the_shell_writes_plots(kind, model_file, tmp_path):
     [
         (["scree", "-o", "a.txt"], "must end in .png, .svg, .pdf"),
         (["scree", "-o", "a.svg", "--features", 3], "--features has no effect on scree"),
-        (["scree", "-o", "a.svg", "--component", 1], "scree takes 0 of them"),
-        (["biplot", "-o", "a.svg"], "name their file with --rows"),
+        (["scree", "-o", "a.svg", "--component", 1], "scree takes 0 of --component, got 1"),
+        (["biplot", "-o", "a.svg"], "name a file of rows with --rows"),
         (["scree", "-o", "a.svg", "--rows", "x.csv"], "--rows has no effect on scree"),
         (["parts", "-o", "a.svg"], "parts shows rows of your own"),
         (["parts", "-o", "a.svg", "--rows", "x.csv"], "does not split rows into parts"),

@@ -69,7 +69,7 @@ def audit(
         ),
     ] = [],  # noqa: B006
     simulate: Annotated[
-        bool, typer.Option("--simulate", help="Also attack faps by simulation (slow).")
+        bool, typer.Option("--simulate", help="Also attack the solver faps by simulation (slow).")
     ] = False,
     secure: Annotated[
         bool, typer.Option("--secure", help="Attack fits that use secure sums.")
@@ -83,17 +83,19 @@ def audit(
         Path | None, typer.Option(help="Write the result of every attack to this file (.csv).")
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Write a plot to this file (.svg, .png, .pdf).")
+        Path | None,
+        typer.Option(help="Write a plot of the errors to this file (.svg, .png, .pdf)."),
     ] = None,
     lying: Annotated[
         bool,
         typer.Option(
-            "--lying", help="Attack the first site as a lying coordinator that may ask anything."
+            "--lying",
+            help="Attack the first site as a lying coordinator, which may ask any question.",
         ),
     ] = False,
     policy: Annotated[
         Path | None,
-        typer.Option(help="With --lying: TOML file with a policy to attack, besides the default."),
+        typer.Option(help="With --lying: TOML file with one more policy to attack."),
     ] = None,
     csv: Annotated[
         bool, typer.Option("--csv", help="With --lying: print the table as CSV.")
@@ -109,15 +111,18 @@ def audit(
     Each of FILES is a file or folder with one site's rows, or NAME=PATH. Use a small data set with at
     most 1000 features. Nothing leaves this machine.
 
-    Compare each error with the error of a guess that uses no messages.
+    The command prints the errors of the attacker's estimates. Compare them with the error of a guess
+    that uses no messages.
 
     With --lying, the coordinator does not follow the protocol. The table shows which records and values
-    of the first site it recovers under three policies: one that allows everything, the default of
-    `fedpca join`, and yours.
+    of the first site such a coordinator recovers under each policy: one that allows everything, the
+    default of `fedpca join`, and the one given with --policy.
     """
     with exit_codes():
         if lying and secure:
-            raise InputError("--secure does not apply to --lying, which attacks single sites")
+            raise InputError(
+                "--secure does not apply to --lying, which attacks a single site; omit one of them"
+            )
         if lying:
             _attack_as_liar(
                 opened_sites(files, choice_of(drop, columns, id)), policy, csv, json, quiet
@@ -158,7 +163,7 @@ def audit(
 
 
 def _attacking(on_done: OnDone | None) -> Callable[[str], None] | None:
-    """Return a function that shows which attack begins and how many are done, or None."""
+    """Return a function that shows which attack begins and how many are done, or None if quiet."""
     if on_done is None:
         return None
     number = itertools.count()
