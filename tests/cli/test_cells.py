@@ -164,7 +164,7 @@ def test_a_transform_of_cells_that_cannot_be_is_refused(options, said, labs, tmp
 
 
 def test_only_anndata_objects_take_results(labs):
-    with pytest.raises(InputError, match="adata is ndarray; pass an AnnData object"):
+    with pytest.raises(InputError, match="adata must be an AnnData object, got ndarray"):
         to_anndata(FederatedPCA(2), np.zeros((3, 2)))
     pca = PersonalizedPCA(1, 1, random_state=0, gather=True)
     pca.fit([Site(path, name=path.stem, layer="counts") for path in labs])

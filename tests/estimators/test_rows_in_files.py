@@ -72,7 +72,7 @@ def test_a_file_that_does_not_match_is_refused(folder):
     gap.loc[2, "b"] = np.nan
     gap.to_parquet(folder / "gap.parquet")
     with pytest.raises(
-        InputError, match="contains NaN, and missing='error' cannot score such rows"
+        InputError, match="contains NaN, but a model with missing='error' cannot score rows"
     ):
         model.transform(folder / "gap.parquet")
     assert np.isfinite(RobustPCA(2).fit(FRAME).transform(folder / "gap.parquet")).all()

@@ -361,7 +361,7 @@ def test_a_model_of_a_summary():
     assert sine_of_angle(reference.components_.T, model.components_.T) < 1e-10
     np.testing.assert_allclose(abs(model.transform(X)), abs(reference.transform(X)), atol=1e-9)
     assert StreamingPCA.from_summary(Summary.of(X, 4)).n_components_ == 4
-    with pytest.raises(InputError, match="n_components=10 is not between 1 and the 9 features"):
+    with pytest.raises(InputError, match="n_components=10 must be between 1 and 9, the number"):
         StreamingPCA.from_summary(Summary.of(X, 4), 10)
 
 

@@ -198,7 +198,7 @@ def test_dropped_rows_are_left_out_at_their_sites():
     assert_like(model, PCA(2, svd_solver="full").fit(complete))
     assert model.n_samples_ == len(complete)
     with pytest.raises(
-        InputError, match="missing='drop' cannot score such rows; set missing='mean'"
+        InputError, match="missing='drop' cannot score rows with NaN; fit with missing='mean'"
     ):
         model.transform(WITH_GAPS)
 

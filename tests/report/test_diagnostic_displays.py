@@ -71,7 +71,7 @@ def test_the_sites_that_components_depend_on_come_first(found, sites):
 def test_sites_that_show_nothing_are_not_drawn(found, sites):
     silent = diagnose(found.model, sites, site_map=False)
     for display in (SiteMapDisplay, StabilityDisplay):
-        with pytest.raises(InputError, match="did not show what a map needs: it was not asked"):
+        with pytest.raises(InputError, match="there is no map of sites to draw: it was not asked"):
             display.from_diagnosis(silent)
 
 

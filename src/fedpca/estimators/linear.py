@@ -81,7 +81,7 @@ class LinearMethods(LinearAttributes, ClassNamePrefixFeaturesOutMixin, Transform
 
     @property
     def singular_values_(self) -> Array:
-        """Return the centered rows' singular value for each component."""
+        """Return the singular values of the centered rows, one for each component."""
         return self._model().singular_values
 
     def transform(self, X: Any) -> Array:

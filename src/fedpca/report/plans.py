@@ -1,4 +1,4 @@
-"""Print what a fit would cost and reveal, and whether a model still holds."""
+"""Print what a fit would cost and reveal, and whether a model still fits the sites' rows."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def in_units(n_bytes: int) -> str:
 
 
 def print_verdict(console: Console, verdict: Verdict) -> None:
-    """Print a table of a verdict's statistics, with drifted ones on top, and then the verdict."""
+    """Print a table of a verdict's statistics, those that drifted first, and then the verdict."""
     table = new_table(None, ("statistic", "along"), ("then", "now", "change", "allowed"))
     table.add_column("")
     drifts = verdict.drifts
