@@ -89,7 +89,7 @@ def test_a_control_chart_tells_rows_beyond_limits_from_others(found, sites):
     assert [text.get_text() for text in drawn.ax_.get_legend().get_texts()] == ["a", "b"]
     with pytest.raises(InputError, match="groups has 1 labels; pass one for each of the 60 rows"):
         ControlChartDisplay.from_estimator(found.model, X, groups=["a"])
-    with pytest.raises(InputError, match="needs a FederatedPCA, not StreamingPCA"):
+    with pytest.raises(InputError, match="requires a FederatedPCA, got StreamingPCA"):
         ControlChartDisplay.from_estimator(StreamingPCA(2).fit(X), X)
     everything = FederatedPCA().fit(X)  # no row is beyond the limit of nothing
     assert not ControlChartDisplay.from_estimator(everything, X).q.max() > 1e-9

@@ -50,7 +50,9 @@ def audit(
     n_components: Components = "auto",
     solver: Annotated[
         list[str],
-        typer.Option(help=f"Solver to attack: all, {', '.join(SOLVERS)}; may be repeated."),
+        typer.Option(
+            help=f"Solver to attack: all, or one of {', '.join(SOLVERS)}; may be repeated."
+        ),
     ] = ["all"],  # noqa: B006
     scale: Scale = False,
     drop: Drop = [],  # noqa: B006
@@ -129,7 +131,9 @@ def audit(
             )
             return
         if policy is not None or csv or json:
-            raise InputError("--policy, --csv, and --json require --lying")
+            raise InputError(
+                "--policy, --csv, and --json require --lying; add --lying, or omit them"
+            )
         for path in (table, plot):
             if path is not None:
                 refuse_overwriting(path, force)
@@ -173,7 +177,7 @@ def _attacking(on_done: OnDone | None) -> Callable[[str], None] | None:
 def _attack_as_liar(
     sites: dict[str, Site], policy: Path | None, csv: bool, json: bool, quiet: bool
 ) -> None:
-    """Attack sites as a lying coordinator would, and print the table."""
+    """Attack sites as a lying coordinator would, and print what it recovers."""
     if csv and json:
         raise InputError("--csv and --json are mutually exclusive; use only one")
     own = None if policy is None else Policy.load(policy)

@@ -112,7 +112,7 @@ def _print(path: Path, spent: Spent, found: dict[str, Any]) -> None:
 
 
 def _file_of(name: str | None, folder: Path | None) -> Path:
-    """Return a site's budget file: by the site's name, in its folder, or the only one here."""
+    """Return a site's budget file, found by name, by folder, or as the only one on this machine."""
     if name is not None:
         return (folder or home() / "sites" / name) / f"{file_stem(name)}{SUFFIX}"
     where, pattern = (
@@ -122,7 +122,7 @@ def _file_of(name: str | None, folder: Path | None) -> Path:
     if len(found) != 1:
         how_many = "no site has" if not found else f"{len(found)} sites have"
         raise InputError(
-            f"{how_many} spent any budget in {where}; choose a site with the --name or --folder that "
+            f"{how_many} spent budget in {where}; choose a site with the --name or --folder that "
             "you passed to fedpca join"
         )
     return found[0]

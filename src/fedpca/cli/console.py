@@ -83,7 +83,7 @@ def _is_bad_usage(error: Exception) -> bool:
 
 @contextmanager
 def until_stopped() -> Iterator[None]:
-    """Handle errors in a command that runs until it is interrupted, which is not an error."""
+    """Handle the errors of a long-running command, but do not treat an interrupt as an error."""
     with exit_codes(), suppress(KeyboardInterrupt):
         yield
 

@@ -1,4 +1,4 @@
-"""Run `fedpca demo`: fit the rows of four clinics, made of scikit-learn data, without pooling them."""
+"""Run `fedpca demo`: fit example rows of four clinics without pooling them."""
 
 from __future__ import annotations
 

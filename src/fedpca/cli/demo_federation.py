@@ -93,7 +93,7 @@ class Trial:
         done = subprocess.run(self._command(words), cwd=self.folder, env=self._environment)
         if done.returncode:
             raise FedpcaError(
-                f"fedpca {words[0]} exited with code {done.returncode}; its message is above"
+                f"fedpca {words[0]} exited with code {done.returncode}; see its output above"
             )
 
     @contextmanager

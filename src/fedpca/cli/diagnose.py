@@ -1,4 +1,4 @@
-"""Run `fedpca diagnose`: ask the sites about a model, beyond what its fit revealed."""
+"""Run `fedpca diagnose`: ask the sites for more about a model than its fit revealed."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def diagnose(
     permutations: Annotated[
         int,
         typer.Option(
-            help="Also compare with tables whose columns are shuffled, this many of them; only with "
-            "FILES.",
+            help="Also compare the variances with those of this many tables with shuffled columns; "
+            "only with FILES.",
             min=0,
         ),
     ] = 0,
@@ -53,7 +53,7 @@ def diagnose(
         bool, typer.Option("--no-site-map", help="Ask only for sums, and do not compare sites.")
     ] = False,
     alpha: Annotated[
-        float, typer.Option(help="Share of ordinary rows that may exceed the limit of T2, or of Q.")
+        float, typer.Option(help="Share of ordinary rows expected above the limit of T2, and of Q.")
     ] = ALPHA,
     plots: Annotated[
         Path | None,

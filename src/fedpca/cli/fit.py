@@ -93,7 +93,7 @@ def fit(
     local_models: Annotated[
         Path | None,
         typer.Option(
-            help="Also write a model with the local components of each site to this folder.",
+            help="Also write one model for each site, with its local components, to this folder.",
             rich_help_panel=PERSONALIZED_PANEL,
         ),
     ] = None,
@@ -183,7 +183,9 @@ def fit(
     seed: Annotated[int | None, typer.Option(help="Seed for the random start.")] = None,
     journal: Annotated[
         Path | None,
-        typer.Option(help="Record the run in this file, so that the same command can resume it."),
+        typer.Option(
+            help="Record the run in this file, so that the same command can resume the run."
+        ),
     ] = None,
     quorum: Annotated[
         int | None,
@@ -342,8 +344,8 @@ def fit(
         else:
             if jobs is not None:
                 raise InputError(
-                    "--jobs does not apply with --federation, because its sites all work at the same "
-                    "time; omit --jobs"
+                    "--jobs does not apply with --federation, because the sites of a federation all "
+                    "work at the same time; omit --jobs"
                 )
             if any({**choice, **devices, **cells}.values()):
                 raise InputError(

@@ -91,7 +91,7 @@ def _compare(
 
 
 def _ledger_of(site: str | None) -> Path:
-    """Return the ledger that `fedpca join` writes for a site, or for the only site here."""
+    """Return the ledger that `fedpca join` writes for a site, or for the only site on this machine."""
     folder = home() / "sites"
     if site is not None:
         return folder / site / LEDGER

@@ -33,7 +33,7 @@ PageAt = Annotated[
 
 @contextmanager
 def live_page(feed: Feed, page: bool, page_at: str | None, quiet: bool) -> Iterator[None]:
-    """Serve a page while the block runs, if the user wants a page; its port opens before the block."""
+    """If the user wants a page, open its port, and serve the page while the block runs."""
     if not page and page_at is None:
         yield
         return

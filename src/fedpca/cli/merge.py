@@ -55,7 +55,9 @@ def merge(
         with counting(quiet, "summaries", lambda: len(files)) as on_file:
             merged = merge_in_tree(_checked_summaries(files, on_file), fan_in)
         if not merged.n:
-            raise InputError("the summaries contain no rows; there is nothing to merge")
+            raise InputError(
+                "the summaries contain no rows, so there is nothing to merge; pass a summary with rows"
+            )
         wanted = None if n_components is None else components_of(n_components)
         model = StreamingPCA.from_summary(merged, wanted, scale=scale)
         result = model.summary_ if output.suffix == ".summary" else model

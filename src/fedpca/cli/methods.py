@@ -57,7 +57,7 @@ PRIVACY = {  # the field of `Privacy` that each option sets
     "--around": "around",
     "--silent": "n_silent",
 }
-OTHER_OPTIONS = {  # the method that each option applies to if it is not itself a parameter
+OTHER_OPTIONS = {  # for options that set no parameter by themselves: the method they apply to
     "--local-models": Method.personalized,
     "--outliers": Method.robust,
     "--weight": Method.pca,

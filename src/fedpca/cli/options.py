@@ -41,7 +41,9 @@ Scale = Annotated[
 ]
 Drop = Annotated[
     list[str],
-    typer.Option(help="Column that is not a feature, or several: NAME,NAME; may be repeated."),
+    typer.Option(
+        help="Column that is not a feature, or several columns: NAME,NAME; may be repeated."
+    ),
 ]
 Columns = Annotated[
     list[str],
@@ -143,7 +145,8 @@ Epsilon = Annotated[
 Delta = Annotated[
     float | None,
     typer.Option(
-        help="Probability that the promise of --epsilon fails; choose it far below 1 / rows."
+        help="Probability that the promise of --epsilon fails; choose it far below one over the number "
+        "of rows."
     ),
 ]
 RowBound = Annotated[
@@ -167,8 +170,8 @@ MaxRounds = Annotated[int, typer.Option(help="Stop the solver after this many ro
 FanIn = Annotated[
     int | None,
     typer.Option(
-        help="Merge this many summaries at a time, in a tree; by default, all of them, or 32 if there "
-        "are hundreds."
+        help="Merge this many summaries at a time, in a tree; by default, all of them, or 32 if the "
+        "summaries are many or large."
     ),
 ]
 

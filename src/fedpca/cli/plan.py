@@ -93,8 +93,8 @@ def plan(
     like: Annotated[
         Path | None,
         typer.Option(
-            help="Model file of public rows whose variances are similar. By default, the variances are "
-            "assumed to fall as 1, 1/2, 1/3, and so on."
+            help="Model of public rows whose variances resemble those of the sites' rows. By default, "
+            "variances are assumed to fall as 1, 1/2, 1/3, and so on."
         ),
     ] = None,
     latency: Annotated[

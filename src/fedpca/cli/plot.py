@@ -24,7 +24,7 @@ MAX_ROWS = 100_000  # largest number of rows in a file whose rows are drawn
 
 
 class Kind(StrEnum):
-    """What to draw."""
+    """The kinds of plots."""
 
     scree = "scree"
     loadings = "loadings"
@@ -146,7 +146,7 @@ def _refuse_unused(kind: Kind, chosen: list[int], given: set[str]) -> None:
     _, n_components, used = KINDS[kind]
     if len(chosen) not in {0, n_components}:
         raise InputError(
-            f"{kind.value} takes {n_components} of --component, got {len(chosen)}; adjust their number"
+            f"{kind.value} accepts --component {n_components} times, got it {len(chosen)} times"
         )
     for option in sorted(given - set(used)):
         raise InputError(f"{option} has no effect on {kind.value}; omit it")

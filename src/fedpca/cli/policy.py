@@ -73,13 +73,17 @@ def policy(
             rich_help_panel=TRY_PANEL,
         ),
     ] = False,
-    solver: Annotated[str | None, typer.Option(help="Solver.", rich_help_panel=TRY_PANEL)] = None,
+    solver: Annotated[
+        str | None, typer.Option(help="Solver of the fit.", rich_help_panel=TRY_PANEL)
+    ] = None,
     option: Annotated[
         list[str], typer.Option(help="Solver option as NAME=VALUE.", rich_help_panel=TRY_PANEL)
     ] = [],  # noqa: B006
     parameter: Annotated[
         list[str],
-        typer.Option(help="Other parameter as NAME=VALUE.", rich_help_panel=TRY_PANEL),
+        typer.Option(
+            help="Other parameter of the method as NAME=VALUE.", rich_help_panel=TRY_PANEL
+        ),
     ] = [],  # noqa: B006
     secure: Annotated[
         bool, typer.Option("--secure", help="Use secure sums.", rich_help_panel=TRY_PANEL)
@@ -179,12 +183,12 @@ def plan_of(
     given = sites_of(sites)
     names = [f"site {i + 1}" for i in range(given)] if isinstance(given, int) else given or []
     if not names:
-        raise InputError(f"--sites must be at least 1, or the names of the sites, got {sites}")
+        raise InputError(f"--sites must be a number from 1, or the names of the sites; got {sites}")
     try:
         estimator.fit(Federation(_Listener(names), secure=secure))
     except _Declared as declared:
         return declared.plan
-    raise InputError(f"--method {method} declares no plan")
+    raise InputError(f"--method {method} declares no plan to check; use a different method")
 
 
 def read_plan(path: Path) -> RunPlan:
@@ -198,7 +202,7 @@ def read_plan(path: Path) -> RunPlan:
 
 
 class _Declared(Exception):
-    """The plan that a program declared, raised to end the program there."""
+    """An exception that ends a program when it declares its plan, and carries the plan."""
 
     def __init__(self, plan: RunPlan) -> None:
         self.plan = plan

@@ -76,7 +76,7 @@ def counting(
 
 
 def in_words(done: float, total: float | None, unit: str, seconds: float) -> str:
-    """Return how much is done, and once there is enough to judge, how long the rest will take."""
+    """Return how much is done, and how long the rest will take if that can be estimated yet."""
     if not total:
         return f"{done:,.0f} {unit}"
     most = max(total, done)
@@ -135,7 +135,7 @@ def _on_bar(bar: Progress, remaining: Remaining) -> Watchers:
 
 
 def _on_lines(remaining: Remaining) -> OnEntry:
-    """Return a function that prints a line for a round, unless it printed one a moment ago."""
+    """Return a function that prints a line about a round, at most one line a second."""
     last = -math.inf
 
     def show(entry: dict[str, Any]) -> None:

@@ -50,7 +50,7 @@ def requests(
 
 
 def requests_of(name: str | None, folder: Path | None) -> Requests:
-    """Return a site's requests: by the site's name, in its folder, or those of the only site here."""
+    """Return the requests at a site, found by name, by folder, or as the only one on this machine."""
     if name is not None:
         return Requests(folder_of(folder or home() / "sites" / name, name))
     where, pattern = (

@@ -1,4 +1,4 @@
-"""Open the sites that a command uses, which are files here or sites at a server."""
+"""Open the sites that a command uses: files on this machine, or sites at a server."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def federation_of(
 ) -> Federation:
     """Return the sites in files or at a server.
 
-    If the user chooses no columns, only those in ``features`` are read from tables, so that the user
-    need not name columns that identify rows again.
+    If the user chooses no columns, only the columns in ``features`` are read from tables. So the user
+    need not exclude other columns, such as ids, as in the fit.
     """
     if (server.host is None) == (not files):
         raise InputError("specify either the sites' files or --federation HOST, but not both")

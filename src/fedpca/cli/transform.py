@@ -260,7 +260,7 @@ def _write_cells(
     """Write a copy of an ``.h5ad`` file with the results in it, and return the number of cells."""
     if kind_of(source) != H5AD:
         raise InputError(
-            f"{output} can only be written from an .h5ad file; use an output in .parquet or .csv"
+            f"{output} can only be written from an .h5ad file; use an output ending in .parquet or .csv"
         )
     if replace(choice, cells=ALL_CELLS) != ALL_COLUMNS:
         raise InputError("--drop, --columns, and --id do not apply to an .h5ad output; omit them")

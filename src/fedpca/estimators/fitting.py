@@ -151,7 +151,7 @@ def warn_dominant(run: RunRecord) -> None:
             part = f"{known['weight']:.1%} of the weight"
         warnings.warn(
             f"site {name!r} has {part} but causes {caused:.1%} of the "
-            "variance, so it determines most of the components; check the units and the values of "
+            "variance, so the components mostly describe this site; check the units and the values of "
             "its rows, or fit without this site",
             UserWarning,
             stacklevel=3,
@@ -323,7 +323,7 @@ def _by_site(X: Any, sites: Any, weights: Any) -> Any:
         return X if weights is None else weighted_sites(X, weights)
     if is_path(X) and sites is not None:
         raise InputError(
-            "X is a file, so sites must be the name of the column that holds each row's site; to pass "
+            "X is a file, so sites must be the name of the column that holds each row's site; to use "
             "an array of labels, pass the rows themselves"
         )
     if weights is None:
@@ -350,7 +350,7 @@ def scores_of_file(
     rows = matching_rows(estimator, path)
     if features is not None and rows.features is None:
         warnings.warn(
-            f"{path} has no column names; its columns are assumed to be in the same order as the fit's",
+            f"{path} has no column names; its columns are assumed to be in the same order as in fit",
             UserWarning,
             stacklevel=3,
         )

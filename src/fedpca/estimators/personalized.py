@@ -273,7 +273,7 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             check_is_fitted(self)
             if not isinstance(site, str | None):
                 raise InputError(
-                    "X is a file, so site must be the name of one site; to pass a label for each row, "
+                    "X is a file, so site must be the name of one site; to use a label for each row, "
                     "pass the rows themselves"
                 )
             score = partial(self.model_.transform, site=site)

@@ -329,7 +329,7 @@ class RobustPCA(
         return tags
 
     def _warn(self, result: RobustResult) -> None:
-        """Warn about an unclear rank, rows apart, and features and sites with too many outliers."""
+        """Warn about an unclear rank, unusual rows, and features and sites with too many outliers."""
         if not result.rank_is_clear:
             message = (
                 f"no rank up to max_components={self.max_components} is clear, so "

@@ -99,7 +99,7 @@ def claim_of(fitted: Any) -> Claim:
     if getattr(fitted, "privacy", None) is not None:
         raise InputError(
             "the model has noise for differential privacy and cannot be verified: exact sums would "
-            "differ from its noisy sums, and would break the promise; verify a model without privacy"
+            "differ from the model, and would break the promise; verify a model without privacy"
         )
     model, names = fitted._model(), getattr(fitted, "feature_names_in_", None)
     defect = model.components @ model.components.T - np.eye(len(model.components))

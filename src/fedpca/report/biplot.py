@@ -113,8 +113,8 @@ class BiplotDisplay(Drawn):
         n_scores = scores.shape[1]
         if max(components) >= n_scores or min(components) < 0 or len(set(components)) < 2:
             raise InputError(
-                f"components={components} must be two different ones of the {n_scores} components, "
-                "counted from 0"
+                f"components={components} must be two different components out of {n_scores}, counted "
+                "from 0"
             )
         chosen = list(components)
         spread = np.sqrt([named[c].variance for c in chosen])
@@ -194,7 +194,7 @@ def ellipse_of(fitted: Fitted, summary: Summary, chosen: Sequence[int], name: st
     if isinstance(fitted, PersonalizedPCA):
         raise InputError(
             "a personalized model centers each site on its own mean, so sites have no common biplot; "
-            "omit sites"
+            "pass only X"
         )
     features = feature_names(fitted)
     if feature_names(summary) != features:

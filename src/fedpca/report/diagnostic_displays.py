@@ -178,7 +178,7 @@ class SiteMapDisplay(Drawn):
         ).plot(ax)
 
     def plot(self, ax: Any = None) -> Self:
-        """Draw a mark for each site, sized by its share of rows, and lines where chance puts sites."""
+        """Draw a mark for each site, sized by its share of rows, and lines at 1, as chance gives."""
         ax = new_axes(ax, (6.0, 5.0))
         x, y = (np.maximum(each, LEAST) for each in (self.means_apart, self.spreads_apart))
         area = MIN_AREA + MORE_AREA * self.rows

@@ -202,7 +202,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.NOT_FOUND, "there is only one page here, at /")
 
     def _is_from_elsewhere(self) -> bool:
-        """Return whether a page of a different origin makes the request; following a link is fine."""
+        """Return whether a different web page makes the request, other than by a link to follow."""
         site = self.headers.get("Sec-Fetch-Site", "none")
         if self.path == "/" and self.headers.get("Sec-Fetch-Mode") == "navigate":
             return self.headers.get("Sec-Fetch-Dest", "document") != "document"

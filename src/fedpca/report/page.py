@@ -114,7 +114,7 @@ def _sections(fitted: Fitted | Summary, name: str, min_count: int) -> Iterator[s
 
 
 def _count(n: float, min_count: int) -> str:
-    """Return a number of rows as text, or words that hide it if it is below ``min_count``."""
+    """Return a number of rows as text, but hide a number below ``min_count``."""
     return f"fewer than {min_count}" if 0 < n < min_count else f"{n:,.10g}"
 
 

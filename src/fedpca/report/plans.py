@@ -63,7 +63,7 @@ def _guarantee(each: SolverPlan) -> str:
 
 
 def in_units(n_bytes: int) -> str:
-    """Return a number of bytes in the largest unit that fits."""
+    """Return a number of bytes as text, in a unit from B to TB."""
     size, unit = float(n_bytes), 0
     while size >= 1000 and unit < len(_UNITS) - 1:
         size, unit = size / 1000, unit + 1

@@ -80,7 +80,7 @@ def write_eigenvec(path: Path, ids: Sequence[tuple[str, str]], parts: Array) -> 
 
 
 def checked_variants(names: Sequence[str] | None) -> Sequence[str]:
-    """Return the names of a model's variants, or refuse a model of other features."""
+    """Return the names of a model's variants, or refuse a model whose features are not variants."""
     if names is None or misnamed_variant(names):
         raise InputError(
             "the features of the model are not variants; plink's formats require a model of genotypes"

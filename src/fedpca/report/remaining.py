@@ -63,7 +63,7 @@ def duration(seconds: float) -> str:
 
 
 def size(n_bytes: float) -> str:
-    """Return a number of bytes as text, in the largest unit of which there is at least one."""
+    """Return a number of bytes as text, in bytes, kB, MB, or GB."""
     for unit, length in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if n_bytes >= length:
             return f"{n_bytes / length:.1f} {unit}"
