@@ -326,7 +326,7 @@ def test_the_command_line_chooses_samples_and_variants(cohorts, tmp_path, monkey
     assert "Wrote 20 rows" in done.output
     np.save(tmp_path / "rows.npy", X[:, :2])
     done = run("fit", "rows.npy", *chosen, "-o", "n.fedpca")
-    assert "in one .bed file" in " ".join(done.output.split())
+    assert "require one .bed file" in " ".join(done.output.split())
     done = run("fit", "--federation", "localhost", *chosen, "-o", "n.fedpca")
     assert "fedpca join" in done.output
     plink = ["--missing", "mean", "-k", "2", "--plink", "pc", "--force", "-o", "n.fedpca"]

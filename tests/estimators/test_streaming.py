@@ -718,7 +718,7 @@ def test_parameters_that_change_in_mid_stream_are_refused():
     longer = StreamingPCA.from_summary(model.summary_, 5).partial_fit(X)
     assert longer.n_components_ == 5
     model.set_params(n_components=3, center=False)
-    with pytest.raises(InputError, match="center=False, but the stream began with True"):
+    with pytest.raises(InputError, match="center=False, but the stream began with center=True"):
         model.partial_fit(X)
     model.set_params(center=True, n_components=3)
     assert model.partial_fit(X).n_samples_seen_ == 80

@@ -83,7 +83,7 @@ def diagnose(
         ),
     ] = 60.0,
     purpose: Annotated[
-        str, typer.Option(help="Reason for the run, in one line, for people at the sites.")
+        str, typer.Option(help="Reason for the run, in one line, to show to people at the sites.")
     ] = "",
     approval_wait: Annotated[
         float, typer.Option(help="Seconds to wait for sites where a person must approve the run.")

@@ -223,7 +223,7 @@ def fit(
         ),
     ] = 60.0,
     purpose: Annotated[
-        str, typer.Option(help="Reason for the fit, in one line, for people at the sites.")
+        str, typer.Option(help="Reason for the fit, in one line, to show to people at the sites.")
     ] = "",
     secure: Annotated[
         bool, typer.Option("--secure", help="Use secure sums: the coordinator reads only totals.")

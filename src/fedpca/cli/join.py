@@ -196,7 +196,7 @@ def join(
                 "key, use --coordinator coordinator.pub"
             )
         else:
-            tell(f"only plans signed by the key {pinned} are considered")
+            tell(f"only plans signed with the key {pinned} are considered")
         log = AnswerLog(site, ledger, tell, timeout)
         answer_questions(link, private_key, log.reply, tell)
 

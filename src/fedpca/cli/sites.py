@@ -41,8 +41,8 @@ def federation_of(
 ) -> Federation:
     """Return the sites in files or at a server.
 
-    If the user chooses no columns, only the columns in ``features`` are read from tables. So the user
-    need not exclude other columns, such as ids, as in the fit.
+    If the user chooses no columns, only the columns in ``features`` are read from tables, which leaves
+    out ids and other columns that were not in the fit.
     """
     if (server.host is None) == (not files):
         raise InputError("specify either the sites' files or --federation HOST, but not both")

@@ -161,7 +161,7 @@ def write_scores(
     rows = open_matching(source, features, d, choice, log_normalized=target)
     if features is not None and rows.features is None:
         err.print(
-            f"warning: {source} has no column names; its columns are assumed to be, in this order, "
+            f"warning: {source} has no column names; its columns are assumed to be in this order: "
             f"{some_of(features)}",
             soft_wrap=True,
         )

@@ -37,7 +37,7 @@ def verify(
         bool,
         typer.Option(
             "--by-site",
-            help="Also ask each site what share of its variance is explained, to find changed sites.",
+            help="Also ask each site how much of its variance is explained, to find changed sites.",
         ),
     ] = False,
     drop: Drop = [],  # noqa: B006
@@ -59,7 +59,7 @@ def verify(
     ] = False,
     wait: Annotated[float, typer.Option(help="Seconds to wait for sites that are offline.")] = 60.0,
     purpose: Annotated[
-        str, typer.Option(help="Reason for the run, in one line, for people at the sites.")
+        str, typer.Option(help="Reason for the run, in one line, to show to people at the sites.")
     ] = "",
     approval_wait: Annotated[
         float, typer.Option(help="Seconds to wait for sites where a person must approve the run.")

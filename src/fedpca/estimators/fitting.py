@@ -233,9 +233,7 @@ def is_many_sites(X: Any) -> bool:
         return False
     for i, item in enumerate(X, start=1):
         if not _is_rows(item):
-            raise InputError(
-                f"site-{i} in the list is not a 2-D table but {type(item).__name__}; pass a 2-D table"
-            )
+            raise InputError(f"site-{i} in the list must be a 2-D table, got {type(item).__name__}")
     return True
 
 

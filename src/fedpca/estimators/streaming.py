@@ -342,7 +342,7 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         return stream.scaled.angle_bound(k) if self.scale else stream.summary.angle_bound(k)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model and the stream's state to a file from which `fedpca.load` can resume."""
+        """Write the model and the stream's state to a file, so that the stream can be resumed."""
         stream = self._fitted_stream()
         header = file_header(self, stream.n_seen, angle_bound=self.angle_bound_)
         write_stream(path, self._model(), stream, header)

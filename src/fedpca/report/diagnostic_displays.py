@@ -178,7 +178,7 @@ class SiteMapDisplay(Drawn):
         ).plot(ax)
 
     def plot(self, ax: Any = None) -> Self:
-        """Draw a mark for each site, sized by its share of rows, and lines at 1, as chance gives."""
+        """Draw a mark for each site, sized by its share of rows, and lines at the chance value of 1."""
         ax = new_axes(ax, (6.0, 5.0))
         x, y = (np.maximum(each, LEAST) for each in (self.means_apart, self.spreads_apart))
         area = MIN_AREA + MORE_AREA * self.rows

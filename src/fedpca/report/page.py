@@ -46,7 +46,7 @@ from fedpca.summary.summary import Summary
 MAX_LOADINGS = 2000  # features in the table of loadings; `fedpca info --csv` prints all
 MAX_COMPONENTS = 10  # columns in the table of loadings
 MAX_PLOTS = 4  # components whose loadings are drawn
-MAX_SITES = 40  # sites whose shares are drawn, or whose names are listed
+MAX_SITES = 40  # if there are more, their shares are not drawn, and their names are not listed
 PACKAGES = ("numpy", "scipy", "scikit-learn")
 
 STOPPED = {

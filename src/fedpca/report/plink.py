@@ -4,7 +4,7 @@
 
 G is the relationship matrix of the samples at all sites, A has M variants as columns, and s are the
 singular values of A. Each site needs only the model to write the rows of U for its own samples. The
-weight of the counted allele is ``-V sqrt(M) / 2``, and that of the other allele is the negative, as
+weight of the counted allele is ``-V sqrt(M) / 2``, and the other allele has the opposite weight, as
 ``plink2 --pca allele-wts`` writes them. So ``plink2 --score`` can project samples; the signs of the
 scores are reversed, as they are with plink2's own weights. plink2 matches alleles by their letters. The
 weights therefore use the letters in a cohort's own files if the files are at hand, and otherwise the
