@@ -113,12 +113,12 @@ def audit(
     Each of FILES is a file or folder with one site's rows, or NAME=PATH. Use a small data set with at
     most 1000 features. Nothing leaves this machine.
 
-    The command prints the errors of the attacker's estimates. Compare them with the error of a guess
-    that uses no messages.
+    The command prints the errors of the attacker's estimates. Compare these errors with the error of a
+    guess that uses no messages.
 
-    With --lying, the coordinator does not follow the protocol. The table shows which records and values
-    of the first site such a coordinator recovers under each policy: one that allows everything, the
-    default of `fedpca join`, and the one given with --policy.
+    With --lying, the coordinator does not follow the protocol. For each policy, the table shows which
+    records and values of the first site the coordinator recovers. The policies are one that allows
+    everything, the default of `fedpca join`, and the one given with --policy.
     """
     with exit_codes():
         if lying and secure:

@@ -250,7 +250,7 @@ def fit(
 
     Each of FILES is a file or folder with one site's rows, or NAME=PATH. With --federation, omit FILES:
     the rows are at the sites that have joined a server. With --cluster, the workers of a Dask cluster
-    read FILES as one table. If all FILES are NAME=PATH, each of them is a site of its own.
+    read FILES as one table. If all FILES are NAME=PATH, each is a separate site.
 
     To fit genotypes in .bed files as plink2 --pca does: --binomial --missing mean --maf 0.01
     --plink PREFIX.

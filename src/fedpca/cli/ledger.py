@@ -51,7 +51,7 @@ def verify(
     """Check that nobody changed, removed, or inserted lines in a site's ledger.
 
     The ledger itself does not show whether lines were removed from its end. To find out, use --model:
-    the command then looks for the entry that the site signed for that model's fit. With --key, the
+    the command then looks for the entry that the site signed for the fit of that model. With --key, the
     command checks the signature too.
 
     The exit code is 1 if the ledger was altered or does not match the model.

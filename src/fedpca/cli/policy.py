@@ -117,7 +117,7 @@ def policy(
     """Write a site's policy with comments, explain one, or check one against a plan.
 
     Without options, the command writes policy.toml with the rules of a site that joins without
-    --policy. Edit it, and pass it to `fedpca join --policy`.
+    --policy. Edit the file, and pass it to `fedpca join --policy`.
 
     With --check FILE, the other options describe a plan, like those of `fedpca fit`. For example, use
     `fedpca policy --check policy.toml --method robust -k 5`. If the policy refuses the plan, the exit

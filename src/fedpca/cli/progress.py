@@ -1,7 +1,7 @@
 """Show how far a command has come, and roughly how much is left.
 
-On a terminal, a bar shows this. Elsewhere, such as in a log file, a fit prints a line at most once a
-second, and commands that read files print nothing.
+On a terminal, a bar shows the progress. Elsewhere, such as in a log file, a fit prints a line at most
+once a second, and commands that read files print nothing.
 """
 
 from __future__ import annotations

@@ -343,8 +343,8 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
     def flag_rows(self, X: Any, limits: ControlLimits | None = None) -> RowFlags:
         """Return T2 and Q of each row, and which rows are beyond their limits.
 
-        ``X`` holds rows of your own, or is the path to a file or folder of them; nothing about them is
-        sent anywhere. By default, the limits are those of `control_limits` for new rows.
+        ``X`` holds rows of your own, or is the path to a file or folder of rows. Nothing about the rows
+        is sent anywhere. By default, the limits are those of `control_limits` for new rows.
         """
         limits = self.control_limits() if limits is None else limits
         if reads_by_name(X):

@@ -62,14 +62,14 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     Each site's local components are orthogonal to the shared components.
 
     The coordinator asks for sums: products of rows with the shared components, and projections onto the
-    sites' leading and local directions. It also asks each site for its column names and three numbers.
+    sites' leading and local directions. Each site also sends its column names and three numbers.
     No site sends its local components unless ``gather`` allows it. If a site has a folder, the site
     keeps its local components there, in its own model file.
 
     Shared and local components can be distinguished only if the local ones differ between sites, which
     `misalignment_` measures. If ``n_local`` is too small, shared components follow some site's local
-    directions. If it is too large, local components may absorb shared directions. Use `search_ranks` to
-    choose the numbers.
+    directions. If ``n_local`` is too large, local components may absorb shared directions. Use
+    `search_ranks` to choose the numbers.
 
     Parameters
     ----------
@@ -398,7 +398,7 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def save_site(self, site: str, path: str | os.PathLike[str]) -> None:
         """Write the shared components and one site's local components, as the site itself would.
 
-        The file holds nothing about other sites, so you can give it to the site.
+        The file holds nothing about other sites, so you can give the file to the site.
         """
         check_is_fitted(self)
         target = self.run_.log_normalized

@@ -2,10 +2,11 @@
 
     error = the mean square of  x_j - E[x_j | the other entries of its row],   x in a held-out row
 
-The expectation assumes the fitted components, plus noise that may differ between columns. Measuring the
-part of a row outside the components would not do: it shrinks with every added component, even one of
-pure noise. In contrast, the error of an entry that is predicted from the rest of its row can grow:
-noise in one column says nothing about another, so a component that fits noise makes predictions worse.
+The expectation assumes the fitted components, plus noise that may differ between columns. The part of a
+row outside the components would be a poor measure, because it shrinks with every added component, even
+one of pure noise. In contrast, the error of an entry that is predicted from the rest of its row can
+grow. Noise in one column says nothing about another, so a component that fits noise makes predictions
+worse.
 
 Often, many pairs of numbers do almost equally well. The search chooses the smallest pair whose error
 exceeds the smallest error by at most one standard error.
@@ -62,9 +63,9 @@ class RankSearch:
     if ``scale`` is True. The excess is the error minus the smallest error, and ``standard_error`` is
     the standard error of the excess.
 
-    ``best`` is the smallest pair with an excess of at most one standard error, where a shared component
-    counts once and a local component counts once for each site. Pairs with a misalignment below 0.05
-    are left out, unless all pairs have one below 0.05.
+    ``best`` is the smallest of the pairs whose excess is at most one standard error. In the size of a
+    pair, a shared component counts once, and a local component counts once for each site. Pairs with a
+    misalignment below 0.05 are left out, unless this would leave no pair.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Define `RobustPCA`, which finds components despite outliers, and the outliers themselves."""
+"""Define `RobustPCA`, which finds components despite outliers, and also finds the outliers."""
 
 from __future__ import annotations
 

@@ -271,7 +271,7 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
     def merge(self, other: StreamingPCA | Summary) -> Self:
         """Add all rows that another estimator or a summary has seen.
 
-        If ``other`` has no full scatter matrix, this estimator drops its own and continues with
+        If ``other`` has no full scatter matrix, this estimator drops its own matrix and continues with
         directions only.
         """
         if isinstance(other, Summary):

@@ -18,7 +18,7 @@ from fedpca.site.site import Site, cache_share
 def without_column(X: Any, weight: str) -> tuple[Any, Any]:
     """Return the rows of one table without the named column, and that column as weights.
 
-    If X is a file, a Dask collection, or the rows of several sites, return it and the name unchanged.
+    If X is a file, a Dask collection, or the rows of several sites, return X and the name unchanged.
     """
     if is_dask(X) or isinstance(X, Federation | Mapping | list | tuple | str | os.PathLike):
         return X, weight

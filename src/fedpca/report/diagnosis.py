@@ -30,7 +30,7 @@ def diagnosis_contents(
 ) -> dict[str, Any]:
     """Return what is known about a fit, as values for JSON.
 
-    Without a diagnosis, these are the values that follow from the model: variances, contributions, the
+    Without a diagnosis, only values that follow from the model are known: variances, contributions, the
     limits of T2 and Q, and for some models the squared cosines. Values that are not known are None.
     """
     components, shares = components_of(fitted), 0.0

@@ -1,7 +1,7 @@
 """Draw what a diagnosis found: unusual rows, odd sites, and the sites that components depend on.
 
-These are Displays as in `fedpca.report.displays`. Single rows appear only where the caller passes rows
-of their own.
+The displays work like those in `fedpca.report.displays`. Single rows appear only where the caller
+passes rows of their own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Draw what a model found, as scikit-learn's Displays do.
 
-``ScreeDisplay.from_estimator(model)`` computes what is drawn and draws it. A display keeps its numbers
-as attributes, its axes as ``ax_``, and its figure as ``figure_``; ``plot`` draws it again. All displays
-need the extra ``plot``. Single rows appear only where the caller passes rows of their own.
+For example, ``ScreeDisplay.from_estimator(model)`` computes the numbers of a plot, and draws the plot.
+A display keeps its numbers as attributes, its axes as ``ax_``, and its figure as ``figure_``. The
+method ``plot`` draws the plot again. All displays need the extra ``plot``. Single rows appear only
+where the caller passes rows of their own.
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ class LoadingsDisplay(Drawn):
     component : str
         The name of the component.
     features : list of str
-        The features, beginning with the one with the largest loading.
+        The features, in descending order of the sizes of their loadings.
     loadings : ndarray of shape (len(features),)
         The loadings of these features.
 
@@ -233,7 +234,7 @@ class ConvergenceDisplay(Drawn):
     Attributes
     ----------
     bytes_ax_ : Axes
-        The axes for the bytes. ``ax_`` shows the residuals; without residuals, it is the same axes.
+        The axes for the bytes. ``ax_`` shows the residuals; without residuals, both are the same axes.
 
     Examples
     --------
@@ -274,7 +275,8 @@ class ConvergenceDisplay(Drawn):
     def plot(self, ax: Any = None) -> Self:
         """Draw residuals, if there are any, above bars for the bytes of each round.
 
-        If ``ax`` is given, it is divided, so it must be part of a grid, as from `pyplot.subplots`.
+        If you pass ``ax``, the axes are divided, so they must be part of a grid, like those that
+        `pyplot.subplots` returns.
         """
         ax = new_axes(ax, (6.0, 4.6))
         known = np.isfinite(self.residuals)
@@ -322,7 +324,7 @@ class SiteSharesDisplay(Drawn):
     parts : dict of str to ndarray of shape (n_sites,)
         The share of each part at each site.
     of : str
-        What the shares are shares of.
+        What the shares refer to, such as "share of the site's variance".
 
     Examples
     --------

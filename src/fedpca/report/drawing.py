@@ -158,7 +158,7 @@ def save_figure(figure: Any, path: str | os.PathLike[str]) -> None:
 
 
 def as_svg(figure: Any, words: str) -> str:
-    """Return a figure as an SVG element, with ``words`` to describe it to those who cannot see it."""
+    """Return a figure as an SVG element, with a description for people who cannot see the figure."""
     written = io.BytesIO()
     _save(figure, written, "svg")
     pyplot().close(figure)

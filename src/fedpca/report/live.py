@@ -129,7 +129,7 @@ def _why_not(host: str, port: int, error: OSError) -> str:
 
 
 class _Server(ThreadingHTTPServer):
-    """A server with up to `MAX_READERS` threads, one per reader; the process does not wait for them."""
+    """A server with up to `MAX_READERS` threads, one per reader, which never keep the process alive."""
 
     daemon_threads = True
     block_on_close = False

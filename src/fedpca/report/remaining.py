@@ -1,7 +1,7 @@
 """Estimate how much of a run or of a file is left.
 
-Solvers report a residual r_t after round t, and stop once it is at most ``tol``. The residual falls
-about geometrically, so
+Solvers report a residual r_t after round t, and stop once the residual is at most ``tol``. The residual
+falls roughly geometrically, so
 
     rounds left = log(r_t / tol) / log(1 / q),   q = (r_t / r_(t-m))^(1/m)
 """
