@@ -248,7 +248,7 @@ def _limits(path: Path, header: dict[str, Any]) -> ControlLimits:
 def _score_and_flag(
     score: Callable[[Any], Array], model: Model, limits: ControlLimits, block: Any
 ) -> Array:
-    """Return the scores of rows, with T2, Q, and 1 for those beyond a limit."""
+    """Return the scores, T2, and Q of rows, and a column with 1 for rows beyond a limit."""
     t2, q = t2_and_q(model, block).T
     flags = RowFlags(t2, q, limits)
     return np.column_stack([score(block), flags.t2, flags.q, flags.flagged.astype(float)])

@@ -133,8 +133,8 @@ def search_ranks(
     tried = [pair for pair in pairs if pair != (0, 0)]
     if not tried:
         raise InputError(
-            "n_shared and n_local must each list numbers to try, such as n_shared=[1, 2, 3], and not "
-            "only zeros"
+            "n_shared and n_local must each list numbers to try, and must not both be only zeros; use "
+            "numbers such as n_shared=[1, 2, 3]"
         )
     rows = _rows(X, sites)
     d = next(iter(rows.values())).shape[1]
