@@ -91,8 +91,9 @@ def test_an_altered_ledger_exits_with_1_and_names_the_line(ledger):
     ledger.write_text(ledger.read_text().replace('"bytes_in": 7', '"bytes_in": 8', 1))
     done = run("ledger", "verify")
     assert done.exit_code == 1
-    assert f"{ledger}: line 1 was changed; the 0 entries from 0 runs before that are verified" in (
-        done.output
+    assert (
+        f"{ledger}: line 1 was changed; the 0 entries from 0 runs before this point are verified"
+        in (done.output)
     )
 
 

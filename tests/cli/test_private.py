@@ -206,7 +206,7 @@ def test_an_altered_budget_exits_with_1_and_a_torn_one_says_so(folder, spent):
     spent.write_text(good.replace('"round": 2', '"round": 5', 1))
     done = run("budget")
     assert done.exit_code == 1
-    assert "line 1 was changed; the 0 answers before that are verified" in words(done)
+    assert "line 1 was changed; the 0 answers before this point are verified" in words(done)
     spent.write_text(good[:-200])
     done = run("budget")
     assert done.exit_code == 0

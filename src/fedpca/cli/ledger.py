@@ -65,7 +65,9 @@ def verify(
         for note in check.notes:
             say(note)
         if check.problem:
-            raise LedgerError(f"{path}: {check.problem}; the {entries} before that are verified")
+            raise LedgerError(
+                f"{path}: {check.problem}; the {entries} before this point are verified"
+            )
         say(f"{path}: {entries}, and the chain is whole")
         say(f"head {check.head}")
         if model is None:

@@ -50,7 +50,7 @@ def requests(
 
 
 def requests_of(name: str | None, folder: Path | None) -> Requests:
-    """Return the requests at a site, found by name, by folder, or as the only one on this machine."""
+    """Return the requests of a named site, of the site with a folder, or of the only site here."""
     if name is not None:
         return Requests(folder_of(folder or home() / "sites" / name, name))
     where, pattern = (
