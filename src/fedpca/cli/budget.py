@@ -55,7 +55,8 @@ def budget(
             raise FileError(f"{path} cannot be read: {error.strerror}") from None
         if spent.problem:
             raise LedgerError(
-                f"{path}: {spent.problem}; the {len(spent.releases)} answers before this point are verified"
+                f"{path}: {spent.problem}; the {len(spent.releases)} answers before this point are "
+                "verified"
             )
         found = contents(spent, rules, delta)
         if json:

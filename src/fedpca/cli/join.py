@@ -192,8 +192,8 @@ def join(
             tell(f"the privacy budget: {budget}")
         if pinned is None:
             tell(
-                "anyone with the server's secret can declare runs here; to accept only runs signed with "
-                "the coordinator's key, use --coordinator coordinator.pub"
+                "anyone with the server's secret can declare runs here; to accept only runs signed "
+                "with the coordinator's key, use --coordinator coordinator.pub"
             )
         else:
             tell(f"only plans signed with the key {pinned} are considered")
