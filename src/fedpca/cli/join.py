@@ -70,7 +70,7 @@ def join(
     ca: Annotated[
         Path | None,
         typer.Option(
-            help="The coordinator's ca.pem; by default, the certificate authorities of the system."
+            help="The coordinator's ca.pem; by default, the system's certificate authorities."
         ),
     ] = None,
     coordinator: Annotated[

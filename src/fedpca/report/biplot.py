@@ -47,7 +47,7 @@ class Ellipse(NamedTuple):
 
 @dataclass
 class BiplotDisplay(Drawn):
-    """Sites and features on two components; single rows must be the caller's own.
+    """Features on two components, together with sites or with the caller's own rows.
 
     Parameters
     ----------

@@ -243,7 +243,7 @@ class ServerBoard:
         self._lines: deque[str] = deque(maxlen=MAX_LINES)
 
     def show_sites(self, online: Collection[str], in_use: Mapping[str, str]) -> None:
-        """Record which sites are online, and which run uses each site; do nothing without a change."""
+        """Record which sites are online, and which run uses each site, if anything has changed."""
         here = frozenset(online)
         now = {name: name in here for name in self._online}
         if now != self._online or in_use != self._in_use:

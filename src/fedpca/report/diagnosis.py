@@ -227,7 +227,7 @@ def _degrees(sine: float) -> float:
 
 
 def _cos2_of(fitted: FederatedPCA | StreamingPCA) -> FeatureTable | None:
-    """Return the squared cosines, or None if they need more than the model."""
+    """Return the squared cosines, or None if the model is not enough to compute them."""
     try:
         return fitted.cos2()
     except InputError:
