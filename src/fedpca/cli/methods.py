@@ -86,7 +86,8 @@ def estimator_of(
         if option not in kind.parameters and OTHER_OPTIONS.get(option) is not method:
             allowed = ", ".join(kind.parameters)
             raise InputError(
-                f"{option} does not apply to --method {method}, whose own options are {allowed}; omit it"
+                f"{option} does not apply to --method {method}, whose own options are {allowed}; "
+                "omit it"
             )
     _require(method, typed)
     privacy = privacy_of(typed)
