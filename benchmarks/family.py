@@ -31,5 +31,5 @@ def processor_s() -> float:
     for pid in family():
         with contextlib.suppress(OSError):
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            ticks += sum(int(field) for field in fields[11:15])  # with its ended children
+            ticks += sum(int(field) for field in fields[11:15])  # including ended children
     return ticks / os.sysconf("SC_CLK_TCK")

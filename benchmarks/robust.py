@@ -9,7 +9,7 @@ count. Inexact ALM looks at the truth after each step, and stops when its error 
 other methods get tolerances that lead to this error. The time with all rows at one site shows what more
 sites add: messages, their checks, and small arrays.
 
-A table of 10^5 x 100 with noise shows the processor time for each entry and round of a fit.
+A fit to a noisy table of 10^5 x 100 shows the processor time per entry and round.
 
 Two packages run on the pooled rows, and are installed if they are missing, except with ``--quick``:
 `pyrpca`, which is also inexact ALM, and `rpca`, which is accelerated alternating projections and gets

@@ -13,8 +13,8 @@ products, reading the rows at the rate at which the machine copies, or the messa
 empty message. The bound is whichever would take longest by itself. All rates are measured in the same
 run.
 
-While other programs run, the clock says little. With `--processor`, times are processor seconds, which
-do not include waiting. Set OPENBLAS_NUM_THREADS=1 as well, because threads that wait may spin.
+While other programs run, the clock is unreliable. With `--processor`, times are processor seconds,
+which do not include waiting. Set OPENBLAS_NUM_THREADS=1 as well, because threads that wait may spin.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def nothing(site):
 
 
 def rows_of(size: Size) -> np.ndarray:
-    """Draw rows with as many strong directions as components, a block at a time."""
+    """Draw rows a block at a time, with one strong direction for each component."""
     n, d, _, k, dtype = size
     rng = np.random.default_rng(0)
     sizes = 2 * np.sqrt(1 + d / n) * np.geomspace(4, 2, k)

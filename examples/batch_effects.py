@@ -1,4 +1,4 @@
-"""Separate gene expression from batch effects, with batches as sites that have their own disturbances.
+"""Separate gene expression from batch effects, with each batch as a site with its own disturbance.
 
 python examples/batch_effects.py
 python examples/batch_effects.py --data DIR --figure batches.png      with DIR/bladderbatch.npz

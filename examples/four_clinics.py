@@ -14,8 +14,8 @@ from sklearn.datasets import load_breast_cancer
 from fedpca import FederatedPCA
 
 # %%
-# Assign patients to clinics by tumor size, and give each clinic a different column order. Sites may be
-# as dissimilar as these: the result is that of the pooled rows.
+# Assign patients to clinics by tumor size, and give each clinic a different column order. However
+# different the sites are, the result is that of the pooled rows.
 
 data = load_breast_cancer()
 by_size = np.argsort(data.data[:, 0], kind="stable")

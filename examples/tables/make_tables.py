@@ -16,7 +16,7 @@ rng = np.random.default_rng(0)
 
 
 def tumors(folder: Path) -> None:
-    """Write three clinics' tumors: an id, a diagnosis, gaps, and columns in different orders."""
+    """Write three clinics' tumors, with an id, a diagnosis, gaps, and columns in different orders."""
     data = load_breast_cancer(as_frame=True)
     table = data.data.rename(columns=lambda name: name.replace(" ", "_"))
     table = table.mask(rng.random(table.shape) < 0.01)

@@ -6,7 +6,8 @@ A model has components ``C`` (k x d, orthonormal rows), variances ``l``, a noise
     t = C ((x - m) / s)                                   the scores of a row x
     S = D (C' diag(l - v) C + v I) D,   D = diag(s)       the covariance of rows
 
-Rows are normally distributed with covariance S. S is formed only by the methods that return it.
+The model assumes that rows are normally distributed with covariance S. Only the methods that return S
+form it.
 
 A model is saved in a safetensors file with a JSON header. Loading a file validates all of it and
 executes no code.
@@ -45,7 +46,7 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Model:
-    """Components and everything needed to use them."""
+    """Components, and everything that is needed to use them."""
 
     components: Array  # (k, d)
     explained_variance: Array  # (k,)
@@ -141,7 +142,7 @@ class Model:
         """Return the share of each feature's variance that each component explains, ``(d, k)``.
 
         A feature without variance has the share 0. If the model has no scale, and there is variance
-        outside its components, the features' variances do not follow from it and must be given.
+        outside its components, the features' variances do not follow from the model and must be given.
         """
         explained = self.explained_variance * self.components.T**2
         if feature_variances is not None:

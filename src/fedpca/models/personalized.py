@@ -5,8 +5,8 @@ one along the shared components U, one along the site's local components V_i, an
 
     a = U U'a + V_i V_i'a + left
 
-A site's model file contains only that site's part. The coordinator's file contains the parts that it
-was allowed to gather, if any.
+A site's model file contains only that site's part. The coordinator's file contains the parts that the
+sites allowed the coordinator to gather, if any.
 
 Source: Shi and Kontar, "Personalized PCA: decoupling shared and unique features" (2024).
 """
@@ -137,7 +137,7 @@ class PersonalizedModel:
 
     @property
     def n_scores(self) -> int:
-        """Return the number of scores per row: that of the site with the most components."""
+        """Return the number of scores per row, which is that of the site with the most components."""
         return len(self.components) + self.n_local
 
     @property
@@ -165,7 +165,7 @@ class PersonalizedModel:
             yield from selections(site, n_rows).items()
 
     def transform(self, X: Any, site: Any = None) -> Array:
-        """Return scores, shared and then local, with zeros for components that a site lacks."""
+        """Return the scores, first shared and then local; components that a site lacks get zeros."""
         scores = np.zeros((X.shape[0], self.n_scores))
         for name, chosen in self.by_site(site, len(scores)):
             own = self.of_site(name).transform(X[chosen])
@@ -206,8 +206,8 @@ class PersonalizedModel:
                 "site keeps, fit with gather=True, or call add_site with its rows"
             )
         raise InputError(
-            f"the model has no local components for site {name!r}, only for {list(self.parts)}; use "
-            "add_site to add a site"
+            f"the model has no local components for site {name!r}, only for {list(self.parts)}; call "
+            "add_site with the site's rows"
         )
 
     def error(self, X: Any, name: str) -> float:
@@ -219,7 +219,7 @@ class PersonalizedModel:
     def with_site(self, name: str, rows: Rows, n_local: int) -> PersonalizedModel:
         """Return the model with one more site, whose local components come from its own rows.
 
-        The rows' columns are in the order of the model's features.
+        The columns of the rows must be in the order of the model's features.
         """
         n, sums = column_sums(rows)
         if not np.isfinite(sums).all():

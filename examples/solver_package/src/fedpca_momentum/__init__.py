@@ -43,7 +43,8 @@ class Momentum:
     Parameters
     ----------
     following : float
-        A guess at the first eigenvalue after the wanted ones, as a share of the last wanted one.
+        A guess at the first eigenvalue after the wanted ones, as a share of the last wanted
+        eigenvalue.
     """
 
     name: ClassVar[str] = "momentum"

@@ -33,7 +33,7 @@ from fedpca.errors import (
 from fedpca.protocol.message import Message, encode
 from fedpca.protocol.printable import MAX_REASON_CHARS, printable
 
-FIRST_PAUSE_S, LAST_PAUSE_S = 0.02, 0.5  # between polls for answers; longer while none arrive
+FIRST_PAUSE_S, LAST_PAUSE_S = 0.02, 0.5  # between polls for answers; it grows while none arrive
 NODE_POLL_S = 0.5  # pause between polls for nodes
 
 
@@ -94,7 +94,7 @@ class GridEngine:
         """Do nothing, because the connection belongs to Flower."""
 
     def _await_sites(self, wanted: int | list[str], quorum: int | None, wait: float) -> list[str]:
-        """Return the names of the sites once all are online, or at least a quorum after the wait."""
+        """Return the names of the sites online, once all are, or after the wait if a quorum is."""
         named = [] if isinstance(wanted, int) else wanted
         due = wanted if isinstance(wanted, int) else len(wanted)
         if due < 1:
@@ -110,7 +110,7 @@ class GridEngine:
                 return here
             if len(here) > due:
                 raise InputError(
-                    f"sites={due}, but {len(here)} are online; name the sites to ask from among "
+                    f"sites={due}, but {len(here)} are online; name the sites to ask: "
                     f"{', '.join(here)}"
                 )
             if is_last:
@@ -140,7 +140,7 @@ class GridEngine:
         for node, reply in self._exchange(RecordDict(), ASK_NAME, new, limit):
             name = None if reply is None or reply.has_error() else unwrap_name(reply)
             if name is None:
-                continue  # it does not run fedpca, or its configuration is wrong, as its log explains
+                continue  # the node does not run fedpca, or its configuration is wrong (see its log)
             if name in self._nodes:
                 raise InputError(
                     f"two SuperNodes have the site name {printable(name)!r}; give each a name of its "
