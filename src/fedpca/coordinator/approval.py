@@ -19,7 +19,7 @@ class ApprovalWait:
     Parameters
     ----------
     run : str
-        The name of the run, with which people at the sites approve it.
+        The name of the run, which people at the sites use to approve the run.
     seconds : float
         How many seconds to wait in all.
     can_resume : bool

@@ -141,7 +141,7 @@ class CurrentRun:
             self._fed.on_round(entry)
 
     def go_on_after_refusal(self) -> None:
-        """Record a round that a policy refused, once the program goes on without its answers.
+        """Record a round that a policy refused, once the program goes on without the answers.
 
         A refusal that ends the run is not recorded. A person may change the policy, so a resumed run
         asks the question again.
@@ -331,7 +331,7 @@ class CurrentRun:
             }
 
     def _keep_told(self, asked: Round) -> None:
-        """Store each site's share of the rows, weight, and variance, if all answers contain it.
+        """Store the sites' shares of the rows, weight, and variance if all answers contain them.
 
         Shares of the rows are stored only once. Weights are stored only if they differ from the row
         counts.

@@ -54,7 +54,7 @@ class Federation:
     on_answer : callable, optional
         A function that is called when the sites are asked, and again after each site's answer. It gets
         a dict with the ``round``, the name of the ``question``, the ``sites`` that are asked, and the
-        ``site`` that has just answered. Before the first answer, ``site`` is None.
+        ``site`` that has just answered. When the sites are asked, ``site`` is None.
     purpose : str
         The reason for the runs, as one line of text that people at the sites read.
     approval_wait : float
@@ -152,7 +152,7 @@ class Federation:
         on_online: OnOnline | None = None,
         **options: Any,
     ) -> Federation:
-        """Return a federation of the sites at a server; this requires the extra ``flower``.
+        """Return a federation of sites connected to a server; this requires the extra ``flower``.
 
         Parameters
         ----------
@@ -346,10 +346,10 @@ class Federation:
 
         Only the sites in `record.sites` contribute to the result. If sites are lost but enough remain
         for a quorum, the program starts over with the remaining sites. ``start`` is then the best
-        subspace that the program reported before. It is None at first, and if none was reported.
-        ``identity`` describes the run in plain values, so that a journal from a different run is
-        refused. A site answers one run at a time. If a different run is using the sites, this run
-        raises `SitesBusy`, and the different run goes on.
+        subspace that the program has reported. In the first attempt, and if no subspace was reported,
+        ``start`` is None. ``identity`` describes the run in plain values, so that a journal from a
+        different run is refused. A site answers one run at a time. If a different run is using the
+        sites, this run raises `SitesBusy`, and the other run goes on.
         """
         with self._one_at_a_time():
             _refuse_lacking(self.engine, privacy="privacy" in identity)

@@ -53,12 +53,12 @@ class RunRecord:
 
     For each site that signs its answers, ``proofs`` has the proof of the last answer: the ``head`` of
     the site's ledger, the ``digest_in`` of the question, a ``commitment`` to the answer, the site's
-    ``signature`` of the three, and the fingerprint of its ``key``. `fedpca ledger verify` compares the
-    proof with the site's ledger.
+    ``signature`` of these three, and the fingerprint of its ``key``. `fedpca ledger verify` compares
+    the proof with the site's ledger.
 
     In a run with secure sums, ``secure`` has the hash of the ``roster``, that is, of the names and keys
     of the sites that share masks. The entry of each masked round in ``history`` then has ``rings``: the
-    bits of each field's ring, and the power of 2 by which numbers were multiplied.
+    bits of each field's ring, and the power of 2 by which the field's numbers were multiplied.
 
     In a differentially private run, ``privacy`` has the settings of `fedpca.Privacy`, and what the run
     spent: ``mu``, and the ``epsilon`` that follows from ``mu`` and ``delta``. This epsilon equals the

@@ -51,7 +51,9 @@ class Round:
     sizes: dict[str, int] = field(default_factory=dict)  # bytes of each accepted answer
     fields: dict[str, Fields] = field(default_factory=dict)  # of each accepted answer
     told: dict[str, dict[str, float]] = field(default_factory=dict)  # rows and energy by site
-    sums: dict[str, int] = field(default_factory=dict)  # bytes of each sum formed on the way here
+    sums: dict[str, int] = field(
+        default_factory=dict
+    )  # bytes of each partial sum, if engines made any
     retried: list[str] = field(default_factory=list)
     lost: dict[str, str] = field(default_factory=dict)  # what went wrong at each lost site
     refused: FedpcaError | None = None  # why sites refused, if some did
@@ -117,7 +119,7 @@ class Round:
             self._sum_in_site_order()
 
     def add_total(self, total: Total) -> None:
-        """Add a sum that was formed on the way here, from answers that the sites have checked."""
+        """Add a sum of checked answers that was formed on the way to the coordinator."""
         if not total.arrays:
             return
         try:
@@ -340,7 +342,7 @@ def collect(
     """Accept the replies of sites, and return the refusals by site.
 
     Sites that answer or refuse are removed from ``failed``. If a site's reply is an error, ``failed``
-    gets the error's text.
+    maps the site to the error's text.
     """
     refused: dict[str, FedpcaError] = {}
     for name, reply in replies:

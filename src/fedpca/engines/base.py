@@ -11,7 +11,8 @@ from fedpca.arrays import Arrays
 from fedpca.errors import InputError, SiteError
 from fedpca.protocol.message import Header, Message
 
-OnOnline = Callable[[Sequence[str], Sequence[str]], None]  # all names, names online
+# called with the names of all sites and the names of those online
+OnOnline = Callable[[Sequence[str], Sequence[str]], None]
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,8 @@ class Engine(Protocol):
     raises `SitesBusy` if they are reserved for a different run.
 
     An engine that can add up answers on the way has a method ``ask_total(names, request, timeout)``,
-    which replaces `ask` for sums and returns a `Total`. An engine without support for "secure",
-    "journal", or "privacy" has an attribute ``lacks``, which maps these names to reasons.
+    which replaces `ask` for sums and returns a `Total`. An engine may have an attribute ``lacks``,
+    which maps each unsupported feature ("secure", "journal", or "privacy") to the reason.
 
     A run declares its plan to the sites of an engine whose attribute ``declares`` is true. If the sites
     have keys, ``keys`` maps each site's name to the fingerprint of its key, and the plan lists these

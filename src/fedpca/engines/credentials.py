@@ -62,7 +62,7 @@ from fedpca.storage import atomic
 
 CA, CERTIFICATE, KEY, SECRET = "ca.pem", "server.pem", "server.key", "coordinator.secret"
 COORDINATOR_KEY, COORDINATOR_PUBLIC = "coordinator.key", "coordinator.pub"
-PINNED_SITES = "sites"  # folder with the public keys of sites that a coordinator checked itself
+PINNED_SITES = "sites"  # folder with the sites' public keys that a coordinator has checked itself
 _CURVE = ec.SECP384R1()
 _ED25519_BYTES = 32  # of a public key
 _VALIDITY = datetime.timedelta(days=825)  # the longest that common TLS clients accept
@@ -124,7 +124,7 @@ def read_public_keys(paths: Iterable[Path]) -> dict[str, ec.EllipticCurvePublicK
             raise InputError(f"{path} is a second key for {name!r}; give only one key per site")
         if key in keys.values():
             raise InputError(
-                f"{path} has the same key as a different site; create new keys for one"
+                f"{path} has the same key as a different site; create a new key for one"
             )
         keys[name] = key
     if not keys:
@@ -190,7 +190,7 @@ def read_coordinator_public(path: Path) -> Ed25519PublicKey:
 
 
 def public_key_in(path: Path) -> PublicKey:
-    """Return the public key in a private or public key file, of a site or the coordinator."""
+    """Return the public key from a key file, whether the file is private or public."""
     text = _read(path)
     key: object = None
     try:

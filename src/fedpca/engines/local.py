@@ -139,7 +139,7 @@ class LocalEngine:
         beginning = threading.Lock()
 
         def work_once() -> bool:
-            """Let the next site answer, unless too many answers are still to be taken."""
+            """Let the next site answer, unless too many answers are waiting to be taken."""
             with beginning:
                 if not left or len(begun) >= MAX_BEGUN * self._n_jobs:
                     return False

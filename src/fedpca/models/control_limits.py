@@ -208,7 +208,7 @@ def quantile_of_squares(
     """Return the value that ``|x|^2`` exceeds with probability alpha.
 
     ``traces`` are those of powers of the covariance of x. If the mean of ``|x|^2`` is an estimate,
-    ``freedom`` is its number of degrees of freedom. The formula of Jackson and Mudholkar assumes that
+    ``freedom`` is the estimate's degrees of freedom. The formula of Jackson and Mudholkar assumes that
     the mean is known.
     """
     s1, s2, s3 = traces

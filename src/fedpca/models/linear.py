@@ -31,8 +31,8 @@ from fedpca.rows.genotypes.products import VariantProducts
 from fedpca.rows.in_memory import is_sparse
 from fedpca.storage.tensor_file import check_features, check_file_arrays, read_arrays, write_arrays
 
-ROUNDING = 1e-12  # share of variance that may be rounding
-MAX_OUTSIDE_SHARE = 1e-12  # share of a row's squares outside a subspace that may be rounding
+ROUNDING = 1e-12  # share of the variance that may be due to rounding
+MAX_OUTSIDE_SHARE = 1e-12  # share of a row's squares outside a subspace that rounding may cause
 SHAPES = {
     "components": "k d",
     "explained_variance": "k",

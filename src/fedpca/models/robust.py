@@ -155,7 +155,7 @@ def median_size(sizes: Array) -> float:
     """Return the median of absolute values, or zero if there are none.
 
     Only values near the median are sorted: those with the same leading bits as the median. Leading bits
-    sort like the numbers that they belong to.
+    have the same order as the numbers themselves.
     """
     if not len(sizes):
         return 0.0
@@ -203,8 +203,8 @@ def judge(
     An entry that is missing or beyond the threshold does not count; it is treated as if its residual
     were zero. A row or column that is mostly beyond the threshold would then have too few entries to
     change its fit, and the fit of a large row or column would stay at zero forever. Therefore, the
-    outliers in such a row are clipped to the threshold and count. The outliers in such a column are
-    clipped to the column's ``reach`` and count, too. ``reach``, ``(d,)``, is 0 for all other columns.
+    outliers in such a row do count, but they are clipped to the threshold. The outliers in such a
+    column count too, clipped to the column's ``reach``. All other columns have a ``reach`` of 0.
 
     Masks are floats, because it is fastest to multiply by floats and to sum them through products.
     """

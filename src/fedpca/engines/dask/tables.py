@@ -132,9 +132,9 @@ def _one_table(rows: Any) -> Any:
         return rows
     n_chunks = rows.numblocks[1]
     warnings.warn(
-        f"the features are in {n_chunks} chunks, so each reading of a block of rows puts that many "
-        "pieces together, and moves the pieces that are on different workers; to do this only once, "
-        "use rechunk({1: -1}) and persist",
+        f"the features are in {n_chunks} chunks, so each time a block of rows is read, that many "
+        "pieces are put together and may move between workers; to do this only once, use "
+        "rechunk({1: -1}) and persist",
         UserWarning,
         stacklevel=2,
     )
@@ -161,7 +161,7 @@ def _n_bytes(state: str) -> float:
 
 
 def _holders(client: Client, blocks: Sequence[Block]) -> dict[Key, str]:
-    """Return a worker that holds the result, for each result that blocks start from."""
+    """Map each result that blocks start from to a worker that holds the result."""
     futures = {key: future for block in blocks for key, future in block.futures.items()}
     if not futures:
         return {}

@@ -221,7 +221,7 @@ class FlowerEngine:
     def _await_sites(
         self, sites: int | Sequence[str] | None, quorum: int | None, wait: float
     ) -> list[str]:
-        """Return the names of the sites online, once all are, or after the wait if a quorum is."""
+        """Wait for all sites, or accept a quorum when the wait is over; return the sites' names."""
         until = time.monotonic() + wait
         while True:
             is_last = time.monotonic() > until
@@ -265,7 +265,7 @@ class FlowerEngine:
                 f"{'all' if quorum is None else quorum} are required; "
                 f"not online: {', '.join(offline)}"
             )
-        if not isinstance(sites, int):  # otherwise, nobody knows which of the others were meant
+        if not isinstance(sites, int):  # otherwise, it is unknown which offline sites were meant
             self.absent = dict.fromkeys(offline, f"not online after {wait:g} s")
         return here
 

@@ -69,9 +69,9 @@ class Mailbox:
                     break
                 await _first_of(gone, news, left)
                 if gone.done():
-                    return  # a message for this caller must stay for its next request
+                    return  # a message must stay until this caller asks again
                 if not news.is_set():
-                    break  # the time is up, so the empty answer still holds
+                    break  # the time is up
         finally:
             gone.cancel()
         for reply in replies:
@@ -94,7 +94,7 @@ def _tell(box: _Box) -> None:
 
 
 def _is_empty(replies: list[Message]) -> bool:
-    """Return whether an answer has no error and no content, so that there is no message."""
+    """Return whether an answer contains neither an error nor a message."""
     return replies[0].get("status") == 200 and not any(reply.get("body") for reply in replies)
 
 

@@ -38,7 +38,7 @@ from fedpca.protocol.message import MAX_BYTES
 
 MAX_BODY_BYTES = 16 << 20  # for a part of a message, or the announcement of a question
 SMALL_BYTES = 64 << 10  # for any other request
-MAX_SITE_BYTES = MAX_BYTES + MAX_BODY_BYTES  # what one site may have stored at the server
+MAX_SITE_BYTES = MAX_BYTES + MAX_BODY_BYTES  # how much one site may have stored at the server
 MAX_SITE_OBJECTS = 1000  # the largest message has about 200
 
 HEALTH = "/health"

@@ -152,7 +152,7 @@ class Hold:
 
         That can happen if this process was paused, or if the server was restarted.
         """
-        # this clock keeps running while the machine is suspended; if it is set, that costs one renewal
+        # this clock runs on while the machine is suspended; changing it causes at most one renewal
         if abs(time.time() - self._renewed) > 2 * RENEW_S:
             other = self._renew()
             if other is not None:

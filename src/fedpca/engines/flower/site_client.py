@@ -91,7 +91,7 @@ def join(
 
 
 class _NotLetIn(LinkError):
-    """The server does not recognize the key, or still considers a killed site online."""
+    """Signal that the server does not know the key, or considers a killed site still online."""
 
 
 class _Presence:
@@ -173,7 +173,7 @@ def _connected(
             if error.response.status_code < 500:
                 raise _NotLetIn(
                     f"{link.address} did not admit this site: the server was not given the site's "
-                    "NAME.pub, or a different process with the same key is online or just was"
+                    "NAME.pub, or a different process with the same key is online, or was recently"
                 ) from None
             raise
         node = Node(node_id=activated.node_id)
@@ -225,7 +225,7 @@ def _answer_questions(
 def _signed(
     key: EllipticCurvePrivateKey, answer: Callable[[bytes], Recorded], request: bytes
 ) -> tuple[bytes, bytes]:
-    """Return an answer and the proof that this site gave it to this question."""
+    """Return an answer, and the proof that this site gave this answer to this question."""
     recorded = answer(request)
     signature = credentials.sign(key, recorded.statement())
     return recorded.data, Proof(recorded.head, recorded.salt, signature).to_bytes()

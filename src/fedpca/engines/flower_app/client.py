@@ -72,9 +72,9 @@ class NodeSettings:
     """What a node's configuration says about its site.
 
     ``rows`` is a file or folder. ``folder`` is where the site keeps its memory and its ledger.
-    ``policy`` is a policy file; without one, the site takes part only in plain PCA with sums. ``drop``,
-    ``columns``, and ``id`` are column names separated by commas, and ``weight`` is a column; see
-    `fedpca.Site`.
+    ``policy`` is a policy file; without one, the site takes part only in plain PCA with summed answers.
+    ``drop``, ``columns``, and ``id`` are column names separated by commas, and ``weight`` is the name
+    of a column; see `fedpca.Site`.
     """
 
     rows: str

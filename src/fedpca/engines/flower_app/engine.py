@@ -94,7 +94,7 @@ class GridEngine:
         """Do nothing, because the connection belongs to Flower."""
 
     def _await_sites(self, wanted: int | list[str], quorum: int | None, wait: float) -> list[str]:
-        """Return the names of the sites online, once all are, or after the wait if a quorum is."""
+        """Wait for all sites, or accept a quorum when the wait is over; return the sites' names."""
         named = [] if isinstance(wanted, int) else wanted
         due = wanted if isinstance(wanted, int) else len(wanted)
         if due < 1:
