@@ -212,7 +212,7 @@ def child(name: str, case: str, quick: bool, folder: str) -> None:
     except CannotDo as reason:
         print(json.dumps({"cannot": str(reason), "version": version}))
         return
-    Path("/proc/self/clear_refs").write_text("5")  # begins a new peak
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = resident("VmRSS")
     began, began_cpu = time.perf_counter(), processor_s()
     try:

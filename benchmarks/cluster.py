@@ -1,4 +1,4 @@
-"""Time a fit on a Dask cluster, and compare it with a minimal sketch, dask-ml, and Spark.
+"""Time a fit on a Dask cluster, and compare it with a minimal sketch of PCA, dask-ml, and Spark.
 
     python benchmarks/cluster.py                     2e6 and 4e6 rows of 200 features, from Parquet
     python benchmarks/cluster.py --peers PYTHON      the same, with the peers installed for this Python
@@ -41,7 +41,7 @@ SPARK_MEMORY = "4g"
 
 
 def write(folder: Path, n: int) -> None:
-    """Write rows whose variances decrease gently, in float64, as files of the same size."""
+    """Write float64 rows to files of equal size; variances decrease slowly across features."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,4 +1,4 @@
-"""Measure what a process and all processes that it has started use, such as Java for Spark."""
+"""Measure what this process uses, together with all that it has started, such as Java for Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compare fits at sites that check every question against a plan with fits at sites that do not.
+"""Measure how much longer a fit takes if the sites check every question against a plan.
 
     python benchmarks/guard.py             all problems, medians over 11 pairs of fits
     python benchmarks/guard.py --quick     small problems, to see that it runs

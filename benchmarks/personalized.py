@@ -60,7 +60,7 @@ class Watched(Federation):
 
 
 def ours(sites, shared: int, local: int, target: float, **parameters) -> tuple[float, int]:
-    """Return seconds and rounds to the target; seconds include work before and after the rounds."""
+    """Return our seconds and rounds to the target; the seconds include work outside the rounds."""
     began = time.perf_counter()
     fed = Watched.local(sites)
     fed.target = target

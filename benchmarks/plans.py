@@ -10,7 +10,7 @@ the plan's rounds divided by the median of the fits' rounds. It also prints the 
 rounds, because for some methods, fits differ far more from each other than from the plan.
 
 `memory` lets sites answer encoded messages one after another, and asks Linux how far resident memory
-rises both while a site answers, including what the site keeps between questions, and while the
+rises, both while a site answers, including what the site keeps between questions, and while the
 coordinator works. Each fit runs in a process of its own, after a small fit with the same method. So the
 program, the buffers of BLAS, and the rows are in memory before the fit, and do not count.
 """

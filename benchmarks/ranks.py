@@ -29,7 +29,7 @@ NOISES = ("equal", "by row", "by column")
 def planted(
     rng: np.random.Generator, n: int, d: int, k: int, noise: str, *, strongest: float = 1.0
 ) -> np.ndarray:
-    """Draw noise and k directions that stand out from it; the first one is larger by a factor."""
+    """Draw noise and k directions that stand out from it; ``strongest`` enlarges the first one."""
     rows = np.exp(0.7 * rng.standard_normal((n, 1))) if noise == "by row" else np.ones((n, 1))
     columns = np.exp(0.7 * rng.standard_normal(d)) if noise == "by column" else np.ones(d)
     X = rng.standard_normal((n, d)) * rows * columns
@@ -88,7 +88,7 @@ def count_beside_a_strong_one(sizes: list[tuple[int, int]], seeds: int) -> None:
 
 
 def count_robust_ranks(n_seeds: int) -> None:
-    """Print how often RobustPCA finds the rank within a bound, and how often it is wrong silently."""
+    """Print how often RobustPCA finds a wrong rank, with and without a warning."""
     n_problems = n_wrong = n_silent = 0
     for problem in filter(None, map(robust_problem, range(n_seeds))):
         X, r, bound = problem

@@ -128,7 +128,7 @@ def compare(n: int, quick: bool) -> None:
 
 
 def noisy(n: int, d: int = 100, r: int = 5) -> None:
-    """Print the processor time of a fit to noisy rows: the total, and that per entry and round."""
+    """Print the processor time of a fit to noisy rows: in total, and per entry and round."""
     rng = np.random.default_rng(0)
     X = rng.standard_normal((n, r)) @ rng.standard_normal((r, d))
     X += 0.1 * rng.standard_normal((n, d))
@@ -143,7 +143,7 @@ def noisy(n: int, d: int = 100, r: int = 5) -> None:
 
 
 def memory(n_sites: int, n: int, d: int, r: int = 10) -> None:
-    """Print the memory of a fit without the rows, of one site's rows, and of what all sites keep."""
+    """Print the memory that a fit adds to the rows, next to the sizes of rows and results."""
     M, _ = draw(n_sites * n, d, r)
     sites = np.array_split(M, n_sites)
     tracemalloc.start()

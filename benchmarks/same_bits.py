@@ -146,7 +146,7 @@ ROBUST: dict[str, dict[str, Any]] = {
 
 
 def over(model: Any, sites: dict[str, Any]) -> Case:
-    """Return a fit over a journaled federation."""
+    """Return a function that fits the model over a federation with a journal."""
 
     def fit(folder: Path) -> dict[str, Any]:
         journal = folder / "journal"
@@ -158,7 +158,7 @@ def over(model: Any, sites: dict[str, Any]) -> Case:
 
 
 def streamed(model: Any) -> Case:
-    """Return a fit to a stream of batches, which is saved, loaded, and continued."""
+    """Return a function that fits a stream of batches, then saves, loads, and continues it."""
 
     def fit(folder: Path) -> dict[str, Any]:
         rng = np.random.default_rng(6)

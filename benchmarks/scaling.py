@@ -96,7 +96,7 @@ def child(size: Size, clock: Clock) -> None:
         for i in range(size.sites)
     ]
     FederatedPCA(2).fit([np.eye(4), np.eye(4)])
-    Path("/proc/self/clear_refs").write_text("5")  # begins a new peak
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = peak_resident()
     began = clock()
     model = FederatedPCA(size.components, random_state=0).fit(parts)

@@ -144,7 +144,7 @@ def resident(field: str) -> float:
 def child(name: str, kind: str, folder: Path, k: int) -> None:
     """Fit in this process, and print the seconds and the memory."""
     fit = CONTESTANTS[name](folder, k, kind == "dense")
-    Path("/proc/self/clear_refs").write_text("5")  # begins a new peak
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = resident("VmRSS")
     began = time.process_time()
     components = fit()

@@ -26,7 +26,7 @@ for i, (clinic, patients) in enumerate(clinics):
     tables[clinic] = pa.table({data.feature_names[j]: data.data[patients, j] for j in order})
 
 # %%
-# Fit, and look at what was found and what left the clinics.
+# Fit, and print what was found and what left the clinics.
 
 model = FederatedPCA(n_components=3, scale=True).fit(tables)
 

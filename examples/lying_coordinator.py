@@ -17,7 +17,7 @@ from fedpca.site.policy import JOINING
 
 PAGE = Path(__file__).parents[1] / "docs" / "privacy.md"
 
-# Each clinic has 100 patients and 8 measurements, in units of their own.
+# Each clinic has 8 measurements of 100 patients, in different units.
 rng = np.random.default_rng(0)
 mixing = rng.normal(size=(8, 8)) * np.geomspace(20, 0.5, 8)
 clinics = {

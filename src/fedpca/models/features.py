@@ -46,7 +46,7 @@ class FeatureTable:
     def __getitem__(self, feature: str) -> dict[str, float]:
         if feature not in self.features:
             raise InputError(
-                f"no feature {feature!r} among the {len(self.features)} in the table; see table.features"
+                f"no feature {feature!r} among {len(self.features)}; see the features of the table"
             )
         row = self.values[self.features.index(feature)]
         return dict(zip(self.components, map(float, row), strict=True))

@@ -300,7 +300,7 @@ class Summary:
         )
 
     def check_alike(self, other: Self, where: str) -> Self:
-        """Return the other summary with its columns in this one's order, or refuse a mismatch."""
+        """Return the other summary with columns in this summary's order, or refuse a mismatch."""
         if not isinstance(other, Summary):
             raise InputError(f"{where}: expected a Summary, not {type(other).__name__}")
         if self.centered != other.centered:
@@ -319,7 +319,7 @@ class Summary:
         )
 
     def discount(self, factor: float) -> Self:
-        """Return the summary with singular values times ``factor``, row weights times its square."""
+        """Return the summary with singular values times ``factor``, weights times ``factor**2``."""
         if not factor > 0:
             raise InputError(f"a factor of {factor} discards all rows; use a factor above 0")
         if factor == 1:
@@ -381,7 +381,7 @@ MAX_STACKED = 2000  # directions to merge in one step
 def merge_in_tree(summaries: Sequence[Summary], fan_in: int | None = None) -> Summary:
     """Merge all summaries ``fan_in`` at a time, level by level.
 
-    By default, all are merged in one step, which truncates only once. If the summaries carry more than
+    By default, one step merges all summaries and truncates only once. If the summaries carry more than
     a few thousand directions in total, 32 are merged at a time, since the time for one step grows with
     the cube of the number of directions.
     """
