@@ -100,7 +100,9 @@ def read_site_key(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = serialization.load_ssh_private_key(_read(path), None)
     except _MALFORMED:
-        raise FileError(f"{path} is not a key written by `fedpca site-key`") from None
+        raise FileError(
+            f"{path} is not a key written by `fedpca site-key`; specify the site's NAME.key"
+        ) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise FileError(f"{path} is the wrong type of key; create one with `fedpca site-key`")
     _refuse_open_to_others(path)
@@ -118,7 +120,9 @@ def read_public_keys(paths: Iterable[Path]) -> dict[str, ec.EllipticCurvePublicK
             key = None
         words = text.split()
         if not isinstance(key, ec.EllipticCurvePublicKey) or len(words) != 3:
-            raise FileError(f"{path} is not a public key written by `fedpca site-key`")
+            raise FileError(
+                f"{path} is not a public key written by `fedpca site-key`; ask the site for NAME.pub"
+            )
         name = words[2].decode(errors="replace")
         if name in keys:
             raise InputError(f"{path} is a second key for {name!r}; give only one key per site")
@@ -170,7 +174,9 @@ def read_coordinator_key(folder: Path) -> Ed25519PrivateKey:
     except _MALFORMED:
         key = None
     if not isinstance(key, Ed25519PrivateKey):
-        raise FileError(f"{path} is not a coordinator's key written by `fedpca serve`")
+        raise FileError(
+            f"{path} is not a coordinator's key written by `fedpca serve`; restore it from a backup"
+        )
     _refuse_open_to_others(path)
     return key
 
@@ -202,7 +208,9 @@ def public_key_in(path: Path) -> PublicKey:
     except _MALFORMED:
         pass
     if not isinstance(key, PublicKey):
-        raise FileError(f"{path} is not a key written by `fedpca site-key` or `fedpca serve`")
+        raise FileError(
+            f"{path} is not a key written by `fedpca site-key` or `fedpca serve`; specify a key file"
+        )
     return key
 
 
@@ -286,11 +294,13 @@ def refuse_unproven(proof: Mapping[str, str], public_key: PublicKey) -> None:
     if fingerprint(public_key) != proof["key"]:
         raise LedgerError(
             f"the run record holds an answer signed with the key {proof['key']}, not with "
-            f"{fingerprint(public_key)}"
+            f"{fingerprint(public_key)}; use the key of the site that gave this answer"
         )
     signed = statement(proof["digest_in"], proof["commitment"], proof["head"])
     if not verify(public_key, bytes.fromhex(proof["signature"]), signed):
-        raise LedgerError("the signature in the run record was not made with this key")
+        raise LedgerError(
+            "the signature in the run record was not made with this key; do not trust the record"
+        )
 
 
 def make_certificates(folder: Path, hosts: Sequence[str] = ()) -> None:
@@ -480,4 +490,6 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise FileError(f"{path} cannot be read: {error.strerror}") from None
+        raise FileError(
+            f"{path} cannot be read: {error.strerror}; check the path and its permissions"
+        ) from None

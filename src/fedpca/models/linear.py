@@ -229,7 +229,9 @@ def model_in(path: str | os.PathLike[str], arrays: Arrays, header: dict[str, Any
     check_features(path, header.get("features"), lengths["d"])
     n = header.get("n_samples")
     if not isinstance(n, int) or n < 1:
-        raise FileError(f"{path}: n_samples is {n!r}; it must be a positive integer")
+        raise FileError(
+            f"{path}: n_samples is {n!r}; it must be a positive integer; rewrite the file"
+        )
     if not isinstance(header.get("parameters"), dict):
-        raise FileError(f"{path}: the header has no parameters")
+        raise FileError(f"{path}: the header has no parameters; rewrite the file")
     return Model(**arrays)

@@ -276,9 +276,11 @@ def load_personalized(path: str | os.PathLike[str]) -> tuple[PersonalizedModel, 
         and site["n"] >= 0
         for site in sites
     ):
-        raise FileError(f"{path}: the header does not list the sites' names and row counts")
+        raise FileError(
+            f"{path}: the header must list the sites' names and row counts; rewrite the file"
+        )
     if len({site["name"] for site in sites}) < len(sites):
-        raise FileError(f"{path} has two sites with the same name")
+        raise FileError(f"{path} has two sites with the same name; rewrite the file")
     for i in range(len(sites)):
         table |= {
             f"{i}/{field}": f"float64 {shape.replace('r', f'{i}/r')}"
@@ -287,7 +289,7 @@ def load_personalized(path: str | os.PathLike[str]) -> tuple[PersonalizedModel, 
     arrays, lengths = check_file_arrays(path, arrays, table)
     check_features(path, header.get("features"), lengths["d"])
     if not (arrays["scale"] > 0).all():
-        raise FileError(f"{path}: the scale has values of 0 or below; all values must be above 0")
+        raise FileError(f"{path}: all values of the scale must be above 0; rewrite the file")
     parts = {
         site["name"]: SitePart(n=site["n"], **{field: arrays[f"{i}/{field}"] for field in PART})
         for i, site in enumerate(sites)

@@ -122,7 +122,7 @@ def mapped_errors(link: Link) -> Iterator[None]:
         raise _unreachable(link, error) from None
     except (httpx.InvalidURL, UnicodeError) as error:
         raise InputError(
-            f"{link.address!r}{link.through} is not a valid address: {error}"
+            f"{link.address!r}{link.through} is not a valid address: {error}; use HOST or HOST:PORT"
         ) from None
     except ValueError as error:
         if "protobuf" not in str(error):

@@ -82,7 +82,7 @@ class GridEngine:
         nodes = {self._nodes[name]: name for name in names if name in self._nodes}
         for name in names:
             if name not in self._nodes:
-                yield name, SiteFailed("its SuperNode is not online")
+                yield name, SiteFailed("its SuperNode is not online; start it again")
         replies = self._exchange(wrap(encode(request)), ASK_ANSWER, list(nodes), limit)
         for node, reply in replies:
             if reply is None:
@@ -98,7 +98,7 @@ class GridEngine:
         named = [] if isinstance(wanted, int) else wanted
         due = wanted if isinstance(wanted, int) else len(wanted)
         if due < 1:
-            raise InputError(f"sites={due} must be at least 1")
+            raise InputError(f"sites={due} must be at least 1; pass the number of sites to ask")
         if quorum is not None and not 1 <= quorum <= due:
             raise InputError(f"quorum={quorum} must be between 1 and {due}, the number of sites")
         until = time.monotonic() + wait
@@ -163,7 +163,7 @@ class GridEngine:
             sent = self._grid.push_messages([FlowerMessage(content, n, kind) for n in nodes])
         waiting = dict(zip(sent, nodes, strict=True))
         if not all(waiting):
-            raise LinkError("the SuperLink did not accept every message")
+            raise LinkError("the SuperLink did not accept every message; try again")
         while waiting:
             is_last = time.monotonic() > until
             with _mapped_errors():
