@@ -70,7 +70,7 @@ def error_of_sum(bits: int, n_sites: int, looseness: float, units: np.ndarray) -
 
 
 def drawn(robust: bool) -> dict[str, np.ndarray]:
-    """Draw four sites' rows, with common directions, one of each site's own, and maybe outliers."""
+    """Draw four sites' rows with common directions, one more per site, and outliers if ``robust``."""
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((1200, 5)) * [5, 4, 3, 2, 1] @ rng.standard_normal((5, 100))
     rows += rng.standard_normal(rows.shape)

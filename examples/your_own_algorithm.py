@@ -18,7 +18,7 @@ def absolute_pull(site, v):
 
 
 def l1_component(fed: Federation, rounds: int) -> np.ndarray:
-    """Find the direction with the largest sum of absolute scores; outliers affect it less."""
+    """Find the direction with the largest sum of absolute scores, which limits outliers' effect."""
     v = np.ones(3) / np.sqrt(3)
     for _ in range(rounds):
         w = fed.sum(absolute_pull, v=v)["w"]
