@@ -173,7 +173,7 @@ def main() -> None:
     for deviation in (10, 3):
         sites = draw(n_sites, n, d, 5, 5, deviation)
         title = f"{n_sites} sites of {n} x {d}, 5 shared and 5 local of deviation {deviation}"
-        with threadpool_limits(1, user_api="blas"):  # for all: the products are small
+        with threadpool_limits(1, user_api="blas"):  # since the products are small
             compare(title, sites, 5, 5, 1 if options.quick else options.repeats)
     memory((20, 40) if options.quick else (250, 500, 1000), 50 if options.quick else 400)
 

@@ -13,8 +13,8 @@ A fit to a noisy table of 10^5 x 100 shows the processor time per entry and roun
 
 Two packages run on the pooled rows, and are installed if they are missing, except with ``--quick``:
 `pyrpca`, which is also inexact ALM, and `rpca`, which is accelerated alternating projections and gets
-the rank, as `RobustPCA` does. `rpca` subtracts the mean, which the outliers affect. So it gets one
-component more, and its mean is added back.
+the rank, as `RobustPCA` does. `rpca` subtracts the mean, although outliers affect the mean. So `rpca`
+gets one component more, and the mean is added back.
 """
 
 from __future__ import annotations

@@ -112,7 +112,9 @@ class Summary:
         d = n_features
         wanted = d if n_components is None else int(n_components)
         if not 1 <= wanted <= d:
-            raise InputError(f"n_components={wanted} is not between 1 and the {d} features")
+            raise InputError(
+                f"n_components={wanted} must be between 1 and {d}, the number of features"
+            )
         if not isinstance(n_spare, Integral) or n_spare < 0:
             raise InputError(f"n_spare={n_spare!r} must be a nonnegative integer")
         names = None if features is None else tuple(features)
@@ -233,7 +235,9 @@ class Summary:
     def _checked(self, k: int | None) -> int:
         k = self.n_components if k is None else k
         if not 1 <= k <= self.n_features:
-            raise InputError(f"k={k} is not between 1 and the {self.n_features} features")
+            raise InputError(
+                f"k={k} must be between 1 and {self.n_features}, the number of features"
+            )
         return k
 
     def update(self, block: Any, *, forgetting: float = 1.0) -> Self:

@@ -252,8 +252,8 @@ class FlowerEngine:
                 return here
             if len(here) > due:
                 raise InputError(
-                    f"sites={due}, but {len(here)} are online at {self._link.address}; name the sites "
-                    f"to ask: {', '.join(here)}"
+                    f"sites={due}, but {len(here)} are online at {self._link.address}: "
+                    f"{', '.join(here)}; name the sites to ask"
                 )
             if is_last:
                 break

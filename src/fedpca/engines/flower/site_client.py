@@ -219,7 +219,7 @@ def _answer_questions(
         except httpx.HTTPStatusError as error:
             if error.response.status_code >= 500:
                 raise
-            tell("this answer was not sent because the run is over")
+            tell("an answer was not sent because its run is over")
 
 
 def _signed(

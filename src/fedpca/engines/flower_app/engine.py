@@ -110,8 +110,8 @@ class GridEngine:
                 return here
             if len(here) > due:
                 raise InputError(
-                    f"sites={due}, but {len(here)} are online; name the sites to ask: "
-                    f"{', '.join(here)}"
+                    f"sites={due}, but {len(here)} are online: {', '.join(here)}; name "
+                    "the sites to ask"
                 )
             if is_last:
                 break
