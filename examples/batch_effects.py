@@ -38,8 +38,8 @@ def told(scores: np.ndarray, labels: np.ndarray) -> float:
     return float(balanced_accuracy_score(labels, found))
 
 
-# Use the common mean: if batches hold different kinds of samples, the mean of a batch also reflects
-# its kinds.
+# Use the common mean: if batches hold different kinds of samples, the mean of a batch also depends on
+# the kinds of samples in that batch.
 pca = PersonalizedPCA(n_shared=2, n_local=1, center="common", tol=1e-7).fit(X, sites=batch)
 shared = pca.transform(X, batch)[:, :2]
 raw = PCA(2, random_state=0).fit_transform(X)

@@ -53,7 +53,7 @@ class Round:
     told: dict[str, dict[str, float]] = field(default_factory=dict)  # rows and energy by site
     sums: dict[str, int] = field(
         default_factory=dict
-    )  # bytes of each partial sum, if engines made any
+    )  # bytes of each partial sum, if there are any
     retried: list[str] = field(default_factory=list)
     lost: dict[str, str] = field(default_factory=dict)  # what went wrong at each lost site
     refused: FedpcaError | None = None  # why sites refused, if some did

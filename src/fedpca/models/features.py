@@ -46,7 +46,8 @@ class FeatureTable:
     def __getitem__(self, feature: str) -> dict[str, float]:
         if feature not in self.features:
             raise InputError(
-                f"no feature {feature!r} among {len(self.features)}; see the features of the table"
+                f"no feature {feature!r} in this table; use one of the {len(self.features)} names "
+                "in its attribute features"
             )
         row = self.values[self.features.index(feature)]
         return dict(zip(self.components, map(float, row), strict=True))

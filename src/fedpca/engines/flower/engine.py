@@ -263,7 +263,7 @@ class FlowerEngine:
             raise QuorumLost(
                 f"{len(here)} of {due} sites are online after {wait:g} s, but "
                 f"{'all' if quorum is None else quorum} are required; "
-                f"not online: {', '.join(offline)}"
+                f"not online: {', '.join(offline)}; increase wait, or set a smaller quorum"
             )
         if not isinstance(sites, int):  # otherwise, it is unknown which offline sites were meant
             self.absent = dict.fromkeys(offline, f"not online after {wait:g} s")

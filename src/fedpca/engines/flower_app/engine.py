@@ -1,7 +1,7 @@
 """Ask sites through the `Grid` that Flower hands to a ServerApp.
 
 A `Grid` identifies nodes by number, so the engine first asks each node for the name of its site. A
-restarted SuperNode may have a new number, so the engine asks it again.
+restarted SuperNode may have a new number, so the engine asks the new node, too.
 
 A `Grid` downloads an answer completely before its size can be checked, so the engine refuses an answer
 that is too large only after the download.
@@ -121,7 +121,8 @@ class GridEngine:
             absent = f"; not online: {', '.join(offline)}" if offline else ""
             raise QuorumLost(
                 f"{len(here)} of {due} sites are online after {wait:g} s, but "
-                f"{'all' if quorum is None else quorum} are required{absent}"
+                f"{'all' if quorum is None else quorum} are required{absent}; "
+                "increase wait, or set a smaller quorum"
             )
         self.absent = dict.fromkeys(offline, f"not online after {wait:g} s")
         return here
