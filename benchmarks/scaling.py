@@ -158,7 +158,7 @@ def measure(
         f"{getattr(sizes[0], other):,} {other}" for other in Size._fields[:4] if other != name
     )
     print(f"\n{name}, with {fixed}, {sizes[0].dtype}")
-    print(f"  {name:>12s}{'seconds':>10s}{'rounds':>8s}  {'solver':12s}{'MB':>7s}   bound by")
+    print(f"  {name:>12s}{'seconds':>10s}{'rounds':>8s}  {'solver':12s}{'MB':>7s}   limited by")
     grown, taken, alone = [], [], []
     for size in sizes:
         command = [sys.executable, __file__, "--child", json.dumps(size), *more]
