@@ -37,7 +37,7 @@ class Ellipse(NamedTuple):
     covariance: Array  # (2, 2)
 
     def points(self) -> Array:
-        """Return points on the edge, ``(2, m)``."""
+        """Return points on the edge of the ellipse, ``(2, m)``."""
         values, vectors = np.linalg.eigh(self.covariance)
         radius = np.sqrt(-2 * np.log(1 - ELLIPSE_SHARE) * np.maximum(values, 0.0))
         angles = np.linspace(0, 2 * np.pi, 100)
