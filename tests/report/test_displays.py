@@ -262,7 +262,7 @@ def test_utility_is_what_the_planner_expects(fitted):
         UtilityDisplay.from_estimator(fitted)
 
 
-@pytest.mark.filterwarnings("ignore:only 0 of")
+@pytest.mark.filterwarnings("ignore:only [01] of the 2 components stand out")
 def test_a_private_run_knows_its_promise(robust):
     settings = Privacy(epsilon=5.0, delta=1e-6, row_bound=100.0)
     federation = Federation.local([ROWS[:40], ROWS[40:]], secure=True)
