@@ -8,7 +8,7 @@ families.
 Importing this package registers every question that a site may be asked.
 """
 
-from fedpca.solvers import pca as _pca  # noqa: F401  its questions
+from fedpca.solvers import pca as _pca  # noqa: F401  registers its questions
 from fedpca.solvers import site_map as _site_map  # noqa: F401
 from fedpca.solvers.catalogue import SOLVERS
 from fedpca.solvers.contract import Problem, Solution, Solver

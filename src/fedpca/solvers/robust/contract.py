@@ -127,7 +127,7 @@ class RobustSolver(Protocol):
     needs_rank: ClassVar[bool]  # whether the solver needs the rank itself, not just a bound
 
     def script(self, plan: RunPlan) -> Script:
-        """Return what `solve` asks, in which order and how many times, so that sites can follow."""
+        """Return which questions `solve` asks, in which order, and how often, for sites to check."""
         ...
 
     def solve(self, fed: Federation, problem: RobustProblem) -> Solved:
