@@ -237,7 +237,7 @@ class TestSecret:
             fed.sum(sign_flips.draw_signs, seed=np.int64(0), removed=np.empty((4, 0)))
             fed.sum(sign_flips.flipped_triangles, n_flips=np.int64(asked))
 
-        with pytest.raises(FedpcaError, match="flips its signs 1 to 20 times"):
+        with pytest.raises(FedpcaError, match="must be from 1 to 20"):
             Federation.local([self.rows]).run(program, identity={})
 
     @pytest.mark.parametrize(("n", "k", "least"), [(59, 0, 60), (100, 51, 102)])

@@ -86,11 +86,11 @@ def misnamed(answer: Arrays, _: Arrays) -> str | None:
 def column_names(site: Site) -> dict[str, Any]:
     """Send the number of a site's columns, their names as JSON, and whether its rows have weights.
 
-    ``rounding`` is the error of the site's products with rows, as a share of the largest eigenvalue.
-    ``log_normalized`` is the sum to which the site normalizes its cells, or zero if it does not
-    normalize them. The site remembers that it answered, so after a restart it must still have the same
-    rows. For genotypes, the names are those of the variants, except for variants that the policy does
-    not allow in sums.
+    ``rounding`` is the error of the site's products with rows, as a share of the largest
+    eigenvalue. ``log_normalized`` is the sum to which the site normalizes its cells, or zero if it
+    does not normalize them. The site remembers that it answered, so after a restart it must still
+    have the same rows. For genotypes, the names are those of the variants, except for variants that
+    the policy does not allow in sums.
     """
     site.leave_out_few()
     return {
@@ -178,7 +178,7 @@ def _common_variants(
     for name, variants in named.items():
         if not variants:
             raise InputError(
-                f"site {name!r} has no variants to offer; check whether its policy leaves all of them out"
+                f"site {name!r} has no variants to offer; see whether its policy leaves out all of them"
             )
     kept, left_out = common_variants(named)
     if of_model is not None:

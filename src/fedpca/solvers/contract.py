@@ -3,8 +3,9 @@
     C = A'A,   C V = V diag(theta),   A = (X - 1 m') / s over the rows X of all sites
 
 A solver is a value: a frozen dataclass with its options as fields and a method ``solve(federation,
-problem)``. It declares what it guarantees, which answers it sees site by site, and what it costs. The
-estimator, the planner, the leak lab, the command line, and the common tests read these declarations.
+problem)``. It declares what it guarantees, which answers it sees site by site, and what it costs.
+The estimator, the planner, the leak lab, the command line, and the common tests read these
+declarations.
 """
 
 from __future__ import annotations
@@ -186,7 +187,7 @@ class Solver(Protocol):
         ...
 
     def script(self, plan: RunPlan) -> Script:
-        """Return which questions `solve` asks, in which order, and how often, for sites to check."""
+        """Return which questions `solve` asks, in which order, and how often; sites check it."""
         ...
 
     def solve(self, fed: Federation, problem: Problem) -> Solution:
@@ -202,7 +203,7 @@ def declared_method(plan: RunPlan, methods: Mapping[str, T]) -> T:
 
 
 def after_moments(plan: RunPlan, *parts: Question | Order, **more: Any) -> Script:
-    """Return the script of a solver that asks for moments first; ``more`` holds fields of the script."""
+    """Return the script of a solver that asks for moments first; ``more`` sets fields of the script."""
     moments, after = moments_script(plan), then(*parts)
     values = {**moments.values, **more.pop("values", {})}
     if not plan.parameters.get("center", True):
@@ -219,9 +220,9 @@ def is_rank_rule(plan: RunPlan) -> bool:
 def columns_asked(plan: RunPlan, least: int = 1, more: int = 0) -> str:
     """Return the bound on a block's number of columns, as a word of `fedpca.protocol.parameters`.
 
-    A block has at most one column for each component plus ``more`` others, or ``least`` columns if that
-    is more. If a rule chooses the number of components, the only bound is that an orthonormal block has
-    at most as many columns as there are features.
+    A block has at most one column for each component plus ``more`` others, or ``least`` columns if
+    that is more. If a rule chooses the number of components, the only bound is that an orthonormal
+    block has at most as many columns as there are features.
     """
     n_components = plan.parameters.get("n_components")
     if n_components is None or is_rank_rule(plan):
@@ -232,7 +233,8 @@ def columns_asked(plan: RunPlan, least: int = 1, more: int = 0) -> str:
 def moments_and_rank(fed: Federation, problem: Problem) -> tuple[Moments, RankRule]:
     """Return the moments of all sites' rows, asking for them if necessary, and the rank rule.
 
-    The rule "auto" asks the sites for products with random signs. Call it after they have their frame.
+    The rule "auto" asks the sites for products with random signs. Call it after they have their
+    frame.
     """
     moments = problem.with_moments(fed).moments
     assert moments is not None

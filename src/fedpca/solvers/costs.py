@@ -1,8 +1,9 @@
 """Say what a solver asks, and how many bytes that takes, before the sites are asked anything.
 
 A solver lists its questions with the lengths of their fields (`Asked`). The size of a field follows
-from the question's declaration, which sites check too. `fedpca.plan` counts these questions, and also
-the headers of their messages. ``solver="auto"`` chooses between two solvers by the bytes of their fields:
+from the question's declaration, which sites check too. `fedpca.plan` counts these questions, and
+also the headers of their messages. ``solver="auto"`` chooses between two solvers by the bytes of
+their fields:
 
     the triangle of A'A        4 d (d + 1) + 16 d         in one round
     block Lanczos              16 d k                     in each of about `expected_rounds` rounds

@@ -4,9 +4,9 @@ The program uses a fitted model's mean and scale. It asks what a fit with the ru
 solver "covariance" or "lanczos", whichever moves fewer bytes. So the coordinator sees what a second fit
 would show it, and sites admit the program if they would admit a fit.
 
-If the covariance is summed, all eigenvalues are known. If the covariance is too large to be summed, only
-the leading eigenvalues are known. The traces of powers of the rest, R, are then estimated from products
-with b random directions Z outside the components, which takes two rounds:
+If the covariance is summed, all eigenvalues are known. If the covariance is too large to be summed,
+only the leading eigenvalues are known. The traces of powers of the rest, R, are then estimated from
+products with b random directions Z outside the components, which takes two rounds:
 
     tr R^2 ~ (d - k) / b |R Z|^2,   tr R^3 ~ (d - k) / b tr (R Z)' R (R Z)
 
@@ -65,7 +65,8 @@ class Facts:
     along : ndarray of shape (k,)
         The sum of squares along each of the model's components.
     sign_flips : int or str
-        The number of components according to the rule "auto", or why a site refused to help find it.
+        The number of components according to the rule "auto", or why a site refused to help find
+        it.
     outcome : Outcome
         How the run ended.
     """

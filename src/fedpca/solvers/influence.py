@@ -99,10 +99,10 @@ def report_summaries(fed: Federation, sites: Sequence[Summary], merged: Summary,
 def report_caused(fed: Federation, within: Mapping[str, float], energy: float) -> None:
     """Record the share of the variance that would vanish without each site, if it is known.
 
-    ``within`` holds each site's sum of squares about its own mean, and ``energy`` is the sum of squares
-    of all rows about the common mean. A site with a distant mean also moves the common mean, which adds
-    to the squares of all other sites. So without site i, ``n_i n / (n - n_i) |m_i - m|^2`` would vanish
-    in addition to the squares within the site.
+    ``within`` holds each site's sum of squares about its own mean, and ``energy`` is the sum of
+    squares of all rows about the common mean. A site with a distant mean also moves the common
+    mean, which adds to the squares of all other sites. So without site i, ``n_i n / (n - n_i) |m_i
+    - m|^2`` would vanish in addition to the squares within the site.
     """
     for name, own in within.items():
         known = fed.record.influence.get(name, {})

@@ -150,7 +150,7 @@ def ends_within_noise(ritz: Ritz, n: int, energy: float, problem: Problem) -> bo
     """Return whether the components above the noise are found, and the others are within it.
 
     The sampling error of a variance is ``theta sqrt(2 / n)``. If a residual is smaller, the direction
-    combines only components whose variances differ by less than that.
+    combines only components whose variances differ by less than this error.
     """
     above = n_above_noise(ritz.values, ritz.n_wanted, n)
     found = ritz.residuals[:above]
@@ -168,7 +168,7 @@ def n_above_noise(values: Array, k: int, n: int) -> int:
 
         theta_j - theta_(j+1) > theta_j sqrt(2 / n)
 
-    With only this many rows, components after this j cannot be told from their neighbors. Return zero
+    With only n rows, components after this j cannot be told from their neighbors. Return zero
     if there is no such j. ``values`` are the variances in descending order: the first k and, if there
     is one, the next.
     """

@@ -60,7 +60,7 @@ from fedpca.solvers.standardize import standardize, standardize_sites
 if TYPE_CHECKING:
     from fedpca.site.site import Site
 
-MAX_LOCAL_STEPS = 1000  # at most, at a site in a round
+MAX_LOCAL_STEPS = 1000  # most local steps at a site in a round
 
 
 @dataclass(frozen=True)

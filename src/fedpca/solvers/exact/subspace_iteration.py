@@ -50,9 +50,10 @@ from fedpca.solvers.sign_flips import draw_signs, flips_order
 from fedpca.solvers.standardize import Moments, moments_asked, standardize, standardize_sites
 
 N_GUARDS = 3  # columns of a search for a larger eigenvalue outside the block
-GUARD_ROUNDS = 40  # at most, of that search if the next eigenvalue is close
-TELLS_APART = 0.02  # residual of that eigenvalue, relative to its distance from those of the block
-# how far that eigenvalue may exceed the value found; on random tables, at most 7.0 and 0.13
+GUARD_ROUNDS = 40  # most rounds of that search; it takes many if the next eigenvalue is close
+TELLS_APART = 0.02  # residual at which the search ends, relative to the gap before that eigenvalue
+# how far that eigenvalue may exceed the value found: this many times the residual, or this share of
+# the gap, whichever is more; on random tables, it was at most 7.0 times and 0.13
 TIMES_RESIDUAL = 10.0
 GAP_SHARE = 0.2
 AT_REST = 4.0  # residuals of this many rounding errors do not become smaller
@@ -172,7 +173,7 @@ class Following:
     vector: Array  # (d, 1)
 
     def bounds(self, theta: Array, residuals: Array, k: int, problem: Problem) -> Array:
-        """Return bounds on the angle of the first 1 ... k directions of the block."""
+        """Bound the sine of the angle to the exact components, for the first 1 ... k directions."""
         gap = float(theta[k - 1]) - self.value
         error = max(TIMES_RESIDUAL * self.residual, GAP_SHARE * gap)
         return angle_bounds(

@@ -96,7 +96,7 @@ def misshapen_factor(answer: Arrays, asked: Arrays) -> str | None:
     rank, d = int(answer["rank"]), len(asked["mean"])
     if rank <= d and len(answer["entries"]) == rank * d - rank * (rank - 1) // 2:
         return None
-    return f"has {len(answer['entries'])} entries, which are not a factor of rank {rank}"
+    return f"has {len(answer['entries'])} entries, but not those of a factor of rank {rank}"
 
 
 @question(
@@ -136,7 +136,7 @@ def _report_influence(fed: Federation, answers: Mapping[str, Arrays], V: Array) 
 
 
 def stacked_factor(R: Array, rows: Array) -> Array:
-    """Return the factor of R with more rows below it, ``(r, d)``."""
+    """Return the triangular factor, ``(r, d)``, of R with more rows stacked below it."""
     return np.asarray(np.linalg.qr(np.vstack([R, rows]), mode="r"))
 
 

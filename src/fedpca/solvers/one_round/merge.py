@@ -212,7 +212,7 @@ def impossible_summary(answer: Arrays, _: Arrays) -> str | None:
     """Return what is wrong with a summary in an answer, or None."""
     r, d = answer["directions"].shape
     if r > d:
-        return f"has {r} directions of {d} features"
+        return f"has {r} directions but only {d} features"
     s, n, energy = answer["singular_values"], answer["n"], float(answer["squares"].sum())
     if np.vdot(s, s) > (1 + ROUNDING) * energy:
         return "has more energy along its directions than in total"
@@ -299,10 +299,10 @@ def summarize_about(
 def explained_in_summary(site: Site, V: Array) -> dict[str, Any]:
     """Send the sum of squares along the components, from a site's summary, and the site's total.
 
-    No rows are read again, so the first sum is too small by the amount that the summary left out.
+    No rows are read again, so the first sum lacks what the summary left out.
     """
     own = site.recall(OwnSummary)
-    explained = min(float(np.sum((own.rows @ V) ** 2)), own.energy)  # rounding may exceed it
+    explained = min(float(np.sum((own.rows @ V) ** 2)), own.energy)  # rounding may exceed the total
     return {"explained": np.float64(explained), "total": np.float64(own.energy)}
 
 
@@ -391,7 +391,7 @@ def summarizing(plan: RunPlan, asked: Question) -> Order:
 def asked_directions(
     plan: RunPlan, site_components: Any, times: int = 1
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the values and bounds of `directions_to_ask`, for ``times`` the number of components."""
+    """Return the values and bounds of `directions_to_ask`, with ``times`` directions per component."""
     fields = directions_to_ask(site_components, 1, 1)
     values: dict[str, Any] = {"rule": fields["rule"]}
     if fields["rule"].size:

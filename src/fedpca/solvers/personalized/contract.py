@@ -43,7 +43,7 @@ class PersonalizedSolver(Protocol):
     takes_many_starts: ClassVar[bool]  # otherwise, it begins at the first point
 
     def script(self, plan: RunPlan) -> Script:
-        """Return which questions `solve` asks, in which order, and how often, for sites to check."""
+        """Return which questions `solve` asks, in which order, and how often; sites check it."""
         ...
 
     def solve(self, fed: Federation, start: Start) -> Shared:

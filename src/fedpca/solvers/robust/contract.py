@@ -127,7 +127,7 @@ class RobustSolver(Protocol):
     needs_rank: ClassVar[bool]  # whether the solver needs the rank itself, not just a bound
 
     def script(self, plan: RunPlan) -> Script:
-        """Return which questions `solve` asks, in which order, and how often, for sites to check."""
+        """Return which questions `solve` asks, in which order, and how often; sites check it."""
         ...
 
     def solve(self, fed: Federation, problem: RobustProblem) -> Solved:
