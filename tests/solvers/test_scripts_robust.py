@@ -324,7 +324,7 @@ def test_histograms_narrow_in_their_order():
         ({"about": 1.0}, "about 0"),
         ({"guess": 1.0}, "guesses of 0"),
         ({"features": [0, 0]}, "ascending"),
-        ({"features": [0]}, "covers all columns"),
+        ({"features": [0]}, "guesses of 0 for all columns"),
     ):
         with pytest.raises(Refused, match=why):
             count(**wrong)

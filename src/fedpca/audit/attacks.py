@@ -111,7 +111,7 @@ def leading_part(runs: Runs) -> Array | None:
 
 
 def refits(runs: Runs) -> Array | None:
-    """Combine the plain products from the run and its refits; if there are none, the first masked ones.
+    """Combine the plain products from the run and its refits, or, without any, the first masked ones.
 
     A mask builds up over the rounds, so the first mask hides the least.
     """
@@ -217,7 +217,7 @@ def _lowest_rank(pairs: Pairs) -> Array | None:
 
 
 def _from_cross_blocks(pairs: Pairs, trace: float) -> Array:
-    """Return the symmetric C with the pairs' cross blocks that is closest to a multiple of I.
+    """Return the C closest to a multiple of I among symmetric ones with the pairs' cross blocks.
 
     The trace determines the multiple, which the cross blocks leave open.
     """

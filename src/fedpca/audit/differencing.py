@@ -38,7 +38,7 @@ from fedpca.solvers.private.at_site import (
     sum_variance,
 )
 
-EPSILONS = (math.inf, 10.0, 1.0, 0.1)  # an infinite one is a fit without noise
+EPSILONS = (math.inf, 10.0, 1.0, 0.1)  # an infinite epsilon means a fit without noise
 FLAG, ADDED = "flag", "added"
 
 
@@ -81,7 +81,9 @@ def guess_person(
         The seed that decides in which fits the person is there. The noise does not depend on it.
     """
     if np.ndim(rows) != 2 or len(rows) < 2 or n_trials < 1:
-        raise InputError("rows must be a table of at least two rows, and n_trials at least 1")
+        raise InputError(
+            "rows must be a table of at least two rows, and n_trials must be at least 1"
+        )
     flags = np.zeros((len(rows), 1))
     flags[-1] = 1.0
     table = np.hstack([rows, flags])

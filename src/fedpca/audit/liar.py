@@ -1,4 +1,4 @@
-"""Send a site whatever a lying coordinator would send, over the path of real messages.
+"""Send a site whatever a lying coordinator would send, just as real messages are sent.
 
 A liar has the coordinator's credentials. It declares any plan, asks any installed question with any
 numbers, and claims anything in a message's header. Then it hears the answer of one site, or only the
@@ -41,7 +41,7 @@ class Found:
         Single values, by the index of their column.
     facts : dict
         What else the attacker knows about the sites that it heard, by name: "row count", "mean", "X'X",
-        "smallest", "largest". Any other name says what a site was made to do, and has no value.
+        "smallest", "largest". Any other name says what a site was made to do; its value is None.
     """
 
     records: Array | None = None
@@ -72,7 +72,8 @@ class Liar:
     roster : iterable of str
         The names of all sites of the federation, which an honest plan would list.
     colluding : dict
-        The rows of those sites heard that collude with the liar, and so reveal everything.
+        The rows of the sites that collude with the liar, and so reveal everything. The liar hears
+        these sites too.
     meanwhile : callable, optional
         A function to call between two runs, which changes the sites.
     """
@@ -217,7 +218,7 @@ def guess_from_model(pooled: Array, rows: Array) -> Score:
 
 
 def _matched(claims: Array, rows: Array) -> Array:
-    """Return the indices of rows that claims reproduce, one row per claim; NaN matches anything."""
+    """Return the indices of rows that claims reproduce, one per claim; a row's NaN matches anything."""
     is_left = np.ones(len(rows), bool)
     size = np.sqrt(np.nansum(rows**2, axis=1))
     for claim in claims:

@@ -86,7 +86,7 @@ class Attack:
     hears: str = (
         "site"  # or "totals" over all sites, or "colluding": totals minus other sites' terms
     )
-    plant: Callable[[Array], Array] | None = None  # changes rows into some that the attack can use
+    plant: Callable[[Array], Array] | None = None  # turns rows into rows that the attack can use
 
     @property
     def words(self) -> str:
@@ -352,7 +352,7 @@ class _Sites:
 
 
 def _rows_of(sites: Any) -> dict[str, Array]:
-    """Return each site's first rows without gaps as dense arrays, with made-up sites if it is alone."""
+    """Return each site's first rows without gaps as arrays; if there is one site, add made-up ones."""
     if not isinstance(sites, Mapping | list | tuple) or not sites:
         raise InputError("sites must be a dict or list with each site's rows")
     if not isinstance(sites, Mapping):

@@ -31,7 +31,7 @@ FAR = 4.0  # how far below all values to center, in units of their largest dista
 IS_ONE_ROW = 1e-9  # relative error up to which a product counts as that of one row
 NARROWEST = 1e-7  # share of the range; rows that are closer than this are not separated
 MAX_DEVIATIONS = 5.0  # deviations from the mean within which a moved center looks for rows
-STEP = 1e-5  # share of this range by which the center moves to show the sums of scores
+STEP = 1e-5  # share of that range by which the center moves to show the sums of scores
 PER_STEP = 32  # a step is at most the remaining interval divided by this
 FLAT = 1e6  # scale of the columns that are read in addition to the key
 
@@ -218,7 +218,7 @@ class _Below(NamedTuple):
 
 
 class _Moving:
-    """Rounds of robust PCA in which the center of one column, the key, moves; all others are scores.
+    """Rounds of robust PCA in which the center of one column, the key, moves; other columns are scores.
 
     An entry counts if its distance from the center is within the threshold. The center lies far below
     an edge or far above it, so either the keys below the edge count, or those above it.

@@ -32,7 +32,11 @@ if TYPE_CHECKING:
     from fedpca.site.site import Site
 
 
-HEADER = ("features", "n_samples", "parameters")  # of a site's model file, besides its total
+HEADER = (
+    "features",
+    "n_samples",
+    "parameters",
+)  # of a site's model file, besides the total variance
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ def misweighted(answer: Arrays, asked: Arrays) -> str | None:
     n = int(answer["n"])
     weight = n if asked["by_rows"] else n > 0
     is_possible = answer["n_sites"] == (n > 0) and answer["weight"] == weight
-    return None if is_possible else f"has a weight that does not belong to {n} rows"
+    return None if is_possible else f"has a weight that does not match {n} rows"
 
 
 def exceeds_total(answer: Arrays, _: Arrays) -> str | None:
@@ -104,7 +108,7 @@ def begin_personalized(
     n_products: Array,
     prepares_start: Array,
 ) -> dict[str, Any]:
-    """Store the frame and the weight, find leading directions for a start, and send totals."""
+    """Store the frame and weight, find leading directions if a start needs them, and send totals."""
     order = own_order(site, features)
     n, sums = column_sums(site.rows)
     if not np.isfinite(sums).all():

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from fedpca.site.site import Site
 
 RETRACTIONS: dict[str, Callable[[Array], Array]] = {"polar": polar, "qr": qr_factor}
-MAX_HALVINGS = 10  # in a row; after more, no step along the direction raises the objective
+MAX_HALVINGS = 10  # in a row; if more are needed, no step along the direction raises the objective
 NORM_POWER = 32  # the 32nd root of N sites' summed powers is 1 to N^(1/32) times the largest norm
 
 
@@ -169,7 +169,7 @@ def gradient_ascent(
         fed.report(change, partial(np.asarray, U))
         is_over = (
             change * max(1.0, default_step / step) <= tol and not back
-        )  # short steps add little
+        )  # short steps add little anyway
         best = Shared(U, along, value, "converged" if is_over else "max_rounds")
         if is_over:
             break

@@ -86,7 +86,7 @@ def shared_and_local(
     if common.rounding > ROUNDING:
         raise InputError(
             "a site multiplies its rows in float32, so rounding may look like local components; "
-            "create it with precision='float64'"
+            "create this site with precision='float64'"
         )
     d = common.n_features
     ranks = LocalRanks.of(n_local)
@@ -224,7 +224,7 @@ class Ending:
 
     fed: Federation
     ranks: LocalRanks
-    n_sites: int  # with rows
+    n_sites: int  # that have rows
     weight: float
     total: float  # the variance of all features, averaged over sites
     header: Array  # for the files that sites write

@@ -15,8 +15,11 @@ from fedpca.solvers.costs import LANCZOS_ROUNDS, Asked, Sizes
 from fedpca.solvers.planning.traffic import Crossed
 
 FLOAT = 8  # bytes
-PASS_COST = 4.0  # of a pass over rows in memory, as in `fedpca.rows.in_memory`
-LOCAL_PRODUCTS = {"local_power_steps": 5, "consensus_step": 7}  # roughly, per site and round
+PASS_COST = 4.0  # cost of a pass over rows in memory, as in `fedpca.rows.in_memory`
+LOCAL_PRODUCTS = {
+    "local_power_steps": 5,
+    "consensus_step": 7,
+}  # approximate number per site and round
 SCATTERS = ("covariance_triangle", "noisy_scatter")
 FACTOR = "triangular_factor"
 SUMMARIES = ("summarize_rows", "summarize_about")
@@ -83,7 +86,7 @@ class Demand:
 
     @property
     def widest(self) -> int:
-        """Return the most columns that the site multiplies at once, or 0."""
+        """Return the largest number of columns that the site multiplies together, or 0."""
         return max((product.width for product in self.products), default=0)
 
     @property

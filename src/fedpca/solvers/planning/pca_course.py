@@ -1,6 +1,6 @@
 """Find the course of a `FederatedPCA` fit with each solver.
 
-The solver lists its questions. The number of rounds is what it takes on made-up rows
+The solver lists its questions. Its number of rounds is the number that it takes on made-up rows
 (`fedpca.solvers.planning.rehearsal`).
 """
 
@@ -79,7 +79,7 @@ class PcaFit:
         return found.rounds, found.stop_reason
 
     def _asked(self, solver: Solver, rounds: Rounds, party: Party) -> list[Asked]:
-        """Return all questions of the fit to a site."""
+        """Return all questions that the fit asks a site."""
         sizes = replace(self.sizes, here=party.rows)
         if self.privacy is not None:
             return private_asked(solver.name, sizes, self.privacy)

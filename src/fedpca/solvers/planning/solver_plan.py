@@ -28,10 +28,11 @@ class SolverPlan:
     """What a fit would cost and reveal with one solver.
 
     ``rounds`` counts all questions, as `run_.rounds` does, and ``solver_rounds`` counts those whose
-    number depends on the rows. ``stop_reason`` is why the rehearsal stopped, or "" without one. Bytes
-    are those of all messages to and from all sites, and ``site_bytes`` those to and from the site with
-    the most traffic. If ``is_counted`` is true and the run takes these rounds, its record will have the
-    same numbers. ``site_memory`` and ``server_memory`` are estimates in bytes, without the program.
+    number depends on the rows. ``stop_reason`` is why the rehearsal stopped, or "" if there was
+    none. Bytes are those of all messages to and from all sites, and ``site_bytes`` those to and
+    from the site with the most traffic. If ``is_counted`` is true and the run takes these rounds,
+    its record will have the same numbers. ``site_memory`` and ``server_memory`` are estimates in
+    bytes, without the program.
 
     ``guarantee`` is "exact", "bounded", or "private". For personalized fits, it is "stationary" or
     "no bound", and for robust fits, "exact without noise" or "no bound".
@@ -72,7 +73,7 @@ class SolverPlan:
 
     @property
     def is_possible(self) -> bool:
-        """Return whether the solver can run and finish, with no refusal by a site."""
+        """Return whether the solver can run and finish, and no site refuses."""
         return not self.refusal and not self.problem and self.stop_reason != "max_rounds"
 
 
@@ -80,10 +81,10 @@ class SolverPlan:
 class Plan:
     """What a fit would cost and reveal with each solver, and which one to use.
 
-    ``auto`` is the solver that the estimator takes if none is named. ``recommended`` is the solver to
-    use, or None if none is possible; ``reason`` is why. ``share`` is the share of the exact components'
-    variance that a differentially private fit is expected to keep. ``assumes`` lists what was assumed
-    because it was not given.
+    ``auto`` is the solver that the estimator uses if none is named. ``recommended`` is the solver
+    to use, or None if none is possible; ``reason`` says why. ``share`` is the share of the exact
+    components' variance that a differentially private fit is expected to keep. ``assumes`` lists
+    what was assumed because it was not given.
     """
 
     solvers: tuple[SolverPlan, ...]

@@ -25,11 +25,11 @@ from fedpca.protocol.question import Question
 from fedpca.solvers.costs import Asked
 
 RUN = 16 * "0" + ".0"  # as long as the name of a run's first attempt
-USUAL_FRACTION_BITS = 40  # two digits, as most rings have
+USUAL_FRACTION_BITS = 40  # bits of two digits, as in most rings
 
 
 class Party(NamedTuple):
-    """A site as the coordinator counts it: its name, its rows, and the directions that it keeps."""
+    """A site as a plan counts it: its name, its number of rows, and how many directions it keeps."""
 
     name: str
     rows: int
@@ -59,7 +59,7 @@ def traffic(
 
     If ``answers`` is false for a question, the sites refuse it, and their refusals are not counted.
     """
-    alike: dict[tuple[int, int, int], Party] = {}  # one for all whose messages have the same sizes
+    alike: dict[tuple[int, int, int], Party] = {}  # one of all sites with equally long messages
     kinds = [(len(json.dumps(party.name)), *party[1:]) for party in parties]
     for kind, party in zip(kinds, parties, strict=True):
         alike.setdefault(kind, party)

@@ -50,7 +50,7 @@ SOFT_DECAY = 0.7  # each round multiplies the threshold and the ridge by this fa
 MIN_RIDGE_SHARE = 1e-12  # of the first ridge; without a ridge, a fit of lower rank is singular
 RANK_ROUNDS = 25  # rounds after which the rank is read off
 SOFT_ROUNDS = 12  # rounds of soft thresholds at the start if component sizes differ
-TIMES_SOFT_THRESHOLD = 10.0  # first hard threshold over the last soft threshold
+TIMES_SOFT_THRESHOLD = 10.0  # the first hard threshold, as a multiple of the last soft one
 CLEAR_FALL = 5.0  # ratio of consecutive singular values that shows a rank by itself
 MIN_VALUE_SHARE = 1e-4  # of the largest singular value; smaller values are treated as equal
 
@@ -275,7 +275,7 @@ def regression(U: Array, ridge: float) -> Array:
 
 
 class SoftFit(NamedTuple):
-    """The scores V of rows, and the residuals R of the scores ``before`` them, also clipped as C."""
+    """New scores V of rows, the scores ``before`` them, whose residuals are R, and R clipped, C."""
 
     V: Array
     before: Array
