@@ -28,9 +28,8 @@ from fedpca.solvers.exact.local_power import MAX_LOCAL_STEPS
 from fedpca.solvers.exact.tsqr import unpack_factor
 
 N_INVENTED = 1000  # sites that do not exist
-MANY_STEPS = (
-    4 * MAX_LOCAL_STEPS
-)  # more than any plan allows, but few enough to answer within seconds
+# more local steps than any plan allows, but few enough to answer within seconds
+MANY_STEPS = 4 * MAX_LOCAL_STEPS
 ENDLESS = 1 << 62
 MANY_COLUMNS = 20_000  # columns of a block for a handful of features
 STRETCH = 1e8  # a direction is this many times as long as it should be

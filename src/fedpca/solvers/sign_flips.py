@@ -59,9 +59,8 @@ if TYPE_CHECKING:
     from fedpca.site.site import Site
 
 MAX_ROUNDS = 20  # of block Lanczos on flipped rows; the largest eigenvalues need few
-LEAST_ROWS = (
-    60  # among 10^7 sums of flips, the chance of two that differ by one row's sign is 0.5 %
-)
+# with this many rows, the chance that two of 10^7 sums of flips differ by one row's sign is 0.5 %
+LEAST_ROWS = 60
 AHEAD = 10  # eigenvalues to compare after the certain ones
 MARGIN = 1.1  # a component is this much larger than noise, since the largest of a few flips varies
 SETTLED = (

@@ -38,9 +38,7 @@ if TYPE_CHECKING:
 
 MAX_PRODUCTS = 1 << 40  # columns by which rows can be multiplied in a run; a hint for the site
 BINOMIAL = "binomial"  # the scale of genotypes
-MONOMORPHIC_SHARE = (
-    1e-12  # an allele rarer than this counts as absent, since weights cause rounding
-)
+MONOMORPHIC_SHARE = 1e-12  # rarer alleles count as absent, since weights may leave rounding
 SCALES = "1e-150..1e100"  # beyond these, the squares of single scaled values underflow or overflow
 EPS = float(np.finfo(np.float64).eps)
 SUM_ERROR = 1 / 8  # in rounding units: error of the mean of n values, divided by the root of n

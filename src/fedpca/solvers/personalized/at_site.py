@@ -32,11 +32,8 @@ if TYPE_CHECKING:
     from fedpca.site.site import Site
 
 
-HEADER = (
-    "features",
-    "n_samples",
-    "parameters",
-)  # of a site's model file, besides the total variance
+# what a message says about the header of a site's model file, besides the total variance
+HEADER = ("features", "n_samples", "parameters")
 
 
 @dataclass(frozen=True)

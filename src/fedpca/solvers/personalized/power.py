@@ -44,9 +44,8 @@ from fedpca.solvers.personalized.contract import Shared, Start, share_of
 if TYPE_CHECKING:
     from fedpca.site.site import Site
 
-LOCAL_TOL = (
-    1e-7  # residual of V_i in a round; it lowers the objective by about its square over the gap
-)
+# residual of V_i in a round; it lowers the objective by about its square over the gap
+LOCAL_TOL = 1e-7
 MET = 0.02  # climbs whose directions are this close, as a sine, end at the same optimum
 PATIENCE = 100  # rounds in which other climbs must pass an optimum once it is found
 SAME = 1e-9  # objectives that differ by at most this share are the same

@@ -19,7 +19,8 @@ from fedpca.solvers.planning.demand import CLIMBS, FACTOR, FLOAT, SCATTERS, SEPA
 LATENCY_S = 0.05  # seconds of a round: a question to another city and its answer
 BANDWIDTH = 12.5e6  # bytes per second, which is 100 Mbit/s
 DENSE_SLOWDOWN = 4  # of an eigendecomposition, compared with products of as many operations
-PASSES = {  # questions that make many arrays the size of the rows, and their costs in readings of the rows
+# questions that make many arrays the size of the rows: how many readings of the rows each costs
+PASSES = {
     "count_values": 75,
     "hard_round": 50,
     "soft_round": 30,
