@@ -2,9 +2,9 @@
 
     guess that the person is there if  sum_j (x_j - a_j)^2 / s_j  <  sum_j (x_j - b_j)^2 / s_j
 
-Here x are the totals that the coordinator sees, with noise of variance s. Without noise, these totals
-would be a if the person is there, and b if not. No guess from these totals is better (Neyman and
-Pearson). Two attackers make this guess:
+Here, x are the totals that the coordinator sees, and s are the variances of the noise in them.
+Without noise, the totals would be a if the person is there, and b if not. No guess from the totals
+is better (Neyman and Pearson). Two attackers make this guess:
 
 - "flag": one column is zero for all but one patient. The attacker looks only at this column's totals.
 - "added": a patient was added between two fits. The attacker knows all other rows, and subtracts them.
@@ -151,7 +151,7 @@ class _Told:
         return np.concatenate([sums, (about.T @ about)[np.tril_indices(d)]])
 
     def _weights(self, d: int) -> Array:
-        """Return the inverse of each total's variance, or ones without noise."""
+        """Return the inverse of each total's variance, or ones if there is no noise."""
         first, second = sum_variance(self.plan), scatter_variance(self.plan)
         if not first:
             return np.ones(1 + d + d * (d + 1) // 2)

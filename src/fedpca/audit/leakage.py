@@ -90,7 +90,7 @@ def audit(
     """
     if secure and simulate:
         raise InputError(
-            "simulate=True must see real answers, but with secure=True, masked answers are random; use "
+            "simulate=True works on the sites' real answers, but masked answers are random; use "
             "simulate or secure, but not both"
         )
     attacked = _solvers(solvers, secure=secure)
@@ -198,7 +198,7 @@ def _honest(truth: dict[str, Array], colluding: list[str]) -> dict[str, Target]:
 
 
 def _guesses(run: Transcript, honest: dict[str, Target], rows: dict[str, int]) -> dict[str, float]:
-    """Return for each site the smaller error of two guesses, from the model and from honest sites."""
+    """Return each site's smaller error of two guesses: from the model, and from the honest sites."""
     whole = np.sum([target.C for target in honest.values()], axis=0)
     n = sum(rows[site] for site in honest)
     guesses = {}

@@ -1,4 +1,4 @@
-"""Send a site whatever a lying coordinator would send, just as real messages are sent.
+"""Send a site whatever a lying coordinator would send, in the form of real messages.
 
 A liar has the coordinator's credentials. It declares any plan, asks any installed question with any
 numbers, and claims anything in a message's header. Then it hears the answer of one site, or only the
@@ -26,7 +26,7 @@ RELATIVE_ERROR = 1e-6  # a record or a value counts as recovered up to this erro
 
 
 class Refused(Exception):
-    """A site did not answer; the text is the reason that it gave."""
+    """A site refused to answer; the text is the reason that it gave."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Score:
     facts: tuple[str, ...] = ()
 
     def is_better_than(self, guess: Score) -> bool:
-        """Return whether this score has more records or more single values than that of a guess."""
+        """Return whether this score has more records or more single values than a guess's score."""
         return self.records > guess.records or self.values > guess.values
 
 
@@ -106,7 +106,7 @@ class Liar:
         self.begin_with(program and RunPlan("", program, parameters, self.roster))
 
     def begin_with(self, plan: RunPlan | str | None, name: str | None = None) -> None:
-        """Begin a run, and declare this plan in it if there is one."""
+        """Begin a run, and declare the plan in it if one is given."""
         self._n_runs += 1
         name = name or f"run-{self._n_runs}"
         self._run, self._round = f"{name}.1", 0

@@ -481,7 +481,7 @@ def _selected_rows(
 def _split(
     beyond: Callable[[float], _Beyond], low: tuple[float, _Beyond], high: tuple[float, _Beyond]
 ) -> list[Array]:
-    """Return the rows between two thresholds, halving the interval until each row is alone."""
+    """Return the rows between two thresholds, halving intervals until each holds one row."""
     rows: list[Array] = []
     pending = [(low, high, 0)]
     while pending:

@@ -24,7 +24,9 @@ from fedpca.site.guard import Agreement
 from fedpca.site.masking import MaskKeys
 from fedpca.site.site import Site
 
-Secrets = Mapping[str, Mapping[str, bytes]]  # by site, and then by the neighbor that shares it
+Secrets = Mapping[
+    str, Mapping[str, bytes]
+]  # by site, and then by the neighbor that shares the secret
 
 
 class MaskedRound(NamedTuple):

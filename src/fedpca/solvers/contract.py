@@ -42,7 +42,7 @@ CERTAIN = (
 LOOK_TOL = 1e-3  # residual, as a share of the trace, at which eigenvalues can be counted
 START_DISTANCE = 1e-2  # size of the random part that is added to a warm start
 
-EXPLAINED = {"explained": "float64, squares", "total": "float64, squares"}  # of each site
+EXPLAINED = {"explained": "float64, squares", "total": "float64, squares"}  # a site's
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Solution:
     angle_bound: float = 0.0  # bound on the sine of the angle to the exact components
     n_certain: int | None = None  # leading components that are certain; None means all
     advice: str = ""  # names a better solver, or what would be more accurate
-    share_question: Question | None = None  # asks for each site's share; None: `explained_energy`
+    share_question: Question | None = None  # asks for each site's share; `explained_energy` if None
     residual: Array | None = None  # (3,), traces as in `fedpca.linalg.residual`; None if not known
 
     def outcome(self, solver: str) -> Outcome:
@@ -140,7 +140,7 @@ class Solution:
     def certified(self, bounds: Array, angle_tol: float) -> Solution:
         """Return the solution with bounds on its angle to the exact components, as a certificate.
 
-        ``bounds`` are bounds on the sine of the angle, for the first 1, 2, ..., k directions.
+        ``bounds`` limits the sine of the angle of the first 1, 2, ..., k directions.
 
         If the solver finished but some directions are not certain, the stop reason becomes "uncertain".
         """
@@ -187,7 +187,7 @@ class Solver(Protocol):
         ...
 
     def script(self, plan: RunPlan) -> Script:
-        """Return which questions `solve` asks, in which order, and how often; sites check it."""
+        """Return what `solve` asks, in which order, and how often, so that sites can check it."""
         ...
 
     def solve(self, fed: Federation, problem: Problem) -> Solution:
@@ -233,8 +233,8 @@ def columns_asked(plan: RunPlan, least: int = 1, more: int = 0) -> str:
 def moments_and_rank(fed: Federation, problem: Problem) -> tuple[Moments, RankRule]:
     """Return the moments of all sites' rows, asking for them if necessary, and the rank rule.
 
-    The rule "auto" asks the sites for products with random signs. Call it after they have their
-    frame.
+    The rule "auto" asks the sites for products with random signs. Call the rule only after the
+    sites have their frame.
     """
     moments = problem.with_moments(fed).moments
     assert moments is not None

@@ -23,9 +23,11 @@ import numpy as np
 from fedpca.arrays import Array, Declared
 from fedpca.protocol.question import Question
 
-LANCZOS_ROUNDS = 15  # for one block column per component and a slowly decaying spectrum
+# usual number for one block column per component and a slowly decaying spectrum
+LANCZOS_ROUNDS = 15
 
-Rounds = Mapping[tuple[str, int], int]  # by question and block width: how many times it is asked
+# how many times each question is asked, by its name and the width of its blocks
+Rounds = Mapping[tuple[str, int], int]
 
 
 @dataclass(frozen=True)

@@ -65,8 +65,7 @@ class Facts:
     along : ndarray of shape (k,)
         The sum of squares along each of the model's components.
     sign_flips : int or str
-        The number of components according to the rule "auto", or why a site refused to help find
-        it.
+        The number of components according to the rule "auto", or a site's reason for refusing.
     outcome : Outcome
         How the run ended.
     """
@@ -121,7 +120,7 @@ class Watch:
     """The rule "auto", made to keep all eigenvalues and to record the spectrum and its result."""
 
     rule: SignFlips
-    least: int  # number of eigenvalues to look at, at least
+    least: int  # smallest number of eigenvalues to look at
     looks: int = 0
     spectrum: Spectrum | None = None
     rank: int | None = None
@@ -169,7 +168,7 @@ def moments_about(
     if common.n_features != d:
         raise InputError(
             f"the sites have {common.n_features} columns, but the model has {d} features; use the "
-            "columns of its fit"
+            "columns that the model was fitted to"
         )
     if features is not None and common.names is not None:
         in_order = common.in_order and column_order(features, common.names, "the sites") is None

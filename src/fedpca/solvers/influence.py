@@ -34,7 +34,7 @@ class SitePart(NamedTuple):
 def report_angles(
     fed: Federation, V: Array, n_rows: int, parts: Callable[[], Sequence[SitePart]]
 ) -> None:
-    """Record the angle by which V, ``(d, k)``, moves without each site, if this is quick to find.
+    """Record the angle by which V, ``(d, k)``, moves without each site, if finding it is quick.
 
     ``parts`` returns the sites' parts in site order; they have ``n_rows`` rows in total.
     """
@@ -101,8 +101,8 @@ def report_caused(fed: Federation, within: Mapping[str, float], energy: float) -
 
     ``within`` holds each site's sum of squares about its own mean, and ``energy`` is the sum of
     squares of all rows about the common mean. A site with a distant mean also moves the common
-    mean, which adds to the squares of all other sites. So without site i, ``n_i n / (n - n_i) |m_i
-    - m|^2`` would vanish in addition to the squares within the site.
+    mean, which adds to the squares of all other sites. So without site i,
+    ``n_i n / (n - n_i) |m_i - m|^2`` would vanish in addition to the squares within the site.
     """
     for name, own in within.items():
         known = fed.record.influence.get(name, {})

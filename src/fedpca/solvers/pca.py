@@ -108,7 +108,7 @@ def principal_components(
 
 @script("FederatedPCA")
 def pca_script(plan: RunPlan) -> Script:
-    """Return what `principal_components` asks with the plan's solver, or with any it may choose."""
+    """Return what `principal_components` asks with the plan's solver, or any that it may choose."""
     _check_parameters(plan)
     if plan.is_private:
         return private_script(plan)
@@ -116,7 +116,8 @@ def pca_script(plan: RunPlan) -> Script:
     solvers = [declared] if declared else chosen_by_auto()
     if not all(hasattr(solver, "script") for solver in solvers):
         raise PolicyRefused(
-            f"the solver {plan.solver!r} declares no script, so the site cannot tell what it will ask"
+            f"the solver {plan.solver!r} declares no script, so the site cannot tell what it will "
+            "ask; use another solver"
         )
     # where the two solvers that "auto" chooses from share a question, they give it the same bounds
     parts = [solver.script(plan) for solver in solvers]

@@ -62,7 +62,7 @@ MAX_ROUNDS = 20  # of block Lanczos on flipped rows; the largest eigenvalues nee
 # with this many rows, the chance that two of 10^7 sums of flips differ by one row's sign is 0.5 %
 LEAST_ROWS = 60
 AHEAD = 10  # eigenvalues to compare after the certain ones
-MARGIN = 1.1  # a component is this much larger than noise, since the largest of a few flips varies
+MARGIN = 1.1  # components exceed noise by this factor, since the largest of a few flips varies
 SETTLED = (
     3e-3  # the eigenvalues are known well enough once a round changes them by no more than this
 )
@@ -268,8 +268,7 @@ def draw_signs(site: Site, seed: Array, removed: Array) -> dict[str, Any]:
     is_guarded = not site.policy.is_open and not site.is_in_process
     if is_guarded and 2 * k > d:
         raise PolicyRefused(
-            f"field 'removed' has {k} columns; it must have at most half as many as there are "
-            f"features, {d}"
+            f"field 'removed' has {k} columns; it must have at most half of {d}, the number of features"
         )
     if is_guarded and _has_fewer_rows(site, least):
         raise PolicyRefused(
@@ -328,7 +327,7 @@ def _refuse_too_many(n_flips: int) -> None:
     """Refuse more flips than a noise floor needs, since each flip reveals a little about the rows."""
     if not 1 <= n_flips <= MANY_DRAWS:
         raise InputError(
-            f"n_flips={n_flips} must be from 1 to {MANY_DRAWS}; a site flips no more in a run"
+            f"n_flips={n_flips} must be from 1 to {MANY_DRAWS}; a site draws no more in a run"
         )
 
 

@@ -9,13 +9,13 @@ from the solver "merge", and a site that allows that solver by name admits this 
     spreads apart            |W_i - W|_F^2 / ((tr^2 W + tr W^2) (1/n_i + 1/n_rest))
 
 W_i is the site's covariance. W and a_rest are the covariance and the mean of all other sites
-together. Both ratios are computed in scaled coordinates: each direction is divided by the square
-root of ``v + u``, where v is its variance at the other sites, and u is the mean of these variances
-over all directions. Thus, a direction with little variance counts too. If a site differs from the
-others only by chance and rows are normally distributed, the ratios are about 1; with fewer rows
-than features, all ratios are larger. How much the ratios vary by chance follows from ``h = tr^2 W /
-tr W^2``, the number of directions that matter. A site's mean differs in the direction of ``a_i -
-a_rest``, and its spread differs most in the direction along which W_i and W differ most.
+together. The last two ratios are computed in scaled coordinates: each direction is divided by the
+square root of ``v + u``, where v is its variance at the other sites, and u is the mean of these
+variances over all directions. Thus, a direction with little variance counts too. If a site differs
+from the others only by chance and rows are normally distributed, these two ratios are about 1; with
+fewer rows than features, they are larger at all sites. How much they vary by chance follows from
+``h = tr^2 W / tr W^2``, the number of directions that matter. A site's mean is farthest off in the
+direction of ``a_i - a_rest``, and its spread in the direction along which W_i and W differ most.
 
 Without site i, C loses S_i and what the site's mean adds (`fedpca.solvers.influence`). The leading
 eigenvectors of what is left show how much the components depend on the site. Finding them takes no
@@ -308,7 +308,7 @@ def _apart(i: int, n: Array, away: Array, scatters: Array, Q: Array) -> _Apart:
 
 
 def _stand_out(apart: Sequence[float], directions: Sequence[float]) -> list[bool]:
-    """Return which sites are farther from the others than chance explains, and than most sites are."""
+    """Return which sites are farther from the others than by chance, and much farther than most."""
     odd = []
     for i, (ratio, h) in enumerate(zip(apart, directions, strict=True)):
         others = [each for j, each in enumerate(apart) if j != i]

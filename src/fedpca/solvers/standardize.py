@@ -69,9 +69,9 @@ class Moments:
         return len(self.mean)
 
     def residuals_of_mean(self, V: Array) -> Array:
-        """Bound, for each direction, the error of its product with A'A that rounding the mean causes.
+        """Bound the error that rounding the mean causes in A'A times each direction, ``(k,)``.
 
-        The bounds are ``(k,)``. About a mean that is off by e, the scatter is larger by ``n e e'``,
+        About a mean that is off by e, the scatter is larger by ``n e e'``,
         so a direction v leaves the residual ``n |e| |e'v|``. Squares about that mean do not show
         the error. A scale that is found from such squares is too large, by the same share of the
         column's variance.

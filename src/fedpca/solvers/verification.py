@@ -146,8 +146,8 @@ class Verdict:
             )
         else:
             angle = (
-                "one round cannot bound the angle to the exact components, since the variance after "
-                "the last one may be as large; the fit itself bounded its sine by "
+                "one round cannot bound the angle to the exact components, since a variance "
+                "outside them may be as large as the last one; the fit bounded the angle's sine by "
                 f"{self.fitted_bound:.1e}"
             )
         return f"certified: {angle}"
@@ -271,7 +271,7 @@ def compare(claim: Claim, present: Present, tol: float) -> Verdict:
 
 
 def _residual(claim: Claim, present: Present, tol: float, names: Sequence[str]) -> Statistic:
-    """Return how far the components are from exact ones, and the feature where they are off most."""
+    """Return the residual of the components, and the feature in which it is largest."""
     R = outside(present.V, present.product)
     residual = scaled(float(np.linalg.norm(R)), present.energy)
     where = repr(names[int(np.linalg.norm(R, axis=1).argmax())])

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 MAX_TRACED = 500  # with more features, the traces of the residual are not computed
 ROWS_PER_FEATURE_TO_KEEP = 4  # with more rows per feature, A'A is much smaller than the rows
-FEATURES_TO_KEEP = 128  # with at most this many, A'A is so small that keeping it costs nothing
+FEATURES_TO_KEEP = 128  # with no more features, A'A is so small that keeping it costs nothing
 
 
 @dataclass(frozen=True)

@@ -302,9 +302,9 @@ def _angle_left(steps: list[float], theta: Array, penalty: float, residual: floa
     """Estimate the angle to the exact components from the steps, eigenvalues, and sum of penalties.
 
     Along a component whose eigenvalue is much smaller than the penalties, every step is tiny, even
-    far from the limit: by the rates at the top of this file, each step is at least ``beta / (beta +
-    lambda_k)`` times as long as the one before. ``residual`` accounts for what the steps do not
-    show.
+    far from the limit: by the rates at the top of this file, each step is at least
+    ``beta / (beta + lambda_k)`` times as long as the one before. ``residual`` accounts for what the
+    steps do not show.
     """
     largest, smallest = float(theta[0]), float(theta[-1])
     if largest <= 0:

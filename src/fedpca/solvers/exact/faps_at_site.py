@@ -95,7 +95,7 @@ def masked_product(copy: Copy, Z: Array, beta: float) -> Array:
 
 
 def grown(beta: float, before: float, distance: float, norm: float) -> float:
-    """Return the penalty by rule (25): it grows if the copy has not moved closer to Z.
+    """Return the penalty according to rule (25): it grows if the copy has not moved closer to Z.
 
     ``distance`` is the distance from the copy to Z now, and ``before`` is the distance at the last
     check.

@@ -149,7 +149,7 @@ def iterate(
             Y = np.hstack([Y, fed.rng().standard_normal((d, p - Y.shape[1])) * theta[-1]])
         elif k is not None and is_known and norm(residuals[:k]) <= problem.tol * energy:
             if following is None or following.certifies(theta, residuals, k, problem):
-                following = following_direction(fed, V, float(theta[k - 1]))  # outside this V
+                following = following_direction(fed, V, float(theta[k - 1]))  # it lies outside V
             if following.value > theta[k - 1] + ROUNDING * theta[0]:  # a direction was missed
                 Y = np.hstack([V[:, :-1] * theta[:-1], following.vector * following.value])
                 following = None

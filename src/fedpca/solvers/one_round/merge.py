@@ -2,10 +2,10 @@
 
     S = sum_i S_i + M,    S_i = C_i' diag(s_i^2) C_i + E_i,    M the scatter between the sites' means
 
-A site streams its rows once and sends its leading directions and a bound on what they leave out, E_i.
-Summaries and their bounds are merged ``fan_in`` at a time, by the coordinator or by aggregators on the
-way to it. So the result states how far it can be from that of the pooled rows. It is exact if nothing
-was left out.
+A site streams its rows once and sends its leading directions and a bound on what they leave out,
+E_i. Summaries and their bounds are merged ``fan_in`` at a time, by the coordinator or by
+aggregators on the way to it. So the result states how far it can be from the result for the pooled
+rows. It is exact if nothing was left out.
 
 Source: Grammenos, Mendoza-Smith, Mascolo and Crowcroft, "Federated PCA with adaptive rank estimation",
 Algorithm 1. In the paper, the mean is zero. Here, each site has its own mean, and the means are merged
@@ -376,8 +376,7 @@ def directions_to_ask(
 def n_directions(site_components: Any, sizes: Sizes, n_spare: int, lost: int = 0) -> int:
     """Return how many directions a site sends; assume that a rule chooses one per component.
 
-    A site has at most as many directions as rows, minus ``lost``, which centering on its own mean
-    costs.
+    A site has at most as many directions as rows. Centering on its own mean costs ``lost`` of them.
     """
     wanted = site_components if isinstance(site_components, int) else sizes.k
     return max(0, min(sizes.d, sizes.here - lost, min(sizes.d, wanted) + n_spare))

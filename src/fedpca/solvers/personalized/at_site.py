@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fedpca.site.site import Site
 
 
-# what a message says about the header of a site's model file, besides the total variance
+# what the header of a site's model file holds, besides the total variance
 HEADER = ("features", "n_samples", "parameters")
 
 

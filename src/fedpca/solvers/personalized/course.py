@@ -69,7 +69,7 @@ class PersonalizedFit:
     parties: Sequence[Party]
     sizes: Sizes
     variances: Array  # (d,), along shared directions, along a site's own ones, and of the noise
-    parameters: Mapping[str, Any]  # plain, with ``gather`` as True or False
+    parameters: Mapping[str, Any]  # plain values; ``gather`` is True or False
     for_files: Mapping[str, Any]
     names: Sequence[str] | None
     secure: bool

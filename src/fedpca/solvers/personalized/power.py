@@ -148,7 +148,11 @@ def best_of(climbs: Sequence[Climb]) -> Climb:
 def worth_going_on(
     going: Sequence[Climb], climbs: Sequence[Climb], *, is_late: bool
 ) -> list[Climb]:
-    """Return the climbs that have not ended or met an earlier one, and are not too late and too low."""
+    """Return the climbs that are worth continuing.
+
+    A climb is dropped if it has ended or has met an earlier one. Late in a fit, a climb is also
+    dropped if it is still below an optimum.
+    """
     ended = [climb for climb in climbs if climb.has_ended]
     optimum = max((climb.height() for climb in ended), default=-np.inf)
     left: list[Climb] = []

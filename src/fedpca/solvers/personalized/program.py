@@ -213,7 +213,7 @@ class End:
     U: Array  # (d, k)
     variance: Array  # (k,), along U
     local: float  # the variance along local directions, averaged over sites
-    parts: dict[str, SitePart]  # those that the coordinator gathered
+    parts: dict[str, SitePart]  # the local parts that the coordinator gathered
     misalignment: float
     tied: Array  # (d, q), directions that almost all local parts contain
 
@@ -227,7 +227,7 @@ class Ending:
     n_sites: int  # that have rows
     weight: float
     total: float  # the variance of all features, averaged over sites
-    header: Array  # for the files that sites write
+    header: Array  # of the files that sites write
     gather: bool
 
     def at(self, shared: Shared) -> End:

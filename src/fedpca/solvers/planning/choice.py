@@ -53,7 +53,7 @@ class PlannedFit:
     d: int
     weighted: bool
     in_order: bool
-    given: Array | None  # variances
+    given: Array | None  # the variances, if the caller passed any
     secure: bool
 
     @property

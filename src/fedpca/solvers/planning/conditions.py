@@ -80,7 +80,10 @@ class Conditions:
         )
 
     def _is_answered(self, question: Question) -> bool:
-        """Return whether a site with the policy answers; the program goes on without other answers."""
+        """Return whether a site with the policy answers a question.
+
+        The program goes on without answers that the site refuses.
+        """
         if self.policy is None or question.verb == "sum" or not question.reads_rows:
             return True
         return self.policy.gather

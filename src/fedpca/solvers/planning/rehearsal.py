@@ -36,16 +36,15 @@ from fedpca.solvers.planning.made_up import evenly_thinned, like_rows
 MAX_SIDE, MAX_SIDE_OF_LANCZOS = 240, 4000
 MAX_ENTRIES = 1 << 17  # entries of a block of the made-up rows
 LEAST_BLOCKS = 20  # blocks of k columns; with room for fewer, Lanczos would end too early
-MAX_WORK = (
-    1 << 18
-)  # side times squared columns; each round of other solvers takes many times as many operations
+# side times squared columns; each round of other solvers takes many times as many operations
+MAX_WORK = 1 << 18
 N_STARTS = 3
 MAX_SITES = 3  # made-up sites; more sites would not differ more
 
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """The rounds that a solver took, and why it stopped, or "" if it did not run."""
+    """The rounds that a solver took and why it stopped; "" means that these are its usual rounds."""
 
     rounds: Rounds
     stop_reason: str

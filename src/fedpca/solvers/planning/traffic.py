@@ -59,7 +59,7 @@ def traffic(
 
     If ``answers`` is false for a question, the sites refuse it, and their refusals are not counted.
     """
-    alike: dict[tuple[int, int, int], Party] = {}  # one of all sites with equally long messages
+    alike: dict[tuple[int, int, int], Party] = {}  # one of the sites with equally long messages
     kinds = [(len(json.dumps(party.name)), *party[1:]) for party in parties]
     for kind, party in zip(kinds, parties, strict=True):
         alike.setdefault(kind, party)

@@ -18,7 +18,7 @@ from fedpca.solvers.planning.demand import CLIMBS, FACTOR, FLOAT, SCATTERS, SEPA
 
 LATENCY_S = 0.05  # seconds of a round: a question to another city and its answer
 BANDWIDTH = 12.5e6  # bytes per second, which is 100 Mbit/s
-DENSE_SLOWDOWN = 4  # of an eigendecomposition, compared with products of as many operations
+DENSE_SLOWDOWN = 4  # of an eigendecomposition, relative to products that take as many operations
 # questions that make many arrays the size of the rows: how many readings of the rows each costs
 PASSES = {
     "count_values": 75,
@@ -53,7 +53,7 @@ class Speed:
 
 
 def seconds_of(demand: Demand, speed: Speed, n_bytes: int) -> float:
-    """Return the seconds that a fit takes that moves this many bytes, according to the model."""
+    """Return the seconds that a fit takes according to the model, if it moves this many bytes."""
     rounds = sum(each.times for each in demand.crossed)
     network = rounds * speed.latency + n_bytes / speed.bandwidth
     return network + _site_seconds(demand, speed) + _server_operations(demand) / speed.flops
@@ -123,7 +123,7 @@ def _server_operations(demand: Demand) -> float:
 def speed_of(
     latency: float, bandwidth: float, flops: float | None, read_rate: float | None
 ) -> Speed:
-    """Return the speeds; measure those that are not given on this machine."""
+    """Return the speeds; on this machine, measure those that are not given."""
     speed = Speed(latency, bandwidth, 1.0 if flops is None else flops, read_rate or 1.0)
     if read_rate is not None and read_rate <= 0:
         check_positive("read_rate", read_rate)

@@ -15,8 +15,8 @@ effects cancel once the directions have settled, so the singular values of Y are
 
 The noise E of a scatter is a random symmetric matrix. Its norm is near ``edge = s sqrt(2 d)``, where s
 is the standard deviation of its diagonal. It raises a large eigenvalue l of the scatter to ``l + edge^2
-/ (4 l)``, which is corrected here, and hides eigenvalues below ``edge / 2``. How far the norm can
-exceed the edge is known too. A component stands out only if it exceeds that norm.
+/ (4 l)``, which is corrected here, and hides eigenvalues below ``edge / 2``. It is also known how
+far the norm can exceed the edge. A component stands out only if its eigenvalue exceeds that norm.
 
 The mean has noise in it. About a point that is off by f, the scatter has one more term ``n f f'``. This
 term does not stand out as long as its size ``n |f|^2`` is below ``edge / 2``.
@@ -121,7 +121,8 @@ def _energy_of_offset(plan: RunPlan, privacy: Privacy, n: float, move: Array) ->
     deviation = np.sqrt(float(len(plan.sites) * sum_variance(plan)))
     more_rows = 2 * deviation / COUNT_UNIT
     step = AROUND_TIMES * privacy.row_bound / RADIUS
-    quantile = 2 * gammaincinv(len(move) / 2, 0.975)  # of the squared length of normal numbers
+    # of the squared length of a vector of normal numbers
+    quantile = 2 * gammaincinv(len(move) / 2, 0.975)
     squared = quantile * (deviation * step / n) ** 2
     squared += (move @ move) * (more_rows / n) ** 2
     return float((n + more_rows) * min(squared, privacy.row_bound**2))
@@ -132,7 +133,7 @@ class NoisyEigen:
     """Leading eigenvalues and eigenvectors of the scatter, with noise in them."""
 
     values: Array  # (p,)
-    actual: Array  # (p,), without what the noise adds to them
+    actual: Array  # (p,), the values without what the noise adds to them
     vectors: Array  # (d, p)
     angle_bounds: Array  # (p,), on the sine of the angle from the first j vectors to the exact ones
     energy: float

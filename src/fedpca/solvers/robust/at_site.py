@@ -178,7 +178,7 @@ def _histograms(
     kind: str,
     undivided: Array | None = None,
 ) -> tuple[Arrays, Array]:
-    """Add up what `count_in_bins` counts in each block, and keep no block's own histogram."""
+    """Add up, over all blocks, what `count_in_bins` counts in each of them."""
     scratch, inside = Scratch(), np.zeros(0, np.int64)
     total: Arrays = {}
     for block in blocks_about(site, about, features=features):
@@ -320,7 +320,7 @@ def finish_robust(
     r = U.shape[1]
     scores = np.empty((site.recall(PresentRows).n, r))
     VV, n_present, d = np.zeros((r, r)), 0, len(U)
-    values, columns, in_rows = [], [], []  # of each block's outliers
+    values, columns, in_rows = [], [], []  # the outliers of each block
     counts = np.zeros(len(scores), bool)
     for rows, A, present in standardized_blocks(site, center):
         own = None if carried is None else carried[rows]

@@ -73,7 +73,7 @@ def present_rows(site: Site, which: PresentRows) -> Iterator[Array]:
 class Block(NamedTuple):
     """Some of a site's rows, standardized."""
 
-    rows: slice  # where they are among the rows that count
+    rows: slice  # the positions of these rows among the rows that count
     A: Array  # (m, d), zero where a value is missing
     present: Array  # (m, d), whether an entry has a value
 
@@ -102,7 +102,7 @@ def blocks_about(
 
 
 def standardized_blocks(site: Site, center: Array | float = 0.0) -> Iterator[Block]:
-    """Yield A, standardized with the run's center and scale.
+    """Yield A in blocks, standardized with the run's center and scale.
 
     ``center`` shifts the center further, in units of the scale. Features that do not vary are set to
     zero, and none of their entries count as present. Otherwise, those entries would appear to fit.

@@ -15,7 +15,7 @@ from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.script import Script
 
 NORMAL = 1.4826  # standard deviation of a normal variable over its median absolute value
-MAX_ROUNDS = 200  # of a fit at sites with a policy; each round reveals more about the rows
+MAX_ROUNDS = 200  # of a fit at sites with a policy; each round reveals more about their rows
 NEGLIGIBLE = 1e-7  # a residual up to this share of the typical entry is never an outlier
 
 
@@ -57,7 +57,7 @@ class Carry:
     """How the last round's scores carry over to the next round."""
 
     turn: Array  # (q, r), maps the last round's q scores to r scores on the new U
-    center: Array  # (d,), of the rows
+    center: Array  # (d,), the center of the rows
     mean_scores: Array  # (q,), subtracted from the scores because the center moved
 
     @classmethod
@@ -127,7 +127,7 @@ class RobustSolver(Protocol):
     needs_rank: ClassVar[bool]  # whether the solver needs the rank itself, not just a bound
 
     def script(self, plan: RunPlan) -> Script:
-        """Return which questions `solve` asks, in which order, and how often; sites check it."""
+        """Return what `solve` asks, in which order, and how often, so that sites can check it."""
         ...
 
     def solve(self, fed: Federation, problem: RobustProblem) -> Solved:

@@ -55,7 +55,7 @@ class RobustFit:
     parties: Sequence[Party]
     sizes: Sizes
     variances: Array  # (d,), along all components
-    parameters: Mapping[str, Any]  # plain
+    parameters: Mapping[str, Any]  # plain values
     secure: bool
 
     def course(self, solver: RobustSolver) -> Course:

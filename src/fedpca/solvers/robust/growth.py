@@ -66,7 +66,8 @@ def grown(
             return fit, Rank(r, is_clear=missing is None)
         U = orth(np.column_stack([fit.U, missing]))
         carry = fit.carry or Carry.first(r, fit.center)
-        turn = np.ascontiguousarray(carry.turn @ (fit.U.T @ U))  # no score on the new component yet
+        # scores on the new component are zero at first
+        turn = np.ascontiguousarray(carry.turn @ (fit.U.T @ U))
         fit = by_hard_threshold(fed, U, moments, limits, carry=replace(carry, turn=turn))
 
 

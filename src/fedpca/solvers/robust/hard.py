@@ -209,8 +209,8 @@ def refitted(answer: Arrays, U: Array, center: Array, *, moves: bool) -> tuple[A
 def turn_by_noise(deviation: float, squares: Array, inlier_share: Array) -> float:
     """Estimate the sine of the angle by which noise rotates components with these squared scores.
 
-    The fewer of a feature's entries are inliers, the further off it is; ``inlier_share`` is
-    ``(d,)``.
+    The fewer of a feature's entries are inliers, the further off the feature is. ``inlier_share``
+    is ``(d,)``.
     """
     least = float(np.linalg.eigvalsh(squares)[0])
     return deviation * float(np.sqrt((1 / inlier_share).sum() / least)) if least > 0 else 0.0

@@ -30,7 +30,7 @@ BITS = 6  # bits of a median that are found in a round
 FIRST_SHIFT = 60  # low bits that the first round's bins ignore
 SHIFTS = range(FIRST_SHIFT, -1, -BITS)
 LAST_SHIFT = 30  # low bits that may remain unknown at the end, unless the bin is too full
-MIN_CELL = 5  # a site with many values divides a bin only if it holds at least this many
+MIN_CELL = 5  # a site with many values divides a bin only if the bin holds at least this many
 MANY = 20  # a site with at least this many values divides only bins with at least MIN_CELL of them
 MAX_BIN_SHARE = 0.01  # share of a feature's values that the last bin may hold
 BINS = 1 << BITS
@@ -39,7 +39,7 @@ SIGN = np.uint64(1 << 63)
 PER_OCTAVE = 16  # fine bins between a number and its double
 EDGES = 2.0 ** np.concatenate(
     [np.arange(-64, -20), np.arange(-20 * PER_OCTAVE, 4 * PER_OCTAVE + 1) / PER_OCTAVE]
-)  # relative to the reference
+)  # of bins, relative to the reference
 FINE = 2.0**-20  # bins are fine above this multiple of the reference
 N_BINS = len(EDGES) + 1
 
@@ -179,8 +179,8 @@ def _other_bits(shift: Array | int) -> Array:
 def thinned(counts: Array, least: int) -> Array:
     """Return a histogram, ``(m, b)``, whose counts are multiples of ``least``.
 
-    Every ``least`` values in a row are counted where their middle one is. The remainder of a line's
-    total is not counted, so no cell stands for fewer than ``least`` values.
+    Each group of ``least`` consecutive values counts where its middle value is. The remainder of a
+    line's total is not counted, so no cell stands for fewer than ``least`` values.
     """
     if least <= 1:
         return counts
@@ -195,7 +195,7 @@ def _ordered(values: Array, scratch: Scratch | None = None) -> Array:
     new = scratch or Scratch()
     numbers = np.add(values, 0.0, out=new("ordered", values.shape))  # turns -0.0 into 0.0
     bits = numbers.view(np.int64)
-    # a negative number has all its bits flipped, and any other only its sign
+    # flip all bits of negative numbers, but only the sign bit of others
     flipped = np.right_shift(bits, 63, out=new("flipped", values.shape, np.int64))
     flipped |= np.int64(-1 << 63)
     bits ^= flipped

@@ -5,7 +5,7 @@ by the rows between their thresholds. So a site that follows a plan remembers th
 a fit. The next one is the same, or it is lower by a step that the method takes. A histogram for a
 median divides a bin of the previous histogram, and no other bin.
 
-A site whose policy answers everything checks nothing here.
+A site whose policy allows everything checks nothing here.
 """
 
 from __future__ import annotations

@@ -275,7 +275,7 @@ def regression(U: Array, ridge: float) -> Array:
 
 
 class SoftFit(NamedTuple):
-    """New scores V of rows, the scores ``before`` them, whose residuals are R, and R clipped, C."""
+    """New scores V of rows; the scores ``before``, with their residuals R; and R clipped, C."""
 
     V: Array
     before: Array
@@ -293,7 +293,7 @@ def soft_passes(
     passes: int,
     scratch: Scratch,
 ) -> SoftFit:
-    """Fit the scores V in some passes; each fits the rows without the part beyond the threshold.
+    """Fit the scores V in some passes; each pass fits the rows without their part beyond the threshold.
 
     Missing entries are filled in by the previous fit, so their residuals are zero.
     """
