@@ -140,7 +140,7 @@ def test_a_solver_that_does_not_pass_its_vectors_is_told_so():
         energy = standardize_sites(fed, moments, 1)
         sign_flips.SignFlips(fed)(Spectrum(np.array([energy]), energy, 90, 8))
 
-    with pytest.raises(FedpcaError, match="must pass their vectors to the rule"):
+    with pytest.raises(FedpcaError, match="must pass the components' vectors to the rule"):
         Federation.local(np.array_split(X, 3)).run(program, identity={})
 
 
