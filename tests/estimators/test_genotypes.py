@@ -191,8 +191,8 @@ def test_a_closed_site_is_asked_about_its_own_variants_only_and_once(cohorts, as
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda names: ["1:7:rs1:G:A", *names[1:]], "names of variants that are not"),
-        (lambda names: ["1:7:rs\x1b[2J:A:G", *names[1:]], "names of variants that are not"),
+        (lambda names: ["1:7:rs1:G:A", *names[1:]], "variant names that are not of the form"),
+        (lambda names: ["1:7:rs\x1b[2J:A:G", *names[1:]], "variant names that are not of the form"),
         (lambda names: [names[1], *names[1:]], "same name for two columns"),
     ],
 )

@@ -140,14 +140,14 @@ class Lanczos:
 
 
 def can_stop(ritz: Ritz, k: int, problem: Problem) -> bool:
-    """Return whether k directions are within the tolerance, or no round would improve them."""
+    """Return whether k directions are within the tolerance, or no further round would improve them."""
     rounding = problem.common.rounding
     at_rounding = bool((ritz.residuals[:k] <= rounding * ritz.values[0]).all())
     return at_rounding or bool(ritz.angle_bounds(k, rounding)[-1] <= problem.angle_tol)
 
 
 def ends_within_noise(ritz: Ritz, n: int, energy: float, problem: Problem) -> bool:
-    """Return whether the components above the noise are found, and the others are within it.
+    """Return whether the components above the noise are found, and the rest are known to within it.
 
     The sampling error of a variance is ``theta sqrt(2 / n)``. If a residual is smaller, the direction
     combines only components whose variances differ by less than this error.

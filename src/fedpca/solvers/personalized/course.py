@@ -75,7 +75,7 @@ class PersonalizedFit:
     secure: bool
 
     def course(self, solver: PersonalizedSolver) -> Course:
-        """Return the course of the fit with a method."""
+        """Return the course that the fit takes with a solver."""
         asked, reason = usual(partial(self.rehearse, solver))
         gather = bool(self.parameters["gather"])
         if self.secure:  # secure sums do not show the explained share of a site

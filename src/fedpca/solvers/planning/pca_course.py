@@ -38,7 +38,7 @@ class PcaFit:
     privacy: Privacy | None
 
     def course(self, solver: Solver) -> Course:
-        """Return the course of the fit with a solver."""
+        """Return the course that the fit takes with a solver."""
         sizes, (rounds, reason) = self.sizes, self._rounds(solver)
         is_counted, rule = isinstance(solver, Counted), getattr(solver, "site_components", None)
         asked = partial(self._asked, solver, rounds)
@@ -101,7 +101,7 @@ class PcaFit:
     def _angle_bound(self, solver: Solver, r: int) -> float:
         """Return the bound that a solver would state if each site had the same variances.
 
-        The largest summary of a site has r directions.
+        ``r`` is the number of directions in the largest summary of any site.
         """
         k = self.sizes.k
         if self.privacy is not None or solver.guarantee == "exact" or r >= self.sizes.d:

@@ -133,7 +133,7 @@ def _several(variances: Array, rows: Sequence[int], d: int, seed: int) -> dict[s
 
 
 def _thinned(variances: Array, k: int, tol: float, most: int) -> tuple[Array, float]:
-    """Return fewer variances if there are very many, and the tolerance relative to their sum."""
+    """Return the variances, or fewer if there are very many, and the tolerance for their sum."""
     side = max(min(most, MAX_ENTRIES // k), 2 * k)
     if len(variances) <= side:
         return variances, tol

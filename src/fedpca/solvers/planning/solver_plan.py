@@ -112,7 +112,8 @@ def recommend(
 ) -> tuple[str | None, str]:
     """Return the solver to use, and why.
 
-    The solver is ``auto``, unless it is not possible, or one of its ``rivals`` moves far fewer bytes.
+    The solver is ``auto``, unless ``auto`` is not possible or one of the ``rivals`` moves far fewer
+    bytes.
     """
     possible = [each for each in planned if each.is_possible]
     if not possible:

@@ -1,13 +1,13 @@
 """Count the bytes of every message of a fit before any is sent.
 
-A message is ``prefix | header | arrays`` (`fedpca.protocol.message`). Its header repeats the run, the
-round, the question, the site, and the names and shapes of the arrays. All of that follows from the
-questions of the solver and the names of the sites, so the counts are those that `run_.bytes_up` and
-`run_.bytes_down` will have, if the fit takes these rounds and no site has to be asked again.
+A message is ``prefix | header | arrays`` (`fedpca.protocol.message`). Its header names the run, the
+round, the question, the site, and the names and shapes of the arrays. All of this follows from the
+questions of the solver and the names of the sites. So if the fit takes these rounds and no site has
+to be asked again, `run_.bytes_up` and `run_.bytes_down` will equal these counts.
 
 In a run with secure sums, the answers are elements of rings, and some rounds first ask how large the
-numbers are. How many digits a ring's unit has, and whether sites are asked for sizes again, depend on
-the rows. So these counts are close, but not exact.
+numbers are. The rows determine how many digits a ring's unit has, and whether sites are asked for
+sizes again. So these counts are close, but not exact.
 """
 
 from __future__ import annotations

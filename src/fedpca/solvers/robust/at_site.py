@@ -77,7 +77,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class SparsePart:
-    """A site's outliers, as a CSR matrix, and entry counts, which the site keeps at the end."""
+    """A site's outliers, as a CSR matrix, and its entry counts; the site keeps both at the end."""
 
     values: Array
     columns: Array

@@ -59,7 +59,7 @@ class RobustFit:
     secure: bool
 
     def course(self, solver: RobustSolver) -> Course:
-        """Return the course of the fit with a method."""
+        """Return the course that the fit takes with a solver."""
         given, problem = dict(self.parameters), ""
         if solver.needs_rank and given["n_components"] is None:
             problem = "it requires the number of components, not a bound on it"

@@ -46,7 +46,7 @@ MIN_GAP = 4.0
 MIN_GAP_SHARE = 0.3  # a gap is at least this share of the distance where it ends
 MIN_VARIANCE = 0.25  # share of a component's variance that rows beyond a gap must cause
 MAX_APART = 0.45  # share of rows that may lie apart; with more, the others might be the ones apart
-DEPENDS = 0.5  # a component depends on its far rows if they cause more than this share of it
+DEPENDS = 0.5  # a component depends on its far rows if they cause a larger share of its variance
 
 
 @dataclass(frozen=True)
