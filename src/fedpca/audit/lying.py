@@ -83,9 +83,9 @@ class Attack:
     name: str
     run: Callable[[Liar], Found]
     plans: tuple[Plan, ...]  # plans that help it; the best one comes first
-    hears: str = (
-        "site"  # or "totals" over all sites, or "colluding": totals minus other sites' terms
-    )
+    # "site": one site's answers; "totals": totals over all sites; "colluding": totals from which the
+    # terms of colluding sites can be subtracted
+    hears: str = "site"
     plant: Callable[[Array], Array] | None = None  # turns rows into rows that the attack can use
 
     @property

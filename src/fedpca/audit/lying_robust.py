@@ -45,7 +45,7 @@ def single_values(liar: Liar) -> Found:
 
 
 def extreme_values(liar: Liar) -> Found:
-    """Read the smallest and the largest value of each column by counting the values below many points."""
+    """Read the smallest and largest value of each column by counting the values below many points."""
     d, n, mean = _count(liar)
     liar.ask("squares_present", about=mean)
     ends = _values_at(liar, np.tile(np.arange(d), 2), np.repeat([0, n - 1], d)).reshape(2, d)

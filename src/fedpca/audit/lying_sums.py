@@ -99,7 +99,7 @@ def gathered_as_sum(liar: Liar) -> Found:
 
 
 def rare_flag(liar: Liar) -> Found:
-    """Find columns that are 1 in one row and 0 elsewhere; their products in an honest X'X are the row."""
+    """Find columns that are 1 in one row and 0 elsewhere; their products in X'X are that row."""
     moments = _moments(liar)
     squares = moments.products.diagonal()
     is_single = (np.abs(moments.sums - 1) < IS_ONE) & (np.abs(squares - 1) < IS_ONE)

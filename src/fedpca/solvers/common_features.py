@@ -48,7 +48,7 @@ class CommonFeatures:
 
 
 def misnamed(answer: Arrays, _: Arrays) -> str | None:
-    """Return what is wrong with the column names in an answer, or None."""
+    """Return what is wrong with the column names in an answer, or None if nothing is."""
     if not answer["features"].size:
         return None
     try:
@@ -206,7 +206,7 @@ def _those_of_model(
 
 
 def not_as_asked(answer: Arrays, asked: Arrays) -> str | None:
-    """Return what is wrong with the number of variants that a site uses, or None."""
+    """Return what is wrong with the number of variants that a site uses, or None if nothing is."""
     wanted = names_from_bytes(asked["features"]) or ()
     is_same = int(answer["n_features"]) == len(wanted)
     return (

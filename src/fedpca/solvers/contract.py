@@ -253,7 +253,7 @@ def covariance_product(site: Site, Z: Array) -> Arrays:
 
 
 def explains_too_much(answer: Arrays, _: Arrays) -> str | None:
-    """Return what is wrong with an answer that explains more than its total, or None."""
+    """Return what is wrong if an answer explains more than its total, else None."""
     is_possible = answer["explained"] <= (1 + ROUNDING) * answer["total"]
     return None if is_possible else "explains more than the site's sum of squares"
 

@@ -58,7 +58,7 @@ from fedpca.solvers.standardize import ColumnSums
 if TYPE_CHECKING:
     from fedpca.site.site import Site
 
-MAX_ROUNDS = 20  # of block Lanczos on flipped rows; the largest eigenvalues need few
+MAX_ROUNDS = 20  # most rounds of block Lanczos on flipped rows; the largest eigenvalues need few
 # with this many rows, the chance that two of 10^7 sums of flips differ by one row's sign is 0.5 %
 LEAST_ROWS = 60
 AHEAD = 10  # eigenvalues to compare after the certain ones

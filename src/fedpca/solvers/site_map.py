@@ -268,7 +268,7 @@ class _Apart(NamedTuple):
     spreads: float
     toward: Array  # (d,), from the others' mean to the site's
     along: Array  # (p,), the direction in which the covariances differ most
-    change: float  # by which the site's variance along that direction exceeds the others'
+    change: float  # how much the site's variance along that direction exceeds the others'
     n_directions: float  # number of directions that matter at the other sites
 
 
@@ -308,7 +308,7 @@ def _apart(i: int, n: Array, away: Array, scatters: Array, Q: Array) -> _Apart:
 
 
 def _stand_out(apart: Sequence[float], directions: Sequence[float]) -> list[bool]:
-    """Return which sites are farther from the others than by chance, and much farther than most."""
+    """Return which sites are farther off than chance explains, and much farther off than most sites."""
     odd = []
     for i, (ratio, h) in enumerate(zip(apart, directions, strict=True)):
         others = [each for j, each in enumerate(apart) if j != i]

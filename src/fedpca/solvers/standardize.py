@@ -41,7 +41,7 @@ BINOMIAL = "binomial"  # the scale of genotypes
 MONOMORPHIC_SHARE = 1e-12  # rarer alleles count as absent, since weights may leave rounding
 SCALES = "1e-150..1e100"  # beyond these, the squares of single scaled values underflow or overflow
 EPS = float(np.finfo(np.float64).eps)
-SUM_ERROR = 1 / 8  # in rounding units: error of the mean of n values, divided by the root of n
+SUM_ERROR = 1 / 8  # error of the mean of n values, in rounding units, divided by the root of n
 MAX_TIMES_LARGEST = 2.0**20  # a mean this many times as large as a site's values rounds them away
 
 
@@ -196,7 +196,7 @@ def count_and_sum(site: Site, features: Array, missing: Array) -> dict[str, Any]
 
 
 def large_mean(total: Array, n: Array, most: float = MAX_VALUE) -> str | None:
-    """Return what is wrong with sums of n values, or None.
+    """Return what is wrong with sums of n values, or None if nothing is.
 
     If a mean were beyond the bound, the squares of other sites' rows about it would overflow.
     """

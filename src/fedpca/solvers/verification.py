@@ -65,8 +65,8 @@ from fedpca.solvers.standardize import (
 PROGRAM = "verify"
 TOL = 1e-6  # relative change that rounding or secure sums may cause
 N_GUARDS = 20  # random directions; they bound the variance outside V except with probability 2^-20
-LEAST_SHARE = 1e-6  # of the first variance; changes of smaller ones are relative to this share
-NAMED_SHARE = 0.1  # of the largest change at any site; sites that changed by more are named
+LEAST_SHARE = 1e-6  # share of the first variance; changes of smaller ones are relative to it
+NAMED_SHARE = 0.1  # share of the largest change at any site; sites that changed by more are named
 PARAMETERS = ("n_components", "center", "scale", "missing", "by_site")
 
 

@@ -323,7 +323,7 @@ class FapsState:
     beta: float  # the penalty
     norm: float  # ||A_i||_2^2
     round: int
-    distance: float | None = None  # from the copy to Z at the last penalty check
+    distance: float | None = None  # distance from the copy to Z at the last penalty check
 
 
 @question(

@@ -170,7 +170,7 @@ def local_power_steps(site: Site, Z: Array, steps: Array) -> Arrays:
 
 
 def local_steps_of_rounds(steps: int, halve_every: int) -> Iterator[int]:
-    """Yield the number of local steps for each round until the number would be one."""
+    """Yield the number of local steps for each round, as long as it is more than one."""
     while steps > 1:
         yield from itertools.repeat(steps, halve_every)
         steps //= 2

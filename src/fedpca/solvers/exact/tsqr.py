@@ -92,7 +92,7 @@ class Tsqr:
 
 
 def misshapen_factor(answer: Arrays, asked: Arrays) -> str | None:
-    """Return what is wrong with the shape of a factor in an answer, or None."""
+    """Return what is wrong with the shape of a factor in an answer, or None if nothing is."""
     rank, d = int(answer["rank"]), len(asked["mean"])
     if rank <= d and len(answer["entries"]) == rank * d - rank * (rank - 1) // 2:
         return None

@@ -209,7 +209,7 @@ class OwnSummary:
 
 
 def impossible_summary(answer: Arrays, _: Arrays) -> str | None:
-    """Return what is wrong with a summary in an answer, or None."""
+    """Return what is wrong with a summary in an answer, or None if nothing is."""
     r, d = answer["directions"].shape
     if r > d:
         return f"has {r} directions but only {d} features"

@@ -55,7 +55,7 @@ class LocalPart:
 
 
 def misweighted(answer: Arrays, asked: Arrays) -> str | None:
-    """Return what is wrong with a site's weight in an answer, or None."""
+    """Return what is wrong with a site's weight in an answer, or None if nothing is."""
     n = int(answer["n"])
     weight = n if asked["by_rows"] else n > 0
     is_possible = answer["n_sites"] == (n > 0) and answer["weight"] == weight
@@ -63,7 +63,7 @@ def misweighted(answer: Arrays, asked: Arrays) -> str | None:
 
 
 def exceeds_total(answer: Arrays, _: Arrays) -> str | None:
-    """Return what is wrong with sums of squares that exceed the site's total, or None."""
+    """Return what is wrong if sums of squares exceed the site's total, else None."""
     parts = [part for part in ("shared", "along", "local", "along_local") if part in answer]
     explained = sum(float(answer[part].sum()) for part in parts)
     is_possible = explained <= (1 + ROUNDING) * answer["total"]

@@ -20,7 +20,7 @@ class Start:
     energy: float  # the sum of w_i times the trace of S_i
     tol: float
     max_rounds: int
-    seed: int | None  # of random V_i; None if the V_i are computed from the start
+    seed: int | None  # seed of random V_i; None if the V_i are computed from the start
 
 
 @dataclass(frozen=True)

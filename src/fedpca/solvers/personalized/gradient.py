@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from fedpca.site.site import Site
 
 RETRACTIONS: dict[str, Callable[[Array], Array]] = {"polar": polar, "qr": qr_factor}
-MAX_HALVINGS = 10  # in a row; if more are needed, no step along the direction raises the objective
+MAX_HALVINGS = 10  # most halvings in a row; if more are needed, no step in this direction helps
 NORM_POWER = 32  # the 32nd root of N sites' summed powers is 1 to N^(1/32) times the largest norm
 
 

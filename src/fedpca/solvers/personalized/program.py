@@ -52,12 +52,12 @@ class PersonalizedResult:
     model: PersonalizedModel
     features: tuple[str, ...] | None
     n: int
-    total_variance: float  # of all features, averaged over sites
+    total_variance: float  # variance of all features, averaged over sites
     objective: float
     misalignment: float
     ambiguity: float
     site_variance: dict[str, dict[str, float]]
-    left_out: Mapping[str, str] | None  # of genotypes: the variants left out, and why
+    left_out: Mapping[str, str] | None  # for genotypes: the variants left out, and why
     outcome: Outcome
 
 
@@ -208,7 +208,7 @@ def expected_products(n_shared: int, ranks: LocalRanks, n_init: int) -> int:
 
 @dataclass(frozen=True)
 class End:
-    """Shared directions, and the local ones that sites chose outside them."""
+    """The shared directions, and the local directions that sites chose outside them."""
 
     U: Array  # (d, k)
     variance: Array  # (k,), along U
@@ -224,10 +224,10 @@ class Ending:
 
     fed: Federation
     ranks: LocalRanks
-    n_sites: int  # that have rows
+    n_sites: int  # the number of sites that have rows
     weight: float
     total: float  # the variance of all features, averaged over sites
-    header: Array  # of the files that sites write
+    header: Array  # the header of the files that sites write
     gather: bool
 
     def at(self, shared: Shared) -> End:

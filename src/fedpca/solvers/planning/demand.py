@@ -39,7 +39,7 @@ class Demand:
     """The questions of a fit, and the size of the rows that they are about."""
 
     crossed: Sequence[Crossed]
-    sizes: Sizes  # at the site with the most rows
+    sizes: Sizes  # as seen from the site with the most rows
     n_sites: int
     n_local: int = 0  # directions that the site keeps for itself
 

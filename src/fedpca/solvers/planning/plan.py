@@ -31,7 +31,7 @@ from fedpca.solvers.planning.solver_plan import Plan, recommend
 from fedpca.solvers.planning.traffic import Party
 from fedpca.solvers.planning.workload import BANDWIDTH, LATENCY_S, speed_of
 
-DEFAULTS = {  # of FederatedPCA
+DEFAULTS = {  # the default parameters of FederatedPCA
     "center": True,
     "scale": False,
     "missing": "error",

@@ -43,8 +43,8 @@ class Crossed:
     question: Question
     lengths: Mapping[str, int]
     times: int
-    down: int  # to each site
-    up: tuple[int, ...]  # from each site
+    down: int  # bytes to each site
+    up: tuple[int, ...]  # bytes from each site
 
 
 def traffic(

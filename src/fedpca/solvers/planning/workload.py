@@ -18,7 +18,7 @@ from fedpca.solvers.planning.demand import CLIMBS, FACTOR, FLOAT, SCATTERS, SEPA
 
 LATENCY_S = 0.05  # seconds of a round: a question to another city and its answer
 BANDWIDTH = 12.5e6  # bytes per second, which is 100 Mbit/s
-DENSE_SLOWDOWN = 4  # of an eigendecomposition, relative to products that take as many operations
+DENSE_SLOWDOWN = 4  # how much slower an eigendecomposition is than products with as many operations
 # questions that make many arrays the size of the rows: how many readings of the rows each costs
 PASSES = {
     "count_values": 75,

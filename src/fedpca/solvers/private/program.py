@@ -121,7 +121,7 @@ def _energy_of_offset(plan: RunPlan, privacy: Privacy, n: float, move: Array) ->
     deviation = np.sqrt(float(len(plan.sites) * sum_variance(plan)))
     more_rows = 2 * deviation / COUNT_UNIT
     step = AROUND_TIMES * privacy.row_bound / RADIUS
-    # of the squared length of a vector of normal numbers
+    # the quantile is that of the squared length of a vector of normal numbers
     quantile = 2 * gammaincinv(len(move) / 2, 0.975)
     squared = quantile * (deviation * step / n) ** 2
     squared += (move @ move) * (more_rows / n) ** 2

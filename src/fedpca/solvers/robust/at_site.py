@@ -87,7 +87,7 @@ class SparsePart:
 
 
 def impossible_sums(answer: Arrays, _: Arrays) -> str | None:
-    """Return what is wrong with counts and sums of a site's values, or None."""
+    """Return what is wrong with counts and sums of a site's values, or None if nothing is."""
     if (answer["present"] > answer["n"]).any():
         return "has more values than rows"
     return large_mean(answer["total"], answer["present"], MAX_OUTLIER)
@@ -379,7 +379,7 @@ def typical_size(site: Site, center: Array) -> float:
 
 
 def too_many_outliers(answer: Arrays, _: Arrays) -> str | None:
-    """Return what is wrong with more outliers than values in an answer, or None."""
+    """Return what is wrong if an answer has more outliers than values, else None."""
     return None if answer["outliers"] <= answer["present"] else "has more outliers than values"
 
 

@@ -15,7 +15,7 @@ from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.script import Script
 
 NORMAL = 1.4826  # standard deviation of a normal variable over its median absolute value
-MAX_ROUNDS = 200  # of a fit at sites with a policy; each round reveals more about their rows
+MAX_ROUNDS = 200  # most rounds of a fit at sites with a policy; each round reveals more about rows
 NEGLIGIBLE = 1e-7  # a residual up to this share of the typical entry is never an outlier
 
 
@@ -81,7 +81,7 @@ class RobustFit:
     stop_reason: str  # "converged", "max_rounds", or "inexact" if `while_exact` ended the fit
     center: Array  # (d,)
     mostly_outliers: Array  # (d,), whether most entries of a feature are beyond the threshold
-    carry: Carry | None = None  # from the sites' scores to U; None if no score can be reused
+    carry: Carry | None = None  # carries scores over to U; None if no score can be reused
 
     def cut(self, r: int) -> RobustFit:
         """Return the same fit with only its first r components."""

@@ -144,7 +144,7 @@ def by_hard_threshold(
     is_first, carry = carry is None, carry or Carry.first(r, np.zeros(d))
     first = min(moments.first_threshold, first)
     threshold, median, reason = first, np.inf, "max_rounds"
-    reach, rounds_drawn = np.zeros(d), np.zeros(d, int)  # for each column
+    reach, rounds_drawn = np.zeros(d), np.zeros(d, int)  # one per column
     least = max(10 * limits.tol, NEGLIGIBLE) * moments.size
     rounds_at_floor = 0
     for _ in range(limits.max_rounds):

@@ -83,7 +83,7 @@ class RobustResult:
     shares: dict[str, float]  # the share of outliers among each site's entries
     mostly_outliers: Array  # (d,), whether most entries of a feature are outliers
     rank_is_clear: bool
-    left_out: Mapping[str, str] | None  # of genotypes: the variants left out, and why
+    left_out: Mapping[str, str] | None  # for genotypes: the variants left out, and why
     outcome: Outcome
 
 

@@ -47,12 +47,13 @@ if TYPE_CHECKING:
 
 PASSES = 2  # passes over a site's rows in a round
 SOFT_DECAY = 0.7  # each round multiplies the threshold and the ridge by this factor
-MIN_RIDGE_SHARE = 1e-12  # of the first ridge; without a ridge, a fit of lower rank is singular
+# share of the first ridge; without a ridge, a fit of lower rank is singular
+MIN_RIDGE_SHARE = 1e-12
 RANK_ROUNDS = 25  # rounds after which the rank is read off
 SOFT_ROUNDS = 12  # rounds of soft thresholds at the start if component sizes differ
 TIMES_SOFT_THRESHOLD = 10.0  # the first hard threshold, as a multiple of the last soft one
 CLEAR_FALL = 5.0  # ratio of consecutive singular values that shows a rank by itself
-MIN_VALUE_SHARE = 1e-4  # of the largest singular value; smaller values are treated as equal
+MIN_VALUE_SHARE = 1e-4  # share of the largest singular value; smaller values are treated as equal
 
 
 @dataclass(frozen=True)
