@@ -20,7 +20,7 @@ from fedpca.protocol.message import Message, compose, decode, encode
 from fedpca.protocol.plan import DECLARE, RunPlan
 from fedpca.protocol.question import find_question
 
-Ask = Callable[[bytes], bytes]  # an encoded question to one site, and the encoded answer
+Ask = Callable[[bytes], bytes]  # sends one site an encoded question; returns the encoded answer
 
 RELATIVE_ERROR = 1e-6  # a record or a value counts as recovered up to this error
 

@@ -347,7 +347,7 @@ class _Sites:
             self.asks[name] = site.answer_bytes
 
     def drop_last_row(self) -> None:
-        """Remove a row of the first site, as when a patient withdraws between two runs."""
+        """Remove the last row of the first site, as when a patient withdraws between two runs."""
         np.save(self._first, self._rows[:-1])
 
 

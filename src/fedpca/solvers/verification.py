@@ -301,7 +301,7 @@ def _moments(claim: Claim, present: Present, tol: float, names: Sequence[str]) -
         moved = np.abs(moments.mean - model.mean) / deviations
         j = int(moved.argmax())
         then, now, change = float(model.mean[j]), float(moments.mean[j]), float(moved[j])
-        # the mean of large values is rounded as much as they are
+        # the mean of large values is rounded as much as the values are
         rounding = float(present.rounding * np.max(np.abs(model.mean) / deviations))
         allowed = max(tol, rounding)
         unit = "standard deviations"

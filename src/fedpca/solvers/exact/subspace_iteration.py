@@ -56,7 +56,7 @@ TELLS_APART = 0.02  # residual at which the search ends, relative to the gap bef
 # the gap, whichever is more; on random tables, it was at most 7.0 times and 0.13
 TIMES_RESIDUAL = 10.0
 GAP_SHARE = 0.2
-AT_REST = 4.0  # residuals of this many rounding errors do not become smaller
+AT_REST = 4.0  # residuals no larger than this many rounding errors cannot shrink
 TIMES_LANCZOS = 15  # approximate number of rounds per Lanczos round
 
 

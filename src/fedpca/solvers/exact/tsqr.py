@@ -37,7 +37,7 @@ from fedpca.solvers.standardize import SCALES, moments_asked, own_frame
 if TYPE_CHECKING:
     from fedpca.site.site import Site
 
-FACTOR_ROUNDING = 4 * ROUNDING  # error of a factor of stacked factors, as a share of its norm
+FACTOR_ROUNDING = 4 * ROUNDING  # error of the factor of stacked factors, as a share of its norm
 
 
 @dataclass(frozen=True)

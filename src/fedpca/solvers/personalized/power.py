@@ -139,7 +139,10 @@ class Climb:
 
 
 def best_of(climbs: Sequence[Climb]) -> Climb:
-    """Return the first climb that is as high as the highest, so that random starts rarely matter."""
+    """Return the first climb that is as high as the highest.
+
+    Climbs from random starts come last, so they rarely matter.
+    """
     own_ways = [climb for climb in climbs if not climb.has_met_another]
     highest = max(climb.height() for climb in own_ways)
     return next(climb for climb in own_ways if climb.height() >= (1 - SAME) * highest)

@@ -59,7 +59,10 @@ def informed_starts(first: str) -> list[str]:
 
 
 def starts_order(first: str, n_init: int, *, has_local: bool, gather: bool) -> Order:
-    """Return the order in which `find_starts` asks; without local directions, `leading_of_rows`."""
+    """Return the order in which `find_starts` asks.
+
+    If there are no local directions, return the order in which `leading_of_rows` asks.
+    """
     if not has_local:
         return repeat(power_step, most=MAX_PRODUCTS)
     return bases_order(len(informed_starts(first)[:n_init]), gather=gather)

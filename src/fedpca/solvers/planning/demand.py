@@ -28,7 +28,7 @@ SEPARATES = ("hard_round", "soft_round", "gradient_round")
 
 
 class Product(NamedTuple):
-    """A block that a site multiplies with its rows: its columns, and how many times it does so."""
+    """A block that a site multiplies with its rows: how many columns it has, and how often."""
 
     width: int
     times: int

@@ -116,7 +116,8 @@ def private_components(
 def _energy_of_offset(plan: RunPlan, privacy: Privacy, n: float, move: Array) -> float:
     """Return a bound on the scatter that a noisy mean adds, which holds except in 5 % of runs.
 
-    The mean is ``move`` away from the guessed center. An error in n adds a share of this move.
+    The mean is ``move`` away from the guessed center. An error in n shifts the mean by a share of
+    this move.
     """
     deviation = np.sqrt(float(len(plan.sites) * sum_variance(plan)))
     more_rows = 2 * deviation / COUNT_UNIT

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 BLOCK_ENTRIES = 1 << 17  # a few arrays of this size fit into a cache
 MIN_ROWS = 64  # least rows in a block; fewer would make products slow
-MAX_SIZES = 1 << 14  # entries whose median size is taken
+MAX_SIZES = 1 << 14  # most entries whose median size is taken
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from fedpca.site.site import Site
 
 START_ROUNDS = 2  # rounds of power iteration on clipped rows
-FLOOR_MARGIN = 1.05  # a threshold within this factor of its floor has reached it: bins are no finer
+FLOOR_MARGIN = 1.05  # a threshold this close to its floor has reached the floor: bins are no finer
 PATIENCE_ROUNDS = 5  # rounds at its floor after which a threshold stays fixed
 MAX_NOISE_SHARE = 0.02  # converged if the rotation is at most this share of what noise causes
 

@@ -41,7 +41,7 @@ REACH = 16.0  # bins reach this many root mean squares of the scores on either s
 MIN_ROWS = 15  # with fewer, no row can be said to be far from the others
 # distances from the median, in robust standard deviations
 FAR = 5.0
-NEAR = 2.5  # gaps are looked for beyond this distance
+NEAR = 2.5  # only gaps beyond this distance count
 MIN_GAP = 4.0
 MIN_GAP_SHARE = 0.3  # a gap is at least this share of the distance where it ends
 MIN_VARIANCE = 0.25  # share of a component's variance that rows beyond a gap must cause

@@ -35,7 +35,10 @@ class Thresholds:
     last: float
 
     def next(self, threshold: float, decay: float, least_step: float) -> Thresholds:
-        """Return the thresholds with the next one, which is the same or lower by a method's step."""
+        """Return the thresholds, updated with the next one.
+
+        It must equal the last one, or be lower by one step of the method.
+        """
         low, high = decay * self.last * (1 - SLACK), self.last / least_step * (1 + SLACK)
         if threshold != self.last and not low <= threshold <= high:
             raise PolicyRefused(
