@@ -138,7 +138,7 @@ def _from_bits(ordered: Array) -> Array:
 def value_in_bins(
     liar: Liar, column: int, d: int, prefer: Callable[[Array], Any] = np.argmin
 ) -> float:
-    """Return a number near some value of a column: always narrow to the bin with fewest values."""
+    """Return a number near some value of a column, by narrowing to the bin with the fewest values."""
     guess = np.zeros(d)
     for shift in SHIFTS:
         counts = _histograms(liar, np.arange(d), np.zeros(d), guess, shift)["counts"][column, 1:-1]

@@ -147,7 +147,7 @@ def fit_asked(solver: Solver, sizes: Sizes, rounds: Rounds) -> list[Asked]:
 
 
 def _agreeing(plan: RunPlan) -> Order:
-    """Return what is asked before the moments, which lets sites with genotypes agree on variants."""
+    """Return the questions before the moments, with which sites agree on columns and variants."""
     is_filtered = plan.parameters.get("maf") is not None or plan.parameters.get("scale") == BINOMIAL
     filtering = maybe(count_and_sum, use_variants) if is_filtered else END
     return then(AGREEING, filtering)
@@ -179,7 +179,7 @@ def explained_energy(site: Site, V: Array) -> dict[str, Any]:
 
     A sum about the common mean exceeds the sum about the site's own mean by n times the squared
     distance between the two means. The site subtracts this amount. If its mean is so far from the
-    common mean that the subtraction would lose digits, it reads its rows again instead.
+    common mean that the subtraction would lose digits, the site reads its rows again instead.
     """
     frame = site.recall(Frame)
     assert frame.energy is not None

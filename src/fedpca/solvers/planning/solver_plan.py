@@ -13,7 +13,7 @@ TELLS_APART = 1.3  # smaller ratios of bytes do not count, since rounds are only
 # questions that a solver can do without, or that reveal nothing about rows
 UNSEEN = ("column_names", "explained_energy", "explained_in_summary", "site_shares", "sparse_share")
 
-PROMISES = {  # what a guarantee means, as the reason to take a solver
+PROMISES = {  # what each guarantee means, as the reason to use a solver
     "exact": "it is exact",
     "private": "it keeps the promise",
     "bounded": "no exact one is possible, and it states how far off it is",

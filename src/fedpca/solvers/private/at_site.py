@@ -34,9 +34,7 @@ if TYPE_CHECKING:
     from fedpca.site.site import Site
 
 AROUND_TIMES = 2.0  # the row bound about a guessed center, as a multiple of that about the mean
-COUNT_UNIT = (
-    RADIUS // 4
-)  # what a row adds to the count; it is small, so that the count costs little
+COUNT_UNIT = RADIUS // 4  # what a row adds to the count; small, so that the count costs little
 SUM_SENSITIVITY2 = RADIUS**2 + COUNT_UNIT**2
 SCATTER_SENSITIVITY2 = RADIUS**4
 ENERGY_SHARE = 4  # the energy is divided by this, so that it costs less than the product
