@@ -5,8 +5,8 @@
 `fedpca.linalg.parallel_analysis` counts the eigenvalues of A'A above those of rows whose columns
 have nothing in common. It accounts for the variance of each column, but not for rows that are
 noisier than others. It also compares the first direction of noise, which comes after k components,
-with the (k+1)-th direction of unrelated columns, which is smaller if some columns are noisier than
-others. So a second test has to confirm the components.
+with the (k+1)-th direction of unrelated columns. That direction is smaller if some columns are
+noisier than others. So a second test has to confirm the components.
 
 Random signs keep the size of every entry and destroy what columns have in common. So the largest
 eigenvalue of the flipped E_k shows how large noise becomes once k components are removed. Every

@@ -50,8 +50,7 @@ class Covariance:
     ----------
     device : str, optional
         The device on which the coordinator finds the eigenvectors, such as "cuda". With thousands of
-        features, a GPU is many times as fast as a CPU. By default, numpy finds them
-        on the CPU.
+        features, a GPU is many times as fast as a CPU. By default, numpy finds them on the CPU.
 
     Examples
     --------

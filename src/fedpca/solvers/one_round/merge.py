@@ -302,7 +302,8 @@ def explained_in_summary(site: Site, V: Array) -> dict[str, Any]:
     No rows are read again, so the first sum lacks what the summary left out.
     """
     own = site.recall(OwnSummary)
-    explained = min(float(np.sum((own.rows @ V) ** 2)), own.energy)  # rounding may raise the sum
+    # rounding may push the sum above the total
+    explained = min(float(np.sum((own.rows @ V) ** 2)), own.energy)
     return {"explained": np.float64(explained), "total": np.float64(own.energy)}
 
 
