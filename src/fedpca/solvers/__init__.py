@@ -1,4 +1,4 @@
-"""Solvers: the coordinator's complete program for each method, and the questions that it asks the sites.
+"""Solvers: the coordinator's complete program for each method, and the questions that it asks.
 
 Start with `contract`, which defines what a solver takes and returns, and `catalogue`, which lists all
 solvers. `common_features` and `standardize` contain the rounds that come before every solver. `pca` is
