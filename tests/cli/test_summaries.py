@@ -184,7 +184,7 @@ def test_bad_rows_are_refused_before_anything_is_written(tmp_path):
     assert "1 NaN in columns b" in done.output
     done = run("summarize", tmp_path / "bad.csv", "-k", 9, "-o", tmp_path / "s.summary")
     assert done.exit_code == 2
-    assert "n_components=9 is not between 1 and the 2 features" in done.output
+    assert "n_components=9 must be between 1 and 2, the number of features" in done.output
     assert not list(tmp_path.glob("*.summary"))
 
 
