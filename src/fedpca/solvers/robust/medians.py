@@ -87,7 +87,7 @@ def count_in_bins(
 def undivided_bins(inside: Array, min_count: int) -> tuple[Array, Array]:
     """Return which histogram's bin holds too few values to be divided, or -1, and how many it holds.
 
-    Both arrays are ``(m,)``, with one entry for each feature. ``min_count`` is that of the site's policy.
+    Both arrays are ``(m,)``, one entry per feature. ``min_count`` is that of the site's policy.
     """
     least = np.maximum(min_count, np.where(inside[0] >= MANY, MIN_CELL, 1))
     few = (inside > 0) & (inside < least)
@@ -164,7 +164,7 @@ def _in_columns(mask: Array) -> Array:
 
 
 def same_bin(values: Array, others: Array, shift: Array | int) -> Array:
-    """Return which values are in the same bin as ``others``, for bins that this shift divides."""
+    """Return which values are in the same bin as ``others``, for bins that the shift divides."""
     away = _ordered(values) ^ _ordered(others)
     return np.asarray(away <= _other_bits(shift))
 
