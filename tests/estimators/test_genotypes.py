@@ -191,8 +191,8 @@ def test_a_closed_site_is_asked_about_its_own_variants_only_and_once(cohorts, as
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda names: ["1:7:rs1:G:A", *names[1:]], "names of variants that are not"),
-        (lambda names: ["1:7:rs\x1b[2J:A:G", *names[1:]], "names of variants that are not"),
+        (lambda names: ["1:7:rs1:G:A", *names[1:]], "variant names that are not of the form"),
+        (lambda names: ["1:7:rs\x1b[2J:A:G", *names[1:]], "variant names that are not of the form"),
         (lambda names: [names[1], *names[1:]], "same name for two columns"),
     ],
 )
@@ -232,7 +232,7 @@ def test_a_site_with_other_rows_or_no_common_variant_is_refused(cohorts, tmp_pat
     with pytest.raises(InputError, match="one has column names"):
         FederatedPCA(**LIKE_PLINK).fit({"a": str(beds[0]), "b": X})
     few = Policy(min_count=25)
-    with pytest.raises(InputError, match="no variant to offer"):
+    with pytest.raises(InputError, match="no variants to offer"):
         FederatedPCA(**LIKE_PLINK).fit([Site(beds[0], name="a", policy=few)])
 
 
@@ -409,7 +409,7 @@ def test_a_model_is_verified_and_diagnosed_at_cohorts_with_other_variants(comple
     assert verify(fit, closed).is_certified
     assert diagnose(fit, closed, site_map=False).ranks.consensus
     far = write_fileset(tmp_path / "far", X[:30, 1:], ["AG"] * (X.shape[1] - 1))
-    with pytest.raises(InputError, match="of the model's 60 variants in common, such as"):
+    with pytest.raises(InputError, match="of the model's 60 variants, such as"):
         verify(fit, {"a": str(beds[0]), "b": str(far)})
 
 
