@@ -10,17 +10,23 @@ import typer
 from fedpca.cli.console import exit_codes, out, refuse_overwriting, say
 from fedpca.cli.options import (
     FILES,
+    ApprovalWait,
     Columns,
     Credentials,
     Drop,
     Force,
+    Host,
     Id,
     Insecure,
-    Json,
+    Purpose,
     Quiet,
+    Secure,
+    Sites,
+    Wait,
+    Weight,
 )
 from fedpca.cli.report import check_page_file, write_page
-from fedpca.cli.sites import AtServer, federation_of
+from fedpca.cli.sites import AtServer, Chosen, federation_of
 from fedpca.errors import InputError
 from fedpca.estimators import FederatedPCA, load
 from fedpca.estimators.diagnosis import Diagnosis
@@ -73,35 +79,16 @@ def diagnose(
     drop: Drop = [],  # noqa: B006
     columns: Columns = [],  # noqa: B006
     id: Id = [],  # noqa: B006
-    weight: Annotated[
-        str | None, typer.Option(help="Column with the weight of each row; only with FILES.")
-    ] = None,
-    federation: Annotated[
-        str | None,
-        typer.Option(help="Use the sites at this server instead of FILES: HOST or HOST:PORT."),
-    ] = None,
-    sites: Annotated[
-        str | None,
-        typer.Option(help="With --federation: number of sites, or their names, as in north,south."),
-    ] = None,
-    wait: Annotated[
-        float,
-        typer.Option(
-            help="Seconds to wait for sites that are offline or busy with a different run."
-        ),
-    ] = 60.0,
-    purpose: Annotated[
-        str, typer.Option(help="Reason for the run, in one line, to show to people at the sites.")
-    ] = "",
-    approval_wait: Annotated[
-        float, typer.Option(help="Seconds to wait for sites where a person must approve the run.")
-    ] = 0.0,
-    secure: Annotated[
-        bool, typer.Option("--secure", help="Use secure sums: the coordinator reads only totals.")
-    ] = False,
+    weight: Weight = None,
+    federation: Host = None,
+    sites: Sites = None,
+    wait: Wait = 60.0,
+    purpose: Purpose = "",
+    approval_wait: ApprovalWait = 0.0,
+    secure: Secure = False,
     credentials: Credentials = None,
     insecure: Insecure = False,
-    json: Json = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the diagnosis as JSON.")] = False,
     force: Force = False,
     quiet: Quiet = False,
 ) -> None:
@@ -126,18 +113,9 @@ def diagnose(
                 f"{model} is a {type(fitted).__name__}, which cannot be diagnosed; use a model of "
                 "fedpca fit --method pca"
             )
+        chosen = Chosen(drop, columns, id, weight)
         server = AtServer(federation, sites, wait, credentials, insecure, purpose, approval_wait)
-        rows = federation_of(
-            files,
-            server,
-            drop=drop,
-            columns=columns,
-            id=id,
-            weight=weight,
-            features=getattr(fitted, "feature_names_in_", None),
-            secure=secure,
-            quiet=quiet,
-        )
+        rows = federation_of(fitted, files, chosen, server, secure=secure, quiet=quiet)
         with rows:
             found = diagnose_model(
                 fitted, rows, site_map=not no_site_map, n_permutations=permutations

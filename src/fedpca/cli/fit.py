@@ -20,6 +20,7 @@ from fedpca.cli.methods import (
     local_ranks_of,
 )
 from fedpca.cli.options import (
+    APPROVAL_WAIT,
     FILES,
     PERSONALIZED_PANEL,
     ROBUST_PANEL,
@@ -33,6 +34,7 @@ from fedpca.cli.options import (
     Extract,
     Force,
     Gather,
+    Host,
     Id,
     Insecure,
     Json,
@@ -44,11 +46,16 @@ from fedpca.cli.options import (
     MaxComponents,
     OnDevice,
     Precision,
+    Purpose,
     Quiet,
     RowBound,
     Scale,
+    Secure,
     Shared,
     Silent,
+    Sites,
+    Wait,
+    Weight,
     cells_of,
     choice_of,
     opened_sites,
@@ -161,9 +168,7 @@ def fit(
             "with the feature's mean, and drop leaves out the rows that contain any."
         ),
     ] = None,
-    weight: Annotated[
-        str | None, typer.Option(help="Column with the weight of each row; only with FILES.")
-    ] = None,
+    weight: Weight = None,
     device: OnDevice = None,
     precision: Precision = None,
     tol: Annotated[
@@ -202,41 +207,23 @@ def fit(
         int | None,
         typer.Option(help="Number of sites that work at the same time; only with FILES."),
     ] = None,
-    federation: Annotated[
-        str | None,
-        typer.Option(help="Use the sites at this server instead of FILES: HOST or HOST:PORT."),
-    ] = None,
+    federation: Host = None,
     cluster: Annotated[
         str | None,
         typer.Option(
             help="Address of a Dask scheduler, HOST:PORT; the workers of its cluster then read FILES."
         ),
     ] = None,
-    sites: Annotated[
-        str | None,
-        typer.Option(help="With --federation: number of sites, or their names, as in north,south."),
-    ] = None,
-    wait: Annotated[
-        float,
-        typer.Option(
-            help="Seconds to wait for sites that are offline or busy with a different fit."
-        ),
-    ] = 60.0,
-    purpose: Annotated[
-        str, typer.Option(help="Reason for the fit, in one line, to show to people at the sites.")
-    ] = "",
-    secure: Annotated[
-        bool, typer.Option("--secure", help="Use secure sums: the coordinator reads only totals.")
-    ] = False,
+    sites: Sites = None,
+    wait: Wait = 60.0,
+    purpose: Purpose = "",
+    secure: Secure = False,
     epsilon: Epsilon = None,
     delta: Delta = None,
     row_bound: RowBound = None,
     around: Around = None,
     silent: Silent = None,
-    approval_wait: Annotated[
-        float | None,
-        typer.Option(help="Seconds to wait for sites where a person must approve the fit."),
-    ] = None,
+    approval_wait: Annotated[float | None, typer.Option(help=APPROVAL_WAIT)] = None,
     credentials: Credentials = None,
     insecure: Insecure = False,
     page: Page = False,

@@ -104,6 +104,29 @@ Credentials = Annotated[
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="Use plain HTTP; only for a network that you trust.")
 ]
+Weight = Annotated[
+    str | None, typer.Option(help="Column with the weight of each row; only with FILES.")
+]
+Host = Annotated[
+    str | None,
+    typer.Option(help="Use the sites at this server instead of FILES: HOST or HOST:PORT."),
+]
+Sites = Annotated[
+    str | None,
+    typer.Option(help="With --federation: number of sites, or their names, as in north,south."),
+]
+Wait = Annotated[
+    float,
+    typer.Option(help="Seconds to wait for sites that are offline or busy with a different run."),
+]
+Purpose = Annotated[
+    str, typer.Option(help="Reason for the run, in one line, to show to people at the sites.")
+]
+APPROVAL_WAIT = "Seconds to wait for sites where a person must approve the run."
+ApprovalWait = Annotated[float, typer.Option(help=APPROVAL_WAIT)]
+Secure = Annotated[
+    bool, typer.Option("--secure", help="Use secure sums: the coordinator reads only totals.")
+]
 PERSONALIZED_PANEL = "Options of --method personalized"
 ROBUST_PANEL = "Options of --method robust"
 Shared = Annotated[

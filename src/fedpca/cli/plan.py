@@ -20,6 +20,7 @@ from fedpca.cli.options import (
     MaxComponents,
     RowBound,
     Scale,
+    Secure,
     Shared,
     Silent,
     read_policy,
@@ -79,9 +80,7 @@ def plan(
             min=1, help="Rounds after which the solver stops; by default, as for `fedpca fit`."
         ),
     ] = None,
-    secure: Annotated[
-        bool, typer.Option("--secure", help="Use secure sums: the coordinator reads only totals.")
-    ] = False,
+    secure: Secure = False,
     epsilon: Epsilon = None,
     delta: Delta = None,
     row_bound: RowBound = None,

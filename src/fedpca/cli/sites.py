@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,26 +26,33 @@ class AtServer(NamedTuple):
     approval_wait: float
 
 
+class Chosen(NamedTuple):
+    """The columns that a user named."""
+
+    drop: list[str]
+    columns: list[str]
+    id: list[str]
+    weight: str | None
+
+
 def federation_of(
+    fitted: Any,
     files: list[str] | None,
+    chosen: Chosen,
     server: AtServer,
     *,
-    drop: list[str],
-    columns: list[str],
-    id: list[str],
-    weight: str | None,
-    features: Sequence[str] | None,
     secure: bool,
     quiet: bool,
 ) -> Federation:
     """Return the sites in files or at a server.
 
-    If the user chooses no columns, only the columns in ``features`` are read from tables, which leaves
-    out ids and other columns that were not in the fit.
+    If the user chooses no columns, only the features of the fitted model are read from tables, which
+    leaves out ids and other columns that were not in the fit.
     """
     if (server.host is None) == (not files):
         raise InputError("specify either the sites' files or --federation HOST, but not both")
-    choice: dict[str, Any] = {**choice_of(drop, columns, id), "weight": weight}
+    *named, weight = chosen
+    choice: dict[str, Any] = {**choice_of(*named), "weight": weight}
     if server.host is not None:
         if any(choice.values()):
             raise InputError(
@@ -68,8 +74,8 @@ def federation_of(
         raise InputError(
             "--sites, --credentials, --insecure, and --purpose require --federation HOST"
         )
-    is_chosen = bool(drop or columns or id)
-    if features is not None and not is_chosen and _are_tables(files or []):
+    features = getattr(fitted, "feature_names_in_", None)
+    if features is not None and not any(named) and _are_tables(files or []):
         choice["columns"] = list(features)
     return Federation.local(opened_sites(files or [], choice), secure=secure)
 

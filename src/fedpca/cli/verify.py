@@ -12,14 +12,21 @@ import typer
 from fedpca.cli.console import exit_codes, out, say
 from fedpca.cli.options import (
     FILES,
+    ApprovalWait,
     Columns,
     Credentials,
     Drop,
+    Host,
     Id,
     Insecure,
+    Purpose,
     Quiet,
+    Secure,
+    Sites,
+    Wait,
+    Weight,
 )
-from fedpca.cli.sites import AtServer, federation_of
+from fedpca.cli.sites import AtServer, Chosen, federation_of
 from fedpca.estimators import load
 from fedpca.estimators import verify as verify_model
 from fedpca.report.plans import print_verdict
@@ -43,27 +50,13 @@ def verify(
     drop: Drop = [],  # noqa: B006
     columns: Columns = [],  # noqa: B006
     id: Id = [],  # noqa: B006
-    weight: Annotated[
-        str | None, typer.Option(help="Column with the weight of each row; only with FILES.")
-    ] = None,
-    federation: Annotated[
-        str | None,
-        typer.Option(help="Use the sites at this server instead of FILES: HOST or HOST:PORT."),
-    ] = None,
-    sites: Annotated[
-        str | None,
-        typer.Option(help="With --federation: number of sites, or their names, as in north,south."),
-    ] = None,
-    secure: Annotated[
-        bool, typer.Option("--secure", help="Use secure sums: the coordinator reads only totals.")
-    ] = False,
-    wait: Annotated[float, typer.Option(help="Seconds to wait for sites that are offline.")] = 60.0,
-    purpose: Annotated[
-        str, typer.Option(help="Reason for the run, in one line, to show to people at the sites.")
-    ] = "",
-    approval_wait: Annotated[
-        float, typer.Option(help="Seconds to wait for sites where a person must approve the run.")
-    ] = 0.0,
+    weight: Weight = None,
+    federation: Host = None,
+    sites: Sites = None,
+    secure: Secure = False,
+    wait: Wait = 60.0,
+    purpose: Purpose = "",
+    approval_wait: ApprovalWait = 0.0,
     credentials: Credentials = None,
     insecure: Insecure = False,
     json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
@@ -76,18 +69,9 @@ def verify(
     """
     with exit_codes():
         fitted = load(model)
+        chosen = Chosen(drop, columns, id, weight)
         server = AtServer(federation, sites, wait, credentials, insecure, purpose, approval_wait)
-        fed = federation_of(
-            files,
-            server,
-            drop=drop,
-            columns=columns,
-            id=id,
-            weight=weight,
-            features=getattr(fitted, "feature_names_in_", None),
-            secure=secure,
-            quiet=quiet,
-        )
+        fed = federation_of(fitted, files, chosen, server, secure=secure, quiet=quiet)
         with fed:
             verdict = verify_model(fitted, fed, tol=tol, by_site=by_site)
         if json:
