@@ -301,7 +301,7 @@ def _option(parameter: Any) -> str:
         names += f" {parameter.metavar or parameter.type.name.split()[0].upper()}"
     default = parameter.default
     notes = ["required"] if parameter.required else []
-    if isinstance(default, int | float | str | Path) and default is not False:
+    if isinstance(default, int | float | str | Path) and default is not False and default != "":
         notes.append(f"default `{default}`")
     elif isinstance(default, list | tuple) and default:
         notes.append(f"default `{', '.join(map(str, default))}`")
