@@ -129,6 +129,6 @@ def _odd(found: Diagnosis, sites: SiteMap) -> Iterator[str]:
                 f"{shown(feature, MAX_NAME)} {weight:+.2f}" for feature, weight in weights.items()
             )
             yield (
-                f'<p class="warning">{shown(site, MAX_NAME)} stands out in its {kind}, along {listed}.'
+                f'<p class="warning odd">{shown(site, MAX_NAME)} stands out in its {kind}, along {listed}.'
                 "</p>"
             )
