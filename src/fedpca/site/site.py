@@ -1,8 +1,8 @@
 """Answer questions at a site, where its rows are.
 
-A site decodes a request, checks it against its policy and the question's declaration, and computes the
-answer where the rows are. It then checks and encodes the answer. A failure becomes an encoded error
-that describes the problem but never contains a value from a row.
+A site decodes a request, checks it against the site's policy and the question's declaration, and
+computes the answer where the rows are. It then checks and encodes the answer. A failure becomes an
+encoded error that describes the problem but never contains a value from a row.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from fedpca.site.source import Source
 
 log = logging.getLogger("fedpca.site")
 
-MAX_PROCESS_CACHE_BYTES = 512 << 20  # shared by all sites in a process, for cached A'A
+MAX_PROCESS_CACHE_BYTES = 512 << 20  # to cache A'A, for all sites in a process together
 MAX_ENDED_RUNS = 1000  # ended runs whose late questions a site recognizes
 
 T = TypeVar("T")
@@ -68,21 +68,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ChosenVariants:
-    """The variants that a run uses, as positions among the site's columns; the site remembers them."""
+    """The positions, among the site's columns, of the variants that a run uses; kept in memory."""
 
     positions: Array  # (d,)
 
 
 def cache_share(n_sites: int) -> int:
-    """Return the number of bytes that each site in one process may use to cache A'A."""
+    """Return the number of bytes that each of the sites in a process may use to cache A'A."""
     return min(MAX_CACHE_BYTES, MAX_PROCESS_CACHE_BYTES // max(1, n_sites))
 
 
 def jobs_for(sites: Sequence[Site]) -> int:
     """Return how many of the sites in one process should work at the same time, each in a thread.
 
-    If any rows are not an array in memory, the number is 1, since threads that read them would wait for
-    each other.
+    The number is 1 unless the rows of all sites are arrays in memory, because threads that read files
+    would wait for each other.
     """
     all_rows = [site.rows for site in sites]
     if not all(isinstance(rows, DenseRows | SparseRows) for rows in all_rows):
@@ -97,13 +97,13 @@ class Site:
     ----------
     rows : array, sparse matrix, data frame, table, AnnData, path, or list of paths
         The private rows; see `fedpca.rows.open.open_rows`. An array of PyTorch or CuPy stays on its
-        device, and is multiplied there.
+        device and is multiplied there.
     name : str
         The name that the coordinator uses for the site.
     policy : Policy, optional
         The rules for what the site answers; by default, it answers every installed question.
     store : path, optional
-        A folder where the site saves its memory, so that it outlives the process.
+        A folder where the site saves its memory, so that the memory outlives the process.
     memory_limit : int
         Bytes that the site may use to cache A'A. The site also holds one block of rows (16 MiB) and the
         scores of its rows. While it computes A'A, it holds a few more matrices of the size of A'A.
@@ -119,9 +119,9 @@ class Site:
         rows when the site opens them, and again when a run begins after a file has changed. If it fails
         in the second case, the site stays out of the run instead of ending the run for everybody.
     device : str, optional
-        The device on which to multiply the rows: "cuda", "cuda:N", or "cpu", by PyTorch or CuPy. Rows
-        from files and numpy arrays are moved to the device. They stay there if they fit in half of its
-        free memory.
+        The device on which PyTorch or CuPy multiplies the rows: "cuda", "cuda:N", or "cpu". Rows from
+        files and numpy arrays are moved to the device. They stay there if they fit in half of the
+        device's free memory.
     precision : {"float64", "float32", "tf32"}, optional
         The precision in which a device computes A'A; by default, float64. Most GPUs are many times
         faster in float32, but `run_.angle_bound` is then larger, and fewer components are certain.
@@ -130,9 +130,9 @@ class Site:
         default ``X``, and the column of ``var`` that marks the genes to use, such as
         "highly_variable". All sites must use the same genes.
     log_normalize : bool or float
-        Whether to replace each value x of a cell with ``log(1 + S x / sum(x))``; the sum runs over all
+        Whether to replace each value x of a cell with ``log(1 + S x / sum(x))``. The sum runs over all
         genes of the table, as in scanpy. A number sets S; True sets S to 1e4. All sites must use the
-        same value.
+        same S.
     keys : Keys, optional
         The keys of the site and its coordinator, if they are on different machines.
     tell : callable, optional
@@ -185,10 +185,10 @@ class Site:
         self.name = name
         self.policy = policy or TRUSTING
         self.store = None if store is None else Path(store)
-        self.has_own_store = store is not None  # an engine may set the store if not
+        self.has_own_store = store is not None  # if not, an engine may set the store
         self.memory_limit = memory_limit
         self.is_in_process = False  # an engine sets this if the coordinator shares the process
-        self.keeps_process = True  # an engine clears this if each question has a process of its own
+        self.keeps_process = True  # an engine clears this if each question gets a new process
         self.reserved_by: object | None = None  # the engine in this process whose fit uses the site
         self._run = CurrentRun()
         self._ended: deque[str] = deque(maxlen=MAX_ENDED_RUNS)
@@ -233,7 +233,7 @@ class Site:
 
     @property
     def rows(self) -> Rows:
-        """Return the private rows; if they are genotypes, only with the columns that the run uses."""
+        """Return the private rows; genotypes have only the columns that the run uses."""
         rows = self._source.rows
         if not isinstance(rows, GenotypeRows) or not self.remembers(ChosenVariants):
             return rows
@@ -253,17 +253,17 @@ class Site:
         self.remember(ChosenVariants(positions))
 
     def leave_out_few(self) -> None:
-        """If the rows are genotypes, use only variants whose sums the policy lets leave.
+        """Drop variants whose sums the policy does not let leave the site, if rows are genotypes.
 
-        With other rows, the run would be refused. But every cohort has rare variants, and a run may go
-        on without them.
+        For other rows, a rare column ends the run. But every cohort has rare variants, so a run goes on
+        without them.
         """
         rows = self._source.rows
         if not self._gate.leaves_out_few or not isinstance(rows, GenotypeRows):
             return
         if self.remembers(
             Session
-        ):  # what is left out would tell about single samples, without noise
+        ):  # the choice of variants would reveal something about single samples, without noise
             return
         missing = self._missing({})
         if missing == DROP or rows.n_rows < self.policy.min_count:
@@ -275,7 +275,7 @@ class Site:
 
     @property
     def log_normalized(self) -> float:
-        """Return the sum to which cells are normalized, or zero if they are not."""
+        """Return the sum to which each cell is normalized, or 0 if cells are not normalized."""
         return self._source.log_normalized
 
     @property
@@ -285,7 +285,7 @@ class Site:
 
     @property
     def fingerprint(self) -> str:
-        """Return a string that identifies the current rows, so a resumed run can recognize them."""
+        """Return a string that identifies the current rows, by which a resumed run recognizes them."""
         return self._source.fingerprint
 
     def answer_bytes(self, request: bytes) -> bytes:
@@ -300,7 +300,7 @@ class Site:
         """Return the answer or an error message; repeating a round returns the same answer.
 
         An engine that rarely loses answers in transit passes ``keep=False``. The site then does not
-        store the answer, and recomputes it if asked again.
+        keep the answer, but computes it again if the round is repeated.
         """
         with self._lock:
             try:
@@ -315,10 +315,10 @@ class Site:
     def answer_from(
         self, before: Checkpoint | None, request: Message
     ) -> tuple[Checkpoint | None, Message]:
-        """Return the checkpoint after a question and the answer, starting from a checkpoint.
+        """Answer a question from a checkpoint; return the checkpoint after it, and the answer.
 
         The result depends only on the rows, the checkpoint, and the question, so any copy of the site
-        gives the same result. What the site has cached stays, because it never changes an answer.
+        gives the same result. Cached products are kept, because they never change an answer.
         """
         self._run = CurrentRun.resume(before)
         reply = self.answer(request, keep=False)
@@ -337,7 +337,7 @@ class Site:
         return self._standardized
 
     def rows_in(self, frame: Frame) -> StandardizedRows:
-        """Return the rows in a frame; if the coordinator may lie, products use A'A where A'A fits."""
+        """Return the rows in a frame; if the coordinator may lie, use A'A in products if it fits."""
         return StandardizedRows(
             self.rows,
             frame,
@@ -347,7 +347,7 @@ class Site:
         )
 
     def column_totals(self, missing: int) -> Totals:
-        """Return the sums of the columns, and keep the scatter if that saves reading files again."""
+        """Return the sums of the columns; keep the scatter if this saves another reading of files."""
         self._scatter = scatter = None
         if is_read_once(self.rows, missing, self.memory_limit):
             scatter = ProvisionalScatter(self.rows, missing)
@@ -360,7 +360,7 @@ class Site:
         return self._gate.privacy_budget_in_words()
 
     def look_at_rows(self) -> None:
-        """Look at the rows as the policy requires, so that the first run need not wait for this."""
+        """Check the rows as the policy requires, so that the first run does not have to wait."""
         self._gate.look_at(self.rows, self._record)
 
     @property
@@ -389,7 +389,7 @@ class Site:
 
     @property
     def asked(self) -> tuple[str, ...]:
-        """Return the names of the plan's questions so far; the last one is being answered now."""
+        """Return the names of the questions asked so far; the last one is being answered now."""
         if not self.remembers(Agreement):
             return ()
         return tuple(self.recall(Agreement).asked.tobytes().decode().split())
@@ -397,7 +397,7 @@ class Site:
     def secret(self, seed: int) -> Array:
         """Return random words that the coordinator does not know, for a question to remember.
 
-        If the coordinator runs in the same process, it can read the rows anyway. Then the words follow
+        A coordinator in the same process can read the rows anyway. In that case, the words are computed
         from the seed, so that a run can be repeated.
         """
         if self.is_in_process:
@@ -421,18 +421,18 @@ class Site:
         if reply is not None:
             return reply
         if number < run.round:
-            raise MessageError(f"round {number} was requested after round {run.round}")
+            raise MessageError(f"round {number} cannot be asked for after round {run.round}")
         question = find_question(header["question"])
         arrays, dimensions = self._checked(message, question)
         masks = run.masks_for(question, message, self.name)
         if question.spends is not None and masks is not None and (masks.is_bound or masks.is_tried):
             raise PolicyRefused(
-                f"the answer to question {question.name!r} has whole numbers, so the site does not "
-                "tell their size"
+                f"the answer to question {question.name!r} has only whole numbers and needs no bound, "
+                "so the site does not tell their size"
             )
         memory, before, asked = run.memory, run.memory_before(number), arrays
         agreed = self._gate.check_step(before, question, header, arrays, dimensions.get("d", 0))
-        # noise protects single rows, so counts of them need no further rule
+        # noise protects single rows, so a noisy answer needs no rule about few rows
         if self._gate.leaves_out_few and question.reads_rows and question.spends is None:
             missing = self._missing(arrays)
             self._gate.check_rows(self._source.rows, missing, self._record, self.rows)
@@ -459,21 +459,21 @@ class Site:
                 reply.checked[question.name] = Checked(reply.arrays, dimensions, asked)
             if question.spends is not None:
                 self._gate.spend(question, header, self.plan, self.recall(Session))
-            # how far the run has come is memory too, and so is an answer with noise
+            # the agreement and an answer with noise must outlive the process too
             if question.remembers or agreed is not None or question.spends is not None:
                 self._save(number, reply)
         except BaseException:
             run.memory = memory
             raise
-        # under a plan, a repeated round must not be answered with other numbers, or other noise
+        # under a plan, a repeated round must get the same numbers and the same noise
         is_kept = keep or agreed is not None or question.spends is not None
         run.advance(number, before, reply if is_kept else None)
         return reply
 
     def _masked_again(self, message: Message) -> Message | None:
-        """Mask the last answer again if it is requested with other masks, which is allowed once.
+        """Mask the last answer again if it is requested with different masks; allow this once.
 
-        That happens if a bound was tried, and some site's answer exceeded it.
+        The coordinator requests this if it tried a bound and some site's answer exceeded that bound.
         """
         run, header = self._run, message.header
         if header["round"] != run.round or "mask" not in header or not run.has_open_answer:
@@ -492,13 +492,13 @@ class Site:
         return reply
 
     def _checked(self, message: Message, question: Question) -> tuple[Arrays, Dimensions]:
-        """Return a question's arrays and dimensions, or refuse it if the policy does not allow it."""
+        """Return a question's arrays and dimensions; refuse a question that the policy forbids."""
         header = message.header
         self._gate.check_question(question, header, is_private=self.remembers(Session))
         self._refuse_changed_rows()
         n_rows = self.rows.n_rows if self.policy.min_rows else None
         self.policy.check(question, header["n_sites"], n_rows)
-        if not self.policy.is_open:  # a caller could change what another site has checked
+        if not self.policy.is_open:  # a caller could change arrays that another site has checked
             dimensions = {"d": self.rows.n_features}
             return question.check_request(message.arrays, dimensions), dimensions
         checked = question.checked_request(message, self.rows.n_features)
@@ -522,7 +522,7 @@ class Site:
         return question.check_answer(values, dimensions, arrays, too_large=InputError)
 
     def _agree_on_keys(self, message: Message) -> Message:
-        """Share secrets with other sites, so that answers can be masked."""
+        """Agree on secrets with other sites, so that answers can be masked."""
         from fedpca.site.masking import MaskKeys
 
         header = message.header
@@ -535,7 +535,7 @@ class Site:
         remember(kept, keys)
         self._run.memory = read_only(kept)
         reply = self._reply(header, {}, {})
-        if self._run.round == 0:  # otherwise, a later file has them already
+        if self._run.round == 0:  # otherwise, the file of a later round has them already
             self._save(0, reply)
         return reply
 
@@ -558,7 +558,7 @@ class Site:
         plan = RunPlan.from_bytes(message.arrays.get("plan", np.empty(0)).tobytes())
         if plan.is_secure and not self.keeps_process:
             raise PolicyRefused(
-                "this site has a new process for each question, so it cannot count how often the "
+                "this site starts a new process for each question, so it cannot count how often the "
                 "size of an answer was asked for; for secure sums, the site must use fedpca join"
             )
         signature = message.arrays.get("signature", np.empty(0, np.uint8)).tobytes()
@@ -567,14 +567,14 @@ class Site:
         needs_plan = not self.policy.is_open or plan.is_secure or plan.is_private
         if run != self._run.name:
             if not self.policy.is_open and not last and run in self._ended:
-                self._ended.remove(run)  # it waited for other sites, and begins only now
+                self._ended.remove(run)  # the run waited for other sites, and begins only now
             self._enter(run, last, is_declared=True, has_keys=needs_plan)
         if not needs_plan:
             return self._reply(header, {}, {})
         return self._begin_plan(header, plan, self._gate.admit(self.memory, run, plan))
 
     def _begin_plan(self, header: Header, plan: RunPlan, agreed: Agreement) -> Message:
-        """Remember what was agreed, and offer a key if the plan asks for secure sums."""
+        """Remember the agreement, and offer a key if the plan asks for secure sums."""
         is_new = not self.remembers(Agreement)
         kept = keep_agreement(self.memory, agreed) if is_new else dict(self.memory)
         if is_new and plan.is_private:
@@ -605,21 +605,23 @@ class Site:
         ``last`` is the run's most recent round that changed the sites' memory. Without the memory from
         that round, any answer could be wrong.
 
-        Files that have changed since the site opened them are reopened. A site may run for months while
-        its files change every night, but they must not change during a run.
+        Files that have changed since the site opened them are opened again. A site may run for months
+        while its files change every night, but they must not change during a run.
         """
         if run in self._ended:
-            raise MessageError("this run is over because a newer run has started at this site")
+            raise MessageError(
+                "this run is over, because a newer run has begun at this site; start the fit again"
+            )
         files = self._source.files_now()
         is_saved = last or has_keys or not self.policy.is_open
         saved = self._load(run, files) if is_saved else None
         if (0 if saved is None else saved.round) < last:
             raise MessageError(
-                f"this question needs the memory from round {last}, which the site does not have; "
+                f"this question needs the memory of round {last}, which the site does not have; "
                 f"{MEMORY_GONE}"
             )
         if saved is None and not is_declared and not self.policy.is_open:
-            raise PolicyRefused(UNDECLARED)  # and stay in the run that the site is in
+            raise PolicyRefused(UNDECLARED)  # the site stays in its current run
         if files != self._source.files:
             self._source.reopen(files)
             self._standardized = None
@@ -632,7 +634,7 @@ class Site:
     def _refuse_changed_rows(self) -> None:
         """Refuse to answer if a file has changed since the run began."""
         if self._source.has_changed():
-            self._standardized = self._scatter = None  # they may mix old and new rows
+            self._standardized = self._scatter = None  # these may mix old and new rows
             raise InputError(ROWS_CHANGED)
 
     def file(self, suffix: str) -> Path | None:
@@ -656,7 +658,7 @@ class Site:
                 ) from None
 
     def _load(self, run: str, files: Mapping[Path, str]) -> Saved | None:
-        """Return what an earlier process saved for this run, if anything."""
+        """Return what an earlier process saved for this run, or None."""
         path = self.file(".memory")
         return (
             None if path is None else MemoryFile(path).load(run, self._source.fingerprint_of(files))
@@ -667,7 +669,7 @@ def refusal(site: str, asked: Header, error: FedpcaError) -> Message:
     """Compose a site's reply that contains only an error."""
     # report the nearest base class that the coordinator recognizes
     kinds = [k for k in type(error).__mro__ if k.__name__ in REPORTED_BY_SITES]
-    kind = kinds[0] if kinds else SiteFailed  # a FileError, for example, is the site's own
+    kind = kinds[0] if kinds else SiteFailed  # a FileError, for example, concerns only the site
     return _reply(site, asked, {"error": kind.__name__, "text": str(error)}, {})
 
 
