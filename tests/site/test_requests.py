@@ -405,7 +405,7 @@ def test_a_site_that_cannot_keep_a_request_says_so(rows, tmp_path):
     site = Site(rows["north"], name="north", policy=Policy(approval=True), store=tmp_path / "north")
     plan = RunPlan("run1", "FederatedPCA", {"solver": "covariance"}, {"north": ""})
     with pytest.raises(SiteFailed, match="cannot keep the request"):
-        site._gate.consider("run1.0", plan, b"")
+        site.conversation.gate.consider("run1.0", plan, b"")
 
 
 def test_a_purpose_or_a_wait_that_makes_no_sense_is_refused(rows):

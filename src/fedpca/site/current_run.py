@@ -6,10 +6,10 @@ site then gives the same answer again, or starts from the same memory as the fir
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 
@@ -18,13 +18,15 @@ from fedpca.errors import PolicyRefused
 from fedpca.protocol.message import Message
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import Question
-from fedpca.site.guard import Agreement
-from fedpca.site.memory import Saved, recall
+from fedpca.rows.gaps import ERROR, MISSING
+from fedpca.site.guard import UNDECLARED, Agreement
+from fedpca.site.memory import Saved, recall, remembers
 
 if TYPE_CHECKING:
     from fedpca.site.masking import AnswerMasks, MaskSecrets
 
 Memory = dict[str, Array]
+T = TypeVar("T")
 _OPEN = "OpenAnswer."  # begins the names in memory of an answer that may be masked again
 _OPEN_KEY = _OPEN + "key"
 
@@ -85,10 +87,29 @@ class CurrentRun:
         """Return what a copy of the site needs to continue the run, or None if there is no run."""
         return None if self.name is None else Checkpoint(self.name, self.round, dict(self.memory))
 
+    def remembers(self, kind: type) -> bool:
+        """Return whether a question in this run stored a dataclass of this type."""
+        return remembers(self.memory, kind)
+
+    def recall(self, kind: type[T]) -> T:
+        """Return the dataclass of this type that a question in this run stored."""
+        return recall(self.memory, kind)
+
     @property
     def plan(self) -> RunPlan:
         """Return the plan that the site has agreed to."""
-        return RunPlan.from_bytes(recall(self.memory, Agreement).plan.tobytes())
+        if not self.remembers(Agreement):
+            raise PolicyRefused(UNDECLARED)
+        return RunPlan.from_bytes(self.recall(Agreement).plan.tobytes())
+
+    def treats_gaps(self, asked: Mapping[str, Array]) -> int:
+        """Return what happens to gaps in this run, as a position in `fedpca.rows.gaps.MISSING`."""
+        if "missing" in asked:
+            self.missing = int(asked["missing"])
+        elif self.missing is None and self.remembers(Agreement):
+            given = self.plan.parameters.get("missing")
+            self.missing = MISSING.index(given) if given in MISSING else ERROR
+        return self.missing or ERROR
 
     def reply_to(self, number: int) -> Message | None:
         """Return the reply to a round if it is the last one that was answered."""

@@ -134,7 +134,7 @@ class Gate:
             self._budget.start_over()
 
     def spend_round(self, run: str, *, keeps_process: bool) -> None:
-        """Count a round of a run against the policy's budget, if it has one."""
+        """Count a round of a run against the budget of the policy, if there is one."""
         if self._budget is not None:
             set_aside = SET_ASIDE if keeps_process else 1
             self._budget.spend(run, self._file(".budget"), set_aside)

@@ -1,18 +1,14 @@
-"""Answer questions at a site, where its rows are.
+"""Define a site, which holds rows, and what a question may use of it.
 
-A site decodes a request, checks it against the site's policy and the question's declaration, and
-computes the answer where the rows are. It then checks and encodes the answer. A failure becomes an
-encoded error that describes the problem but never contains a value from a row.
+A question gets the site as its first argument. The question reads the site's rows, and may remember
+values until the run ends. Everything that a coordinator asks goes through `fedpca.site.conversation`.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
-import threading
 import zlib
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,48 +16,36 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from fedpca.arrays import Array, Arrays, Dimensions
+from fedpca.arrays import Array
 from fedpca.errors import (
-    REPORTED_BY_SITES,
     FedpcaError,
-    FileError,
     InputError,
     MessageError,
-    PolicyRefused,
-    SiteFailed,
 )
-from fedpca.linalg.blas_threads import jobs_for_arrays, threads_for_entries
-from fedpca.protocol.message import Checked, Header, Message, compose, decode, encode
-from fedpca.protocol.plan import AGREE, DECLARE, RunPlan
-from fedpca.protocol.question import Question, find_question
+from fedpca.linalg.blas_threads import jobs_for_arrays
+from fedpca.protocol.message import Header, Message, decode, encode
+from fedpca.protocol.plan import RunPlan
 from fedpca.rows.formats.query import Query
-from fedpca.rows.gaps import DROP, ERROR, MISSING, Totals, column_totals
+from fedpca.rows.gaps import DROP, Totals, column_totals
 from fedpca.rows.genotypes.genotype_rows import GenotypeRows
 from fedpca.rows.in_memory import DenseRows, Rows, SparseRows
 from fedpca.rows.one_pass import ProvisionalScatter
 from fedpca.rows.standardized import MAX_CACHE_BYTES, Frame, StandardizedRows, is_read_once
-from fedpca.site.current_run import Checkpoint, CurrentRun, Memory, read_only
-from fedpca.site.gate import Gate
-from fedpca.site.guard import UNDECLARED, Agreement, Keys
-from fedpca.site.guard import keep as keep_agreement
+from fedpca.site.conversation import Conversation, refusal
+from fedpca.site.current_run import Checkpoint, CurrentRun, Memory
+from fedpca.site.guard import Agreement, Keys
 from fedpca.site.memory import (
-    MEMORY_GONE,
     ROWS_CHANGED,
-    MemoryFile,
-    Saved,
     recall,
     remember,
     remembers,
 )
 from fedpca.site.policy import TRUSTING, Policy
-from fedpca.site.privacy_budget import SESSION_BYTES, Session
+from fedpca.site.privacy_budget import Session
 from fedpca.site.requests import file_stem
 from fedpca.site.source import Source
 
-log = logging.getLogger("fedpca.site")
-
 MAX_PROCESS_CACHE_BYTES = 512 << 20  # to cache A'A, for all sites in a process together
-MAX_ENDED_RUNS = 1000  # ended runs whose late questions a site recognizes
 
 T = TypeVar("T")
 
@@ -168,7 +152,7 @@ class Site:
         keys: Keys | None = None,
         tell: Callable[[str], None] | None = None,
     ) -> None:
-        self._source = Source(
+        self.source = Source(
             rows,
             site=name,
             drop=drop,
@@ -190,14 +174,10 @@ class Site:
         self.is_in_process = False  # an engine sets this if the coordinator shares the process
         self.keeps_process = True  # an engine clears this if each question gets a new process
         self.reserved_by: object | None = None  # the engine in this process whose fit uses the site
-        self._run = CurrentRun()
-        self._ended: deque[str] = deque(maxlen=MAX_ENDED_RUNS)
         self._standardized: StandardizedRows | None = None
         self._scatter: ProvisionalScatter | None = None  # from the last pass that summed columns
         self._chosen: tuple[Rows, Array, Rows] | None = None  # all rows, chosen columns, their rows
-        self._lock = threading.Lock()
-        self._keys = keys
-        self._gate = Gate(self.policy, name, keys=keys, tell=tell, file=self.file)
+        self.conversation = Conversation(self, keys=keys, tell=tell)
 
     @classmethod
     def query(cls, database: Any, sql: str, *, name: str, **options: Any) -> Site:
@@ -234,7 +214,7 @@ class Site:
     @property
     def rows(self) -> Rows:
         """Return the private rows; genotypes have only the columns that the run uses."""
-        rows = self._source.rows
+        rows = self.source.rows
         if not isinstance(rows, GenotypeRows) or not self.remembers(ChosenVariants):
             return rows
         positions = self.recall(ChosenVariants).positions
@@ -244,7 +224,7 @@ class Site:
 
     @rows.setter
     def rows(self, rows: Rows) -> None:
-        self._source.rows, self._standardized = rows, None
+        self.source.rows, self._standardized = rows, None
 
     def choose_variants(self, positions: Array) -> None:
         """Use only the columns at these positions of the genotypes, for the rest of the run."""
@@ -255,20 +235,20 @@ class Site:
     def leave_out_few(self) -> None:
         """Drop variants whose sums the policy does not let leave the site, if rows are genotypes.
 
-        For other rows, a rare column ends the run. But every cohort has rare variants, so a run goes on
-        without them.
+        With other rows, a rare column makes the site refuse. But every cohort has rare variants, so a
+        run goes on without them.
         """
-        rows = self._source.rows
-        if not self._gate.leaves_out_few or not isinstance(rows, GenotypeRows):
+        rows = self.source.rows
+        if not self.conversation.gate.leaves_out_few or not isinstance(rows, GenotypeRows):
             return
         if self.remembers(
             Session
         ):  # the choice of variants would reveal something about single samples, without noise
             return
-        missing = self._missing({})
+        missing = self.conversation.run.treats_gaps({})
         if missing == DROP or rows.n_rows < self.policy.min_count:
             return  # the site then refuses, and gives the reason
-        left_out = self._gate.few_variants(rows, missing)
+        left_out = self.conversation.gate.few_variants(rows, missing)
         if left_out:
             kept = [i for i, name in enumerate(rows.features) if name not in left_out]
             self.choose_variants(np.array(kept, np.int64))
@@ -276,17 +256,17 @@ class Site:
     @property
     def log_normalized(self) -> float:
         """Return the sum to which each cell is normalized, or 0 if cells are not normalized."""
-        return self._source.log_normalized
+        return self.source.log_normalized
 
     @property
     def memory(self) -> Memory:
         """Return the arrays that earlier questions in this run stored."""
-        return self._run.memory
+        return self.conversation.run.memory
 
     @property
     def fingerprint(self) -> str:
         """Return a string that identifies the current rows, by which a resumed run recognizes them."""
-        return self._source.fingerprint
+        return self.source.fingerprint
 
     def answer_bytes(self, request: bytes) -> bytes:
         """Return the encoded answer to an encoded question; engines that cross processes call this."""
@@ -297,20 +277,12 @@ class Site:
         return encode(self.answer(message))
 
     def answer(self, request: Message, *, keep: bool = True) -> Message:
-        """Return the answer or an error message; repeating a round returns the same answer.
+        """Return the answer or an error message; a repeated round gets the same answer.
 
         An engine that rarely loses answers in transit passes ``keep=False``. The site then does not
         keep the answer, but computes it again if the round is repeated.
         """
-        with self._lock:
-            try:
-                return self._answer(request, keep)
-            except tuple(REPORTED_BY_SITES.values()) as error:
-                return self.refusal(request.header, error)
-            except Exception as error:  # other exceptions may quote a value from a row or a path
-                log.exception("site %s could not answer", self.name)
-                text = f"{type(error).__name__}; see the site's log for details"
-                return self.refusal(request.header, SiteFailed(text))
+        return self.conversation.answer(request, keep=keep)
 
     def answer_from(
         self, before: Checkpoint | None, request: Message
@@ -320,9 +292,9 @@ class Site:
         The result depends only on the rows, the checkpoint, and the question, so any copy of the site
         gives the same result. Cached products are kept, because they never change an answer.
         """
-        self._run = CurrentRun.resume(before)
+        self.conversation.run = CurrentRun.resume(before)
         reply = self.answer(request, keep=False)
-        return self._run.checkpoint, reply
+        return self.conversation.run.checkpoint, reply
 
     def refusal(self, asked: Header, error: FedpcaError) -> Message:
         """Compose a reply that contains only an error."""
@@ -357,16 +329,16 @@ class Site:
 
     def privacy_budget_in_words(self) -> str:
         """Return how much of its privacy budget the site has spent, or "" if it has no budget."""
-        return self._gate.privacy_budget_in_words()
+        return self.conversation.gate.privacy_budget_in_words()
 
     def look_at_rows(self) -> None:
         """Check the rows as the policy requires, so that the first run does not have to wait."""
-        self._gate.look_at(self.rows, self._record)
+        self.conversation.gate.look_at(self.rows, self.rows_record)
 
     @property
-    def _record(self) -> Path | None:
+    def rows_record(self) -> Path | None:
         """Return the file that records the rows of the last run, if the rows can change."""
-        return self.file(".rows") if self._source.files else None
+        return self.file(".rows") if self.source.files else None
 
     def remembers(self, kind: type) -> bool:
         """Return whether an earlier question in this run stored a dataclass of this type."""
@@ -383,13 +355,11 @@ class Site:
     @property
     def plan(self) -> RunPlan:
         """Return the plan of the run that the site is in."""
-        if not self.remembers(Agreement):
-            raise PolicyRefused(UNDECLARED)
-        return self._run.plan
+        return self.conversation.run.plan
 
     @property
     def asked(self) -> tuple[str, ...]:
-        """Return the names of the questions asked so far; the last one is being answered now."""
+        """Return the names of the plan's questions so far; the last one is being answered now."""
         if not self.remembers(Agreement):
             return ()
         return tuple(self.recall(Agreement).asked.tobytes().decode().split())
@@ -404,275 +374,20 @@ class Site:
             return np.array([seed, zlib.crc32(self.name.encode())])
         return np.array([secrets.randbits(32) for _ in range(8)])
 
-    def _answer(self, message: Message, keep: bool) -> Message:
-        header = message.header
-        if header["question"] == DECLARE:
-            return self._declare(message)
-        if header["run"] != self._run.name:
-            is_masked = header["question"] == AGREE or "mask" in header
-            self._enter(header["run"], header["memory"], has_keys=is_masked)
-        if header["question"] == AGREE:
-            return self._agree_on_keys(message)
-        run, number = self._run, header["round"]
-        again = self._masked_again(message)
-        if again is not None:
-            return again
-        reply = run.reply_to(number)
-        if reply is not None:
-            return reply
-        if number < run.round:
-            raise MessageError(f"round {number} cannot be asked for after round {run.round}")
-        question = find_question(header["question"])
-        arrays, dimensions = self._checked(message, question)
-        masks = run.masks_for(question, message, self.name)
-        if question.spends is not None and masks is not None and (masks.is_bound or masks.is_tried):
-            raise PolicyRefused(
-                f"the answer to question {question.name!r} has only whole numbers and needs no bound, "
-                "so the site does not tell their size"
-            )
-        memory, before, asked = run.memory, run.memory_before(number), arrays
-        agreed = self._gate.check_step(before, question, header, arrays, dimensions.get("d", 0))
-        # noise protects single rows, so a noisy answer needs no rule about few rows
-        if self._gate.leaves_out_few and question.reads_rows and question.spends is None:
-            missing = self._missing(arrays)
-            self._gate.check_rows(self._source.rows, missing, self._record, self.rows)
-        self._spend_round(header)
-        try:
-            run.memory = before if agreed is None else keep_agreement(before, agreed)
-            if question.remembers:
-                run.memory = dict(run.memory)
-                # copy, because a view in memory would keep the whole request alive
-                arrays = {key: array.copy() for key, array in arrays.items()}
-            answer = None if masks is None else run.take_pending(masks)
-            if answer is None:
-                answer = self._compute(question, arrays, dimensions)
-            if masks is not None and masks.is_bound:  # only the size of the answer is asked for
-                size = run.hold_back(masks, answer)
-                run.memory = memory
-                return self._reply(header, {}, size)
-            if masks is not None:
-                if masks.is_tried:
-                    run.keep_open(masks, answer)
-                answer = run.masked(masks, answer)
-            reply = self._reply(header, {}, answer)
-            if masks is None and self.policy.is_open:
-                reply.checked[question.name] = Checked(reply.arrays, dimensions, asked)
-            if question.spends is not None:
-                self._gate.spend(question, header, self.plan, self.recall(Session))
-            # the agreement and an answer with noise must outlive the process too
-            if question.remembers or agreed is not None or question.spends is not None:
-                self._save(number, reply)
-        except BaseException:
-            run.memory = memory
-            raise
-        # under a plan, a repeated round must get the same numbers and the same noise
-        is_kept = keep or agreed is not None or question.spends is not None
-        run.advance(number, before, reply if is_kept else None)
-        return reply
-
-    def _masked_again(self, message: Message) -> Message | None:
-        """Mask the last answer again if it is requested with different masks; allow this once.
-
-        The coordinator requests this if it tried a bound and some site's answer exceeded that bound.
-        """
-        run, header = self._run, message.header
-        if header["round"] != run.round or "mask" not in header or not run.has_open_answer:
-            return None
-        question = find_question(header["question"])
-        masks = run.masks_for(question, message, self.name)
-        answer = None if masks is None else run.open_answer(masks)
-        if masks is None or answer is None:
-            return None
-        self._checked(message, question)
-        self._spend_round(header)
-        reply = self._reply(header, {}, run.masked(masks, answer))
-        if not masks.is_bound:
-            is_saved = question.remembers or not self.policy.is_open
-            run.close_answer(reply, lambda: self._save(run.round, reply) if is_saved else None)
-        return reply
-
-    def _checked(self, message: Message, question: Question) -> tuple[Arrays, Dimensions]:
-        """Return a question's arrays and dimensions; refuse a question that the policy forbids."""
-        header = message.header
-        self._gate.check_question(question, header, is_private=self.remembers(Session))
-        self._refuse_changed_rows()
-        n_rows = self.rows.n_rows if self.policy.min_rows else None
-        self.policy.check(question, header["n_sites"], n_rows)
-        if not self.policy.is_open:  # a caller could change arrays that another site has checked
-            dimensions = {"d": self.rows.n_features}
-            return question.check_request(message.arrays, dimensions), dimensions
-        checked = question.checked_request(message, self.rows.n_features)
-        return checked.arrays, dict(checked.dimensions)
-
-    def _spend_round(self, header: Header) -> None:
-        """Count a round of a run against the policy's budget, if it has one."""
-        self._gate.spend_round(str(header["run"]), keeps_process=self.keeps_process)
-
-    def _compute(self, question: Question, arrays: Arrays, dimensions: Dimensions) -> Arrays:
-        """Return the checked answer to a question."""
-        try:
-            with threads_for_entries(0):  # one BLAS thread, except in long products
-                raw = question(self, **arrays)
-        except Exception:
-            self._refuse_changed_rows()  # if a file changed, that explains the failure better
-            raise
-        self._refuse_changed_rows()
-        values = {k: np.asarray(v) for k, v in raw.items()}
-        # numbers that are too large come from large rows, which a person must rescale
-        return question.check_answer(values, dimensions, arrays, too_large=InputError)
-
-    def _agree_on_keys(self, message: Message) -> Message:
-        """Agree on secrets with other sites, so that answers can be masked."""
-        from fedpca.site.masking import MaskKeys
-
-        header = message.header
-        if not self.remembers(Agreement) or not self.remembers(MaskKeys):
-            raise PolicyRefused(UNDECLARED)
-        keys = self.recall(MaskKeys).agree(
-            header["run"], self._run.plan, self.name, message.arrays, self._keys
-        )
-        kept = dict(self.memory)
-        remember(kept, keys)
-        self._run.memory = read_only(kept)
-        reply = self._reply(header, {}, {})
-        if self._run.round == 0:  # otherwise, the file of a later round has them already
-            self._save(0, reply)
-        return reply
-
-    def _missing(self, asked: Mapping[str, Array]) -> int:
-        """Return what happens to gaps in this run, as a position in `MISSING`."""
-        run = self._run
-        if "missing" in asked:
-            run.missing = int(asked["missing"])
-        elif run.missing is None and self.remembers(Agreement):
-            given = self.plan.parameters.get("missing")
-            run.missing = MISSING.index(given) if given in MISSING else ERROR
-        return run.missing or ERROR
-
-    def _declare(self, message: Message) -> Message:
-        """Admit the plan of a run, or refuse it; a site that answers everything needs no plan.
-
-        A plan that is refused or waits for approval does not end the run that the site is in.
-        """
-        header = message.header
-        plan = RunPlan.from_bytes(message.arrays.get("plan", np.empty(0)).tobytes())
-        if plan.is_secure and not self.keeps_process:
-            raise PolicyRefused(
-                "this site starts a new process for each question, so it cannot count how often the "
-                "size of an answer was asked for; for secure sums, the site must use fedpca join"
-            )
-        signature = message.arrays.get("signature", np.empty(0, np.uint8)).tobytes()
-        run, last = header["run"], header["memory"]
-        self._gate.consider(run, plan, signature)
-        needs_plan = not self.policy.is_open or plan.is_secure or plan.is_private
-        if run != self._run.name:
-            if not self.policy.is_open and not last and run in self._ended:
-                self._ended.remove(run)  # the run waited for other sites, and begins only now
-            self._enter(run, last, is_declared=True, has_keys=needs_plan)
-        if not needs_plan:
-            return self._reply(header, {}, {})
-        return self._begin_plan(header, plan, self._gate.admit(self.memory, run, plan))
-
-    def _begin_plan(self, header: Header, plan: RunPlan, agreed: Agreement) -> Message:
-        """Remember the agreement, and offer a key if the plan asks for secure sums."""
-        is_new = not self.remembers(Agreement)
-        kept = keep_agreement(self.memory, agreed) if is_new else dict(self.memory)
-        if is_new and plan.is_private:
-            key = np.frombuffer(secrets.token_bytes(SESSION_BYTES), np.uint8)
-            remember(kept, Session(key))
-        offer: Arrays = {}
-        if plan.is_secure:
-            from fedpca.site.masking import MaskKeys
-
-            if not self.remembers(MaskKeys):
-                remember(kept, MaskKeys.new(header["run"], plan, self._keys))
-            offer = {"offer": recall(kept, MaskKeys).offer}
-        self._run.memory = read_only(kept)
-        reply = self._reply(header, {}, offer)
-        if is_new:
-            self._save(0, reply)
-        return reply
-
-    def _reply(self, asked: Header, more: Header, arrays: Mapping[str, Array]) -> Message:
-        """Compose a reply whose header repeats the run, round, and question."""
-        return _reply(self.name, asked, more, arrays)
-
-    def _enter(
-        self, run: str, last: int, *, is_declared: bool = False, has_keys: bool = False
-    ) -> None:
-        """Begin a run with empty memory, or with the memory that an earlier process saved.
-
-        ``last`` is the run's most recent round that changed the sites' memory. Without the memory from
-        that round, any answer could be wrong.
-
-        Files that have changed since the site opened them are opened again. A site may run for months
-        while its files change every night, but they must not change during a run.
-        """
-        if run in self._ended:
-            raise MessageError(
-                "this run is over, because a newer run has begun at this site; start the fit again"
-            )
-        files = self._source.files_now()
-        is_saved = last or has_keys or not self.policy.is_open
-        saved = self._load(run, files) if is_saved else None
-        if (0 if saved is None else saved.round) < last:
-            raise MessageError(
-                f"this question needs the memory of round {last}, which the site does not have; "
-                f"{MEMORY_GONE}"
-            )
-        if saved is None and not is_declared and not self.policy.is_open:
-            raise PolicyRefused(UNDECLARED)  # the site stays in its current run
-        if files != self._source.files:
-            self._source.reopen(files)
+    def reopen(self, files: Mapping[Path, str]) -> None:
+        """Open the rows again if any of their files has changed since they were opened."""
+        if files != self.source.files:
+            self.source.reopen(files)
             self._standardized = None
-        if saved is None:
-            self._gate.start_over()
-        if self._run.name is not None:
-            self._ended.append(self._run.name)
-        self._run = CurrentRun.begin(run, saved)
 
-    def _refuse_changed_rows(self) -> None:
+    def refuse_changed_rows(self) -> None:
         """Refuse to answer if a file has changed since the run began."""
-        if self._source.has_changed():
+        if self.source.has_changed():
             self._standardized = self._scatter = None  # these may mix old and new rows
             raise InputError(ROWS_CHANGED)
 
     def file(self, suffix: str) -> Path | None:
-        """Return the path of a file in the site's folder, or None if it has no folder."""
+        """Return the path of a file in the site's folder, or None if the site has no folder."""
         if self.store is None:
             return None
         return self.store / f"{file_stem(self.name)}{suffix}"
-
-    def _save(self, round_number: int, reply: Message) -> None:
-        """Save the memory and the answer before the answer leaves."""
-        path = self.file(".memory")
-        if path is not None:
-            saved = Saved(round_number, reply, self.memory)
-            rows = self._source.fingerprint_of(self._source.files)
-            try:
-                MemoryFile(path).save(str(self._run.name), rows, saved)
-            except (FileError, OSError) as error:
-                log.error("site %s cannot save its memory: %s", self.name, error)
-                raise SiteFailed(
-                    "the site cannot save its memory; free up disk space at the site"
-                ) from None
-
-    def _load(self, run: str, files: Mapping[Path, str]) -> Saved | None:
-        """Return what an earlier process saved for this run, or None."""
-        path = self.file(".memory")
-        return (
-            None if path is None else MemoryFile(path).load(run, self._source.fingerprint_of(files))
-        )
-
-
-def refusal(site: str, asked: Header, error: FedpcaError) -> Message:
-    """Compose a site's reply that contains only an error."""
-    # report the nearest base class that the coordinator recognizes
-    kinds = [k for k in type(error).__mro__ if k.__name__ in REPORTED_BY_SITES]
-    kind = kinds[0] if kinds else SiteFailed  # a FileError, for example, concerns only the site
-    return _reply(site, asked, {"error": kind.__name__, "text": str(error)}, {})
-
-
-def _reply(site: str, asked: Header, more: Header, arrays: Mapping[str, Array]) -> Message:
-    echo = {key: asked.get(key) for key in ("run", "round", "question")}
-    return compose({**echo, "site": site, **more}, arrays)

@@ -302,7 +302,7 @@ def _check_script_refuses(solver: Solver, sites: dict[str, Array]) -> None:
             _require_refused(site, request, request.header["round"] + 1, "twice")
     names = [request.header["question"] for request in others[:-1]]
     looping = others[names.index(max(names, key=names.count))]
-    number = site._run.round
+    number = site.conversation.run.round
     for _ in range(MANY_TIMES):
         number += 1
         if "error" in site.answer(_renumbered(looping, number)).header:

@@ -22,8 +22,9 @@ from fedpca.engines.base import Summand, Total
 from fedpca.errors import REPORTED_BY_SITES, InputError, MessageError, SiteFailed
 from fedpca.protocol.message import Message, compose
 from fedpca.protocol.question import find_question
+from fedpca.site.conversation import refusal
 from fedpca.site.current_run import Checkpoint
-from fedpca.site.site import Site, refusal
+from fedpca.site.site import Site
 from fedpca.site.source import in_pieces, states_of_paths
 
 log = logging.getLogger("fedpca.site")
