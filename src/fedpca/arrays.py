@@ -71,7 +71,7 @@ def check_arrays(
             )
         n_bad = _count_non_finite(array)
         if n_bad:
-            raise error(f"field {name!r} in {where} must be finite; {n_bad} of its values are not")
+            raise error(f"field {name!r} in {where} has {n_bad} values that are not finite")
         checked[name] = array
     return checked
 

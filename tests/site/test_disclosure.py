@@ -97,7 +97,7 @@ def test_measurements_are_looked_at_no_further_than_the_first_block(monkeypatch)
 
 @pytest.mark.parametrize("n", [1, 4])
 def test_a_site_with_few_rows_stays_silent(n):
-    with pytest.raises(PolicyRefused, match="fewer rows that count than its policy's min_count=5"):
+    with pytest.raises(PolicyRefused, match="fewer usable rows than its policy's min_count=5"):
         fit(rows_of(n))
     with pytest.raises(PolicyRefused, match="min_count=5"):
         fit(rows_of(40), weight=np.arange(40) < n)  # rows with weight zero do not count
@@ -155,7 +155,7 @@ def test_rows_left_out_for_gaps_are_many_or_none():
     assert fit(rows, missing="mean").n_samples_ == 80
     assert fit(rows, missing="drop").n_samples_ == 75
     rows[:36, 0] = NAN
-    with pytest.raises(PolicyRefused, match="fewer rows that count"):
+    with pytest.raises(PolicyRefused, match="fewer usable rows"):
         fit(rows, missing="drop")
 
 

@@ -51,7 +51,7 @@ class Offer:
             parts.append(data[start + 2 : start + 2 + size])
             start += 2 + size
         if start != len(data) or len(data) > MAX_OFFER_BYTES or len(parts[0]) != KEY_BYTES:
-            raise MessageError("these bytes are not a valid offer of a key")
+            raise MessageError("these bytes are not the offer of a key")
         return cls(*parts)
 
     @staticmethod
@@ -92,13 +92,11 @@ def check_offers(
         offer = offers[name]
         if hashlib.sha256(offer.identity).hexdigest() != key:
             raise PolicyRefused(
-                f"the key offered for site {name!r} must be signed with the key in the plan"
+                f"the key offered for site {name!r} is not signed with the key in the plan"
             )
         text = text_to_sign(run, plan, offer.public)
         if verify is None or not verify(offer.identity, offer.signature, text):
-            raise PolicyRefused(
-                f"the signature of site {name!r} on the key that it offered cannot be verified"
-            )
+            raise PolicyRefused(f"the key offered for site {name!r} is not signed by that site")
 
 
 def pack_offers(offers: Mapping[str, Offer]) -> Arrays:

@@ -30,7 +30,7 @@ from fedpca.protocol.message import Message
 from fedpca.protocol.question import Question
 
 MIN_SITES = 2
-ONE_SITE = "a secure sum needs at least two sites; over one site, it would show that site's answer"
+ONE_SITE = "a secure sum over one site would show that site's answer; use at least two sites"
 BOUND = "bound"  # the mask of a message that asks only for a bound
 BEYOND = "beyond bound"  # the field of flags in an answer whose bound is only tried
 KINDS = {NARROW: "narrow", WIDE: "wide"}
@@ -174,8 +174,8 @@ def _elements(
     if BEYOND not in rings:
         if beyond:
             raise BeyondBound(
-                f"field {beyond[0]!r} must stay below {own[beyond[0]].largest:.3g}, the bound in the "
-                "question; numbers beyond it are refused, never clipped"
+                f"field {beyond[0]!r} is larger than the bound of {own[beyond[0]].largest:.3g} in "
+                "the question; numbers beyond the bound are refused, never clipped"
             )
         return {name: ring.encode(answer[name]) for name, ring in own.items()}
     if beyond:  # random elements of one site hide what the others add to the total

@@ -66,8 +66,8 @@ class CellChoice:
         words = [f"{word} {value}" for word, value in choice.in_words() if value]
         if words:
             raise InputError(
-                f"{words[0]}: this option is only for AnnData objects and .h5ad files, whose rows are "
-                "cells; leave it out"
+                f"{words[0]}: only AnnData objects and .h5ad files have layers, marked genes, and "
+                "cells to normalize; leave the option out"
             )
 
 
@@ -190,5 +190,5 @@ def _names(option: str, given: str | Iterable[str] | None) -> tuple[str, ...]:
     names: tuple[Any, ...] = (given,) if is_one else tuple(given)
     for name in names:
         if not isinstance(name, str) or not name:
-            raise InputError(f"{option}={given!r} must be the name of a column or a list of names")
+            raise InputError(f"{option}={given!r} must be a column's name or a list of names")
     return names

@@ -29,7 +29,9 @@ def matching_order(reference: HasColumns, other: HasColumns, where: str) -> list
             f"{where}: there are {other.n_features} columns instead of {reference.n_features}"
         )
     if (other.features is None) != (reference.features is None):
-        raise InputError(f"{where}: only one of the two has column names; name the columns in both")
+        raise InputError(
+            f"{where}: one has column names and the other does not; name the columns in both"
+        )
     return None
 
 

@@ -20,7 +20,7 @@ def labels_of_rows(sites: Any, n_rows: int) -> Array:
     labels = np.asarray(sites)
     if labels.shape != (n_rows,):
         raise InputError(
-            f"sites has shape {labels.shape}; pass a list with one label for each of the {n_rows} rows"
+            f"sites has shape {labels.shape}; pass one label for each of the {n_rows} rows"
         )
     n_unlabeled = sum(label is None or label != label for label in labels.tolist())
     if n_unlabeled:

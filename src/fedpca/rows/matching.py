@@ -37,7 +37,7 @@ def open_matching(
         both = [name for name in features if name in (*choice.drop, *choice.ids)]
         if both:
             raise InputError(
-                f"drop and id must not list {some_of(both)}, because the model uses it as a feature"
+                f"{some_of(both)} cannot be in drop or id, because the model uses it as a feature"
             )
         columns = tuple(features)
         choice = ColumnChoice(columns=columns, ids=choice.ids, by_position=True, cells=cells)

@@ -113,8 +113,8 @@ class AnswerLog:
             entry = append(self._path, entry)
         except OSError as error:  # no answer may leave unrecorded
             self._tell(
-                f"{self._path} cannot be written: {error.strerror}; until this is fixed, no answer "
-                "leaves the site"
+                f"cannot write to {self._path}: {error.strerror}; no answers will leave until this is "
+                "fixed"
             )
             refusal = self._site.refusal(
                 asked.header, SiteFailed("the site cannot write to its ledger")

@@ -97,7 +97,7 @@ class Conversation:
         if reply is not None:
             return reply
         if number < run.round:
-            raise MessageError(f"round {number} cannot be asked for after round {run.round}")
+            raise MessageError(f"round {number} was requested after round {run.round}")
         return self._answer_new(message, keep)
 
     def _answer_new(self, message: Message, keep: bool) -> Message:
@@ -283,15 +283,13 @@ class Conversation:
         while its files change every night, but they must not change during a run.
         """
         if run in self._ended:
-            raise MessageError(
-                "this run is over because a newer run has begun at this site; start the fit again"
-            )
+            raise MessageError("this run is over because a newer run has started at this site")
         files = self._site.source.files_now()
         is_saved = last or has_keys or not self._site.policy.is_open
         saved = self._load(run, files) if is_saved else None
         if (0 if saved is None else saved.round) < last:
             raise MessageError(
-                f"this question needs the memory of round {last}, which the site does not have; "
+                f"this question needs the memory from round {last}, which the site does not have; "
                 f"{MEMORY_GONE}"
             )
         if saved is None and not is_declared and not self._site.policy.is_open:

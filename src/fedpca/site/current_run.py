@@ -128,9 +128,7 @@ class CurrentRun:
         from fedpca.site.masking import AnswerMasks, MaskKeys
 
         if self.is_beyond_bound:  # each further bound would tell more about the answer's size
-            raise PolicyRefused(
-                "an earlier answer exceeded its bound, so this site takes no further part in this run"
-            )
+            raise PolicyRefused("an answer was larger than its bound, which ends this run here")
         if self._secrets is None:
             self._secrets = recall(self.memory, MaskKeys).secrets_of(self.plan, site)
         return AnswerMasks(question, request, site, self._secrets)
@@ -146,8 +144,8 @@ class CurrentRun:
             return None
         if pending.key != masks.key:
             raise PolicyRefused(
-                f"round {pending.key[0]} has asked for the size of a different answer; it must ask for "
-                "that answer first"
+                f"round {pending.key[0]} asked for the size of a different answer before; it must "
+                "first ask for that answer itself"
             )
         self.memory = pending.memory
         return pending.answer

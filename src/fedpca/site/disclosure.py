@@ -115,7 +115,7 @@ class Disclosure:
         least = self._policy.least_change
         if any(0 < n_changed(before, hashes) < least for before in kept.values()):
             raise PolicyRefused(
-                f"fewer of the site's rows have changed since its last run than its policy's "
+                f"fewer rows have changed since the site's last run than its policy's "
                 f"min_change={least}, so the difference between the runs would give these rows away; "
                 f"wait until more rows have changed, or restore the rows of the last run; if the "
                 f"changed rows are no secret, the site can delete {path.name} in its folder"
@@ -145,7 +145,7 @@ def reason_against(few: Few, min_count: int) -> str | None:
     if few.rare:
         return (
             f"fewer than {min_count} rows differ from the most frequent value in columns "
-            f"{some_of(few.rare, MAX_NAMES)}, so the sum of such a column gives these rows away "
+            f"{some_of(few.rare, MAX_NAMES)}, so a sum over such a column gives these rows away "
             f"({rule}); leave these columns out at all sites with --drop"
         )
     return None

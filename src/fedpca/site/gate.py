@@ -81,8 +81,8 @@ class Gate:
             self._requests.refuse_undecided(header["run"].rpartition(".")[0])
         if question.spends is not None and not is_private:
             raise PolicyRefused(
-                f"question {question.name!r} is only for differentially private runs, but the run has "
-                "declared no plan with privacy settings; use FederatedPCA(privacy=Privacy(...))"
+                f"question {question.name!r} is only for differentially private runs, but no plan with "
+                "privacy settings was declared; use FederatedPCA(privacy=Privacy(...))"
             )
         if is_private and question.reads_rows and question.spends is None:
             raise PolicyRefused(

@@ -107,7 +107,7 @@ class Guard:
         """Refuse a plan that the policy does not allow, and name the rule."""
         if plan.run != run.rpartition(".")[0]:
             raise PolicyRefused(
-                f"the plan is for run {plan.run!r}, but it was declared in run {run!r}"
+                f"the plan is for run {plan.run!r}, but was declared in run {run!r}"
             )
         attempt = run.rpartition(".")[2]
         if not attempt.isdecimal() or int(attempt) >= self._policy.max_attempts:
@@ -118,7 +118,7 @@ class Guard:
         own = NO_KEY if self._keys is None else self._keys.own
         if self._keys is not None and plan.sites.get(self._site) != own:
             raise PolicyRefused(
-                f"the plan must list this site as {self._site!r} with the key {own}, but does not; "
+                f"the plan does not list this site as {self._site!r} with the key {own}; "
                 "check that the server was given this site's own NAME.pub"
             )
         self._policy.admit(plan, find_script(plan), own)
@@ -153,7 +153,7 @@ class Guard:
         run = self._follow(agreed)
         if header["n_sites"] != len(run.plan.sites):
             raise PolicyRefused(
-                f"the question says that {header['n_sites']} sites take part, but the plan lists "
+                f"the question claims {header['n_sites']} sites, but the plan has "
                 f"{len(run.plan.sites)}"
             )
         after = run.after(question.name)
@@ -212,7 +212,7 @@ class _Run:
         most = self.script.most_times(name, n_features)
         if after.counts[name] > most:
             raise PolicyRefused(
-                f"question {name!r} has been asked {most} times, and the plan allows no more"
+                f"question {name!r} has been asked {most} times, as often as the plan allows"
             )
 
     def check_values(self, question: Question, arrays: Arrays) -> None:

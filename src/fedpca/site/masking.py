@@ -78,15 +78,13 @@ class MaskKeys:
         """
         offers = unpack_offers(sorted(plan.sites), arrays)
         if offers.get(site) != self.own_offer():
-            raise PolicyRefused(
-                f"the offered keys must include the key that this site, {site!r}, has offered"
-            )
+            raise PolicyRefused(f"the offered keys do not include the key of this site, {site!r}")
         check_offers(run, plan, offers, None if keys is None else keys.verify)
         seed = seed_of(run, offers)
         if self.seed is not None:
             if self.seed.tobytes() != seed:
                 raise PolicyRefused(
-                    "the keys offered for this run have changed; if a site has lost its memory, start "
+                    "other keys were offered for this run before; if a site has lost its memory, start "
                     "over with a new journal"
                 )
             return self
@@ -125,7 +123,7 @@ class AnswerMasks:
     def __post_init__(self) -> None:
         if "mask" not in self.request.header:
             raise PolicyRefused(
-                f"the declared plan requires secure sums, but question {self.question.name!r} asks for "
+                f"the declared plan has secure sums, but question {self.question.name!r} asks for "
                 "an answer without masks"
             )
 

@@ -21,7 +21,7 @@ from fedpca.storage import atomic
 
 T = TypeVar("T")
 
-MEMORY_GONE = "if this run was resumed, the site has lost its memory; start over with a new journal"
+MEMORY_GONE = "if this run was resumed, the site's memory is gone; start over with a new journal"
 ROWS_CHANGED = "the rows have changed since the run began; start over with a new journal"
 _SCALAR_TYPES = {"float": float, "int": int, "bool": bool}
 
@@ -119,13 +119,12 @@ class MemoryFile:
             return None
         except OSError as error:
             raise InputError(
-                f"the site's memory, {self.path.name}, cannot be read: {error.strerror}; the site must "
+                f"the memory in {self.path.name} cannot be read: {error.strerror}; the site must "
                 "fix this"
             ) from None
         except (MessageError, KeyError) as error:
             raise InputError(
-                f"the site's memory, {self.path.name}, is damaged ({error}); start over with a new "
-                "journal"
+                f"the memory in {self.path.name} is damaged ({error}); start over with a new journal"
             ) from None
         if of_run != run:
             return None

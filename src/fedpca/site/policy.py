@@ -125,9 +125,7 @@ class Policy:
             if value is None and name in _OPTIONAL:
                 continue
             if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
-                raise InputError(
-                    f"{name}={value!r} must be a whole number that is at least {least}"
-                )
+                raise InputError(f"{name}={value!r} must be a whole number, at least {least}")
         if not isinstance(self.gather, bool):
             raise InputError(
                 f"gather={self.gather!r} must be true or false, without quotes; use false to hide the "
@@ -210,7 +208,7 @@ class Policy:
         except OSError as error:
             raise FileError(f"{path} cannot be read: {error.strerror}") from None
         except (ValueError, RecursionError) as error:
-            raise FileError(f"{path} is not valid TOML: {error}") from None
+            raise FileError(f"{path} is not TOML: {error}") from None
         if given.pop(END, None) is not True or not _ends(text):
             raise FileError(
                 f"{path} does not end with the line '{END} = true', so part of it may be missing; "
@@ -299,7 +297,7 @@ class Policy:
         if script.sees and not self.gather:
             raise PolicyRefused(
                 f"{plan.program} with solver {plan.solver!r} shows the coordinator this site's own "
-                f"answers to {', '.join(script.sees)}, which the policy's gather=false forbids"
+                f"answers to {', '.join(script.sees)}, but the policy has gather=false"
             )
         self._check_sites(len(plan.sites))
         strangers = [name for name, key in plan.sites.items() if key not in (own_key, *self.peers)]
@@ -338,7 +336,7 @@ class Policy:
             self.check_rows(n_rows)
         if question.verb == "gather" and not self.gather:
             raise PolicyRefused(
-                "the policy's gather=false does not let the coordinator see this site's own answer"
+                "the policy does not let the coordinator see this site's own answer"
             )
         if question.verb == "sum":
             self._check_sites(n_sites)
@@ -347,13 +345,13 @@ class Policy:
         """Refuse to answer about fewer rows than the policy allows."""
         if n_rows < self.min_rows:
             raise PolicyRefused(
-                f"the site has fewer rows than its policy's min_rows={self.min_rows} requires"
+                f"the site has fewer rows than its policy's min_rows={self.min_rows}"
             )
 
     def _check_sites(self, n_sites: int) -> None:
         if n_sites < self.min_sites:
             raise PolicyRefused(
-                f"a sum over {n_sites} sites has fewer than the policy's min_sites={self.min_sites}"
+                f"the sum covers {n_sites} sites, fewer than the policy's min_sites={self.min_sites}"
             )
 
 

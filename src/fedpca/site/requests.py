@@ -205,7 +205,7 @@ class Requests:
         requests = self.all()
         if sum(each.state == PENDING for each in requests) >= MAX_PENDING:
             raise PolicyRefused(
-                f"{MAX_PENDING} runs are waiting for approval at this site, which is the limit; a "
+                f"{MAX_PENDING} runs wait for approval at this site, which is the limit; a "
                 "person at the site must approve or deny some of them"
             )
         expired = [r for r in requests if r.state == EXPIRED and r.decision == PENDING]

@@ -73,7 +73,7 @@ class Source:
             except InputError as error:  # its text is only for the people at the site
                 log.error("site %s: %s", self._site, error)
                 raise SiteFailed(
-                    "the site's database did not answer the query; see the site's log for details"
+                    "the site's database did not answer its query; see the site's log for details"
                 ) from None
         return files_of(self._given)
 

@@ -35,8 +35,8 @@ def interrupted_after(seconds: float | None) -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         if _is_in_question(frame):
             raise SiteFailed(
-                f"this question took longer than {seconds:g} s, the site's time limit, and was ended; "
-                "ask the site to increase --timeout, or ask for less"
+                f"the work on this question was ended after {seconds:g} s, the site's time limit; ask "
+                "the site to increase --timeout, or ask for less"
             )
 
     before = signal.signal(signal.SIGALRM, interrupt)

@@ -54,7 +54,7 @@ def check_engine(engine: Engine, rows: Mapping[str, Any] | None = None) -> None:
     refusal = strange.get(names[0])
     _require(
         isinstance(refusal, Message) and "error" in refusal.header,
-        "a site's error must be returned as the site's answer, not raised or dropped",
+        "a site's error must be returned as its answer, not raised or dropped",
     )
     engine.close()
     engine.close()

@@ -267,7 +267,7 @@ def _check_script_admits(solver: Solver, sites: dict[str, Array]) -> None:
                     results.append(FederatedPCA(solver=solver, **parameters).fit(where).components_)
                 except PolicyRefused as error:
                     raise AssertionError(
-                        f"with {given}, a site that follows the solver's script refused an honest run: "
+                        f"with {given}, a site that follows the solver's script refuses an honest run: "
                         f"{error}"
                     ) from None
         _require(

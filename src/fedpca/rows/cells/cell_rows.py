@@ -229,7 +229,7 @@ class CellRows:
         known = self._cells.columns_of("obs")
         if name not in known and name != NAMES_OF_CELLS:
             raise InputError(
-                f"there is no column {name} in obs; the columns of obs are {some_of(known, most=10)}, "
+                f"there is no column {name} in obs; its columns are {some_of(known, most=10)}, "
                 f"and {NAMES_OF_CELLS} stands for the names of the cells"
             )
         values = self._cells.column("obs", name)
@@ -301,7 +301,7 @@ def _chosen_genes(cells: Cells, choice: ColumnChoice) -> tuple[str, ...]:
         known = cells.columns_of("var")
         if name not in known:
             raise InputError(
-                f"there is no column {name} in var; the columns of var are {some_of(known, most=10)}"
+                f"there is no column {name} in var; its columns are {some_of(known, most=10)}"
             )
         mask = cells.column("var", name).tolist()
         if not all(isinstance(is_used, bool) for is_used in mask):

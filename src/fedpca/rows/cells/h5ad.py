@@ -23,7 +23,7 @@ from fedpca.rows.in_memory import Block, Rows, SparseRows, check_numeric, sparse
 
 H5AD = ".h5ad"
 NAMES_OF_CELLS = "obs_names"  # stands for the index of obs, which names the cells
-DAMAGED = "the file is damaged: the parts of its sparse matrix do not fit together; write it again"
+DAMAGED = "the file is damaged: its sparse matrix is not consistent; write it again"
 
 Opened = Callable[[], AbstractContextManager[Any]]
 
@@ -92,7 +92,7 @@ class CellFile:
             tables = [file.get(name) for name in ("obs", "var")]
             if any(table is None or "_index" not in table.attrs for table in tables):
                 raise InputError(
-                    "the file must have obs and var as AnnData has written them since version 0.7; "
+                    "the file has no obs and var as AnnData has written them since version 0.7; "
                     "read it and write it again with a newer AnnData"
                 )
             self.genes = tuple(str(name) for name in _values_of(file["var"], NAMES_OF_CELLS))

@@ -141,8 +141,8 @@ def _only(names: list[str]) -> str:
     if ROWS in names or len(names) == 1:
         return ROWS if ROWS in names else names[0]
     raise InputError(
-        f"the file contains the arrays {', '.join(sorted(names))}; give the array of rows the name "
-        f"{ROWS!r}, or pass the open array in Python"
+        f"the file contains the arrays {', '.join(sorted(names))}; name the rows {ROWS!r}, or pass the "
+        "open array in Python"
     )
 
 

@@ -185,7 +185,7 @@ def _header(names: list[str]) -> list[str]:
         )
     looks_like_data = all(_is_number(name) for name in names)
     if looks_like_data and names != [str(i) for i in range(len(names))]:
-        raise InputError("the first line has only numbers; it must have the column names")
+        raise InputError("the first line contains numbers; it must contain the column names")
     return names
 
 

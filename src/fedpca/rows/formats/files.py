@@ -166,9 +166,7 @@ def _open_npz(path: Path) -> Rows:
             matrix.check_format(full_check=True)  # an index out of bounds would crash the process
             return SparseRows(matrix)
         if "X" not in names and len(names) > 1:
-            raise InputError(
-                f"the file contains the arrays {', '.join(names)}; name the array of rows 'X'"
-            )
+            raise InputError(f"the file contains the arrays {', '.join(names)}; name the rows 'X'")
         chosen = "X" if "X" in names else names[0]
         others = [name for name in names if name != chosen and archive[name].ndim == 2]
         if others:

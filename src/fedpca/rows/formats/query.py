@@ -26,7 +26,7 @@ from urllib.parse import unquote, urlsplit
 from fedpca.errors import InputError
 
 BATCH_ROWS = 10_000  # rows to fetch at a time
-NO_ROWS = "the query must return rows; use a SELECT statement"
+NO_ROWS = "the query returns no rows; use a select statement"
 _ALIASES = {"postgres": "postgresql", "grpc": "flightsql"}  # schemes whose drivers have other names
 
 
@@ -205,8 +205,8 @@ def _from_tuples(cursor: Any, names: list[str]) -> tuple[Any, Iterator[Any]]:
                     arrays.append(pa.array(_converted(values, field.type), field.type))
                 except (pa.ArrowException, TypeError, ValueError):
                     raise InputError(
-                        f"column {field.name} must be {field.type} throughout, like its first values, "
-                        "but is not; cast the column in the query"
+                        f"column {field.name} has values that are not {field.type}, unlike its first "
+                        "values; cast the column in the query"
                     ) from None
             yield pa.record_batch(arrays, schema=schema)
             rows = cursor.fetchmany(BATCH_ROWS)

@@ -84,8 +84,7 @@ def rows_on(rows: Rows, name: str | None, precision: str | None = None) -> Rows:
     if precision is not None:
         if not isinstance(rows, DeviceRows | MovedRows):
             raise InputError(
-                f"precision={precision!r} applies only to rows on a device; set device too, or omit "
-                "precision"
+                f"precision={precision!r} applies to rows on a device; set device, or omit precision"
             )
         rows.precision = precision
     return rows
@@ -194,7 +193,7 @@ class MovedRows:
         for block in batches(self._rows.blocks(), _chunk_rows(self)):
             if is_sparse(block):
                 raise InputError(
-                    "sparse rows cannot be multiplied on a device; omit device to keep them sparse"
+                    "sparse rows are not multiplied on a device; omit device to keep them sparse"
                 )
             moved = to_device(np.asarray(block, self._dtype), self.xp, self.device)
             if is_kept:

@@ -54,7 +54,7 @@ def find_device(name: str) -> Device:
         if engine is None:
             either = "PyTorch" if kind == "cpu" else "PyTorch or CuPy"
             raise InputError(
-                f"device={name!r} requires {either}, but it is not installed; install it, or omit "
+                f"device={name!r} requires {either}, which is not installed; install it, or omit "
                 "device to use numpy"
             )
         n_devices = _n_cupy_devices(engine)
