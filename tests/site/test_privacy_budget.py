@@ -544,7 +544,7 @@ def test_runs_that_are_not_private_are_refused_by_name(tmp_path, policy):
     sites = sites_of(MANY, tmp_path, policy)
     rule = "max_epsilon=5" if policy.max_epsilon else "require='private'"
     for estimator, named in (
-        (FederatedPCA(2), "not in this FederatedPCA with solver 'auto'"),
+        (FederatedPCA(2), "but this FederatedPCA with solver 'auto' is not private"),
         (FederatedPCA(2, solver="merge"), "not in this FederatedPCA with solver 'merge'"),
         (PersonalizedPCA(1, 1), "not in this PersonalizedPCA"),
         (RobustPCA(2), "not in this RobustPCA"),
@@ -564,7 +564,7 @@ def test_runs_that_are_not_private_are_refused_by_name(tmp_path, policy):
 def test_a_program_that_only_claims_to_be_private_is_refused(tmp_path):
     policy = Policy(max_epsilon=5.0, allow=("personalized",))
     engine = _Changing(sites_of(MANY, tmp_path, policy), _claiming_privacy)
-    with pytest.raises(PolicyRefused, match=r"and PersonalizedPCA with solver .* without noise"):
+    with pytest.raises(PolicyRefused, match=r"but PersonalizedPCA with solver .* without noise"):
         PersonalizedPCA(1, 1).fit(Federation(engine))
 
 

@@ -40,7 +40,7 @@ def quantile_floor(eigenvalues: Array) -> Array:
 
 
 def count_above(values: Array, floor: Array) -> int | None:
-    """Return how many leading values exceed their floor, or None if all values with a floor do."""
+    """Return how many leading values exceed the floor, or None if all that have a floor do."""
     n_compared = min(len(values), len(floor))
     above = values[:n_compared] > floor[:n_compared]
     return None if above.all() else int(above.argmin())

@@ -145,7 +145,7 @@ def mu_of(epsilon: float, delta: float) -> float:
 
 
 def delta_of(epsilon: float, mu: float) -> float:
-    """Return the smallest delta that releases with this mu can promise with this epsilon."""
+    """Return the smallest delta that releases with this mu can promise, given epsilon."""
     if mu <= 0:
         return 0.0
     if math.isinf(mu):
@@ -156,7 +156,7 @@ def delta_of(epsilon: float, mu: float) -> float:
 
 
 def epsilon_of(mu: float, delta: float) -> float:
-    """Return the smallest epsilon that releases with this mu can promise with this delta."""
+    """Return the smallest epsilon that releases with this mu can promise, given delta."""
     if math.isinf(mu):
         return math.inf
     delta = delta * (1 - DISCRETE_SLACK)

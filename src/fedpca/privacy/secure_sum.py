@@ -32,12 +32,12 @@ from fedpca.protocol.question import Question
 MIN_SITES = 2
 ONE_SITE = "a secure sum over one site would show that site's answer; use at least two sites"
 BOUND = "bound"  # the mask of a message that asks only for a bound
-BEYOND = "beyond bound"  # the field of flags in an answer whose bound is only tried
+BEYOND = "beyond bound"  # the field for flags, in answers whose bound is only tried
 KINDS = {NARROW: "narrow", WIDE: "wide"}
 MIN_FRACTION_BITS, MAX_FRACTION_BITS = (
     -1100,
     1200,
-)  # the range that the largest and smallest floats need
+)  # enough for the largest and the smallest floats
 ENERGY_SLACK = 1e-6  # share of itself by which rounding may change a total
 _SIZES, _FLAG, _NOTHING = (b"fedpca " + each for each in (b"size words", b"flag", b"no answer"))
 
@@ -143,7 +143,7 @@ def masked_answer(
 
 
 def _sizes(question: Question, answer: Arrays, digest: bytes, private: bytes) -> Arrays:
-    """Return the bins of the largest number in narrow and in wide rings."""
+    """Return the bins of the largest number among narrow fields, and among wide ones."""
     sizes: dict[str, list[float]] = {kind: [] for kind in bins_of(question)}
     for name, declared in question.answers.items():
         if declared.dtype != "int64":
@@ -175,7 +175,7 @@ def _elements(
         if beyond:
             raise BeyondBound(
                 f"field {beyond[0]!r} is larger than the bound of {own[beyond[0]].largest:.3g} in "
-                "the question; numbers beyond the bound are refused, never clipped"
+                "the question; numbers beyond the bound are refused, not clipped"
             )
         return {name: ring.encode(answer[name]) for name, ring in own.items()}
     if beyond:  # random elements of one site hide what the others add to the total

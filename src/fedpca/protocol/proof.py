@@ -25,7 +25,7 @@ FIELDS = ("head", "digest_in", "commitment", "signature", "key")  # of a proof i
 
 @dataclass(frozen=True)
 class Proof:
-    """What travels with an answer: the head of the site's ledger, a salt, and the signature."""
+    """What a site sends with an answer: the head of its ledger, a salt, and a signature."""
 
     head: str
     salt: str

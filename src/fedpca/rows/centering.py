@@ -146,7 +146,10 @@ class Centered(NamedTuple):
 
 
 def center_block(block: Block, mean: Array, full: Array | None = None) -> Centered:
-    """Return the block about ``mean``; ``full`` may mark a sparse block's columns without zeros."""
+    """Return the block about ``mean``.
+
+    ``full`` marks the columns of a sparse block that have no zeros, if they are already known.
+    """
     if not is_sparse(block):
         if block.dtype == np.float64 and not mean.any():
             return Centered(

@@ -285,7 +285,7 @@ def checksum(rows: Rows) -> str:
 
 
 def check_two_dimensions(ndim: int) -> None:
-    """Refuse an array that is not a table."""
+    """Refuse an array that does not have two dimensions."""
     if ndim != 2:
         raise InputError(
             f"the array has {ndim} dimension(s); pass a 2-D array. Reshape your data with "

@@ -140,7 +140,7 @@ class Policy:
         required = self.require
         if not isinstance(required, list | tuple) or not all(r in REQUIREMENTS for r in required):
             words = " or ".join(map(repr, REQUIREMENTS))
-            raise InputError(f"require={required!r} must be an empty list, or a list with {words}")
+            raise InputError(f"require={required!r} must be a list, either empty or with {words}")
         object.__setattr__(self, "require", tuple(required))
         self._check_privacy()
         if self.approval_days > MAX_APPROVAL_DAYS:
@@ -318,7 +318,7 @@ class Policy:
         exact = [q.name for q in script.order.questions() if q.reads_rows and q.spends is None]
         if not plan.is_private:
             raise PolicyRefused(
-                f"{only}, and this {run} is not private; use FederatedPCA(privacy=Privacy(...)) or "
+                f"{only}, but this {run} is not private; use FederatedPCA(privacy=Privacy(...)) or "
                 "`fedpca fit --epsilon`"
             )
         if exact:

@@ -69,7 +69,7 @@ def _check_value(solver: Solver) -> None:
     size = solver.bytes_per_site(1000, 50, 3)
     _require(
         isinstance(size, int) and size > 0,
-        f"bytes_per_site must return a positive int, but returned {size!r}",
+        f"bytes_per_site returned {size!r} instead of a positive int",
     )
     _require(
         pickle.loads(pickle.dumps(solver)) == solver, "a pickled solver differs from the original"

@@ -136,7 +136,7 @@ class GenotypeRows:
 
     @cached_property
     def counts(self) -> Array:
-        """Return how many samples have 0, 1, or 2 copies or no value, for each variant, ``(d, 4)``."""
+        """Return each variant's number of samples with 0, 1, 2, and missing copies, ``(d, 4)``."""
         counts = np.empty((self.n_features, 4), np.int64)
         width = -(-self._line_bytes // 8) * 8
         is_used = np.zeros(PER_BYTE * width, np.uint8)
@@ -173,7 +173,7 @@ class GenotypeRows:
         return self._samples.lines
 
     def packed(self, start: int, stop: int, low: int, high: int) -> Array:
-        """Return the bytes from ``low`` to ``high`` of these columns' lines, ``(stop - start, b)``."""
+        """Return bytes ``low`` to ``high`` of the line of each column, ``(stop - start, b)``."""
         lines, width = self._variants.lines[start:stop], high - low
         if self._absent is not None:
             return self._packed_or_absent(start, stop, low, high)
@@ -218,7 +218,9 @@ class GenotypeRows:
         while done < len(view):
             n = file.readinto(view[done:])
             if not n:
-                raise SiteFailed(f"{self._bed} has become shorter; files must not change in a run")
+                raise SiteFailed(
+                    f"{self._bed} is shorter than it was; files must not change in a run"
+                )
             done += n
 
 
