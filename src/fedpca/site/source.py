@@ -143,7 +143,7 @@ class Source:
         return rows if self._weight is None else WeightedRows(rows, self._weight)
 
     def _refuse_options_of_tables(self) -> None:
-        """Refuse weights, devices, and precisions for genotypes, which are multiplied packed."""
+        """Refuse weights and devices for genotypes, which are multiplied in their packed form."""
         given = {"weight": self._weight, "device": self._device, "precision": self._precision}
         for option, value in given.items():
             if value is not None:
