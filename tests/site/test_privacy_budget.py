@@ -545,7 +545,10 @@ def test_runs_that_are_not_private_are_refused_by_name(tmp_path, policy):
     rule = "max_epsilon=5" if policy.max_epsilon else "require='private'"
     for estimator, named in (
         (FederatedPCA(2), "but this FederatedPCA with solver 'auto' is not private"),
-        (FederatedPCA(2, solver="merge"), "but this FederatedPCA with solver 'merge' is not private"),
+        (
+            FederatedPCA(2, solver="merge"),
+            "but this FederatedPCA with solver 'merge' is not private",
+        ),
         (PersonalizedPCA(1, 1), "but this PersonalizedPCA"),
         (RobustPCA(2), "not in this RobustPCA"),
     ):
