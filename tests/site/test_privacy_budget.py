@@ -550,7 +550,7 @@ def test_runs_that_are_not_private_are_refused_by_name(tmp_path, policy):
             "but this FederatedPCA with solver 'merge' is not private",
         ),
         (PersonalizedPCA(1, 1), "but this PersonalizedPCA"),
-        (RobustPCA(2), "not in this RobustPCA"),
+        (RobustPCA(2), "but this RobustPCA"),
     ):
         with pytest.raises(PolicyRefused) as refused:
             estimator.fit(Federation.local(sites))
