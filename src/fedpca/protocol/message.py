@@ -274,7 +274,7 @@ def _read_arrays(body: memoryview, fields: list[tuple[str, str, list[int]]]) -> 
     start = 0
     for name, dtype_name, shape in fields:
         if not isinstance(name, str) or name in arrays:
-            raise ValueError("name")
+            raise ValueError("each field must have a unique name")
         if dtype_name not in _DTYPE_BY_NAME or any(type(n) is not int or n < 0 for n in shape):
             raise ValueError(name)
         dtype = _DTYPE_BY_NAME[dtype_name]
@@ -283,7 +283,7 @@ def _read_arrays(body: memoryview, fields: list[tuple[str, str, list[int]]]) -> 
         start += count * dtype.itemsize
         start += _padding(start)
     if start != len(body):
-        raise ValueError("length")
+        raise ValueError("the arrays must fill the message")
     return arrays
 
 

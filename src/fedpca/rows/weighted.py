@@ -121,6 +121,6 @@ def _position(rows: Rows, name: str) -> int:
         )
     if name not in rows.features:
         raise InputError(
-            f"weight={name!r} must be a column; the columns are {some_of(rows.features)}"
+            f"weight={name!r} must be the name of a column; the columns are {some_of(rows.features)}"
         )
     return rows.features.index(name)

@@ -114,7 +114,7 @@ class Release:
             and all(given[name] >= 0 for name in numbers)
         )
         if not is_sound:
-            raise ValueError("not a release")
+            raise ValueError("the line does not hold a release")
         datetime.datetime.fromisoformat(given["time"])
         return cls(**given)
 

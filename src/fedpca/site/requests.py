@@ -51,13 +51,13 @@ class Request:
     def __post_init__(self) -> None:
         texts = (self.run, self.plan, self.signer, self.decided, self.reason)
         if not all(isinstance(text, str) for text in texts):
-            raise ValueError("text")
+            raise ValueError("run, plan, signer, decided, and reason must be text")
         if self.decision not in (PENDING, APPROVED, DENIED):
-            raise ValueError("decision")
+            raise ValueError("the decision must be pending, approved, or denied")
         if not isinstance(self.days, int) or _time(self.since) > _time(self.until):
-            raise ValueError("times")
+            raise ValueError("days must be a whole number, and since must not be later than until")
         if self.declared.run != self.run:
-            raise ValueError("run")
+            raise ValueError("the plan must be for the run of the request")
 
     @property
     def declared(self) -> RunPlan:
@@ -275,7 +275,7 @@ def _time(text: str) -> datetime.datetime:
     """Return the time in a text, or raise a ValueError if the text has no time zone."""
     time = datetime.datetime.fromisoformat(text)
     if time.tzinfo is None:
-        raise ValueError("a time without a zone")
+        raise ValueError("a time must have a time zone")
     return time
 
 

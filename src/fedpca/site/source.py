@@ -148,8 +148,8 @@ class Source:
         for option, value in given.items():
             if value is not None:
                 raise InputError(
-                    f"genotypes cannot have the option {option}; leave it out, and choose samples with "
-                    "keep if necessary"
+                    f"the rows are genotypes, which take no {option}; omit this option, or choose samples "
+                    "with keep instead"
                 )
 
 
