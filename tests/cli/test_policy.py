@@ -119,7 +119,7 @@ def test_a_saved_plan_is_the_one_that_a_fit_declares(folder):
     [
         ("federate", "allow has 'federate', which is unknown here; did you mean 'federated'?"),
         ("Robust", "did you mean 'robust'?"),
-        ("xyz", "the words are federated, personalized, robust, tsqr, merge, average, any"),
+        ("xyz", "the known words are federated, personalized, robust, tsqr, merge, average, any"),
         ("lanczos", "allow has 'lanczos'; use 'federated', which includes that solver"),
     ],
 )

@@ -193,9 +193,9 @@ def test_labels_split_one_table_into_sites():
             "no label for 2 of the 90 rows",
         ),
         (lambda: FederatedPCA().fit(X, sites=[None] + ["a"] * 89), "no label for 1 of the 90 rows"),
-        (lambda: FederatedPCA().fit([X, X[0]]), "site-2 in the list is not a 2-D table"),
+        (lambda: FederatedPCA().fit([X, X[0]]), "site-2 in the list must be a 2-D table"),
         (lambda: FederatedPCA().fit([X, None]), "site-2 in the list.*NoneType"),
-        (lambda: FederatedPCA().fit_transform(SITES), "transform each site's rows"),
+        (lambda: FederatedPCA().fit_transform(SITES), "transform the rows of each site"),
         (lambda: FederatedPCA(2).fit(X).transform(X[:, :3]), "3 features"),
     ],
 )
