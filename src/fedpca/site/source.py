@@ -148,7 +148,7 @@ class Source:
         for option, value in given.items():
             if value is not None:
                 raise InputError(
-                    f"the rows are genotypes, which take no {option}; omit this option, or choose samples "
+                    f"the rows are genotypes, which take no {option}; omit it, or choose samples "
                     "with keep instead"
                 )
 
