@@ -92,7 +92,7 @@ class LedgerError(FedpcaError):
 
 
 class FileError(FedpcaError):
-    """A file, not a data file, that cannot be read or used, or must not be overwritten."""
+    """A file without rows that cannot be read or used, or must not be overwritten."""
 
 
 # The errors that a site may report by name. Any other error at a site becomes a SiteFailed.
