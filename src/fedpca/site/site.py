@@ -265,7 +265,7 @@ class Site:
 
     @property
     def fingerprint(self) -> str:
-        """Return a string that identifies the current rows, by which a resumed run recognizes them."""
+        """Return a string that identifies the current rows, so that a resumed run recognizes them."""
         return self.source.fingerprint
 
     def answer_bytes(self, request: bytes) -> bytes:

@@ -84,7 +84,7 @@ class Source:
 
     @property
     def fingerprint(self) -> str:
-        """Return a string that identifies the current rows, by which a resumed run recognizes them."""
+        """Return a string that identifies the current rows, so that a resumed run recognizes them."""
         return self.fingerprint_of(file_states(self._given))
 
     def fingerprint_of(self, files: Mapping[Path, str]) -> str:

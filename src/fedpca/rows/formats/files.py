@@ -72,7 +72,9 @@ class NpyRows:
         try:
             return np.memmap(self._path, self._dtype, "r", offset, shape)
         except (OSError, ValueError):
-            raise SiteFailed(f"{self._path} can no longer be read") from None
+            raise SiteFailed(
+                f"{self._path} can no longer be read; the site must restore it"
+            ) from None
 
 
 class ParquetFile:
@@ -97,7 +99,9 @@ class ParquetFile:
             with self._open() as file:
                 yield from file.iter_batches(size, columns=list(columns))
         except (OSError, pa.ArrowException):
-            raise SiteFailed(f"{self._path} can no longer be read") from None
+            raise SiteFailed(
+                f"{self._path} can no longer be read; the site must restore it"
+            ) from None
 
     def _open(self) -> Any:
         import pyarrow.parquet as pq
@@ -139,7 +143,9 @@ class FeatherFile:
                     for start in range(0, batch.num_rows, max(1, step)):
                         yield batch.slice(start, step)
         except (OSError, pa.ArrowException):
-            raise SiteFailed(f"{self._path} can no longer be read") from None
+            raise SiteFailed(
+                f"{self._path} can no longer be read; the site must restore it"
+            ) from None
 
     def _open(self, columns: Sequence[str] | None) -> Any:
         import pyarrow as pa

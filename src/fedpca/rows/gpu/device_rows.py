@@ -136,7 +136,7 @@ class DeviceRows:
 
     @cached_property
     def has_gaps(self) -> bool:
-        """Return whether a value is missing."""
+        """Return whether any value is missing."""
         return _any_gaps(self)
 
     @property
@@ -204,7 +204,7 @@ class MovedRows:
 
     @cached_property
     def has_gaps(self) -> bool:
-        """Return whether a value is missing."""
+        """Return whether any value is missing."""
         return _any_gaps(self)
 
     @property
