@@ -520,7 +520,7 @@ def test_a_number_beyond_the_bound_is_refused_by_name_and_never_clipped(policy):
     assert "field 'Y'" in texts[0]
     assert "not clipped" in texts[0]
     # or the bounds that a site refuses would tell its size
-    assert all("which ends this run here" in text for text in (*texts[1:], fails))
+    assert all("which ends this run at this site" in text for text in (*texts[1:], fails))
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ class Privacy:
 
     @classmethod
     def from_plain(cls, given: Mapping[str, Any]) -> Privacy:
-        """Return the settings for plain values from `to_plain`; refuse all other values."""
+        """Return the settings that plain values from `to_plain` stand for; refuse other values."""
         try:
             return cls(**given)
         except TypeError as error:

@@ -128,7 +128,9 @@ class CurrentRun:
         from fedpca.site.masking import AnswerMasks, MaskKeys
 
         if self.is_beyond_bound:  # each further bound would tell more about the answer's size
-            raise PolicyRefused("an answer was larger than its bound, which ends this run here")
+            raise PolicyRefused(
+                "an answer was larger than its bound, which ends this run at this site"
+            )
         if self._secrets is None:
             self._secrets = recall(self.memory, MaskKeys).secrets_of(self.plan, site)
         return AnswerMasks(question, request, site, self._secrets)

@@ -136,7 +136,7 @@ class GenotypeRows:
 
     @cached_property
     def counts(self) -> Array:
-        """Count each variant's samples with 0, 1, and 2 copies, and those without a value, ``(d, 4)``."""
+        """Count each variant's samples with 0, 1, and 2 copies and without a value, ``(d, 4)``."""
         counts = np.empty((self.n_features, 4), np.int64)
         width = -(-self._line_bytes // 8) * 8
         is_used = np.zeros(PER_BYTE * width, np.uint8)

@@ -166,7 +166,7 @@ class MovedRows:
         self.xp, self.device = there.xp, there.device
         self.features, self.n_features = rows.features, rows.n_features
         self.dtypes, self.pass_cost = rows.dtypes, rows.pass_cost
-        # values that fit into float32 without rounding are moved as such, in half the memory
+        # values that fit into float32 without rounding are moved as float32, in half the memory
         is_narrow = all(EXACT_IN_FLOAT32.issuperset(d.split(" or ")) for d in rows.dtypes)
         self._dtype = np.dtype(np.float32 if is_narrow else np.float64)
         self._kept: list[Any] | None = None
