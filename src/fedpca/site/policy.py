@@ -326,7 +326,9 @@ class Policy:
                 f"{only}, but {run} asks for {', '.join(dict.fromkeys(exact))} without noise"
             )
         if math.isinf(Privacy.of(plan).epsilon):
-            raise PolicyRefused(f"the policy has {rule}, but the plan's epsilon is infinite")
+            raise PolicyRefused(
+                f"the policy has {rule}, but the plan's epsilon is infinite; use a finite one"
+            )
 
     def check(self, question: Question, n_sites: int, n_rows: int | None) -> None:
         """Refuse a question that the policy forbids, and name the rule."""

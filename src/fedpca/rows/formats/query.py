@@ -188,7 +188,7 @@ def with_numbers(reader: Any) -> tuple[Any, Iterator[Any]]:
 
 
 def _from_tuples(cursor: Any, names: list[str]) -> tuple[Any, Iterator[Any]]:
-    """Return the result of a cursor that knows no Arrow; its first rows set the column types."""
+    """Return the result of a cursor without Arrow; its first rows set the types of the columns."""
     import pyarrow as pa
 
     first = cursor.fetchmany(BATCH_ROWS)
