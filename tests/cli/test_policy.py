@@ -177,7 +177,7 @@ def test_a_policy_that_requires_secure_sums_admits_plans_that_have_them(folder):
     assert "at 3 sites, with secure sums" in done.output
     alone = run("policy", "--check", secure, "-k", "3", "--secure", "--sites", "1")
     assert alone.exit_code == 2
-    assert "it needs at least two sites" in alone.output
+    assert "use at least two sites" in alone.output
     explained = run("policy", "--explain", secure)
     assert "only runs with secure sums" in explained.output
 

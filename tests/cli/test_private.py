@@ -251,7 +251,7 @@ def test_a_policy_with_a_budget_is_checked_against_plans(folder):
     check = ("policy", "--check", "policy.toml", "-k", "2")
     done = run(*check)
     assert done.exit_code == 1
-    assert "refused: the policy has max_epsilon=2, so the site takes part in" in words(done)
+    assert "refused: the policy has max_epsilon=2, so the site takes part only in" in words(done)
     done = run(*check, *PRIVATE_FIT)
     assert done.exit_code == 0
     assert (

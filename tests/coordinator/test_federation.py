@@ -483,7 +483,7 @@ def test_the_verb_belongs_to_the_question(verb):
     }
     answer = site.answer(compose(header, {"features": np.empty(0, np.uint8)}))
     assert answer.header["error"] == "PolicyRefused"
-    assert "are for 'sum'" in answer.header["text"]
+    assert "declares verb='sum'" in answer.header["text"]
 
 
 def test_answers_are_not_combined_in_a_way_that_the_question_does_not_declare():

@@ -318,7 +318,7 @@ def _arrays(**changes):
         (_arrays(), {"n_samples": "x"}, "n_samples is 'x'"),
         (_arrays(), {"n_samples": 0}, "n_samples is 0; it must be a positive integer"),
         (_arrays(), {"n_samples": -5}, "n_samples is -5"),
-        (_arrays(), {"features": ["a"]}, "not a list of 3 strings"),
+        (_arrays(), {"features": ["a"]}, "must be a list of 3 strings"),
         (_arrays(), {"parameters": None}, "the header has no parameters"),
         (_arrays(), {}, "invalid header: 'site_variance_ratio'"),
         (_arrays(), {"parameters": {"exec": 1}}, "invalid header"),

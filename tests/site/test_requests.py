@@ -220,7 +220,7 @@ def test_a_pinned_coordinator_alone_can_declare_a_run(guard):
     with pytest.raises(PolicyRefused, match="not signed"):
         guard.check_signature(PLAN, b"")
     with pytest.raises(
-        PolicyRefused, match=f"signed by a key with fingerprint {WEST}, not the pinned {LIAR}"
+        PolicyRefused, match=f"signed by the key with fingerprint {WEST}, but .* key {LIAR}"
     ):
         guard.check_signature(PLAN, signed_by(WEST, PLAN))
     with pytest.raises(PolicyRefused, match="signature is not valid"):

@@ -360,7 +360,7 @@ def test_local_steps_follow_the_declared_halving():
         for wrong in {16, 8, 4, 2, 1} - {due}:
             arrays = {**transcript.requests[first].arrays, "steps": np.int64(wrong)}
             assert_refused(
-                site, changed(transcript.requests[first], arrays, round=number), "differs"
+                site, changed(transcript.requests[first], arrays, round=number), "as the plan says"
             )
         arrays = {**transcript.requests[first].arrays, "steps": np.int64(due)}
         reply = site.answer(changed(transcript.requests[first], arrays, round=number))

@@ -281,7 +281,7 @@ def test_few_values_of_a_column_are_refused_and_the_column_is_named():
     rows[3:, 1] = np.nan
     with pytest.raises(Refused, match=r"fewer than 5 rows differ .* in columns 1,"):
         liar_to([rows], ALLOWED, {"n_components": 1})
-    with pytest.raises(Refused, match="fewer rows that count"):
+    with pytest.raises(Refused, match="fewer usable rows"):
         liar_to([rows[:4]], ALLOWED, {"n_components": 1})
     rows[4:] = np.nan
     with pytest.raises(Refused, match="in columns 0, 1, 2,"):

@@ -477,7 +477,7 @@ def damage(arrays, header, change):
     [
         (lambda a, h: h.update(format=1), "has format 1; this version of fedpca reads format 3"),
         (lambda a, h: h.update(kind="model"), "is a model, not a summary"),
-        (lambda a, h: h.update(features=["x"]), "not a list of 4 strings"),
+        (lambda a, h: h.update(features=["x"]), "must be a list of 4 strings"),
         (
             lambda a, h: h.update(room=1, n_components=2),
             "n_components=2 must be between 1 and room=1",

@@ -1,9 +1,9 @@
-"""Hold a site's end of its conversation with a coordinator.
+"""Take a site's part in its conversation with a coordinator.
 
-A conversation is a run, or several, one after the other. The site admits the plan of a run, agrees on
-keys for masks, answers questions in order, and saves its memory before an answer leaves. What a
-question may use of the site is in `fedpca.site.site`; the rules of the policy are in
-`fedpca.site.gate`.
+A conversation consists of one or more runs, one after the other. The site admits the plan of a run,
+agrees on keys for masks, answers questions in order, and saves its memory before an answer leaves.
+`fedpca.site.site` has what a question may use of the site, and `fedpca.site.gate` has the rules of the
+policy.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fedpca.site")
 
-MAX_ENDED_RUNS = 1000  # ended runs whose late questions a site recognizes
+MAX_ENDED_RUNS = 1000  # number of ended runs whose late questions a site recognizes
 
 
 class Conversation:
-    """What a coordinator asks of a site, and the run that the site is in.
+    """The questions of a coordinator to a site, and the run that the site is in.
 
-    ``keys`` are those of the site and its coordinator, if they are on different machines. If a run asks
-    for a person's approval, ``tell`` is called with a line of text.
+    ``keys`` holds the keys of the site and its coordinator if they are on different machines. If a run
+    asks for a person's approval, ``tell`` is called with a line of text.
     """
 
     def __init__(
@@ -64,10 +64,10 @@ class Conversation:
         self._lock = threading.Lock()
 
     def answer(self, request: Message, *, keep: bool = True) -> Message:
-        """Return the answer or an error message; repeating a round returns the same answer.
+        """Return the answer or an error message; a repeated round gets the same answer.
 
         An engine that rarely loses answers in transit passes ``keep=False``. The site then does not
-        store the answer, and recomputes it if asked again.
+        keep the answer, but computes it again if the round is repeated.
         """
         with self._lock:
             try:
@@ -109,12 +109,12 @@ class Conversation:
         masks = run.masks_for(question, message, site.name)
         if question.spends is not None and masks is not None and (masks.is_bound or masks.is_tried):
             raise PolicyRefused(
-                f"the answer to question {question.name!r} has whole numbers, so the site does not "
-                "tell their size"
+                f"the answer to question {question.name!r} has only whole numbers and needs no bound, "
+                "so the site does not tell their size"
             )
         memory, before, asked = run.memory, run.memory_before(number), arrays
         agreed = self.gate.check_step(before, question, header, arrays, dimensions.get("d", 0))
-        # noise protects single rows, so counts of them need no further rule
+        # noise protects single rows, so a noisy answer needs no rule about few rows
         if self.gate.leaves_out_few and question.reads_rows and question.spends is None:
             gaps = run.treats_gaps(arrays)
             self.gate.check_rows(site.source.rows, gaps, site.rows_record, site.rows)
@@ -128,7 +128,9 @@ class Conversation:
             answer = None if masks is None else run.take_pending(masks)
             if answer is None:
                 answer = self._compute(question, arrays, dimensions)
-            if masks is not None and masks.is_bound:  # only the size of the answer is asked for
+            if (
+                masks is not None and masks.is_bound
+            ):  # the question asks only for the size of the answer
                 size = run.hold_back(masks, answer)
                 run.memory = memory
                 return self._reply(header, {}, size)
@@ -141,21 +143,21 @@ class Conversation:
                 reply.checked[question.name] = Checked(reply.arrays, dimensions, asked)
             if question.spends is not None:
                 self.gate.spend(question, header, run.plan, run.recall(Session))
-            # how far the run has come is memory too, and so is an answer with noise
+            # the agreement and an answer with noise must outlive the process too
             if question.remembers or agreed is not None or question.spends is not None:
                 self._save(number, reply)
         except BaseException:
             run.memory = memory
             raise
-        # under a plan, a repeated round must not be answered with other numbers, or other noise
+        # under a plan, a repeated round must get the same numbers and the same noise
         is_kept = keep or agreed is not None or question.spends is not None
         run.advance(number, before, reply if is_kept else None)
         return reply
 
     def _masked_again(self, message: Message) -> Message | None:
-        """Mask the last answer again if it is requested with other masks, which is allowed once.
+        """Mask the last answer again if it is requested with different masks; allow this once.
 
-        That happens if a bound was tried, and some site's answer exceeded it.
+        The coordinator requests this if it tried a bound and some site's answer exceeded that bound.
         """
         run, header = self.run, message.header
         if header["round"] != run.round or "mask" not in header or not run.has_open_answer:
@@ -174,20 +176,20 @@ class Conversation:
         return reply
 
     def _checked(self, message: Message, question: Question) -> tuple[Arrays, Dimensions]:
-        """Return a question's arrays and dimensions, or refuse it if the policy does not allow it."""
+        """Return a question's arrays and dimensions; refuse a question that the policy forbids."""
         header = message.header
         self.gate.check_question(question, header, is_private=self.run.remembers(Session))
         self._site.refuse_changed_rows()
         n_rows = self._site.rows.n_rows if self._site.policy.min_rows else None
         self._site.policy.check(question, header["n_sites"], n_rows)
-        if not self._site.policy.is_open:  # a caller could change what another site has checked
+        if not self._site.policy.is_open:  # a caller could change another site's arrays
             dimensions = {"d": self._site.rows.n_features}
             return question.check_request(message.arrays, dimensions), dimensions
         checked = question.checked_request(message, self._site.rows.n_features)
         return checked.arrays, dict(checked.dimensions)
 
     def _spend_round(self, header: Header) -> None:
-        """Count a round of a run against the policy's budget, if it has one."""
+        """Count a round of a run against the budget of the policy, if there is one."""
         self.gate.spend_round(str(header["run"]), keeps_process=self._site.keeps_process)
 
     def _compute(self, question: Question, arrays: Arrays, dimensions: Dimensions) -> Arrays:
@@ -196,7 +198,7 @@ class Conversation:
             with threads_for_entries(0):  # one BLAS thread, except in long products
                 raw = question(self._site, **arrays)
         except Exception:
-            self._site.refuse_changed_rows()  # if a file changed, that explains the failure better
+            self._site.refuse_changed_rows()  # a changed file explains the failure better
             raise
         self._site.refuse_changed_rows()
         values = {k: np.asarray(v) for k, v in raw.items()}
@@ -204,7 +206,7 @@ class Conversation:
         return question.check_answer(values, dimensions, arrays, too_large=InputError)
 
     def _agree_on_keys(self, message: Message) -> Message:
-        """Share secrets with other sites, so that answers can be masked."""
+        """Agree on secrets with other sites, so that answers can be masked."""
         from fedpca.site.masking import MaskKeys
 
         header = message.header
@@ -217,7 +219,7 @@ class Conversation:
         remember(kept, keys)
         self.run.memory = read_only(kept)
         reply = self._reply(header, {}, {})
-        if self.run.round == 0:  # otherwise, a later file has them already
+        if self.run.round == 0:  # otherwise, the file of a later round has them already
             self._save(0, reply)
         return reply
 
@@ -230,7 +232,7 @@ class Conversation:
         plan = RunPlan.from_bytes(message.arrays.get("plan", np.empty(0)).tobytes())
         if plan.is_secure and not self._site.keeps_process:
             raise PolicyRefused(
-                "this site has a new process for each question, so it cannot count how often the "
+                "this site starts a new process for each question, so it cannot count how often the "
                 "size of an answer was asked for; for secure sums, the site must use fedpca join"
             )
         signature = message.arrays.get("signature", np.empty(0, np.uint8)).tobytes()
@@ -239,14 +241,14 @@ class Conversation:
         needs_plan = not self._site.policy.is_open or plan.is_secure or plan.is_private
         if run != self.run.name:
             if not self._site.policy.is_open and not last and run in self._ended:
-                self._ended.remove(run)  # it waited for other sites, and begins only now
+                self._ended.remove(run)  # the run waited for other sites, and begins only now
             self._enter(run, last, is_declared=True, has_keys=needs_plan)
         if not needs_plan:
             return self._reply(header, {}, {})
         return self._begin_plan(header, plan, self.gate.admit(self.run.memory, run, plan))
 
     def _begin_plan(self, header: Header, plan: RunPlan, agreed: Agreement) -> Message:
-        """Remember what was agreed, and offer a key if the plan asks for secure sums."""
+        """Remember the agreement, and offer a key if the plan asks for secure sums."""
         is_new = not self.run.remembers(Agreement)
         kept = keep_agreement(self.run.memory, agreed) if is_new else dict(self.run.memory)
         if is_new and plan.is_private:
@@ -277,8 +279,8 @@ class Conversation:
         ``last`` is the run's most recent round that changed the sites' memory. Without the memory from
         that round, any answer could be wrong.
 
-        Files that have changed since the site opened them are reopened. A site may run for months while
-        its files change every night, but they must not change during a run.
+        Files that have changed since the site opened them are opened again. A site may run for months
+        while its files change every night, but they must not change during a run.
         """
         if run in self._ended:
             raise MessageError("this run is over because a newer run has started at this site")
@@ -291,7 +293,7 @@ class Conversation:
                 f"{MEMORY_GONE}"
             )
         if saved is None and not is_declared and not self._site.policy.is_open:
-            raise PolicyRefused(UNDECLARED)  # and stay in the run that the site is in
+            raise PolicyRefused(UNDECLARED)  # the site stays in its current run
         self._site.reopen(files)
         if saved is None:
             self.gate.start_over()
@@ -300,7 +302,7 @@ class Conversation:
         self.run = CurrentRun.begin(run, saved)
 
     def _save(self, round_number: int, reply: Message) -> None:
-        """Save the memory and the answer before the answer leaves."""
+        """Save the site's memory and the answer before the answer leaves."""
         path = self._site.file(".memory")
         if path is not None:
             saved = Saved(round_number, reply, self.run.memory)
@@ -314,7 +316,7 @@ class Conversation:
                 ) from None
 
     def _load(self, run: str, files: Mapping[Path, str]) -> Saved | None:
-        """Return what an earlier process saved for this run, if anything."""
+        """Return what an earlier process saved for this run, or None."""
         path = self._site.file(".memory")
         if path is None:
             return None
@@ -325,7 +327,7 @@ def refusal(site: str, asked: Header, error: FedpcaError) -> Message:
     """Compose a site's reply that contains only an error."""
     # report the nearest base class that the coordinator recognizes
     kinds = [k for k in type(error).__mro__ if k.__name__ in REPORTED_BY_SITES]
-    kind = kinds[0] if kinds else SiteFailed  # a FileError, for example, is the site's own
+    kind = kinds[0] if kinds else SiteFailed  # a FileError, for example, concerns only the site
     return _reply(site, asked, {"error": kind.__name__, "text": str(error)}, {})
 
 

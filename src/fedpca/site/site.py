@@ -1,7 +1,7 @@
-"""A party that holds rows, and what a question may use of it.
+"""Define a site, which holds rows, and what a question may use of it.
 
-A question gets the site as its first argument. It reads the site's rows, and it may remember values
-until the run ends. Everything that a coordinator asks goes through `fedpca.site.conversation`.
+A question gets the site as its first argument. The question reads the site's rows, and may remember
+values until the run ends. Everything that a coordinator asks goes through `fedpca.site.conversation`.
 """
 
 from __future__ import annotations
@@ -45,28 +45,28 @@ from fedpca.site.privacy_budget import Session
 from fedpca.site.requests import file_stem
 from fedpca.site.source import Source
 
-MAX_PROCESS_CACHE_BYTES = 512 << 20  # shared by all sites in a process, for cached A'A
+MAX_PROCESS_CACHE_BYTES = 512 << 20  # to cache A'A, for all sites in a process together
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class ChosenVariants:
-    """The variants that a run uses, as positions among the site's columns; the site remembers them."""
+    """The positions, among the site's columns, of the variants that a run uses; kept in memory."""
 
     positions: Array  # (d,)
 
 
 def cache_share(n_sites: int) -> int:
-    """Return the number of bytes that each site in one process may use to cache A'A."""
+    """Return the number of bytes that each of the sites in a process may use to cache A'A."""
     return min(MAX_CACHE_BYTES, MAX_PROCESS_CACHE_BYTES // max(1, n_sites))
 
 
 def jobs_for(sites: Sequence[Site]) -> int:
     """Return how many of the sites in one process should work at the same time, each in a thread.
 
-    If any rows are not an array in memory, the number is 1, since threads that read them would wait for
-    each other.
+    The number is 1 unless the rows of all sites are arrays in memory, because threads that read files
+    would wait for each other.
     """
     all_rows = [site.rows for site in sites]
     if not all(isinstance(rows, DenseRows | SparseRows) for rows in all_rows):
@@ -81,13 +81,13 @@ class Site:
     ----------
     rows : array, sparse matrix, data frame, table, AnnData, path, or list of paths
         The private rows; see `fedpca.rows.open.open_rows`. An array of PyTorch or CuPy stays on its
-        device, and is multiplied there.
+        device and is multiplied there.
     name : str
         The name that the coordinator uses for the site.
     policy : Policy, optional
         The rules for what the site answers; by default, it answers every installed question.
     store : path, optional
-        A folder where the site saves its memory, so that it outlives the process.
+        A folder where the site saves its memory, so that the memory outlives the process.
     memory_limit : int
         Bytes that the site may use to cache A'A. The site also holds one block of rows (16 MiB) and the
         scores of its rows. While it computes A'A, it holds a few more matrices of the size of A'A.
@@ -103,9 +103,9 @@ class Site:
         rows when the site opens them, and again when a run begins after a file has changed. If it fails
         in the second case, the site stays out of the run instead of ending the run for everybody.
     device : str, optional
-        The device on which to multiply the rows: "cuda", "cuda:N", or "cpu", by PyTorch or CuPy. Rows
-        from files and numpy arrays are moved to the device. They stay there if they fit in half of its
-        free memory.
+        The device on which PyTorch or CuPy multiplies the rows: "cuda", "cuda:N", or "cpu". Rows from
+        files and numpy arrays are moved to the device. They stay there if they fit in half of the
+        device's free memory.
     precision : {"float64", "float32", "tf32"}, optional
         The precision in which a device computes A'A; by default, float64. Most GPUs are many times
         faster in float32, but `run_.angle_bound` is then larger, and fewer components are certain.
@@ -114,9 +114,9 @@ class Site:
         default ``X``, and the column of ``var`` that marks the genes to use, such as
         "highly_variable". All sites must use the same genes.
     log_normalize : bool or float
-        Whether to replace each value x of a cell with ``log(1 + S x / sum(x))``; the sum runs over all
+        Whether to replace each value x of a cell with ``log(1 + S x / sum(x))``. The sum runs over all
         genes of the table, as in scanpy. A number sets S; True sets S to 1e4. All sites must use the
-        same value.
+        same S.
     keys : Keys, optional
         The keys of the site and its coordinator, if they are on different machines.
     tell : callable, optional
@@ -169,10 +169,10 @@ class Site:
         self.name = name
         self.policy = policy or TRUSTING
         self.store = None if store is None else Path(store)
-        self.has_own_store = store is not None  # an engine may set the store if not
+        self.has_own_store = store is not None  # if not, an engine may set the store
         self.memory_limit = memory_limit
         self.is_in_process = False  # an engine sets this if the coordinator shares the process
-        self.keeps_process = True  # an engine clears this if each question has a process of its own
+        self.keeps_process = True  # an engine clears this if each question gets a new process
         self.reserved_by: object | None = None  # the engine in this process whose fit uses the site
         self._standardized: StandardizedRows | None = None
         self._scatter: ProvisionalScatter | None = None  # from the last pass that summed columns
@@ -213,7 +213,7 @@ class Site:
 
     @property
     def rows(self) -> Rows:
-        """Return the private rows; if they are genotypes, only with the columns that the run uses."""
+        """Return the private rows; genotypes have only the columns that the run uses."""
         rows = self.source.rows
         if not isinstance(rows, GenotypeRows) or not self.remembers(ChosenVariants):
             return rows
@@ -233,17 +233,17 @@ class Site:
         self.remember(ChosenVariants(positions))
 
     def leave_out_few(self) -> None:
-        """If the rows are genotypes, use only variants whose sums the policy lets leave.
+        """Drop variants whose sums the policy does not let leave the site, if rows are genotypes.
 
-        With other rows, the run would be refused. But every cohort has rare variants, and a run may go
-        on without them.
+        With other rows, a rare column makes the site refuse. But every cohort has rare variants, so a
+        run goes on without them.
         """
         rows = self.source.rows
         if not self.conversation.gate.leaves_out_few or not isinstance(rows, GenotypeRows):
             return
         if self.remembers(
             Session
-        ):  # what is left out would tell about single samples, without noise
+        ):  # the choice of variants would reveal something about single samples, without noise
             return
         missing = self.conversation.run.treats_gaps({})
         if missing == DROP or rows.n_rows < self.policy.min_count:
@@ -255,7 +255,7 @@ class Site:
 
     @property
     def log_normalized(self) -> float:
-        """Return the sum to which cells are normalized, or zero if they are not."""
+        """Return the sum to which each cell is normalized, or 0 if cells are not normalized."""
         return self.source.log_normalized
 
     @property
@@ -265,7 +265,7 @@ class Site:
 
     @property
     def fingerprint(self) -> str:
-        """Return a string that identifies the current rows, so a resumed run can recognize them."""
+        """Return a string that identifies the current rows, so that a resumed run recognizes them."""
         return self.source.fingerprint
 
     def answer_bytes(self, request: bytes) -> bytes:
@@ -277,20 +277,20 @@ class Site:
         return encode(self.answer(message))
 
     def answer(self, request: Message, *, keep: bool = True) -> Message:
-        """Return the answer or an error message; repeating a round returns the same answer.
+        """Return the answer or an error message; a repeated round gets the same answer.
 
         An engine that rarely loses answers in transit passes ``keep=False``. The site then does not
-        store the answer, and recomputes it if asked again.
+        keep the answer, but computes it again if the round is repeated.
         """
         return self.conversation.answer(request, keep=keep)
 
     def answer_from(
         self, before: Checkpoint | None, request: Message
     ) -> tuple[Checkpoint | None, Message]:
-        """Return the checkpoint after a question and the answer, starting from a checkpoint.
+        """Answer a question from a checkpoint; return the checkpoint after it, and the answer.
 
         The result depends only on the rows, the checkpoint, and the question, so any copy of the site
-        gives the same result. What the site has cached stays, because it never changes an answer.
+        gives the same result. Cached products are kept, because they never change an answer.
         """
         self.conversation.run = CurrentRun.resume(before)
         reply = self.answer(request, keep=False)
@@ -309,7 +309,7 @@ class Site:
         return self._standardized
 
     def rows_in(self, frame: Frame) -> StandardizedRows:
-        """Return the rows in a frame; if the coordinator may lie, products use A'A where A'A fits."""
+        """Return the rows in a frame; if the coordinator may lie, use A'A in products if it fits."""
         return StandardizedRows(
             self.rows,
             frame,
@@ -319,7 +319,7 @@ class Site:
         )
 
     def column_totals(self, missing: int) -> Totals:
-        """Return the sums of the columns, and keep the scatter if that saves reading files again."""
+        """Return the sums of the columns; keep the scatter if this saves another reading of files."""
         self._scatter = scatter = None
         if is_read_once(self.rows, missing, self.memory_limit):
             scatter = ProvisionalScatter(self.rows, missing)
@@ -332,7 +332,7 @@ class Site:
         return self.conversation.gate.privacy_budget_in_words()
 
     def look_at_rows(self) -> None:
-        """Look at the rows as the policy requires, so that the first run need not wait for this."""
+        """Check the rows as the policy requires, so that the first run does not have to wait."""
         self.conversation.gate.look_at(self.rows, self.rows_record)
 
     @property
@@ -367,7 +367,7 @@ class Site:
     def secret(self, seed: int) -> Array:
         """Return random words that the coordinator does not know, for a question to remember.
 
-        If the coordinator runs in the same process, it can read the rows anyway. Then the words follow
+        A coordinator in the same process can read the rows anyway. In that case, the words are computed
         from the seed, so that a run can be repeated.
         """
         if self.is_in_process:
@@ -375,7 +375,7 @@ class Site:
         return np.array([secrets.randbits(32) for _ in range(8)])
 
     def reopen(self, files: Mapping[Path, str]) -> None:
-        """Open the rows again if their files are no longer in the states they were opened in."""
+        """Open the rows again if any of their files has changed since they were opened."""
         if files != self.source.files:
             self.source.reopen(files)
             self._standardized = None
@@ -383,11 +383,11 @@ class Site:
     def refuse_changed_rows(self) -> None:
         """Refuse to answer if a file has changed since the run began."""
         if self.source.has_changed():
-            self._standardized = self._scatter = None  # they may mix old and new rows
+            self._standardized = self._scatter = None  # these may mix old and new rows
             raise InputError(ROWS_CHANGED)
 
     def file(self, suffix: str) -> Path | None:
-        """Return the path of a file in the site's folder, or None if it has no folder."""
+        """Return the path of a file in the site's folder, or None if the site has no folder."""
         if self.store is None:
             return None
         return self.store / f"{file_stem(self.name)}{suffix}"
