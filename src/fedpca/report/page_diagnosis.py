@@ -26,7 +26,7 @@ from fedpca.solvers.site_map import SiteMap, SiteOnMap
 MAX_COMPONENTS = 10  # components whose features are listed
 MAX_SITES = 40  # sites that are listed
 N_LEADING = 4  # features with the largest contributions to a component
-N_PRINTED = 6  # rows of a table on paper, as in page.html
+N_PRINTED = 5  # rows of a table on paper, as in page.html
 MAX_FEATURE = 24  # characters of a feature's name in a list of features
 
 
@@ -128,7 +128,5 @@ def _odd(found: Diagnosis, sites: SiteMap) -> Iterator[str]:
             listed = ", ".join(
                 f"{shown(feature, MAX_NAME)} {weight:+.2f}" for feature, weight in weights.items()
             )
-            yield (
-                f'<p class="warning odd">{shown(site, MAX_NAME)} stands out in its {kind}, along {listed}.'
-                "</p>"
-            )
+            words = f"{shown(site, MAX_NAME)} stands out in its {kind}, along {listed}."
+            yield f'<p class="warning odd">{words}</p>'
