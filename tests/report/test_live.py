@@ -107,6 +107,19 @@ def test_a_board_says_who_is_online_who_must_approve_and_who_is_lost(board):
     assert next(iter(rows_of(state_of(board)))) == "west"  # which needs attention
 
 
+def test_a_site_that_was_offline_is_not_called_online_at_the_end(board):
+    board.show_online(["north", "south", "west"], ["north"])
+    board.show_answer({"round": 1, "question": "covariance_product", "site": "south"})
+    board.end("Done", is_good=True)
+    state = state_of(board)
+    assert {name: word for name, (word, _) in rows_of(state).items()} == {
+        "west": "offline",
+        "north": "online",
+        "south": "online",
+    }
+    assert state["sites"]["counts"] == "2 of 3 online"
+
+
 def test_a_board_says_when_the_end_is_expected(board):
     for number, residual in enumerate([None, 1e-1, 1e-2, 1e-3, 1e-4], start=1):
         board.show_round(entry(number, residual), [])

@@ -123,6 +123,7 @@ class RunBoard:
         with self.feed.changing():
             if entry["site"] is not None:
                 self._pending.discard(entry["site"])
+                self._online[entry["site"]] = True
                 return
             self._round, self._pending = entry["round"], set(entry["sites"])
             self._doing = find_question(entry["question"]).doing
@@ -177,7 +178,7 @@ class RunBoard:
             "began": self._began,
             "ended": ended,
             "facts": facts,
-            "sites": _sites(online, unapproved, pending, lost, is_over=outcome is not None),
+            "sites": _sites(online, unapproved, pending, lost),
             "curve": self._curve(residuals, left, number, is_over=outcome is not None),
             "bytes": [[len(crossed) - len(bars) + 1, *bars]] if bars else [],
             "lines": [],
@@ -202,8 +203,6 @@ def _sites(
     unapproved: Collection[str],
     pending: Collection[str],
     lost: Sequence[tuple[str, str]],
-    *,
-    is_over: bool,
 ) -> dict[str, Any]:
     """Return a line for each site; sites that need somebody's attention come first."""
     gone = dict(lost)
@@ -214,7 +213,7 @@ def _sites(
             lines.append((0, name, "lost", BAD, gone[name]))
         elif name in waits:
             lines.append((1, name, "must approve", WAITING, "a person there decides"))
-        elif not online.get(name, True) and not is_over:
+        elif not online.get(name, True):
             lines.append((2, name, "offline", WAITING, "not connected"))
         elif name in pending:
             lines.append((3, name, "asked", BUSY, "has not answered yet"))
