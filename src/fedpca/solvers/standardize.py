@@ -24,6 +24,7 @@ from fedpca.protocol.invariants import MAX_VALUE
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import question
 from fedpca.protocol.script import Script, then
+from fedpca.rows.centering import MAX_CANCELLATION
 from fedpca.rows.columns import some_of
 from fedpca.rows.gaps import DROP, ERROR, MEAN, MISSING
 from fedpca.rows.genotypes.variants import MONOMORPHIC, RARE
@@ -67,16 +68,23 @@ class Moments:
         """Return the number of features."""
         return len(self.mean)
 
-    def residuals_of_mean(self, V: Array) -> Array:
+    def residuals_of_mean(self, V: Array, energy: float = 0.0) -> Array:
         """Bound how far off each direction's product with A'A is because the mean is rounded, ``(k,)``.
 
         About a mean that is off by e, the scatter is larger by ``n e e'``, so a direction v leaves the
         residual ``n |e| |e'v|``. Squares about the mean do not show it. A scale found from such squares
         is too large, by the same share of the column's variance.
+
+        ``energy`` is the trace of A'A, if the products are with A'A. Sites whose rows are near the
+        origin subtract the mean m from the products, which are then rounded like ``n m m'``.
         """
-        error = EPS * (2 + np.sqrt(self.weight) * SUM_ERROR) * np.abs(self.mean / self.scale)
+        offset = np.abs(self.mean / self.scale)
+        rounding = EPS * (2 + np.sqrt(self.weight) * SUM_ERROR)
+        error = rounding * offset
         of_scale = self.d * np.square(error[self.scale != 1]).max(initial=0.0)
         of_mean = np.linalg.norm(error) * (error @ np.abs(V))
+        if self.weight * np.square(offset).max(initial=0.0) <= MAX_CANCELLATION * energy:
+            of_mean += np.linalg.norm(error) * (offset @ np.abs(V))
         return np.asarray(self.weight * (of_mean + of_scale))
 
 
