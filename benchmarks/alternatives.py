@@ -1,16 +1,17 @@
-"""Compare FederatedPCA with what one would use instead: seconds, memory, and the angle to the truth.
+"""Compare FederatedPCA with other packages: seconds, memory, and the angle to the exact components.
 
     python benchmarks/alternatives.py                      all cases
     python benchmarks/alternatives.py tall wide            some of them: tall, wide, sparse
-    python benchmarks/alternatives.py --python PATH        with the peers of another environment
+    python benchmarks/alternatives.py --python PATH        with the peers in another environment
     python benchmarks/alternatives.py --quick              small sizes, to see that it runs
 
 Each fit runs in its own process, so that its memory can be measured. That process also draws the rows.
-Memory is the peak during the fit minus what the process held before the fit, including the rows. For
-Spark, all memory of Java is added. On a busy machine, processor seconds, which cover all threads and
-Java, say more; set OPENBLAS_NUM_THREADS=1 and OMP_NUM_THREADS=1 so that all fits use one thread. The
-angle is the largest one between the components found and those of an exact decomposition in float64,
-given as its sine. The table says which peers are not installed, and why a peer cannot do a case.
+Memory is the peak during the fit minus what the process held before the fit, which includes the rows.
+For Spark, all memory of Java is added. On a busy machine, processor seconds, which cover all threads
+and Java, are more reliable; set OPENBLAS_NUM_THREADS=1 and OMP_NUM_THREADS=1 so that all fits use one
+thread. The angle is the largest one between the components found and those of an exact decomposition in
+float64, given as its sine. The table says which peers are not installed, and why a peer cannot handle a
+case.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ N_SITES = 4
 
 
 class CannotDo(Exception):
-    """A peer cannot do a case, for the reason in the text."""
+    """Signal that a peer cannot handle a case; the text gives the reason."""
 
 
 def rows_of(case: str, quick: bool) -> tuple[Any, int]:
@@ -211,7 +212,7 @@ def child(name: str, case: str, quick: bool, folder: str) -> None:
     except CannotDo as reason:
         print(json.dumps({"cannot": str(reason), "version": version}))
         return
-    Path("/proc/self/clear_refs").write_text("5")  # begins a new peak
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = resident("VmRSS")
     began, began_cpu = time.perf_counter(), processor_s()
     try:
@@ -277,7 +278,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cases", nargs="*", metavar="|".join(CASES))
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--python", default=sys.executable, help="an interpreter that has peers")
+    parser.add_argument("--python", default=sys.executable, help="a Python that has the peers")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Time estimators next to busy processes, with the usual number of BLAS threads and with one.
+"""Time estimators while other processes are busy, with the usual number of BLAS threads and with one.
 
     python benchmarks/busy.py                  eight busy processes
     python benchmarks/busy.py --busy 4
@@ -66,7 +66,7 @@ def timed(repeats: int) -> dict[str, float]:
 
 
 def elsewhere(repeats: int, threads: str | None) -> dict[str, float]:
-    """Return what `timed` does in a new process, since BLAS sets its number of threads at the start."""
+    """Run `timed` in a new process, since BLAS sets its number of threads at the start."""
     environment = {k: v for k, v in os.environ.items() if not k.endswith("_NUM_THREADS")}
     if threads is not None:
         environment["OPENBLAS_NUM_THREADS"] = threads

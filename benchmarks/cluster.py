@@ -1,15 +1,15 @@
-"""Time a fit on a Dask cluster against a bare sketch of block moments, dask-ml, and Spark.
+"""Time a fit on a Dask cluster, and compare it with a minimal sketch of PCA, dask-ml, and Spark.
 
     python benchmarks/cluster.py                     2e6 and 4e6 rows of 200 features, from Parquet
-    python benchmarks/cluster.py --peers PYTHON      the same, with the peers that this Python has
+    python benchmarks/cluster.py --peers PYTHON      the same, with the peers installed for this Python
     python benchmarks/cluster.py --quick             a tenth of the rows
     python benchmarks/cluster.py --rows 1000000      this many rows, and twice as many
 
 Two workers, each a process with one thread, read rows from files of 100,000 rows. The contestants take
-turns, each in a process with a cluster of its own, and the medians are compared. A first fit to a few
-rows imports what is needed, and only a second fit is timed. On a busy machine, the workers' processor
-seconds say more; these are the least of all turns. Memory is the sum of the workers' peaks. Spark runs
-in local mode with two threads, and everything that Java uses is counted.
+turns, each in a process with its own cluster, and the medians are compared. A first fit to a few rows
+imports what is needed, and only a second fit is timed. On a busy machine, the workers' processor
+seconds are more reliable; the table has the smallest value over all turns. Memory is the sum of the
+workers' peaks. Spark runs in local mode with two threads, and everything that Java uses is counted.
 
 The sketch is the least that a PCA must do: each task reads a file and returns its row count, column
 sums, and X'X, and the client adds them up. It centers by subtracting from X'X, so it loses digits if
@@ -41,7 +41,7 @@ SPARK_MEMORY = "4g"
 
 
 def write(folder: Path, n: int) -> None:
-    """Write rows whose variances decrease gently, in float64, as files of the same size."""
+    """Write float64 rows to files of equal size; variances decrease slowly across features."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -51,7 +51,7 @@ def write(folder: Path, n: int) -> None:
         rng = np.random.default_rng(i)
         rows = 1 + rng.standard_normal((ROWS_PER_FILE, FEATURES)) * deviations
         table = pa.table(dict(zip(names, rows.T, strict=True)))
-        # no number occurs twice, so a dictionary would only add to the file
+        # no number occurs twice, so a dictionary would only enlarge the file
         path = folder / f"part-{i:02}.parquet"
         pq.write_table(table, path, compression="none", use_dictionary=False)
         if i == 0:
@@ -200,7 +200,7 @@ def compare(n: int, turns: int, pythons: dict[str, str]) -> float:
         for turn in range(turns):
             for contestant, python in pythons.items():
                 if turn and contestant not in ("fedpca", "sketch"):
-                    continue  # these take long, and their bound of ten needs no further turns
+                    continue  # these take long, and one turn is enough for a bound of ten
                 outcome = run(contestant, folder, python)
                 if outcome is not None:
                     outcomes.setdefault(contestant, []).append(outcome)
@@ -228,7 +228,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a tenth of the rows")
     parser.add_argument("--rows", type=int, help="a multiple of 100,000")
     parser.add_argument("--turns", type=int, default=3, help="fits of each contestant")
-    parser.add_argument("--peers", help="the Python of an environment with peers")
+    parser.add_argument("--peers", help="a Python that has the peers")
     parser.add_argument("--contest", choices=CONTESTANTS, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()

@@ -3,9 +3,9 @@
     python benchmarks/dask_ml_tests.py FOLDER
 
 FOLDER is the folder ``tests`` of a checkout of dask-ml, since no package contains its tests. Neither
-dask-ml nor the scikit-learn of its time is needed: this script provides what the tests import from
-them. A test that fails must be in the table of intended differences, with the reason. Any other
-failure, or a difference that no longer occurs, makes this script exit with 1.
+dask-ml nor an old scikit-learn is needed: this script provides what the tests import from them. A test
+that fails must be in the table of intended differences, with the reason. If any other test fails, or if
+a difference no longer occurs, this script exits with 1.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import sklearn.utils._testing as own_testing
 from fedpca import FederatedPCA
 from peers import SOLVERS, Outcomes
 
-# a test's name, without its bracket if all cases of the test fail; and why it fails
+# the name of a test, without its bracket if all cases of the test fail; and why the test fails
 MEANT = {
     "test_pca": "there is at least one component",
     "test_pca_score3": "there is at least one component",

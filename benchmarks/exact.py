@@ -122,7 +122,7 @@ def _write(path: Path, rows: int, d: int, seed: int) -> None:
 
 def child(solver: str, paths: list[str]) -> None:
     """Fit files and print how far the peak of resident memory rose."""
-    import pyarrow.parquet  # noqa: F401 - so that its own memory does not count
+    import pyarrow.parquet  # noqa: F401 - imported first, so that its memory does not count
 
     before = peak_resident()
     began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Measure what a process and all processes that it has started use, such as Java for Spark."""
+"""Measure what this process uses, together with all that it has started, such as Java for Spark."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ def processor_s() -> float:
     for pid in family():
         with contextlib.suppress(OSError):
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            ticks += sum(int(field) for field in fields[11:15])  # with its ended children
+            ticks += sum(int(field) for field in fields[11:15])  # including ended children
     return ticks / os.sysconf("SC_CLK_TCK")

@@ -1,21 +1,22 @@
-"""Time the rounds of a federation over Flower, and tell what share of the seconds is ours.
+"""Time the rounds of a federation over Flower, and print what share of the time fedpca itself takes.
 
     python benchmarks/flower.py            3 sites of 20000 x 500; blocks of 1000 x 20 and 50000 x 20
     python benchmarks/flower.py --quick    3 sites of 2000 x 50 and the smaller block
-    python benchmarks/flower.py --many 20  20 sites of 200 x 50; and the server while they wait
+    python benchmarks/flower.py --many 20  20 sites of 200 x 50, and the server while they wait
 
 A server and three sites run as processes on this machine, with TLS and keys. Then the same program runs
 within this process, where requests and answers are encoded, checked, saved, and logged as before, but
-not sent. The time of this second run is ours: `maths` at sites and coordinator, and `messages`. The
-rest of a round's time over Flower is Flower's. Within this process, sites take turns; over Flower, they
-share the cores. So the sites' time is that of the slowest site, or the total time of all sites divided
-by the number of cores, whichever is longer.
+not sent. The time of this second run is the time that fedpca itself takes: `maths` at sites and
+coordinator, and `messages`. The rest of a round's time over Flower is Flower's. Within this process,
+sites take turns; over Flower, they share the cores. So the sites' time is that of the slowest site, or
+the total time of all sites divided by the number of cores, whichever is longer.
 
-A round lasts from its question to the next one. A line has the medians over all rounds of a question.
+A round lasts from its question to the next one. Each line has medians over all rounds with the same
+question.
 
 With `--many`, there are many small sites, so nearly all of a round is messages. The processor times of
-server, sites, and fit are counted separately (from /proc). They say more than the clock on a busy
-machine, or on one with fewer cores than sites.
+server, sites, and fit are counted separately (from /proc). On a busy machine, or on a machine with
+fewer cores than sites, they are more reliable than the clock.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Within:
             site = Site(folder / f"{name}.npy", name=name, store=folder / "within")
             self._sites[name] = AnswerLog(site, folder / f"{name}.jsonl", told.append)
         self.answering: list[list[float]] = []  # seconds of each site, a list for each round
-        self.maths: list[list[float]] = []  # the seconds of these in the question's own function
+        self.maths: list[list[float]] = []  # the part within the question's own function
 
     def ask(self, names: Sequence[str], request: Message, timeout: None) -> Iterator[Any]:
         def timed(question: Question, site: Site, **arrays: np.ndarray) -> Mapping[str, Any]:
@@ -92,7 +93,7 @@ def fit(solver: str, k: int) -> Program:
 
 
 def blocks(d: int, n_rounds: int) -> Program:
-    """Send blocks down and products up; each round has a new block, as Flower sends equal data once."""
+    """Send a new block down and a product up in each round; Flower would send equal data only once."""
 
     def program(fed: Federation, start: None) -> np.ndarray:
         fed.sum(count_and_sum, features=np.empty(0, np.uint8), missing=np.int64(0))
@@ -127,7 +128,7 @@ def rounds_of(fed: Federation, program: Program) -> Rounds:
 
 
 def at_once(seconds: list[float]) -> float:
-    """Return the seconds of sites that work at the same time on the cores of this machine."""
+    """Return the seconds that sites take if they work at the same time on this machine's cores."""
     return max(*seconds, sum(seconds) / CORES)
 
 
@@ -189,7 +190,7 @@ def many(n_sites: int, idle_s: float, n_rounds: int) -> None:
             own = ("--data", f"{name}.npy", "--key", f"{name}.key", "--ca", "tls/ca.pem")
             join = trial.running("join", here, *own, "--policy", "policy.toml", "-q")
             sites.append(stack.enter_context(join).pid)
-            time.sleep(0.5)  # if all imported at the same time, all would be late
+            time.sleep(0.5)  # if all started at the same time, all would be late
         options = {"credentials": folder / "tls", "wait": 600.0}
         fed = stack.enter_context(Federation.flower(here, **options))
         time.sleep(10)  # until the last site is idle

@@ -3,12 +3,12 @@
     python benchmarks/genotypes.py                                      10000 samples, 100000 variants
     python benchmarks/genotypes.py --samples 2000 --variants 20000      other sizes
     python benchmarks/genotypes.py --approx                             with plink2 --pca approx
-    python benchmarks/genotypes.py --folder FOLDER                      keep files, and go on from them
+    python benchmarks/genotypes.py --folder FOLDER                      keep files, and reuse them
     python benchmarks/genotypes.py --quick                              small, to see that it runs
 
-The script simulates three cohorts with missing genotypes. One cohort has flipped alleles, and each has
-variants of its own. The script runs `fedpca fit` and `fedpca transform` on the cohorts and `plink2
---pca meanimpute` on the pooled variants in common, each in its own process with two threads. It
+The script simulates three cohorts with missing genotypes. One cohort has flipped alleles, and each
+cohort has variants of its own. The script runs `fedpca fit` and `fedpca transform` on the cohorts, and
+`plink2 --pca meanimpute` on the pooled variants in common, each in its own process with two threads. It
 compares eigenvalues, eigenvectors, seconds, processor seconds, and peaks of memory. It needs plink2.
 
 The time for the relationship matrix of `--pca` grows with the square of the number of samples. Above
@@ -110,7 +110,7 @@ def timed(command: list[str], folder: Path) -> Cost:
 
 
 def kept(path: Path, command: list[str]) -> Cost:
-    """Return what a command took in an earlier run that kept its files; else, run the command."""
+    """Return what a command took; run it only if no earlier run has kept the figures."""
     if not path.exists():
         path.write_text(json.dumps(timed(command, path.parent)))
     return Cost(*json.loads(path.read_text()))
@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=10_000)
     parser.add_argument("--variants", type=int, default=100_000)
     parser.add_argument("--approx", action="store_true", help="compare with plink2 --pca approx")
-    parser.add_argument("--folder", type=Path, help="keep the cohorts and what plink2 took here")
+    parser.add_argument("--folder", type=Path, help="keep cohorts and what plink2 took")
     parser.add_argument("--quick", action="store_true")
     given = parser.parse_args()
     n, d = (300, 2000) if given.quick else (given.samples, given.variants)

@@ -1,12 +1,12 @@
-"""Compare fits of rows on a GPU with the bare products that they need, by torch on the same card.
+"""Compare fits of rows on a GPU with the bare products that they need, computed by torch on that GPU.
 
     python benchmarks/gpu.py                        2,000,000 x 1000 float32 rows on "cuda", k=20
     python benchmarks/gpu.py --device cpu --quick   small sizes, to see that it runs
 
 A fit by `covariance` needs the mean, X'X, and the eigenvectors of X'X. A fit by `lanczos` needs the
 mean, and X'(XZ) once per round. torch computes the bare products in the rows' own dtype, not in tf32.
-The coordinator finds the eigenvectors: `Covariance(device=...)` does so on the card, too. By default,
-numpy finds them, and `numpy eigh` shows how long that takes.
+The coordinator finds the eigenvectors. With `Covariance(device=...)`, as here, it does so on the GPU.
+By default, it uses numpy, and the line `numpy eigh` shows how long that takes.
 The last lines compare the components of some rows with those of a float64 fit by numpy.
 """
 
@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--components", type=int, default=20)
     parser.add_argument("--dtype", choices=["float32", "float64"], default="float32")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--compared", type=int, default=20_000, help="rows compared with numpy")
+    parser.add_argument("--compared", type=int, default=20_000, help="rows to compare with numpy")
     parser.add_argument("--quick", action="store_true")
     given = parser.parse_args()
     n, d, k, compared = given.rows, given.features, given.components, given.compared

@@ -1,6 +1,6 @@
-"""Compare fits at sites that check every question against a plan with fits at sites that do not.
+"""Measure how much longer a fit takes if the sites check every question against a plan.
 
-    python benchmarks/guard.py             both problems, medians of 11 pairs
+    python benchmarks/guard.py             all problems, medians over 11 pairs of fits
     python benchmarks/guard.py --quick     small problems, to see that it runs
 
 The two fits of each pair run in alternating order, and are measured in processor time, which other
@@ -36,7 +36,7 @@ QUICK = {
 
 
 class Stopwatch:
-    """Add up the time that calls of some methods take."""
+    """Add up the time that calls to some methods take."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

@@ -1,4 +1,4 @@
-"""Measure what many sites in one process cost: each message, and whole fits against pooled ones.
+"""Measure what many sites in one process cost, per message and in whole fits.
 
     python benchmarks/many_sites.py                        all cases
     python benchmarks/many_sites.py messages               one of them: messages, pooled, memory
@@ -8,8 +8,8 @@
 `echo` returns what was sent, so all of its time is that of messages and their checks. In whole fits,
 the time of the questions' own computations is subtracted and printed separately.
 
-`pooled` divides the time of a fit by that of scikit-learn's PCA on the pooled rows. `memory` fits in
-processes of their own and prints how far resident memory rises above the rows.
+`pooled` divides the time of a fit by that of scikit-learn's PCA on the pooled rows. `memory` runs each
+fit in its own process and prints how far resident memory rises above the rows.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def echo_seconds(fed: Federation, d: int) -> float:
 
 
 def fit_seconds(fed: Federation, solver: str) -> tuple[float, float]:
-    """Return the processor time of a round, outside the questions' functions and within them."""
+    """Return a round's processor time outside the questions' functions, and its time within them."""
     within = 0.0
     plain = Question.__call__
 

@@ -3,8 +3,8 @@
     python benchmarks/peers.py
 
 An adapter gives our estimators scikit-learn's parameters, and splits every table among three sites. A
-test that fails must be in the table of intended differences, with the reason. Any other failure, or a
-difference that no longer occurs, makes this script exit with 1.
+test that fails must be in the table of intended differences, with the reason. If any other test fails,
+or if a difference no longer occurs, this script exits with 1.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compare time and rounds of personalized PCA with those of the published algorithm.
+"""Compare the time and the rounds of personalized PCA with those of the published algorithm.
 
     python benchmarks/personalized.py            100 sites of 1000 x 200, 5 shared and 5 local
     python benchmarks/personalized.py --quick    small, to see that it runs
@@ -29,7 +29,7 @@ MOST = 2000
 
 
 def draw(n_sites: int, n: int, d: int, shared: int, local: int, deviation: float, seed: int = 0):
-    """Draw rows of sites with directions that all share, and directions of each site."""
+    """Draw the rows of sites with directions that all sites share, and each site's own directions."""
     rng = np.random.default_rng(seed)
     U = np.linalg.qr(rng.standard_normal((d, shared)))[0]
     sites = {}
@@ -43,7 +43,7 @@ def draw(n_sites: int, n: int, d: int, shared: int, local: int, deviation: float
 
 
 class Reached(Exception):
-    """The objective has reached its target."""
+    """Signal that the objective has reached its target."""
 
 
 class Watched(Federation):
@@ -60,7 +60,7 @@ class Watched(Federation):
 
 
 def ours(sites, shared: int, local: int, target: float, **parameters) -> tuple[float, int]:
-    """Return seconds and rounds to the target; seconds include work before and after the rounds."""
+    """Return our seconds and rounds to the target; the seconds include work outside the rounds."""
     began = time.perf_counter()
     fed = Watched.local(sites)
     fed.target = target
@@ -76,7 +76,7 @@ def ours(sites, shared: int, local: int, target: float, **parameters) -> tuple[f
 
 
 def algorithm_2(sites, shared: int, local: int, target: float) -> tuple[float, int]:
-    """Run choice 1 of the paper's Algorithm 2, written plainly with all covariances formed."""
+    """Run choice 1 of the paper's Algorithm 2 in plain numpy; this forms all covariances."""
     began = time.perf_counter()
     centered = [X - X.mean(axis=0) for X in sites.values()]
     S = [A.T @ A / len(A) for A in centered]
@@ -113,7 +113,7 @@ def polar(Y: np.ndarray) -> np.ndarray:
 
 
 def compare(title: str, sites, shared: int, local: int, repeats: int) -> None:
-    """Print seconds and rounds of each contestant, and ratios."""
+    """Print each contestant's seconds and rounds, and our seconds divided by theirs."""
     best = PersonalizedPCA(shared, local, tol=1e-14).fit(sites).objective_
     target = best * (1 - GAP)
     contestants: dict[str, Callable[[], tuple[float, int]]] = {
@@ -173,7 +173,7 @@ def main() -> None:
     for deviation in (10, 3):
         sites = draw(n_sites, n, d, 5, 5, deviation)
         title = f"{n_sites} sites of {n} x {d}, 5 shared and 5 local of deviation {deviation}"
-        with threadpool_limits(1, user_api="blas"):  # for all: the products are small
+        with threadpool_limits(1, user_api="blas"):  # since the products are small
             compare(title, sites, 5, 5, 1 if options.quick else options.repeats)
     memory((20, 40) if options.quick else (250, 500, 1000), 50 if options.quick else 400)
 

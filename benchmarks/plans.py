@@ -5,12 +5,12 @@
     python benchmarks/plans.py memory          memory at a site and at the coordinator
     python benchmarks/plans.py --quick         small sizes, to see that it runs
 
-`rounds` fits rows several times, drawn from the distribution that a plan assumes. It prints the plan's
-rounds divided by the median of these fits. It also prints the fewest and the most rounds, because for
-some methods, fits differ far more from each other than from the plan.
+`rounds` draws rows several times from the distribution that a plan assumes, and fits them. It prints
+the plan's rounds divided by the median of the fits' rounds. It also prints the fewest and the most
+rounds, because for some methods, fits differ far more from each other than from the plan.
 
-`memory` lets sites answer encoded messages one after another, and reads from Linux how far resident
-memory rises: while a site answers, including what the site keeps between questions; and while the
+`memory` lets sites answer encoded messages one after another, and asks Linux how far resident memory
+rises, both while a site answers, including what the site keeps between questions, and while the
 coordinator works. Each fit runs in a process of its own, after a small fit with the same method. So the
 program, the buffers of BLAS, and the rows are in memory before the fit, and do not count.
 """
@@ -61,7 +61,7 @@ def basis(rng: np.random.Generator, d: int) -> np.ndarray:
 
 
 def sites_with(seed: int, variances: np.ndarray, n_shared: int | None) -> dict[str, np.ndarray]:
-    """Draw rows of sites that share n_shared directions; with None, all directions, and outliers."""
+    """Draw sites' rows with n_shared common directions; if None, all are common, plus outliers."""
     rng, d = np.random.default_rng(seed), len(variances)
     B, size, made = basis(rng, d), np.sqrt(variances.sum() / d), {}
     offset = 3 * size * rng.standard_normal(d)

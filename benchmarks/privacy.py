@@ -1,7 +1,7 @@
-"""Measure what differentially private fits keep, and compare them with other packages.
+"""Measure how much variance differentially private fits keep, and compare them with other packages.
 
     python benchmarks/privacy.py --data DIR    all problems; DIR has mnist.npz
-    python benchmarks/privacy.py --data DIR --mean    what other shares for the mean keep
+    python benchmarks/privacy.py --data DIR --mean    other shares of the budget for the mean
     python benchmarks/privacy.py               all problems except those with MNIST
     python benchmarks/privacy.py --quick       small problems, to see that it runs: no bars, no peers
 
@@ -12,8 +12,8 @@ several fits, with delta 1e-6, secure sums, and a row bound that is printed. The
 
 Peers run in an environment of their own, which is made in a temporary folder, with an older
 scikit-learn that both peers accept. They get centered rows, so that they spend nothing on a mean. Their
-bound is the length of the longest row, computed from the rows themselves; fedpca does not get it. The
-peers' promise is stronger: their delta is 0.
+bound is the length of the longest row, computed from the rows themselves; fedpca is not told this
+length. The peers' promise is stronger: their delta is 0.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def gapped(n: int, d: int, k: int, n_fits: int) -> None:
 
 
 def curves(n: int, d: int, k: int, n_fits: int) -> None:
-    """Print shares and angles while one of epsilon, n, d, and k changes."""
+    """Vary epsilon, n, d, and k one at a time, and print shares and angles."""
     print(
         f"\n{'epsilon':>8} {'n':>7} {'d':>5} {'k':>3} {'share':>8} {'expected':>8} {'degrees':>8}"
     )
@@ -223,7 +223,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, help="folder with mnist.npz")
     parser.add_argument("--quick", action="store_true", help="small problems")
-    parser.add_argument("--mean", action="store_true", help="compare shares for the mean")
+    parser.add_argument("--mean", action="store_true", help="vary the mean's share of the budget")
     options = parser.parse_args()
     if options.mean and options.data is None:
         parser.error("--mean needs --data DIR")

@@ -1,4 +1,4 @@
-"""Let contestants take turns, and print our ratio to each next to its bound."""
+"""Let contestants take turns, and print our seconds divided by theirs, next to a bound."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def show(
     bounds: dict[str, float],
     short: Collection[str] = (),
 ) -> None:
-    """Print each contestant's seconds, and the ratio of our seconds to these next to its bound.
+    """Print each contestant's seconds, our seconds divided by theirs, and the bound on this ratio.
 
     Contestants that fell ``short`` of the common target have no ratio.
     """

@@ -2,12 +2,12 @@
 
     python benchmarks/ranks.py                          all cases, which takes some minutes
     python benchmarks/ranks.py --quick                  small sizes, to see that it runs
-    python benchmarks/ranks.py --data DIR               also tables that scikit-learn does not have
+    python benchmarks/ranks.py --data DIR               more tables, from files in this folder
 
 Planted tables have noise that is equal everywhere, unequal by row, or unequal by column. Their
-components are 1.7 to 3 times as large as the largest direction of the noise. Tables of only the same
-noise show how often a component is found where there is none. Columns of real tables are scaled. Tables
-for RobustPCA also have outliers and missing entries, and its fits get only a bound on the rank.
+components are 1.7 to 3 times as large as the largest direction of the noise. Tables with noise alone
+show how often a component is found where there is none. Columns of real tables are scaled. Tables for
+RobustPCA also have outliers and missing entries, and its fits get only a bound on the rank.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NOISES = ("equal", "by row", "by column")
 def planted(
     rng: np.random.Generator, n: int, d: int, k: int, noise: str, *, strongest: float = 1.0
 ) -> np.ndarray:
-    """Draw noise and k directions that stand out from it; the first one is larger by a factor."""
+    """Draw noise and k directions that stand out from it; ``strongest`` enlarges the first one."""
     rows = np.exp(0.7 * rng.standard_normal((n, 1))) if noise == "by row" else np.ones((n, 1))
     columns = np.exp(0.7 * rng.standard_normal(d)) if noise == "by column" else np.ones(d)
     X = rng.standard_normal((n, d)) * rows * columns
@@ -75,7 +75,7 @@ def robust_problem(seed: int) -> tuple[np.ndarray, int, int] | None:
 
 
 def count_beside_a_strong_one(sizes: list[tuple[int, int]], seeds: int) -> None:
-    """Print how often components are found beside one that is 5 or 20 times as large."""
+    """Print how often components are found if another component is 5 or 20 times as large."""
     n_draws = n_close = 0
     for n, d in sizes:
         for seed in range(seeds):
@@ -84,11 +84,11 @@ def count_beside_a_strong_one(sizes: list[tuple[int, int]], seeds: int) -> None:
                 X = planted(np.random.default_rng(seed), n, d, k, "equal", strongest=strongest)
                 n_close += abs(found(X) - k) <= (2 if k == 5 else 0)
                 n_draws += 1
-    print(f"beside one that is 5 or 20 times as large: {n_close} of {n_draws} found")
+    print(f"next to a component 5 or 20 times as large: {n_close} of {n_draws} found")
 
 
 def count_robust_ranks(n_seeds: int) -> None:
-    """Print how often RobustPCA finds the rank within a bound, and how often it is wrong silently."""
+    """Print how often RobustPCA finds a wrong rank, with and without a warning."""
     n_problems = n_wrong = n_silent = 0
     for problem in filter(None, map(robust_problem, range(n_seeds))):
         X, r, bound = problem

@@ -9,12 +9,12 @@ count. Inexact ALM looks at the truth after each step, and stops when its error 
 other methods get tolerances that lead to this error. The time with all rows at one site shows what more
 sites add: messages, their checks, and small arrays.
 
-A table of 10^5 x 100 with noise shows the processor time for each entry and round of a fit.
+A fit to a noisy table of 10^5 x 100 shows the processor time per entry and round.
 
 Two packages run on the pooled rows, and are installed if they are missing, except with ``--quick``:
 `pyrpca`, which is also inexact ALM, and `rpca`, which is accelerated alternating projections and gets
-the rank, as `RobustPCA` does. `rpca` subtracts the mean, which the outliers affect. So it gets one
-component more, and its mean is added back.
+the rank, as `RobustPCA` does. `rpca` subtracts the mean, although outliers affect the mean. So `rpca`
+gets one component more, and the mean is added back.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def compare(n: int, quick: bool) -> None:
 
 
 def noisy(n: int, d: int = 100, r: int = 5) -> None:
-    """Print the processor time of a fit to noisy rows: the total, and that per entry and round."""
+    """Print the processor time of a fit to noisy rows: in total, and per entry and round."""
     rng = np.random.default_rng(0)
     X = rng.standard_normal((n, r)) @ rng.standard_normal((r, d))
     X += 0.1 * rng.standard_normal((n, d))
@@ -143,7 +143,7 @@ def noisy(n: int, d: int = 100, r: int = 5) -> None:
 
 
 def memory(n_sites: int, n: int, d: int, r: int = 10) -> None:
-    """Print the memory of a fit without the rows, of one site's rows, and of what all sites keep."""
+    """Print the memory that a fit adds to the rows, next to the sizes of rows and results."""
     M, _ = draw(n_sites * n, d, r)
     sites = np.array_split(M, n_sites)
     tracemalloc.start()

@@ -1,4 +1,4 @@
-"""Count rounds of block Lanczos and of subspace iteration on the spectra of the FAPS paper.
+"""Count the rounds of block Lanczos and of subspace iteration on the spectra of the FAPS paper.
 
     python benchmarks/rounds.py                                  print the table
     python benchmarks/rounds.py --quick                          small sizes, to see that it runs
@@ -35,7 +35,7 @@ def rows_with(singular_values: np.ndarray, seed: int) -> np.ndarray:
 
 
 def residuals(solver: str, singular_values: np.ndarray, seed: int, tol: float) -> list[float]:
-    """Return the residual after each round until it is at most tol; the angle may take more rounds."""
+    """Return the residual after each round until it is at most tol; a fit may go on after that."""
     model = FederatedPCA(
         K, solver=solver, center=False, tol=tol, max_rounds=3000, random_state=seed
     )

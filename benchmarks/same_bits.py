@@ -1,4 +1,4 @@
-"""Show that a change of the code changes no result: fits on fixed data, compared bit by bit.
+"""Check that a change to the code changes no result, by comparing fits on fixed data bit by bit.
 
     git switch --detach BEFORE && python benchmarks/same_bits.py --write before.json
     git switch - && python benchmarks/same_bits.py --compare before.json
@@ -41,7 +41,7 @@ RENAMED = {
     "keep_sparse": "finish_robust",
     "centre": "center",
 }
-# the header of a site's file describes the fit, and its length depends on names of parameters
+# the header of a site's file describes the fit, so its length depends on the names of parameters
 FREE_LENGTHS = ("header",)
 
 
@@ -146,7 +146,7 @@ ROBUST: dict[str, dict[str, Any]] = {
 
 
 def over(model: Any, sites: dict[str, Any]) -> Case:
-    """Return a fit over a journaled federation."""
+    """Return a function that fits the model over a federation with a journal."""
 
     def fit(folder: Path) -> dict[str, Any]:
         journal = folder / "journal"
@@ -158,7 +158,7 @@ def over(model: Any, sites: dict[str, Any]) -> Case:
 
 
 def streamed(model: Any) -> Case:
-    """Return a fit to a stream of batches, which is saved, loaded, and continued."""
+    """Return a function that fits a stream of batches, then saves, loads, and continues it."""
 
     def fit(folder: Path) -> dict[str, Any]:
         rng = np.random.default_rng(6)
@@ -249,8 +249,8 @@ def main() -> None:
     """Fit all cases, and write or compare them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--write", type=Path, help="where the results go")
-    what.add_argument("--compare", type=Path, help="earlier results")
+    what.add_argument("--write", type=Path, help="the file to write results to")
+    what.add_argument("--compare", type=Path, help="a file of earlier results")
     options = parser.parse_args()
     found = {}
     with threadpool_limits(1), warnings.catch_warnings():

@@ -13,8 +13,8 @@ products, reading the rows at the rate at which the machine copies, or the messa
 empty message. The bound is whichever would take longest by itself. All rates are measured in the same
 run.
 
-While other programs run, the clock says little. With `--processor`, times are processor seconds, which
-do not include waiting. Set OPENBLAS_NUM_THREADS=1 as well, because threads that wait may spin.
+While other programs run, the clock is unreliable. With `--processor`, times are processor seconds,
+which do not include waiting. Set OPENBLAS_NUM_THREADS=1 as well, because threads that wait may spin.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def nothing(site):
 
 
 def rows_of(size: Size) -> np.ndarray:
-    """Draw rows with as many strong directions as components, a block at a time."""
+    """Draw rows a block at a time, with one strong direction for each component."""
     n, d, _, k, dtype = size
     rng = np.random.default_rng(0)
     sizes = 2 * np.sqrt(1 + d / n) * np.geomspace(4, 2, k)
@@ -96,7 +96,7 @@ def child(size: Size, clock: Clock) -> None:
         for i in range(size.sites)
     ]
     FederatedPCA(2).fit([np.eye(4), np.eye(4)])
-    Path("/proc/self/clear_refs").write_text("5")  # begins a new peak
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = peak_resident()
     began = clock()
     model = FederatedPCA(size.components, random_state=0).fit(parts)
@@ -158,7 +158,7 @@ def measure(
         f"{getattr(sizes[0], other):,} {other}" for other in Size._fields[:4] if other != name
     )
     print(f"\n{name}, with {fixed}, {sizes[0].dtype}")
-    print(f"  {name:>12s}{'seconds':>10s}{'rounds':>8s}  {'solver':12s}{'MB':>7s}   bound by")
+    print(f"  {name:>12s}{'seconds':>10s}{'rounds':>8s}  {'solver':12s}{'MB':>7s}   limited by")
     grown, taken, alone = [], [], []
     for size in sizes:
         command = [sys.executable, __file__, "--child", json.dumps(size), *more]

@@ -1,15 +1,15 @@
-"""Compare rounds with secure sums to the same rounds without them.
+"""Compare rounds with secure sums and the same rounds without them.
 
     python benchmarks/secure.py             all problems
     python benchmarks/secure.py --quick     small problems, to see that it runs
 
-Each figure compares rounds with and without secure sums within one run, in alternating order. The first
-problem sums blocks of 50000 x 20 over 20 sites in this process. Its figure is the ratio of processor
-times, which may be at most 3. The second problem sums a triangle of 500 features over 1000 sites. Its
+Each figure compares rounds with and without secure sums within one run. The first problem sums blocks
+of 50000 x 20 over 20 sites in this process. Its figure is the ratio of processor times, which may be at
+most 3. The second problem sums a triangle of 500 features over 1000 sites. Its
 figures are the work that masks add at a site, at most 50 ms, and at the coordinator, at most 100 ms.
 The third problem is a fit over a server and three sites on this machine. Its figure is the work that
-masks add per message in all processes, at most 10 % of a plain round. A message either carries a round,
-or asks within a round for the size of its answers. So the third problem also prints how many more
+masks add per message in all processes, at most 10 % of a plain round. Most messages carry the question
+of a round; some first ask how large the answers will be. So the third problem also prints how many more
 messages a fit has with masks, and how long a message takes from end to end.
 """
 

@@ -7,8 +7,8 @@
 The script draws counts of 30 types of cells with 20 gene programs, and log-normalizes them to 1e4. Each
 fit runs in a process of its own on one thread, with the cells in memory, sparse or dense, or in files
 that are read in blocks. Seconds are processor time. Memory is the peak during the fit minus what the
-process held before, so cells in memory do not count, but blocks of files do. The angle is the largest
-one to the components that scanpy finds in the sparse table, given as its sine.
+process held before the fit, so cells in memory do not count, but blocks of files do. The angle is the
+largest one to the components that scanpy finds in the sparse table, given as its sine.
 
 If neither interpreter has scanpy, the script makes an environment for it in a temporary folder. With
 ``--quick``, it does not, and measures the angle to scikit-learn's components instead.
@@ -144,7 +144,7 @@ def resident(field: str) -> float:
 def child(name: str, kind: str, folder: Path, k: int) -> None:
     """Fit in this process, and print the seconds and the memory."""
     fit = CONTESTANTS[name](folder, k, kind == "dense")
-    Path("/proc/self/clear_refs").write_text("5")  # begins a new peak
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = resident("VmRSS")
     began = time.process_time()
     components = fit()
@@ -218,7 +218,7 @@ def compare(folder: Path, options: Any, peer: tuple[str, str]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--python", default=sys.executable, help="an interpreter that has scanpy")
+    parser.add_argument("--python", default=sys.executable, help="a Python that has scanpy")
     parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:

@@ -41,7 +41,7 @@ def fed(model: object, batches: Iterable[object]) -> np.ndarray:
 
 
 def excess(batches: list, components: dict[str, np.ndarray], center: bool = True) -> None:
-    """Print in percent how much more variance each contestant leaves than the best components."""
+    """Print by what percentage each contestant leaves more variance than the best components."""
     k = len(next(iter(components.values())))
     best = FederatedPCA(k, center=center, solver="lanczos", random_state=0).fit(batches)
 

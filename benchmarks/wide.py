@@ -4,9 +4,10 @@
     python benchmarks/wide.py float32 files    some of them
     python benchmarks/wide.py --quick          small sizes, to see that it runs
 
-`float32` and `noise` compare times with scikit-learn's PCA on the pooled array, in one run. `int8` fits
-genotypes of 2000 people at a million places in a process of its own, and prints how far the peak of
-that process's memory rose above the rows. `files` compares a fit that reads Parquet files once with a
+`float32` compares times with scikit-learn's PCA on the pooled array, in one run. `noise` compares the
+rounds of fits that stop at a small angle and of fits that stop at the noise. `int8` fits genotypes of
+2000 people at a million places in a process of its own, and prints how far the peak of that process's
+memory rose above the rows. `files` compares a fit that reads Parquet files once with a
 fit that reads them again for each question, and counts how often files are read.
 """
 

@@ -1,4 +1,4 @@
-"""Separate gene expression from batch effects, with batches as sites that have their own disturbances.
+"""Separate gene expression from batch effects, with each batch as a site with its own disturbance.
 
 python examples/batch_effects.py
 python examples/batch_effects.py --data DIR --figure batches.png      with DIR/bladderbatch.npz
@@ -38,7 +38,8 @@ def told(scores: np.ndarray, labels: np.ndarray) -> float:
     return float(balanced_accuracy_score(labels, found))
 
 
-# Use the common mean: if batches hold different kinds of samples, their own means mix batch and kind.
+# Use the common mean: if batches hold different kinds of samples, the mean of a batch also depends on
+# the kinds of samples in that batch.
 pca = PersonalizedPCA(n_shared=2, n_local=1, center="common", tol=1e-7).fit(X, sites=batch)
 shared = pca.transform(X, batch)[:, :2]
 raw = PCA(2, random_state=0).fit_transform(X)

@@ -29,7 +29,7 @@ for rank, hours in ((3, 40), (8, 40)):
             print(f"{pca.n_samples_seen_:5d} rows: {pca.n_components_} components, {share:.1%}")
 
 # %%
-# The number changes by at most one in a batch.
+# The number of components changes by at most one after each batch.
 
 import matplotlib.pyplot as plt
 

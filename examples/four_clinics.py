@@ -14,8 +14,8 @@ from sklearn.datasets import load_breast_cancer
 from fedpca import FederatedPCA
 
 # %%
-# Assign patients to clinics by tumor size, and give each clinic a different column order. Sites may be
-# as dissimilar as these: the result is that of the pooled rows.
+# Assign patients to clinics by tumor size, and give each clinic a different column order. However
+# different the sites are, the result is that of the pooled rows.
 
 data = load_breast_cancer()
 by_size = np.argsort(data.data[:, 0], kind="stable")
@@ -26,7 +26,7 @@ for i, (clinic, patients) in enumerate(clinics):
     tables[clinic] = pa.table({data.feature_names[j]: data.data[patients, j] for j in order})
 
 # %%
-# Fit, and look at what was found and what left the clinics.
+# Fit, and print what was found and what left the clinics.
 
 model = FederatedPCA(n_components=3, scale=True).fit(tables)
 

@@ -1,4 +1,4 @@
-"""Attack three made-up clinics as a coordinator that lies would, and print what it recovers.
+"""Attack three made-up clinics as a lying coordinator would, and print what it recovers.
 
 python examples/lying_coordinator.py
 python examples/lying_coordinator.py "far mean"    # only the attacks that are named
@@ -17,7 +17,7 @@ from fedpca.site.policy import JOINING
 
 PAGE = Path(__file__).parents[1] / "docs" / "privacy.md"
 
-# Each clinic has 100 patients and 8 measurements, in units of their own.
+# Each clinic has 8 measurements of 100 patients, in different units.
 rng = np.random.default_rng(0)
 mixing = rng.normal(size=(8, 8)) * np.geomspace(20, 0.5, 8)
 clinics = {
@@ -27,10 +27,10 @@ clinics = {
 
 chosen = [word for word in sys.argv[1:] if word != "--write"] or list(ATTACKS)
 if "--write" in sys.argv and len(chosen) < len(ATTACKS):
-    sys.exit("the page has all attacks; use --write without names")
+    sys.exit("the page must have all attacks; use --write without names")
 tables = {"lying_coordinator.py": lying_as_markdown(attack_site(clinics, attacks=chosen))}
 
-# A site whose policy allows robust PCA by name, with limits for a day or for a single run.
+# Compare two policies that allow robust PCA by name; the second allows only one run a day.
 allowed = replace(JOINING, allow=("federated", "robust"))
 policies = {"robust allowed": allowed, "one run a day": replace(allowed, max_runs_per_day=1)}
 asks_robust = [name for name in chosen if "RobustPCA" in str(ATTACKS[name].plans)]

@@ -33,8 +33,8 @@ rows[-1] = BOUND * rng.choice([-1, 1], 12) / np.sqrt(12)
 clinics = np.array_split(rows, 3)
 
 # %%
-# The first table shows what share of the variance fits keep, and what share was expected beforehand,
-# from only the variances.
+# The first table shows what share of the variance the fits keep, and what share was expected before
+# the fits, from the variances alone.
 
 scatter = np.cov(rows, rowvar=False)
 variances = np.linalg.eigvalsh(scatter)[::-1]
@@ -60,8 +60,9 @@ for epsilon in epsilons:
     print(f"| {named(epsilon)} | {np.mean(shares):.2f} | {expected:.2f} |")
 
 # %%
-# The second table shows how often an attacker is right about the unusual patient, who either is the
-# only one with a flag, or was added between two fits. Half of all guesses are right by chance.
+# The second table shows how often an attacker is right about the unusual patient. In one attack, this
+# patient is the only one with a flag. In the other, this patient was added between two fits. Half of
+# all guesses are right by chance.
 
 print("| attack | fit | guesses right | at most |")
 print("|---|---|---|---|")

@@ -34,10 +34,10 @@ def log_sum(logs: list[float]) -> float:
 
 
 def log_chance_apart(n: int, c: int, s: int) -> float:
-    """Return the log of the chance that a ring has s honest sites next to no other honest site.
+    """Return the log of the chance that s honest sites in a ring have no other honest neighbors.
 
-    The c colluding sites leave c gaps in the ring. The s sites fill j of the gaps, with at least one in
-    each, and the other honest sites fill any of the remaining gaps.
+    The c colluding sites leave c gaps in the ring. The s sites fill j of the gaps, with at least one
+    site in each, and the other honest sites fill any of the remaining gaps.
     """
     t = n - c - s
     ways = [
@@ -48,7 +48,7 @@ def log_chance_apart(n: int, c: int, s: int) -> float:
 
 
 def log2_chance_of_parts(n: int, c: int, rings: int = N_RINGS) -> float:
-    """Bound the chance that the honest sites fall into parts without a shared mask, as a power of 2."""
+    """Bound the chance that honest sites fall into parts that share no mask, as a power of 2."""
     honest = n - c
     parts = [
         log_binomial(honest, s) + rings * log_chance_apart(n, c, s)
@@ -70,7 +70,7 @@ def error_of_sum(bits: int, n_sites: int, looseness: float, units: np.ndarray) -
 
 
 def drawn(robust: bool) -> dict[str, np.ndarray]:
-    """Draw rows of four sites: common directions, one direction of each site, outliers if robust."""
+    """Draw four sites' rows with common directions, one more per site, and outliers if ``robust``."""
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((1200, 5)) * [5, 4, 3, 2, 1] @ rng.standard_normal((5, 100))
     rows += rng.standard_normal(rows.shape)

@@ -23,8 +23,8 @@ devices = [
 
 # %%
 # Each device reads its rows once and sends a summary. Each region merges its devices' summaries, and
-# the regions' summaries merge into a model. ``Summary.save`` and ``Summary.load`` write and read files,
-# for processes that cannot talk to each other.
+# the regions' summaries are merged into a model. ``Summary.save`` and ``Summary.load`` write and read
+# files, for processes that cannot talk to each other.
 
 regions = []
 for part in (devices[:4], devices[4:]):
@@ -41,7 +41,7 @@ print(f"{model.n_samples_seen_} rows; sine of the angle to pooled PCA: {angle:.1
 print(f"stated bound: {model.angle_bound_:.1e}")
 
 # %%
-# Do the same over a federation, with a ledger of all data sent.
+# Do the same in a federation, which keeps a ledger of all data sent.
 
 federated = FederatedPCA(6, solver=Merge(fan_in=4)).fit(devices)
 print(f"{federated.run_.bytes_up} bytes up in {federated.run_.rounds} rounds")

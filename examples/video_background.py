@@ -4,9 +4,9 @@ Background and motion
 
 Split video from a fixed camera into a shared background and local motion. Each frame is a site.
 
-``python examples/video_background.py`` runs on a small scene that it draws itself, and
-``python examples/video_background.py --data DIR --figure video.png`` on ``DIR/highway_video.npz``. The
-picture needs ``pip install 'fedpca[plot]'``.
+``python examples/video_background.py`` draws a small scene by itself.
+``python examples/video_background.py --data DIR --figure video.png`` reads ``DIR/highway_video.npz``.
+The picture needs ``pip install 'fedpca[plot]'``.
 """
 
 import argparse

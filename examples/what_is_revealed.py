@@ -1,4 +1,4 @@
-"""Show what each solver reveals about four clinics by recording every message and attacking them all.
+"""Show what each solver reveals about four clinics: record every message, and attack the records.
 
 python examples/what_is_revealed.py
 """

@@ -10,7 +10,7 @@ from fedpca import Federation, question
 
 @question(asks={"v": "float64 d"}, answers={"w": "float64 d", "n": "int64"})
 def absolute_pull(site, v):
-    """Sum a site's rows, each times the sign of its score on the direction v."""
+    """Sum a site's rows, each multiplied by the sign of its score on the direction v."""
     total = np.zeros(len(v))
     for rows in site.rows.blocks():
         total += np.sign(rows @ v) @ rows
@@ -18,7 +18,7 @@ def absolute_pull(site, v):
 
 
 def l1_component(fed: Federation, rounds: int) -> np.ndarray:
-    """Find the direction with the largest sum of absolute scores, which is less prone to outliers."""
+    """Find the direction with the largest sum of absolute scores, which limits outliers' effect."""
     v = np.ones(3) / np.sqrt(3)
     for _ in range(rounds):
         w = fed.sum(absolute_pull, v=v)["w"]

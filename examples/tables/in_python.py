@@ -26,7 +26,7 @@ print(
 scores = pca.set_output(transform="pandas").transform(folder / "north.csv")
 print(f"tumors: {len(scores)} rows of north scored as {', '.join(scores.columns[:2])}, ...")
 
-# Wines: what the three cultivars share, and what each has for itself. A column names the site.
+# Wines: find what the three cultivars share, and what is specific to each. A column names the site.
 wines = pd.read_parquet(folder / "wines.parquet")
 shared = PersonalizedPCA(2, 1, scale=True, random_state=0).fit(wines, sites="cultivar")
 print(
@@ -38,7 +38,7 @@ hospitals = [Site(folder / f"{name}.csv", name=name, id="record") for name in ("
 robust = RobustPCA(2, scale=True, random_state=0).fit(Federation.local(hospitals))
 print(f"diabetes: outliers {', '.join(f'{k} {v:.1%}' for k, v in robust.sparse_share_.items())}")
 
-# Digits: two archives write summaries, which merge without any server.
+# Digits: two archives write summaries, which are merged without a server.
 for name in ("archive1", "archive2"):
     file = folder / f"{name}.feather"
     Summary.of(file, 40, drop="label", id="image").save(folder / f"{name}-python.summary")

@@ -15,7 +15,7 @@ fedpca fit $clinics $columns --scale --missing mean --seed 0 -o tumors.fedpca
 fedpca transform tumors.fedpca north.csv --id patient -o north-scores.csv
 fedpca info tumors.fedpca
 
-# Wines: what the three cultivars share, and what each has for itself.
+# Wines: find what the three cultivars share, and what is specific to each.
 wines="barbera.csv barolo.csv grignolino.csv"
 fedpca fit $wines --method personalized --shared 2 --local 1 --scale --seed 0 \
     -o wines.fedpca --local-models cultivars
@@ -24,7 +24,7 @@ fedpca fit $wines --method personalized --shared 2 --local 1 --scale --seed 0 \
 fedpca fit east.csv center.csv --id record --method robust -k 2 --scale --seed 0 \
     -o diabetes.fedpca --outliers outliers.csv
 
-# Digits: two archives write summaries, which merge without any server.
+# Digits: two archives write summaries, which are merged without a server.
 for archive in archive1 archive2; do
     fedpca summarize $archive.feather --drop label --id image -k 40 -o $archive.summary
 done

@@ -16,7 +16,7 @@ rng = np.random.default_rng(0)
 
 
 def tumors(folder: Path) -> None:
-    """Write three clinics' tumors: an id, a diagnosis, gaps, and columns in different orders."""
+    """Write three clinics' tumors, with an id, a diagnosis, gaps, and columns in different orders."""
     data = load_breast_cancer(as_frame=True)
     table = data.data.rename(columns=lambda name: name.replace(" ", "_"))
     table = table.mask(rng.random(table.shape) < 0.01)
@@ -30,7 +30,7 @@ def tumors(folder: Path) -> None:
 
 
 def wines(folder: Path) -> None:
-    """Write wines of three cultivars in one table, and each in its own file with decimal commas."""
+    """Write wines of three cultivars in one table, and in a file with decimal commas for each one."""
     data = load_wine(as_frame=True)
     table = data.data.rename(columns=lambda name: name.replace("/", "_"))
     table["cultivar"] = np.array(["barolo", "grignolino", "barbera"])[data.target]
@@ -54,7 +54,7 @@ def diabetes(folder: Path) -> None:
 
 
 def digits(folder: Path) -> None:
-    """Write scanned digits in two archives, each with the file name of an image and its label."""
+    """Write scanned digits in two archives; each row has an image's file name and its label."""
     data = load_digits(as_frame=True)
     table = data.data.assign(image=[f"scan-{i:04}.png" for i in range(1797)], label=data.target)
     table[:900].to_feather(folder / "archive1.feather")

@@ -54,8 +54,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Import the estimators when they are first used.
 
-    They need scikit-learn, which takes longer to import than most commands take to run. Neither a site
-    nor a server needs it.
+    They need scikit-learn, which takes longer to import than most commands take to run. Sites and
+    servers do not need scikit-learn.
     """
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

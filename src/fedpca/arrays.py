@@ -1,9 +1,9 @@
 """Define the Array type and the notation for declaring and checking arrays.
 
-A declaration is a dtype followed by dimensions, as in ``"float64 d k"``. A number requires exactly that
-length. A name allows any length, but it must stand for the same length throughout a table of
-declarations. ``triangle`` stands for ``d (d + 1) / 2``. Messages and files are checked against such
-tables before use.
+A declaration is a dtype followed by dimensions, as in ``"float64 d k"``. A dimension is a number or a
+name. A number is the required length. A name allows any length, but it must stand for the same length
+throughout a table of declarations. ``triangle`` stands for ``d (d + 1) / 2``. Messages and files are
+checked against these tables before they are used.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _match(names: tuple[str, ...], shape: tuple[int, ...], dimensions: Dimension
 def _count_non_finite(array: Array) -> int:
     if array.dtype.kind != "f":
         return 0
-    # if the sum of squares is finite, so is every value; BLAS needs one pass and no temporary array
+    # a finite sum of squares means finite values; BLAS adds it up without a temporary array
     if math.isfinite(np.vdot(array, array) if array.ndim else array.item()):
         return 0
     return int(array.size - np.isfinite(array).sum())

@@ -5,9 +5,9 @@
     FedpcaError
      +-- InputError (ValueError)       rows or parameters that cannot be used as they are
      +-- MessageError                  bytes that are not the expected message
-     +-- SiteError                     one site did not answer a question
+     +-- SiteError                     a site did not answer a question
      |    +-- SiteFailed               the site's work raised an exception
-     |    +-- SiteTimeout              the site was too slow
+     |    +-- SiteTimeout              the site did not answer in time
      +-- PolicyRefused                 a site's policy forbids the question
      |    +-- ApprovalPending          a person at the site has not approved the run yet
      +-- SitesLost                     sites failed twice; the fit restarts without them
@@ -17,7 +17,7 @@
      |    +-- LinkRefused              the connection was refused; retrying will not help
      +-- JournalError                  a journal that is damaged or belongs to a different run
      +-- LedgerError                   a site's ledger that was altered or does not match a run
-     +-- FileError                     a file that cannot be read, used, or overwritten
+     +-- FileError                     a file that cannot be read or used, or must not be overwritten
 
 Each error message identifies the invalid value, the bound that it violated, and the way to fix it. A
 message about a site names the site, the round, and what it was doing, but never a value from a row.
@@ -39,7 +39,7 @@ class MessageError(FedpcaError):
 
 
 class SiteError(FedpcaError):
-    """One site did not answer one question."""
+    """A site did not answer a question."""
 
 
 class SiteFailed(SiteError):
@@ -72,7 +72,7 @@ class QuorumLost(FedpcaError):
 
 
 class SitesBusy(FedpcaError):
-    """Sites that a different run is using; a site answers one run at a time."""
+    """A different run is using the sites; a site takes part in only one run at a time."""
 
 
 class LinkError(FedpcaError):
@@ -80,7 +80,7 @@ class LinkError(FedpcaError):
 
 
 class LinkRefused(LinkError):
-    """The server or this side's credentials were refused; retrying will not help."""
+    """The server or this side refused the connection; retrying will not help."""
 
 
 class JournalError(FedpcaError):
@@ -92,7 +92,7 @@ class LedgerError(FedpcaError):
 
 
 class FileError(FedpcaError):
-    """A file, other than a data file, that cannot be read or used or must not be overwritten."""
+    """A file without rows that cannot be read or used, or must not be overwritten."""
 
 
 # The errors that a site may report by name. Any other error at a site becomes a SiteFailed.

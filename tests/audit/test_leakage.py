@@ -533,7 +533,8 @@ def test_table_shows_the_site_that_is_known_best_and_its_rounds(files):
 
 def test_audit_refuses_what_it_cannot_do(files, tmp_path, monkeypatch):
     assert "must end in .csv" in run_audit(*files, "--table", tmp_path / "a.txt").output
-    assert "must end in .png, .svg, .pdf" in run_audit(*files, "--plot", tmp_path / "a.gif").output
+    said = run_audit(*files, "--plot", tmp_path / "a.gif").output
+    assert "must end in one of .png, .svg, .pdf" in said
     assert run_audit(*files, "--solver", "all", "--solver", "magic").exit_code == 2
     wrong = run_audit(*files, "--solver", "magic")
     assert wrong.exit_code == 2

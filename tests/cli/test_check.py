@@ -41,7 +41,7 @@ def test_everything_that_stops_a_fit_is_listed_at_once(sites, tmp_path):
     assert "not numeric: name (" in said
     assert "leave them out with --drop" in said
     assert "none.csv does not exist" in said
-    assert "a fit would fail; correct what stops it (5 above)" in said
+    assert "a fit would fail; correct the problems above that stop it (5)" in said
     assert run("fit", *sites, tmp_path / "west.csv", "-o", tmp_path / "m").exit_code == 2
 
 

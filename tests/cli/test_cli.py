@@ -64,7 +64,10 @@ def test_rows_without_names_are_taken_by_position_with_a_word(sites, tmp_path):
         "transform", tmp_path / "m.fedpca", tmp_path / "bare.npy", "-o", tmp_path / "s.parquet"
     )
     assert done.exit_code == 0, done.output
-    assert "bare.npy has no column names; its columns are assumed to be a, b, c" in done.output
+    assert (
+        "bare.npy has no column names; its columns are assumed to be in this order: a, b, c"
+        in done.output
+    )
 
 
 @pytest.mark.filterwarnings("ignore:misalignment_")

@@ -54,7 +54,7 @@ def test_a_key_is_either_made_or_shown(tmp_path):
     for words in ((), ("north", "--show", tmp_path / "north.pub")):
         done = run("site-key", *words)
         assert done.exit_code == 2
-        assert "give exactly one of the two" in done.output
+        assert "give either the name of a site, to create its keys, or --show" in done.output
     (tmp_path / "rows.npy").write_bytes(b"rows")
     done = run("site-key", "--show", tmp_path / "rows.npy")
     assert done.exit_code == 2
@@ -77,22 +77,23 @@ def test_which_ledger_is_meant_must_be_clear(ledger):
     (other / "ledger.jsonl").touch()
     done = run("ledger", "verify")
     assert done.exit_code == 2
-    assert "name a ledger file, or use --site; the sites in" in done.output
+    assert "specify a ledger file, or choose a site with --site; the sites in" in done.output
     assert "are: north, south" in done.output
     done = run("ledger", "verify", "--site", "west")
     assert done.exit_code == 2
     assert "cannot be read" in done.output
     done = run("ledger", "verify", ledger, "--key", ledger)
     assert done.exit_code == 2
-    assert "use it with --model" in done.output
+    assert "--key requires --model" in done.output
 
 
 def test_an_altered_ledger_exits_with_1_and_names_the_line(ledger):
     ledger.write_text(ledger.read_text().replace('"bytes_in": 7', '"bytes_in": 8', 1))
     done = run("ledger", "verify")
     assert done.exit_code == 1
-    assert f"{ledger}: line 1 was changed; 0 entries from 0 runs before it are verified" in (
-        done.output
+    assert (
+        f"{ledger}: line 1 was changed; the 0 entries from 0 runs before this point are verified"
+        in (done.output)
     )
 
 

@@ -215,7 +215,7 @@ def test_over_a_federation_local_models_and_outliers_stay_at_the_sites(tables, f
         robust += ("--max-rounds", "5")  # far from the end, but the same messages
         refused = running.run("fit", *far, *robust, "-o", "x", "--outliers", "o.csv", check=False)
         assert refused.returncode == 2
-        assert "each site writes its own" in " ".join(refused.stderr.split())
+        assert "each site keeps its local model" in " ".join(refused.stderr.split())
         running.run("fit", *far, *robust, "-o", "robust.fedpca")
         personal = ("--method", "personalized", "--shared", "2", "--local", "1")
         personal += ("--max-rounds", "5")

@@ -119,7 +119,7 @@ def test_a_saved_plan_is_the_one_that_a_fit_declares(folder):
     [
         ("federate", "allow has 'federate', which is unknown here; did you mean 'federated'?"),
         ("Robust", "did you mean 'robust'?"),
-        ("xyz", "the words are federated, personalized, robust, tsqr, merge, average, any"),
+        ("xyz", "the known words are federated, personalized, robust, tsqr, merge, average, any"),
         ("lanczos", "allow has 'lanczos'; use 'federated', which includes that solver"),
     ],
 )
@@ -177,7 +177,7 @@ def test_a_policy_that_requires_secure_sums_admits_plans_that_have_them(folder):
     assert "at 3 sites, with secure sums" in done.output
     alone = run("policy", "--check", secure, "-k", "3", "--secure", "--sites", "1")
     assert alone.exit_code == 2
-    assert "it needs at least two sites" in alone.output
+    assert "use at least two sites" in alone.output
     explained = run("policy", "--explain", secure)
     assert "only runs with secure sums" in explained.output
 

@@ -155,7 +155,7 @@ def test_what_cannot_be_merged_is_refused(sites, tmp_path):
         assert not (tmp_path / "m.fedpca").exists()
     done = run("merge", north, south, "-k", 6, "-o", tmp_path / "m.fedpca")
     assert done.exit_code == 2
-    assert "n_components=6 is not between 1 and the 5 features" in done.output
+    assert "n_components=6 must be between 1 and 5, the number of features" in done.output
 
 
 def test_merging_takes_k_and_refuses_what_holds_no_rows(sites, tmp_path):
@@ -184,7 +184,7 @@ def test_bad_rows_are_refused_before_anything_is_written(tmp_path):
     assert "1 NaN in columns b" in done.output
     done = run("summarize", tmp_path / "bad.csv", "-k", 9, "-o", tmp_path / "s.summary")
     assert done.exit_code == 2
-    assert "n_components=9 is not between 1 and the 2 features" in done.output
+    assert "n_components=9 must be between 1 and 2, the number of features" in done.output
     assert not list(tmp_path.glob("*.summary"))
 
 

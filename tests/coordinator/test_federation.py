@@ -483,16 +483,16 @@ def test_the_verb_belongs_to_the_question(verb):
     }
     answer = site.answer(compose(header, {"features": np.empty(0, np.uint8)}))
     assert answer.header["error"] == "PolicyRefused"
-    assert "are for 'sum'" in answer.header["text"]
+    assert "declares verb='sum'" in answer.header["text"]
 
 
 def test_answers_are_not_combined_in_a_way_that_the_question_does_not_declare():
     fed = Federation.local(SITES)
     with pytest.raises(
-        InputError, match=r"'double' are for 'sum', not 'gather'; use Federation.sum"
+        InputError, match=r"'double' must be combined by 'sum', not 'gather'; use Federation.sum"
     ):
         fed.gather(double, x=np.ones(2))
-    with pytest.raises(InputError, match=r"'double_each' are for 'gather', not 'sum'"):
+    with pytest.raises(InputError, match=r"'double_each' must be combined by 'gather', not"):
         fed.sum(double_each, x=np.ones(2))
     assert not fed.record.history
 

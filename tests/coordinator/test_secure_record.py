@@ -147,7 +147,7 @@ def test_a_site_that_requires_secure_sums_refuses_plain_runs(parts):
     with pytest.raises(PolicyRefused, match="requires secure sums, but the plan has none"):
         FederatedPCA(2).fit(sites)
     FederatedPCA(2).fit(Federation.local(sites, secure=True))
-    with pytest.raises(InputError, match="it needs at least two sites"):
+    with pytest.raises(InputError, match="use at least two sites"):
         FederatedPCA(2).fit(Federation.local({"s0": sites["s0"]}, secure=True))
 
 

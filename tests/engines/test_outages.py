@@ -213,11 +213,11 @@ def test_a_second_fit_is_refused_with_who_holds_the_sites_and_the_first_goes_on(
             FederatedPCA(2).fit(third)
     assert second.returncode == 1
     assert (
-        "failed: after 1 s, a different run is still using north, south, started by "
+        "failed: after 1 s, a different run is still using north, south; it was started by "
         in second.stderr
     )
     assert f"(process {os.getpid()}, since " in second.stderr
-    assert "a different run is still using south, started by " in str(busy.value)
+    assert "a different run is still using south; it was started by " in str(busy.value)
     assert same_bits(first, near)
 
 
@@ -285,7 +285,7 @@ def test_a_fit_that_stood_still_for_too_long_does_not_end_the_one_after_it(there
             first.send_signal(signal.SIGCONT)
             _, errors = first.communicate(timeout=HANG_S)
     assert first.returncode == 1
-    assert f"a different run is using north, south, started by {getpass.getuser()} on" in errors
+    assert f"using north, south; it was started by {getpass.getuser()} on" in errors
     assert same_bits(second, near)
 
 

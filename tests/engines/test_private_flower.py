@@ -114,7 +114,10 @@ def test_a_private_fit_is_counted_at_each_site_and_one_beyond_the_budget_refused
         ) in str(refused.value)
     assert f"epsilon {shown['left']:.4g} is left" in str(refused.value)
     assert "max_epsilon=10" in str(refused.value)
-    with there.federation(secure=True) as fed, pytest.raises(PolicyRefused, match="not in this"):
+    with (
+        there.federation(secure=True) as fed,
+        pytest.raises(PolicyRefused, match="but this FederatedPCA"),
+    ):
         FederatedPCA(2).fit(fed)
 
 

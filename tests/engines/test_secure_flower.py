@@ -259,7 +259,7 @@ def test_an_offer_that_is_replayed_from_an_earlier_run_is_refused(there, near):
     for site in ("north", "south"):
         assert f"site '{site}', round 0" in str(refused.value)
     assert "the key offered for site 'west' is not signed by that site" in str(refused.value)
-    assert "do not include the one of this site, 'west'" in str(refused.value)
+    assert "do not include the key of this site, 'west'" in str(refused.value)
 
 
 def test_a_site_that_does_not_exist_is_refused_by_sites_that_know_their_peers(there):

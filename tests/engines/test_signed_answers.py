@@ -40,7 +40,7 @@ def ledger_of(there, site):
     return there.folder / "home" / "sites" / site / "ledger.jsonl"
 
 
-REFUSED = "the signature does not belong to this question, this answer, and the key "
+REFUSED = "the signature of this answer to this question was not made with the key "
 
 
 @pytest.mark.process

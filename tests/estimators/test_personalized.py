@@ -794,7 +794,9 @@ def test_a_climb_that_stops_because_it_met_another_is_not_the_result():
 
 
 def test_optima_that_are_as_good_but_differ_are_told_of(tmp_path):
-    with pytest.warns(UserWarning, match=r"ambiguity_=0\.9\d?: another start found other shared"):
+    with pytest.warns(
+        UserWarning, match=r"ambiguity_=0\.9\d?: another start found different shared"
+    ):
         pca = PersonalizedPCA(3, 2, scale=True, n_init=8, random_state=0).fit(by_class(load_wine))
     assert pca.ambiguity_ > 0.9
     pca.save(tmp_path / "model")

@@ -72,7 +72,7 @@ def test_a_file_that_does_not_match_is_refused(folder):
     gap.loc[2, "b"] = np.nan
     gap.to_parquet(folder / "gap.parquet")
     with pytest.raises(
-        InputError, match="contains NaN, and missing='error' cannot score such rows"
+        InputError, match="contains NaN, but a model with missing='error' cannot score rows"
     ):
         model.transform(folder / "gap.parquet")
     assert np.isfinite(RobustPCA(2).fit(FRAME).transform(folder / "gap.parquet")).all()
@@ -139,10 +139,10 @@ def test_an_empty_label_in_a_file_is_none(tmp_path):
 
 
 def test_a_file_takes_no_labels_beside_it(folder):
-    with pytest.raises(InputError, match="sites= must name the column"):
+    with pytest.raises(InputError, match="sites must be the name of the column"):
         FederatedPCA(2).fit(folder / "rows.parquet", sites=LABELS)
     model = PersonalizedPCA(1, 1).fit(FRAME, sites=LABELS)
-    with pytest.raises(InputError, match="pass the name of its site"):
+    with pytest.raises(InputError, match="site must be the name of one site"):
         model.transform(folder / "rows.parquet", LABELS)
     scores = model.transform(folder / "rows.parquet", "north")
     np.testing.assert_allclose(scores, model.transform(FRAME, "north"), atol=1e-9)

@@ -361,7 +361,7 @@ def test_a_model_of_a_summary():
     assert sine_of_angle(reference.components_.T, model.components_.T) < 1e-10
     np.testing.assert_allclose(abs(model.transform(X)), abs(reference.transform(X)), atol=1e-9)
     assert StreamingPCA.from_summary(Summary.of(X, 4)).n_components_ == 4
-    with pytest.raises(InputError, match="n_components=10 is not between 1 and the 9 features"):
+    with pytest.raises(InputError, match="n_components=10 must be between 1 and 9, the number"):
         StreamingPCA.from_summary(Summary.of(X, 4), 10)
 
 
@@ -718,7 +718,7 @@ def test_parameters_that_change_in_mid_stream_are_refused():
     longer = StreamingPCA.from_summary(model.summary_, 5).partial_fit(X)
     assert longer.n_components_ == 5
     model.set_params(n_components=3, center=False)
-    with pytest.raises(InputError, match="center=False, but the stream began with True"):
+    with pytest.raises(InputError, match="center=False, but the stream began with center=True"):
         model.partial_fit(X)
     model.set_params(center=True, n_components=3)
     assert model.partial_fit(X).n_samples_seen_ == 80

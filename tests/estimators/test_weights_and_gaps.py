@@ -91,7 +91,7 @@ def test_sites_with_and_without_weights_work_together():
         (np.where(W > 2, np.nan, 1.0), r"weights are negative or not finite"),
         (["heavy"] * 90, "the weights are not numbers"),
         (np.zeros(90), "all weights are zero"),
-        (np.full(90, 1 / 90), "add up to 1; they count rows, so they must add up to at least 2"),
+        (np.full(90, 1 / 90), "add up to 1; a weight of 1 counts as one row, so .* at least 2"),
         ("w", "X has no column names; pass a data frame"),
     ],
 )
@@ -198,7 +198,7 @@ def test_dropped_rows_are_left_out_at_their_sites():
     assert_like(model, PCA(2, svd_solver="full").fit(complete))
     assert model.n_samples_ == len(complete)
     with pytest.raises(
-        InputError, match="missing='drop' cannot score such rows; set missing='mean'"
+        InputError, match="missing='drop' cannot score rows with NaN; fit with missing='mean'"
     ):
         model.transform(WITH_GAPS)
 

@@ -266,12 +266,21 @@ def of_another_run(offer):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (signed_by_a_stranger, "the key offered for site 'b' is not from the plan's key"),
+        (
+            signed_by_a_stranger,
+            "the key offered for site 'b' is not signed with the key in the plan",
+        ),
         (of_another_run, "the key offered for site 'b' is not signed by that site"),
         (altered("public"), "the key offered for site 'b' is not signed by that site"),
         (altered("signature"), "the key offered for site 'b' is not signed by that site"),
-        (altered("identity"), "the key offered for site 'b' is not from the plan's key"),
-        (lambda offer: Offer(offer.public), "the key offered for site 'b' is not from the plan's"),
+        (
+            altered("identity"),
+            "the key offered for site 'b' is not signed with the key in the plan",
+        ),
+        (
+            lambda offer: Offer(offer.public),
+            "the key offered for site 'b' is not signed with the key",
+        ),
     ],
     ids=[
         "stranger",
@@ -310,7 +319,7 @@ def test_offers_that_are_cut_off_or_too_many_are_refused(cut):
         data = request.arrays["offers"].tobytes()
         return compose(request.header, {"offers": np.frombuffer(data + data, np.uint8)})
 
-    with pytest.raises(PolicyRefused, match="the number of offered keys is not 3"):
+    with pytest.raises(PolicyRefused, match="there must be 3 offered keys"):
         fit_lying(add)
 
 
@@ -319,7 +328,7 @@ def test_a_site_whose_own_offer_was_replaced_notices_it():
         is_due = request.header["question"] == AGREE and site == "b"
         return with_offer(request, "b", altered("public")) if is_due else request
 
-    with pytest.raises(PolicyRefused, match="do not include the one of this site, 'b'"):
+    with pytest.raises(PolicyRefused, match="do not include the key of this site, 'b'"):
         fit_lying(tell)
 
 
@@ -364,7 +373,9 @@ def test_sites_that_were_told_different_rosters_share_no_keys():
         roster = {**{name: PRINTS[name] for name in NAMES}, "c": PRINTS["stranger"]}
         return declared(request, lambda plan: replace(plan, sites=roster))
 
-    with pytest.raises(PolicyRefused, match=r"is not (from the plan's key|signed by that site)"):
+    with pytest.raises(
+        PolicyRefused, match=r"is not signed (with the key in the plan|by that site)"
+    ):
         fit_lying(tell)
 
 
@@ -509,7 +520,7 @@ def test_a_number_beyond_the_bound_is_refused_by_name_and_never_clipped(policy):
     assert "field 'Y'" in texts[0]
     assert "not clipped" in texts[0]
     # or the bounds that a site refuses would tell its size
-    assert all("which ends this run here" in text for text in (*texts[1:], fails))
+    assert all("which ends this run at this site" in text for text in (*texts[1:], fails))
 
 
 @pytest.mark.parametrize(

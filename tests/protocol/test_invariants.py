@@ -113,7 +113,9 @@ def test_numbers_whose_totals_overflow_are_refused_at_the_coordinator_and_at_the
         return {}
 
     huge = {"y": np.array([MAX_NORM, MAX_NORM])}
-    with pytest.raises(MessageError, match=r"field 'y'.*larger than 1e\+146; rescale the columns"):
+    with pytest.raises(
+        MessageError, match=r"field 'y'.*at most 1e\+146 in size; rescale the columns"
+    ):
         answer_hugely.check_answer(huge, {}, {})
     with pytest.raises(InputError, match="rescale the columns"):
         answer_hugely.check_answer(huge, {}, {}, too_large=InputError)

@@ -115,4 +115,4 @@ def test_the_holder_of_a_reservation_is_named_in_printable_words():
     hold._sites = ["north"]
     busy = hold._busy({"sites": ["north"], "holder": HOSTILE}, "in use:")
     assert str(busy).isprintable()
-    assert "started by north\\x1b[2J" in str(busy)
+    assert "it was started by north\\x1b[2J" in str(busy)

@@ -71,7 +71,7 @@ def test_the_sites_that_components_depend_on_come_first(found, sites):
 def test_sites_that_show_nothing_are_not_drawn(found, sites):
     silent = diagnose(found.model, sites, site_map=False)
     for display in (SiteMapDisplay, StabilityDisplay):
-        with pytest.raises(InputError, match="did not show what a map needs: it was not asked"):
+        with pytest.raises(InputError, match="there is no map of sites to draw: it was not asked"):
             display.from_diagnosis(silent)
 
 
@@ -89,7 +89,7 @@ def test_a_control_chart_tells_rows_beyond_limits_from_others(found, sites):
     assert [text.get_text() for text in drawn.ax_.get_legend().get_texts()] == ["a", "b"]
     with pytest.raises(InputError, match="groups has 1 labels; pass one for each of the 60 rows"):
         ControlChartDisplay.from_estimator(found.model, X, groups=["a"])
-    with pytest.raises(InputError, match="needs a FederatedPCA, not StreamingPCA"):
+    with pytest.raises(InputError, match="requires a FederatedPCA, got StreamingPCA"):
         ControlChartDisplay.from_estimator(StreamingPCA(2).fit(X), X)
     everything = FederatedPCA().fit(X)  # no row is beyond the limit of nothing
     assert not ControlChartDisplay.from_estimator(everything, X).q.max() > 1e-9

@@ -142,11 +142,11 @@ def test_a_biplot_shows_the_callers_rows(fitted):
     points = np.vstack([each.get_offsets() for each in drawn.ax_.collections])
     assert len(points) == 80
     for wrong in ((0, 3), (1, 1), (-1, 0)):
-        with pytest.raises(InputError, match="must be two of the 3 components"):
+        with pytest.raises(InputError, match="must be two different components out of 3"):
             BiplotDisplay.from_estimator(fitted, ROWS, components=wrong)
     with pytest.raises(InputError, match="groups has 2 labels"):
         BiplotDisplay.from_estimator(fitted, ROWS, groups=["a", "b"])
-    with pytest.raises(InputError, match="pass X, or sites"):
+    with pytest.raises(InputError, match="pass X, sites, or both"):
         BiplotDisplay.from_estimator(fitted)
     with pytest.raises(InputError, match="a summary has no scores"):
         BiplotDisplay.from_estimator(Summary.of(ROWS, 2), ROWS)
@@ -184,7 +184,7 @@ def test_a_sites_ellipse_is_that_of_its_scores(scale):
 
 @pytest.mark.filterwarnings("ignore:misalignment_")
 def test_ellipses_that_would_mean_nothing_are_refused(fitted):
-    with pytest.raises(InputError, match="'a' has other features"):
+    with pytest.raises(InputError, match="'a' must have the model's features"):
         BiplotDisplay.from_estimator(fitted, sites={"a": Summary.of(ROWS[:, :4])})
     with pytest.raises(InputError, match="'a' has 2 rows"):
         BiplotDisplay.from_estimator(fitted, sites={"a": Summary.of(ROWS[:2])})
@@ -262,7 +262,7 @@ def test_utility_is_what_the_planner_expects(fitted):
         UtilityDisplay.from_estimator(fitted)
 
 
-@pytest.mark.filterwarnings("ignore:only 0 of")
+@pytest.mark.filterwarnings("ignore:only [01] of the 2 components stand out")
 def test_a_private_run_knows_its_promise(robust):
     settings = Privacy(epsilon=5.0, delta=1e-6, row_bound=100.0)
     federation = Federation.local([ROWS[:40], ROWS[40:]], secure=True)
@@ -343,10 +343,10 @@ def test_the_shell_writes_plots(kind, model_file, tmp_path):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["scree", "-o", "a.txt"], "must end in .png, .svg, .pdf"),
+        (["scree", "-o", "a.txt"], "must end in one of .png, .svg, .pdf"),
         (["scree", "-o", "a.svg", "--features", 3], "--features has no effect on scree"),
-        (["scree", "-o", "a.svg", "--component", 1], "scree takes 0 of them"),
-        (["biplot", "-o", "a.svg"], "name their file with --rows"),
+        (["scree", "-o", "a.svg", "--component", 1], "scree accepts --component 0 times"),
+        (["biplot", "-o", "a.svg"], "name a file of rows with --rows"),
         (["scree", "-o", "a.svg", "--rows", "x.csv"], "--rows has no effect on scree"),
         (["parts", "-o", "a.svg"], "parts shows rows of your own"),
         (["parts", "-o", "a.svg", "--rows", "x.csv"], "does not split rows into parts"),

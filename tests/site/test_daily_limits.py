@@ -52,7 +52,7 @@ def test_runs_are_counted_over_24_hours(clock, path):
         assert spend(budget, path, run, 70) == (70, "")
         clock.minute += 60
     assert (
-        "answered 3 runs in 24 hours, as many as its policy's max_runs_per_day"
+        "answered 3 runs in 24 hours, which is the limit that its policy's max_runs_per_day"
         in (spend(budget, path, "d")[1])
     )
     assert spend(budget, path, "c", 70) == (70, "")  # a run that has begun goes on

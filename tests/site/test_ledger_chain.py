@@ -141,7 +141,7 @@ def test_a_line_that_was_replaced_with_a_good_chain_is_named(path, at):
     lines[at] = json.dumps(entry).encode() + b"\n"
     path.write_bytes(b"".join(lines))
     assert check_chain(path).problem == (
-        f"line {at + 1} was replaced: line {at + 2} follows from a different one"
+        f"line {at + 1} was replaced: line {at + 2} follows from a different line"
     )
 
 
@@ -232,7 +232,8 @@ def test_a_torn_last_line_is_kept_and_never_verified(path, missing):
     else:
         assert check.n_entries == 5
         assert check.problem == (
-            "line 6 is torn, as by a power failure; it is not verified, and the next answer seals it"
+            "line 6 is torn, as by a power failure; it is not verified, but once "
+            "the next answer is recorded, nobody can change it unnoticed"
         )
     log_of(path).answer(b"another")
     assert path.read_bytes().startswith(torn + b"\n")

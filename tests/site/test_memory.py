@@ -11,7 +11,7 @@ from fedpca import Federation, Site, question
 from fedpca.arrays import Array
 from fedpca.errors import FileError, MessageError
 from fedpca.protocol.message import compose
-from fedpca.site import site as site_module
+from fedpca.site import conversation
 from fedpca.site.memory import recall, remember, remembers
 
 
@@ -73,7 +73,7 @@ def test_questions_remember_dataclasses_and_only_those_that_say_so():
 
 
 def test_a_site_knows_a_bounded_number_of_runs_that_are_over(monkeypatch):
-    monkeypatch.setattr(site_module, "MAX_ENDED_RUNS", 3)
+    monkeypatch.setattr(conversation, "MAX_ENDED_RUNS", 3)
     site = Site(np.eye(3), name="a")
 
     def ask(run):
@@ -82,7 +82,7 @@ def test_a_site_knows_a_bounded_number_of_runs_that_are_over(monkeypatch):
 
     for number in range(6):
         assert "error" not in ask(f"run-{number}")
-    assert len(site._ended) == 3
+    assert len(site.conversation._ended) == 3
     assert ask("run-4")["error"] == "MessageError"  # a late question of a run that is over
 
 

@@ -83,7 +83,7 @@ def test_a_file_that_was_cut_off_is_refused(tmp_path, text):
 @pytest.mark.parametrize(
     ("text", "kind", "said"),
     [
-        ("", FileError, "does not end with the line 'end = true', so a part of it may be missing"),
+        ("", FileError, "does not end with the line 'end = true', so part of it may be missing"),
         ("min_rows = 20", FileError, "does not end with the line"),
         ("end = false", FileError, "does not end with the line"),
         ("end = 1", FileError, "does not end with the line"),

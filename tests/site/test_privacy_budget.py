@@ -191,7 +191,7 @@ def test_lines_that_were_removed_inserted_or_replaced_are_refused_with_a_way_out
         [b"garbage"],
     ):
         spent.write_bytes(b"".join(content))
-        with pytest.raises(InputError, match="move it away and start again with a new budget"):
+        with pytest.raises(InputError, match="move it away to start a new budget"):
             budget().spend(release(number=9), spent)
         assert spent.read_bytes() == b"".join(content)
 
@@ -471,11 +471,11 @@ def test_rows_that_cannot_be_used_spend_nothing(tmp_path):
 def test_noisy_questions_belong_to_private_runs_and_exact_ones_to_others(tmp_path):
     asking = Asking(tmp_path, Policy(allow=("any",), gather=True, min_count=1))
     reply = asking.ask(*QUESTIONS[1][:2], 1)
-    assert "belongs to differentially private runs, but no plan" in reply.header["text"]
+    assert "is only for differentially private runs, but no plan" in reply.header["text"]
     secure = replace(PLAN, sites={"north": "", "south": ""}, privacy={"secure": True})
     asking.declare(secure)
     reply = asking.ask(*QUESTIONS[1][:2], 1)
-    assert "belongs to differentially private runs" in reply.header["text"]
+    assert "is only for differentially private runs" in reply.header["text"]
     asking.declare(replace(PLAN, run="b"), "b.0")
     reply = asking.ask("count_and_sum", {**FEATURES, "missing": np.array(0)}, 1, "b.0")
     assert "is differentially private, but question 'count_and_sum' asks" in reply.header["text"]
@@ -544,10 +544,13 @@ def test_runs_that_are_not_private_are_refused_by_name(tmp_path, policy):
     sites = sites_of(MANY, tmp_path, policy)
     rule = "max_epsilon=5" if policy.max_epsilon else "require='private'"
     for estimator, named in (
-        (FederatedPCA(2), "not in this FederatedPCA with solver 'auto'"),
-        (FederatedPCA(2, solver="merge"), "not in this FederatedPCA with solver 'merge'"),
-        (PersonalizedPCA(1, 1), "not in this PersonalizedPCA"),
-        (RobustPCA(2), "not in this RobustPCA"),
+        (FederatedPCA(2), "but this FederatedPCA with solver 'auto' is not private"),
+        (
+            FederatedPCA(2, solver="merge"),
+            "but this FederatedPCA with solver 'merge' is not private",
+        ),
+        (PersonalizedPCA(1, 1), "but this PersonalizedPCA"),
+        (RobustPCA(2), "but this RobustPCA"),
     ):
         with pytest.raises(PolicyRefused) as refused:
             estimator.fit(Federation.local(sites))
@@ -564,7 +567,7 @@ def test_runs_that_are_not_private_are_refused_by_name(tmp_path, policy):
 def test_a_program_that_only_claims_to_be_private_is_refused(tmp_path):
     policy = Policy(max_epsilon=5.0, allow=("personalized",))
     engine = _Changing(sites_of(MANY, tmp_path, policy), _claiming_privacy)
-    with pytest.raises(PolicyRefused, match=r"and PersonalizedPCA with solver .* without noise"):
+    with pytest.raises(PolicyRefused, match=r"but PersonalizedPCA with solver .* without noise"):
         PersonalizedPCA(1, 1).fit(Federation(engine))
 
 

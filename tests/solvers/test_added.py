@@ -84,7 +84,7 @@ def test_a_solver_that_is_not_installed_at_the_sites_is_refused(momentum, monkey
     [
         ("faps", "fedpca.solvers:Faps", "has the same name as"),
         ("broken", "no_such_package:Solver", "cannot be loaded: ModuleNotFoundError"),
-        ("list", "builtins:list", "is not a solver, because it has no name, .*script, solve;"),
+        ("list", "builtins:list", "is not a solver, because it lacks name, .*script, solve;"),
     ],
 )
 def test_a_package_that_adds_no_solver_is_named(monkeypatch, name, value, text):

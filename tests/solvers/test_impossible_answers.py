@@ -211,7 +211,7 @@ def test_a_field_name_that_is_no_string_loses_the_site():
         ("merge", "summarize_rows", "n", -30.0, "negative"),
         ("merge", "summarize_rows", "tail", 1e9, "left out more"),
         ("average", "summarize_about", "singular_values", 1e300, "larger than"),
-        ("tsqr", "triangular_factor", "rank", 2**40, "not a factor of rank"),
+        ("tsqr", "triangular_factor", "rank", 2**40, "not those of a factor of rank"),
         ("covariance", "explained_energy", "explained", 1e9, "explains more"),
     ],
 )

@@ -319,7 +319,7 @@ def test_a_question_that_is_asked_again_gets_the_same_noise():
         return reply.answer
 
     engine = ScriptedEngine(parts_of(rows_of(400)), lose_first)
-    with pytest.warns(UserWarning, match="all of the noise by itself"):
+    with pytest.warns(UserWarning, match="added all of the noise"):
         model = quietly(private(), Federation(engine))
     assert [a.question for a in engine.asked].count("noisy_scatter") == 2
     assert model.run_.privacy["epsilon"] == pytest.approx(1.0)

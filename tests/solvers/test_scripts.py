@@ -226,7 +226,7 @@ PLANS = [
 
 def assert_refused(site, request, *words):
     """The request is refused with a text that has one of the words, and leaves no trace."""
-    memory, run = site.memory, site._run
+    memory, run = site.memory, site.conversation.run
     reply = site.answer(request)
     assert reply.header.get("error") in ("PolicyRefused", "MessageError", "InputError"), (
         request.header,
@@ -234,7 +234,7 @@ def assert_refused(site, request, *words):
     )
     assert any(word in reply.header["text"] for word in words), reply.header["text"]
     assert site.memory is memory
-    assert site._run is run
+    assert site.conversation.run is run
 
 
 def mutations(transcript, at, k, has_scale):
@@ -356,16 +356,16 @@ def test_local_steps_follow_the_declared_halving():
     for request in transcript.requests[:first]:
         site.answer(request)
     for due in steps:
-        number = site._run.round + 1
+        number = site.conversation.run.round + 1
         for wrong in {16, 8, 4, 2, 1} - {due}:
             arrays = {**transcript.requests[first].arrays, "steps": np.int64(wrong)}
             assert_refused(
-                site, changed(transcript.requests[first], arrays, round=number), "differs"
+                site, changed(transcript.requests[first], arrays, round=number), "as the plan says"
             )
         arrays = {**transcript.requests[first].arrays, "steps": np.int64(due)}
         reply = site.answer(changed(transcript.requests[first], arrays, round=number))
         assert "error" not in reply.header
-    over = changed(transcript.requests[first], arrays, round=site._run.round + 1)
+    over = changed(transcript.requests[first], arrays, round=site.conversation.run.round + 1)
     assert_refused(site, over, "out of turn")
 
 
@@ -460,8 +460,10 @@ def honest_sites():
 def forked(site):
     """A site in the same state, which goes on by itself; its memory is never changed in place."""
     fork = copy(site)
-    fork._run, fork._gate = copy(site._run), copy(site._gate)
-    fork._gate._guard, fork._ended = copy(site._gate._guard), site._ended.copy()
+    fork.conversation = talk = copy(site.conversation)
+    talk._site, talk._ended = fork, talk._ended.copy()
+    talk.run, talk.gate = copy(talk.run), copy(talk.gate)
+    talk.gate._guard = copy(talk.gate._guard)
     return fork
 
 
@@ -555,7 +557,7 @@ def test_hostile_plan_bytes_are_refused_in_clear_words(data):
     reply = declare(site, data)
     assert_clear(reply)
     assert "error" in reply.header
-    assert site._run.name is None
+    assert site.conversation.run.name is None
 
 
 def test_a_declaration_without_a_plan_and_a_huge_plan_are_refused():

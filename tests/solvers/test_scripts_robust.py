@@ -243,7 +243,7 @@ def test_thresholds_stay_or_fall_by_a_step_of_the_method():
     for wrong in (6.1, 5.99, 3.0, 8.0):
         with pytest.raises(Refused, match="in the same fit"):
             round_with(liar, wrong)
-    with pytest.raises(Refused, match="starts from scratch"):
+    with pytest.raises(Refused, match="is_first must be 0 after the first round"):
         round_with(liar, 6.0, is_first=1)
     with pytest.raises(Refused, match="reach must be"):
         round_with(liar, 6.0, reach=1.0)
@@ -281,7 +281,7 @@ def test_few_values_of_a_column_are_refused_and_the_column_is_named():
     rows[3:, 1] = np.nan
     with pytest.raises(Refused, match=r"fewer than 5 rows differ .* in columns 1,"):
         liar_to([rows], ALLOWED, {"n_components": 1})
-    with pytest.raises(Refused, match="fewer rows that count"):
+    with pytest.raises(Refused, match="fewer usable rows"):
         liar_to([rows[:4]], ALLOWED, {"n_components": 1})
     rows[4:] = np.nan
     with pytest.raises(Refused, match="in columns 0, 1, 2,"):
@@ -319,12 +319,12 @@ def test_histograms_narrow_in_their_order():
         )  # fmt: skip
 
     for wrong, why in (
-        ({"shift": 54}, "count what the one before did"),
+        ({"shift": 54}, "count what the previous one did"),
         ({"of": 1}, "out of turn"),
         ({"about": 1.0}, "about 0"),
         ({"guess": 1.0}, "guesses of 0"),
         ({"features": [0, 0]}, "ascending"),
-        ({"features": [0]}, "covers all columns"),
+        ({"features": [0]}, "guesses of 0 for all columns"),
     ):
         with pytest.raises(Refused, match=why):
             count(**wrong)

@@ -140,7 +140,7 @@ def test_a_solver_that_does_not_pass_its_vectors_is_told_so():
         energy = standardize_sites(fed, moments, 1)
         sign_flips.SignFlips(fed)(Spectrum(np.array([energy]), energy, 90, 8))
 
-    with pytest.raises(FedpcaError, match="must pass their vectors to the rule"):
+    with pytest.raises(FedpcaError, match="must pass the components' vectors to the rule"):
         Federation.local(np.array_split(X, 3)).run(program, identity={})
 
 
@@ -237,7 +237,7 @@ class TestSecret:
             fed.sum(sign_flips.draw_signs, seed=np.int64(0), removed=np.empty((4, 0)))
             fed.sum(sign_flips.flipped_triangles, n_flips=np.int64(asked))
 
-        with pytest.raises(FedpcaError, match="flips its signs 1 to 20 times"):
+        with pytest.raises(FedpcaError, match="must be from 1 to 20"):
             Federation.local([self.rows]).run(program, identity={})
 
     @pytest.mark.parametrize(("n", "k", "least"), [(59, 0, 60), (100, 51, 102)])

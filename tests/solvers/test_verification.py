@@ -99,7 +99,7 @@ def test_a_gap_too_small_for_one_round_is_said():
     assert verdict.is_certified
     assert verdict.angle_bound == 1.0
     assert "one round cannot bound the angle" in verdict.in_words()
-    assert f"bounded its sine by {model.run_.angle_bound:.1e}" in verdict.in_words()
+    assert f"bounded the angle's sine by {model.run_.angle_bound:.1e}" in verdict.in_words()
 
 
 def test_random_directions_that_span_all_that_is_outside_need_no_gap():

@@ -167,7 +167,9 @@ def test_the_bound_knows_of_directions_that_are_not_carried_and_of_rounding():
     assert few.variance_bound(5) > 0
     assert few.angle_bound(20) == 0  # all there are
     for k in (0, -1, 21):
-        with pytest.raises(InputError, match=f"k={k} is not between 1 and the 20 features"):
+        with pytest.raises(
+            InputError, match=f"k={k} must be between 1 and 20, the number of features"
+        ):
             few.angle_bound(k)
     unlike = Summary.of(rng.standard_normal((99, 4)) * [1e8, 1, 0.9, 0.1], 2)
     assert unlike.angle_bound(1) < 1e-10
@@ -414,7 +416,9 @@ def test_columns_are_matched_by_name():
 
 def test_bad_input_is_named():
     summary = Summary.of(np.eye(4), 2)
-    with pytest.raises(InputError, match="n_components=5 is not between 1 and the 4 features"):
+    with pytest.raises(
+        InputError, match="n_components=5 must be between 1 and 4, the number of features"
+    ):
         Summary.of(np.eye(4), 5)
     with pytest.raises(InputError, match="n_spare=-1"):
         Summary.of(np.eye(4), 2, n_spare=-1)
@@ -473,10 +477,10 @@ def damage(arrays, header, change):
     [
         (lambda a, h: h.update(format=1), "has format 1; this version of fedpca reads format 3"),
         (lambda a, h: h.update(kind="model"), "is a model, not a summary"),
-        (lambda a, h: h.update(features=["x"]), "not a list of 4 strings"),
+        (lambda a, h: h.update(features=["x"]), "must be a list of 4 strings"),
         (
             lambda a, h: h.update(room=1, n_components=2),
-            "n_components=2 is not between 1 and room=1",
+            "n_components=2 must be between 1 and room=1",
         ),
         (lambda a, h: h.update(room="many"), "room=many"),
         (lambda a, h: a.pop("mean"), "has no field 'mean'"),

@@ -3,5 +3,5 @@
 from fedpca.engines.flower_app.client import client_app
 from fedpca.solvers.catalogue import load_added_solvers
 
-load_added_solvers()  # so that the site knows the questions of installed packages, too
+load_added_solvers()  # so that the site also knows the questions of installed packages
 app = client_app()

@@ -38,7 +38,7 @@ MIN_RELATIVE_SIZE = 1e-13  # smaller directions, relative to the largest, are ro
 
 PRODUCTS, POWERS, MASKED = "covariance_product", "local_power_steps", "consensus_step"
 SUMMARIES = ("summarize_rows", "summarize_about")
-DESCRIBED = "describe_site"  # its answer: a summary about the site's own mean, in a model's frame
+DESCRIBED = "describe_site"  # its answer is a summary about the site's own mean, in a model's frame
 FACTOR = "triangular_factor"
 ROUNDS = (
     PRODUCTS,
@@ -58,7 +58,7 @@ BESIDE = (*MOMENTS, *FLIPS, "energy_within", *SHARES)
 
 
 def up_to_round(view: View, n_rounds: int) -> View:
-    """Return the view after ``n_rounds`` solver rounds; the last round includes the end of the run."""
+    """Return the view after ``n_rounds`` rounds of the solver; the last includes the end of the run."""
     at = [i for i, heard in enumerate(view.messages) if heard.question in ROUNDS]
     return view if n_rounds >= len(at) else view._replace(messages=view.messages[: at[n_rounds]])
 
@@ -111,9 +111,10 @@ def leading_part(runs: Runs) -> Array | None:
 
 
 def refits(runs: Runs) -> Array | None:
-    """Combine the plain products from the run and its refits; if there are none, the first masked ones.
+    """Combine the plain products of the run and its refits.
 
-    A mask builds up over the rounds, so the first mask hides the least.
+    If there are none, combine the first masked product of each. A mask builds up over the rounds,
+    so the first mask hides the least.
     """
     if len(runs) < 2:
         return None
@@ -136,7 +137,7 @@ def as_sent(runs: Runs) -> Array | None:
         if heard.question in SUMMARIES:
             is_own = heard.question == "summarize_rows"
             return _of_summary(heard.answer, runs[0].model.mean if is_own else None)
-        if heard.question == DESCRIBED:  # its mean is relative to the common mean
+        if heard.question == DESCRIBED:  # the summary's mean is relative to the common mean
             return _of_summary(heard.answer, np.zeros(len(heard.answer["mean"])))
     return None
 
@@ -217,7 +218,7 @@ def _lowest_rank(pairs: Pairs) -> Array | None:
 
 
 def _from_cross_blocks(pairs: Pairs, trace: float) -> Array:
-    """Return the symmetric C with the pairs' cross blocks that is closest to a multiple of I.
+    """Return the C closest to a multiple of I among symmetric ones with the pairs' cross blocks.
 
     The trace determines the multiple, which the cross blocks leave open.
     """
@@ -267,6 +268,6 @@ def _site_variances(view: View) -> tuple[float, float] | None:
 
 
 def trace_told(view: View) -> float:
-    """Return the trace of C, which sites send before the solver's rounds, or 0 if they do not."""
+    """Return the trace of C, which sites send before the solver's rounds, or 0 if they send none."""
     traces = (float(h.answer["energy"]) for h in view.messages if h.question == "standardize")
     return next(traces, 0.0)

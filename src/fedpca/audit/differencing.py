@@ -2,9 +2,9 @@
 
     guess that the person is there if  sum_j (x_j - a_j)^2 / s_j  <  sum_j (x_j - b_j)^2 / s_j
 
-Here x are the totals that the coordinator sees, with noise of variance s. Without noise, these totals
-would be a if the person is there, and b if not. No guess from these totals is better (Neyman and
-Pearson). Two attackers make this guess:
+Here, x are the totals that the coordinator sees, and s are the variances of the noise in them.
+Without noise, the totals would be a if the person is there, and b if not. No guess from the totals
+is better (Neyman and Pearson). Two attackers make this guess:
 
 - "flag": one column is zero for all but one patient. The attacker looks only at this column's totals.
 - "added": a patient was added between two fits. The attacker knows all other rows, and subtracts them.
@@ -38,7 +38,7 @@ from fedpca.solvers.private.at_site import (
     sum_variance,
 )
 
-EPSILONS = (math.inf, 10.0, 1.0, 0.1)  # an infinite one is a fit without noise
+EPSILONS = (math.inf, 10.0, 1.0, 0.1)  # an infinite epsilon means a fit without noise
 FLAG, ADDED = "flag", "added"
 
 
@@ -81,7 +81,9 @@ def guess_person(
         The seed that decides in which fits the person is there. The noise does not depend on it.
     """
     if np.ndim(rows) != 2 or len(rows) < 2 or n_trials < 1:
-        raise InputError("rows must be a table of at least two rows, and n_trials at least 1")
+        raise InputError(
+            "rows must be a table of at least two rows, and n_trials must be at least 1"
+        )
     flags = np.zeros((len(rows), 1))
     flags[-1] = 1.0
     table = np.hstack([rows, flags])
@@ -149,7 +151,7 @@ class _Told:
         return np.concatenate([sums, (about.T @ about)[np.tril_indices(d)]])
 
     def _weights(self, d: int) -> Array:
-        """Return the inverse of each total's variance, or ones without noise."""
+        """Return the inverse of each total's variance, or ones if there is no noise."""
         first, second = sum_variance(self.plan), scatter_variance(self.plan)
         if not first:
             return np.ones(1 + d + d * (d + 1) // 2)

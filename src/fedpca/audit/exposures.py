@@ -1,4 +1,4 @@
-"""Hold the results of attacks, and measure how good they are."""
+"""Hold the results of attacks, and measure how close the attacks come."""
 
 from __future__ import annotations
 

@@ -90,8 +90,8 @@ def audit(
     """
     if secure and simulate:
         raise InputError(
-            "simulate=True fits a program to answers, and masked answers are random; use simulate or "
-            "secure, but not both"
+            "simulate=True works on the sites' real answers, but masked answers are random; use "
+            "simulate or secure, but not both"
         )
     attacked = _solvers(solvers, secure=secure)
     most = MAX_SIMULATED_FEATURES if simulate else MAX_FEATURES
@@ -131,7 +131,7 @@ def audit(
 
 
 def rounds_to_look_at(last: int) -> list[int]:
-    """Return the rounds to attack: all up to 5, then steps of about 1.5 times, and the last."""
+    """Return the rounds to attack: 1 to 5, then each about 1.5 times the one before, and the last."""
     rounds = [1]
     while rounds[-1] < last:
         rounds.append(rounds[-1] + max(1, rounds[-1] // 2 if rounds[-1] >= 5 else 1))
@@ -198,7 +198,7 @@ def _honest(truth: dict[str, Array], colluding: list[str]) -> dict[str, Target]:
 
 
 def _guesses(run: Transcript, honest: dict[str, Target], rows: dict[str, int]) -> dict[str, float]:
-    """Return for each site the smaller error of two guesses, from the model and from honest sites."""
+    """Return each site's smaller error of two guesses: from the model, and from the honest sites."""
     whole = np.sum([target.C for target in honest.values()], axis=0)
     n = sum(rows[site] for site in honest)
     guesses = {}
@@ -229,7 +229,7 @@ def _check(sites: Any, refits: int, random_state: Any, most_features: int) -> No
 
 
 def _solvers(given: Any, *, secure: bool) -> list[Solver]:
-    """Return the solvers to attack; None means all, or if ``secure``, all that can use secure sums."""
+    """Return the solvers to attack; None means all, or, if ``secure``, all that need only sums."""
     if given is None:
         return [solver for solver in SOLVERS.values() if not (secure and solver.seen)]
     items = [given] if isinstance(given, str | Solver) else list(given)

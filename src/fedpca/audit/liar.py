@@ -1,4 +1,4 @@
-"""Send a site whatever a lying coordinator would send, over the path of real messages.
+"""Send a site whatever a lying coordinator would send, in the form of real messages.
 
 A liar has the coordinator's credentials. It declares any plan, asks any installed question with any
 numbers, and claims anything in a message's header. Then it hears the answer of one site, or only the
@@ -20,13 +20,13 @@ from fedpca.protocol.message import Message, compose, decode, encode
 from fedpca.protocol.plan import DECLARE, RunPlan
 from fedpca.protocol.question import find_question
 
-Ask = Callable[[bytes], bytes]  # an encoded question to one site, and the encoded answer
+Ask = Callable[[bytes], bytes]  # sends one site an encoded question; returns the encoded answer
 
 RELATIVE_ERROR = 1e-6  # a record or a value counts as recovered up to this error
 
 
 class Refused(Exception):
-    """A site did not answer; the text is the reason that it gave."""
+    """A site refused to answer; the text is the reason that it gave."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Found:
         Single values, by the index of their column.
     facts : dict
         What else the attacker knows about the sites that it heard, by name: "row count", "mean", "X'X",
-        "smallest", "largest". Any other name says what a site was made to do, and has no value.
+        "smallest", "largest". Any other name says what a site was made to do; its value is None.
     """
 
     records: Array | None = None
@@ -58,7 +58,7 @@ class Score:
     facts: tuple[str, ...] = ()
 
     def is_better_than(self, guess: Score) -> bool:
-        """Return whether this score has more records or more single values than that of a guess."""
+        """Return whether this score has more records or more single values than a guess's score."""
         return self.records > guess.records or self.values > guess.values
 
 
@@ -72,7 +72,8 @@ class Liar:
     roster : iterable of str
         The names of all sites of the federation, which an honest plan would list.
     colluding : dict
-        The rows of those sites heard that collude with the liar, and so reveal everything.
+        The rows of the sites that collude with the liar, and so reveal everything. The liar hears
+        these sites too.
     meanwhile : callable, optional
         A function to call between two runs, which changes the sites.
     """
@@ -105,7 +106,7 @@ class Liar:
         self.begin_with(program and RunPlan("", program, parameters, self.roster))
 
     def begin_with(self, plan: RunPlan | str | None, name: str | None = None) -> None:
-        """Begin a run, and declare this plan in it if there is one."""
+        """Begin a run, and declare the plan in it if one is given."""
         self._n_runs += 1
         name = name or f"run-{self._n_runs}"
         self._run, self._round = f"{name}.1", 0
@@ -217,7 +218,7 @@ def guess_from_model(pooled: Array, rows: Array) -> Score:
 
 
 def _matched(claims: Array, rows: Array) -> Array:
-    """Return the indices of rows that claims reproduce, one row per claim; NaN matches anything."""
+    """Return the indices of rows that claims reproduce, one per claim; a row's NaN matches anything."""
     is_left = np.ones(len(rows), bool)
     size = np.sqrt(np.nansum(rows**2, axis=1))
     for claim in claims:

@@ -83,10 +83,10 @@ class Attack:
     name: str
     run: Callable[[Liar], Found]
     plans: tuple[Plan, ...]  # plans that help it; the best one comes first
-    hears: str = (
-        "site"  # or "totals" over all sites, or "colluding": totals minus other sites' terms
-    )
-    plant: Callable[[Array], Array] | None = None  # changes rows into some that the attack can use
+    # "site": one site's answers; "totals": totals over all sites; "colluding": totals from which the
+    # terms of colluding sites can be subtracted
+    hears: str = "site"
+    plant: Callable[[Array], Array] | None = None  # turns rows into rows that the attack can use
 
     @property
     def words(self) -> str:
@@ -347,12 +347,12 @@ class _Sites:
             self.asks[name] = site.answer_bytes
 
     def drop_last_row(self) -> None:
-        """Remove a row of the first site, as when a patient withdraws between two runs."""
+        """Remove the last row of the first site, as when a patient withdraws between two runs."""
         np.save(self._first, self._rows[:-1])
 
 
 def _rows_of(sites: Any) -> dict[str, Array]:
-    """Return each site's first rows without gaps as dense arrays, with made-up sites if it is alone."""
+    """Return each site's first rows without gaps as arrays; if there is one site, add made-up ones."""
     if not isinstance(sites, Mapping | list | tuple) or not sites:
         raise InputError("sites must be a dict or list with each site's rows")
     if not isinstance(sites, Mapping):

@@ -25,13 +25,13 @@ from fedpca.solvers.common_features import names_to_bytes
 from fedpca.solvers.robust.medians import BITS, FIRST_SHIFT, KINDS, SHIFTS, SIGN
 
 DIGIT = 2  # bits of a value that are found per round
-MAX_POINTS = 1 << 14  # points per question
+MAX_POINTS = 1 << 14  # most points per question
 LARGEST = np.finfo(np.float64).max
 FAR = 4.0  # how far below all values to center, in units of their largest distance from the mean
 IS_ONE_ROW = 1e-9  # relative error up to which a product counts as that of one row
 NARROWEST = 1e-7  # share of the range; rows that are closer than this are not separated
-MAX_DEVIATIONS = 5.0  # deviations from the mean within which a moved center looks for rows
-STEP = 1e-5  # share of this range by which the center moves to show the sums of scores
+MAX_DEVIATIONS = 5.0  # standard deviations from the mean within which a moved center looks for rows
+STEP = 1e-5  # share of that range by which the center moves to show the sums of scores
 PER_STEP = 32  # a step is at most the remaining interval divided by this
 FLAT = 1e6  # scale of the columns that are read in addition to the key
 
@@ -45,7 +45,7 @@ def single_values(liar: Liar) -> Found:
 
 
 def extreme_values(liar: Liar) -> Found:
-    """Read the smallest and the largest value of each column by counting the values below points."""
+    """Read the smallest and largest value of each column by counting the values below many points."""
     d, n, mean = _count(liar)
     liar.ask("squares_present", about=mean)
     ends = _values_at(liar, np.tile(np.arange(d), 2), np.repeat([0, n - 1], d)).reshape(2, d)
@@ -54,7 +54,7 @@ def extreme_values(liar: Liar) -> Found:
 
 
 def robust_rows(liar: Liar) -> Found:
-    """Single out row after row by a window in one column, and read the row's other values with it."""
+    """Single out one row after another with a window in one column, and read the row's other values."""
     d, n, mean = _count(liar)
     radius = np.sqrt(liar.ask("squares_present", about=mean)["squares"])
     best: list[Array] = []
@@ -70,7 +70,7 @@ def robust_rows(liar: Liar) -> Found:
 
 
 def moved_center(liar: Liar) -> Found:
-    """Keep to the rules of a robust run, and move its center until one row after another crosses over.
+    """Keep to the rules of a robust run, but move its center so that rows cross the threshold.
 
     When the rounds of a run are used up, the next run continues.
     """
@@ -108,7 +108,7 @@ def _values_at(liar: Liar, columns: Array, ranks: Array) -> Array:
 
 
 def _n_below(liar: Liar, columns: Array, points: Array) -> Array:
-    """Return how many values of each column are less than a point, ``(m,)``."""
+    """Return, for each column and its point, how many values are less than the point, ``(m,)``."""
     counts = []
     for start in range(0, len(points), MAX_POINTS):
         about = np.clip(points[start : start + MAX_POINTS], -LARGEST, LARGEST)
@@ -129,7 +129,7 @@ def _histograms(liar: Liar, features: Array, about: Array, guess: Array, shift: 
 
 
 def _from_bits(ordered: Array) -> Array:
-    """Return the numbers whose bits sort like these integers; return infinity if one is too large."""
+    """Return the numbers whose bits sort like these integers, with infinity for those too large."""
     numbers = np.where(ordered & SIGN, ordered ^ SIGN, ~ordered).view(np.float64)
     ends = np.where(ordered & SIGN, np.inf, -np.inf)
     return np.where(np.isnan(numbers), ends, numbers)
@@ -138,7 +138,7 @@ def _from_bits(ordered: Array) -> Array:
 def value_in_bins(
     liar: Liar, column: int, d: int, prefer: Callable[[Array], Any] = np.argmin
 ) -> float:
-    """Return a number near some value of a column: always narrow to the bin with fewest values."""
+    """Return a number near some value of a column, by narrowing to the bin with the fewest values."""
     guess = np.zeros(d)
     for shift in SHIFTS:
         counts = _histograms(liar, np.arange(d), np.zeros(d), guess, shift)["counts"][column, 1:-1]
@@ -157,9 +157,10 @@ def value_in_bins(
 def _records_in_windows(liar: Liar, pivot: int, mean: Array, radius: Array) -> Iterator[Array]:
     """Yield the records whose value in one column lies in a window that holds no other row.
 
-    The other columns are centered below all their values, and one of these columns at two points in
-    turn. So the products reveal the sum of the pivot's entries in the window, and the sum of their
-    squares. If the sum of squares is the square of the sum, the window holds one row.
+    The other columns are centered on points below all their values. One of these columns is
+    centered first on one such point, and then on another. So the products reveal the sum of the
+    pivot's entries in the window, and the sum of their squares. If the sum of squares is the square
+    of the sum, the window holds one row.
     """
     d, far = len(mean), FAR * float(radius.max()) or 1.0
     other = (pivot + 1) % d
@@ -218,7 +219,7 @@ class _Below(NamedTuple):
 
 
 class _Moving:
-    """Rounds of robust PCA in which the center of one column, the key, moves; all others are scores.
+    """Rounds of robust PCA in which the center of one column, the key, moves; other columns are scores.
 
     An entry counts if its distance from the center is within the threshold. The center lies far below
     an edge or far above it, so either the keys below the edge count, or those above it.

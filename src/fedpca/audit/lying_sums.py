@@ -28,7 +28,8 @@ from fedpca.solvers.exact.local_power import MAX_LOCAL_STEPS
 from fedpca.solvers.exact.tsqr import unpack_factor
 
 N_INVENTED = 1000  # sites that do not exist
-MANY_STEPS = 4 * MAX_LOCAL_STEPS  # more than any plan allows, and still an answer within seconds
+# more local steps than any plan allows, but few enough to answer within seconds
+MANY_STEPS = 4 * MAX_LOCAL_STEPS
 ENDLESS = 1 << 62
 MANY_COLUMNS = 20_000  # columns of a block for a handful of features
 STRETCH = 1e8  # a direction is this many times as long as it should be
@@ -37,7 +38,7 @@ MIN_COLUMNS_TO_ROUND = 7  # two runs leave out three columns each, and must have
 GRID_BITS = 52
 NOTCH = 2.0**-14  # a small entry of a block, which keeps it orthonormal within the tolerance
 MIN_COLUMNS_TO_SOLVE = 4
-MAX_ROWS_TO_SOLVE = 8  # with more rows, not all signs occur within a day
+MAX_ROWS_TO_SOLVE = 8  # with more rows, not all combinations of signs occur within a day
 MAX_RUNS_TO_SOLVE = 99
 IS_SAME = 1e-12  # share of the largest sum; sums that differ by less have the same signs
 DEPTH = 60  # halvings of an interval of thresholds
@@ -98,7 +99,7 @@ def gathered_as_sum(liar: Liar) -> Found:
 
 
 def rare_flag(liar: Liar) -> Found:
-    """Find columns of zeros with a single one in an honest X'X; their products are that row."""
+    """Find columns that are 1 in one row and 0 elsewhere; their products in X'X are that row."""
     moments = _moments(liar)
     squares = moments.products.diagonal()
     is_single = (np.abs(moments.sums - 1) < IS_ONE) & (np.abs(squares - 1) < IS_ONE)
@@ -134,7 +135,7 @@ def with_and_without_gaps(liar: Liar) -> Found:
 
 
 def moved_fill(liar: Liar) -> Found:
-    """Fill gaps with two means, which shows the sums over the rows without a gap in a column.
+    """Fill gaps with one mean and then another, which reveals sums over only the rows without a gap.
 
     A filled gap is zero relative to the mean. So if the mean of column k moves by c, the product of the
     columns k and j falls by c times the sum of column j over the rows that have a value in column k.
@@ -340,7 +341,7 @@ def _entries_from_products(products: dict[tuple[int, int], Array], n: int, d: in
 
 
 def far_mean(liar: Liar) -> Found:
-    """Center two columns so far away that adding a third rounds the third's values up or away.
+    """Center two columns so far away that adding a third column rounds its values up or away.
 
     A row's score is added up column by column: a huge number, then the key column, then the huge number
     with the other sign. The result is one rounding unit for rows whose key is beyond a threshold, and 0
@@ -419,7 +420,7 @@ def _standardized(liar: Liar) -> int:
 
 
 def _squares(liar: Liar, begun: _Begun) -> Array:
-    """Ask for the sum of squares of each column about the mean, as a run that scales does."""
+    """Ask for the sum of squares of each column about the mean, as a run with ``scale=True`` does."""
     return np.asarray(liar.ask("squares", mean=begun.sums / begun.n)["squares"])
 
 
@@ -480,7 +481,7 @@ def _selected_rows(
 def _split(
     beyond: Callable[[float], _Beyond], low: tuple[float, _Beyond], high: tuple[float, _Beyond]
 ) -> list[Array]:
-    """Return the rows between two thresholds, halving the interval until each row is alone."""
+    """Return the rows between two thresholds, halving intervals until each holds one row."""
     rows: list[Array] = []
     pending = [(low, high, 0)]
     while pending:

@@ -24,7 +24,9 @@ from fedpca.site.guard import Agreement
 from fedpca.site.masking import MaskKeys
 from fedpca.site.site import Site
 
-Secrets = Mapping[str, Mapping[str, bytes]]  # by site, and then by the neighbor that shares it
+Secrets = Mapping[
+    str, Mapping[str, bytes]
+]  # by site, and then by the neighbor that shares the secret
 
 
 class MaskedRound(NamedTuple):
@@ -44,9 +46,10 @@ class MaskedRound(NamedTuple):
     def sum(
         self, answers: Mapping[str, Arrays], sites: Collection[str], secrets: Secrets
     ) -> Arrays:
-        """Return the sum of some sites' answers as numbers, without the masks that are known.
+        """Return the sum of some sites' answers as numbers, after removing the known masks.
 
-        ``secrets`` are those of the sites that collude. If masks are left, the numbers mean nothing.
+        ``secrets`` holds the secrets of the sites that collude. If any masks remain, the numbers
+        mean nothing.
         """
         total: Arrays = {}
         for site in sites:

@@ -30,7 +30,7 @@ MAX_FEATURES = 40  # derivatives are computed for one entry of C at a time
 MAX_SIMULATED_ROUNDS = 10
 MAX_STEPS = 30  # evaluations from each start
 MAX_STARTS = 6
-START_NOISE = 0.1  # relative to the mean variance; each start adds this much more noise
+START_NOISE = 0.1  # relative to the mean variance; each start gets this much more than the last
 MAX_AGREED_COST = 1e-16  # below this cost, the answers agree and the search stops
 
 

@@ -156,7 +156,8 @@ class Listener:
                 return
         exchange = Exchange(header["question"], header["verb"], request.arrays, {}, masks)
         before = self.transcript.rounds.get(header["round"])
-        if before is not None and before.masks == masks:  # else, a bound was too small
+        # if a round is repeated with other masks, a bound was too small, and the round starts over
+        if before is not None and before.masks == masks:
             exchange = before
         self.transcript.rounds[header["round"]] = exchange
         for name, reply in self._engine.ask(names, request, timeout):

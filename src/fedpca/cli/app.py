@@ -16,7 +16,7 @@ from fedpca._version import __version__
 from fedpca.cli.console import out
 
 if TYPE_CHECKING:
-    import click  # newer releases of typer include it
+    import click  # newer releases of typer include click
 
 COMMANDS = (
     "check",
@@ -42,11 +42,11 @@ COMMANDS = (
     "policy",
     "budget",
 )
-MARKUP: Literal["markdown"] = "markdown"  # rewraps the lines of each paragraph
+MARKUP: Literal["markdown"] = "markdown"  # with this, typer rewraps the lines of each paragraph
 
 
 class Commands(TyperGroup):
-    """The group of all commands; each is in the module of the same name."""
+    """The group of all commands, each of which is in the module of the same name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

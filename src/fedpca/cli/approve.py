@@ -9,8 +9,8 @@ from fedpca.cli.requests import Folder, Name, Run, describe, requests_of
 def approve(run: Run, name: Name = None, folder: Folder = None) -> None:
     """Approve a run, so that this site takes part in it.
 
-    The approval is for the plan that the command prints, and for nothing else. It lasts as many days as
-    the site's policy says. Use `fedpca deny` to take it back.
+    The approval is only for the plan that the command prints. It lasts for the number of days that the
+    site's policy sets. Use `fedpca deny` to take the approval back.
     """
     with exit_codes():
         requests = requests_of(name, folder)

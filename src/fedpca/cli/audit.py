@@ -50,7 +50,9 @@ def audit(
     n_components: Components = "auto",
     solver: Annotated[
         list[str],
-        typer.Option(help=f"Solver to attack: all, {', '.join(SOLVERS)}; may be repeated."),
+        typer.Option(
+            help=f"Solver to attack: all, or one of {', '.join(SOLVERS)}; may be repeated."
+        ),
     ] = ["all"],  # noqa: B006
     scale: Scale = False,
     drop: Drop = [],  # noqa: B006
@@ -69,7 +71,7 @@ def audit(
         ),
     ] = [],  # noqa: B006
     simulate: Annotated[
-        bool, typer.Option("--simulate", help="Also attack faps by simulation (slow).")
+        bool, typer.Option("--simulate", help="Also attack the solver faps by simulation (slow).")
     ] = False,
     secure: Annotated[
         bool, typer.Option("--secure", help="Attack fits that use secure sums.")
@@ -83,17 +85,19 @@ def audit(
         Path | None, typer.Option(help="Write the result of every attack to this file (.csv).")
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Write a plot to this file (.svg, .png, .pdf).")
+        Path | None,
+        typer.Option(help="Write a plot of the errors to this file (.svg, .png, .pdf)."),
     ] = None,
     lying: Annotated[
         bool,
         typer.Option(
-            "--lying", help="Attack the first site as a lying coordinator that may ask anything."
+            "--lying",
+            help="Attack the first site as a lying coordinator, which may ask any question.",
         ),
     ] = False,
     policy: Annotated[
         Path | None,
-        typer.Option(help="With --lying: TOML file with a policy to attack, besides the default."),
+        typer.Option(help="With --lying: TOML file with one more policy to attack."),
     ] = None,
     csv: Annotated[
         bool, typer.Option("--csv", help="With --lying: print the table as CSV.")
@@ -109,22 +113,27 @@ def audit(
     Each of FILES is a file or folder with one site's rows, or NAME=PATH. Use a small data set with at
     most 1000 features. Nothing leaves this machine.
 
-    Compare each error with the error of a guess that uses no messages.
+    The command prints the errors of the attacker's estimates. Compare these errors with the error of a
+    guess that uses no messages.
 
-    With --lying, the coordinator does not follow the protocol. The table shows which records and values
-    of the first site it recovers under three policies: one that allows everything, the default of
-    `fedpca join`, and yours.
+    With --lying, the coordinator does not follow the protocol. For each policy, the table shows which
+    records and values of the first site the coordinator recovers. The policies are one that allows
+    everything, the default of `fedpca join`, and the one given with --policy.
     """
     with exit_codes():
         if lying and secure:
-            raise InputError("--secure does not apply to --lying, which attacks single sites")
+            raise InputError(
+                "--secure does not apply to --lying, which attacks a single site; omit one of them"
+            )
         if lying:
             _attack_as_liar(
                 opened_sites(files, choice_of(drop, columns, id)), policy, csv, json, quiet
             )
             return
         if policy is not None or csv or json:
-            raise InputError("--policy, --csv, and --json require --lying")
+            raise InputError(
+                "--policy, --csv, and --json require --lying; add --lying, or omit them"
+            )
         for path in (table, plot):
             if path is not None:
                 refuse_overwriting(path, force)
@@ -158,7 +167,7 @@ def audit(
 
 
 def _attacking(on_done: OnDone | None) -> Callable[[str], None] | None:
-    """Return a function that shows which attack begins and how many are done, or None."""
+    """Return a function that shows which attack begins and how many are done, or None if quiet."""
     if on_done is None:
         return None
     number = itertools.count()
@@ -168,7 +177,7 @@ def _attacking(on_done: OnDone | None) -> Callable[[str], None] | None:
 def _attack_as_liar(
     sites: dict[str, Site], policy: Path | None, csv: bool, json: bool, quiet: bool
 ) -> None:
-    """Attack sites as a lying coordinator would, and print the table."""
+    """Attack sites as a lying coordinator would, and print what it recovers."""
     if csv and json:
         raise InputError("--csv and --json are mutually exclusive; use only one")
     own = None if policy is None else Policy.load(policy)

@@ -26,25 +26,28 @@ def budget(
     name: Name = None,
     folder: Folder = None,
     policy: Annotated[
-        Path | None, typer.Option(help="TOML file with the site's policy, to show what is left.")
+        Path | None,
+        typer.Option(help="TOML file with the site's policy, to show how much budget is left."),
     ] = None,
     delta: Annotated[
         float | None,
-        typer.Option(help="Delta that goes with each epsilon; by default, the policy's, or 1e-6."),
+        typer.Option(
+            help="Delta that goes with each epsilon; by default, the delta in --policy, or 1e-6."
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
-    """Show what the private runs at this site have spent, and what is left of its budget.
+    """Show how much of this site's privacy budget private runs have spent, and how much is left.
 
-    Each noisy answer spends part of the budget, even if its run failed later. The total epsilon of
-    several runs is less than the sum of their epsilons. The command checks that nobody altered the
-    file; if somebody did, the exit code is 1.
+    Each noisy answer spends part of the budget, even if the run fails later. The total epsilon of
+    several runs is less than the sum of their epsilons. The command also checks whether anybody altered
+    the file in which the site counts what it spends. If somebody did, the exit code is 1.
     """
     with exit_codes():
         rules = Policy() if policy is None else read_policy(policy)
         delta = rules.delta if delta is None else delta
         if not MIN_DELTA <= delta <= MAX_DELTA:
-            raise InputError(f"--delta {delta:g} must be from {MIN_DELTA:g} to {MAX_DELTA:g}")
+            raise InputError(f"--delta must be from {MIN_DELTA:g} to {MAX_DELTA:g}, got {delta:g}")
         path = _file_of(name, folder)
         try:
             spent = Spent.read(path)
@@ -52,7 +55,8 @@ def budget(
             raise FileError(f"{path} cannot be read: {error.strerror}") from None
         if spent.problem:
             raise LedgerError(
-                f"{path}: {spent.problem}; {len(spent.releases)} answers before it are verified"
+                f"{path}: {spent.problem}; the {len(spent.releases)} answers before this point are "
+                "verified"
             )
         found = contents(spent, rules, delta)
         if json:
@@ -62,7 +66,7 @@ def budget(
 
 
 def contents(spent: Spent, rules: Policy, delta: float) -> dict[str, Any]:
-    """Return what was spent, by run and in total, as plain values."""
+    """Return what each run spent, and what all runs spent in total, as plain values."""
     runs: dict[tuple[str, str], list[Release]] = {}
     for each in spent.releases:
         runs.setdefault((each.run, each.session), []).append(each)
@@ -83,7 +87,7 @@ def contents(spent: Spent, rules: Policy, delta: float) -> dict[str, Any]:
         ],
     }
     if rules.max_epsilon is not None:
-        # the budget has its own delta, but what is left is stated for the requested delta
+        # the budget is defined at the policy's delta, but what is left is stated at the requested one
         left = max(0.0, rules.max_mu2 - spent.mu2)
         found |= {"max_epsilon": rules.max_epsilon, "left": _epsilon(left, delta)}
     return found
@@ -109,7 +113,7 @@ def _print(path: Path, spent: Spent, found: dict[str, Any]) -> None:
 
 
 def _file_of(name: str | None, folder: Path | None) -> Path:
-    """Return the file of a site: the named one, the one in a folder, or the only one here."""
+    """Return a site's budget file, found by name, by folder, or as the only one on this machine."""
     if name is not None:
         return (folder or home() / "sites" / name) / f"{file_stem(name)}{SUFFIX}"
     where, pattern = (
@@ -119,13 +123,14 @@ def _file_of(name: str | None, folder: Path | None) -> Path:
     if len(found) != 1:
         how_many = "no site has" if not found else f"{len(found)} sites have"
         raise InputError(
-            f"{how_many} spent anything in {where}; use --name or --folder as fedpca join does"
+            f"{how_many} spent budget in {where}; choose a site with the --name or --folder that "
+            "you passed to fedpca join"
         )
     return found[0]
 
 
 def _epsilon(mu2: float, delta: float) -> float | None:
-    """Return an epsilon for JSON, or None if it is infinite."""
+    """Return the epsilon of a total mu^2 at a delta, or None if the epsilon is infinite."""
     return _plain(epsilon_of(math.sqrt(mu2), delta))
 
 

@@ -1,4 +1,4 @@
-"""Run `fedpca check`: find what would stop a fit, before anybody waits for it."""
+"""Run `fedpca check`: find what would make a fit fail, before the fit starts."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def check(
     """Check the rows of sites, and list everything that would stop a fit.
 
     Each of FILES is a file or folder with one site's rows, or NAME=PATH. The command reads all rows
-    once and sends nothing. If a fit would fail, it exits with code 2.
+    once and sends nothing. The exit code is 2 if a fit would fail.
     """
     with exit_codes(), ExitStack() as at_end:
         choice = ColumnChoice.of(
@@ -82,5 +82,7 @@ def check(
         print_check(out, examined, findings, listed=list_columns)
         n_stops = sum(finding.stops_fit for finding in findings)
         if n_stops:
-            raise InputError(f"a fit would fail; correct what stops it ({n_stops} above)")
+            raise InputError(
+                f"a fit would fail; correct the problems above that stop it ({n_stops})"
+            )
         out.print("nothing here stops a fit")

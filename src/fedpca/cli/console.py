@@ -1,4 +1,4 @@
-"""Print the commands' results, progress, and errors, and set their exit codes.
+"""Print the commands' results, progress, and errors, and set the exit codes.
 
 Exit codes: 0 for success, 1 for a failed run, 2 for bad usage or input, and 130 for an interrupt.
 """
@@ -21,16 +21,16 @@ from fedpca.errors import FedpcaError, FileError, InputError, JournalError
 from fedpca.protocol.printable import printable
 from fedpca.storage import atomic
 
-MAX_LINE_CHARS = 10_000  # of a line in the log of a site or a server
-MAX_ERROR_CHARS = 100_000  # of an error, which may list every site of a large federation
+MAX_LINE_CHARS = 10_000  # longest line in the log of a site or a server
+MAX_ERROR_CHARS = 100_000  # longest error, which may list every site of a large federation
 
-# no markup and no emoji, because names may contain brackets, or a letter between colons
+# markup and emoji are off, because names may contain text such as [red] or :x:
 out = Console(highlight=False, markup=False, emoji=False)
 err = Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 
 def refuse_overwriting(output: Path, force: bool) -> None:
-    """Refuse an output path that is unwritable or would overwrite a file, before doing any work."""
+    """Refuse an output path that cannot be written or would overwrite a file."""
     atomic.check_writable(output)
     if output.exists() and not force:
         raise FileError(
@@ -42,7 +42,8 @@ def refuse_overwriting(output: Path, force: bool) -> None:
 def exit_codes(hint: str = "") -> Iterator[None]:
     """Print an error as one line on standard error, and exit with the matching code.
 
-    SIGTERM, which service managers send, is treated like a keyboard interrupt, so both clean up.
+    SIGTERM, which service managers send, is treated like a keyboard interrupt, so that the command
+    cleans up before it exits.
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -75,14 +76,14 @@ def _is_bad_usage(error: Exception) -> bool:
     """Return whether the user can fix the error by changing the command or its files."""
     if isinstance(error, InputError | FileError | JournalError):
         return True
-    # scikit-learn checks parameters; if it has not been imported, the error is not from there
+    # scikit-learn checks parameters; if it has not been imported, it did not raise this error
     checks = sys.modules.get("sklearn.utils._param_validation")
     return checks is not None and isinstance(error, checks.InvalidParameterError)
 
 
 @contextmanager
 def until_stopped() -> Iterator[None]:
-    """Handle errors in a command that runs until interrupted; the interrupt is not an error."""
+    """Handle the errors of a long-running command, but do not treat an interrupt as an error."""
     with exit_codes(), suppress(KeyboardInterrupt):
         yield
 
@@ -93,7 +94,7 @@ def say(text: str) -> None:
 
 
 class _Indented(logging.Formatter):
-    """Escape and indent the text of exceptions, so that it cannot pass for a separate line."""
+    """A formatter that escapes and indents exceptions, so that none looks like a separate log line."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = printable(super().format(record), MAX_ERROR_CHARS, keep="\n")
@@ -101,7 +102,7 @@ class _Indented(logging.Formatter):
 
 
 def show_warnings_of_package() -> None:
-    """Print what the package logs about unexpected errors on standard error."""
+    """Print the warnings and errors that the package logs on standard error."""
     handler = logging.StreamHandler()
     handler.setLevel(logging.WARNING)
     handler.setFormatter(_Indented())
@@ -122,7 +123,7 @@ def teller(name: str, quiet: bool) -> Callable[[str], None]:
         last = text, time.monotonic()
         line = printable(text, MAX_LINE_CHARS)
         now = datetime.datetime.now().astimezone()
-        # a site that logs to a full disk keeps running; err would store each line that it cannot write
+        # a site whose log is on a full disk keeps running; `err` would keep every unwritten line
         with suppress(OSError):
             print(f"{now:%Y-%m-%d %H:%M:%S} {name}: {line}", file=sys.stderr, flush=True)
 

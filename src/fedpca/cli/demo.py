@@ -1,4 +1,4 @@
-"""Run `fedpca demo`: fit four clinics without pooling their rows, using scikit-learn data."""
+"""Run `fedpca demo`: fit example rows of four clinics without pooling them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def demo(
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Fit four clinics without pooling their rows, and compare the result with pooled PCA."""
+    """Fit the rows of four clinics without pooling them, and compare the result with pooled PCA."""
     with until_stopped():
         if federation:
             from fedpca.cli.demo_federation import run_federation_demo
@@ -58,7 +58,7 @@ def clinics() -> tuple[dict[str, Any], Array]:
 
 
 def run_demo(console: Console, quiet: bool) -> None:
-    """Fit the clinics, compare the result with pooled PCA, and print the data exchanged."""
+    """Fit the clinics' rows, compare the result with pooled PCA, and print the data exchanged."""
     from sklearn.decomposition import PCA
     from sklearn.preprocessing import StandardScaler
 

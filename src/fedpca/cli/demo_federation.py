@@ -29,7 +29,7 @@ SITES = CLINICS[:3]
 
 
 def run_federation_demo(console: Console) -> None:
-    """Fit three clinics in separate processes, and compare with a fit in this process."""
+    """Fit three clinics' rows in separate processes, and compare with a fit in this process."""
     import pyarrow.parquet as pq
 
     clinic = clinics()[0]
@@ -64,13 +64,15 @@ def run_federation_demo(console: Console) -> None:
         )
         trial.run("fit", "--federation", here, "--wait", "600", *asked, "-o", "model.fedpca")
         model = load(trial.folder / "model.fedpca")
-        stack.close()  # which stops all processes
+        stack.close()  # this stops all processes
         console.print("(all processes have stopped)\n")
         files = {site: trial.folder / f"{site}.parquet" for site in SITES}
         within = FederatedPCA(5, scale=True, random_state=0).fit(Federation.local(files))
     print_crossed(console, model.run_)
     if not np.array_equal(within.components_, model.components_):
-        raise FedpcaError("the federation's model differs from the single-process model")
+        raise FedpcaError(
+            "the model of the federation differs from the model of a single process; please report this"
+        )
     console.print("Fitting the same files in a single process gives the same model, bit for bit.")
 
 
@@ -86,15 +88,17 @@ class Trial:
         }
 
     def run(self, *words: str) -> None:
-        """Run a command to completion."""
+        """Run a command, and wait until it ends."""
         self._show(words)
         done = subprocess.run(self._command(words), cwd=self.folder, env=self._environment)
         if done.returncode:
-            raise FedpcaError(f"fedpca {words[0]} exited with code {done.returncode}")
+            raise FedpcaError(
+                f"fedpca {words[0]} exited with code {done.returncode}; see its output above"
+            )
 
     @contextmanager
     def running(self, *words: str) -> Iterator[subprocess.Popen[bytes]]:
-        """Run a command until the block ends, and yield its process."""
+        """Run a command while the block runs, and yield the command's process."""
         self._show((*words, "&"))
         process = subprocess.Popen(self._command(words), cwd=self.folder, env=self._environment)
         try:
@@ -126,7 +130,7 @@ def await_port(port: int, seconds: float = 600.0) -> None:
         except OSError:
             if time.monotonic() > until:
                 raise LinkError(
-                    f"no process is listening on port {port} after {seconds:g} s"
+                    f"no process is listening on port {port} after {seconds:g} s; see the output above"
                 ) from None
             time.sleep(0.1)
         else:

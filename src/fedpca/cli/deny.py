@@ -18,7 +18,7 @@ def deny(
 ) -> None:
     """Deny a run, or take back its approval.
 
-    If the run has begun, it stops at its next question. The coordinator cannot request it again.
+    A run that has begun stops at its next question. The coordinator cannot request the same run again.
     """
     with exit_codes():
         requests = requests_of(name, folder)

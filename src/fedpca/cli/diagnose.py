@@ -1,4 +1,4 @@
-"""Run `fedpca diagnose`: ask the sites for what a fit does not reveal."""
+"""Run `fedpca diagnose`: ask the sites for more about a model than its fit revealed."""
 
 from __future__ import annotations
 
@@ -44,14 +44,16 @@ def diagnose(
     permutations: Annotated[
         int,
         typer.Option(
-            help="Also compare with this many permutations of each column; only with FILES.", min=0
+            help="Also compare the variances with those of this many tables with shuffled columns; "
+            "only with FILES.",
+            min=0,
         ),
     ] = 0,
     no_site_map: Annotated[
         bool, typer.Option("--no-site-map", help="Ask only for sums, and do not compare sites.")
     ] = False,
     alpha: Annotated[
-        float, typer.Option(help="Share of ordinary rows beyond each limit of T2 and Q.")
+        float, typer.Option(help="Share of ordinary rows expected above the limit of T2, and of Q.")
     ] = ALPHA,
     plots: Annotated[
         Path | None,
@@ -72,16 +74,16 @@ def diagnose(
     ] = None,
     sites: Annotated[
         str | None,
-        typer.Option(help="Number of sites to use at that server, or their names: north,south."),
+        typer.Option(help="With --federation: number of sites, or their names, as in north,south."),
     ] = None,
     wait: Annotated[
         float,
         typer.Option(
-            help="Seconds to wait for sites that are offline or in use by a different run."
+            help="Seconds to wait for sites that are offline or busy with a different run."
         ),
     ] = 60.0,
     purpose: Annotated[
-        str, typer.Option(help="Reason for the run, in one line, for people at the sites.")
+        str, typer.Option(help="Reason for the run, in one line, to show to people at the sites.")
     ] = "",
     approval_wait: Annotated[
         float, typer.Option(help="Seconds to wait for sites where a person must approve the run.")
@@ -97,8 +99,8 @@ def diagnose(
 ) -> None:
     """Diagnose a model at its sites: find the number of components, limits for rows, and odd sites.
 
-    Everything except the map of sites comes from sums, as in a second fit. The map needs a summary from
-    each site, as the solver merge does. If the policy of any site forbids that, there is no map.
+    Everything except the map of sites is computed from sums, as in a fit. The map needs a summary from
+    each site, as the solver merge does. If the policy of any site forbids summaries, there is no map.
     """
     with exit_codes():
         if output is not None:
@@ -110,8 +112,8 @@ def diagnose(
         fitted = load(model)
         if not isinstance(fitted, FederatedPCA):
             raise InputError(
-                f"{model} is a {type(fitted).__name__}; only models of fedpca fit --method pca can be "
-                "diagnosed"
+                f"{model} is a {type(fitted).__name__}, which cannot be diagnosed; use a model of "
+                "fedpca fit --method pca"
             )
         server = AtServer(federation, sites, wait, credentials, insecure, purpose, approval_wait)
         rows = federation_of(

@@ -65,7 +65,7 @@ from fedpca.solvers.catalogue import PERSONALIZED, ROBUST, SOLVERS
 from fedpca.solvers.standardize import BINOMIAL
 from fedpca.storage import atomic
 
-PLAIN, LOW_RANK = FederatedPCA(), RobustPCA()  # for the defaults that help shows
+PLAIN, LOW_RANK = FederatedPCA(), RobustPCA()  # the help texts show their defaults
 GENOTYPES_PANEL = "Options for genotypes"
 
 
@@ -84,8 +84,8 @@ def fit(
         typer.Option(
             "-k",
             "--components",
-            help="Number of components; with pca, also a share of variance (0.95 or 95%), auto, mp, "
-            "gap, or all; by default, auto.",
+            help="Number of components. With pca, also a share of the variance (0.95 or 95%), mp, gap, "
+            "all, or auto, which is the default.",
         ),
     ] = None,
     shared: Shared = None,
@@ -93,7 +93,7 @@ def fit(
     local_models: Annotated[
         Path | None,
         typer.Option(
-            help="Also write a model for each site, with its own local components, to this folder.",
+            help="Also write one model for each site, with its local components, to this folder.",
             rich_help_panel=PERSONALIZED_PANEL,
         ),
     ] = None,
@@ -118,17 +118,15 @@ def fit(
     ] = [],  # noqa: B006
     parameter: Annotated[
         list[str],
-        typer.Option(
-            help="Other parameter of the method as NAME=VALUE, as in center=none; may be repeated."
-        ),
+        typer.Option(help="Other parameter of the method, such as center=none; may be repeated."),
     ] = [],  # noqa: B006
     scale: Scale = False,
     binomial: Annotated[
         bool,
         typer.Option(
             "--binomial",
-            help="Divide each variant by sqrt(2p(1-p)), as plink2 does; p is the frequency over all "
-            "sites.",
+            help="Divide each variant by sqrt(2p(1-p)), as plink2 does; p is the allele's frequency "
+            "over all sites.",
             rich_help_panel=GENOTYPES_PANEL,
         ),
     ] = False,
@@ -159,8 +157,8 @@ def fit(
     missing: Annotated[
         str | None,
         typer.Option(
-            help="What to do with missing values: mean fills them in, drop leaves out rows that have "
-            "any, and error, the default, refuses them."
+            help="What to do with missing values: error (the default) refuses them, mean replaces them "
+            "with the feature's mean, and drop leaves out the rows that contain any."
         ),
     ] = None,
     weight: Annotated[
@@ -185,7 +183,9 @@ def fit(
     seed: Annotated[int | None, typer.Option(help="Seed for the random start.")] = None,
     journal: Annotated[
         Path | None,
-        typer.Option(help="Record the run in this file, so that the same command can resume it."),
+        typer.Option(
+            help="Record the run in this file, so that the same command can resume the run."
+        ),
     ] = None,
     quorum: Annotated[
         int | None,
@@ -194,7 +194,8 @@ def fit(
     timeout: Annotated[
         float | None,
         typer.Option(
-            help="Seconds to wait for an answer; by default, 600 with --federation, else no limit."
+            help="Seconds to wait for an answer; by default, 600 with --federation, and otherwise "
+            "no limit."
         ),
     ] = None,
     jobs: Annotated[
@@ -208,21 +209,21 @@ def fit(
     cluster: Annotated[
         str | None,
         typer.Option(
-            help="Read FILES on the workers of the Dask cluster with this scheduler: HOST:PORT."
+            help="Address of a Dask scheduler, HOST:PORT; the workers of its cluster then read FILES."
         ),
     ] = None,
     sites: Annotated[
         str | None,
-        typer.Option(help="Number of sites to use at that server, or their names: north,south."),
+        typer.Option(help="With --federation: number of sites, or their names, as in north,south."),
     ] = None,
     wait: Annotated[
         float,
         typer.Option(
-            help="Seconds to wait for sites that are offline or in use by a different fit."
+            help="Seconds to wait for sites that are offline or busy with a different fit."
         ),
     ] = 60.0,
     purpose: Annotated[
-        str, typer.Option(help="Reason for the fit, in one line, for people at the sites.")
+        str, typer.Option(help="Reason for the fit, in one line, to show to people at the sites.")
     ] = "",
     secure: Annotated[
         bool, typer.Option("--secure", help="Use secure sums: the coordinator reads only totals.")
@@ -249,9 +250,9 @@ def fit(
 
     Each of FILES is a file or folder with one site's rows, or NAME=PATH. With --federation, omit FILES:
     the rows are at the sites that have joined a server. With --cluster, the workers of a Dask cluster
-    read FILES: as one table, or, if all are NAME=PATH, as one site each.
+    read FILES as one table. If all FILES are NAME=PATH, each is a separate site.
 
-    For genotypes in .bed files, as in plink2 --pca: --binomial --missing mean --maf 0.01
+    To fit genotypes in .bed files as plink2 --pca does: --binomial --missing mean --maf 0.01
     --plink PREFIX.
     To separate what all sites share from what is local: --method personalized --shared 2 --local 1.
     To separate outliers and list them: --method robust -k 3 --outliers outliers.csv.
@@ -297,7 +298,7 @@ def fit(
         )
         if plink is not None and not binomial:
             raise InputError(
-                "--plink requires --binomial, because plink2 scales genotypes like that"
+                "--plink requires --binomial, because plink2 scales genotypes that way"
             )
         more_files = FitFiles(local_models, outliers, plink)
         more_files.check(force, has_rows=has_files)
@@ -317,13 +318,13 @@ def fit(
             raise InputError("specify either the sites' files or --federation HOST, but not both")
         if cluster is not None and (jobs is not None or any({**devices, **cells}.values())):
             raise InputError(
-                "--jobs, --device, --precision, --layer, --mask-var, and --log-normalize only apply to "
-                "files here, not to a cluster's workers"
+                "--jobs, --device, --precision, --layer, --mask-var, and --log-normalize do not apply "
+                "with --cluster; omit them"
             )
         if not has_files and (keep or extract):
             raise InputError(
-                "--keep and --extract only apply to files; each site in a federation passes them to "
-                "fedpca join"
+                "--keep and --extract only apply to files that this machine reads; each site in a "
+                "federation passes them to fedpca join"
             )
         board = RunBoard(output.name, what_runs(model), model.tol, model.max_rounds)
         at_end.enter_context(live_run(board, page, page_at, quiet))
@@ -343,7 +344,8 @@ def fit(
         else:
             if jobs is not None:
                 raise InputError(
-                    "--jobs only applies to files; the sites in a federation all work at the same time"
+                    "--jobs does not apply with --federation, because the sites of a federation all "
+                    "work at the same time; omit --jobs"
                 )
             if any({**choice, **devices, **cells}.values()):
                 raise InputError(

@@ -1,4 +1,4 @@
-"""Write what `fedpca fit` writes besides the model: local models, outliers, and plink's files."""
+"""Write the other files of `fedpca fit`: local models, outliers, and files for plink."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class FitFiles:
 
     local_models: Path | None  # a folder
     outliers: Path | None
-    plink: Path | None = None  # the beginning of several names
+    plink: Path | None = None  # the beginning of the names of several files
 
     def check(self, force: bool, *, has_rows: bool) -> None:
-        """Refuse files that could not be written, before any site is asked.
+        """Refuse files that cannot be written, before any site is asked.
 
         Local models and outliers belong to the sites, so they are written only where the rows are.
         """
         if not has_rows and (self.local_models or self.outliers):
             raise InputError(
-                "--local-models and --outliers require FILES without --cluster; with --federation, "
-                "each site writes its own to its folder, and they stay there"
+                "--local-models and --outliers require FILES, and do not apply to --cluster; with "
+                "--federation, each site keeps its local model and its outliers in its own folder"
             )
         if self.plink is not None:
             for path in model_files(self.plink):
@@ -45,7 +45,7 @@ class FitFiles:
         folder = self.local_models
         if folder is not None and folder.exists():
             if not folder.is_dir():
-                raise FileError(f"{folder} is a file; use the name of a folder")
+                raise FileError(f"--local-models must be a folder, but {folder} is a file")
             if any(folder.glob("*.fedpca")) and not force:
                 raise FileError(
                     f"{folder} already contains models; choose a different folder, or use --force to "
@@ -53,7 +53,7 @@ class FitFiles:
                 )
 
     def write(self, model: Any, sites: Mapping[str, Site]) -> list[Path]:
-        """Write the files for a fitted model of these sites, and return their paths."""
+        """Write the files that go with a fitted model of these sites, and return the files' paths."""
         written = []
         if self.local_models is not None:
             self.local_models.mkdir(parents=True, exist_ok=True)
@@ -63,7 +63,7 @@ class FitFiles:
                 written.append(path)
         if self.plink is not None:
             names = checked_variants(getattr(model, "feature_names_in_", None))
-            first = sites.get(model.run_.sites[0])  # none if the sites are elsewhere
+            first = sites.get(model.run_.sites[0])  # None if the sites are not in this process
             alleles = (
                 first.rows.alleles() if first and isinstance(first.rows, GenotypeRows) else NAMED
             )
@@ -79,6 +79,6 @@ class FitFiles:
 
 
 def _file_name(site: str) -> str:
-    """Return a site's name as a file name; a checksum tells apart names that would become equal."""
+    """Return a file name for a site; a checksum distinguishes names that would become equal."""
     safe = re.sub(r"[^\w.-]", "_", site)
     return safe if safe == site else f"{safe}-{zlib.crc32(site.encode()):08x}"

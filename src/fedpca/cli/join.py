@@ -51,7 +51,7 @@ def join(
         list[str],
         typer.Option(help="File or folder with this site's rows; may be followed by more files."),
     ] = [],  # noqa: B006
-    # a shell expands --data *.parquet to one option value and more arguments
+    # a shell expands --data *.parquet into one option value and further arguments
     more: Annotated[list[str] | None, typer.Argument(metavar="[DATA]...", hidden=True)] = None,
     database: Annotated[
         str | None,
@@ -64,21 +64,27 @@ def join(
         str | None, typer.Option(help="SQL query that returns the rows; with --database.")
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="The site's name; by default, the name of the key file.")
+        str | None,
+        typer.Option(help="The site's name; by default, the name of the key file without .key."),
     ] = None,
     ca: Annotated[
         Path | None,
-        typer.Option(help="The coordinator's ca.pem; by default, the system's authorities."),
+        typer.Option(
+            help="The coordinator's ca.pem; by default, the system's certificate authorities."
+        ),
     ] = None,
     coordinator: Annotated[
         Path | None,
-        typer.Option(help="The coordinator's coordinator.pub; the site then obeys no other key."),
+        typer.Option(
+            help="The coordinator's coordinator.pub; the site then accepts only plans signed with that "
+            "key."
+        ),
     ] = None,
     policy: Annotated[
         Path | None, typer.Option(help="TOML file with the site's policy; see fedpca policy.")
     ] = None,
     folder: Annotated[
-        Path | None, typer.Option(help="Folder for the site's memory and ledger.")
+        Path | None, typer.Option(help="Folder in which the site keeps its ledger and other files.")
     ] = None,
     drop: Drop = [],  # noqa: B006
     columns: Columns = [],  # noqa: B006
@@ -94,7 +100,7 @@ def join(
     precision: Precision = None,
     timeout: Annotated[
         float,
-        typer.Option(help="Seconds after which the site stops working on a question.", min=0.001),
+        typer.Option(help="Seconds after which the site gives up on a question.", min=0.001),
     ] = ANSWER_TIMEOUT_S,
     insecure: Insecure = False,
     quiet: Quiet = False,
@@ -104,9 +110,9 @@ def join(
     HOST is the address of the coordinator's server. The rows stay on this machine. The command prints
     each question and what is sent in reply, and records both in the site's ledger.
 
-    Without --policy, the site takes part only in plain PCA over sums, and refuses questions that would
-    show the coordinator this site's own answers about its rows. `fedpca policy` writes a policy file in
-    which you can allow more.
+    Without --policy, the site takes part only in plain PCA that needs nothing but sums over sites. It
+    refuses questions that would show the coordinator this site's individual answers about its rows.
+    `fedpca policy` writes a policy file in which you can allow more.
 
     Rows in a database are read when a run begins. Use the environment variable FEDPCA_DATABASE for an
     address that contains a password.
@@ -186,11 +192,11 @@ def join(
             tell(f"the privacy budget: {budget}")
         if pinned is None:
             tell(
-                "anyone with the server's secret can declare runs here; to obey only the coordinator's "
-                "key, use --coordinator coordinator.pub"
+                "anyone with the server's secret can declare runs here; to accept only runs signed "
+                "with the coordinator's key, use --coordinator coordinator.pub"
             )
         else:
-            tell(f"only plans signed by the key {pinned} are considered")
+            tell(f"only plans signed with the key {pinned} are considered")
         log = AnswerLog(site, ledger, tell, timeout)
         answer_questions(link, private_key, log.reply, tell)
 
@@ -211,6 +217,6 @@ def _refuse_unsafe(policy: Policy, *, has_coordinator: bool) -> None:
     policy.refuse_unknown_sites()
     if has_coordinator and policy.is_open:
         raise InputError(
-            "--coordinator has no effect with a policy that allows 'any', because it admits questions "
-            "without a signed plan; name the programs to allow, or omit --coordinator"
+            "--coordinator has no effect with a policy that allows 'any', because such a policy admits "
+            "questions without a signed plan; name the programs to allow, or omit --coordinator"
         )

@@ -32,36 +32,42 @@ def group() -> None:
 @ledger.command("verify")
 def verify(
     file: Annotated[
-        Path | None, typer.Argument(help="The ledger; by default, the one that `join` writes.")
+        Path | None,
+        typer.Argument(help="The ledger; by default, the one that `fedpca join` writes."),
     ] = None,
     site: Annotated[
-        str | None, typer.Option(help="The site's name; by default, that of the ledger's folder.")
+        str | None,
+        typer.Option(help="The site's name; by default, the name of the ledger's folder."),
     ] = None,
     model: Annotated[
-        Path | None, typer.Option(help="Also compare with the run record in this model file.")
+        Path | None,
+        typer.Option(help="Also compare the ledger with the run record in this model file."),
     ] = None,
     key: Annotated[
-        Path | None, typer.Option(help="With --model: the site's NAME.pub or NAME.key.")
+        Path | None,
+        typer.Option(help="With --model: the site's key file, NAME.pub or NAME.key."),
     ] = None,
 ) -> None:
-    """Check that nobody changed, removed, or inserted a line of a site's ledger.
+    """Check that nobody changed, removed, or inserted lines in a site's ledger.
 
     The ledger itself does not show whether lines were removed from its end. To find out, use --model:
-    the command then looks for the entry that the site signed for that model's fit. With --key, the
+    the command then looks for the entry that the site signed for the fit of that model. With --key, the
     command checks the signature too.
 
     The exit code is 1 if the ledger was altered or does not match the model.
     """
     with exit_codes():
         if key is not None and model is None:
-            raise InputError("--key checks a signature in a model; use it with --model")
+            raise InputError("--key requires --model, because it checks a signature in the model")
         path = file or _ledger_of(site)
         check = check_chain(path)
         entries = f"{check.n_entries} entries from {len(check.runs)} runs"
         for note in check.notes:
             say(note)
         if check.problem:
-            raise LedgerError(f"{path}: {check.problem}; {entries} before it are verified")
+            raise LedgerError(
+                f"{path}: {check.problem}; the {entries} before this point are verified"
+            )
         say(f"{path}: {entries}, and the chain is whole")
         say(f"head {check.head}")
         if model is None:
@@ -87,19 +93,21 @@ def _compare(
 
 
 def _ledger_of(site: str | None) -> Path:
-    """Return the ledger that `fedpca join` writes for a site, or for the only site there is."""
+    """Return the ledger that `fedpca join` writes for a site, or for the only site on this machine."""
     folder = home() / "sites"
     if site is not None:
         return folder / site / LEDGER
     found = sorted(folder.glob(f"*/{LEDGER}"))
     if len(found) != 1:
         names = ", ".join(path.parent.name for path in found) or "none"
-        raise InputError(f"name a ledger file, or use --site; the sites in {folder} are: {names}")
+        raise InputError(
+            f"specify a ledger file, or choose a site with --site; the sites in {folder} are: {names}"
+        )
     return found[0]
 
 
 def _proof_in(model: Path, site: str | None, path: Path) -> tuple[str, Mapping[str, str]]:
-    """Return the name of the site that wrote a ledger, and what a model file proves about it."""
+    """Return the name of the site that wrote a ledger, and the site's proof in a model file."""
     from fedpca.estimators import load
 
     run = getattr(load(model), "run_", None)

@@ -25,15 +25,15 @@ PageAt = Annotated[
     str | None,
     typer.Option(
         metavar="[HOST:]PORT",
-        help="Show the page of --page at this address; port 0 stands for any free port. Everyone who "
-        "can reach HOST can read the page.",
+        help="Show the same page as --page, but at this address; port 0 means any free port. Everyone "
+        "who can reach HOST can read the page.",
     ),
 ]
 
 
 @contextmanager
 def live_page(feed: Feed, page: bool, page_at: str | None, quiet: bool) -> Iterator[None]:
-    """Serve a page while the block runs, if the user wants one; open its port before the block."""
+    """If the user wants a page, open its port, and serve the page while the block runs."""
     if not page and page_at is None:
         yield
         return
@@ -74,7 +74,7 @@ def watch(fed: Federation, shown: Watchers, board: RunBoard) -> None:
 
 
 def harmless(show: Callable[..., None]) -> Callable[..., None]:
-    """Return a function whose errors are logged once and stop nothing: a page must not end a fit."""
+    """Return a function that logs its first error and then does nothing: a page must not end a fit."""
     has_failed = False
 
     def shown(*arguments: Any) -> None:
@@ -85,7 +85,7 @@ def harmless(show: Callable[..., None]) -> Callable[..., None]:
             show(*arguments)
         except Exception:
             has_failed = True
-            log.warning("the page can no longer be updated; the run goes on", exc_info=True)
+            log.warning("the page can no longer be updated; the run continues", exc_info=True)
 
     return shown
 
@@ -97,7 +97,7 @@ def what_runs(model: Any) -> str:
 
 
 def each_of(*calls: Callable[..., None] | None) -> Callable[..., None]:
-    """Return a function that calls all of the given functions, leaving out None."""
+    """Return a function that calls each of the given functions, and skips those that are None."""
     made = [call for call in calls if call is not None]
 
     def call_each(*arguments: Any) -> None:

@@ -22,7 +22,9 @@ def merge(
     output: Annotated[
         Path,
         typer.Option(
-            "--output", "-o", help="Write the model to this file, or a summary to NAME.summary."
+            "--output",
+            "-o",
+            help="Write the model to this file, or a merged summary if the name ends in .summary.",
         ),
     ],
     n_components: Annotated[
@@ -30,8 +32,8 @@ def merge(
         typer.Option(
             "-k",
             "--components",
-            help="Number of components, share of variance, auto, mp, or gap; by default, as "
-            "summarized.",
+            help="Number of components, share of variance, auto, mp, or gap; by default, the number in "
+            "the summaries.",
         ),
     ] = None,
     scale: Scale = False,
@@ -47,13 +49,15 @@ def merge(
         refuse_overwriting(output, force)
         if scale and output.suffix == ".summary":
             raise InputError(
-                f"--scale applies to a model, but {output} is a summary, which keeps its units; scale "
-                "when you write the model"
+                f"--scale applies to a model, but {output} is a summary, which keeps the units of the "
+                "features; omit --scale now, and use it when you merge into a model"
             )
         with counting(quiet, "summaries", lambda: len(files)) as on_file:
             merged = merge_in_tree(_checked_summaries(files, on_file), fan_in)
         if not merged.n:
-            raise InputError("the summaries contain no rows; there is nothing to merge")
+            raise InputError(
+                "the summaries contain no rows, so there is nothing to merge; pass a summary with rows"
+            )
         wanted = None if n_components is None else components_of(n_components)
         model = StreamingPCA.from_summary(merged, wanted, scale=scale)
         result = model.summary_ if output.suffix == ".summary" else model

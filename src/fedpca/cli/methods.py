@@ -14,7 +14,7 @@ from fedpca.solvers.catalogue import find_personalized, find_robust, find_solver
 
 
 class Method(StrEnum):
-    """What `fedpca fit` can find."""
+    """The methods of `fedpca fit`, which find different kinds of components."""
 
     pca = "pca"
     personalized = "personalized"
@@ -27,7 +27,7 @@ class Kind(NamedTuple):
     make: Callable[..., Any]
     parameters: Mapping[str, str]  # the parameter that each of the method's own options sets
     solver: str  # the parameter that takes the solver
-    find: Callable[[str], Any]  # a solver by its name
+    find: Callable[[str], Any]  # returns a solver for its name
 
 
 KINDS = {
@@ -57,7 +57,7 @@ PRIVACY = {  # the field of `Privacy` that each option sets
     "--around": "around",
     "--silent": "n_silent",
 }
-OTHER_OPTIONS = {  # options that set no parameter by themselves, and the method that each belongs to
+OTHER_OPTIONS = {  # for options that set no parameter by themselves: the method they apply to
     "--local-models": Method.personalized,
     "--outliers": Method.robust,
     "--weight": Method.pca,
@@ -76,9 +76,9 @@ def estimator_of(
 ) -> Any:
     """Return the unfitted estimator, or refuse options that do not suit the method.
 
-    ``own`` maps the options that only some methods have to their values; None stands for an option
-    that was not typed. ``common`` maps parameters of all methods to their values. ``more`` holds
-    further parameters as NAME=VALUE.
+    ``own`` has the value of each option that only some methods have, or None if the user did not type
+    the option. ``common`` has the values of parameters that all methods have. ``more`` lists further
+    parameters as NAME=VALUE.
     """
     kind = KINDS[method]
     typed = {option: value for option, value in own.items() if value is not None}
@@ -86,7 +86,8 @@ def estimator_of(
         if option not in kind.parameters and OTHER_OPTIONS.get(option) is not method:
             allowed = ", ".join(kind.parameters)
             raise InputError(
-                f"{option} does not apply to --method {method}, whose own options are {allowed}"
+                f"{option} does not apply to --method {method}, whose own options are {allowed}; "
+                "omit it"
             )
     _require(method, typed)
     privacy = privacy_of(typed)
@@ -108,7 +109,7 @@ def estimator_of(
 
 
 def privacy_of(typed: Mapping[str, Any]) -> Privacy | None:
-    """Return the promise of differential privacy that the user typed, or None."""
+    """Return the promise of differential privacy that the user asked for, or None."""
     given = {setting: typed[o] for o, setting in PRIVACY.items() if o in typed}
     if not given:
         return None
@@ -117,7 +118,7 @@ def privacy_of(typed: Mapping[str, Any]) -> Privacy | None:
         first = next(option for option in PRIVACY if option in typed)
         raise InputError(
             f"{first} also needs {' and '.join(needed)}, as in --epsilon 1 --delta 1e-6 --row-bound 8; "
-            "--row-bound is the distance from the mean up to which rows count"
+            "rows farther than --row-bound from the mean are moved to that distance"
         )
     return Privacy(**given)
 
@@ -136,7 +137,7 @@ def around_of(text: str | None) -> float | tuple[float, ...] | None:
 
 
 def components_typed(method: Method, text: str | None) -> Any:
-    """Parse -k; only a plain fit can do without it, because it can find the number itself."""
+    """Parse -k; without -k, method pca finds the number of components, and other methods get None."""
     if text is None:
         return "auto" if method is Method.pca else None
     return components_of(text)
@@ -158,7 +159,7 @@ def local_ranks_of(text: str | None) -> int | dict[str, int] | None:
 
 
 def _require(method: Method, typed: Mapping[str, Any]) -> None:
-    """Refuse a fit that lacks its numbers of components."""
+    """Refuse options that do not determine the numbers of components."""
     if method is Method.personalized and not {"--shared", "--local"} <= typed.keys():
         raise InputError(
             "--method personalized requires the numbers of shared and local components, as in "
@@ -167,5 +168,5 @@ def _require(method: Method, typed: Mapping[str, Any]) -> None:
     if method is Method.robust and ("-k" in typed) == ("--max-components" in typed):
         raise InputError(
             "--method robust requires either -k with the number of components, or "
-            "--max-components with a bound on it"
+            "--max-components with a bound on that number"
         )

@@ -41,10 +41,13 @@ Scale = Annotated[
 ]
 Drop = Annotated[
     list[str],
-    typer.Option(help="Column that is not a feature, or several: NAME,NAME; may be repeated."),
+    typer.Option(
+        help="Column that is not a feature, or several columns: NAME,NAME; may be repeated."
+    ),
 ]
 Columns = Annotated[
-    list[str], typer.Option(help="Column that is a feature; all others are then left out.")
+    list[str],
+    typer.Option(help="Column that is a feature; columns that you do not name are then left out."),
 ]
 Id = Annotated[
     list[str], typer.Option(help="Column that identifies the rows, and is not a feature.")
@@ -56,14 +59,14 @@ MaskVar = Annotated[
     str | None,
     typer.Option(
         metavar="COLUMN",
-        help="Column of var in an .h5ad file that marks the genes to use, as in highly_variable.",
+        help="Column of var in an .h5ad file that marks the genes to use, such as highly_variable.",
     ),
 ]
 LogNormalize = Annotated[
     float | None,
     typer.Option(
         metavar="SUM",
-        help="Normalize the counts of each cell of an .h5ad file to this sum, as in 10000, and take "
+        help="Normalize the counts of each cell of an .h5ad file to this sum, such as 10000, and take "
         "log(1 + x). All sites must use the same sum.",
     ),
 ]
@@ -78,8 +81,8 @@ Precision = Annotated[
     str | None,
     typer.Option(
         metavar="DTYPE",
-        help="Precision of A'A on the device: float64, the default, or float32 or tf32, which most "
-        "GPUs compute many times faster.",
+        help="Precision in which the device computes A'A: float64 (the default), or float32 or tf32, "
+        "which are many times faster on most GPUs.",
     ),
 ]
 Keep = Annotated[
@@ -92,7 +95,7 @@ Extract = Annotated[
 ]
 AllowMissing = Annotated[
     bool,
-    typer.Option("--allow-missing", help="Accept NaN, for fits with --missing."),
+    typer.Option("--allow-missing", help="Accept missing values, for fits with --missing."),
 ]
 Credentials = Annotated[
     Path | None,
@@ -127,32 +130,36 @@ Gather = Annotated[
 MaxComponents = Annotated[
     int | None,
     typer.Option(
-        help="Bound on the number of components, instead of -k.", rich_help_panel=ROBUST_PANEL
+        help="Upper bound on the number of components, to use instead of -k.",
+        rich_help_panel=ROBUST_PANEL,
     ),
 ]
 Epsilon = Annotated[
     float | None,
     typer.Option(
-        help="Add noise, so that the fit is differentially private for each row. Needs --delta and "
-        "--row-bound. With several sites, this also turns on secure sums, so that the sites can share "
+        help="Add noise, so that the fit is differentially private for each row. Requires --delta and "
+        "--row-bound. With several sites, this also turns on secure sums, which let the sites share "
         "the noise."
     ),
 ]
 Delta = Annotated[
     float | None,
-    typer.Option(help="Probability that the promise of --epsilon fails; far less than 1 / rows."),
+    typer.Option(
+        help="Probability that the promise of --epsilon fails; choose it far below one over the number "
+        "of rows."
+    ),
 ]
 RowBound = Annotated[
     float | None,
     typer.Option(
-        help="Largest distance from the mean: rows farther away are moved to it. Choose it from domain "
-        "knowledge, not by looking at the rows."
+        help="Largest distance from the mean; rows farther away are moved to this distance. Choose it "
+        "from domain knowledge, not by looking at the rows."
     ),
 ]
 Around = Annotated[
     str | None,
     typer.Option(
-        help="Where rows are expected to lie: one number, or one for each feature; by default, 0."
+        help="Point near which rows are expected: one number, or one for each feature; by default, 0."
     ),
 ]
 Silent = Annotated[
@@ -163,8 +170,8 @@ MaxRounds = Annotated[int, typer.Option(help="Stop the solver after this many ro
 FanIn = Annotated[
     int | None,
     typer.Option(
-        help="Merge this many summaries at a time, in a tree; by default, all of them, or 32 if there "
-        "are hundreds."
+        help="Merge this many summaries at a time, in a tree; by default, all of them, or 32 if the "
+        "summaries are many or large."
     ),
 ]
 
@@ -196,7 +203,7 @@ def _number(text: str) -> int | float | str:
 def choice_of(drop: list[str], columns: list[str], id: list[str]) -> dict[str, Any]:
     """Parse --drop, --columns, and --id, and return them as options of `Site`.
 
-    Each value is a name, or several with commas between them. Quotes enclose a name with a comma.
+    Each value is a name, or several names separated by commas. A name with a comma must be in quotes.
     """
     given = {"drop": drop, "columns": columns, "id": id}
     names = {word: [n for text in texts for n in _names(text)] for word, texts in given.items()}
@@ -225,7 +232,7 @@ def named_sites(files: list[str]) -> dict[str, str]:
             raise InputError(f"{text} must be a path or NAME=PATH, as in north=rows.csv")
         if name in sites:
             raise InputError(
-                f"two sites are named {name!r}: {sites[name]} and {path}; name each of them, as in "
+                f"two sites are named {name!r}: {sites[name]} and {path}; use different names, as in "
                 f"first={sites[name]} second={path}"
             )
         sites[name] = path
@@ -254,19 +261,19 @@ def genotypes_of(source: Any, keep: Path | None, extract: Path | None = None) ->
     paths = paths_of(source)
     if len(paths) != 1 or Path(paths[0]).suffix != BED:
         raise InputError(
-            "--keep and --extract choose among the genotypes in one .bed file per site"
+            "--keep and --extract require one .bed file for each site; omit them for other rows"
         )
     return Genotypes(paths[0], keep, extract)
 
 
 def table_or_sites(files: list[str]) -> list[str] | dict[str, str]:
-    """Return the files of one table as they are, or those of each site if all are NAME=PATH."""
+    """Return the paths of one table's files, or a path for each site if all texts are NAME=PATH."""
     n_named = sum("=" in text for text in files)
     if n_named not in (0, len(files)):
         raise InputError(
-            "with --cluster, either all FILES are NAME=PATH, one for each site, or none"
+            "with --cluster, either all FILES or none of them must be NAME=PATH, one for each site"
         )
-    # relative to this folder, not to the folder in which a worker was started
+    # paths are relative to this folder, not to the folder in which a worker was started
     if not n_named:
         return [str(Path(path).absolute()) for path in files]
     return {name: str(Path(path).absolute()) for name, path in named_sites(files).items()}
@@ -310,7 +317,7 @@ def read_policy(path: Path) -> Policy:
         near = get_close_matches(word, words, 1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise InputError(
-            f"{path}: allow has {word!r}, which is unknown here; {hint}the words are "
+            f"{path}: allow has {word!r}, which is unknown here; {hint}the known words are "
             f"{', '.join(words)}"
         )
     return policy

@@ -36,7 +36,7 @@ SPEED_PANEL = "Speeds, which determine the seconds"
 
 
 def plan(
-    rows: Annotated[int, typer.Option(min=2, help="Number of rows at all sites, roughly.")],
+    rows: Annotated[int, typer.Option(min=2, help="Approximate number of rows at all sites.")],
     features: Annotated[int, typer.Option(min=1, help="Number of features.")],
     n_components: Annotated[
         int | None,
@@ -44,11 +44,11 @@ def plan(
             "-k",
             "--components",
             min=1,
-            help="Number of components; or, with robust, --max-components.",
+            help="Number of components; with robust, you can use --max-components instead.",
         ),
     ] = None,
     method: Annotated[
-        Method, typer.Option(help="What the fit would find, as for `fedpca fit`.")
+        Method, typer.Option(help="Method of the fit, as for `fedpca fit`.")
     ] = Method.pca,
     shared: Shared = None,
     local: Local = None,
@@ -56,7 +56,7 @@ def plan(
     max_components: MaxComponents = None,
     parameter: Annotated[
         list[str],
-        typer.Option(help="Further parameter of the estimator, as NAME=VALUE; may be repeated."),
+        typer.Option(help="Other parameter of the method, such as center=none; may be repeated."),
     ] = [],  # noqa: B006
     sites: Annotated[
         str, typer.Option(help="Number of sites that take part, or their names: north,south.")
@@ -75,7 +75,9 @@ def plan(
     ] = None,
     max_rounds: Annotated[
         int | None,
-        typer.Option(min=1, help="Rounds after which it stops; by default, as for `fedpca fit`."),
+        typer.Option(
+            min=1, help="Rounds after which the solver stops; by default, as for `fedpca fit`."
+        ),
     ] = None,
     secure: Annotated[
         bool, typer.Option("--secure", help="Use secure sums: the coordinator reads only totals.")
@@ -85,17 +87,21 @@ def plan(
     row_bound: RowBound = None,
     silent: Silent = None,
     policy: Annotated[
-        Path | None, typer.Option(help="A site's policy; show what the site would refuse.")
+        Path | None,
+        typer.Option(help="TOML file with a site's policy, to show what the site would refuse."),
     ] = None,
     like: Annotated[
         Path | None,
         typer.Option(
-            help="Model of public rows with similar variances. By default, variances fall as 1, 1/2, "
-            "1/3, and so on."
+            help="Model of public rows whose variances resemble those of the sites' rows. By default, "
+            "variances are assumed to fall as 1, 1/2, 1/3, and so on."
         ),
     ] = None,
     latency: Annotated[
-        float, typer.Option(help="Seconds per round.", rich_help_panel=SPEED_PANEL)
+        float,
+        typer.Option(
+            help="Seconds that the network adds to each round.", rich_help_panel=SPEED_PANEL
+        ),
     ] = LATENCY_S,
     bandwidth: Annotated[
         float,
@@ -107,14 +113,16 @@ def plan(
     flops: Annotated[
         float | None,
         typer.Option(
-            help="Operations per second of each machine; by default, measured on this one.",
+            help="Operations per second of each machine; by default, the number that this machine "
+            "reaches.",
             rich_help_panel=SPEED_PANEL,
         ),
     ] = None,
     read_rate: Annotated[
         float | None,
         typer.Option(
-            help="Bytes of rows that a site reads per second; by default, measured in memory.",
+            help="Bytes of rows that a site reads per second; by default, as fast as this machine "
+            "reads rows in memory.",
             rich_help_panel=SPEED_PANEL,
         ),
     ] = None,
@@ -123,8 +131,9 @@ def plan(
     """Estimate what a fit would cost and reveal with each solver, and recommend a solver.
 
     Nothing is sent, and no rows are read, so planning spends no privacy budget. With --epsilon, the
-    command also estimates how much of the variance of exact components the noise would leave. With
-    --policy, it shows which solvers a site with this policy would refuse.
+    command also estimates the variance that the noisy components would keep, as a share of the variance
+    that exact components keep. With --policy, it shows which solvers a site with this policy would
+    refuse.
     """
     with exit_codes():
         model = estimator_of(
@@ -183,7 +192,7 @@ def plan(
 
 
 def _variances(like: Path, d: int, method: Method) -> Array:
-    """Return the variances of all components; those that a model lacks get equal parts of the rest."""
+    """Return all d variances; components that the model lacks share the remaining variance equally."""
     if method is Method.personalized:
         fitted = PersonalizedPCA.load(like)
         local = list(fitted.local_variance_.values())

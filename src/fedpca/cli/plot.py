@@ -20,11 +20,11 @@ from fedpca.rows.matching import open_matching
 from fedpca.summary.file import is_summary
 from fedpca.summary.summary import Summary
 
-MAX_ROWS = 100_000  # of a file whose rows are drawn
+MAX_ROWS = 100_000  # largest number of rows in a file whose rows are drawn
 
 
 class Kind(StrEnum):
-    """What to draw."""
+    """The kinds of plots."""
 
     scree = "scree"
     loadings = "loadings"
@@ -36,7 +36,7 @@ class Kind(StrEnum):
     control = "control"
 
 
-# what draws each kind, how many components it takes, and the options that it uses
+# for each kind: the function that draws it, how many components to choose, and the options it uses
 KINDS: dict[Kind, tuple[Callable[..., Any], int, tuple[str, ...]]] = {
     Kind.scree: (displays.ScreeDisplay.from_estimator, 0, ()),
     Kind.loadings: (displays.LoadingsDisplay.from_estimator, 1, ("--features",)),
@@ -55,11 +55,11 @@ def plot(
         Kind,
         typer.Argument(
             help="scree: the variance of each component. loadings: the features of one component. "
-            "biplot: rows of your own, or sites, and features on two components. sites: how much of "
-            "each site's variance is explained. parts: rows of your own, their low-rank part, and "
-            "their outliers. convergence: "
+            "biplot: features on two components, together with rows of your own or with sites. sites: "
+            "how much of each site's variance is explained. parts: rows of your own, their low-rank "
+            "part, and their outliers. convergence: "
             "the rounds of the fit. utility: the variance that a private fit would keep. control: T2 "
-            "and Q of rows of your own, and their limits."
+            "and Q of rows of your own, with the limits of T2 and Q."
         ),
     ],
     output: Annotated[
@@ -68,7 +68,8 @@ def plot(
     component: Annotated[
         list[int],
         typer.Option(
-            help="Number of the component, from 1; a biplot takes two: --component 1 --component 3."
+            help="Number of the component, counted from 1; a biplot takes two, as in --component 1 "
+            "--component 3."
         ),
     ] = [],  # noqa: B006
     rows: Annotated[
@@ -77,9 +78,11 @@ def plot(
     ] = None,
     summary: Annotated[
         list[Path],
-        typer.Option(help="Summary of a site that a biplot shows as an ellipse; may be repeated."),
+        typer.Option(
+            help="Summary file of a site, which a biplot shows as an ellipse; may be repeated."
+        ),
     ] = [],  # noqa: B006
-    features: Annotated[int | None, typer.Option(min=1, help="How many features to draw.")] = None,
+    features: Annotated[int | None, typer.Option(min=1, help="Number of features to draw.")] = None,
     delta: Delta = None,
     row_bound: RowBound = None,
     force: Force = False,
@@ -87,8 +90,8 @@ def plot(
 ) -> None:
     """Draw what a model or summary found, and write the plot to a file.
 
-    Only biplots, parts, and control charts show single rows, which come from a file that you name.
-    This requires the extra ``plot``.
+    Only biplots, parts, and control charts show single rows, which come from a file that you name. The
+    command requires the extra ``plot``.
     """
     with exit_codes():
         check_plot_file(output)
@@ -119,7 +122,7 @@ def plot(
 
 
 def _read(path: str, fitted: Fitted | Summary) -> Any:
-    """Return the rows in a file, or its path if the model can read it; refuse too many rows."""
+    """Return a file's path, or, for a robust model, the file's rows if there are not too many."""
     if not isinstance(fitted, RobustPCA):
         return path
     import numpy as np
@@ -143,14 +146,14 @@ def _refuse_unused(kind: Kind, chosen: list[int], given: set[str]) -> None:
     _, n_components, used = KINDS[kind]
     if len(chosen) not in {0, n_components}:
         raise InputError(
-            f"--component was given {len(chosen)} times; {kind.value} takes {n_components} of them"
+            f"{kind.value} accepts --component {n_components} times, got it {len(chosen)} times"
         )
     for option in sorted(given - set(used)):
         raise InputError(f"{option} has no effect on {kind.value}; omit it")
     if kind is Kind.biplot and not given & {"--rows", "--summary"}:
         raise InputError(
-            "a biplot shows rows of your own, or sites; name their file with --rows, or the summary of "
-            "a site with --summary"
+            "a biplot shows rows of your own or sites; name a file of rows with --rows, or a site's "
+            "summary with --summary"
         )
     if kind in (Kind.parts, Kind.control) and "--rows" not in given:
-        raise InputError(f"{kind.value} shows rows of your own; name their file with --rows")
+        raise InputError(f"{kind.value} shows rows of your own; name a file of rows with --rows")

@@ -1,4 +1,4 @@
-"""Run `fedpca policy`: write, explain, or try a site's policy."""
+"""Run `fedpca policy`: write, explain, or check a site's policy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TRY_PANEL = "The plan for --check and --save-plan, as for fedpca fit"
 
 def policy(
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Write a commented policy to this file.")
+        Path, typer.Option("--output", "-o", help="Write a policy with comments to this file.")
     ] = Path("policy.toml"),
     explain: Annotated[
         Path | None, typer.Option(help="Explain what the policy in this file allows and prevents.")
@@ -39,7 +39,10 @@ def policy(
     ] = None,
     plan: Annotated[
         Path | None,
-        typer.Option(help="Read the plan from a --save-plan file.", rich_help_panel=TRY_PANEL),
+        typer.Option(
+            help="Read the plan from this file, written with --save-plan.",
+            rich_help_panel=TRY_PANEL,
+        ),
     ] = None,
     save_plan: Annotated[
         Path | None,
@@ -48,7 +51,7 @@ def policy(
         ),
     ] = None,
     method: Annotated[
-        Method, typer.Option(help="What to find.", rich_help_panel=TRY_PANEL)
+        Method, typer.Option(help="Method of the fit.", rich_help_panel=TRY_PANEL)
     ] = Method.pca,
     n_components: Annotated[
         str | None,
@@ -64,18 +67,26 @@ def policy(
     ] = None,
     gather: Annotated[
         bool,
-        typer.Option("--gather", help="Ask for local components.", rich_help_panel=TRY_PANEL),
+        typer.Option(
+            "--gather",
+            help="Ask the sites for their local components.",
+            rich_help_panel=TRY_PANEL,
+        ),
     ] = False,
-    solver: Annotated[str | None, typer.Option(help="Solver.", rich_help_panel=TRY_PANEL)] = None,
+    solver: Annotated[
+        str | None, typer.Option(help="Solver of the fit.", rich_help_panel=TRY_PANEL)
+    ] = None,
     option: Annotated[
         list[str], typer.Option(help="Solver option as NAME=VALUE.", rich_help_panel=TRY_PANEL)
     ] = [],  # noqa: B006
     parameter: Annotated[
         list[str],
-        typer.Option(help="Other parameter as NAME=VALUE.", rich_help_panel=TRY_PANEL),
+        typer.Option(
+            help="Other parameter of the method as NAME=VALUE.", rich_help_panel=TRY_PANEL
+        ),
     ] = [],  # noqa: B006
     secure: Annotated[
-        bool, typer.Option("--secure", help="With secure sums.", rich_help_panel=TRY_PANEL)
+        bool, typer.Option("--secure", help="Use secure sums.", rich_help_panel=TRY_PANEL)
     ] = False,
     epsilon: Annotated[
         float | None,
@@ -88,7 +99,7 @@ def policy(
     row_bound: Annotated[
         float | None,
         typer.Option(
-            help="Largest distance from the mean; rows farther away are moved to it.",
+            help="Largest distance from the mean; rows farther away are moved to this distance.",
             rich_help_panel=TRY_PANEL,
         ),
     ] = None,
@@ -106,10 +117,11 @@ def policy(
     """Write a site's policy with comments, explain one, or check one against a plan.
 
     Without options, the command writes policy.toml with the rules of a site that joins without
-    --policy. Edit it, and pass it to `fedpca join --policy`.
+    --policy. Edit the file, and pass it to `fedpca join --policy`.
 
-    With --check FILE, the other options describe a plan as for `fedpca fit`, as in `fedpca policy
-    --check policy.toml --method robust -k 5`. If the policy refuses the plan, the exit code is 1.
+    With --check FILE, the other options describe a plan, like those of `fedpca fit`. For example, use
+    `fedpca policy --check policy.toml --method robust -k 5`. If the policy refuses the plan, the exit
+    code is 1.
     """
     with exit_codes():
         if sum(given is not None for given in (explain, check, save_plan)) > 1:
@@ -171,12 +183,12 @@ def plan_of(
     given = sites_of(sites)
     names = [f"site {i + 1}" for i in range(given)] if isinstance(given, int) else given or []
     if not names:
-        raise InputError(f"--sites {sites} must be a number of sites, at least 1, or their names")
+        raise InputError(f"--sites must be a number from 1, or the names of the sites; got {sites}")
     try:
         estimator.fit(Federation(_Listener(names), secure=secure))
     except _Declared as declared:
         return declared.plan
-    raise InputError(f"--method {method} declares no plan")
+    raise InputError(f"--method {method} declares no plan to check; use a different method")
 
 
 def read_plan(path: Path) -> RunPlan:
@@ -190,14 +202,14 @@ def read_plan(path: Path) -> RunPlan:
 
 
 class _Declared(Exception):
-    """The plan that a program declared."""
+    """An exception that ends a program when it declares its plan, and carries the plan."""
 
     def __init__(self, plan: RunPlan) -> None:
         self.plan = plan
 
 
 class _Listener:
-    """An engine without sites, which raises the first plan that it is asked to send."""
+    """An engine without sites that raises the first plan it is asked to send."""
 
     declares = True
 
@@ -217,7 +229,7 @@ class _Listener:
 
 
 def _is_admitted(path: Path, plan: RunPlan) -> bool:
-    """Return whether a policy admits a plan, and print that or the reason for the refusal."""
+    """Return whether a policy admits a plan, and print the verdict with the reason for a refusal."""
     allowed = read_policy(path)
     load_added_solvers()
     refusal = refusal_of(allowed, plan)

@@ -1,7 +1,7 @@
-"""Show how far along a command is, and about how much is left.
+"""Show how far a command has come, and roughly how much is left.
 
-On a terminal, a bar shows this. Elsewhere, such as in a log file, a fit prints a line at most once a
-second, and commands that read files print nothing.
+On a terminal, a bar shows the progress. Elsewhere, such as in a log file, a fit prints a line at most
+once a second, and commands that read files print nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedpca.protocol.question import find_question
 from fedpca.report.remaining import Remaining, duration
 
 SECONDS_BETWEEN_LINES = 1.0
-SECONDS_BETWEEN_ANSWERS = 0.1  # a bar would cost more than the answers of many sites in one process
+SECONDS_BETWEEN_ANSWERS = 0.1  # drawing a bar more often could take longer than the answers do
 MIN_SHARE = 0.02  # share of the work that must be done before the rest is estimated
 
 OnEntry = Callable[[dict[str, Any]], None]
@@ -34,7 +34,7 @@ class OnDone(Protocol):
 
 
 class Watchers(NamedTuple):
-    """The functions that a federation calls after each round and for each answer, if any."""
+    """The functions that a federation calls after each round and for each answer, or None."""
 
     on_round: OnEntry | None = None
     on_answer: OnEntry | None = None
@@ -42,7 +42,7 @@ class Watchers(NamedTuple):
 
 @contextmanager
 def progress(quiet: bool, *, tol: float, max_rounds: int) -> Iterator[Watchers]:
-    """Yield functions that show the rounds of a fit, or none if quiet."""
+    """Yield functions that show the rounds of a fit, or no functions if quiet."""
     if quiet:
         yield Watchers()
     elif _is_screen():
@@ -58,7 +58,7 @@ def counting(
 ) -> Iterator[OnDone | None]:
     """Yield a function that shows how much is done, or None if quiet or not on a terminal.
 
-    The total may be a guess, such as the number of rows in a text file.
+    The total may be an estimate, such as the number of rows in a text file.
     """
     if quiet or not _is_screen():
         yield None
@@ -76,7 +76,7 @@ def counting(
 
 
 def in_words(done: float, total: float | None, unit: str, seconds: float) -> str:
-    """Return how much is done and, once enough is, about how long the rest will take."""
+    """Return how much is done, and how long the rest will take if that can be estimated yet."""
     if not total:
         return f"{done:,.0f} {unit}"
     most = max(total, done)
@@ -110,7 +110,7 @@ def _bar() -> Progress:
 
 
 def _on_bar(bar: Progress, remaining: Remaining) -> Watchers:
-    """Return functions that move a bar; it only pulses until there is an estimate."""
+    """Return functions that move a bar, which only pulses until there is an estimate."""
     task = bar.add_task("asking the sites", total=None, left="")
     last, n_answered = -math.inf, 0
 
@@ -135,7 +135,7 @@ def _on_bar(bar: Progress, remaining: Remaining) -> Watchers:
 
 
 def _on_lines(remaining: Remaining) -> OnEntry:
-    """Return a function that prints lines, the first of them immediately."""
+    """Return a function that prints a line about a round, at most one line a second."""
     last = -math.inf
 
     def show(entry: dict[str, Any]) -> None:

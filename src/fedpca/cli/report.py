@@ -32,8 +32,8 @@ def report(
     """Write a page about a model: its components, plots, cost, privacy, and how certain it is.
 
     The page is one file that loads nothing from elsewhere. Everything on it comes from the model file.
-    It contains no rows, and no counts of fewer than --min-count rows. This requires the extra
-    ``plot``.
+    The page contains no rows, and no counts of fewer than --min-count rows. The command requires the
+    extra ``plot``.
     """
     with exit_codes():
         if output.suffix not in (".html", ".htm"):

@@ -16,14 +16,16 @@ from fedpca.protocol.printable import printable
 from fedpca.site.requests import APPROVED, DENIED, SUFFIX, Request, Requests, in_minutes
 from fedpca.site.requests import requests_folder as folder_of
 
-MAX_SHOWN = 2000  # characters of a line of parameters, purpose, or sites
+MAX_SHOWN = 2000  # longest line of parameters, purpose, or sites
 
 Run = Annotated[str, typer.Argument(help="The run's name, or the beginning of it.")]
 Name = Annotated[
-    str | None, typer.Option(help="The site's name; by default, the only site on this machine.")
+    str | None,
+    typer.Option(help="The site's name; by default, that of the only site on this machine."),
 ]
 Folder = Annotated[
-    Path | None, typer.Option(help="The folder for the site's memory and ledger, as for `join`.")
+    Path | None,
+    typer.Option(help="The folder in which the site keeps its files, as for `fedpca join`."),
 ]
 
 
@@ -34,7 +36,8 @@ def requests(
 ) -> None:
     """Show the runs that asked a person at this site for approval.
 
-    A site asks if its policy has `approval = true`. Use `fedpca approve` or `fedpca deny` to decide.
+    Runs need approval if the site's policy has `approval = true`. Use `fedpca approve` or `fedpca deny`
+    to decide.
     """
     with exit_codes():
         found = requests_of(name, folder).all()
@@ -47,7 +50,7 @@ def requests(
 
 
 def requests_of(name: str | None, folder: Path | None) -> Requests:
-    """Return the requests of a site: the named one, the one in a folder, or the only one here."""
+    """Return the requests of a named site, of the site with a folder, or of the only site here."""
     if name is not None:
         return Requests(folder_of(folder or home() / "sites" / name, name))
     where, pattern = (
@@ -55,14 +58,16 @@ def requests_of(name: str | None, folder: Path | None) -> Requests:
     )
     found = sorted(where.glob(pattern))
     if len(found) > 1:
-        raise InputError(f"several sites keep requests in {where}; name one with --name")
+        raise InputError(f"several sites keep requests in {where}; choose one with --name")
     if not found and not where.is_dir():
-        raise InputError(f"{where} does not exist; use --name or --folder as fedpca join does")
+        raise InputError(
+            f"{where} does not exist; use the --name or --folder that you passed to fedpca join"
+        )
     return Requests(found[0] if found else where)
 
 
 def describe(request: Request) -> None:
-    """Print a request; a plan can have any text in it, so all of it is escaped."""
+    """Print a request, with all text escaped, because a plan can contain any text."""
     plan, until = request.declared, in_minutes(request.until)
     words = {
         APPROVED: f"approved {in_minutes(request.decided or request.since)}, until {until}",
@@ -89,7 +94,7 @@ def describe(request: Request) -> None:
 
 
 def _promise(plan: RunPlan) -> str:
-    """Return what a run promises about each row; a plan can have any settings."""
+    """Return what a run promises about each row, with any settings that its plan declares."""
     given = plan.privacy.get(PRIVATE)
     if given is None:
         return "none: answers have no noise in them"

@@ -1,4 +1,4 @@
-"""Run `fedpca serve`: the coordinator's server, through which fits reach the sites."""
+"""Run `fedpca serve`: run the coordinator's server, through which fits reach the sites."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def serve(
     ] = False,
     known_as: Annotated[
         list[str],
-        typer.Option(help="Server name or address for these certificates; may be repeated."),
+        typer.Option(
+            help="With --make-certificates: name or address of the server; may be repeated."
+        ),
     ] = [],  # noqa: B006
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
     port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = PORT,

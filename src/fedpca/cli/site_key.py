@@ -21,7 +21,7 @@ def site_key(
     """Create a key pair for a site.
 
     NAME is the site's name. Keep NAME.key at the site, and send NAME.pub to the coordinator. Both
-    files have the same fingerprint. Compare fingerprints over the phone, to be sure that nobody
+    files have the same fingerprint. Compare fingerprints over the phone, to make sure that nobody
     replaced NAME.pub on the way.
     """
     with exit_codes():
@@ -29,7 +29,7 @@ def site_key(
 
         if (name is None) == (show is None):
             raise InputError(
-                "name a site to create its key, or use --show NAME.pub; give exactly one of the two"
+                "give either the name of a site, to create its keys, or --show NAME.pub, but not both"
             )
         if show is not None:
             say(fingerprint(public_key_in(show)))

@@ -1,4 +1,4 @@
-"""Open the sites that a command asks: in files here, or at a server."""
+"""Open the sites that a command uses: files on this machine, or sites at a server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TABLES = (".csv", ".parquet")  # files whose columns can be chosen by name
 
 
 class AtServer(NamedTuple):
-    """What a user typed about sites at a server."""
+    """The options that choose sites at a server and say how to reach them."""
 
     host: str | None
     sites: str | None
@@ -41,8 +41,8 @@ def federation_of(
 ) -> Federation:
     """Return the sites in files or at a server.
 
-    If no columns are chosen, tables are read with only the model's ``features``, so that columns that
-    identify rows need not be named again.
+    If the user chooses no columns, only the columns in ``features`` are read from tables, which leaves
+    out ids and other columns that were not in the fit.
     """
     if (server.host is None) == (not files):
         raise InputError("specify either the sites' files or --federation HOST, but not both")

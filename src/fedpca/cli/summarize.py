@@ -36,7 +36,7 @@ def summarize(
     output: Annotated[Path, typer.Option("--output", "-o", help="Write the summary to this file.")],
     n_components: Components = "auto",
     spare: Annotated[
-        int, typer.Option(help="Number of directions to keep beyond the components.")
+        int, typer.Option(help="Number of directions to keep in addition to the components.")
     ] = N_SPARE,
     drop: Drop = [],  # noqa: B006
     columns: Columns = [],  # noqa: B006
@@ -67,7 +67,7 @@ def summarize(
         if 0 < summary.n <= MAX_REVEALED_ROWS and not force:
             raise InputError(
                 f"{file} has {summary.n:.0f} row(s), and anyone could compute them from the summary, "
-                "which is meant to be shared; use at least 3 rows, or --force to write it anyway"
+                "which is meant to be shared; use at least 3 rows, or write the summary with --force"
             )
         summary.save(output)
         if not quiet:

@@ -63,8 +63,8 @@ def transform(
         typer.Option(
             "--output",
             "-o",
-            help="Write the scores to this file (.parquet, .csv, or .h5ad). For genotypes, .eigenvec "
-            "holds the samples' entries in the eigenvectors, as in plink2.",
+            help="Write the scores to this file (.parquet, .csv, or .h5ad). For genotypes, a .eigenvec "
+            "file holds the samples' entries in the eigenvectors, as in plink2.",
         ),
     ],
     site: Annotated[
@@ -87,7 +87,7 @@ def transform(
         typer.Option(
             metavar="PREFIX",
             help="Also write PREFIX.eigenvec.allele and PREFIX.afreq for plink2 --score, with the "
-            "alleles as FILE has them; for genotypes.",
+            "alleles in FILE; only for genotypes.",
         ),
     ] = None,
     layer: Layer = None,
@@ -109,7 +109,7 @@ def transform(
         refuse_overwriting(output, force)
         choice = ColumnChoice.of(**choice_of(drop, columns, id), layer=layer)
         if flags and output.suffix == H5AD:
-            raise InputError("--flags needs an output of .parquet or .csv")
+            raise InputError("--flags requires an output that ends in .parquet or .csv")
         rows = genotypes_of(file, keep)
         for path in [] if plink is None else weight_files(plink):
             refuse_overwriting(path, force)
@@ -161,8 +161,8 @@ def write_scores(
     rows = open_matching(source, features, d, choice, log_normalized=target)
     if features is not None and rows.features is None:
         err.print(
-            f"warning: {source} has no column names; its columns are assumed to be "
-            f"{some_of(features)} in order",
+            f"warning: {source} has no column names; its columns are assumed to be in this order: "
+            f"{some_of(features)}",
             soft_wrap=True,
         )
     if n_absent(rows):
@@ -172,7 +172,7 @@ def write_scores(
             soft_wrap=True,
         )
     if with_flags and isinstance(rows, GenotypeRows):
-        raise InputError("--flags has no limits for genotypes; omit it")
+        raise InputError("--flags does not apply to genotypes, which have no limits; omit --flags")
     if output.suffix == EIGENVEC:
         return _write_eigenvec(output, model, rows)
     names = [
@@ -213,27 +213,33 @@ def _write_eigenvec(output: Path, model: Model, rows: Any) -> int:
 def _allele_weights(
     model_path: Path, source: Any
 ) -> tuple[Model, Sequence[str], int, dict[str, tuple[str, str]]]:
-    """Return a model, its variants, its number of samples, and the alleles as a cohort writes them."""
+    """Return a model, its variants, its number of samples, and the alleles in a cohort's own file."""
     header = read_arrays(model_path, "model")[1]
     if header.get("parameters", {}).get("scale") != BINOMIAL:
-        raise InputError("--plink needs a model of --binomial, because plink2 scales genotypes so")
+        raise InputError(
+            "--plink requires a model fitted with --binomial, because plink2 scales genotypes that way"
+        )
     rows = open_rows(source)
     if not isinstance(rows, GenotypeRows):
-        raise InputError(f"--plink needs the alleles in a .bed file, which {source} is not")
+        raise InputError(
+            f"--plink requires a .bed file, because it needs the alleles; got {source}"
+        )
     model, header = load_model(model_path)
     names = checked_variants(header["features"])
     return model, names, header["n_samples"], rows.alleles()
 
 
 def _limits(path: Path, header: dict[str, Any]) -> ControlLimits:
-    """Return the model's own limits for new rows."""
+    """Return the limits for new rows that follow from the model."""
     if header.get("estimator") != FederatedPCA.__name__:
-        raise InputError(f"{path} has no limits for rows; --flags needs a model of --method pca")
+        raise InputError(
+            f"{path} has no limits for rows; --flags requires a model fitted with --method pca"
+        )
     limits = FederatedPCA.load(path).control_limits()
     if limits.basis == EVEN_NOISE:
         err.print(
-            "warning: the model file does not say how variance is spread outside the components, so Q "
-            "is compared with even noise; `fedpca diagnose -o` writes a model file that does",
+            "warning: the model file does not say how variance is spread outside the components, so "
+            "the limit of Q assumes even noise; `fedpca diagnose -o` writes a model file that does",
             soft_wrap=True,
         )
     return limits
@@ -242,7 +248,7 @@ def _limits(path: Path, header: dict[str, Any]) -> ControlLimits:
 def _score_and_flag(
     score: Callable[[Any], Array], model: Model, limits: ControlLimits, block: Any
 ) -> Array:
-    """Return the scores of rows, with T2, Q, and 1 for those beyond a limit."""
+    """Return the scores, T2, and Q of rows, and a column with 1 for rows beyond a limit."""
     t2, q = t2_and_q(model, block).T
     flags = RowFlags(t2, q, limits)
     return np.column_stack([score(block), flags.t2, flags.q, flags.flagged.astype(float)])
@@ -253,7 +259,9 @@ def _write_cells(
 ) -> int:
     """Write a copy of an ``.h5ad`` file with the results in it, and return the number of cells."""
     if kind_of(source) != H5AD:
-        raise InputError(f"{output} is written from an .h5ad file; use -o with .parquet or .csv")
+        raise InputError(
+            f"{output} can only be written from an .h5ad file; use an output ending in .parquet or .csv"
+        )
     if replace(choice, cells=ALL_CELLS) != ALL_COLUMNS:
         raise InputError("--drop, --columns, and --id do not apply to an .h5ad output; omit them")
     state = state_of(source)

@@ -37,7 +37,7 @@ def verify(
         bool,
         typer.Option(
             "--by-site",
-            help="Also ask each site what share of its variance is explained, to name changed sites.",
+            help="Also ask each site how much of its variance is explained, to find changed sites.",
         ),
     ] = False,
     drop: Drop = [],  # noqa: B006
@@ -52,14 +52,14 @@ def verify(
     ] = None,
     sites: Annotated[
         str | None,
-        typer.Option(help="Number of sites to use at that server, or their names: north,south."),
+        typer.Option(help="With --federation: number of sites, or their names, as in north,south."),
     ] = None,
     secure: Annotated[
         bool, typer.Option("--secure", help="Use secure sums: the coordinator reads only totals.")
     ] = False,
     wait: Annotated[float, typer.Option(help="Seconds to wait for sites that are offline.")] = 60.0,
     purpose: Annotated[
-        str, typer.Option(help="Reason for the run, in one line, for people at the sites.")
+        str, typer.Option(help="Reason for the run, in one line, to show to people at the sites.")
     ] = "",
     approval_wait: Annotated[
         float, typer.Option(help="Seconds to wait for sites where a person must approve the run.")
@@ -71,8 +71,8 @@ def verify(
 ) -> None:
     """Check in one round whether a model's components are those of the sites' current rows.
 
-    The exit code is 0 if the model is certified, and 1 if the rows have drifted away from it. The
-    features of tables are those of the model; pass the same --weight as to `fedpca fit`.
+    The exit code is 0 if the model is certified, and 1 if the rows have drifted away from it. Only the
+    model's features are read from tables. Pass the same --weight as to `fedpca fit`.
     """
     with exit_codes():
         fitted = load(model)

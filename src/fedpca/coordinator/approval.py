@@ -14,14 +14,14 @@ OnWaiting = Callable[[str, tuple[str, ...]], None]
 
 
 class ApprovalWait:
-    """The time that a run waits for approval, starting with the first site that requires it.
+    """A limit on the time that a run waits for approval; the clock starts with the first wait.
 
     Parameters
     ----------
     run : str
-        The name of the run, which people at the sites approve.
+        The name of the run, which people at the sites use to approve the run.
     seconds : float
-        How long to wait.
+        How many seconds to wait in all.
     can_resume : bool
         Whether the run has a journal, so that it can continue later.
     on_waiting : callable, optional

@@ -39,17 +39,17 @@ if TYPE_CHECKING:
 
 
 class CurrentRun:
-    """The run that a federation is in.
+    """The run that a federation is carrying out.
 
     Parameters
     ----------
     fed : Federation
         The federation whose engine, quorum, and other settings apply.
     seed : int, optional
-        The seed of all random numbers; by default, a new one.
+        The seed of all random numbers; by default, it is chosen at random.
     identity : mapping, optional
-        What the plan says about the program. A question outside a run has no identity. No site is
-        reserved for such a question, and no plan is declared.
+        What the plan says about the program. It is None for questions that are asked outside a run.
+        For these, no site is reserved, and no plan is declared.
     """
 
     def __init__(
@@ -63,9 +63,9 @@ class CurrentRun:
         drawn = secrets.randbits(63) if seed is None else seed
         self.record = RunRecord(seed=drawn, sites=tuple(fed.engine.names), lost=lost)
         self.name = secrets.token_hex(8)
-        self.dimensions: Dimensions = {}  # that all later messages must have
+        self.dimensions: Dimensions = {}  # lengths that all later messages must have
         self.best: Callable[[], Array] | None = None  # returns the best subspace that was reported
-        self._fed: Federation = weakref.proxy(fed)  # weak, as a cycle would delay freeing both
+        self._fed: Federation = weakref.proxy(fed)  # weak, since a cycle would delay freeing both
         self._seed, self._identity = seed, identity
         self._attempt = 0
         self._memory = 0  # the last round of this attempt that changed the sites' memory
@@ -83,7 +83,7 @@ class CurrentRun:
 
     @contextmanager
     def until_its_end(self, path: str | os.PathLike[str] | None) -> Iterator[None]:
-        """If a path is given, continue from that journal; when the run ends, release what it holds."""
+        """Open the journal if a path is given; release the journal and the sites when the run ends."""
         with ExitStack() as at_end:
             at_end.callback(self._end)
             self._is_going = True
@@ -141,10 +141,10 @@ class CurrentRun:
             self._fed.on_round(entry)
 
     def go_on_after_refusal(self) -> None:
-        """Record a round that a policy refused, once the program goes on without its answers.
+        """Record a round that a policy refused, once the program goes on without the answers.
 
         A refusal that ends the run is not recorded. A person may change the policy, so a resumed run
-        asks again.
+        asks the question again.
         """
         refused, self._refused = self._refused, None
         if refused is not None and self._journal is not None:
@@ -191,13 +191,13 @@ class CurrentRun:
         if self._seed not in (None, journal.seed):
             journal.close()
             raise JournalError(
-                f"{journal.path} belongs to a run with seed {journal.seed}, not {self._seed}; use that "
-                "seed or specify a new file"
+                f"{journal.path} belongs to a run with seed {journal.seed}, not {self._seed}; use the "
+                "journal's seed, or specify a new file"
             )
         return journal
 
     def _begin_secure_sums(self) -> None:
-        """Begin an attempt in which nothing is known about the size of sums."""
+        """Prepare secure sums for a new attempt, in which no sizes of sums are known yet."""
         if self._fed.secure:
             from fedpca.coordinator.secure import SecureSums
             from fedpca.privacy.offers import roster_hash
@@ -206,7 +206,7 @@ class CurrentRun:
             self.record.secure = {"roster": roster_hash(self.plan())}
 
     def _hold_sites(self) -> None:
-        """Reserve the sites before the first question of a run, if the engine shares them."""
+        """Reserve the sites before a run's first question, if other runs could use them, too."""
         hold = getattr(self._fed.engine, "hold", None)
         if hold is not None and self._is_going and self._reservation is None:
             with ExitStack() as held:
@@ -253,7 +253,7 @@ class CurrentRun:
     def _masks_for(
         self, question: Question, arrays: Arrays, *, has_failed: bool = False
     ) -> Masks | None:
-        """Return the masks of the answers in a run with secure sums, else None.
+        """Return the masks of the answers, or None if the answers are not masked.
 
         If the size of the answers is unknown, or if a bound was tried in vain (``has_failed``), another
         message in the same round first asks the sites for that size.
@@ -278,13 +278,13 @@ class CurrentRun:
         return self._secure_sums.masks_for(question, arrays, n_sites, ask, has_failed=has_failed)
 
     def _keep_entry(self, entry: dict[str, Any]) -> None:
-        """Keep the entry of a message that is followed by another one in the same round."""
+        """Keep the entry of a message that is followed by another message in the same round."""
         before = self._asked_before
         bytes_of = {name: entry[name] + before.get(name, 0) for name in ("bytes_up", "bytes_down")}
         self._asked_before = {**entry, **bytes_of}
 
     def _enter_history(self, entry: dict[str, Any], seconds: float = 0.0) -> None:
-        """Enter a round into the history; count the bytes of all messages that belong to the round."""
+        """Add a round to the history, with the bytes of all messages that belong to the round."""
         before, self._asked_before = self._asked_before, {}
         for name in ("bytes_up", "bytes_down") if entry and before else ():
             entry[name] += before[name]
@@ -294,8 +294,9 @@ class CurrentRun:
     def _declare(self) -> dict[str, str]:
         """Declare the run's plan to the sites before the first question of an attempt.
 
-        Return what went wrong at each site that did not answer. A refusal is raised. Only engines whose
-        sites follow a plan have the attribute ``declares``.
+        Return what went wrong at each site that did not answer; raise an error if a site refuses. The
+        plan is declared if the engine's attribute ``declares`` is true, or if the run uses secure sums
+        or differential privacy.
         """
         if self._is_declared or self._identity is None:
             return {}
@@ -315,7 +316,7 @@ class CurrentRun:
         return failed
 
     def _count_spent(self, question: Question) -> None:
-        """Count how much of the rows' privacy a question spends, even if only some sites answered."""
+        """Count the privacy budget that a question spends, even if only some sites answered."""
         if question.spends is not None:
             from fedpca.privacy.gaussian import Privacy, epsilon_of
 
@@ -330,9 +331,10 @@ class CurrentRun:
             }
 
     def _keep_told(self, asked: Round) -> None:
-        """Keep each site's share of the rows, weight, and variance, as far as all answers tell it.
+        """Store the sites' shares of the rows, weight, and variance if all answers contain them.
 
-        The first shares of the rows stay. Weights are kept only if they differ from the row counts.
+        Shares of the rows are stored only once. Weights are stored only if they differ from the row
+        counts.
         """
         if self._secure_sums is not None and asked.masks is not None:
             self._secure_sums.keep_told(asked.masks, asked.total)
@@ -351,7 +353,7 @@ class CurrentRun:
                     self._energies = amounts
 
     def _send(self, asked: Round) -> FedpcaError | None:
-        """Ask all sites, ask those that failed once more, and return an error if any site refuses.
+        """Ask all sites, ask the failed sites a second time, and return an error if any site refuses.
 
         A site that refuses because of its rows or its policy has not failed. A person must decide
         whether to ask it again or to continue without it.

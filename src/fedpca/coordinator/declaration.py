@@ -1,8 +1,8 @@
-"""Declare a run to its sites before the first question, and wait for sites where a person decides.
+"""Declare a run to its sites before the first question, and wait where a person must approve the run.
 
-The declaration is not a round and is in no ledger, since it contains nothing about rows. In a run with
-secure sums, each site replies to the declaration with the offer of a key, and a second message hands
-all offers to all sites.
+The declaration is not a round, and the run's ledger does not list it, since it contains nothing about
+rows. In a run with secure sums, each site replies to the declaration with an offer of a key. A second
+message then passes all offers to all sites.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Failed = dict[str, str]  # what went wrong at each site that did not answer
 
 
 def refuse_unmaskable(plan: RunPlan) -> None:
-    """Refuse a program that needs answers that the coordinator sees site by site."""
+    """Refuse a plan with too few sites for secure sums, or one that must show single sites' answers."""
     from fedpca.privacy.secure_sum import MIN_SITES, ONE_SITE
 
     if len(plan.sites) < MIN_SITES:
@@ -57,11 +57,11 @@ class Declaration:
     engine : Engine
         The engine that carries the messages.
     plan : RunPlan
-        What is declared.
+        The plan to declare.
     run : str
         The name of the attempt.
     memory : int
-        The last round that changed the sites' memory, if the run is resumed.
+        The number of the last round that changed the sites' memory; 0 unless the run is resumed.
     timeout : float, optional
         How many seconds a site has to answer.
     """
@@ -82,12 +82,12 @@ class Declaration:
     def declare(
         self, wait: ApprovalWait, hold: Callable[[], None], release: Callable[[], None]
     ) -> Failed:
-        """Declare the plan, again and again while people at some sites still have to approve it.
+        """Declare the plan, and repeat this until people at all sites have approved it.
 
-        Return what went wrong at sites that did not answer; a refusal is raised. ``hold`` reserves the
-        sites, and ``release`` lets other runs use them while this run waits. An absent site may come
-        back while people elsewhere decide. So when they have decided, the plan is declared to all sites
-        once more.
+        Return what went wrong at each site that did not answer; raise an error if a site refuses.
+        ``hold`` reserves the sites, and ``release`` lets other runs use them while this run waits.
+        While people decide, an absent site may come back. So after everybody has decided, the plan is
+        declared to all sites again.
         """
         request, waiting = self._request(), dict[str, str]()
         while True:
@@ -110,7 +110,7 @@ class Declaration:
             waiting = pending
 
     def agree_on_keys(self) -> Failed:
-        """Hand the offers of all sites to all sites, so that each pair of them shares a secret."""
+        """Send the offers of all sites to every site, so that each pair of sites shares a secret."""
         from fedpca.privacy.offers import Offer, pack_offers
 
         offers: dict[str, Offer] = {}
@@ -135,7 +135,8 @@ class Declaration:
     def _ask(self, names: Sequence[str], request: Message) -> tuple[Failed, dict[str, str]]:
         """Return what went wrong at failed sites, and the messages of sites where a person must decide.
 
-        Refusals are raised after all sites have answered, so that the error names all that refuse.
+        Refusals are raised after all sites have answered, so that the error names every site that
+        refuses.
         """
         failed, pending = dict.fromkeys(names, ""), dict[str, str]()
 
@@ -148,7 +149,7 @@ class Declaration:
 
         for _ in range(2):
             names = tuple(failed)
-            failed = {name: f"site {name!r} did not answer the declared plan" for name in names}
+            failed = {name: f"site {name!r} did not answer the declaration" for name in names}
             replies = self._engine.ask(names, request, self._timeout)
             refused = collect(replies, accept, failed)
             if refused:

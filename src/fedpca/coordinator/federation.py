@@ -2,7 +2,8 @@
 
 `Federation.sum` returns the total of the sites' answers, and `Federation.gather` returns the answer of
 each site. So the choice between the two determines what is disclosed. Sums are computed in float64 and
-in site order. Therefore, the same run gives the same bits on every engine.
+in site order. Therefore, the same run gives the same bits on every engine, except on a Dask cluster
+with many sites, where workers add up answers in groups.
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ class Federation:
     on_answer : callable, optional
         A function that is called when the sites are asked, and again after each site's answer. It gets
         a dict with the ``round``, the name of the ``question``, the ``sites`` that are asked, and the
-        ``site`` that has just answered; in the first call, ``site`` is None.
+        ``site`` that has just answered. When the sites are asked, ``site`` is None.
     purpose : str
-        Why the runs take place, in one line that people at the sites read.
+        The reason for the runs, as one line of text that people at the sites read.
     approval_wait : float
         How many seconds a run waits for sites where a person must approve it. After that, it raises
         `ApprovalPending`, which names the sites where nobody has approved it.
@@ -93,9 +94,9 @@ class Federation:
     ) -> None:
         names = list(engine.names)
         if not names:
-            raise InputError("a federation needs at least one site")
+            raise InputError("a federation must have at least one site, got none; add a site")
         if len(set(names)) < len(names):
-            raise InputError(f"site names must be unique, but they are {names}")
+            raise InputError(f"site names must be unique, got {names}; rename the duplicates")
         _check_limits(quorum, timeout, len(names))
         _check_approval(purpose, approval_wait)
         _refuse_lacking(engine, secure=secure, journal=journal is not None)
@@ -114,17 +115,17 @@ class Federation:
 
     @classmethod
     def local(cls, sites: Any, *, n_jobs: int | None = None, **options: Any) -> Federation:
-        """Return a federation of sites within this process.
+        """Return a federation of sites in this process.
 
         Parameters
         ----------
-        sites : dict, list
-            The rows of each site, or a `Site`, keyed by name. Sites in a list are named site-1,
-            site-2, and so on.
+        sites : dict or list
+            The rows of each site or a `Site`, in a dict by name or in a list. Rows in a list get the
+            names site-1, site-2, and so on.
         n_jobs : int, optional
             The number of sites that work at the same time, each in a thread. The default depends on the
-            rows. If all rows are arrays in memory, and no block of them takes a long product, then up
-            to four sites work side by side, but no more than the number of threads that BLAS may use.
+            rows. If all rows are arrays in memory, and their blocks need no long matrix products, up to
+            four sites work side by side, but no more than the number of threads that BLAS may use.
             Otherwise, or if the arrays are tiny, the sites work one after another.
         **options
             ``quorum``, ``timeout``, ``journal``, ``on_round``, ``on_answer``, ``purpose``,
@@ -151,7 +152,7 @@ class Federation:
         on_online: OnOnline | None = None,
         **options: Any,
     ) -> Federation:
-        """Return a federation of the sites that joined a server; this requires the extra ``flower``.
+        """Return a federation of sites connected to a server; this requires the extra ``flower``.
 
         Parameters
         ----------
@@ -210,7 +211,7 @@ class Federation:
     ) -> Federation:
         """Return a federation of the workers of a Dask cluster; this requires the extra ``dask``.
 
-        The rows stay at the workers, and sums are added up there. If a worker is lost, another worker
+        The rows stay at the workers, which also add up the answers. If a worker is lost, another worker
         reads the lost worker's rows again and answers in its place.
 
         Parameters
@@ -275,7 +276,7 @@ class Federation:
         on_round: Callable[[dict[str, Any]], None] | None = None,
         on_answer: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
-        """Call these functions from now on, instead of those given when the federation was created."""
+        """Use these functions from now on, in place of those given when the federation was created."""
         self.on_round, self.on_answer = on_round, on_answer
 
     def close(self) -> None:
@@ -294,11 +295,12 @@ class Federation:
         return self._current.ask(question, arrays).total
 
     def gather(self, question: Question, **arrays: Any) -> dict[str, Arrays]:
-        """Ask all sites and return their answers, keyed by site name; the coordinator sees each one."""
+        """Ask all sites and return each site's answer by name; the coordinator sees every answer."""
         _check_verb(question, "gather")
         if self.secure and question.reads_rows:
             raise PolicyRefused(
-                f"{question.name!r} shows the answer of each site, which no secure sum can hide"
+                f"{question.name!r} shows the answer of each site, which no secure sum can hide; ask "
+                "only questions with summed answers, or omit secure"
             )
         return self._current.ask(question, arrays).answers
 
@@ -343,11 +345,11 @@ class Federation:
         """Run ``program(federation, start)`` and return its result.
 
         Only the sites in `record.sites` contribute to the result. If sites are lost but enough remain
-        for a quorum, the program starts over with the remaining sites. Then ``start`` is the best
-        subspace that the program had reported before. Otherwise, ``start`` is None. ``identity``
-        describes the run in plain values, so that a journal from a different run is refused. A site
-        answers one run at a time. If a different run is using the sites, this run raises `SitesBusy`,
-        and the other one goes on.
+        for a quorum, the program starts over with the remaining sites. ``start`` is then the best
+        subspace that the program has reported. In the first attempt, and if no subspace was reported,
+        ``start`` is None. ``identity`` describes the run in plain values, so that a journal from a
+        different run is refused. A site answers one run at a time. If a different run is using the
+        sites, this run raises `SitesBusy`, and the other run goes on.
         """
         with self._one_at_a_time():
             _refuse_lacking(self.engine, privacy="privacy" in identity)
@@ -364,11 +366,11 @@ class Federation:
 
     @contextmanager
     def _one_at_a_time(self) -> Iterator[None]:
-        """Refuse a second run in this federation while the first one goes on."""
+        """Refuse a second run in this federation until the first run ends."""
         if not self._in_use.acquire(blocking=False):
             raise SitesBusy(
-                "a different run is using this federation; wait until it ends, or create a second "
-                "federation with sites of its own"
+                "a different run is using this federation; wait until that run ends, or create a "
+                "second federation with its own sites"
             )
         try:
             yield
@@ -380,8 +382,8 @@ def _check_verb(question: Question, verb: str) -> None:
     """Refuse to combine answers in a way that the question does not declare."""
     if question.verb != verb:
         raise InputError(
-            f"the answers to {question.name!r} are for {question.verb!r}, not {verb!r}; use "
-            f"Federation.{question.verb}, or declare the question with verb={verb!r}"
+            f"the answers to {question.name!r} must be combined by {question.verb!r}, not {verb!r}; "
+            f"use Federation.{question.verb}, or declare the question with verb={verb!r}"
         )
 
 
@@ -396,7 +398,7 @@ def _refuse_lacking(engine: Engine, **wanted: bool) -> None:
 def _check_approval(purpose: Any, approval_wait: Any) -> None:
     """Refuse a purpose that no plan can hold, or a wait that is not a number of seconds."""
     if not isinstance(purpose, str) or len(purpose) > MAX_PURPOSE:
-        raise InputError(f"the purpose must be a string of at most {MAX_PURPOSE} characters")
+        raise InputError(f"the purpose must be a string, at most {MAX_PURPOSE} characters long")
     if not isinstance(approval_wait, Real) or not float(approval_wait) >= 0:
         raise InputError(f"approval_wait={approval_wait!r} must be a nonnegative number of seconds")
 

@@ -1,9 +1,9 @@
 """Record a run's answers in a file and replay them when the run is resumed.
 
 A run is determined by its seed and the answers that it receives. To resume a program that crashed, run
-it again: the journal answers the questions that it recorded, and the first question that it did not
-record goes to the sites. A journal is a sequence of encoded messages; the first message identifies the
-run. Each message is on disk before the program continues.
+the program again: the journal answers the questions that it has recorded, and the sites answer all
+later ones. A journal is a sequence of encoded messages; the first message identifies the run. Each
+message is on disk before the program continues.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Journal:
                 self._file.seek(0)
                 first = self._read()
             if first is None or "identity" not in first.header:
-                raise JournalError(f"{self.path} is not a journal; specify a new file")
+                raise JournalError(f"{self.path} is not a journal; specify a journal or a new file")
             _refuse_other(self.path, first.header["identity"], identity)
         except BaseException:
             self.close()
@@ -86,8 +86,8 @@ class Journal:
             os.fsync(self._file.fileno())
         except OSError as error:
             raise JournalError(
-                f"cannot write to journal {self.path}: {error.strerror}; free space there, and the "
-                "same command continues from the last recorded round"
+                f"cannot write to journal {self.path}: {error.strerror}; free space there, and run "
+                "the same command again: it continues from the last recorded round"
             ) from None
 
     def close(self) -> None:
@@ -136,7 +136,7 @@ class Journal:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise JournalError(
-                f"{self.path} is in use by another run; wait for it to finish or specify a new file"
+                f"{self.path} is in use by another run; wait for that run to end, or specify a new file"
             ) from None
 
 
@@ -163,7 +163,9 @@ def _open_or_create(path: Path) -> BinaryIO:
     try:
         return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "rb+")
     except OSError as error:
-        raise JournalError(f"cannot open journal {path}: {error.strerror}") from None
+        raise JournalError(
+            f"cannot open journal {path}: {error.strerror}; specify a different file"
+        ) from None
 
 
 def _refuse_other(path: Path, recorded: Any, identity: Any, where: str = "") -> None:

@@ -45,7 +45,7 @@ class Entry(NamedTuple):
 
 
 class Total(NamedTuple):
-    """All message fields for one question that have the same name and shape."""
+    """The number and total size of a question's fields that have the same name and shape."""
 
     question: str
     direction: str
@@ -100,7 +100,7 @@ class Ledger:
         fields: Fields,
         sizes: Mapping[str, int],
     ) -> None:
-        """Add one message with these fields for each site; ``sizes`` has its encoded bytes by site."""
+        """Add a message with these fields for each site; ``sizes`` holds the messages' bytes."""
         direction = "down" if how == "sent" else "up"
         self._crossings.append(
             _Crossing(round_number, question, direction, how, fields, tuple(sizes.items()))

@@ -13,19 +13,19 @@ from fedpca.protocol.proof import check_proofs
 
 DOMINANT_SHARE = 0.9  # of the variance
 MAX_DOMINANT_WEIGHT = 0.5  # share of the rows; a site with more never counts as dominant
-DOMINANT_TIMES = 100.0  # times the variance per row elsewhere, as if values were 10 times too large
+DOMINANT_TIMES = 100.0  # times other sites' variance per row, as if values were 10 times too large
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a solver's run ended, as its program reports it.
+    """How a solver's run ended, as the solver's program reports it.
 
     ``stop_reason`` is "exact", "approximate", "converged", "uncertain", "within-noise",
     "max_rounds", or "stalled".
     The sine of the angle between the components and those of the pooled rows is at most
-    ``angle_bound``. The first ``n_certain`` components have a bound small enough to trust them. Solvers
-    with one round leave some variance out: the variance of each component is too small by at most
-    ``left_out``, a fraction of the total variance.
+    ``angle_bound``. The first ``n_certain`` components can be trusted, because the bound on their angle
+    is small. Solvers with one round leave some variance out: the variance of each component is too
+    small by at most ``left_out``, as a share of the total variance.
     ``advice`` is empty, names a solver that would have taken fewer rounds, or says what would be
     more accurate.
     """
@@ -53,12 +53,12 @@ class RunRecord:
 
     For each site that signs its answers, ``proofs`` has the proof of the last answer: the ``head`` of
     the site's ledger, the ``digest_in`` of the question, a ``commitment`` to the answer, the site's
-    ``signature`` of the three, and the fingerprint of its ``key``. `fedpca ledger verify` compares the
-    proof with the site's ledger.
+    ``signature`` of these three, and the fingerprint of its ``key``. `fedpca ledger verify` compares
+    the proof with the site's ledger.
 
     In a run with secure sums, ``secure`` has the hash of the ``roster``, that is, of the names and keys
     of the sites that share masks. The entry of each masked round in ``history`` then has ``rings``: the
-    bits of each field's ring, and the power of 2 by which numbers were multiplied.
+    bits of each field's ring, and the power of 2 by which the field's numbers were multiplied.
 
     In a differentially private run, ``privacy`` has the settings of `fedpca.Privacy`, and what the run
     spent: ``mu``, and the ``epsilon`` that follows from ``mu`` and ``delta``. This epsilon equals the
@@ -67,7 +67,7 @@ class RunRecord:
     ``log_normalized`` is the sum to which all sites normalized their cells, or zero if they did not.
 
     The other fields are those of `Outcome`. A model file keeps everything except the seconds and the
-    influence, which would tell others how many rows a site has.
+    influence. The influence would tell others how many rows a site has.
 
     Examples
     --------
@@ -109,8 +109,9 @@ class RunRecord:
     def to_header(self) -> dict[str, Any]:
         """Return the record as plain values for a file.
 
-        The seconds vary between equal runs, and the influence is for the coordinator only. Fields that
-        only some runs have, such as proofs, are left out if they are empty.
+        Seconds are replaced by None because they vary between equal runs. The influence is left out
+        because it is for the coordinator only. Fields that only some runs have, such as proofs, are
+        left out if they are empty.
         """
         optional = ("proofs", "secure", "privacy", "log_normalized")
         left_out = {"influence", *(name for name in optional if not getattr(self, name))}
@@ -136,12 +137,12 @@ class RunRecord:
 
     @property
     def dominant_site(self) -> str | None:
-        """Return the only site that causes almost all variance with few of the rows, or None.
+        """Return the one site that causes almost all variance with few of the rows, or None.
 
-        Such a site causes more than `DOMINANT_SHARE` of the variance, and per row `DOMINANT_TIMES` as
-        much as the other sites. A site that has most of the rows, or that varies only a few times as
-        much as others, is ordinary. If the means of two sites are far apart, both sites cause the
-        variance between the means, and neither stands out.
+        Such a site causes more than `DOMINANT_SHARE` of the variance, and more than `DOMINANT_TIMES` as
+        much per row as the other sites. A site does not count as dominant if it has most of the rows,
+        or if it varies only a few times as much as the others. If the means of two sites are far apart,
+        both sites cause the variance between the means, and neither stands out.
         """
         found = []
         for name, known in self.influence.items():
@@ -188,21 +189,21 @@ class RunRecord:
 def check_secure(secure: object, history: list[dict[str, Any]]) -> dict[str, str]:
     """Return what a run record says about secure sums, or raise a ValueError if it is malformed."""
     if not isinstance(secure, dict) or set(secure) - {"roster"}:
-        raise ValueError("what the record says about secure sums is malformed")
+        raise ValueError("the run record's entry for secure sums is malformed")
     for roster in secure.values():
         if not isinstance(roster, str) or not re.fullmatch("[0-9a-f]{64}", roster):
-            raise ValueError("the hash of the roster is malformed")
+            raise ValueError("the run record's hash of the roster is malformed")
     for entry in history:
         for bits, fraction_bits in dict(entry.get("rings", {})).values():
             if not isinstance(bits, int) or not isinstance(fraction_bits, int):
-                raise ValueError("the ring of a masked answer is malformed")
+                raise ValueError("the run record's ring for a masked answer is malformed")
     return secure
 
 
 def check_log_normalized(target: object) -> float:
     """Return the sum to which cells were normalized, or raise a ValueError if it is malformed."""
     if not isinstance(target, float) or not 0 <= target < inf:
-        raise ValueError("what the record says about the normalization of cells is malformed")
+        raise ValueError("the run record's entry for the normalization of cells is malformed")
     return target
 
 
@@ -212,11 +213,11 @@ def check_privacy(privacy: object) -> dict[str, Any]:
 
     if not isinstance(privacy, dict) or not privacy:
         if privacy != {}:
-            raise ValueError("what the record says about differential privacy is malformed")
+            raise ValueError("the run record's entry for differential privacy is malformed")
         return {}
     spent = {name: privacy.get(name) for name in ("epsilon", "mu")}
     if not all(type(value) is float and value >= 0 for value in spent.values()):
-        raise ValueError("what the record says was spent is malformed")
+        raise ValueError("the run record's entry for the spent privacy budget is malformed")
     settings = {name: value for name, value in privacy.items() if name not in (*spent, "promised")}
     Privacy.from_plain({**settings, "epsilon": privacy.get("promised")})
     return privacy

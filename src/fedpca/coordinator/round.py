@@ -51,7 +51,9 @@ class Round:
     sizes: dict[str, int] = field(default_factory=dict)  # bytes of each accepted answer
     fields: dict[str, Fields] = field(default_factory=dict)  # of each accepted answer
     told: dict[str, dict[str, float]] = field(default_factory=dict)  # rows and energy by site
-    sums: dict[str, int] = field(default_factory=dict)  # bytes of sums made on the way here
+    sums: dict[str, int] = field(
+        default_factory=dict
+    )  # bytes of each partial sum, if there are any
     retried: list[str] = field(default_factory=list)
     lost: dict[str, str] = field(default_factory=dict)  # what went wrong at each lost site
     refused: FedpcaError | None = None  # why sites refused, if some did
@@ -60,7 +62,7 @@ class Round:
 
     @property
     def has_failed(self) -> bool:
-        """Return whether the bound of the masks was only tried, and the total does not fit it."""
+        """Return whether a bound was tried for the masks, and the total does not fit the bound."""
         return self.masks is not None and not self.is_void and not self.masks.fit(self.total)
 
     @property
@@ -70,7 +72,7 @@ class Round:
 
     def __post_init__(self) -> None:
         self._unsummed = deque(self.sites)
-        # a search in a tuple would take time for every answer
+        # searching a tuple for every answer would be slow
         self._expected = frozenset(self.sites)
         header = {
             "run": self.run,
@@ -90,7 +92,7 @@ class Round:
         self._most_explained = self._explainable()
 
     def accept(self, name: str, reply: Reply | Summand) -> None:
-        """Check a site's answer and add it; errors name the site, the round, and what the site did."""
+        """Check a site's answer and add it; errors name the site, the round, and the site's task."""
         if name not in self._expected or name in self.sizes:
             return  # nobody is waiting for this answer
         try:
@@ -117,7 +119,7 @@ class Round:
             self._sum_in_site_order()
 
     def add_total(self, total: Total) -> None:
-        """Add a sum that was made on the way here; the sites have checked the answers in it."""
+        """Add a sum of checked answers that was formed on the way to the coordinator."""
         if not total.arrays:
             return
         try:
@@ -159,7 +161,7 @@ class Round:
         for fields, sizes in alike.items():
             ledger.record(self.number, self.question.name, how, fields, sizes)
         if self.sums:
-            fields = next(iter(alike))  # of all answers, since they were added up
+            fields = next(iter(alike))  # all answers have these fields, since they were added up
             ledger.record(self.number, self.question.name, how, fields, self.sums)
         entry = {
             "round": self.number,
@@ -234,7 +236,7 @@ class Round:
         self.fields = {name: fields_of(arrays) for name, arrays in self.answers.items()}
 
     def _checked(self, message: Message, name: str, dimensions: Dimensions) -> Arrays:
-        """Return the arrays of an answer, or the elements of a masked one, after all checks."""
+        """Return the arrays of an answer, or the elements of a masked answer, after all checks."""
         if self.masks is not None:
             return self.masks.check(message.arrays, dimensions)
         energy = self._most_explained.get(name)
@@ -247,7 +249,7 @@ class Round:
     def _is_checked(self, message: Message, dimensions: Dimensions) -> bool:
         """Return whether a site in this process has already checked its answer as this round would.
 
-        It has if it answered this round's own message, with the same dimensions.
+        That is so if the site answered this round's own message, with the same dimensions.
         """
         answer = message.checked.get(self.question.name)
         if answer is None:
@@ -261,7 +263,7 @@ class Round:
         return True
 
     def _unmasked(self, masks: Masks) -> Arrays:
-        """Return the total of masked answers; refuse it if masks are left in it."""
+        """Return the total of masked answers; refuse a total in which masks are left."""
         total = masks.decode(self.total)
         try:
             if not masks.cancel(total):
@@ -305,7 +307,7 @@ class Round:
                 total += arrays[name]
 
     def _check_header(self, header: Header, name: str) -> None:
-        """Raise the error that a site reports, or an error if it answered a different question."""
+        """Raise the error that a site reports; refuse an answer to a different question."""
         raise_error_in(header)
         for key, value in (("site", name), *self._echo):
             if header.get(key) != value:
@@ -314,14 +316,14 @@ class Round:
 
 
 def raise_error_in(header: Header) -> None:
-    """Raise the error that a site reports in a message's header, if it does."""
+    """Raise the error that a site reports in a message's header, if there is one."""
     if "error" in header:
         kind = REPORTED_BY_SITES.get(str(header["error"]), MessageError)
         raise kind(str(header.get("text")))
 
 
 def reported(reply: Reply, where: str) -> Message:
-    """Return a site's reply; if the reply is an error, raise it, and say where it happened."""
+    """Return a site's reply, or raise the error in it, with ``where`` at the start of the text."""
     try:
         if isinstance(reply, SiteError):
             raise reply
@@ -339,8 +341,8 @@ def collect(
 ) -> dict[str, FedpcaError]:
     """Accept the replies of sites, and return the refusals by site.
 
-    Sites that answer or refuse are removed from ``failed``. For each other site, ``failed`` gets the
-    reason.
+    Sites that answer or refuse are removed from ``failed``. If a site's reply is an error, ``failed``
+    maps the site to the error's text.
     """
     refused: dict[str, FedpcaError] = {}
     for name, reply in replies:
@@ -358,8 +360,8 @@ def collect(
 def joined(refused: Mapping[str, FedpcaError], sites: Sequence[str]) -> FedpcaError:
     """Return the refusals of several sites as one error, in the order of the sites.
 
-    A site refuses because of its rows or its policy. Only refusals of the same kind as the first one
-    are included.
+    Sites refuse because of their rows or because of their policies. The error includes only refusals
+    of the same type as the first one.
     """
     errors = [refused[name] for name in sites if name in refused]
     kind = type(errors[0])

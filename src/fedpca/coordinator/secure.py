@@ -1,8 +1,8 @@
 """Sum masked answers: choose the rings, add the elements, and read the total.
 
-The coordinator sees elements of a ring that look random. Once all sites have answered, the sum of
-these elements is the sum of the answers. The coordinator learns nothing about a single site, except
-that it answered.
+A masked answer consists of elements of a ring, which look random to the coordinator. Once all sites
+have answered, the masks cancel, and the sum of the elements is the sum of the answers. The coordinator
+learns nothing about a single site, except that the site answered.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from fedpca.privacy.secure_sum import (
 from fedpca.protocol.question import Question
 
 GROWTH = 4.0  # factor by which answers to a question may exceed those of an earlier round
-# the largest error of a total that rounding at the sites may cause, as a share of the largest number in
-# the total; it is smaller for a wide ring, where small numbers may have units of their own
+# the largest error that rounding at the sites may cause in a total, as a share of the largest number in
+# the total; smaller for a wide ring, whose small numbers may be in other units and must be accurate too
 MAX_ROUNDING = {NARROW: 2.0**-44, WIDE: 2.0**-80}
-MAX_FAILED = 2  # after this many failed bounds in a row, no more bounds are tried
+MAX_FAILED = 2  # once this many bounds in a row have failed for a question, no more are tried
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Masks:
     question: Question
     rings: Mapping[str, Ring]
     n_sites: int
-    is_bound: bool = False  # whether only the size of the answers is asked for
+    is_bound: bool = False  # whether sites are asked only how large their answers are
 
     @property
     def header(self) -> Any:
@@ -53,12 +53,12 @@ class Masks:
 
     @property
     def is_tried(self) -> bool:
-        """Return whether the bound is only tried, so that answers may exceed it."""
+        """Return whether the bound is a guess, which answers may exceed."""
         return BEYOND in self.rings
 
     @property
     def fields(self) -> dict[str, list[int]]:
-        """Return the ring of each field of an answer, for a record."""
+        """Return the ring of each field of an answer, as a run record stores it."""
         return to_header({name: self.rings[name] for name in self.question.answers})
 
     def check(self, arrays: Arrays, dimensions: Dimensions) -> Arrays:
@@ -70,7 +70,7 @@ class Masks:
         add_masked(total, elements, self.rings)
 
     def cancel(self, total: Arrays) -> bool:
-        """Return whether no mask is left in a total, as far as the total shows.
+        """Return whether all masks have canceled, as far as the total shows.
 
         A sum of answers is within its bound, but half of all random numbers in a ring are not.
         """
@@ -112,7 +112,7 @@ class Masks:
         return decoded(total, self.rings)
 
     def elements_like(self, total: Arrays) -> Arrays:
-        """Return arrays with the shapes of the elements that a total was made of."""
+        """Return arrays with the shapes of the elements from which a total was decoded."""
         return {
             name: np.empty(self.rings[name].shape(array.shape), np.int64)
             for name, array in total.items()
@@ -124,7 +124,7 @@ class SecureSums:
 
     def __init__(self) -> None:
         self._energy: float | None = None  # the total sum of squares, once it is known
-        self._to_try: dict[str, dict[str, float]] = {}  # bounds by question, from its last sizes
+        self._to_try: dict[str, dict[str, float]] = {}  # bounds by question, from known sizes
         self._n_failed: dict[str, int] = {}  # how many bounds failed in a row, by question
 
     def masks_for(
@@ -136,10 +136,10 @@ class SecureSums:
         *,
         has_failed: bool = False,
     ) -> Masks:
-        """Return the masks for a question; ``ask`` asks for the size of the answers if necessary.
+        """Return the masks for a question, and call ``ask`` first if the answers' sizes are unknown.
 
-        If an earlier round asked for sizes, a bound is tried instead, unless a bound has already failed
-        in this round (``has_failed``).
+        If an earlier round asked for the sizes, a bound from that round is tried instead, unless a
+        bound has already failed in this round (``has_failed``).
         """
         bounds = explained_bounds(question, arrays, self._energy)
         if bounds is not None:
@@ -158,7 +158,7 @@ class SecureSums:
         return Masks(question, rings_from_bounds(question, bounds), n_sites)
 
     def keep_told(self, masks: Masks, total: Arrays) -> None:
-        """Keep the total sum of squares if the answers tell it, and note that a tried bound fits."""
+        """Store the total sum of squares if the answers contain it; note that a tried bound fits."""
         if masks.is_tried:
             self._n_failed.pop(masks.question.name, None)
         energy = masks.question.told(total).get("energy")

@@ -1,4 +1,4 @@
-"""Define the engine interface, which carries a message to sites and brings back their answers."""
+"""Define the interface of engines, which carry a message to sites and bring back the answers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from fedpca.arrays import Arrays
 from fedpca.errors import InputError, SiteError
 from fedpca.protocol.message import Header, Message
 
-OnOnline = Callable[[Sequence[str], Sequence[str]], None]  # names: all sites, those online
+# called with the names of all sites and the names of those online
+OnOnline = Callable[[Sequence[str], Sequence[str]], None]
 
 
 @dataclass(frozen=True)
 class Summand:
-    """A site's answer that was added to a total: everything except its arrays."""
+    """What is left of a site's answer after its arrays were added to a total."""
 
     header: Header
     n_bytes: int  # of the encoded answer
@@ -48,11 +49,11 @@ class Engine(Protocol):
     `RunRecord.proofs` describes. Such an engine turns an answer without a valid signature into a
     `SiteError`. If a second run could ask the sites of an engine at the same time, the engine has a
     method ``hold(run)``. The method returns a context manager that reserves the sites for one run, and
-    raises `SitesBusy` if they are reserved for a different one.
+    raises `SitesBusy` if they are reserved for a different run.
 
     An engine that can add up answers on the way has a method ``ask_total(names, request, timeout)``,
-    which replaces `ask` for sums and returns a `Total`. An engine that does not support everything has
-    an attribute ``lacks``, which maps "secure", "journal", or "privacy" to the reason.
+    which replaces `ask` for sums and returns a `Total`. An engine may have an attribute ``lacks``,
+    which maps each unsupported feature ("secure", "journal", or "privacy") to the reason.
 
     A run declares its plan to the sites of an engine whose attribute ``declares`` is true. If the sites
     have keys, ``keys`` maps each site's name to the fingerprint of its key, and the plan lists these

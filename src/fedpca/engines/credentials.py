@@ -62,7 +62,7 @@ from fedpca.storage import atomic
 
 CA, CERTIFICATE, KEY, SECRET = "ca.pem", "server.pem", "server.key", "coordinator.secret"
 COORDINATOR_KEY, COORDINATOR_PUBLIC = "coordinator.key", "coordinator.pub"
-PINNED_SITES = "sites"  # folder with the public keys of sites that a coordinator checked itself
+PINNED_SITES = "sites"  # folder with the sites' public keys that a coordinator has checked itself
 _CURVE = ec.SECP384R1()
 _ED25519_BYTES = 32  # of a public key
 _VALIDITY = datetime.timedelta(days=825)  # the longest that common TLS clients accept
@@ -84,8 +84,8 @@ def make_site_key(folder: Path, name: str) -> tuple[Path, Path]:
     """Write a new key pair for a site, and return the private and public key paths."""
     if not re.fullmatch(r"\w[\w.-]{0,63}", name) or name.isdigit():
         raise InputError(
-            f"{name!r} is not a valid site name; use at most 64 letters, digits, and ._-, and at least "
-            "one character that is not a digit"
+            f"{name!r} is not a valid site name; use at most 64 letters, digits, and ._-, begin with a "
+            "letter or digit, and do not use digits alone"
         )
     private_path, public_path = folder / f"{name}.key", folder / f"{name}.pub"
     _refuse_overwriting(private_path, public_path)
@@ -100,7 +100,9 @@ def read_site_key(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = serialization.load_ssh_private_key(_read(path), None)
     except _MALFORMED:
-        raise FileError(f"{path} is not a key written by `fedpca site-key`") from None
+        raise FileError(
+            f"{path} is not a key written by `fedpca site-key`; specify the site's NAME.key"
+        ) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise FileError(f"{path} is the wrong type of key; create one with `fedpca site-key`")
     _refuse_open_to_others(path)
@@ -108,7 +110,7 @@ def read_site_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def read_public_keys(paths: Iterable[Path]) -> dict[str, ec.EllipticCurvePublicKey]:
-    """Read the sites' public keys, and return them by the site names in the files."""
+    """Read the sites' public keys, and return them in a dict by the site name in each file."""
     keys: dict[str, ec.EllipticCurvePublicKey] = {}
     for path in paths:
         text = _read(path)
@@ -118,20 +120,26 @@ def read_public_keys(paths: Iterable[Path]) -> dict[str, ec.EllipticCurvePublicK
             key = None
         words = text.split()
         if not isinstance(key, ec.EllipticCurvePublicKey) or len(words) != 3:
-            raise FileError(f"{path} is not a public key written by `fedpca site-key`")
+            raise FileError(
+                f"{path} is not a public key written by `fedpca site-key`; ask the site for NAME.pub"
+            )
         name = words[2].decode(errors="replace")
         if name in keys:
             raise InputError(f"{path} is a second key for {name!r}; give only one key per site")
         if key in keys.values():
-            raise InputError(f"{path} has the same key as a different site; each needs its own")
+            raise InputError(
+                f"{path} has the same key as a different site; create a new key for one"
+            )
         keys[name] = key
     if not keys:
-        raise InputError("a server needs its sites' public keys, as in north.pub south.pub")
+        raise InputError(
+            "a server needs its sites' public keys; pass them, as in north.pub south.pub"
+        )
     return keys
 
 
 def pinned_site_keys(folder: Path) -> dict[str, ec.EllipticCurvePublicKey]:
-    """Read the sites' public keys that a coordinator keeps in its folder, if it keeps any."""
+    """Read the public keys of sites that a coordinator keeps in its folder; there may be none."""
     paths = sorted((folder / PINNED_SITES).glob("*.pub"))
     return read_public_keys(paths) if paths else {}
 
@@ -143,7 +151,7 @@ def make_coordinator_key(folder: Path) -> Ed25519PrivateKey:
         if public_path.exists():
             raise FileError(
                 f"{public_path} exists without its key, and sites may rely on it; put the key back "
-                f"at {private_path}, or move {public_path} away and give the sites the new one"
+                f"at {private_path}, or move {public_path} away and give the sites the new public key"
             )
         folder.mkdir(parents=True, exist_ok=True)
         _write(private_path, _private_bytes(Ed25519PrivateKey.generate()), private=True)
@@ -166,7 +174,9 @@ def read_coordinator_key(folder: Path) -> Ed25519PrivateKey:
     except _MALFORMED:
         key = None
     if not isinstance(key, Ed25519PrivateKey):
-        raise FileError(f"{path} is not a coordinator's key written by `fedpca serve`")
+        raise FileError(
+            f"{path} is not a coordinator's key written by `fedpca serve`; restore it from a backup"
+        )
     _refuse_open_to_others(path)
     return key
 
@@ -186,7 +196,7 @@ def read_coordinator_public(path: Path) -> Ed25519PublicKey:
 
 
 def public_key_in(path: Path) -> PublicKey:
-    """Return the public key in a key file: a site's or the coordinator's, private or public."""
+    """Return the public key from a key file, whether the file is private or public."""
     text = _read(path)
     key: object = None
     try:
@@ -198,7 +208,9 @@ def public_key_in(path: Path) -> PublicKey:
     except _MALFORMED:
         pass
     if not isinstance(key, PublicKey):
-        raise FileError(f"{path} is not a key written by `fedpca site-key` or `fedpca serve`")
+        raise FileError(
+            f"{path} is not a key written by `fedpca site-key` or `fedpca serve`; specify a key file"
+        )
     return key
 
 
@@ -209,7 +221,9 @@ def public_key_from_pem(text: bytes) -> PublicKey:
     except _MALFORMED:
         key = None
     if not isinstance(key, PublicKey):
-        raise FileError("the public key that the server has for this site cannot be read")
+        raise FileError(
+            "the server's public key for this site cannot be read; start the server with NAME.pub again"
+        )
     return key
 
 
@@ -219,14 +233,14 @@ def fingerprint(public_key: PublicKey) -> str:
 
 
 def to_der(public_key: PublicKey) -> bytes:
-    """Encode a public key."""
+    """Encode a public key in DER format."""
     return public_key.public_bytes(
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     )
 
 
 def verify_der(der: bytes, signature: bytes, data: bytes) -> bool:
-    """Return whether a key, encoded by `to_der`, signed the data; malformed bytes give False."""
+    """Return whether the key in these DER bytes signed the data; return False for malformed bytes."""
     try:
         key = serialization.load_der_public_key(der)
     except _MALFORMED:
@@ -276,15 +290,17 @@ def signer_of(sealed: bytes, data: bytes) -> str:
 
 
 def refuse_unproven(proof: Mapping[str, str], public_key: PublicKey) -> None:
-    """Refuse a site's entry in `RunRecord.proofs` that the holder of this key did not sign."""
+    """Refuse a site's entry in `RunRecord.proofs` if the holder of this key did not sign it."""
     if fingerprint(public_key) != proof["key"]:
         raise LedgerError(
             f"the run record holds an answer signed with the key {proof['key']}, not with "
-            f"{fingerprint(public_key)}"
+            f"{fingerprint(public_key)}; use the key of the site that gave this answer"
         )
     signed = statement(proof["digest_in"], proof["commitment"], proof["head"])
     if not verify(public_key, bytes.fromhex(proof["signature"]), signed):
-        raise LedgerError("the signature in the run record was not made with this key")
+        raise LedgerError(
+            "the signature in the run record was not made with this key; do not trust the record"
+        )
 
 
 def make_certificates(folder: Path, hosts: Sequence[str] = ()) -> None:
@@ -371,12 +387,12 @@ def server_files(folder: Path) -> tuple[Path, Path]:
             )
         _read(path)
     try:
-        # given a password, OpenSSL does not ask for one on the terminal
+        # if a password is given, OpenSSL does not ask for one on the terminal
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*paths, password="")
     except (ssl.SSLError, ValueError):
         raise FileError(
-            f"{paths[0]} and {paths[1]} are not a PEM certificate and its key without a password; put "
-            "both there again, or move both away and use --make-certificates"
+            f"{paths[0]} and {paths[1]} are not a PEM certificate and its key without a password; "
+            "replace them, or move both away and use --make-certificates"
         ) from None
     _refuse_open_to_others(paths[1])
     return paths
@@ -395,7 +411,10 @@ def read_secret(folder: Path) -> bytes:
     """Read the coordinator's secret from a folder."""
     secret = _read(folder / SECRET).strip()
     if len(secret) < 32:
-        raise FileError(f"{folder / SECRET} is not a secret written by `fedpca serve`")
+        raise FileError(
+            f"{folder / SECRET} is not a secret written by `fedpca serve`; copy it from the server, or "
+            "delete it there and start `fedpca serve` again"
+        )
     _refuse_open_to_others(folder / SECRET)
     return secret
 
@@ -452,7 +471,7 @@ def _refuse_overwriting(*paths: Path) -> None:
 
 
 def _refuse_open_to_others(path: Path) -> None:
-    """Refuse a secret of this user that other users of the machine can read or change."""
+    """Refuse a secret file of this user if other users of the machine can read or change it."""
     state = path.stat()
     mode = stat.S_IMODE(state.st_mode)
     if os.name == "posix" and state.st_uid == os.geteuid() and mode & 0o077:
@@ -471,4 +490,6 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise FileError(f"{path} cannot be read: {error.strerror}") from None
+        raise FileError(
+            f"{path} cannot be read: {error.strerror}; check the path and its permissions"
+        ) from None

@@ -17,7 +17,7 @@ from fedpca.errors import InputError, SiteError, SitesBusy, SiteTimeout
 from fedpca.protocol.message import Message
 from fedpca.site.site import Site, cache_share, jobs_for
 
-MAX_BEGUN = 4  # times n_jobs: how many sites may be at work, or wait for their answers to be taken
+MAX_BEGUN = 4  # times n_jobs: how many sites may be working or have answers that nobody has taken
 
 _RESERVING = threading.Lock()  # two engines may have sites in common
 
@@ -28,9 +28,10 @@ class LocalEngine:
     Parameters
     ----------
     sites : dict or list
-        Each site's rows, or a `Site`, by name or in order.
+        Each site's rows or a `Site`, in a dict by name or in a list.
     n_jobs : int, optional
-        Number of sites that work at the same time, each in a thread; see `jobs_for` for the default.
+        The number of sites that work at the same time, each in a thread; see `jobs_for` for the
+        default.
     journal : path, optional
         The run's journal; the sites save their memory in a folder next to it.
     """
@@ -65,7 +66,7 @@ class LocalEngine:
 
     @contextmanager
     def hold(self, run: str) -> Iterator[None]:
-        """Reserve the sites for a run; raise `SitesBusy` if some of them are reserved.
+        """Reserve the sites for a run; raise `SitesBusy` if any of them is already reserved.
 
         Only sites that were passed as a `Site` can belong to two engines.
         """
@@ -118,8 +119,8 @@ class LocalEngine:
         busy = [s.name for s in self._sites.values() if s.reserved_by not in (None, by)]
         if busy:
             raise SitesBusy(
-                f"a different run in this process is using {', '.join(busy)}; wait until it ends, or "
-                "create a second Site with the same rows"
+                f"a different run in this process is using {', '.join(busy)}; wait until that run "
+                "ends, or create a second Site with the same rows"
             )
 
     def _answer(self, request: Message, name: str) -> Message:
@@ -138,7 +139,7 @@ class LocalEngine:
         beginning = threading.Lock()
 
         def work_once() -> bool:
-            """Let the next site answer, unless too many sites have begun whose answers still wait."""
+            """Let the next site answer, unless too many answers are waiting to be taken."""
             with beginning:
                 if not left or len(begun) >= MAX_BEGUN * self._n_jobs:
                     return False
@@ -148,7 +149,7 @@ class LocalEngine:
                 answer.set_result(self._answer(request, name))
             except BaseException as error:
                 answer.set_exception(error)
-                if not isinstance(error, Exception):  # someone stops the run
+                if not isinstance(error, Exception):  # such as an interrupt, which stops the run
                     raise
             return True
 
@@ -163,7 +164,7 @@ class LocalEngine:
                 if left:
                     helpers += [pool.submit(work) for _ in range(n_helpers - len(helpers))]
                 if not work_once():
-                    begun[0][1].exception()  # wait
+                    begun[0][1].exception()  # waits for this answer
                 while begun and begun[0][1].done():
                     first, answer = begun.popleft()
                     yield first, answer.result()
@@ -214,7 +215,7 @@ class LocalEngine:
                 threading.Thread(target=work, args=(name,), daemon=True).start()
 
         threading.Thread(target=start, daemon=True).start()
-        ahead: set[str] = set()  # sites that answered before one that began earlier
+        ahead: set[str] = set()  # sites that answered before an earlier site did
         oldest = 0
         try:
             for _ in names:
@@ -234,7 +235,7 @@ class LocalEngine:
         if isinstance(rows, Site):
             if rows.name != name:
                 raise InputError(
-                    f"the site passed as {name!r} is named {rows.name!r}; use that name"
+                    f"the site passed as {name!r} must be passed as {rows.name!r}, which is its name"
                 )
             if not rows.has_own_store:
                 rows.store = self._store

@@ -35,7 +35,7 @@ def to_anndata(
 
     The scores go to ``obsm["X_pca"]``, the components to ``varm["PCs"]``, and their variances to
     ``uns["pca"]``. Genes are matched by name; components are zero for genes that are not in the model.
-    If sites normalized their cells for the fit, pass counts: this function normalizes them as well.
+    If the sites normalized their cells for the fit, pass counts; this function normalizes them too.
 
     Parameters
     ----------
@@ -44,14 +44,14 @@ def to_anndata(
     adata : AnnData
         The cells.
     layer : str, optional
-        The layer that holds the values; by default, they are in ``X``.
+        The layer that holds the values; by default, ``X`` holds them.
     site : str, optional
         The site that the cells belong to; only for `PersonalizedPCA`.
     key_added : str, optional
         The key to use in ``obsm``, ``varm``, and ``uns`` instead of those above.
     """
     if not is_cells(adata):
-        raise InputError(f"adata is {type(adata).__name__}; pass an AnnData object")
+        raise InputError(f"adata must be an AnnData object, got {type(adata).__name__}")
     results_for(pca, adata, layer, site).add_to(adata, key_added)
 
 
@@ -81,7 +81,7 @@ def _scoring(pca: Any, site: str | None) -> tuple[Model, Callable[[Any], Array]]
             raise InputError(f"site={site!r} is not in the model; use one of {parts}")
         return pca.model_.of_site(name), partial(pca.model_.transform, site=name)
     if site is not None:
-        raise InputError(f"a {type(pca).__name__} has no site-specific components; omit the site")
+        raise InputError(f"a {type(pca).__name__} has no site-specific components; omit site")
     if isinstance(pca, RobustPCA):
         return pca._model(), pca.model_.transform
     if isinstance(pca, FederatedPCA):
@@ -109,7 +109,7 @@ def _params(pca: Any, cells: Cells, names: Any, layer: str | None) -> dict[str, 
 def write_h5ad(pca: Any, source: Path, state: str, target: Path, **which: Any) -> int:
     """Write a copy of an ``.h5ad`` file with a model's results in it; return the number of cells.
 
-    ``state`` is the state of the source file before it was read.
+    ``state`` is what `state_of` returned for the source file before the file was read.
     """
     results = results_for(pca, source, which.get("layer"), which.get("site"))
     results.write_copy(source, state, target)

@@ -39,12 +39,12 @@ MAX_ROUNDS = 100
 
 @dataclass(frozen=True, eq=False)
 class Diagnosis:
-    """What a model, and sums over its sites, show about a fit.
+    """What a model, sums over its sites, and a map of the sites show about a fit.
 
     Parameters
     ----------
     model : FederatedPCA
-        The model.
+        The model that was diagnosed.
     n_rows : int
         The number of rows that the sites have now.
     variances : ndarray of shape (p,)
@@ -52,7 +52,7 @@ class Diagnosis:
     total_variance : float
         The sum of all eigenvalues.
     feature_variances : ndarray of shape (d,)
-        The variance of each feature, in its own unit.
+        The variance of each feature, in the feature's original unit.
     ranks : RankComparison
         How many components each rule finds, and the median number, `RankComparison.consensus`.
     residual_traces : ndarray of shape (3,)
@@ -62,7 +62,7 @@ class Diagnosis:
     why_no_sites : str
         Why there is no site map; empty if there is one.
     run_, sites_run_ : RunRecord
-        What the sums and the site map cost and revealed.
+        The records of two runs, which say what the sums and the site map cost and revealed.
     """
 
     model: FederatedPCA
@@ -84,7 +84,7 @@ class Diagnosis:
     def limits(
         self, alpha: float = ALPHA, *, new_rows: bool = True, method: str = "moments"
     ) -> ControlLimits:
-        """Return limits as `FederatedPCA.control_limits` does, but from the sums of the diagnosis."""
+        """Return limits like `FederatedPCA.control_limits`, but from the sums of the diagnosis."""
         return control_limits(
             self.model.model_,
             is_centered=self.model.center,
@@ -120,7 +120,7 @@ def diagnose(
     n_permutations : int
         How many times to shuffle each column's values among all rows, for example 20. Any
         number above 0 adds the rank rule "permutations". This rule needs the rows of all sites in
-        this process; "sign-flips" needs only sums.
+        this process, whereas the rule "sign-flips" needs only sums.
     random_state : int
         The seed for random signs, directions, and permutations.
 
@@ -201,7 +201,7 @@ def _run(
 
 
 def _check(model: Any, n_permutations: Any, random_state: Any) -> None:
-    """Refuse a model that cannot be diagnosed and invalid options, before any site is asked."""
+    """Refuse invalid options and a model that cannot be diagnosed, before any site is asked."""
     if not isinstance(model, FederatedPCA):
         raise InputError(
             f"diagnose takes a fitted FederatedPCA, not {type(model).__name__}; fit one to the same "
@@ -211,7 +211,8 @@ def _check(model: Any, n_permutations: Any, random_state: Any) -> None:
     if model.privacy is not None:
         raise InputError(
             "the model is differentially private, but a diagnosis asks for exact sums, which would "
-            "break the promise; use its loadings, contributions, and control_limits, which ask no site"
+            "break the promise; use the model's loadings, contributions, and control_limits, which "
+            "ask no site"
         )
     for name, value in (("n_permutations", n_permutations), ("random_state", random_state)):
         if not isinstance(value, Integral) or isinstance(value, bool) or value < 0:
@@ -221,7 +222,7 @@ def _check(model: Any, n_permutations: Any, random_state: Any) -> None:
 def _by_permutations(
     model: FederatedPCA, fed: Federation, facts: Facts, n_draws: int, seed: int
 ) -> dict[str, int | str | None]:
-    """Return the number of components that the rule "permutations" finds, or why it finds none."""
+    """Return what the rule "permutations" finds, or why it cannot be applied."""
     if not n_draws:
         return {}
     rows = _open_rows(model, fed)
@@ -237,7 +238,7 @@ def _by_permutations(
 
 
 def _open_rows(model: FederatedPCA, fed: Federation) -> list[Rows] | str:
-    """Return all sites' rows if they are in this process and all policies are open, or else why not."""
+    """Return all sites' rows if this process may read them, and otherwise why it may not."""
     if not isinstance(fed.engine, LocalEngine):
         return "needs all rows in this process; sign-flips needs only sums"
     sites = list(fed.engine.sites.values())

@@ -65,16 +65,17 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
     ----------
     n_components : int, float in (0, 1), {"auto", "mp", "gap"} or None
         The number of components to keep. A float is a share of the variance: the fit keeps the fewest
-        components that explain more than this share. "auto" keeps the components with more variance
-        than the components of the same entries with random signs (parallel analysis). "mp" keeps the
-        components above the Marchenko-Pastur edge, and assumes that all entries are equally noisy.
-        "gap" keeps the components before the largest gap. None keeps as many components as the rows and
-        features allow.
+        components that explain more than this share. "auto" compares the components with those of the
+        same entries with random signs, and keeps those with more variance (parallel analysis). "mp"
+        keeps the components above the Marchenko-Pastur edge, and assumes that all entries are equally
+        noisy. "gap" keeps the components before the largest gap between successive variances. None
+        keeps as many components as the rows and features allow.
     solver : str or Solver
         A solver's name, or a solver from `fedpca.solvers` with options, such as
-        ``Faps(penalty=0.2)``. "auto" chooses the exact solver that moves fewer bytes, "covariance" or
-        "lanczos". "power", "local-power", and "faps", which masks its messages, take
-        more rounds. "tsqr" takes one round and does not square the rows, so it also finds components
+        ``Faps(penalty=0.2)``. "auto" chooses between "covariance" and "lanczos", which are both exact,
+        and takes the solver that moves fewer bytes. "power", "local-power", and "faps", which masks its
+        messages, take more rounds. "tsqr" takes one round and does not square the rows, so it also
+        finds components
         with tiny variances, but the coordinator sees each site's triangular factor. "merge" and
         "average" take one round, in which the coordinator sees each site's leading directions.
         `run_.angle_bound` bounds the error of every solver. Installed packages may add solvers.
@@ -99,18 +100,18 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         What to do with missing values, which are NaN. "error" refuses them. "mean" fills them with the
         mean of the feature's values at all sites: the result is that of the pooled rows with column
         means filled in, and `transform` fills in the same means. With "drop", each site leaves out its
-        rows with a missing value. Filled-in means make variances smaller; `RobustPCA` estimates the
-        missing values instead.
+        rows that have a missing value. Filled-in means make variances smaller; `RobustPCA` estimates
+        the missing values instead.
     maf : float, optional
         Variants whose rarer allele has a lower frequency than this over all sites are left out. This
         applies only to genotypes in .bed files.
     privacy : Privacy, optional
         A promise of differential privacy, as in ``Privacy(epsilon=1, delta=1e-6, row_bound=8)``. Sites
         then add noise to the count, the mean, and the scatter, and send nothing else about their rows.
-        "covariance" sums the scatter; "power", for many features, sums a few products instead. All
-        attributes, even `n_samples_`, follow from these noisy sums. With secure sums, the sites share
-        the noise. If you pass the rows of several sites to `fit`, it uses secure sums, unless the rows
-        are Dask collections.
+        The solver "covariance" sums the scatter. The solver "power", which suits many features, sums a
+        few products instead. All attributes, even `n_samples_`, follow from these noisy sums. With
+        secure sums, the sites share the noise. If you pass the rows of several sites to `fit`, it uses
+        secure sums, unless the rows are Dask collections.
 
     Attributes
     ----------
@@ -127,7 +128,7 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
     residual_traces_ : ndarray of shape (3,) or None
         How variance is spread outside the components: the traces of the first three powers of the
         residual covariance, scaled to a total variance of 1. The limits of `flag_rows` follow from
-        them. Only fits with the solver "covariance" and at most 500 features compute them.
+        these traces. Only fits with the solver "covariance" and at most 500 features compute them.
     site_variance_ratio_ : dict
         The share of each site's variance, about the site's own mean, that the components explain. The
         dict is empty if a site's policy withholds this share, or if the fit used secure sums.
@@ -217,7 +218,7 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
             feature. Sites in a `Federation` have their own weights: ``Site(rows, weight=...)``.
 
             Weights are frequencies: a row with weight 3 counts as three equal rows, and a row with
-            weight 0 as none. So variances are divided by the sum of the weights minus 1, and the
+            weight 0 as none. Variances are therefore divided by the sum of the weights minus 1, and the
             weights must add up to at least 2.
         """
         self._validate_params()
@@ -227,7 +228,7 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
             X, sites = without_labels(X, sites)
             if isinstance(sample_weight, str):
                 X, sample_weight = without_column(X, sample_weight)
-            # the sites look for NaN while they sum, and say what to do about it
+            # the sites look for NaN while they sum, and their errors say what to do about it
             rows = validated(self, X, ensure_all_finite=False)
             fed = as_federation(rows, sites, sample_weight, is_private=self.privacy is not None)
             parameters = plain_params(self)
@@ -236,7 +237,9 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
             if self.maf is None:
                 del parameters["maf"]
             elif self.privacy is not None:
-                raise InputError("maf has no differentially private mechanism; omit maf or privacy")
+                raise InputError(
+                    "maf has no differentially private mechanism; omit either maf or privacy"
+                )
             program = principal_components if self.privacy is None else private_components
             result, run = run_program(self, fed, program, solver, parameters, self.privacy)
         solution, moments = result.solution, result.solution.moments
@@ -257,7 +260,7 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         warn_unconverged(self, run, "solver")
         if self.center:  # without centering, the mean counts as variance
             warn_dominant(run)
-        if self.n_components is not None:  # all components include those without any variance
+        if self.n_components is not None:  # None keeps even components without any variance
             warn_uncertain(run, len(solution.eigenvalues))
         warn_noise(run, len(solution.eigenvalues))
         k, most = len(solution.eigenvalues), min(moments.n - 1, moments.d)
@@ -293,16 +296,16 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         return self._scores(rows).astype(rows.dtype, copy=False)
 
     def _scores(self, rows: Any) -> Array:
-        """Return the scores of rows, which may have gaps."""
+        """Return the scores of rows, which may have missing values."""
         return self._model().transform(self._filled(rows), whiten=self.whiten)
 
     def _filled(self, rows: Any) -> Any:
-        """Fill gaps in rows with the mean if ``missing`` is "mean"; otherwise, refuse gaps."""
+        """Fill missing values with the mean if ``missing`` is "mean"; otherwise, refuse them."""
         if has_gaps(rows):
             if self.missing != "mean":
                 raise InputError(
-                    f"Input X contains NaN, and missing={self.missing!r} cannot score such rows; set "
-                    "missing='mean' to fill in the mean, or use RobustPCA"
+                    f"Input X contains NaN, but a model with missing={self.missing!r} cannot score "
+                    "rows with NaN; fit with missing='mean' to fill in the mean, or use RobustPCA"
                 )
             rows = filled(canonical(rows) if is_sparse(rows) else rows, self._model().mean)
         return rows
@@ -340,8 +343,8 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
     def flag_rows(self, X: Any, limits: ControlLimits | None = None) -> RowFlags:
         """Return T2 and Q of each row, and which rows are beyond their limits.
 
-        ``X`` holds rows of your own, or is the path to a file or folder of them; nothing about them is
-        sent anywhere. By default, the limits are those of `control_limits` for new rows.
+        ``X`` holds rows of your own, or is the path to a file or folder of rows. Nothing about the rows
+        is sent anywhere. By default, the limits are those of `control_limits` for new rows.
         """
         limits = self.control_limits() if limits is None else limits
         if reads_by_name(X):
@@ -351,7 +354,7 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         return RowFlags(both[:, 0], both[:, 1], limits)
 
     def _t2_and_q(self, rows: Any) -> Array:
-        """Return T2 and Q of rows, which may have gaps, ``(n, 2)``."""
+        """Return T2 and Q of rows, ``(n, 2)``; the rows may have missing values."""
         return t2_and_q(self._model(), self._filled(rows))
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -366,7 +369,7 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read the fitted estimator that `save` wrote."""
+        """Read a fitted estimator from a file that `save` wrote."""
         model, header = load_model(path)
         with usable_header(path):
             estimator = from_header(cls, path, header)
@@ -379,11 +382,11 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         return estimator
 
     def _refuse_fill_about_zero(self) -> None:
-        """Refuse missing="mean" without centering: the model would have no means for `transform`."""
+        """Refuse missing="mean" without centering, which would leave `transform` without means."""
         if self.missing == "mean" and not self.center:
             raise InputError(
-                "missing='mean' requires center=True, because the model keeps the mean only then; use "
-                "missing='drop', or fill in the values"
+                "missing='mean' requires center=True, because a model keeps the mean only if it "
+                "centers rows; use missing='drop', or fill in the values yourself"
             )
 
     def __sklearn_tags__(self) -> Any:

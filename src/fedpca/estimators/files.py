@@ -1,4 +1,4 @@
-"""Write and read model file headers, which all estimators use to save and load."""
+"""Write and read the headers of model files, for the `save` and `load` methods of all estimators."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SOLVER_PARAMETERS: dict[str, Mapping[str, Any]] = {
 
 
 def file_header(estimator: BaseEstimator, n_samples: int, **more: Any) -> dict[str, Any]:
-    """Return the header for an estimator's file, leaving out the state of any random generator."""
+    """Return the header for an estimator's file, without the state of a random generator."""
     parameters = plain_params(estimator)
     if not isinstance(parameters.get("random_state"), int | None):
         parameters["random_state"] = None
@@ -59,7 +59,7 @@ def from_header(kind: type[T], path: str | os.PathLike[str], header: dict[str, A
 
 
 def record_in(header: dict[str, Any]) -> RunRecord:
-    """Return the run record in a file's header; make one if a site wrote a header without a record."""
+    """Return the run record in a file's header, or a new one if a site wrote the file without one."""
     if "run" in header:
         return RunRecord.from_header(header["run"])
     return RunRecord(log_normalized=check_log_normalized(header.get("log_normalized", 0.0)))

@@ -41,7 +41,7 @@ from fedpca.site.site import Site
 from fedpca.solvers.catalogue import to_plain
 
 FEATURES = {"n_features_in_", "feature_names_in_"}  # attributes that fit sets
-MIN_TO_JUDGE = 4  # components that must be possible before "more than half" means anything
+MIN_TO_JUDGE = 4  # if fewer components are possible, keeping more than half of them means nothing
 
 
 def run_program(
@@ -102,9 +102,10 @@ def warn_uncertain(run: RunRecord, k: int) -> None:
     if run.stop_reason == "uncertain":
         other = "" if run.solver == "tsqr" else ", or solver='tsqr', which does not square the rows"
         warnings.warn(
-            f"only {run.n_certain} of the {k} components are certain: variances or their differences "
-            f"are so small, compared with the largest, that rounding hides them; the sine of the "
-            f"angle to the exact components may be {run.angle_bound:.0e}; use scale=True or fewer "
+            f"only {run.n_certain} of the {k} components are certain: rounding hides the others, "
+            f"because variances, or differences between them, are tiny compared with the largest "
+            f"variance; the sine of the angle to the exact components may be as large as "
+            f"{run.angle_bound:.0e}; use scale=True or fewer "
             f"components{other}{'; ' * bool(run.advice)}{run.advice}",
             ConvergenceWarning,
             stacklevel=3,
@@ -120,8 +121,8 @@ def warn_noise(run: RunRecord, k: int) -> None:
         return
     if not run.secure and len(run.sites) > 1:
         warnings.warn(
-            f"each of the {len(run.sites)} sites added all of the noise by itself, because sums were "
-            f"not secure: it is {np.sqrt(len(run.sites)):.1f} times as large as needed; use a "
+            f"sums were not secure, so each of the {len(run.sites)} sites added all of the noise, and "
+            f"the total noise is {np.sqrt(len(run.sites)):.1f} times as large as needed; use a "
             "federation with secure=True",
             UserWarning,
             stacklevel=3,
@@ -150,8 +151,8 @@ def warn_dominant(run: RunRecord) -> None:
             part = f"{known['weight']:.1%} of the weight"
         warnings.warn(
             f"site {name!r} has {part} but causes {caused:.1%} of the "
-            "variance, so the components are mostly its own; check the units and the values of its "
-            "rows, or fit without it",
+            "variance, so the components mostly describe this site; check the units and the values of "
+            "its rows, or fit without this site",
             UserWarning,
             stacklevel=3,
         )
@@ -166,8 +167,8 @@ def warn_rank(rule: Any, k: int, most: int, *, is_above_noise: bool) -> None:
         return
     if not is_above_noise:
         warnings.warn(
-            f"n_components={rule!r} found no component above the noise, and keeps 1; the columns may "
-            "have nothing in common, or there are too few rows to show it",
+            f"n_components={rule!r} found no component above the noise, and keeps 1; perhaps the "
+            "columns have nothing in common, or there are too few rows to tell",
             UserWarning,
             stacklevel=3,
         )
@@ -193,7 +194,7 @@ def refuse_many_sites(X: Any) -> None:
     """Refuse rows from several sites, because `fit_transform` needs a single table."""
     if is_many_sites(X):
         raise InputError(
-            "fit_transform takes a single table; call fit and then transform each site's rows"
+            "fit_transform takes a single table; call fit, and then transform the rows of each site"
         )
 
 
@@ -232,9 +233,7 @@ def is_many_sites(X: Any) -> bool:
         return False
     for i, item in enumerate(X, start=1):
         if not _is_rows(item):
-            raise InputError(
-                f"site-{i} in the list is not a 2-D table but {type(item).__name__}; pass a 2-D table"
-            )
+            raise InputError(f"site-{i} in the list must be a 2-D table, got {type(item).__name__}")
     return True
 
 
@@ -274,7 +273,7 @@ def holds_rows(X: Any) -> bool:
 def as_federation(
     X: Any, sites: Any = None, weights: Any = None, *, is_private: bool = False
 ) -> Federation:
-    """Return X if it is a federation; otherwise return an in-process federation over the rows in X.
+    """Return X if it is a federation; otherwise, return a federation over the rows in X.
 
     ``weights`` are the weights of rows in X, in a form that `FederatedPCA.fit` accepts. A private fit
     of several sites uses secure sums, so that the sites can share the noise.
@@ -299,8 +298,8 @@ def _on_dask(X: Any, sites: Any, weights: Any) -> Federation:
     """Return a federation of the workers that hold or compute the blocks of Dask collections."""
     if sites is not None:
         raise InputError(
-            "sites= would sort all rows of a Dask collection by site; pass a dict with the rows of "
-            "each site, such as {name: X[X.site == name] for name in names}"
+            "sites= does not apply to a Dask collection, whose rows it would have to sort by site; "
+            "pass a dict with the rows of each site, as in {name: X[X.site == name] for name in names}"
         )
     if not isinstance(weights, str | None):
         raise InputError(
@@ -322,7 +321,8 @@ def _by_site(X: Any, sites: Any, weights: Any) -> Any:
         return X if weights is None else weighted_sites(X, weights)
     if is_path(X) and sites is not None:
         raise InputError(
-            "X is a file, so sites= must name the column that holds each row's site; or pass the table"
+            "X is a file, so sites must be the name of the column that holds each row's site; to use "
+            "an array of labels, pass the rows themselves"
         )
     if weights is None:
         return [X] if sites is None else rows_by_label(X, sites)
@@ -339,7 +339,7 @@ def scores_of_file(
     width: int,
     of_genotypes: Callable[[GenotypeRows], Array] | None = None,
 ) -> Array:
-    """Return the scores of cells, or of the rows in files, ``(n, width)``, reading block by block.
+    """Return the scores of cells or of the rows in files, ``(n, width)``, read block by block.
 
     Columns are matched by name, and columns that are not features of the model are ignored. The
     function ``of_genotypes``, if given, scores genotypes one variant at a time, as they are stored.
@@ -348,7 +348,7 @@ def scores_of_file(
     rows = matching_rows(estimator, path)
     if features is not None and rows.features is None:
         warnings.warn(
-            f"{path} has no column names; its columns are assumed to be in the order of the fit",
+            f"{path} has no column names; its columns are assumed to be in the same order as in fit",
             UserWarning,
             stacklevel=3,
         )
@@ -426,12 +426,12 @@ def as_stream(X: Any) -> Rows | Iterator[Any] | None:
 
 
 def is_path(item: Any) -> bool:
-    """Return whether an item names rows in files: a file or folder, a pattern, or genotypes."""
+    """Return whether an item refers to rows in files: a file or folder, a pattern, or genotypes."""
     return isinstance(item, str | os.PathLike | Genotypes)
 
 
 def reads_by_name(item: Any) -> bool:
-    """Return whether an item is a path or holds cells; their columns are matched by name."""
+    """Return whether an item is a path or holds cells, so that its columns are matched by name."""
     return is_path(item) or is_cells(item)
 
 

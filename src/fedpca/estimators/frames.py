@@ -1,8 +1,9 @@
 """Return results as data frames with labels, following scikit-learn's ``set_output``.
 
 After ``set_output(transform="pandas")`` or ``"polars"``, or the same setting in scikit-learn's
-configuration, results are frames of that kind. By default, a result with an entry for each row of a
-frame is a frame of the same kind, and all other results are arrays. A pandas frame keeps the index.
+configuration, results are frames of that kind. By default, a result with an entry for each row of an
+input frame is a frame of the same kind, and all other results are arrays. A pandas frame keeps the
+index of the input.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def frame_kind(estimator: BaseEstimator, X: Any = None) -> str | None:
 
 
 def rows_like(estimator: BaseEstimator, X: Any, values: Array) -> Any:
-    """Return values for each row of X and each feature, labeled if results are frames."""
+    """Return values for each row of X and each feature, as a labeled frame if results are frames."""
     names = getattr(estimator, "feature_names_in_", None)
     if names is None:
         names = [f"x{j}" for j in range(values.shape[1])]

@@ -81,7 +81,7 @@ class LinearMethods(LinearAttributes, ClassNamePrefixFeaturesOutMixin, Transform
 
     @property
     def singular_values_(self) -> Array:
-        """Return the centered rows' singular value for each component."""
+        """Return the singular values of the centered rows, one for each component."""
         return self._model().singular_values
 
     def transform(self, X: Any) -> Array:
@@ -123,9 +123,9 @@ class LinearMethods(LinearAttributes, ClassNamePrefixFeaturesOutMixin, Transform
     def cos2(self, feature_variances: Any = None) -> FeatureTable:
         """Return the share of each feature's variance that each component explains.
 
-        That is the squared correlation of the feature with the component. ``feature_variances``,
-        ``(d,)``, is the variance of each feature, as `fedpca.diagnose` returns it. It is not needed if
-        the model scales features, or has all components.
+        The share is the squared correlation of the feature with the component. ``feature_variances``,
+        ``(d,)``, has the variance of each feature, as `fedpca.diagnose` returns it. You can omit
+        ``feature_variances`` if the model scales features or has all components.
         """
         return self._feature_table(self._model().cos2(feature_variances))
 

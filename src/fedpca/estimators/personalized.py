@@ -62,14 +62,14 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     Each site's local components are orthogonal to the shared components.
 
     The coordinator asks for sums: products of rows with the shared components, and projections onto the
-    sites' leading and local directions. It also asks each site for its column names and three numbers.
+    sites' leading and local directions. Each site also sends its column names and three numbers.
     No site sends its local components unless ``gather`` allows it. If a site has a folder, the site
     keeps its local components there, in its own model file.
 
     Shared and local components can be distinguished only if the local ones differ between sites, which
     `misalignment_` measures. If ``n_local`` is too small, shared components follow some site's local
-    directions. If it is too large, local components may absorb shared directions. Use `search_ranks` to
-    choose the numbers.
+    directions. If ``n_local`` is too large, local components may absorb shared directions. Use
+    `search_ranks` to choose the numbers.
 
     Parameters
     ----------
@@ -117,11 +117,11 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         The shared components.
     explained_variance_ : ndarray of shape (n_shared,)
         The variance along the shared components, averaged over sites, or over rows with
-        ``weights="rows"``. Here, as in the paper, a variance is a mean square: a sum of squares divided
-        by n.
+        ``weights="rows"``. Here, as in the published methods, a variance is a mean square: a sum of
+        squares divided by n.
     explained_variance_ratio_ : ndarray of shape (n_shared,)
-        The same as a share of `total_variance_`, the variance of all features, averaged in the same
-        way.
+        These variances as shares of `total_variance_`, which is the variance of all features, averaged
+        in the same way.
     local_components_, local_variance_ : dict
         The local components of each site in the model, ``(r, n_features_in_)``, and the variance along
         them. A site has fewer local components than requested if its rows span fewer directions.
@@ -136,11 +136,11 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     misalignment_ : float
         How much local components differ between sites: 1 minus the largest eigenvalue of the mean
         projection onto them. Near 0, the separation is meaningless, and the fit warns. Without local
-        components, it is 1.
+        components, the value is 1.
     ambiguity_ : float
-        How far from `components_` other starts ended: the largest sine of the angle to the result of a
-        start whose objective is at most 0.1% lower. If it is above 0.1, the rows do not determine the
-        shared components, and the fit warns. Smaller values count as 0.
+        How far other starts ended from `components_`: the largest sine of the angle to the result of a
+        start whose objective is at most 0.1% lower. If this sine is above 0.1, the rows do not
+        determine the shared components, and the fit warns. Smaller values count as 0.
     objective_ : float
         The variance along shared and local components, averaged over sites.
     scale_ : ndarray of shape (n_features_in_,)
@@ -258,7 +258,7 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return self.fit(X, sites=sites).transform(X, sites)
 
     def get_feature_names_out(self, input_features: Any = None) -> Array:
-        """Return the names of the scores: shared0, shared1, and so on, and then local0, local1, ..."""
+        """Return the scores' names: shared0, shared1, and so on, and then local0, local1, and so on."""
         check_is_fitted(self)
         return np.array(self.model_.score_names, dtype=object)
 
@@ -273,7 +273,8 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             check_is_fitted(self)
             if not isinstance(site, str | None):
                 raise InputError(
-                    "X is a file; pass the name of its site, or the rows and their labels"
+                    "X is a file, so site must be the name of one site; to use a label for each row, "
+                    "pass the rows themselves"
                 )
             score = partial(self.model_.transform, site=site)
             return scores_of_file(self, X, score, self.model_.n_scores)
@@ -290,7 +291,7 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         if scores.shape[1] != self.model_.n_scores:
             raise InputError(
                 f"scores have {scores.shape[1]} columns instead of {self.model_.n_scores}; pass one "
-                "per component"
+                "column per component"
             )
         return self.model_.inverse_transform(scores, site).astype(scores.dtype, copy=False)
 
@@ -319,7 +320,7 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         }
 
     def add_site(self, name: str, X: Any, n_local: int | None = None) -> Self:
-        """Add a site that was not in the fit, and find its local components in its own rows.
+        """Add a site that was not in the fit, and find its local components from its rows.
 
         ``X`` holds the site's rows or their path. ``n_local`` is the number of local components for the
         site, and defaults to the number used in the fit. The shared components, `objective_`,
@@ -361,12 +362,12 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def cluster_evidence(
         self, n_clusters: int, *, n_draws: int = 200, random_state: Any = 0
     ) -> ClusterEvidence:
-        """Group sites as `cluster_sites` does, and tell whether the groups are real.
+        """Group sites as `cluster_sites` does, and test whether the groups are real.
 
-        Even sites without groups can be divided into groups. So the groups are compared with those of
-        ``n_draws`` sets of points from one population with the same principal variances. If ``p_value``
-        is above 0.05, sites without groups would often look just as grouped. Fewer than about six sites
-        are too few to tell.
+        Even sites without groups can be divided into groups. The groups are therefore compared with
+        those of ``n_draws`` sets of points from one population with the same principal variances. If
+        ``p_value`` is above 0.05, sites without groups would often look just as grouped. Fewer than
+        about six sites are too few to tell.
         """
         return site_similarity.cluster_evidence(
             self._sites_with_components(), n_clusters, n_draws, random_state
@@ -397,7 +398,7 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def save_site(self, site: str, path: str | os.PathLike[str]) -> None:
         """Write the shared components and one site's local components, as the site itself would.
 
-        The file holds nothing about other sites, so you can give it to the site.
+        The file holds nothing about other sites, so you can give the file to the site.
         """
         check_is_fitted(self)
         target = self.run_.log_normalized
@@ -479,9 +480,9 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             )
         if self.ambiguity_:
             warnings.warn(
-                f"ambiguity_={self.ambiguity_:.2g}: another start found other shared components that "
-                "are as good to within 0.1%, so the rows do not determine them; use other ranks, or "
-                "increase n_init and compare the results",
+                f"ambiguity_={self.ambiguity_:.2g}: another start found different shared components "
+                "that are as good to within 0.1%, so the rows do not determine the shared components; "
+                "use different ranks, or increase n_init and compare the results",
                 UserWarning,
                 stacklevel=3,
             )

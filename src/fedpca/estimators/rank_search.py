@@ -3,9 +3,10 @@
     error = the mean square of  x_j - E[x_j | the other entries of its row],   x in a held-out row
 
 The expectation assumes the fitted components, plus noise that may differ between columns. The part of a
-row outside the components would shrink with every added component, even one of pure noise. The error of
-an entry that is predicted from the rest of its row can grow: noise in one column says nothing about
-another, so a component that fits noise makes predictions worse.
+row outside the components would be a poor measure, because it shrinks with every added component, even
+one of pure noise. In contrast, the error of an entry that is predicted from the rest of its row can
+grow. Noise in one column says nothing about another, so a component that fits noise makes predictions
+worse.
 
 Often, many pairs of numbers do almost equally well. The search chooses the smallest pair whose error
 exceeds the smallest error by at most one standard error.
@@ -43,8 +44,11 @@ from fedpca.solvers.personalized.local_ranks import LocalRanks
 
 MIN_ROWS_TO_SPLIT = 4  # sites with fewer rows hold out no rows
 MIN_NOISE = 1e-6  # smallest mean noise of the columns, as a share of their mean variance
-PRIOR_ROWS = 10  # made-up rows with the mean noise, which each column gets in case it is constant
-SEARCH = {"n_init": 1, "tol": 1e-6}  # defaults in a search, which compares errors of one percent
+PRIOR_ROWS = 10  # made-up rows of mean noise that are added to each column, which may be constant
+SEARCH = {
+    "n_init": 1,
+    "tol": 1e-6,
+}  # a search need not resolve errors much smaller than one percent
 
 Halves = tuple[dict[str, Any], dict[str, Any]]  # fitted and held-out rows by site
 
@@ -59,9 +63,9 @@ class RankSearch:
     if ``scale`` is True. The excess is the error minus the smallest error, and ``standard_error`` is
     the standard error of the excess.
 
-    ``best`` is the smallest pair with an excess of at most one standard error, where a shared component
-    counts once and a local component counts once for each site. Pairs with a misalignment below 0.05
-    are left out, unless all pairs are below.
+    ``best`` is the smallest of the pairs whose excess is at most one standard error. In the size of a
+    pair, a shared component counts once, and a local component counts once for each site. Pairs with a
+    misalignment below 0.05 are left out, unless this would leave no pair.
 
     Examples
     --------
@@ -98,7 +102,7 @@ def search_ranks(
         The same as for `PersonalizedPCA.fit`, except that a `Federation` is not allowed. Files are read
         into memory.
     n_shared, n_local : sequences of int
-        The numbers to try, which can be 0.
+        The numbers of shared and of local components to try, which can be 0.
     sites : array of shape (n_samples,) or str, optional
         The site label for each row, if X is one table, or the name of the column that holds the labels.
     held_out : float
@@ -129,7 +133,8 @@ def search_ranks(
     tried = [pair for pair in pairs if pair != (0, 0)]
     if not tried:
         raise InputError(
-            "n_shared and n_local must each list numbers to try, such as n_shared=[1, 2, 3]"
+            "n_shared and n_local must each list numbers to try, and must not both be only zeros; use "
+            "numbers such as n_shared=[1, 2, 3]"
         )
     rows = _rows(X, sites)
     d = next(iter(rows.values())).shape[1]
@@ -144,7 +149,7 @@ def search_ranks(
 
 
 class Trial(NamedTuple):
-    """The result of one pair of ranks; the held-out rows' errors add up to the mean over sites."""
+    """The result of one pair of ranks; the errors of a split add up to the mean error over sites."""
 
     errors: Array  # (n_repeats * n_held_out,)
     misalignment: float
@@ -216,7 +221,7 @@ def _hold_out(rows: Mapping[str, Any], share: float, rng: Any) -> Halves:
             tried[name] = own[np.sort(order[:n_out])]
     if not tried:
         raise InputError(
-            f"every site has fewer than {MIN_ROWS_TO_SPLIT} rows, so none can be held out; pass more"
+            f"every site has fewer than {MIN_ROWS_TO_SPLIT} rows, too few to hold out; pass more rows"
         )
     return fitted, tried
 
@@ -240,15 +245,16 @@ def _trial(splits: Sequence[Halves], estimator: PersonalizedPCA) -> Trial:
 
 
 def standardized(rows: Any, model: Model) -> Array:
-    """Subtract the model's mean from rows, and divide them by its scale."""
+    """Subtract the model's mean from rows, and divide the result by the model's scale."""
     return np.asarray(((rows.toarray() if is_sparse(rows) else rows) - model.mean) / model.scale)
 
 
 def errors_from_rest(model: Model, fitted: Array, held_out: Array) -> Array:
-    """Predict each held-out entry from the rest of its row; return the rows' mean squares, ``(n,)``.
+    """Predict each held-out entry from the rest of its row; return each row's mean squared error, (n,).
 
     The covariance is ``S = C' diag(variance) C + diag(noise)``; a column's noise is about its mean
-    square outside the components. With ``P = inv(S)``, the error is ``(a P)_j / P_jj``.
+    square outside the components. With ``P = inv(S)``, entry j of a row ``a`` has the error
+    ``(a P)_j / P_jj``.
     """
     C = model.components
     squares = ((fitted - (fitted @ C.T) @ C) ** 2).sum(axis=0)

@@ -1,4 +1,4 @@
-"""Define `RobustPCA`, which finds components despite outliers, and the outliers themselves."""
+"""Define `RobustPCA`, which finds components despite outliers, and also finds the outliers."""
 
 from __future__ import annotations
 
@@ -64,9 +64,10 @@ class RobustPCA(
         to keep.
     max_components : int or None
         A bound on the rank, if the rank is not known. The method "auto" adds components until the
-        residuals look like noise: no direction stands out, compared with the same residuals with random
-        signs. The other methods set the rank at the largest drop in the singular values. If no rank up
-        to the bound is clear, the fit warns and keeps as many components as the bound allows.
+        residuals look like noise, which means that no direction stands out when they are compared with
+        the same residuals with random signs. The other methods set the rank at the largest drop in the
+        singular values. If no rank up to the bound is clear, the fit warns and keeps as many components
+        as the bound allows.
     method : {"auto", "threshold", "least-squares", "dcf"}, or a solver from `fedpca.solvers`
         "threshold" requires the rank. It is exact if there is no noise and the components are of
         similar size. "auto" uses "threshold", but starts with "least-squares" if the first rounds do
@@ -82,16 +83,16 @@ class RobustPCA(
         deviation of its other values is used instead.
     rows : {"auto", "all"}
         Which rows to fit. "auto" leaves out rows that lie apart from all others along a component, and
-        warns. If kept, such rows would become a component, as they lie in one direction. "all" keeps
-        them.
+        warns. If kept, such rows would become a component, because they lie in one direction. "all"
+        keeps them.
     tol : float
         The solver stops when a round rotates the components by at most this much, as the sine of an
         angle. "threshold" also stops when a round rotates them by at most a fiftieth of the rotation
         that noise causes.
     max_rounds : int
         The maximum number of rounds. If the solver needs more, the fit warns. "auto" may use additional
-        rounds for its start: at most this number again, and at most 25 to find the rank, or about 20 if
-        the rank is given.
+        rounds for its start: up to 25 to find the rank, or about 20 if the rank is given, and at most
+        this number again.
     random_state : int, RandomState or None
         The seed for the random start.
 
@@ -102,8 +103,8 @@ class RobustPCA(
         The variance of the low-rank part along the components, excluding rows that are mostly outliers.
         With "dcf", it is the variance about the initial center.
     explained_variance_ratio_ : ndarray of shape (n_components_,)
-        The same as a share of the variance of all features without outliers, which is the variance of
-        the low-rank part plus that of the noise.
+        These variances as shares of the variance of all features without outliers, which is the
+        variance of the low-rank part plus that of the noise.
     mean_, scale_ : ndarray of shape (n_features_in_,)
         The center and scale of each feature over all sites' rows.
     threshold_ : float
@@ -114,7 +115,7 @@ class RobustPCA(
     n_samples_ : int
         The number of rows that have at least one value and were not left out.
     n_left_out_ : int
-        The number of rows that lie apart and were left out.
+        The number of rows that were left out because they lie apart from all others.
     left_out_ : dict or None
         For genotypes, the variants that the sites left out, and the reason for each. None for other
         rows, and for a model from a file.
@@ -122,7 +123,7 @@ class RobustPCA(
         The share of outliers among each site's entries, for features that vary. The dict is empty if a
         site's policy withholds this share, or if the fit used secure sums.
     corrupted_sites_ : list
-        Sites with so many outliers that their own scores mean little.
+        Sites with so many outliers that the scores of their rows mean little.
     run_ : RunRecord
         Rounds, bytes, history, ledger, lost sites, and the reason the solver stopped. Its `solver`
         names the methods that ran.
@@ -260,7 +261,7 @@ class RobustPCA(
 
     @property
     def corrupted_sites_(self) -> list[str]:
-        """Return the names of the sites with so many outliers that their own scores mean little."""
+        """Return the sites with so many outliers that the scores of their rows mean little."""
         check_is_fitted(self)
         return [name for name, share in self.sparse_share_.items() if share > CORRUPTED_SHARE]
 
@@ -276,7 +277,7 @@ class RobustPCA(
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read the fitted estimator that `save` wrote."""
+        """Read a fitted estimator from a file that `save` wrote."""
         linear, header = load_model(path)
         with usable_header(path):
             estimator = from_header(cls, path, header)
@@ -295,7 +296,7 @@ class RobustPCA(
         if (self.n_components is None) == (self.max_components is None):
             raise InputError(
                 f"n_components={self.n_components} and max_components={self.max_components}: pass "
-                "exactly one, either the rank or a bound on it"
+                "either the rank or a bound on it, but not both"
             )
         if solver.needs_rank and self.n_components is None:
             raise InputError(
@@ -328,7 +329,7 @@ class RobustPCA(
         return tags
 
     def _warn(self, result: RobustResult) -> None:
-        """Warn about an unclear rank and about features and sites with too many outliers."""
+        """Warn about an unclear rank, unusual rows, and features and sites with too many outliers."""
         if not result.rank_is_clear:
             message = (
                 f"no rank up to max_components={self.max_components} is clear, so "
@@ -345,9 +346,9 @@ class RobustPCA(
         if len(depends):
             first = depends[0]
             message = (
-                f"{int(result.far.n[first])} of {result.n} rows, far from the others, cause "
+                f"{int(result.far.n[first])} of {result.n} rows lie far from the others and cause "
                 f"{result.far.variance[first]:.0%} of the variance of component {first + 1}; inspect "
-                "the rows with large scores, and compare with a fit without them"
+                "the rows with large scores, and compare with a fit without these rows"
             )
             warnings.warn(message, UserWarning, stacklevel=3)
         if result.mostly_outliers.any():
@@ -355,14 +356,15 @@ class RobustPCA(
             names = getattr(self, "feature_names_in_", unnamed)
             bad = [str(names[j]) for j in np.flatnonzero(result.mostly_outliers)]
             message = (
-                f"most entries of {some_of(bad)} are outliers; inspect them, request more components, "
-                f"or {'exclude them' if self.scale else 'use scale=True if features differ in size'}"
+                f"most entries of {some_of(bad)} are outliers; inspect these columns, request more "
+                f"components, or "
+                f"{'exclude the columns' if self.scale else 'use scale=True if units differ'}"
             )
             warnings.warn(message, UserWarning, stacklevel=3)
         if self.corrupted_sites_:
             shares = {name: f"{self.sparse_share_[name]:.0%}" for name in self.corrupted_sites_}
             message = (
                 f"more than {CORRUPTED_SHARE:.0%} of the entries are outliers at sites {shares}; "
-                "inspect their rows or exclude these sites"
+                "inspect the rows of these sites, or exclude the sites"
             )
             warnings.warn(message, UserWarning, stacklevel=3)

@@ -71,7 +71,9 @@ def _scatter_in(path: Any, arrays: Arrays, d: int) -> Scatter | None:
     table = {"n": "float64", "high": "float64 d", "low": "float64 d", "lower": "float64 d d"}
     arrays, lengths = check_file_arrays(path, arrays, table)
     if lengths["d"] != d:
-        raise FileError(f"{path}: the scatter has {lengths['d']} features instead of {d}")
+        raise FileError(
+            f"{path}: the scatter has {lengths['d']} features instead of {d}; the file is damaged"
+        )
     scatter = Scatter(d)
     scatter.mean = Mean(float(arrays["n"]), arrays["high"], arrays["low"])
     scatter.lower[:] = arrays["lower"]
@@ -79,6 +81,6 @@ def _scatter_in(path: Any, arrays: Arrays, d: int) -> Scatter | None:
 
 
 def _below(prefix: str, arrays: Arrays) -> Arrays:
-    """Return the arrays whose names start with a prefix, and strip the prefix."""
+    """Return the arrays whose names start with a prefix, by their names without the prefix."""
     chosen = {name: array for name, array in arrays.items() if name.startswith(prefix)}
     return {name.removeprefix(prefix): array for name, array in chosen.items()}

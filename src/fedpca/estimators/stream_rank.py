@@ -15,7 +15,7 @@ from fedpca.summary.summary import Summary
 
 @dataclass(frozen=True)
 class StreamRank:
-    """The parameters of `StreamingPCA` that decide on the number of components."""
+    """The parameters of `StreamingPCA` that determine the number of components."""
 
     n_components: Any
     n_spare: int
@@ -32,7 +32,7 @@ class StreamRank:
         return self.n_components is not None and not isinstance(self.n_components, Integral)
 
     def first(self, d: int) -> tuple[int, AdaptiveRank | None]:
-        """Return the number of components to begin with, and the rule that adapts it, if any."""
+        """Return the initial number of components, and the rule that adapts the number, or None."""
         is_fixed, is_rule = self.rank == "fixed", self.is_rule
         most = min(d, self.max_components or (d if is_fixed and not is_rule else MAX_COMPONENTS))
         check_most(None if is_rule else self.n_components, self.max_components, most, d)
@@ -75,7 +75,7 @@ def chosen_by(rule: Any, summary: Summary) -> int:
 
 
 def within_summary(summary: Summary, n_components: Any, seen: Summary) -> int:
-    """Return how many components to take from a summary, or refuse a number that it cannot provide.
+    """Return how many components to take from a summary; refuse a number that it cannot provide.
 
     A share or a rule is applied to ``seen``, which is the summary in the units of the components.
     """
@@ -85,7 +85,7 @@ def within_summary(summary: Summary, n_components: Any, seen: Summary) -> int:
         wanted = chosen_by(wanted, seen)
     if not 1 <= wanted <= summary.n_features:
         raise InputError(
-            f"n_components={wanted} is not between 1 and the {summary.n_features} features"
+            f"n_components={wanted} must be between 1 and {summary.n_features}, the number of features"
         )
     n_carried = len(summary.singular_values)
     if wanted > n_carried and summary.known.dropped > 0:

@@ -44,21 +44,22 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
     Parameters
     ----------
     n_components : int, float in (0, 1), {"auto", "mp", "gap"} or None
-        The number of components. A share of the variance or a rule, as in `FederatedPCA`, chooses at
-        most ``max_components`` components each time you access them. By default, the estimator keeps as
-        many as the rows and features allow. If ``rank`` adapts the number, this is the initial number.
+        The number of components. A share of the variance or a rule, as in `FederatedPCA`, chooses the
+        number each time you access the components, up to ``max_components``. By default, the estimator
+        keeps as many as the rows and features allow. If ``rank`` adapts the number, ``n_components`` is
+        the initial number.
     n_spare : int
         The number of directions carried in addition to the components. Because a stream discards its
         rows, errors build up in the last directions that it carries. Ten spare directions keep these
         errors out of the result.
     rank : {"fixed", "auto", "mp", "energy", "interval"}
         How to adapt the number of components to the stream, by at most one per batch. "fixed" does not
-        adapt it. "auto" counts the components with more variance than those of unrelated columns with
-        the same variances and as many rows (parallel analysis). "mp" counts the components above the
-        Marchenko-Pastur edge, and assumes that all entries are equally noisy.
+        adapt it. "auto" keeps the components with more variance than those of a random table with as
+        many rows, the same column variances, and unrelated columns (parallel analysis). "mp" keeps the
+        components above the Marchenko-Pastur edge, and assumes that all entries are equally noisy.
         "energy" keeps the fewest components that explain more than ``share`` of the variance.
         "interval" keeps the last component's share of the sum of singular values within
-        ``[alpha, beta]``; it has no notion of noise, and keeps directions of noise as well.
+        ``[alpha, beta]``; it does not recognize noise, so it also keeps directions of noise.
     max_components : int or None
         The largest number of components that ``rank`` or a rule may reach; 100 by default.
     forgetting : float in (0, 1]
@@ -84,9 +85,9 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         The number of rows per batch when `fit` reads a table, a file, or a folder.
     exact : {"auto"} or bool
         Whether to keep the full d x d matrix of second moments, which gives the components of all rows
-        without error. "auto" keeps the matrix if it takes at most 16 MiB, and if it is also cheaper
-        than directions or ``scale`` is True. If ``rank`` adapts the number of components, "auto" never
-        keeps it.
+        without error. "auto" keeps the matrix only if it takes at most 16 MiB, and either the matrix is
+        cheaper than directions or ``scale`` is True. If ``rank`` adapts the number of components,
+        "auto" never keeps the matrix.
 
     Attributes
     ----------
@@ -101,7 +102,8 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
     summary_ : Summary
         A summary of the rows seen, which can be merged or saved.
     angle_bound_ : float
-        A bound on the sine of the largest angle to the components of all rows fitted together.
+        A bound on the error of the components: the sine of their largest angle to the components of all
+        rows fitted together.
 
     Examples
     --------
@@ -240,13 +242,13 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
             if wanted != carried.n_components:
                 raise InputError(
                     f"n_components={self.n_components}, but the stream began with "
-                    f"{carried.n_components}; call fit to begin anew, or continue with "
+                    f"{carried.n_components}; call fit to start over, or continue with "
                     f"StreamingPCA.from_summary(summary_, {self.n_components})"
                 )
         if bool(self.center) != carried.centered:
             raise InputError(
-                f"center={self.center}, but the stream began with {carried.centered}; call fit to "
-                "begin anew"
+                f"center={self.center}, but the stream began with center={carried.centered}; call fit "
+                "to start over"
             )
 
     def _take(self, rows: Any) -> None:
@@ -269,7 +271,7 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
     def merge(self, other: StreamingPCA | Summary) -> Self:
         """Add all rows that another estimator or a summary has seen.
 
-        If ``other`` has no full scatter matrix, this estimator drops its own and continues with
+        If ``other`` has no full scatter matrix, this estimator drops its own matrix and continues with
         directions only.
         """
         if isinstance(other, Summary):
@@ -287,10 +289,10 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
     def from_summary(
         cls, summary: Summary, n_components: Any = None, *, scale: bool = False
     ) -> Self:
-        """Create an estimator that has seen a summary's rows and can take more.
+        """Create an estimator that has seen a summary's rows and can take more rows.
 
         ``n_components`` is a number, a share of the variance, or a rule, as in `FederatedPCA`; by
-        default, it is the summary's own number. ``scale`` is as in `StreamingPCA`.
+        default, it is the number that the summary was made for. ``scale`` is as in `StreamingPCA`.
         """
         seen = scaled_summary(summary).summary if scale else summary
         wanted = summary.n_components if n_components is None else n_components
@@ -335,19 +337,19 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
 
     @property
     def angle_bound_(self) -> float:
-        """Bound the sine of the largest angle to the components of all rows fitted together."""
+        """Return a bound on the sine of the largest angle to the components of a fit to all rows."""
         stream, k = self._fitted_stream(), self.n_components_
         return stream.scaled.angle_bound(k) if self.scale else stream.summary.angle_bound(k)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model and the stream's state to a file, so that `fedpca.load` can resume it."""
+        """Write the model and the stream's state to a file, so that the stream can be resumed."""
         stream = self._fitted_stream()
         header = file_header(self, stream.n_seen, angle_bound=self.angle_bound_)
         write_stream(path, self._model(), stream, header)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read an estimator that `save` wrote; it continues as if it had never stopped."""
+        """Read an estimator that `save` wrote, which then continues as if it had never stopped."""
         stream, header = read_stream(path)
         with usable_header(path):
             estimator = from_header(cls, path, header)
@@ -408,7 +410,7 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         d = common.n_features
         begun = self._begin(d, rows_per_block(d))
         carried = begun.carried
-        wanted = carried.room if begun.scatter is None else d  # all directions leave nothing out
+        wanted = carried.room if begun.scatter is None else d  # d directions leave nothing out
         asked = directions_to_ask(None, wanted, d, n_spare=0) | {"features": common.to_ask}
         summaries = gather_summaries(fed, summarize_rows, wanted, centered=True, **asked)
         merged = merge_in_tree(summaries, None).resize(carried.n_components, carried.room)
@@ -446,21 +448,21 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
 
     @property
     def _rank(self) -> StreamRank:
-        """Return the parameters that decide on the number of components."""
+        """Return the parameters that determine the number of components."""
         self._refuse_scale()
         return StreamRank(**{field.name: getattr(self, field.name) for field in fields(StreamRank)})
 
     def _refuse_scale(self) -> None:
-        """Refuse a scale that the stream could not apply."""
+        """Refuse ``scale=True`` if the stream could not apply the scale."""
         if self.scale and not self.center:
             raise InputError(
-                "scale=True requires center=True, because a stream about zero does not keep the "
-                "deviations from the mean"
+                "scale=True requires center=True, because a stream that is not centered does not keep "
+                "the deviations from the mean"
             )
         if self.scale and self.rank != "fixed":
             raise InputError(
-                f"scale=True requires rank='fixed', not rank={self.rank!r}, which judges unscaled "
-                "rows; use n_components='auto' or a share"
+                f"scale=True requires rank='fixed', not rank={self.rank!r}, which looks at rows before "
+                "they are scaled; use rank='fixed' with n_components='auto' or a share"
             )
 
     def _in_units(self) -> tuple[Summary, Array]:

@@ -34,7 +34,7 @@ def verify(
 
     The sites are asked for sums only: the number of rows, the mean, the scale if the model has one, the
     total variance, and one product with the components and a few random directions. So a site whose
-    policy allows a fit allows this too. It also works with secure sums.
+    policy allows a fit also allows verification, which works with secure sums too.
 
     Parameters
     ----------
@@ -99,12 +99,14 @@ def claim_of(fitted: Any) -> Claim:
     if getattr(fitted, "privacy", None) is not None:
         raise InputError(
             "the model has noise for differential privacy and cannot be verified: exact sums would "
-            "differ from it, and would break the promise; verify a model without privacy"
+            "differ from the model, and would break the promise; verify a model without privacy"
         )
     model, names = fitted._model(), getattr(fitted, "feature_names_in_", None)
     defect = model.components @ model.components.T - np.eye(len(model.components))
     if np.abs(defect).max(initial=0.0) > TOL:
-        raise InputError("the model's components are not orthonormal; its file is damaged")
+        raise InputError(
+            "the model's components are not orthonormal, so its file is damaged; use an intact copy"
+        )
     is_stream = isinstance(fitted, StreamingPCA)
     k = len(model.components)
     bound = fitted.angle_bound_ if is_stream else fitted.run_.angle_bound
@@ -122,6 +124,6 @@ def claim_of(fitted: Any) -> Claim:
 
 
 def _left_by(run: RunRecord, k: int) -> float:
-    """Return the residual that a fit's record states: how far components may be from eigenvectors."""
+    """Return the residual in a fit's record: how far the components may be from eigenvectors."""
     residuals = [entry["residual"] for entry in run.history if entry["residual"] is not None]
     return max(float(np.sqrt(k) * run.left_out), float(residuals[-1]) if residuals else 0.0)

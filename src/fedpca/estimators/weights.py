@@ -18,7 +18,7 @@ from fedpca.site.site import Site, cache_share
 def without_column(X: Any, weight: str) -> tuple[Any, Any]:
     """Return the rows of one table without the named column, and that column as weights.
 
-    If X is a file, a Dask collection, or the rows of several sites, return it and the name unchanged.
+    If X is a file, a Dask collection, or the rows of several sites, return X and the name unchanged.
     """
     if is_dask(X) or isinstance(X, Federation | Mapping | list | tuple | str | os.PathLike):
         return X, weight
@@ -37,7 +37,7 @@ def without_column(X: Any, weight: str) -> tuple[Any, Any]:
 
 
 def weighted_sites(X: Any, weights: Any) -> dict[str, Site]:
-    """Return a `Site` for each site's rows, with its weights or the named column as weights."""
+    """Return a `Site` for each site's rows, weighted by an array for the site or by a named column."""
     if isinstance(X, Federation):
         raise InputError(
             "sample_weight= does not reach the sites of a Federation; create them with "
@@ -69,6 +69,6 @@ def _of_each(X: Any, named: dict[Any, Any], weights: Any) -> list[Any]:
     if not isinstance(weights, list | tuple) or len(weights) != len(named):
         raise InputError(
             f"X is a list of {len(named)} sites' rows, so sample_weight must be a list with the "
-            f"weights of each, or the name of a column"
+            f"weights of each site, or the name of a column"
         )
     return list(weights)

@@ -2,8 +2,8 @@
 
     x_next = sum_j a_j f(x_j),   where a minimizes ||sum_j a_j (f(x_j) - x_j)|| subject to sum_j a_j = 1
 
-Near a fixed point, f is almost linear. After m steps, the error then matches the error of a Krylov
-method, not the error of m plain iterations.
+Near a fixed point, f is almost linear. There, m steps reduce the error as much as m steps of a Krylov
+method would, which is far more than m plain iterations do.
 
 Source: Walker and Ni, "Anderson acceleration for fixed-point iterations" (2011).
 """
@@ -38,5 +38,5 @@ class Anderson:
         return np.asarray((images[-1] - weights @ np.diff(images, axis=0)).reshape(x.shape))
 
     def clear(self) -> None:
-        """Forget all steps, for use after a step that made things worse."""
+        """Forget all steps. Call this after a step that made things worse."""
         self._points, self._images = [], []

@@ -22,7 +22,7 @@ from fedpca.arrays import Array
 
 ONE_THREAD_ENTRIES = 2_000_000  # up to this matrix size, one thread is as fast as several
 WORTH_A_THREAD_ENTRIES = 50_000  # products of a smaller matrix are not worth another thread
-LONG_PRODUCT = 2e9  # multiplications; a shorter product ends before threads that spin get a turn
+LONG_PRODUCT = 2e9  # multiplications; a shorter product ends before all threads get a turn
 MAX_JOBS = 4  # with more threads, most of them wait for Python's lock
 
 P = TypeVar("P")
@@ -48,9 +48,10 @@ def threads_for(*arrays: Array) -> threads_for_entries:
 
 
 def threads_for_gram(n_rows: int, n_columns: int) -> threads_for_entries:
-    """Limit BLAS to one thread while it computes A'A, unless that takes long enough for all threads.
+    """Limit BLAS to one thread while it computes A'A, unless the product is worth all threads.
 
-    Everything else that a site does with its rows consists of many products of small blocks.
+    This is the only product of a site's rows that can be worth them. All others are products of small
+    blocks.
     """
     return threads_for_entries(math.inf if is_long(n_rows, n_columns) else 0)
 
@@ -63,8 +64,8 @@ def is_long(n_rows: float, n_columns: int) -> bool:
 def jobs_for_arrays(shapes: Sequence[tuple[float, int]]) -> int:
     """Return how many arrays of these shapes to work on at the same time, each with one BLAS thread.
 
-    The number is 1 if a block of some array takes a long product, because such products use all
-    threads. It is also 1 if the arrays are tiny on average, because they are not worth a thread.
+    The number is 1 if any array has a block whose product is long, because long products use all
+    threads. It is also 1 if the arrays are tiny on average, because then they are not worth a thread.
     """
     entries = [n * d for n, d in shapes]
     # rows are read in blocks of about this many entries
@@ -75,9 +76,10 @@ def jobs_for_arrays(shapes: Sequence[tuple[float, int]]) -> int:
 
 
 def n_threads() -> int:
-    """Return the number of threads that BLAS may use, apart from the limits of this module.
+    """Return the number of threads that BLAS would use without the limits of this module.
 
-    Code that divides its work among Python threads, each with one thread of BLAS, uses this many.
+    Code that divides its work among Python threads uses the same number of them, each with one BLAS
+    thread.
     """
     return _threads.n_unlimited()
 
@@ -88,7 +90,7 @@ def _n_now() -> int:
 
 
 def map_on_threads(work: Callable[[P], T], parts: Sequence[P]) -> list[T]:
-    """Return ``work(part)`` for each part, on `n_threads` Python threads, each with one of BLAS."""
+    """Return ``work(part)`` for each part, on `n_threads` Python threads of one BLAS thread each."""
     n = min(n_threads(), len(parts))
     with threads_for_entries(0):
         if n == 1:
@@ -98,7 +100,7 @@ def map_on_threads(work: Callable[[P], T], parts: Sequence[P]) -> list[T]:
 
 
 class _Threads:
-    """The limit on BLAS that each Python thread wants; BLAS has one limit for the whole process.
+    """The BLAS limits that the Python threads want; BLAS has a single limit for the whole process.
 
     The innermost ``with`` block of a Python thread decides what that thread wants. BLAS is limited to
     one thread if at least one Python thread wants that and no Python thread works on large arrays.
@@ -107,7 +109,7 @@ class _Threads:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._own = threading.local()
-        self._wanted = {True: 0, False: 0}  # how many want one BLAS thread (True) or all
+        self._wanted = {True: 0, False: 0}  # how many want one BLAS thread, how many want all
         self._limiter: Any = None
         self._n_before_limit = 1
 

@@ -11,23 +11,23 @@ from scipy.linalg import lapack
 from fedpca.arrays import Array
 from fedpca.linalg.blas_threads import is_long, map_on_threads, threads_for, threads_for_gram
 
-# error in sums of products, relative to the largest eigenvalue
+# rounding error in sums of products, relative to the largest eigenvalue
 ROUNDING = 8 * float(np.finfo(np.float64).eps)
 
 LEAST_OF_ORTHONORMAL = (
     0.9  # in the Cholesky factor of the Gram matrix of nearly orthonormal columns
 )
 SHARED_PRODUCT = 1e8  # multiplications in A'A; a shorter product is not worth several threads
-N_PARTS = 4  # of the rows, always, so that no bit depends on the number of threads
+N_PARTS = 4  # of the rows; always the same, so that no bit depends on the number of threads
 
 
 def gram_of(A: Array) -> Array:
     """Return A'A, ``(d, d)``.
 
-    If the product takes some milliseconds, Python threads share the rows, each with one BLAS thread.
+    If the product takes a few milliseconds, Python threads share the rows, each with one BLAS thread.
     Python threads sleep while they wait; BLAS threads would spin. However many threads there are, the
     rows are divided into the same parts, and the products of the parts are added in the same order. If
-    the product takes long, all BLAS threads share it, which needs no extra matrix for each part.
+    the product takes longer, all BLAS threads share it, which needs no extra matrix for each part.
     """
     n, d = A.shape
     if n * d**2 < SHARED_PRODUCT or is_long(n, d):
@@ -77,7 +77,7 @@ def orth_against(
     """Return Q, B, and H with ``Y = K H + Q B``, where Q is orthonormal and orthogonal to K.
 
     K must be orthonormal. Two projections are needed; after only one, the loss of orthogonality would
-    grow from block to block. If Y has almost no component along the columns of K before ``reach``, the
+    grow from block to block. If Y has almost no component along the first ``reach`` columns of K, the
     first projection may skip those columns and leave them to the second. If Y lies almost entirely in
     the span of K, normalizing the small remainder magnifies its rounding errors along K, so K is
     projected out once more.
@@ -107,8 +107,9 @@ def complete_basis(V: Array, k: int) -> Array:
 def top_eigen(symmetric: Array, k: int) -> tuple[Array, Array]:
     """Return the k largest eigenvalues, in decreasing order, and their eigenvectors, ``(d, k)``.
 
-    Only the lower triangle is read. LAPACK loses half its digits if entries are 1e-146 or smaller, so a
-    matrix with very large or very small entries is first scaled by a power of two to bring it near one.
+    Only the lower triangle is read. LAPACK loses half its digits if entries are 1e-146 or smaller. So
+    if the largest entry on the diagonal is very large or very small, the matrix is first multiplied by
+    a power of two that brings this entry near one.
     """
     d = symmetric.shape[0]
     largest = float(np.abs(symmetric.diagonal()).max(initial=0.0))
@@ -142,8 +143,8 @@ def outside(U: Array, V: Array) -> Array:
 def residual_traces(C: Array, V: Array) -> Array:
     """Return ``tr R, tr R^2, tr R^3``, where R is ``C / tr C`` outside the orthonormal V, ``(d, k)``.
 
-    R is formed as a matrix, because the difference of two traces would lose what is small compared with
-    the components. Since R is divided by the total variance, its powers do not overflow.
+    R is formed as a matrix, because the difference of two traces would lose a residual that is small
+    compared with the components. Since R is divided by the total variance, its powers do not overflow.
     """
     total = float(np.trace(C))
     if total <= 0:
@@ -172,7 +173,8 @@ def procrustes(X: Array, Z: Array) -> Array:
 def sine_of_angle(U: Array, V: Array) -> float:
     """Return the sine of the largest principal angle between the spans of orthonormal U and V.
 
-    The sine is the norm of the part of V outside U, which resolves small angles that arccos would lose.
+    The sine is computed as the norm of the part of V outside U, because arccos would lose the digits of
+    small angles.
     """
     return float(np.linalg.norm(outside(U, V), ord=2)) if V.size else 0.0
 
@@ -190,14 +192,16 @@ def angle_bounds(
         sin^2 <= sum_i (r_i / (theta_i - theta_(j+1) - r_(j+1)))^2   over i <= j   (Davis and Kahan)
 
     ``values``, in descending order, holds the eigenvalues found, and ``residuals`` their residuals r.
-    ``others`` is the most that any eigenvalue not in ``values`` can be. If ``others`` is not given, the
-    last of ``values`` gets no bound, and serves only as the next eigenvalue in the other bounds.
+    ``others`` is an upper bound on all eigenvalues that are not in ``values``. Without it, the last of
+    ``values`` gets no bound, and serves only as the next eigenvalue in the other bounds.
     Rounding adds ``rounding`` times the largest eigenvalue to each residual.
     """
     if not values.size or values[0] <= 0:
         return np.zeros(k)  # every direction is equally good
     r = residuals + rounding * values[0]
-    most = np.maximum(np.append(values + r, 0.0), others or 0.0)  # the largest that each can be
+    most = np.maximum(
+        np.append(values + r, 0.0), others or 0.0
+    )  # the largest that each eigenvalue can be
     bounds = np.ones(k)
     for j in range(1, min(k, len(values) - (others is None)) + 1):
         gaps = values[:j] - most[j]

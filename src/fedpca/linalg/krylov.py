@@ -25,9 +25,11 @@ from fedpca.arrays import Array
 from fedpca.linalg.blas_threads import threads_for
 from fedpca.linalg.dense import ROUNDING, angle_bounds, orth_against, top_eigen
 
-MAX_KRYLOV_BYTES = 32 << 20  # restart at this size; a K that exceeds the cache slows every round
-MIN_BLOCKS = 4  # the basis may always have this many times the columns of components and block
-RESTART_ROWS = 1 << 16  # of the basis that are combined at a time
+MAX_KRYLOV_BYTES = (
+    32 << 20
+)  # restart at this size of K; a K that exceeds the cache slows every round
+MIN_BLOCKS = 4  # the basis may always be this many times as wide as components and block together
+RESTART_ROWS = 1 << 16  # how many rows of the basis to combine at a time
 NEGLIGIBLE = 1e-13  # a direction below this fraction of the largest eigenvalue is rounding error
 
 
@@ -63,7 +65,7 @@ class Ritz(NamedTuple):
 
     @property
     def wanted(self) -> Array:
-        """Return the eigenvalues without the one that follows them."""
+        """Return the eigenvalues that were asked for, without the next one."""
         return self.values[: self.n_wanted]
 
     @property
@@ -77,10 +79,10 @@ class Ritz(NamedTuple):
         return self._replace(residuals=self.residuals + np.pad(more, (0, n_others)))
 
     def angle_bounds(self, k: int, rounding: float = ROUNDING, trace: float = 0.0) -> Array:
-        """Return bounds on the angle of the first 1, 2, ..., k directions; see `angle_bounds`.
+        """Bound the sine of the angle of the first j directions, j = 1 ... k; see `angle_bounds`.
 
-        If the space is invariant, copies of a repeated eigenvalue may be hidden outside the space. No
-        eigenvalue outside is larger than the ``trace`` of M minus the trace within the space.
+        ``trace`` is the trace of M. If the space is invariant, copies of a repeated eigenvalue may be
+        hidden outside the space. They are at most ``trace`` minus the trace of M within the space.
         """
         others = max(0.0, trace - self.trace) if self.is_invariant else None
         return angle_bounds(self.values, self.residuals, k, others=others, rounding=rounding)
@@ -98,11 +100,11 @@ class KrylovSpace:
         self.T = np.empty((0, 0))
         self.Q = Q  # the block to multiply next
         self._reach = 0  # M Q has no component along columns of K before this one
-        self._left_out = 0.0  # norm of what the products had outside K and its next blocks
+        self._left_out = 0.0  # norm of the parts of products that are in no block
 
     @property
     def is_invariant(self) -> bool:
-        """Return whether M maps the space into itself, which makes its eigenvectors exact."""
+        """Return whether M maps the space into itself, so that the eigenvectors found are exact."""
         return bool(self.Q.shape[1] == 0)
 
     def is_full(self, width: int) -> bool:
@@ -152,7 +154,9 @@ class KrylovSpace:
         p = self._C.shape[1]
         theta, C = top_eigen((self.T + self.T.T) / 2, max(2 * p, 2 * len(self.T) // 5))
         with threads_for(C):
-            for start in range(0, len(self.K), RESTART_ROWS):  # a whole new basis would not fit
+            for start in range(
+                0, len(self.K), RESTART_ROWS
+            ):  # memory has no room for a second basis
                 rows = self._columns[start : start + RESTART_ROWS]
                 rows[:, : len(theta)] = rows[:, : len(self.T)] @ C
         self.K = self._columns[:, : len(theta)]

@@ -21,7 +21,7 @@ from fedpca.arrays import Array
 from fedpca.linalg.krylov import leading_eigen
 
 QUANTILE = 0.95
-MANY_DRAWS, FEW_DRAWS = 20, 5  # for small tables, and for large ones, which vary less
+MANY_DRAWS, FEW_DRAWS = 20, 5  # for a small table, and for a large one, which varies less
 SMALL_TABLE = 1_000_000  # entries
 MAX_SIDE = 1000
 DOMINANT_SHARE = 0.8  # of the variance; a component with more hides all others
@@ -30,7 +30,7 @@ CLOSE = 1e-2  # relative residual at which a leading eigenvalue is known well en
 
 
 def draws_for(n: float, d: int) -> int:
-    """Return how many random tables to compare with n rows of d features."""
+    """Return how many random tables to draw for a table of n rows and d features."""
     return MANY_DRAWS if n * d <= SMALL_TABLE else FEW_DRAWS
 
 
@@ -40,7 +40,7 @@ def quantile_floor(eigenvalues: Array) -> Array:
 
 
 def count_above(values: Array, floor: Array) -> int | None:
-    """Return how many leading values exceed their floor, or None if all values with a floor do."""
+    """Return how many leading values exceed the floor, or None if all that have a floor do."""
     n_compared = min(len(values), len(floor))
     above = values[:n_compared] > floor[:n_compared]
     return None if above.all() else int(above.argmin())
@@ -52,12 +52,13 @@ def count_above_columns(
     squares: Array,
     floor_of: Callable[[int, Array, int], Array],
 ) -> int | None:
-    """Return how many leading values exceed the floor of the column variances; see `count_above`.
+    """Return how many leading values exceed the floor, which depends on the column variances.
 
     A component with most of the variance can make the column variances so large that their floor hides
     all other components. If such a component exceeds the floor, it is taken out of the columns, and the
     other components are compared with the floor of what is left. ``floor_of(k, squares, p)`` returns
-    the floor for p values after k components were taken out.
+    the floor for p values after k components were taken out. The result is None if all values exceed
+    the floor.
     """
     k, left, least = 0, squares, LEAST_LEFT * float(squares.sum())
     while True:
@@ -83,7 +84,7 @@ def noise_floor(n: float, squares: Array, p: int, *, max_side: int = MAX_SIDE) -
     shrink = max(1.0, min(m, d) / max_side)
     columns = np.sort(squares)[((np.arange(round(d / shrink)) + 0.5) * shrink).astype(int)]
     rows = max(1, round(m / shrink))
-    deviations = np.sqrt(columns / rows)  # so that fewer rows have the sums of squares of all rows
+    deviations = np.sqrt(columns / rows)  # so that the fewer rows have the same sums of squares
     n_needed = min(len(columns), rows, int(np.ceil(p / shrink)))
     draws = [_leading(rng, rows, deviations, n_needed) for _ in range(draws_for(n, d))]
     floor = quantile_floor(np.array(draws))
@@ -109,7 +110,7 @@ def permuted_floor(A: Array, p: int, n_draws: int, seed: int = 0) -> Array:
 def _leading(rng: np.random.Generator, m: int, deviations: Array, p: int) -> Array:
     """Return the p largest eigenvalues of the scatter of m random rows."""
     d = len(deviations)
-    if d <= m:  # Bartlett's triangle has the same scatter as m rows, but only d rows of its own
+    if d <= m:  # Bartlett's triangle: d rows whose scatter has the same distribution as that of m
         G = np.tril(rng.standard_normal((d, d)), -1)
         G[np.diag_indices(d)] = np.sqrt(rng.chisquare(m - np.arange(d)))
         G = G * deviations[:, None]

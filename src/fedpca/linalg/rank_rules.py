@@ -40,8 +40,10 @@ from fedpca.arrays import Array
 from fedpca.errors import InputError
 from fedpca.linalg.parallel_analysis import MAX_SIDE, count_above_columns, noise_floor
 
-EDGE_MARGIN = 1.1  # factor on the Marchenko-Pastur edge; the largest noise eigenvalue fluctuates
-MEDIAN_STEPS = 20_000  # of the integral that finds the median of noise
+EDGE_MARGIN = (
+    1.1  # times the Marchenko-Pastur edge, around which the largest noise eigenvalue varies
+)
+MEDIAN_STEPS = 20_000  # in the integral that finds the median of noise
 EQUAL_SHARES = 1e-12  # difference between two shares that rounding explains
 FIRST_LOOK = 10  # eigenvalues to compute before the first call to a rule
 
@@ -127,8 +129,9 @@ def fixed(k: int) -> Rule:
 def share(wanted: float) -> Rule:
     """Return the rule that picks the fewest components with more than ``wanted`` of the variance.
 
-    As in scikit-learn, components that explain just this share are too few. The last digits of a share
-    depend on the solver, so a share that differs from ``wanted`` only by rounding counts as equal.
+    As in scikit-learn, components that explain no more than this share are too few. The last digits of
+    a share depend on the solver, so a share that differs from ``wanted`` only by rounding counts as
+    equal to it.
     """
     more = wanted + min(EQUAL_SHARES, (1 - wanted) / 2)
 
@@ -164,7 +167,7 @@ def settled(n_above: int | None, spectrum: Spectrum) -> int | None:
 
 
 def marchenko_pastur(spectrum: Spectrum) -> int | None:
-    """Return the number of eigenvalues larger than noise alone would produce, but at least 1."""
+    """Return the number of eigenvalues that are too large to be noise, but at least 1."""
     values, d = spectrum.values, spectrum.d
     if not values.size or values[0] <= 0:
         return 1
@@ -183,7 +186,7 @@ def marchenko_pastur(spectrum: Spectrum) -> int | None:
 
 def largest_gap(spectrum: Spectrum) -> int | None:
     """Return the k > 1 followed by the largest gap, or 1 if there are fewer than three values."""
-    # centered rows have at most n - 1 nonzero eigenvalues; the drop after them is not a gap in the data
+    # centering leaves at most n - 1 nonzero eigenvalues; the drop after them is no gap in the data
     values = spectrum.values[: max(1, int(spectrum.n) - 1)]
     if not values.size:
         return 1
@@ -204,9 +207,9 @@ RULES: dict[str, Rule] = {
 def gavish_donoho(spectrum: Spectrum) -> int | None:
     """Return the number of singular values above the optimal hard threshold for unknown noise.
 
-    None means that only a part of the spectrum is known, so that its median is unknown.
+    Return None if only part of the spectrum is known, because its median is then unknown.
     """
-    # centered rows count as one row fewer, because they sum to zero
+    # n centered rows count as n - 1, because they sum to zero
     m, d = max(1, int(spectrum.n) - 1), spectrum.d
     if len(spectrum.values) < min(m, d):
         return None
@@ -242,9 +245,9 @@ def _median_of_noise(aspect: float) -> float:
 
 
 def broken_stick(spectrum: Spectrum) -> int | None:
-    """Return the number of leading shares of variance larger than pieces of a broken stick.
+    """Return the number of leading shares of variance larger than the pieces of a broken stick.
 
-    None means that all known shares are larger, and that unknown shares may be larger too.
+    Return None if all known shares are larger, because unknown shares may then be larger too.
     """
     p = max(1, min(int(spectrum.n) - 1, spectrum.d))
     values = spectrum.values[:p]
@@ -259,7 +262,7 @@ def broken_stick(spectrum: Spectrum) -> int | None:
 class RankComparison:
     """What several rules say about the number of components.
 
-    ``ranks`` has each rule's number; ``unknown`` has the reason for each rule that gave none.
+    ``ranks`` has each rule's number; ``unknown`` says, for each other rule, why it gave no number.
     """
 
     ranks: Mapping[str, int]
@@ -267,7 +270,7 @@ class RankComparison:
 
     @property
     def consensus(self) -> int | None:
-        """Return the median of the numbers, the lower if there are two medians; None if no numbers."""
+        """Return the median of the numbers, or the lower of two medians; None without numbers."""
         ordered = sorted(self.ranks.values())
         return ordered[(len(ordered) - 1) // 2] if ordered else None
 
@@ -283,9 +286,10 @@ UNSEEN = "needs eigenvalues beyond those that were found"
 def compare_ranks(
     spectrum: Spectrum, others: Mapping[str, int | str | None] | None = None
 ) -> RankComparison:
-    """Return what each rule says about a spectrum, and what ``others`` found in another way.
+    """Return what each rule says about a spectrum, together with ``others``.
 
-    In ``others``, a text says why a rule gave no number.
+    ``others`` has the results of further rules, by name. A text in place of a number says why the rule
+    gave none.
     """
     found: dict[str, int | str | None] = dict(others or {})
     found |= {name: rule(spectrum) for name, rule in SPECTRUM_RULES.items()}

@@ -16,7 +16,7 @@ eigenvalues. A scatter W of f rows is a Wishart matrix, for which
     E tr W tr W^2 = 4 f (f + 1) s3                + f (f^2 + f + 4) s1 s2      + f^2 s1^3
     E (tr W)^3    = 8 f s3                        + 6 f^2 s1 s2                + f^3 s1^3
 
-so that the traces ``s_i = tr S^i`` follow without bias.
+From these equations, the traces ``s_i = tr S^i`` follow without bias.
 
 Source: Letac and Massam, "All invariant moments of the Wishart distribution" (2004); for the first two,
 Srivastava, "Some tests concerning the covariance matrix in high dimensional data" (2005).
@@ -28,19 +28,19 @@ import numpy as np
 
 from fedpca.arrays import Array
 
-MIN_FREEDOM = 3  # rows that must be left to estimate the third trace without bias
+MIN_FREEDOM = 3  # degrees of freedom that an unbiased estimate of the third trace needs
 
 
 def of_even_noise(total: float, n_directions: int) -> Array:
-    """Return the three traces if all of these directions have the same variance."""
+    """Return the three traces of a covariance with the same variance in all directions."""
     return np.array([total, total**2 / n_directions, total**3 / n_directions**2])
 
 
 def without_bias(traces: Array, freedom: float, n_directions: int) -> Array:
     """Return unbiased estimates of the traces of S, ``(3,)``.
 
-    ``traces`` are those of a scatter with ``freedom`` degrees of freedom. Each estimate is kept within
-    the range that a covariance of ``n_directions`` directions can have.
+    ``traces`` are the traces of a scatter with ``freedom`` degrees of freedom. Each estimate is kept
+    within the range that is possible for a covariance of ``n_directions`` directions.
     """
     f, (w1, w2, w3) = max(freedom, MIN_FREEDOM), traces
     second = np.array([[f * (f + 1), f], [2 * f, f**2]])

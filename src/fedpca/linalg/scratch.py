@@ -22,7 +22,7 @@ class Scratch:
         self._arrays: dict[str, Array] = {}
 
     def __call__(self, name: str, shape: tuple[int, ...], dtype: Any = np.float64) -> Array:
-        """Return the array of this name in the given shape; allocate memory only if it grows."""
+        """Return the array of this name in this shape; allocate memory only if the array must grow."""
         size = math.prod(shape)
         array = self._arrays.get(name)
         if array is None or array.size < size:

@@ -2,23 +2,25 @@
 
     T2 = sum_j t_j^2 / l_j,   Q = |x|^2 - |t|^2,   x = (row - m) / s,   t = C x
 
-T2 is large if a row is far from the mean along the components, and Q, also called SPE, if it is far
-from their span. If rows are normally distributed, then for n fitted rows and k components
+T2 is large if a row is far from the mean along the components. Q, also called SPE, is large if the row
+is far from the span of the components. If rows are normally distributed, then for n fitted rows and k
+components
 
     T2 of a fitted row   ~  (n - 1)^2 / n  Beta(k / 2, (n - k - 1) / 2)
     T2 of a new row      ~  k (n^2 - 1) / (n (n - k))  F(k, n - k)
 
-Q is a weighted sum of squares of normal numbers. Its limit follows from the traces of the residual
-covariance, ``s_i`` (`fedpca.linalg.residual`), as the quantile of
+Q is a weighted sum of squares of normal numbers. Its limit follows from ``s_i``, the traces of the
+first three powers of the residual covariance (`fedpca.linalg.residual`), as the quantile of
 
     Q  ~  s1 + (X - f) s3 / s2,   X ~ chi2(f),   f = s2^3 / s3^2
 
 which has the same mean, variance, and skewness as Q. The formula of Jackson and Mudholkar is an
 alternative, which approximates the distribution of Q by that of a power of a normal number. Traces from
 few rows are themselves uncertain. So for a new row, X is f times an F-distributed number, whose second
-degrees of freedom are those of the estimated mean of Q.
+number of degrees of freedom is that of the estimated mean of Q.
 
-The limits need no rows. The flags do, so only whoever has the rows can compute them.
+The limits can be computed without rows. The flags cannot, so only those who have the rows can compute
+them.
 
 Sources: Hotelling (1947); Tracy, Young and Mason, "Multivariate control charts for individual
 observations" (1992); Jackson and Mudholkar, "Control procedures for residuals associated with principal
@@ -59,8 +61,8 @@ class ControlLimits:
     is_for_new_rows : bool
         Whether the limits are for rows that the model was not fitted to.
     basis : str
-        How variance is spread outside the components: "residual spectrum" if that is known, or "even
-        noise" if it is assumed to be the same in all directions.
+        What is known about the variance outside the components: "residual spectrum" if its spectrum is
+        known, or "even noise" if the variance is assumed to be the same in all directions.
     """
 
     t2: float
@@ -104,8 +106,9 @@ def control_limits(
 ) -> ControlLimits:
     """Return the limits of T2 and Q from what a model contains about the fitted rows.
 
-    ``traces`` are those of the sample covariance outside the components, ``(3,)``, as shares of the
-    total variance and its powers. Without them, variance is assumed to be spread evenly there.
+    ``traces``, ``(3,)``, are those of the first three powers of the sample covariance outside the
+    components, divided by the same powers of the total variance. Without them, the variance outside the
+    components is assumed to be the same in all directions.
     """
     if not isinstance(alpha, float | int) or not 0 < alpha < 1:
         raise InputError(f"alpha={alpha!r} must be between 0 and 1, as in {ALPHA}")
@@ -152,14 +155,14 @@ def checked_traces(given: Any) -> Array:
     """Return the traces from a file's header, or raise a ValueError if they are malformed."""
     traces = np.array(given, float)
     if traces.shape != (3,) or not np.isfinite(traces).all() or traces.min() < 0:
-        raise ValueError("the residual traces are malformed")
+        raise ValueError("the residual traces must be 3 finite numbers, none of them negative")
     return traces
 
 
 def t2_limit(
     n: float, k: int, alpha: float, *, is_centered: bool = True, is_for_new_rows: bool = True
 ) -> float:
-    """Return the quantile of T2 if variances are sums of squares of n rows, divided by n - 1."""
+    """Return the limit of T2 for variances that are sums of squares over n rows, divided by n - 1."""
     if not k:
         return 0.0
     m = n if is_centered else n + 1  # without centering, no degree of freedom is lost
@@ -181,7 +184,7 @@ def q_limit(
     is_for_new_rows: bool = True,
     method: str = METHODS[0],
 ) -> float:
-    """Return the quantile of Q, given the traces of the residual covariance of n rows.
+    """Return the limit of Q, given the traces of powers of the residual covariance of n rows.
 
     The fitted components follow the noise of the fitted rows. So ``n - 1 - k`` rows are left to
     estimate the noise. A fitted row is closer to the components than the noise suggests, and a new row
@@ -202,10 +205,11 @@ def q_limit(
 def quantile_of_squares(
     traces: Array, alpha: float, method: str = METHODS[0], *, freedom: float = np.inf
 ) -> float:
-    """Return what ``|x|^2`` exceeds with probability alpha, given the traces of the covariance of x.
+    """Return the value that ``|x|^2`` exceeds with probability alpha.
 
-    ``freedom`` is the number of degrees of freedom of the mean, if the mean of ``|x|^2`` is estimated.
-    The formula of Jackson and Mudholkar assumes that this mean is known.
+    ``traces`` are those of powers of the covariance of x. If the mean of ``|x|^2`` is an estimate,
+    ``freedom`` is the estimate's degrees of freedom. The formula of Jackson and Mudholkar assumes that
+    the mean is known.
     """
     s1, s2, s3 = traces
     power = 1 - 2 * s1 * s3 / (3 * s2**2)

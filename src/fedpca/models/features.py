@@ -46,7 +46,8 @@ class FeatureTable:
     def __getitem__(self, feature: str) -> dict[str, float]:
         if feature not in self.features:
             raise InputError(
-                f"no feature {feature!r} in the table of {len(self.features)} features"
+                f"no feature {feature!r} in this table; use one of the {len(self.features)} names "
+                "in its attribute features"
             )
         row = self.values[self.features.index(feature)]
         return dict(zip(self.components, map(float, row), strict=True))
@@ -70,7 +71,7 @@ class FeatureTable:
 
 
 def names_of_features(names: Sequence[Any] | None, d: int) -> tuple[str, ...]:
-    """Return the names of d features; without names, they are named by position."""
+    """Return the names of d features, which are named by position if ``names`` is None."""
     if names is None:
         return tuple(f"column {j}" for j in range(d))
     return tuple(str(name) for name in names)

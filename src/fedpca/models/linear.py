@@ -6,7 +6,8 @@ A model has components ``C`` (k x d, orthonormal rows), variances ``l``, a noise
     t = C ((x - m) / s)                                   the scores of a row x
     S = D (C' diag(l - v) C + v I) D,   D = diag(s)       the covariance of rows
 
-Rows are normally distributed with covariance S. S is formed only by the methods that return it.
+The model assumes that rows are normally distributed with covariance S. Only the methods that return S
+form it.
 
 A model is saved in a safetensors file with a JSON header. Loading a file validates all of it and
 executes no code.
@@ -30,8 +31,8 @@ from fedpca.rows.genotypes.products import VariantProducts
 from fedpca.rows.in_memory import is_sparse
 from fedpca.storage.tensor_file import check_features, check_file_arrays, read_arrays, write_arrays
 
-ROUNDING = 1e-12  # share of variance that may be rounding
-MAX_OUTSIDE_SHARE = 1e-12  # share of a row's squares outside a subspace that may be rounding
+ROUNDING = 1e-12  # share of the variance that may be due to rounding
+MAX_OUTSIDE_SHARE = 1e-12  # share of a row's squares outside a subspace that rounding may cause
 SHAPES = {
     "components": "k d",
     "explained_variance": "k",
@@ -45,7 +46,7 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Model:
-    """Components and everything needed to use them."""
+    """Components, and everything that is needed to use them."""
 
     components: Array  # (k, d)
     explained_variance: Array  # (k,)
@@ -141,7 +142,7 @@ class Model:
         """Return the share of each feature's variance that each component explains, ``(d, k)``.
 
         A feature without variance has the share 0. If the model has no scale, and there is variance
-        outside its components, the features' variances do not follow from it and must be given.
+        outside its components, the features' variances do not follow from the model and must be given.
         """
         explained = self.explained_variance * self.components.T**2
         if feature_variances is not None:
@@ -228,7 +229,9 @@ def model_in(path: str | os.PathLike[str], arrays: Arrays, header: dict[str, Any
     check_features(path, header.get("features"), lengths["d"])
     n = header.get("n_samples")
     if not isinstance(n, int) or n < 1:
-        raise FileError(f"{path}: n_samples is {n!r}; it must be a positive integer")
+        raise FileError(
+            f"{path}: n_samples is {n!r}; it must be a positive integer; rewrite the file"
+        )
     if not isinstance(header.get("parameters"), dict):
-        raise FileError(f"{path}: the header has no parameters")
+        raise FileError(f"{path}: the header has no parameters; rewrite the file")
     return Model(**arrays)

@@ -30,7 +30,7 @@ class Outliers(NamedTuple):
 
 
 def outliers_in(model: RobustModel, rows: Rows, order: list[int] | None) -> Iterator[Outliers]:
-    """Yield the outliers in each block of rows, whose columns are in this order."""
+    """Yield the outliers in each block of rows; ``order`` puts columns in the model's order."""
     n_seen = 0
     for block in rows.blocks():
         dense = np.asarray(block.toarray() if is_sparse(block) else block, np.float64)

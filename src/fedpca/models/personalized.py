@@ -5,8 +5,8 @@ one along the shared components U, one along the site's local components V_i, an
 
     a = U U'a + V_i V_i'a + left
 
-A site's model file contains only that site's part. The coordinator's file contains the parts that it
-was allowed to gather, if any.
+A site's model file contains only that site's part. The coordinator's file contains the parts that the
+sites allowed the coordinator to gather, if any.
 
 Source: Shi and Kontar, "Personalized PCA: decoupling shared and unique features" (2024).
 """
@@ -137,7 +137,7 @@ class PersonalizedModel:
 
     @property
     def n_scores(self) -> int:
-        """Return the number of scores per row: that of the site with the most components."""
+        """Return the number of scores per row, which is that of the site with the most components."""
         return len(self.components) + self.n_local
 
     @property
@@ -165,7 +165,7 @@ class PersonalizedModel:
             yield from selections(site, n_rows).items()
 
     def transform(self, X: Any, site: Any = None) -> Array:
-        """Return scores, shared and then local, with zeros for components that a site lacks."""
+        """Return the scores, first shared and then local; components that a site lacks get zeros."""
         scores = np.zeros((X.shape[0], self.n_scores))
         for name, chosen in self.by_site(site, len(scores)):
             own = self.of_site(name).transform(X[chosen])
@@ -206,8 +206,8 @@ class PersonalizedModel:
                 "site keeps, fit with gather=True, or call add_site with its rows"
             )
         raise InputError(
-            f"the model has no local components for site {name!r}, only for {list(self.parts)}; use "
-            "add_site to add a site"
+            f"the model has no local components for site {name!r}, only for {list(self.parts)}; call "
+            "add_site with the site's rows"
         )
 
     def error(self, X: Any, name: str) -> float:
@@ -219,7 +219,7 @@ class PersonalizedModel:
     def with_site(self, name: str, rows: Rows, n_local: int) -> PersonalizedModel:
         """Return the model with one more site, whose local components come from its own rows.
 
-        The rows' columns are in the order of the model's features.
+        The columns of the rows must be in the order of the model's features.
         """
         n, sums = column_sums(rows)
         if not np.isfinite(sums).all():
@@ -276,9 +276,11 @@ def load_personalized(path: str | os.PathLike[str]) -> tuple[PersonalizedModel, 
         and site["n"] >= 0
         for site in sites
     ):
-        raise FileError(f"{path}: the header does not list the sites' names and row counts")
+        raise FileError(
+            f"{path}: the header must list the sites' names and row counts; rewrite the file"
+        )
     if len({site["name"] for site in sites}) < len(sites):
-        raise FileError(f"{path} has two sites with the same name")
+        raise FileError(f"{path} has two sites with the same name; rewrite the file")
     for i in range(len(sites)):
         table |= {
             f"{i}/{field}": f"float64 {shape.replace('r', f'{i}/r')}"
@@ -287,7 +289,7 @@ def load_personalized(path: str | os.PathLike[str]) -> tuple[PersonalizedModel, 
     arrays, lengths = check_file_arrays(path, arrays, table)
     check_features(path, header.get("features"), lengths["d"])
     if not (arrays["scale"] > 0).all():
-        raise FileError(f"{path}: the scale has values of 0 or below; all values must be above 0")
+        raise FileError(f"{path}: all values of the scale must be above 0; rewrite the file")
     parts = {
         site["name"]: SitePart(n=site["n"], **{field: arrays[f"{i}/{field}"] for field in PART})
         for i, site in enumerate(sites)

@@ -23,7 +23,7 @@ THRESHOLD_DECAY = 0.8  # each round multiplies the threshold by this
 MAX_PASSES = 200  # after this many passes, all thresholds fall; at most this many more follow
 SCORE_TOL = 1e-12  # relative change at which scores have converged
 CG_STEPS = 3  # conjugate gradient steps per pass
-OTHER_BITS = 48  # the bits of a number that follow its exponent and four binary digits
+OTHER_BITS = 48  # how many bits of a float64 follow its exponent and first four binary digits
 MAX_BINS = 1 << 12  # bins of leading bits, which reach down to 1e-77 times the largest number
 DAMPING = 1e-3  # for a row in which no entry counts; each entry that counts reduces it
 
@@ -85,7 +85,7 @@ class RobustModel:
         n: int,
         threshold: float,
     ) -> RobustModel:
-        """Make a model from the components of the low-rank part of n rows and its variances."""
+        """Make a model from the components and the variances of the low-rank part of n rows."""
         linear = Model(
             components=components,
             explained_variance=variance,
@@ -154,13 +154,14 @@ def values_about(
 def median_size(sizes: Array) -> float:
     """Return the median of absolute values, or zero if there are none.
 
-    Only values near the median are sorted: those that share its leading bits, which sort like numbers.
+    Only values near the median are sorted: those with the same leading bits as the median. Leading bits
+    have the same order as the numbers themselves.
     """
     if not len(sizes):
         return 0.0
     middle = len(sizes) // 2
     leading = sizes.view(np.int64) >> OTHER_BITS
-    # no value far below the largest is likely to be the median, so all of them share a bin
+    # values far below the largest are unlikely to be the median, so they all share a bin
     bins = np.maximum(leading - (leading.max() - MAX_BINS), 0)
     ends = np.cumsum(np.bincount(bins))
     own = int(np.searchsorted(ends, middle, side="right"))
@@ -170,7 +171,7 @@ def median_size(sizes: Array) -> float:
 
 
 def residuals(A: Array, V: Array, U: Array, scratch: Scratch) -> Array:
-    """Return ``A - V U'``, in the scratch array of that name."""
+    """Return ``A - V U'``, computed in the scratch array named R."""
     R = np.matmul(V, U.T, out=scratch("R", A.shape))
     return np.subtract(A, R, out=R)
 
@@ -201,9 +202,9 @@ def judge(
 
     An entry that is missing or beyond the threshold does not count; it is treated as if its residual
     were zero. A row or column that is mostly beyond the threshold would then have too few entries to
-    change its fit, and a large one would stay at zero forever. Therefore, the outliers in such a row
-    count, clipped to the threshold. The outliers in such a column count, clipped to the column's
-    ``reach``, ``(d,)``, which is 0 for all other columns.
+    change its fit, and the fit of a large row or column would stay at zero forever. Therefore, the
+    outliers in such a row do count, but they are clipped to the threshold. The outliers in such a
+    column count too, clipped to the column's ``reach``. All other columns have a ``reach`` of 0.
 
     Masks are floats, because it is fastest to multiply by floats and to sum them through products.
     """
@@ -223,7 +224,7 @@ def judge(
 
 
 def row_sums(A: Array) -> Array:
-    """Sum each row, ``(n,)``; a product does so in a third of the time of `np.sum`."""
+    """Sum each row, ``(n,)``, by a product, which takes a third of the time of `np.sum`."""
     return np.asarray(A @ np.ones(A.shape[1]))
 
 
@@ -233,7 +234,7 @@ def column_sums(A: Array) -> Array:
 
 
 def _n_present(present: Array) -> Array:
-    """Count the values in each row, ``(n,)``; a look at the whole block is cheap if none is missing."""
+    """Count the values present in each row, ``(n,)``, with a shortcut if no value is missing."""
     if present.all():
         return np.full(len(present), present.shape[1])
     return np.asarray(np.count_nonzero(present, axis=1))
@@ -267,8 +268,8 @@ def _solve_rows(counted: Array, U: Array, gradients: Array, least: Array, new: S
     """Solve (U'KU + damping) x = g for each row by conjugate gradients; K selects counted entries.
 
     If all entries count, one step is exact because U is orthonormal. Damping keeps a row's equations
-    solvable if too few entries count. It shortens the step, but the next pass makes up for that. Rows
-    whose squared residual is at most ``least``, ``(n, 1)``, are solved.
+    solvable if too few entries count. It shortens the step, but the next pass makes up for that. A row
+    is solved if its squared residual is at most ``least``, ``(n, 1)``.
     """
     damping = _damping(counted)
     solution, residuals = np.zeros_like(gradients), gradients.copy()
@@ -341,7 +342,7 @@ def _scores(
     for done in range(2 * MAX_PASSES):
         R = residuals(A, last, U, scratch)
         by_median = _row_thresholds(R, present, threshold, scratch)
-        by_median = np.minimum(by_median, thresholds)  # else, entries could go in and out forever
+        by_median = np.minimum(by_median, thresholds)  # else, entries could come and go forever
         thresholds = np.where(falls, np.maximum(THRESHOLD_DECAY * thresholds, threshold), by_median)
         scores = fitted_scores(last, U, judge(R, present, thresholds, scratch=scratch), scratch)
         has_converged = _squares(scores - last) <= SCORE_TOL**2 * _squares(scores)
@@ -359,9 +360,9 @@ def _scores(
 
 
 def _row_thresholds(R: Array, present: Array, threshold: float, scratch: Scratch) -> Array:
-    """Return each row's threshold, ``(n, 1)``: a multiple of its median residual, or ``threshold``.
+    """Return each row's threshold, ``(n, 1)``: a multiple of its median residual.
 
-    Only rows with too few small residuals need their median.
+    No threshold is below ``threshold``. The median is needed only in rows with few small residuals.
     """
     thresholds = np.full((len(R), 1), threshold)
     sizes = np.abs(R, out=scratch("sizes", R.shape))

@@ -6,13 +6,14 @@ where P_i is the projection onto the r_i components of site i. The affinity of t
 subspaces are equal and 0 if they are orthogonal.
 
 Even sites without groups can be divided into groups. So `cluster_evidence` compares the groups with
-those that one population would give. Each projection is a point. S_t is the sum of squares of the
-points' distances to their mean, and S_w that of their distances to the means of their groups:
+those that one population would give. Each projection is treated as a point. S_t is the sum of squared
+distances from the points to their mean. S_w is the sum of squared distances from the points to the
+means of their groups:
 
     separation = 1 - S_w / S_t,   p = share of draws whose separation is at least as large
 
-A draw has the same number of points from one normal distribution with the principal variances of the
-projections, in the best groups that k-means finds.
+A draw consists of the same number of points from one normal distribution with the principal variances
+of the projections. Its groups are the best ones that k-means finds.
 
 Source: Shi and Kontar, "Personalized PCA: decoupling shared and unique features" (2024), section 7.1.7.
 The comparison with one normal distribution is from Liu, Hayes, Nobel, and Marron, "Statistical
@@ -127,7 +128,7 @@ def _best_separation(points: Array, n_clusters: int, rng: np.random.Generator) -
 
 
 def _separation(points: Array, groups: Array) -> float:
-    """Return the share of the points' squares about their mean that lies between groups."""
+    """Return the share of the squared distances to the mean that lies between groups."""
     total = float(((points - points.mean(axis=0)) ** 2).sum())
     within = sum(
         float(((own - own.mean(axis=0)) ** 2).sum())
@@ -153,7 +154,7 @@ def map_sites(sites: Components, n_dimensions: int = 2) -> Array:
 
 
 def _overlaps(sites: Components) -> tuple[Array, Array]:
-    """Return ``tr P_i P_j = ||V_i'V_j||_F^2`` for all pairs of sites, and their ranks."""
+    """Return ``tr P_i P_j = ||V_i'V_j||_F^2`` for all pairs of sites, and the rank of each site."""
     components = list(sites.values())
     ranks = np.array([float(len(V)) for V in components])
     stacked = np.vstack(components)

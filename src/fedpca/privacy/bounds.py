@@ -1,10 +1,10 @@
 """Find how large the sites' numbers are without learning more than the largest size.
 
-Each site sets the bins of all sizes up to that of its largest number to random numbers. The bins of all
-sites are summed under masks. A bin that no site has set stays zero, and all other bins are random. So
-the total shows the largest size, and nothing about who has it. If a question is repeated, a site must
-use the same random numbers again, because the difference of two answers under the same masks would show
-the site's own size.
+There is one bin for each range of sizes. Each site puts random numbers into the bins up to the one that
+its largest number falls into. The bins of all sites are summed under masks. A bin that no site has set
+stays zero, and all other bins are random. So the total shows the largest size, and nothing about who
+has it. If a question is repeated, a site must use the same random numbers again, because the difference
+of two answers under the same masks would show the site's own size.
 
 A bin has 32 bits, and two bins share a word: the smaller size is in the upper half. An overflow of the
 lower half is added to the upper half. That does no harm, because a site that sets a bin also sets the
@@ -33,7 +33,7 @@ _UPPER, _LOWER = 0xFFFFFFFF00000000, 0x00000000FFFFFFFF  # halves of a word
 
 
 def size_bins(values: Array, words: Array) -> Array:
-    """Return random numbers in the bins up to the size of the largest number, and zeros above.
+    """Return random numbers in all bins up to that of the largest number, and zeros above.
 
     ``words`` has a random word for each word of the bins; only the site knows them.
     """
@@ -42,7 +42,9 @@ def size_bins(values: Array, words: Array) -> Array:
     if largest > 0:
         n_set = max(_bin(largest) + 1, 1)
         if n_set > N_SIZES:
-            raise InputError(f"the rows lead to numbers beyond 2^{MOST_EXPONENT}; rescale them")
+            raise InputError(
+                f"numbers computed from the rows must be below 2^{MOST_EXPONENT}; rescale the rows"
+            )
         # a sum of random bins is zero with probability 2^-32; the bound is then too small, and refused
         whole, has_half = divmod(n_set, 2)
         bins[:whole] = words[:whole]
@@ -52,7 +54,7 @@ def size_bins(values: Array, words: Array) -> Array:
 
 
 def flag_beyond(is_beyond: bool, words: Array) -> Array:
-    """Return a random word if a site's answer exceeds the bound that is tried, else zero."""
+    """Return a site's flags: a random word if its answer exceeds the tried bound, else zero."""
     flags = np.zeros(N_FLAGS, np.uint64)
     if is_beyond:
         flags[0] = words[0]

@@ -37,7 +37,7 @@ from fedpca.arrays import Array
 from fedpca.errors import InputError
 
 MAX_VARIANCE = 1 << 110
-BATCH_TRIALS = 1 << 15  # whose words fit into a processor's cache
+BATCH_TRIALS = 1 << 15  # the words of so many trials fit into a processor's cache
 WORD_BYTES, WORD_BITS = 8, 64
 
 # How far the float64 p and the first word of the uniform number may be from the true ones, together.
@@ -55,8 +55,8 @@ RandomBytes = Callable[[int], bytes]
 def discrete_gaussian(variance: int, size: int, *, random_bytes: RandomBytes = os.urandom) -> Array:
     """Return independent draws from the discrete Gaussian around 0, as int64 of size below 2^62.
 
-    ``variance`` is the parameter s, a whole number from 1 to 2^110. The variance of the draws is below
-    s by a share of less than 10^-6. ``random_bytes`` is only for tests, which must repeat draws.
+    ``variance`` is the parameter s, a whole number from 1 to 2^110. The variance of the draws is
+    smaller than s by less than 10^-6 of s. ``random_bytes`` is only for tests, which must repeat draws.
     Privacy needs the default: the system's random bytes, which nobody can repeat.
     """
     if not isinstance(variance, int) or not 1 <= variance <= MAX_VARIANCE:
@@ -76,14 +76,14 @@ def discrete_gaussian(variance: int, size: int, *, random_bytes: RandomBytes = o
 
 
 def _kept_trials(variance: int, n_trials: int, random_bytes: RandomBytes) -> Array:
-    """Return the values of those trials that are kept."""
+    """Run trials, and return the values of those that are kept."""
     data = random_bytes(3 * WORD_BYTES * n_trials)
     places, coins, uniforms = np.frombuffer(data, "<u8", 3 * n_trials).reshape(3, n_trials)
     block_bits = ((variance - 1).bit_length() + 1) // 2  # t = 2^block_bits, and 4^block_bits >= s
-    block = np.bitwise_count(~coins & (coins - np.uint64(1)))  # zeros at the end; 64 if all are 0
+    block = np.bitwise_count(~coins & (coins - np.uint64(1)))  # number of zeros at the end
     within = (places & np.uint64((1 << block_bits) - 1)).view(np.int64)
     magnitude = (block.astype(np.int64) << block_bits) | within
-    is_negative = places >> np.uint64(WORD_BITS - 1) == 1  # a bit above those of `within`
+    is_negative = places >> np.uint64(WORD_BITS - 1) == 1  # a bit that `within` does not use
     is_kept = _are_below(variance, magnitude, block, uniforms, random_bytes)
     is_kept &= (coins != 0) & ~(is_negative & (magnitude == 0))
     kept: Array = np.where(is_negative, -magnitude, magnitude)[is_kept]
@@ -93,7 +93,7 @@ def _kept_trials(variance: int, n_trials: int, random_bytes: RandomBytes) -> Arr
 def _are_below(
     variance: int, magnitude: Array, block: Array, uniforms: Array, random_bytes: RandomBytes
 ) -> Array:
-    """Return which uniform numbers, given by their first words, are below p."""
+    """Return which uniform numbers are below p; ``uniforms`` has the first word of each."""
     p = _probability(variance, magnitude, block)
     excess = p - uniforms * 2.0**-WORD_BITS
     are_below: Array = excess > 0
@@ -104,7 +104,7 @@ def _are_below(
 
 
 def _probability(variance: int, magnitude: Array, block: Array) -> Array:
-    """Return p in float64."""
+    """Return p, the probability of keeping each trial, in float64."""
     x = magnitude.astype(np.float64)
     p: Array = np.ldexp(np.exp(0.5 - x * x / (2.0 * variance)), block.astype(np.int32) - 1)
     return p

@@ -4,8 +4,8 @@
     mu^2 = sum of (sensitivity / sigma)^2 over all releases,   F the normal distribution
 
 A release is a sum over rows with normal noise of standard deviation ``sigma`` added to it. Its
-sensitivity is how far one row can move the sum. Several releases compose exactly: their ``mu^2`` add
-up. So ``mu^2`` is what a run spends, and what a site's budget counts.
+sensitivity is how far one row can move the sum. For several releases together, the values of ``mu^2``
+simply add up. So ``mu^2`` is what a run spends, and what a site's budget counts.
 
 Two tables are adjacent if one of them has one more row. Whoever sees all releases, and knows all other
 rows, can hardly tell whether that row is there: no event is more than ``exp(epsilon)`` times as likely
@@ -32,16 +32,16 @@ from fedpca.errors import InputError
 from fedpca.protocol.plan import PRIVATE, RunPlan
 
 MIN_EPSILON, MAX_EPSILON, MIN_DELTA, MAX_DELTA = 1e-4, 1e6, 1e-15, 0.1
-MEAN_SHARE = 0.05  # of mu^2, for the count and the mean; the rest is for the scatter about the mean
-MAX_ROUNDS = 100  # the most products that may share the rest of mu^2
-# share by which epsilon and delta may change because noise is whole numbers, and by rounding
+MEAN_SHARE = 0.05  # share of mu^2 for the count and the mean; the rest is for the scatter
+MAX_ROUNDS = 100  # the largest number of products that may share the rest of mu^2
+# share by which rounding, and noise in whole numbers, may change epsilon and delta
 DISCRETE_SLACK = 1e-7
-XTOL = 1e-20  # so small that it is no limit: even small roots are found to all digits
+XTOL = 1e-20  # so small that even small roots are found to all digits
 
 
 @dataclass(frozen=True)
 class Privacy:
-    """A promise of differential privacy for every row, and what it takes to keep it.
+    """A promise of differential privacy for every row, and the settings that keep it.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ class Privacy:
 
     @property
     def mu(self) -> float:
-        """Return the mu that all releases of a run have together."""
+        """Return the mu of all releases of a run together."""
         return mu_of(self.epsilon, self.delta)
 
     def spent(self, share: float) -> float:
@@ -103,7 +103,7 @@ class Privacy:
 
     @property
     def product_share(self) -> float:
-        """Return the share of mu^2 for each of several products."""
+        """Return the share of mu^2 that each noisy product takes."""
         return (1 - MEAN_SHARE) / self.n_products
 
     def n_noisy(self, plan: RunPlan) -> int:
@@ -123,7 +123,7 @@ class Privacy:
 
     @classmethod
     def from_plain(cls, given: Mapping[str, Any]) -> Privacy:
-        """Return the settings that `to_plain` returned; refuse any others."""
+        """Return the settings that plain values from `to_plain` stand for; refuse other values."""
         try:
             return cls(**given)
         except TypeError as error:
@@ -136,16 +136,16 @@ class Privacy:
 
 
 def mu_of(epsilon: float, delta: float) -> float:
-    """Return the largest mu with which releases keep the promise."""
+    """Return the largest mu with which releases keep the promise of epsilon and delta."""
     if math.isinf(epsilon):
         return math.inf
     epsilon, delta = epsilon * (1 - DISCRETE_SLACK), delta * (1 - DISCRETE_SLACK)
-    most = 20.0 + 2 * math.sqrt(epsilon)  # the mu of epsilon is near sqrt(2 epsilon)
+    most = 20.0 + 2 * math.sqrt(epsilon)  # mu is near sqrt(2 epsilon)
     return float(brentq(lambda mu: delta_of(epsilon, mu) - delta, 1e-9, most, xtol=XTOL))
 
 
 def delta_of(epsilon: float, mu: float) -> float:
-    """Return the smallest delta that holds with this epsilon, if the releases have this mu."""
+    """Return the smallest delta that releases with this mu can promise, given epsilon."""
     if mu <= 0:
         return 0.0
     if math.isinf(mu):
@@ -156,7 +156,7 @@ def delta_of(epsilon: float, mu: float) -> float:
 
 
 def epsilon_of(mu: float, delta: float) -> float:
-    """Return the smallest epsilon that holds with this delta, if the releases have this mu."""
+    """Return the smallest epsilon that releases with this mu can promise, given delta."""
     if math.isinf(mu):
         return math.inf
     delta = delta * (1 - DISCRETE_SLACK)
@@ -169,7 +169,7 @@ def epsilon_of(mu: float, delta: float) -> float:
 
 
 def noise_variance(sensitivity_squared: float, mu_squared: float, n_noisy: int) -> int:
-    """Return the variance of the whole numbers that each site adds, rounded up; 0 for no noise."""
+    """Return the variance, rounded up, of the noise that each site adds; 0 for no noise."""
     if math.isinf(mu_squared):
         return 0
     return math.ceil(sensitivity_squared / (mu_squared * n_noisy))
@@ -197,5 +197,7 @@ def _checked_point(given: Any) -> float | tuple[float, ...]:
     except (TypeError, ValueError):
         point = np.array(np.nan)
     if point.ndim > 1 or not np.isfinite(point).all():
-        raise InputError("around must be a finite number, or one for each feature")
+        raise InputError(
+            "around must be a finite number, or a list with a finite number for each feature"
+        )
     return tuple(point.tolist()) if point.ndim else float(point)

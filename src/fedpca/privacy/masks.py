@@ -3,12 +3,12 @@
     y_i = x_i + sum over neighbors j > i of m_ij - sum over neighbors j < i of m_ij
 
 Two sites i and j exchange keys, and so share a secret that nobody else knows. For each question, both
-derive the same mask m_ij from it. One adds the mask and the other subtracts it, so all masks cancel in
-the total, and the answer of a single site is random. If a site does not answer, nothing can be read,
-and the program starts again without it. So no secret is ever handed to anybody.
+derive the same mask m_ij from that secret. One site adds the mask and the other subtracts it. So all
+masks cancel in the total, while the answer of a single site looks random. If a site does not answer,
+nothing can be read, and the program starts again without that site. So no secret is ever handed over.
 
-If there are up to 100 sites, every site is a neighbor of every other one. If there are more, the sites
-are arranged in 32 random rings, and a site's neighbors are those next to it in some ring. That is
+If there are up to 100 sites, every site is a neighbor of every other. If there are more, the sites are
+arranged in 32 random rings, and a site's neighbors are the sites next to it in any ring. That is
 enough: if half of 1000 sites collude, the chance that the honest sites do not stay connected is below
 ``2^-40``.
 
@@ -40,11 +40,11 @@ except ImportError:
 from fedpca.arrays import Array, Arrays
 from fedpca.privacy.rings import Ring, add, subtract
 
-MAX_ALL_PAIRS = 100  # up to this many sites, all are neighbors
+MAX_ALL_PAIRS = 100  # up to this many sites, all are neighbors of each other
 N_RINGS = 32  # random rings in which a site has two neighbors each
 KEY_BYTES = 32
 AES_BLOCK_BYTES = 16
-BLOCK_BYTES = 1 << 17  # all masks are added to a part of an answer of this size, then to the next
+BLOCK_BYTES = 1 << 17  # an answer is masked in parts of this size, each with all its masks
 _PAIR = b"fedpca pair secret"
 _ROUND = b"fedpca round key"
 
@@ -62,7 +62,7 @@ def public_key_of(private: bytes) -> bytes:
 def neighbors(name: str, roster: Sequence[str], seed: bytes) -> list[str]:
     """Return the sites that share masks with a site, in the order of their names.
 
-    ``seed`` is the hash of all offers, so that nobody can choose the graph.
+    ``seed`` is the hash of all offers, so nobody can choose who the neighbors are.
     """
     if len(roster) <= MAX_ALL_PAIRS:
         return sorted(other for other in roster if other != name)
@@ -82,7 +82,7 @@ def _random_rings(names: tuple[str, ...], seed: bytes) -> Array:
 
 
 def pair_secrets(private: bytes, publics: Sequence[bytes], seed: bytes) -> list[bytes]:
-    """Return the secrets that a site shares with the holders of other keys.
+    """Return the secrets that a site shares with the sites that have these public keys.
 
     ``seed`` is the hash of all offers.
     """
@@ -98,10 +98,11 @@ def masked(
     fields: Arrays,
     rings: Mapping[str, Ring],
 ) -> Arrays:
-    """Return encoded fields with the masks of all neighbors, which are added in place.
+    """Add the masks of all neighbors to encoded fields, in place, and return the fields.
 
-    ``secrets`` are the pair secrets by neighbor. ``context`` identifies the question: the same question
-    gets the same masks, and a different question gets different masks.
+    ``secrets`` holds the secret that the site shares with each neighbor, by name. ``context``
+    identifies the question: the same question gets the same masks, and a different question gets
+    different masks.
     """
     total = {field: np.asarray(elements, order="C") for field, elements in fields.items()}
     streams = [

@@ -29,8 +29,8 @@ Verify = Callable[[bytes, bytes, bytes], bool]  # takes a key in DER form, a sig
 class Offer:
     """A site's public key for the exchange, and the site's signature.
 
-    A site in the coordinator's own process has no key to sign with; then identity and signature are
-    empty.
+    A site in the coordinator's own process has no key to sign with, so its identity and its signature
+    are empty.
     """
 
     public: bytes
@@ -56,7 +56,7 @@ class Offer:
 
     @staticmethod
     def end(data: bytes, start: int) -> int:
-        """Return where the offer that begins at ``start`` ends; its last part may be cut off."""
+        """Return where the offer that begins at ``start`` ends, or would end if it were whole."""
         for _ in range(3):
             start += 2 + int.from_bytes(data[start : start + 2], "big")
         return start
@@ -85,13 +85,15 @@ def seed_of(run: str, offers: Mapping[str, Offer]) -> bytes:
 def check_offers(
     run: str, plan: RunPlan, offers: Mapping[str, Offer], verify: Verify | None
 ) -> None:
-    """Refuse offers unless each site of the plan, and no other, made one with the plan's key."""
+    """Refuse offers unless each site has signed its own with the key that the plan lists."""
     for name, key in plan.sites.items():
         if key == NO_KEY and verify is None:
             continue
         offer = offers[name]
         if hashlib.sha256(offer.identity).hexdigest() != key:
-            raise PolicyRefused(f"the key offered for site {name!r} is not from the plan's key")
+            raise PolicyRefused(
+                f"the key offered for site {name!r} is not signed with the key in the plan"
+            )
         text = text_to_sign(run, plan, offer.public)
         if verify is None or not verify(offer.identity, offer.signature, text):
             raise PolicyRefused(f"the key offered for site {name!r} is not signed by that site")
@@ -111,5 +113,7 @@ def unpack_offers(names: Sequence[str], arrays: Mapping[str, Array]) -> dict[str
         offers[name] = Offer.from_bytes(data[start:end])
         start = end
     if start != len(data):
-        raise PolicyRefused(f"the number of offered keys is not {len(names)}, as the plan says")
+        raise PolicyRefused(
+            f"there must be {len(names)} offered keys, one for each site of the plan"
+        )
     return offers

@@ -1,9 +1,9 @@
-"""Represent numbers as whole numbers in a ring, where masks cancel exactly and order does not matter.
+"""Represent numbers as whole numbers in a ring, where sums are exact and all masks cancel.
 
     x  ->  round(x 2^f) mod 2^64   or   mod 2^128
 
 A number is multiplied by a power of 2 and rounded, so its error is at most ``2^-(f+1)``. Sums in the
-ring are exact. So the total does not depend on the order of the sites. A narrow ring has 64 bits, which
+ring are exact, so the total does not depend on the order of the sites. A narrow ring has 64 bits, which
 is enough for the entries of a matrix. A wide ring has 128 bits. It is for numbers of very different
 sizes, such as the sums of columns in different units.
 
@@ -22,7 +22,7 @@ from fedpca.arrays import Array
 
 NARROW, WIDE = 64, 128
 _HALF = 2.0**64
-MAX_FACTOR_EXPONENT = 1000  # such a power of 2 is a float64, and so is its inverse
+MAX_FACTOR_EXPONENT = 1000  # up to here, a power of 2 and its inverse are float64 numbers
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,14 @@ class Ring:
         return math.ldexp(1.0, self.bits - 2 - self.fraction_bits)
 
     def encode(self, values: Array) -> Array:
-        """Return numbers as new elements of the ring; whole numbers must be in int64."""
+        """Return a new array with the numbers as elements of the ring; whole numbers are int64."""
         if values.dtype == np.int64 and self.bits == NARROW and self.fraction_bits == 0:
             return values.copy().view(np.uint64)
         scaled = _times_power_of_two(values.astype(np.float64), self.fraction_bits)
         np.rint(scaled, out=scaled)
         if self.bits == NARROW:
             return scaled.astype(np.int64).view(np.uint64)
-        # both steps are exact: the parts of the size have no more digits than the number itself
+        # both steps are exact, because `high` and `low` have no more digits than `size`
         size = np.abs(scaled)
         high = np.floor(size / _HALF)
         low = size - high * _HALF
@@ -75,7 +75,7 @@ class Ring:
         return np.ldexp(np.where(is_negative, -whole, whole), -self.fraction_bits)
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the elements of an array with this shape."""
+        """Return the shape that an array of this shape has once it is encoded."""
         return shape if self.bits == NARROW else (*shape, 2)
 
 

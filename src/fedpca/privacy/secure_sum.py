@@ -30,12 +30,15 @@ from fedpca.protocol.message import Message
 from fedpca.protocol.question import Question
 
 MIN_SITES = 2
-ONE_SITE = "a secure sum over one site would show this site's answer; it needs at least two sites"
+ONE_SITE = "a secure sum over one site would show that site's answer; use at least two sites"
 BOUND = "bound"  # the mask of a message that asks only for a bound
-BEYOND = "beyond bound"  # the field of flags in an answer whose bound is only tried
+BEYOND = "beyond bound"  # the field for flags, in answers whose bound is only tried
 KINDS = {NARROW: "narrow", WIDE: "wide"}
-MIN_FRACTION_BITS, MAX_FRACTION_BITS = -1100, 1200  # what the largest and smallest floats need
-ENERGY_SLACK = 1e-6  # share of a total by which rounding may change it
+MIN_FRACTION_BITS, MAX_FRACTION_BITS = (
+    -1100,
+    1200,
+)  # enough for the largest and the smallest floats
+ENERGY_SLACK = 1e-6  # share of itself by which rounding may change a total
 _SIZES, _FLAG, _NOTHING = (b"fedpca " + each for each in (b"size words", b"flag", b"no answer"))
 
 
@@ -44,13 +47,13 @@ class BeyondBound(PolicyRefused):
 
 
 def bits_of(declared: Declared) -> int:
-    """Return the ring's bits for a field: wide for numbers and vectors, narrow for matrices."""
+    """Return the bits of a field's ring: wide for numbers and vectors, narrow for matrices."""
     is_small = len(declared.dimensions) < 2 and declared.dimensions != ("triangle",)
     return WIDE if is_small and declared.dtype != "int64" else NARROW
 
 
 def rings_from_bounds(question: Question, bounds: Mapping[str, float]) -> dict[str, Ring]:
-    """Return the ring of each field; ``bounds`` limit totals in narrow and in wide rings."""
+    """Return the ring of each field; ``bounds`` has a bound on totals for each kind of ring."""
     rings = {}
     for name, declared in question.answers.items():
         bits, is_whole = bits_of(declared), declared.dtype == "int64"
@@ -59,7 +62,7 @@ def rings_from_bounds(question: Question, bounds: Mapping[str, float]) -> dict[s
 
 
 def bins_of(question: Question) -> dict[str, Ring]:
-    """Return the fields of an answer about bounds: one for each kind of ring that fractions need."""
+    """Return the fields of an answer about bounds: one for each kind of ring with fractions."""
     kinds = {KINDS[bits_of(each)] for each in question.answers.values() if each.dtype != "int64"}
     return dict.fromkeys(sorted(kinds), WHOLE)
 
@@ -67,7 +70,7 @@ def bins_of(question: Question) -> dict[str, Ring]:
 def explained_bounds(
     question: Question, arrays: Arrays, energy: float | None
 ) -> dict[str, float] | None:
-    """Return bounds on totals that follow from the rows' sum of squares, or None if none do.
+    """Return the bounds on totals that the rows' sum of squares implies, or None without any.
 
     The norm of ``A'A Z`` is at most the trace of ``A'A`` times the norm of Z. A question may also
     declare a factor, ``times_energy``. A question without fractions needs no bound.
@@ -124,8 +127,9 @@ def masked_answer(
 ) -> Arrays:
     """Return a site's answer, or only the size of its numbers, under masks.
 
-    ``secrets`` are those that the site shares with its neighbors, and ``private`` is a secret of its
-    own. A number beyond the bound is refused, never clipped, unless the bound is only tried.
+    ``secrets`` holds the secret that the site shares with each neighbor, by name. ``private`` is a
+    secret that only the site knows. A number beyond the bound is never clipped. It is refused, unless
+    the bound is only tried.
     """
     mask, digest = request.header.get("mask"), request.digest
     if mask == BOUND:
@@ -139,7 +143,7 @@ def masked_answer(
 
 
 def _sizes(question: Question, answer: Arrays, digest: bytes, private: bytes) -> Arrays:
-    """Return the bins of the largest number in narrow and in wide rings."""
+    """Return the bins of the largest number among narrow fields, and among wide ones."""
     sizes: dict[str, list[float]] = {kind: [] for kind in bins_of(question)}
     for name, declared in question.answers.items():
         if declared.dtype != "int64":
@@ -155,7 +159,7 @@ def _sizes(question: Question, answer: Arrays, digest: bytes, private: bytes) ->
 def _elements(
     rings: Mapping[str, Ring], answer: Arrays, request: Message, private: bytes
 ) -> Arrays:
-    """Return an answer as elements of its rings, or random ones if it exceeds a bound that is tried.
+    """Return an answer as elements of its rings, or random elements if it exceeds a tried bound.
 
     The bound limits the total. If the bound is only tried, each site's answer must be within an equal
     share of it. Otherwise, the answers of all sites together are known to be within the bound.
@@ -170,8 +174,8 @@ def _elements(
     if BEYOND not in rings:
         if beyond:
             raise BeyondBound(
-                f"field {beyond[0]!r} is larger than the bound of {own[beyond[0]].largest:.3g} that "
-                "was sent, and is not clipped"
+                f"field {beyond[0]!r} is larger than the bound of {own[beyond[0]].largest:.3g} in "
+                "the question; numbers beyond the bound are refused, not clipped"
             )
         return {name: ring.encode(answer[name]) for name, ring in own.items()}
     if beyond:  # random elements of one site hide what the others add to the total
@@ -195,7 +199,7 @@ def _random(shape: tuple[int, ...], context: bytes, private: bytes) -> Array:
 
 
 def _largest(array: Array) -> float:
-    """Return the size of the largest number, without another array of sizes."""
+    """Return the size of the largest number, without making an array of sizes."""
     return float(max(array.max(initial=0.0), -array.min(initial=0.0)))
 
 

@@ -10,7 +10,7 @@ word           promise
 count          whole numbers from 0 to 2^48
 squares        sums of squares: not negative
 nonnegative    not negative
-large          as large as a float may be, up to 1e304; other fields are limited to 1e146
+large          up to 1e304, almost as large as a float can be; other fields are limited to 1e146
 share          from 0 to 1
 decreasing     each number is at most the one before
 orthonormal    a matrix whose vectors along its shorter side are orthonormal
@@ -19,7 +19,7 @@ semidefinite   a matrix, or its packed triangle, with a diagonal that is not neg
 explained      at most the site's energy times the norm of what was sent to the site
 rows           adds up to the site's row count (no check)
 weight         the site's weight, if that is not its row count (no check)
-energy         adds up to the site's sum of squares; for a matrix, its trace (no check)
+energy         adds up to the site's sum of squares; in a matrix, the diagonal does (no check)
 =============  =====================================================================================
 
 Every float64 field is also limited in size, so that neither a total over sites nor its square
@@ -42,7 +42,7 @@ MAX_NORM = 1e146  # of a field; the squares of the totals of 10,000 sites stay f
 MAX_LARGE = 1e304  # of a field that is not squared; totals of 10,000 sites stay finite
 MAX_VALUE = 1e68  # of a column's mean; 1e10 such values have a sum of squares within MAX_NORM
 ROUNDING = 1e-8  # relative error that rounding may cause in an answer
-SHORT_COLUMNS = 512  # of a packed triangle; they are too short to be checked one by one
+SHORT_COLUMNS = 512  # of a packed triangle, too short to be worth checking one by one
 TOLD = ("rows", "weight", "energy")  # words that say what a site contributes
 
 Problem = str | None
@@ -141,7 +141,7 @@ def _orthonormal(array: Array, declared: Declared, slack: float) -> Problem:
 
 
 def _least(array: Array) -> float:
-    """Return a scalar as it is, or the smallest number of an array, but at most zero."""
+    """Return a scalar itself; of an array, return its smallest number or 0, whichever is less."""
     return float(array.min(initial=0.0) if array.ndim else array.item())
 
 
@@ -176,16 +176,16 @@ def _diagonal_positions(n_entries: int) -> Array:
 
 
 def _square_excesses(array: Array, roots: Array) -> Iterator[float]:
-    """Yield the most by which an entry of the matrices exceeds its limit."""
+    """Yield the largest amount by which an entry of the matrices exceeds its limit."""
     limits = roots[..., :, None] * roots[..., None, :]
     yield float((np.abs(array) - limits).max(initial=0.0))
 
 
 def _packed_excesses(array: Array, roots: Array) -> Iterator[float]:
-    """Yield, for each part of the packed triangles, the most by which an entry exceeds its limit.
+    """Yield the largest amount by which an entry exceeds its limit, for each part of the triangles.
 
-    The first columns are short, so BLAS subtracts their limits in a single call. Each longer column is
-    a part of its own.
+    The first columns are short, so they form one part, and BLAS subtracts their limits in a single
+    call. Each longer column is a separate part.
     """
     triangles, each_roots = array.reshape(-1, array.shape[-1]), roots.reshape(-1, roots.shape[-1])
     for triangle, own in zip(triangles, each_roots, strict=True):

@@ -40,7 +40,7 @@ Header = dict[str, Any]
 MARK = b"FedP"
 VERSION = 2
 MAX_BYTES = 1 << 30
-MAX_HEADER_BYTES = 1 << 20  # the longest holds an error's text; column names travel as arrays
+MAX_HEADER_BYTES = 1 << 20  # the longest holds an error's text; column names are sent as arrays
 MAX_HEADER_DEPTH = 16  # the fields take four levels
 MAX_FIELDS = 256
 MAX_NAME_CHARS = 100  # of a field
@@ -73,7 +73,7 @@ class Checked(NamedTuple):
 class Message:
     """A header, named read-only arrays, and the encoded size of the message.
 
-    ``max_answer_bytes`` and ``checked`` do not travel. ``max_answer_bytes`` tells an engine which
+    ``max_answer_bytes`` and ``checked`` are not sent. ``max_answer_bytes`` tells an engine which
     answers to refuse unread. ``checked`` keeps what has passed checks in this process: a message to
     many sites is checked once, and an answer that its site has checked is not checked again.
     """
@@ -109,7 +109,7 @@ def compose(
 
 
 def size_of(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> int:
-    """Return the encoded size of a message; only the dtypes and shapes of the arrays count."""
+    """Return the encoded size of a message; the values in the arrays do not matter."""
     return _total_bytes(_header_bytes(header, arrays), arrays)
 
 
@@ -225,7 +225,7 @@ def _check_length(n_header: int) -> None:
 
 
 def _check_depth(text: bytes) -> None:
-    """Refuse a header that is too deep, before it is parsed."""
+    """Refuse a header that is nested too deeply, before it is parsed."""
     depth = 0
     for bracket in _NOT_A_BRACKET.sub(b"", _STRING.sub(b"", _ESCAPED.sub(b"", text))):
         depth += 1 if bracket in b"[{" else -1
@@ -274,7 +274,7 @@ def _read_arrays(body: memoryview, fields: list[tuple[str, str, list[int]]]) -> 
     start = 0
     for name, dtype_name, shape in fields:
         if not isinstance(name, str) or name in arrays:
-            raise ValueError("name")
+            raise ValueError("each field must have a unique name")
         if dtype_name not in _DTYPE_BY_NAME or any(type(n) is not int or n < 0 for n in shape):
             raise ValueError(name)
         dtype = _DTYPE_BY_NAME[dtype_name]
@@ -283,7 +283,7 @@ def _read_arrays(body: memoryview, fields: list[tuple[str, str, list[int]]]) -> 
         start += count * dtype.itemsize
         start += _padding(start)
     if start != len(body):
-        raise ValueError("length")
+        raise ValueError("the arrays must fill the message")
     return arrays
 
 

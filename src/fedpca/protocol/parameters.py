@@ -47,14 +47,14 @@ def check_asked_words(words: Sequence[str], field: str) -> None:
 
 
 def split_words(text: str) -> list[str]:
-    """Split words such as "fixed, 1..8"."""
+    """Return the words in a text such as "fixed, 1..8"."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def out_of_bounds(
     array: Array, words: Sequence[str], others: Mapping[str, Array] | None = None
 ) -> str | None:
-    """Return how a field breaks the bounds of its words, or None; ``others`` has all fields."""
+    """Return what a field must be but is not, or None; ``others`` has the question's fields."""
     for word in words:
         bounds, numbers = _range(word.removeprefix(_COLUMNS)), _numbers(word)
         if bounds is not None:
@@ -69,7 +69,7 @@ def out_of_bounds(
         elif word.startswith(_BY):
             groups = (others or {})[word.removeprefix(_BY)]
             if not all(_is_orthonormal(array[:, groups == group]) for group in np.unique(groups)):
-                return "must have orthonormal columns for each number"
+                return "must have orthonormal columns in each group of columns"
         elif word == "orthonormal" and not _is_orthonormal(array):
             return "must have orthonormal columns"
         elif word == "flag" and not np.isin(array, (0, 1)).all():

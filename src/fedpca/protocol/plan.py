@@ -20,12 +20,14 @@ from fedpca.errors import MessageError
 
 DOMAIN = b"fedpca declared plan, version 1\0"
 DECLARE = "declare_run"  # takes the place of a question's name
-AGREE = "agree_on_keys"  # likewise, before the first question of a run with secure sums
+AGREE = (
+    "agree_on_keys"  # also in place of a name, before the first question of a run with secure sums
+)
 SECURE = "secure"  # the privacy setting that asks for secure sums
 PRIVATE = "differential"  # the privacy settings of a differentially private run
 MAX_PLAN_BYTES = 1 << 20  # a plan lists sites, and perhaps numbers of components by site
 MAX_PURPOSE = 500  # characters
-MAX_NAME = 100  # characters of the name of a run or a program
+MAX_NAME = 100  # characters in the name of a run or a program
 MAX_ROUNDS = 10**6  # more rounds than any program takes
 NO_KEY = ""  # the fingerprint of a site in the coordinator's own process
 
@@ -41,7 +43,7 @@ class RunPlan:
     program : str
         The estimator, as in "FederatedPCA".
     parameters : dict
-        The estimator's parameters as plain values, with its ``solver`` as a name or as options.
+        The estimator's parameters as plain values; ``solver`` is a name or a table of options.
     sites : dict
         The names of the sites that take part, and the fingerprints of their keys.
     purpose : str
@@ -126,16 +128,22 @@ class RunPlan:
             name in known and value == known[name] for name, value in self.privacy.items()
         )
         if not is_known or not isinstance(self.privacy.get(PRIVATE, {}), dict):
-            raise MessageError("the plan has privacy settings that cannot be read")
+            raise MessageError(
+                "the plan has unknown privacy settings; install the same version of fedpca everywhere"
+            )
         if not self.sites or not all(isinstance(key, str) for key in self.sites.values()):
             raise MessageError("the plan must list its sites with the fingerprints of their keys")
         keys = [key for key in self.sites.values() if key != NO_KEY]
         if len(set(keys)) < len(keys):
-            raise MessageError("the plan lists two sites with the same key")
+            raise MessageError(
+                "the plan lists two sites with the same key; each site needs its own key"
+            )
         if len(self.purpose) > MAX_PURPOSE:
             raise MessageError(
                 f"the plan's purpose has more than {MAX_PURPOSE} characters; shorten it"
             )
         rounds = self.parameters.get("max_rounds", 1)
         if not isinstance(rounds, int) or not 1 <= rounds <= MAX_ROUNDS:
-            raise MessageError(f"the plan's max_rounds must be from 1 to {MAX_ROUNDS:,}")
+            raise MessageError(
+                f"the plan's max_rounds must be a whole number from 1 to {MAX_ROUNDS:,}"
+            )

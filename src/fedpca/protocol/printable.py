@@ -9,18 +9,18 @@ from __future__ import annotations
 from typing import Any
 
 MAX_CHARS = 200  # of a name
-MAX_REASON_CHARS = 2000  # of an error that a different party causes
+MAX_REASON_CHARS = 2000  # of an error's text from another party
 
 
 def printable(text: Any, max_chars: int = MAX_CHARS, *, keep: str = "") -> str:
-    r"""Return the text on one line, with escapes for what is not printable, cut after ``max_chars``.
+    r"""Return the text on one line, at most ``max_chars`` long, with escapes for unprintable parts.
 
     The characters in ``keep`` stay as they are.
 
     >>> printable("north\x1b[2J\nserver: all is well")
     'north\\x1b[2J\\nserver: all is well'
     """
-    # each character becomes at least one, so the rest would be cut anyway
+    # no character becomes shorter, so the rest would be cut off anyway
     start = str(text)[: max_chars + 1]
     shown = "".join(c if c.isprintable() or c in keep else _escape(c) for c in start)
     return shown if len(shown) <= max_chars else shown[: max_chars - 3] + "..."

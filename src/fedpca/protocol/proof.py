@@ -4,7 +4,7 @@ A site writes each question and answer to its ledger, a hash chain, and signs th
 
     domain | SHA-256(request) | commitment | head,    commitment = SHA-256(salt | SHA-256(answer))
 
-``head`` is the chain value of the line that records the answer, so it commits to all lines before it.
+``head`` is the chain value of the line that records the answer, so it commits to all earlier lines.
 The salt is random and stays with the site and the coordinator. Without a salt, a reader of a model file
 could guess an answer, such as a small count, and confirm the guess by the answer's digest.
 """
@@ -18,28 +18,28 @@ from dataclasses import dataclass
 from fedpca.errors import MessageError
 
 DOMAIN = b"fedpca signed answer, version 1\0"
-NO_HEAD = "0" * 64  # before the first line, and with an answer that could not be recorded
+NO_HEAD = "0" * 64  # before the first line, and for an answer that could not be recorded
 HEAD_BYTES, SALT_BYTES = 32, 16
 FIELDS = ("head", "digest_in", "commitment", "signature", "key")  # of a proof in a run record
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What travels with an answer: the head of the site's ledger, a salt, and the signature."""
+    """What a site sends with an answer: the head of its ledger, a salt, and a signature."""
 
     head: str
     salt: str
     signature: bytes
 
     def to_bytes(self) -> bytes:
-        """Return the proof as bytes; keys of one kind always give the same length."""
+        """Return the proof as bytes; their number depends only on the kind of key."""
         return bytes.fromhex(self.head) + bytes.fromhex(self.salt) + self.signature
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Proof:
         """Restore a proof from the bytes that `to_bytes` returned."""
         if len(data) <= HEAD_BYTES + SALT_BYTES:
-            raise MessageError(f"a signature of {len(data)} bytes is too short")
+            raise MessageError(f"a proof of {len(data)} bytes is too short to hold a signature")
         salt_end = HEAD_BYTES + SALT_BYTES
         return cls(data[:HEAD_BYTES].hex(), data[HEAD_BYTES:salt_end].hex(), data[salt_end:])
 
@@ -50,7 +50,7 @@ def digest(data: bytes) -> str:
 
 
 def commitment(salt: str, digest_out: str) -> str:
-    """Return a digest of an answer that only those who know the salt can compare with a guess."""
+    """Return a digest of an answer; only those who know the salt can check a guess against it."""
     return digest(bytes.fromhex(salt) + bytes.fromhex(digest_out))
 
 
@@ -62,7 +62,7 @@ def statement(digest_in: str, committed: str, head: str) -> bytes:
 def check_proofs(proofs: object) -> dict[str, dict[str, str]]:
     """Return the proofs of a run record by site, or raise a ValueError if they are malformed."""
     if not isinstance(proofs, dict):
-        raise ValueError("the proofs are not a table")
+        raise ValueError("the proofs must be a table")
     for site, proof in proofs.items():
         is_table = isinstance(proof, dict) and set(proof) == set(FIELDS)
         if not is_table or not all(

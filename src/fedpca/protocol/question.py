@@ -117,7 +117,7 @@ class Question:
         return checked
 
     def check_bounds(self, arrays: Mapping[str, Array]) -> None:
-        """Raise an error that names the field if a number is out of its declared bounds."""
+        """Raise an error that names the field if a number violates the bounds declared for it."""
         for name, words in self.bounds.items():
             problem = out_of_bounds(arrays[name], words, arrays)
             if problem is not None:
@@ -148,7 +148,7 @@ class Question:
             norm = norm_of(array, declared, words)
             if norm > limit_of(words):
                 raise too_large(
-                    f"field {name!r} in {where} is larger than {limit_of(words):.0e}; "
+                    f"field {name!r} in {where} must be at most {limit_of(words):.0e} in size; "
                     "rescale the columns"
                 )
             problem = broken_promise(array, declared, words, norm, energy) if words else None
@@ -170,7 +170,7 @@ class Question:
 
     @cached_property
     def explained(self) -> tuple[str, ...]:
-        """Return the fields that the site's rows must be able to explain."""
+        """Return the fields that are declared as explained by the site's rows."""
         return tuple(name for name, words in self.words.items() if "explained" in words)
 
     def told(self, answer: Arrays) -> dict[str, float]:
@@ -222,10 +222,10 @@ def question(
     spends: Callable[[RunPlan], float] | None = None,
     doing: str = "",
 ) -> Callable[[Callable[..., Mapping[str, Any]]], Question]:
-    """Register a function as a question under its own name.
+    """Register a function as a question under the function's name.
 
-    ``doing`` says in a few words what the site does, for progress and errors; by default, it is the
-    question's name in words.
+    ``doing`` says in a few words what the site does, for progress reports and errors. By default, it is
+    made from the question's name.
 
     Examples
     --------

@@ -39,7 +39,7 @@ class Order:
         return True
 
     def after(self, name: str) -> Order:
-        """Return what may follow the question with this name; `NEVER` if it is out of turn."""
+        """Return what may follow the question with this name, or `NEVER` if it is out of turn."""
         return NEVER
 
     def next(self) -> Iterator[str]:
@@ -120,7 +120,7 @@ class _Repeat(Order):
     most: int
 
     def after(self, name: str) -> Order:
-        # without a bound the rest stays the same, so that equal alternatives are recognized
+        # without a bound, the rest stays the same, so that equal alternatives are recognized
         rest = self if self.most == MANY else repeat(self.part, most=self.most - 1)
         return _then(self.part.after(name), rest)
 
@@ -144,7 +144,7 @@ def then(*parts: Question | Order) -> Order:
 
 
 def either(*parts: Question | Order) -> Order:
-    """Return the order in which one of the parts is asked."""
+    """Return the order in which any one of the parts is asked."""
     return _either([_order(part) for part in parts])
 
 
@@ -208,7 +208,7 @@ class Script:
     fixed : sequence of str
         Further fields whose values stay the same in a run, each as "question.field".
     lengths : dict
-        The largest lengths that the plan allows, by the names of lengths in declarations of fields.
+        The largest length that the plan allows for each name of a length in the fields' declarations.
     family : str
         The word that a policy uses to allow the program.
     sees : sequence of str

@@ -37,7 +37,7 @@ class Ellipse(NamedTuple):
     covariance: Array  # (2, 2)
 
     def points(self) -> Array:
-        """Return points on the edge, ``(2, m)``."""
+        """Return points on the edge of the ellipse, ``(2, m)``."""
         values, vectors = np.linalg.eigh(self.covariance)
         radius = np.sqrt(-2 * np.log(1 - ELLIPSE_SHARE) * np.maximum(values, 0.0))
         angles = np.linspace(0, 2 * np.pi, 100)
@@ -47,7 +47,7 @@ class Ellipse(NamedTuple):
 
 @dataclass
 class BiplotDisplay(Drawn):
-    """Sites and features on two components; single rows must be the caller's own.
+    """Features on two components, together with sites or with the caller's own rows.
 
     Parameters
     ----------
@@ -58,11 +58,11 @@ class BiplotDisplay(Drawn):
     features : list of str
         The features to draw as arrows.
     arrows : ndarray of shape (len(features), 2)
-        The ends of their arrows.
+        The ends of these features' arrows.
     labels : tuple of str
         The labels of both axes.
     ellipses : dict of str to Ellipse
-        Where the rows lie at sites whose single rows are not drawn.
+        Where the rows of each site lie, for sites whose single rows are not drawn.
 
     Examples
     --------
@@ -106,14 +106,15 @@ class BiplotDisplay(Drawn):
             raise InputError("a summary has no scores of rows; merge it into a model first")
         if X is None and not sites:
             raise InputError(
-                "a biplot needs rows of your own, or summaries of sites; pass X, or sites"
+                "a biplot needs rows of your own or summaries of sites; pass X, sites, or both"
             )
         named = components_of(fitted)
         scores = np.empty((0, len(named))) if X is None else np.asarray(fitted.transform(X))
         n_scores = scores.shape[1]
         if max(components) >= n_scores or min(components) < 0 or len(set(components)) < 2:
             raise InputError(
-                f"components={components} must be two of the {n_scores} components, counted from 0"
+                f"components={components} must be two different components out of {n_scores}, counted "
+                "from 0"
             )
         chosen = list(components)
         spread = np.sqrt([named[c].variance for c in chosen])
@@ -192,17 +193,19 @@ def ellipse_of(fitted: Fitted, summary: Summary, chosen: Sequence[int], name: st
     """Return where the rows of a summary lie on two components of a model."""
     if isinstance(fitted, PersonalizedPCA):
         raise InputError(
-            "a personalized model centers each site on its own mean, so sites have no common biplot"
+            "a personalized model centers each site on its own mean, so sites have no common biplot; "
+            "pass only X"
         )
     features = feature_names(fitted)
     if feature_names(summary) != features:
         raise InputError(
-            f"the summary of {name!r} has other features than the model, or has them in a different "
-            "order; summarize the columns of the fit"
+            f"the summary of {name!r} must have the model's features, in the same order; summarize the "
+            "columns of the fit, in their order"
         )
     if summary.n < MIN_ROWS:
         raise InputError(
-            f"the summary of {name!r} has {summary.n:g} rows, but an ellipse needs at least {MIN_ROWS}"
+            f"the summary of {name!r} has {summary.n:g} rows, but an ellipse needs at least "
+            f"{MIN_ROWS}; omit this site"
         )
     W = (fitted.components_[list(chosen)] / getattr(fitted, "scale_", np.ones(len(features)))).T
     spread = np.sqrt(summary.eigenvalues)[:, None] * (summary.directions @ W)
@@ -213,7 +216,7 @@ def ellipse_of(fitted: Fitted, summary: Summary, chosen: Sequence[int], name: st
 def apart(points: Array, widths: Array, height: float, steps: int = 200) -> Array:
     """Return places near the points, ``(m, 2)``, where labels of these widths do not overlap.
 
-    Labels that overlap move up and down, away from each other, until none do.
+    Labels that overlap move up and down, away from each other, until no labels overlap.
     """
     places = points + np.stack([np.sign(points[:, 0]) * widths / 2, np.zeros(len(points))], axis=1)
     order = np.arange(len(points))

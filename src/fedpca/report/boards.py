@@ -1,8 +1,8 @@
 """Keep what a live page shows about a run or about a server, in words and numbers.
 
 A run needs only a moment to update its board. Each reader's own thread composes the text for that
-reader, so readers do not slow the run. A board has sites' names and counts of what was sent. It has no
-numbers about rows, no keys, and no secrets.
+reader, so readers do not slow down the run. A board has sites' names and counts of what was sent. It
+has no numbers about rows, no keys, and no secrets.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_SITES = 200  # sites that are listed; those that need somebody's attention c
 MAX_POINTS = 400  # residuals in the plot
 MAX_BARS = 80  # rounds whose bytes are drawn
 MAX_LINES = 12  # lines of a server's log
-BAD, WAITING, BUSY, GOOD, PLAIN = "bad", "waiting", "busy", "good", "plain"  # how a word looks
+BAD, WAITING, BUSY, GOOD, PLAIN = "bad", "waiting", "busy", "good", "plain"  # styles of words
 
 
 class Feed:
@@ -45,7 +45,7 @@ class Feed:
 
     @contextmanager
     def changing(self, *, is_last: bool = False) -> Iterator[None]:
-        """Let the caller change the state in the block; readers copy it only before or after that."""
+        """Let the caller change the state in the block, and let no reader copy it meanwhile."""
         with self._changed:
             yield
             self._version += 1
@@ -54,7 +54,7 @@ class Feed:
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Let a reader copy the state."""
+        """Let a reader copy the state in the block, and let nobody change it meanwhile."""
         with self._changed:
             yield
 
@@ -191,7 +191,7 @@ class RunBoard:
         if len(points) < 2:
             return None
         step = -(-len(points) // MAX_POINTS)
-        shown = points[::-step][::-1]  # the last one is always among them
+        shown = points[::-step][::-1]  # the last point is always included
         is_expected = left is not None and not is_over and self._tol > 0
         end = number + left if is_expected and left is not None else None
         return {"points": shown, "tol": self._tol, "end": end}
@@ -232,7 +232,7 @@ def _sites(
 
 
 class ServerBoard:
-    """What a server knows: which sites are online, and which sites a run is using."""
+    """What a server's page shows: which sites are online, and which sites a run is using."""
 
     def __init__(self, title: str, sites: Collection[str]) -> None:
         self.feed = Feed(self._compose)
@@ -243,7 +243,7 @@ class ServerBoard:
         self._lines: deque[str] = deque(maxlen=MAX_LINES)
 
     def show_sites(self, online: Collection[str], in_use: Mapping[str, str]) -> None:
-        """Record which sites are online, and which run uses each; do nothing if neither changed."""
+        """Record which sites are online, and which run uses each site, if anything has changed."""
         here = frozenset(online)
         now = {name: name in here for name in self._online}
         if now != self._online or in_use != self._in_use:

@@ -155,7 +155,7 @@ def _csv_text(header: Sequence[str], lines: Any) -> str:
 
 
 def _about(fitted: Fitted | Summary) -> dict[str, Any]:
-    """Return what only this kind of model has."""
+    """Return the number of rows and the values that only this kind of model has."""
     if isinstance(fitted, Summary):
         return {"n_rows": fitted.n}
     if isinstance(fitted, StreamingPCA):

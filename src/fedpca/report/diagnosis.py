@@ -22,7 +22,7 @@ from fedpca.solvers.site_map import SiteOnMap
 
 N_FEATURES = 3  # features that are named for each direction of a site
 N_LEADING = 5  # features with the largest contributions to a component
-MAX_COMPONENTS, MAX_ANGLES = 20, 4  # most that are printed
+MAX_COMPONENTS, MAX_ANGLES = 20, 4  # at most this many are printed
 
 
 def diagnosis_contents(
@@ -30,7 +30,7 @@ def diagnosis_contents(
 ) -> dict[str, Any]:
     """Return what is known about a fit, as values for JSON.
 
-    Without a diagnosis, these are the values that follow from the model: variances, contributions, the
+    Without a diagnosis, only values that follow from the model are known: variances, contributions, the
     limits of T2 and Q, and for some models the squared cosines. Values that are not known are None.
     """
     components, shares = components_of(fitted), 0.0
@@ -217,7 +217,7 @@ def _about_site(
 
 
 def _largest(direction: Array, features: Sequence[str]) -> dict[str, float]:
-    """Return the features with the largest weights in a direction."""
+    """Return the features with the largest weights in a direction, and these weights."""
     table = FeatureTable(tuple(features), ("direction",), direction[:, None])
     return table.leading("direction", N_FEATURES)
 
@@ -227,7 +227,7 @@ def _degrees(sine: float) -> float:
 
 
 def _cos2_of(fitted: FederatedPCA | StreamingPCA) -> FeatureTable | None:
-    """Return the squared cosines, or None if they need more than the model."""
+    """Return the squared cosines, or None if the model is not enough to compute them."""
     try:
         return fitted.cos2()
     except InputError:
@@ -235,7 +235,7 @@ def _cos2_of(fitted: FederatedPCA | StreamingPCA) -> FeatureTable | None:
 
 
 def _limits_of(known: FederatedPCA | Diagnosis, alpha: float) -> ControlLimits | None:
-    """Return the limits for new rows, or None if too few rows were fitted."""
+    """Return the limits for new rows, or None if the model was fitted to too few rows."""
     try:
         if isinstance(known, Diagnosis):
             return known.limits(alpha)

@@ -1,7 +1,7 @@
 """Draw what a diagnosis found: unusual rows, odd sites, and the sites that components depend on.
 
-These are Displays as in `fedpca.report.displays`. Single rows appear only where the caller passes rows
-of their own.
+The displays work like those in `fedpca.report.displays`. Single rows appear only where the caller
+passes rows of their own.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ControlChartDisplay(Drawn):
     t2, q : ndarray of shape (n,)
         T2 and Q of each row.
     limits : ControlLimits
-        Their limits.
+        The limits of T2 and Q.
     groups : ndarray of str, shape (n,)
         The group of each row.
 
@@ -70,9 +70,12 @@ class ControlChartDisplay(Drawn):
         groups: Any = None,
         ax: Any = None,
     ) -> Self:
-        """Draw rows; by default, the limits are those of `FederatedPCA.control_limits`."""
+        """Draw T2 and Q of rows; by default, the limits are those of `FederatedPCA.control_limits`."""
         if not isinstance(fitted, FederatedPCA):
-            raise InputError(f"a control chart needs a FederatedPCA, not {type(fitted).__name__}")
+            raise InputError(
+                f"a control chart requires a FederatedPCA, got {type(fitted).__name__}; use a model of "
+                "fedpca fit --method pca"
+            )
         flags = fitted.flag_rows(X, limits)
         where = np.zeros(len(flags.t2), "<U1") if groups is None else np.asarray(groups).astype(str)
         if len(where) != len(flags.t2):
@@ -82,7 +85,7 @@ class ControlChartDisplay(Drawn):
         return cls(flags.t2, flags.q, flags.limits, where).plot(ax)
 
     def plot(self, ax: Any = None) -> Self:
-        """Draw a point for each row, lines at the limits, and numbers of the rows far beyond them."""
+        """Draw a point for each row and lines at the limits; number the rows farthest beyond them."""
         ax = new_axes(ax, (6.0, 5.0))
         x, y = self._times_limit(self.t2, self.limits.t2), self._times_limit(self.q, self.limits.q)
         is_beyond = (x > 1) | (y > 1)
@@ -123,14 +126,14 @@ class ControlChartDisplay(Drawn):
 
 @dataclass
 class SiteMapDisplay(Drawn):
-    """How far each site's mean and covariance are from those of the others.
+    """How far each site's mean and covariance are from those of the other sites.
 
     Parameters
     ----------
     sites : list of str
         The names of the sites.
     means_apart, spreads_apart : ndarray of shape (n_sites,)
-        As in `SiteOnMap`; chance gives about 1.
+        As in `SiteOnMap`; about 1 if a site differs only by chance.
     rows : ndarray of shape (n_sites,)
         Each site's share of all rows.
     odd : ndarray of bool, shape (n_sites,)
@@ -175,7 +178,7 @@ class SiteMapDisplay(Drawn):
         ).plot(ax)
 
     def plot(self, ax: Any = None) -> Self:
-        """Draw a mark for each site, sized by its share of rows, and lines at the values of chance."""
+        """Draw a mark for each site, sized by its share of rows, and lines at the chance value of 1."""
         ax = new_axes(ax, (6.0, 5.0))
         x, y = (np.maximum(each, LEAST) for each in (self.means_apart, self.spreads_apart))
         area = MIN_AREA + MORE_AREA * self.rows
@@ -195,7 +198,7 @@ class SiteMapDisplay(Drawn):
         return self._keep(ax)
 
     def _label(self, ax: Any, x: Array, y: Array) -> None:
-        """Write the sites' names where none covers another, first those of sites that stand out."""
+        """Write sites' names without overlaps; if there are many, prefer the sites that stand out."""
         farthest = np.lexsort((-np.maximum(x, y), ~self.odd))[:MAX_LABELS]
         spots = np.log10(np.column_stack([x, y])[farthest])
         span = np.log10([ax.get_xlim()[1] / ax.get_xlim()[0], ax.get_ylim()[1] / ax.get_ylim()[0]])
@@ -261,5 +264,5 @@ class StabilityDisplay(Drawn):
 def shown_sites(diagnosis: Diagnosis) -> SiteMap:
     """Return the map of sites, or raise an error that says why there is none."""
     if diagnosis.sites is None:
-        raise InputError(f"the sites did not show what a map needs: {diagnosis.why_no_sites}")
+        raise InputError(f"there is no map of sites to draw: {diagnosis.why_no_sites}")
     return diagnosis.sites

@@ -1,8 +1,9 @@
 """Draw what a model found, as scikit-learn's Displays do.
 
-``ScreeDisplay.from_estimator(model)`` computes what is drawn and draws it. A display keeps its numbers
-as attributes, its axes as ``ax_``, and its figure as ``figure_``; ``plot`` draws it again. All displays
-need the extra ``plot``. Single rows appear only where the caller passes rows of their own.
+For example, ``ScreeDisplay.from_estimator(model)`` computes the numbers of a plot, and draws the plot.
+A display keeps its numbers as attributes, its axes as ``ax_``, and its figure as ``figure_``. The
+method ``plot`` draws the plot again. All displays need the extra ``plot``. Single rows appear only
+where the caller passes rows of their own.
 """
 
 from __future__ import annotations
@@ -51,13 +52,13 @@ class ScreeDisplay(Drawn):
     shares : ndarray of shape (k,)
         The share of the total variance that each component explains.
     noise_share : float, optional
-        The average share of a direction outside the components.
+        The average share of the variance along a direction outside the components.
     n_certain : int, optional
         The number of components that are certain, if not all are.
     ranks : RankComparison, optional
         How many components each rule finds. The plot marks these numbers.
     n_kept : int, optional
-        The number of components in the model, if the plot shows more than these.
+        The number of components in the model, if the plot also shows others.
 
     Examples
     --------
@@ -84,7 +85,7 @@ class ScreeDisplay(Drawn):
     ) -> Self:
         """Draw the components of a fitted estimator or a summary.
 
-        With the `Diagnosis` of a `FederatedPCA`, the plot also shows the variances beyond its
+        With the `Diagnosis` of a `FederatedPCA`, the plot also shows the variances beyond the model's
         components, and how many components each rank rule finds.
         """
         if diagnosis is not None:
@@ -155,9 +156,9 @@ class LoadingsDisplay(Drawn):
     component : str
         The name of the component.
     features : list of str
-        The features, beginning with the one with the largest loading.
+        The features, in descending order of the sizes of their loadings.
     loadings : ndarray of shape (len(features),)
-        Their loadings.
+        The loadings of these features.
 
     Examples
     --------
@@ -197,7 +198,7 @@ class LoadingsDisplay(Drawn):
         return cls(title, [names[j] for j in order], chosen.loadings[order]).plot(ax)
 
     def plot(self, ax: Any = None) -> Self:
-        """Draw a bar for each feature; the sign shows in its side and its hatching."""
+        """Draw a bar for each feature; its side and its hatching show the sign of the loading."""
         ax = new_axes(ax, (6.0, 0.8 + 0.26 * len(self.features)))
         positions = np.arange(len(self.features))[::-1]
         for sign, color, hatch in ((1, BLUE, ""), (-1, ORANGE, "//")):
@@ -233,7 +234,7 @@ class ConvergenceDisplay(Drawn):
     Attributes
     ----------
     bytes_ax_ : Axes
-        The axes for the bytes. ``ax_`` shows the residuals; without residuals, it is the same axes.
+        The axes for the bytes. ``ax_`` shows the residuals; without residuals, both are the same axes.
 
     Examples
     --------
@@ -259,7 +260,10 @@ class ConvergenceDisplay(Drawn):
         """Draw the rounds of the run that fitted an estimator."""
         history = getattr(fitted, "run_", RunRecord()).history
         if not history:
-            raise InputError("this model has no record of a run, so there are no rounds to draw")
+            raise InputError(
+                "this model has no record of a run, so there are no rounds to draw; use a model that "
+                "fedpca fit wrote"
+            )
         return cls(
             np.array([entry["round"] for entry in history]),
             np.array([entry.get("residual") or np.nan for entry in history], float),
@@ -271,7 +275,8 @@ class ConvergenceDisplay(Drawn):
     def plot(self, ax: Any = None) -> Self:
         """Draw residuals, if there are any, above bars for the bytes of each round.
 
-        If ``ax`` is given, it is divided, so it must be part of a grid, as from `pyplot.subplots`.
+        If you pass ``ax``, the axes are divided, so they must be part of a grid, like those that
+        `pyplot.subplots` returns.
         """
         ax = new_axes(ax, (6.0, 4.6))
         known = np.isfinite(self.residuals)
@@ -307,9 +312,10 @@ class ConvergenceDisplay(Drawn):
 
 @dataclass
 class SiteSharesDisplay(Drawn):
-    """How much of each site's variance is explained: by shared and local components, or by all.
+    """The share of each site's variance that components explain.
 
-    For a `RobustPCA`, this is the share of each site's entries that are outliers.
+    For a `PersonalizedPCA`, shared and local components have separate shares. For a `RobustPCA`, the
+    display shows the share of each site's entries that are outliers.
 
     Parameters
     ----------
@@ -318,7 +324,7 @@ class SiteSharesDisplay(Drawn):
     parts : dict of str to ndarray of shape (n_sites,)
         The share of each part at each site.
     of : str
-        What the shares are shares of.
+        What the shares refer to, such as "share of the site's variance".
 
     Examples
     --------

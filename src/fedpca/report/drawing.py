@@ -24,7 +24,7 @@ MARKERS = "osv^DPX*"  # so that color is never the only difference
 DASHES = ("-", "--", "-.", ":")
 HATCHES = ("", "//", "..", "xx", "--", "\\\\")
 FORMATS = (".png", ".svg", ".pdf")
-MAX_LABEL = 32  # characters of a name
+MAX_LABEL = 32  # most characters of a name that are drawn
 AT_RIGHT_EDGE: Any = {  # places words above a line, at the right edge of the axes
     "xycoords": ("axes fraction", "data"),
     "textcoords": "offset points",
@@ -76,7 +76,7 @@ def divided(ax: Any, shares: tuple[int, ...], *, across: bool = False) -> list[A
     place = ax.get_subplotspec()
     if place is None:
         raise InputError(
-            "this plot divides its axes; pass axes in a grid, as pyplot.subplots returns"
+            "this plot divides its axes, so they must be part of a grid; pass axes from pyplot.subplots"
         )
     if across:
         grid = place.subgridspec(1, len(shares), width_ratios=shares)
@@ -94,11 +94,11 @@ def label(name: object) -> str:
     'price in \\$ and cost in \\$'
     """
     shown = printable(name, MAX_LABEL).replace("$", r"\$")  # matplotlib draws \$ as a plain $
-    return f" {shown}" if shown.startswith("_") else shown  # else, legends omit it
+    return f" {shown}" if shown.startswith("_") else shown  # legends omit labels that start with _
 
 
 def in_units(n_bytes: Array) -> tuple[Array, str]:
-    """Return numbers of bytes in the unit that suits the largest one, and its name."""
+    """Return numbers of bytes in the unit that suits the largest of them, and the unit's name."""
     largest = n_bytes.max(initial=0)
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if largest >= size:
@@ -120,7 +120,8 @@ def decades(ax: Any, axis: str, low: float, high: float) -> None:
 def mark_ranks(ax: Any, ranks: Mapping[str, int], consensus: int | None) -> None:
     """Mark above a scree plot how many components each rule finds, and where their median is.
 
-    Each rule has a row of its own, so that no name covers another. The shares below reach up to 1.
+    Each rule has its own row, so that no name covers another. The rows start just above 1, the largest
+    share in the plot.
     """
     rows = dict(sorted(ranks.items(), key=lambda item: item[1]))
     right = ax.get_xlim()[1]
@@ -141,9 +142,9 @@ def mark_ranks(ax: Any, ranks: Mapping[str, int], consensus: int | None) -> None
 
 
 def check_plot_file(path: Path) -> None:
-    """Refuse a file name that does not say in which format to draw."""
+    """Refuse a file name that does not end in one of the formats for plots."""
     if path.suffix not in FORMATS:
-        raise InputError(f"{path} must end in {', '.join(FORMATS)}, as in {path.stem}.svg")
+        raise InputError(f"{path} must end in one of {', '.join(FORMATS)}, as in {path.stem}.svg")
 
 
 def save_figure(figure: Any, path: str | os.PathLike[str]) -> None:
@@ -157,7 +158,7 @@ def save_figure(figure: Any, path: str | os.PathLike[str]) -> None:
 
 
 def as_svg(figure: Any, words: str) -> str:
-    """Return a figure as an SVG element for a page, with words for those who cannot see it."""
+    """Return a figure as an SVG element, with a description for people who cannot see the figure."""
     written = io.BytesIO()
     _save(figure, written, "svg")
     pyplot().close(figure)

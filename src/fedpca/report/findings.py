@@ -16,7 +16,7 @@ MAX_COLUMNS = 20  # columns that are listed one by one
 def print_check(
     out: Console, sites: Mapping[str, Examined], findings: Sequence[Finding], *, listed: bool
 ) -> None:
-    """Print a table of sites, the columns of each if ``listed``, and the findings."""
+    """Print a table of sites, the columns of each site if ``listed`` is true, and the findings."""
     if sites:
         _print_sites(out, sites)
     if listed:
@@ -50,7 +50,7 @@ def _print_sites(out: Console, sites: Mapping[str, Examined]) -> None:
 
 
 def _print_columns(out: Console, name: str, site: Examined) -> None:
-    """Print a site's columns; if there are many, columns with gaps come first."""
+    """Print a site's columns; if there are many, print those with the most NaN or infinite values."""
     table = Table(title=f"Columns of {name}", title_justify="left")
     for heading in ("column", "type"):
         table.add_column(heading)

@@ -5,7 +5,7 @@ has the whole current state, so a slow reader skips states, and the server keeps
 can change anything through the page, because the server only answers GET. Other web pages in the same
 browser cannot read it, because requests from other origins are refused. Requests are also refused if
 their ``Host`` is a name that this server was not given, because the owner of another web page could
-make the name of that page lead to this machine.
+point that page's host name to this machine.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ from fedpca.report.markup import script_hash
 
 HOST, PORT = "127.0.0.1", 8642
 MAX_READERS = 32  # connections at a time; more are closed immediately
-STALLED_S = 10.0  # how long a reader may take to send a request, or to take a part of an answer
+STALLED_S = 10.0  # how long a reader may take to send a request, or to receive a part of an answer
 PAUSE_S = 0.25  # shortest time between two events for one reader
 HEARTBEAT_S = 15.0  # after this silence, an empty message is sent to detect readers that are gone
-FAREWELL_S = 1.0  # how long the end of a run waits for readers to learn of it
+FAREWELL_S = 1.0  # after a run ends, how long to wait until readers have learned that it ended
 
 UNKNOWN_NAME = (
-    "this page is not known by that name; use an IP address, or name it with --page-at NAME:PORT"
+    "this page is not served under that host name; use an IP address, or start the page with "
+    "--page-at NAME:PORT"
 )
 HEADERS = {
     "Cache-Control": "no-store",
@@ -88,7 +89,7 @@ class LivePage:
         return not ipaddress.ip_address(address).is_loopback
 
     def close(self) -> None:
-        """Stop serving; if the run has ended, first give readers up to `FAREWELL_S` to learn of it."""
+        """Stop serving; if the run has ended, first give readers up to `FAREWELL_S` to learn that."""
         if self._feed.is_over:
             until = time.monotonic() + FAREWELL_S
             while self._server.n_streams and time.monotonic() < until:
@@ -117,14 +118,18 @@ def _why_not(host: str, port: int, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         return (
             f"port {port} at {host} is in use, perhaps by the page of a different run; choose another "
-            f"with --page-at {port + 1 if port < 65535 else port - 1}, or any free one with --page-at 0"
+            f"with --page-at {port + 1 if port < 65535 else port - 1}, or any free port with "
+            "--page-at 0"
         )
     reason = error.strerror or os.strerror(error.errno or 0)
-    return f"cannot show a page at {host}, port {port}: {reason}; choose --page-at HOST:PORT"
+    return (
+        f"cannot show a page at {host}, port {port}: {reason}; choose a different address with "
+        "--page-at HOST:PORT"
+    )
 
 
 class _Server(ThreadingHTTPServer):
-    """A server with up to `MAX_READERS` threads, one per reader; the process does not wait for them."""
+    """A server with up to `MAX_READERS` threads, one per reader, which never keep the process alive."""
 
     daemon_threads = True
     block_on_close = False
@@ -163,7 +168,7 @@ class _Server(ThreadingHTTPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print nothing: a reader that goes away is not an error of the run."""
+        """Print nothing, because a reader who goes away is not an error of the run."""
 
 
 class _Server6(_Server):
@@ -175,7 +180,7 @@ def _server_of(family: int) -> type[_Server]:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One request of a reader."""
+    """A request from a reader, and the answer to it."""
 
     server: _Server
     timeout = STALLED_S
@@ -197,7 +202,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.NOT_FOUND, "there is only one page here, at /")
 
     def _is_from_elsewhere(self) -> bool:
-        """Return whether a page of a different origin makes the request; following a link is fine."""
+        """Return whether a different web page makes the request, other than by a link to follow."""
         site = self.headers.get("Sec-Fetch-Site", "none")
         if self.path == "/" and self.headers.get("Sec-Fetch-Mode") == "navigate":
             return self.headers.get("Sec-Fetch-Dest", "document") != "document"
@@ -251,13 +256,14 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Print nothing, since lines of the run belong on the terminal."""
+        """Print nothing, because the terminal is for the lines of the run."""
 
 
 def _is_own_name(host: str, names: frozenset[str]) -> bool:
     """Return whether a Host header is an IP address, or a name that the page was given.
 
-    The owner of a name decides where it leads; an address leads to the machine that has it.
+    The owner of a name decides which machine the name leads to. An IP address leads only to the machine
+    that has this address.
     """
     found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]/@\s]+)(:\d{1,5})?", host)
     if found is None:

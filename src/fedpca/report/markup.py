@@ -1,4 +1,4 @@
-"""Write text and tables into a page, where names from elsewhere can never be more than text."""
+"""Write text and tables into a page, so that names from elsewhere can never act as markup."""
 
 from __future__ import annotations
 

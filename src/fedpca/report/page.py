@@ -2,7 +2,7 @@
 
 The page is one file. It loads nothing from elsewhere, and contains nothing that the model file lacks.
 People other than the coordinator may read it, so it does not show small numbers of rows: neither a
-count below ``min_count``, nor a length that only a site's rows determine.
+count below ``min_count``, nor the length of an array if a site's rows determine that length.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from fedpca.summary.summary import Summary
 MAX_LOADINGS = 2000  # features in the table of loadings; `fedpca info --csv` prints all
 MAX_COMPONENTS = 10  # columns in the table of loadings
 MAX_PLOTS = 4  # components whose loadings are drawn
-MAX_SITES = 40  # sites whose shares are drawn, or whose names are listed
+MAX_SITES = 40  # if there are more, their shares are not drawn, and their names are not listed
 PACKAGES = ("numpy", "scipy", "scikit-learn")
 
 STOPPED = {
@@ -68,9 +68,9 @@ PERSONALIZED_STOPPED = {
 
 
 def report_page(fitted: Fitted | Summary, name: str, min_count: int = JOINING.min_count) -> str:
-    """Return the page about a model or summary whose file has this name.
+    """Return the page about a model or summary; ``name`` is the name of its file.
 
-    Counts of rows below ``min_count`` are not shown.
+    The page does not show counts of rows below ``min_count``.
     """
     if not isinstance(min_count, Integral) or isinstance(min_count, bool) or min_count < 1:
         raise InputError(f"min_count={min_count!r} must be a whole number, at least 1")
@@ -114,7 +114,7 @@ def _sections(fitted: Fitted | Summary, name: str, min_count: int) -> Iterator[s
 
 
 def _count(n: float, min_count: int) -> str:
-    """Return a number of rows as text, or words that hide it if it is below ``min_count``."""
+    """Return a number of rows as text, but hide a number below ``min_count``."""
     return f"fewer than {min_count}" if 0 < n < min_count else f"{n:,.10g}"
 
 
@@ -157,7 +157,7 @@ def _warnings(fitted: Fitted | Summary, run: RunRecord) -> Iterator[str]:
     if getattr(fitted, "ambiguity_", None):
         yield "Different shared components are equally good; see ambiguity_ of the model."
     for site in getattr(fitted, "corrupted_sites_", ()):
-        yield f"So many entries of {site} are outliers that its own scores mean little."
+        yield f"So many entries of {site} are outliers that the scores of its rows mean little."
 
 
 def _components_table(components: Sequence[Component]) -> str:
@@ -195,7 +195,7 @@ def _plots(fitted: Fitted | Summary, components: Sequence[Component], run: RunRe
 
 
 def _title_of_shares(fitted: Fitted | Summary) -> str:
-    """Return a title for what is known about each site, or an empty title if nothing is."""
+    """Return a title for what is known about each site, or an empty string if nothing is known."""
     titles = {
         "site_variance_": "What is shared and what is local at each site",
         "site_variance_ratio_": "How much of each site's variance is explained",
@@ -296,7 +296,7 @@ def _asked(run: RunRecord) -> Iterator[str]:
 
 
 def _doing(question: str) -> str:
-    """Return a question in words; it may belong to a package that is not installed here."""
+    """Return a question in words, or its name if it comes from a package that is not installed."""
     try:
         return find_question(question).doing
     except FedpcaError:
@@ -320,7 +320,7 @@ def _crossed(run: RunRecord) -> Iterator[str]:
 
 
 def _shape(total: Total) -> str:
-    """Return a shape, with a letter instead of a length that a site's rows may determine."""
+    """Return a shape as text, with a letter for each length that a site's rows may determine."""
     named: tuple[str, ...] = ()
     bounded: set[str] = set()
     if total.direction == "up":
@@ -382,7 +382,7 @@ def _reproduce(fitted: Fitted | Summary, name: str, run: RunRecord) -> Iterator[
 
 
 def _commands(fitted: Fitted | Summary, name: str) -> str:
-    """Return the commands that show the same numbers."""
+    """Return the commands that show the numbers on the page."""
     file = shown(name)
     lines = [f"fedpca info {file}"]
     if isinstance(fitted, FederatedPCA | PersonalizedPCA | RobustPCA):

@@ -1,4 +1,4 @@
-"""Draw rows next to the low-rank and the sparse part into which a robust model splits them."""
+"""Draw rows next to the low-rank part and the sparse part into which a robust model splits them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedpca.report.drawing import Drawn, divided, label, new_axes
 from fedpca.summary.summary import Summary
 
 TITLES = ("rows", "low-rank part", "outliers")
-MAX_NAMED = 15  # features up to which their names fit on the axis
+MAX_NAMED = 15  # the axis has no room for the names of more features
 SHADES = "PuOr"  # two colors that everybody can tell apart, with white in the middle
 MISSING = "#bdbdbd"
 USUAL_SHARE = 0.98  # share of the low-rank part's entries that lie within the range of shades

@@ -1,4 +1,4 @@
-"""Print what a fit would cost and reveal, and whether a model still holds."""
+"""Print what a fit would cost and reveal, and whether a model still fits the sites' rows."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _guarantee(each: SolverPlan) -> str:
 
 
 def in_units(n_bytes: int) -> str:
-    """Return a number of bytes in the largest unit that fits."""
+    """Return a number of bytes as text, in a unit from B to TB."""
     size, unit = float(n_bytes), 0
     while size >= 1000 and unit < len(_UNITS) - 1:
         size, unit = size / 1000, unit + 1
@@ -71,7 +71,7 @@ def in_units(n_bytes: int) -> str:
 
 
 def print_verdict(console: Console, verdict: Verdict) -> None:
-    """Print a table of a verdict's statistics, with drifted ones on top, and then the verdict."""
+    """Print a table of a verdict's statistics, those that drifted first, and then the verdict."""
     table = new_table(None, ("statistic", "along"), ("then", "now", "change", "allowed"))
     table.add_column("")
     drifts = verdict.drifts

@@ -4,10 +4,10 @@
 
 G is the relationship matrix of the samples at all sites, A has M variants as columns, and s are the
 singular values of A. Each site needs only the model to write the rows of U for its own samples. The
-weight of the counted allele is ``-V sqrt(M) / 2``, and that of the other allele is the negative, as
+weight of the counted allele is ``-V sqrt(M) / 2``, and the other allele has the opposite weight, as
 ``plink2 --pca allele-wts`` writes them. So ``plink2 --score`` can project samples; the signs of the
-scores are reversed, as they are with plink2's own weights. plink2 matches alleles by their letters. So
-the weights have the letters in a cohort's own files if these are at hand; otherwise, they have the
+scores are reversed, as they are with plink2's own weights. plink2 matches alleles by their letters. The
+weights therefore use the letters in a cohort's own files if the files are at hand, and otherwise the
 letters in the variants' names.
 """
 
@@ -28,7 +28,9 @@ EIGENVEC = ".eigenvec"
 WEIGHT_FILES = (".eigenvec.allele", ".afreq")
 MODEL_FILES = (".eigenval", ".left_out.tsv")
 
-Alleles = Mapping[str, tuple[str, str]]  # counted and other allele, as a cohort writes them
+Alleles = Mapping[
+    str, tuple[str, str]
+]  # counted and other allele of a variant, as in a cohort's file
 
 
 NAMED: Alleles = {}  # use the alleles in the names of the variants
@@ -78,10 +80,10 @@ def write_eigenvec(path: Path, ids: Sequence[tuple[str, str]], parts: Array) -> 
 
 
 def checked_variants(names: Sequence[str] | None) -> Sequence[str]:
-    """Return the names of a model's variants, or refuse a model of other features."""
+    """Return the names of a model's variants, or refuse a model whose features are not variants."""
     if names is None or misnamed_variant(names):
         raise InputError(
-            "the features of the model are not variants; plink's formats need genotypes"
+            "the features of the model are not variants; plink's formats require a model of genotypes"
         )
     return names
 

@@ -47,7 +47,7 @@ class LeakDisplay(Drawn):
     Attributes
     ----------
     axes_ : list of Axes
-        One for each listener; ``ax_`` is the first one.
+        The axes for each listener; ``ax_`` is the first one.
 
     Examples
     --------
@@ -143,15 +143,16 @@ class UtilityDisplay(Drawn):
     ) -> Self:
         """Draw what `expected_share` returns for rows with the variances that the model found.
 
-        ``delta`` and ``row_bound`` are as in `fedpca.Privacy`; a private fit already has its own. The
-        curve reveals the variances. To publish it, use a model of public rows, or from a private fit.
+        ``delta`` and ``row_bound`` are as in `fedpca.Privacy`; by default, they are those of a private
+        fit. The curve reveals the variances. To publish the curve, use a model of public rows or a
+        model from a private fit.
         """
         spent: Mapping[str, Any] = getattr(getattr(fitted, "run_", None), "privacy", {})
         delta = spent.get("delta") if delta is None else delta
         row_bound = spent.get("row_bound") if row_bound is None else row_bound
         if delta is None or row_bound is None:
             raise InputError(
-                "this model was not fitted privately, so the promise is not known; pass delta and "
+                "this model was not fitted privately, so it has no privacy settings; pass delta and "
                 "row_bound"
             )
         variances, n = _spectrum(fitted)
@@ -165,7 +166,7 @@ class UtilityDisplay(Drawn):
         return cls(np.array(epsilons), np.array(shares), own).plot(ax)
 
     def plot(self, ax: Any = None) -> Self:
-        """Draw the curve, and a line at the epsilon of the run if there was one."""
+        """Draw the curve, and a line at the epsilon of the run if the run was private."""
         ax = new_axes(ax)
         ax.plot(self.epsilons, self.shares, color=BLUE, marker="o", markersize=4)
         ax.set(
@@ -196,6 +197,6 @@ def _spectrum(fitted: Fitted | Summary) -> tuple[Array, float]:
         n = fitted.n_samples_seen_ if isinstance(fitted, StreamingPCA) else fitted.n_samples_
     else:
         raise InputError(
-            f"{type(fitted).__name__} has no private fit; fit a FederatedPCA to draw what privacy costs"
+            f"{type(fitted).__name__} has no private fit; use a FederatedPCA to draw what privacy costs"
         )
     return np.concatenate([kept, np.full(d - len(kept), noise)]), float(n)

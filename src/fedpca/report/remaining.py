@@ -1,7 +1,7 @@
 """Estimate how much of a run or of a file is left.
 
-Solvers report a residual r_t after round t, and stop once it is at most ``tol``. The residual falls
-about geometrically, so
+Solvers report a residual r_t after round t, and stop once the residual is at most ``tol``. The residual
+falls roughly geometrically, so
 
     rounds left = log(r_t / tol) / log(1 / q),   q = (r_t / r_(t-m))^(1/m)
 """
@@ -46,7 +46,7 @@ class Remaining:
 
     @property
     def in_words(self) -> str:
-        """Return what is left as a phrase, or nothing if there is no trend yet."""
+        """Return what is left as a phrase, or an empty string if there is no trend yet."""
         left = self.rounds_left
         if left is None:
             return ""
@@ -56,14 +56,14 @@ class Remaining:
 
 
 def duration(seconds: float) -> str:
-    """Return a time in the largest unit that suits it."""
+    """Return a number of seconds as text, in seconds, minutes, or hours."""
     if seconds < 120:
         return f"{math.ceil(seconds)} s"
     return f"{round(seconds / 60)} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def size(n_bytes: float) -> str:
-    """Return a number of bytes in the largest unit that suits it."""
+    """Return a number of bytes as text, in bytes, kB, MB, or GB."""
     for unit, length in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if n_bytes >= length:
             return f"{n_bytes / length:.1f} {unit}"

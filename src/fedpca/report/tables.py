@@ -243,7 +243,7 @@ def _print_federated(out: Console, model: FederatedPCA) -> None:
 
 
 def _print_influence(out: Console, run: RunRecord) -> None:
-    """Print each site's influence on the result if it is known; model files do not store it."""
+    """Print each site's influence on the result, if known; model files do not store influences."""
     kinds = {
         "rows": "{:.1%}",
         "variance": "{:.1%}",
@@ -283,7 +283,7 @@ def _print_personalized(out: Console, model: PersonalizedPCA) -> None:
     table = new_table("Share of each site's variance", ("site",), right)
     for name, shares in model.site_variance_.items():
         n_local = str(len(model.local_components_[name])) if name in at_hand else "at the site"
-        parts = (shares[part] for part in ("shared", "local", "left"))  # a file may sort them
+        parts = (shares[part] for part in ("shared", "local", "left"))  # a file may sort its keys
         table.add_row(name, n_local, *(f"{part:.1%}" for part in parts))
     if model.site_variance_:
         print_table(out, table)

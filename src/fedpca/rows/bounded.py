@@ -2,11 +2,11 @@
 
     q(x) = round((x - c) min(1, r / |x - c|) 2^b / r),   |q(x)| <= 2^b
 
-A row is centered at c, moved to the ball of radius r if it is outside, and rounded to whole numbers.
-A row that is moved ends slightly inside the ball, so that rounding cannot take it out. A row's
-place on the grid depends on nothing but the row. Sums of whole numbers and of their products are exact,
+A row is centered at c, moved into the ball of radius r if it is outside, and rounded to whole numbers.
+A row that is moved ends slightly inside the ball, so that rounding cannot take it out again. A row's
+place on the grid does not depend on other rows. Sums of whole numbers and of their products are exact,
 in any order, as long as they stay below 2^53. So adding a row changes a sum only by what the row
-contributes, never by the rounding of the other rows.
+contributes. It never changes how other rows are rounded.
 """
 
 from __future__ import annotations
@@ -21,12 +21,16 @@ from fedpca.rows.in_memory import Rows, is_sparse, rows_per_block
 
 GRID_BITS = 18  # the radius is 2^18 steps of the grid
 RADIUS = 1 << GRID_BITS  # radius of the ball, in steps of the grid
-MAX_EXACT_ROWS = 1 << (53 - 2 * GRID_BITS)  # products of so many rows add up exactly in float64
-MAX_ROWS = 1 << 25  # at all sites; sums of their products and noise fit in int64
+MAX_EXACT_ROWS = 1 << (
+    53 - 2 * GRID_BITS
+)  # products of this many rows add up without rounding in float64
+MAX_ROWS = (
+    1 << 25
+)  # at all sites together; sums of products of so many rows, and noise, fit in int64
 
 NOT_FINITE = (
     "some values are missing or infinite, and a private run does not tell how many; drop these rows, "
-    "or fill in values that do not depend on other rows; fedpca check lists them"
+    "or fill in values that do not depend on other rows; fedpca check lists the columns"
 )
 
 
@@ -35,7 +39,7 @@ def bounded_blocks(
 ) -> Iterator[Array]:
     """Yield rows on the grid, as float64 blocks ``(m, d)`` of whole numbers, at most 2^17 rows each.
 
-    ``order`` holds the column of the rows for each entry of the center, or is None if both agree.
+    ``order`` holds the rows' column for each entry of ``center``, or is None if the order is the same.
     """
     step = min(rows_per_block(rows.n_features), MAX_EXACT_ROWS)
     for block in rows.blocks():
@@ -50,7 +54,7 @@ def bounded_blocks(
 def on_grid(rows: Array, center: Array, radius: float) -> Array:
     """Return finite rows as whole numbers within the ball, ``(m, d)``.
 
-    No row is refused as too large: an error about one row would reveal that it exists.
+    No row is refused because it is too large: an error about one row would reveal that the row exists.
     """
     with np.errstate(over="ignore"):
         offsets = np.ascontiguousarray(rows - center)
@@ -60,7 +64,11 @@ def on_grid(rows: Array, center: Array, radius: float) -> Array:
     offsets /= largest  # so that no square overflows
     # numpy adds up each row by itself, in an order that no other row affects
     lengths = np.sqrt((offsets * offsets).sum(axis=1, keepdims=True))
-    limit = 1.0 - (np.sqrt(rows.shape[1]) / 2 + 1) / RADIUS  # leaves enough room for rounding
-    with np.errstate(over="ignore", divide="ignore"):  # min(1, infinity) is 1
+    limit = (
+        1.0 - (np.sqrt(rows.shape[1]) / 2 + 1) / RADIUS
+    )  # less than 1, which leaves room for rounding
+    with np.errstate(
+        over="ignore", divide="ignore"
+    ):  # an overflow does no harm: min(1, infinity) is 1
         offsets *= RADIUS * np.minimum(largest / radius, limit / lengths)
     return np.asarray(np.rint(offsets, out=offsets))

@@ -2,18 +2,18 @@
 
 Rows are centered before they are multiplied, so an offset of 1e8 costs no digits. A sparse block stays
 sparse. Its columns without zeros are shifted value by value. All other columns have a variance of at
-least ``m^2 / n``, so their mean can be subtracted from the products instead. If a dense
-block is so near the origin that at most eight bits are lost, its mean is also subtracted from the
-products, which saves a copy.
+least ``m^2 / n``, so their mean m can be subtracted from the products instead. If a dense block is so
+near the origin that at most eight bits are lost, the mean is also subtracted from the products, which
+saves a copy.
 
 The scatter of a group of rows is the sum of ``(x - m)(x - m)'`` about its mean m. The combined scatter
 of two groups is
 
     S = S_1 + S_2 + n_1 n_2 / (n_1 + n_2) (m_2 - m_1)(m_2 - m_1)',
 
-so joining two means adds just one row, which `Mean.join` returns. A mean is stored as the sum of two
-float64 vectors. At an offset of 1e8, a single vector would preserve only eight digits of the distance
-between two means; two vectors preserve all digits.
+so joining two groups adds just one row to the scatter, which `Mean.join` returns. A mean is stored as
+the sum of two float64 vectors. At an offset of 1e8, a single vector would preserve only eight digits of
+the distance between two means; two vectors preserve all digits.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ from fedpca.linalg.dense import gram_of
 from fedpca.rows.in_memory import FILL_OR_DROP, Block, Rows, is_sparse, refuse_non_finite
 from fedpca.rows.sparse_gram import sparse_gram
 
-MAX_CANCELLATION = 256.0  # maximum ratio of raw to central second moments; loses eight bits
-CLOSE_MEAN = 1e-9  # an error of this share of an entry adds 1e-18 of the entry's square
+MAX_CANCELLATION = 256.0  # largest ratio of raw to central second moments; it costs eight bits
+CLOSE_MEAN = 1e-9  # as a share of an entry; such an error adds 1e-18 of the entry's square
 FEW_ROWS = 64  # rows to look at before a whole block
-MAX_SAFE_VALUE = 1e145  # any number of smaller values has a finite sum of squares
+MAX_SAFE_VALUE = 1e145  # the sum of squares of smaller values is finite, however many there are
 
 
 class Centered(NamedTuple):
-    """Rows ``Y`` about a mean, stored centered or with a shift still to be subtracted.
+    """Rows ``Y`` about a mean, stored either centered or with a shift still to be subtracted.
 
-    Rows with weights are multiplied by the square roots of the weights, so that Y'Y is their scatter.
+    Rows with weights are multiplied by the square roots of the weights, so that Y'Y is the scatter of
+    the weighted rows.
     """
 
     rows: Block  # (b, d)
@@ -58,7 +59,7 @@ class Centered(NamedTuple):
         return float(self.n_rows if self.roots is None else self.roots @ self.roots)
 
     def weighted(self, weights: Array) -> Centered:
-        """Return the rows, which have no weights yet, with these weights, ``(b,)``."""
+        """Give weights, ``(b,)``, to rows that have none yet, and return the weighted rows."""
         roots = np.sqrt(weights)
         if not is_sparse(self.rows):
             return Centered(roots[:, None] * self.rows, self.shift, roots)
@@ -87,7 +88,7 @@ class Centered(NamedTuple):
         return np.asarray(raw - self.shift * (2 * self.sums() + self.weight * self.shift))
 
     def overflows(self, others: float) -> bool:
-        """Return whether the sum of ``others`` and the squares of the stored values overflows."""
+        """Return whether ``others`` plus the sum of squares of the stored values overflows."""
         values = np.ravel(self.rows.data if is_sparse(self.rows) else self.rows)
         if max(others, values.max(initial=0.0), -values.min(initial=0.0)) < MAX_SAFE_VALUE:
             return False
@@ -140,15 +141,20 @@ class Centered(NamedTuple):
         return np.ones(self.n_rows) if self.roots is None else self.roots
 
     def _spread(self, values: Array) -> Array:
-        """Return ``roots values'``; without weights, return the values, which numpy repeats."""
+        """Return ``roots values'``; without weights, return the values, which numpy broadcasts."""
         return values if self.roots is None else np.outer(self.roots, values)
 
 
 def center_block(block: Block, mean: Array, full: Array | None = None) -> Centered:
-    """Return the block about ``mean``; ``full``, if given, marks the columns without zeros."""
+    """Return the block about ``mean``.
+
+    ``full`` marks the columns of a sparse block that have no zeros, if they are already known.
+    """
     if not is_sparse(block):
         if block.dtype == np.float64 and not mean.any():
-            return Centered(block)  # a copy costs as much as a product with few columns
+            return Centered(
+                block
+            )  # no copy, which would cost as much as a product with few columns
         return Centered(np.subtract(block, mean, dtype=np.float64))
     block = block.astype(np.float64, copy=False)  # products of narrow dtypes would overflow
     if full is None:
@@ -161,12 +167,12 @@ def center_block(block: Block, mean: Array, full: Array | None = None) -> Center
 
 
 def full_columns(block: Block) -> Array:
-    """Return a mask of the columns in a sparse block that store a value in every row."""
+    """Return a mask of those columns of a sparse block in which every row has a stored value."""
     return np.asarray(np.bincount(block.indices, minlength=block.shape[1]) == block.shape[0])
 
 
 class Mean(NamedTuple):
-    """The mean ``high + low`` of ``n`` rows, with twice the usual digits; n may be fractional."""
+    """The mean ``high + low`` of rows of total weight ``n``, with twice the usual digits."""
 
     n: float
     high: Array  # (d,)
@@ -180,7 +186,7 @@ class Mean(NamedTuple):
     def join(self, other: Mean) -> tuple[Mean, Array]:
         """Return the mean of two groups of rows, and the row, ``(1, d)``, that joining them adds.
 
-        No row, ``(0, d)``, is added if the means are equal or if one group is empty.
+        If the means are equal or one group is empty, nothing is added, and the array is ``(0, d)``.
         """
         no_row = np.empty((0, len(self.high)))
         if not self.n or not other.n:
@@ -207,7 +213,7 @@ class NotFinite(InputError):
 
 @contextmanager
 def naming_bad_values(rows: Rows, way_out: str = FILL_OR_DROP) -> Iterator[None]:
-    """Replace a `NotFinite` error with one that names the affected columns and the way out."""
+    """Replace a `NotFinite` error with an error that names the columns and the way out."""
     try:
         yield
     except NotFinite:
@@ -228,8 +234,8 @@ def about_own_mean(
 ) -> tuple[Mean, Centered]:
     """Return a block's mean and its rows about that mean, or about zero if ``center`` is false.
 
-    With ``may_shift``, a block near enough to the origin is not copied, and the mean is subtracted from
-    the products later.
+    If ``may_shift`` is true, a block that is near enough to the origin is not copied. Its mean is
+    subtracted later, from the products.
     """
     n, d = block.shape
     zero = np.zeros(d)
@@ -239,7 +245,7 @@ def about_own_mean(
     if may_shift and not is_sparse(block) and block.dtype == np.float64 and _is_near(block, mean):
         return Mean(float(n), mean, zero), Centered(block, mean)
     centered = center_block(block, mean)
-    low = centered.sums() / n  # what rounding left of the mean
+    low = centered.sums() / n  # the part of the mean that rounding left in the rows
     if not is_sparse(block) and _matters(low, centered.rows):
         centered = Centered(centered.rows - low)
     return Mean(float(n), mean, low), centered
@@ -248,19 +254,20 @@ def about_own_mean(
 def _is_near(block: Array, mean: Array) -> bool:
     """Return whether a block is so near the origin that its raw squares lose at most eight bits.
 
-    The block is judged by itself, because digits that it loses stay lost in a long stream.
+    Each block is judged by itself, because digits that one block loses stay lost, however many blocks
+    follow.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         if (
             np.square(mean) > MAX_CANCELLATION * np.square(block[:FEW_ROWS] - mean).max(axis=0)
         ).any():
-            return False  # looking at a few rows first is cheaper
+            return False  # a few rows are enough to tell, and cheaper
         raw = np.einsum("ij,ij->j", block, block)
         return bool((raw <= MAX_CANCELLATION * (raw - len(block) * mean**2)).all())
 
 
 def _matters(low: Array, rows: Array) -> bool:
-    """Return whether the rest of a mean adds more than rounding to the squares of centered rows."""
+    """Return whether ``low`` changes the squares of centered rows by more than rounding does."""
     return bool((np.abs(low) > CLOSE_MEAN * np.abs(rows[:FEW_ROWS]).max(axis=0)).any())
 
 

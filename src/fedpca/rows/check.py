@@ -1,4 +1,4 @@
-"""Check rows before a fit: find values and columns that would stop it, in one pass over the rows."""
+"""Check rows before a fit: find what would stop the fit, in one pass over the rows."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from fedpca.rows.in_memory import Block, Rows, is_sparse
 from fedpca.rows.rare import look_for_few
 
 MIN_ROWS = 2  # at all sites together
-MIN_NUMBERED_ROWS = 3  # in fewer rows, measurements may look like row numbers
+MIN_NUMBERED_ROWS = 3  # with fewer rows, measurements may look like row numbers
 
-MAX_NAMED = 50  # rare columns in a finding
+MAX_NAMED = 50  # rare columns that a finding names
 
 
 class Finding(NamedTuple):
-    """Something in the rows that a person should know about before a fit, with the way out."""
+    """Something in the rows that a person should know before a fit, and what to do about it."""
 
     where: str  # a site's name, or "all sites"
     text: str
@@ -44,7 +44,7 @@ class Examined:
     n_infinite: Array  # (d,)
     smallest: Array  # of the finite values, (d,); infinity if there are none
     largest: Array  # (d,)
-    counts_up: Array  # whether each value is the one above plus 1, (d,) of bool
+    counts_up: Array  # whether each value is 1 more than the value above it, (d,) of bool
 
     @property
     def is_constant(self) -> Array:
@@ -98,7 +98,7 @@ def examine(rows: Rows) -> Examined:
 
 
 def _examined_genotypes(rows: GenotypeRows) -> Examined:
-    """Return what is in each column of genotypes, from the counts of each value."""
+    """Return what is in each column of genotypes, using the counts of each value."""
     counts, d = rows.counts, rows.n_features
     has = counts[:, :3] > 0
     values = np.arange(3.0)
@@ -116,7 +116,7 @@ def _examined_genotypes(rows: GenotypeRows) -> Examined:
 
 
 def findings_at(name: str, at: Examined, *, allow_missing: bool = False) -> list[Finding]:
-    """Return what was found at one site; NaN does not stop a fit that allows missing values."""
+    """Return the findings about one site; with ``allow_missing``, NaN does not stop a fit."""
     findings = []
 
     def add(text: str, stops_fit: bool) -> None:
@@ -168,7 +168,7 @@ def findings_at(name: str, at: Examined, *, allow_missing: bool = False) -> list
 
 
 def few_findings(name: str, rows: Rows, min_count: int) -> list[Finding]:
-    """Return what a site would refuse or leave out if its policy had this ``min_count``."""
+    """Return what a site with this ``min_count`` in its policy would refuse or leave out."""
     if min_count <= 1:
         return []
     few = look_for_few(rows, min_count, ERROR)
@@ -192,7 +192,7 @@ def few_findings(name: str, rows: Rows, min_count: int) -> list[Finding]:
 
 
 def findings_between(sites: Mapping[str, Examined]) -> list[Finding]:
-    """Return what was found by comparing the sites: different columns, or too few rows in all."""
+    """Return the findings from comparing sites: different columns, or too few rows in all."""
     findings = []
     if sites:
         first, *others = sites
@@ -212,7 +212,7 @@ def findings_between(sites: Mapping[str, Examined]) -> list[Finding]:
 
 
 def _findings_between_cohorts(sites: Mapping[str, Examined]) -> list[Finding]:
-    """Return how many variants sites with genotypes have in common."""
+    """Return a finding about the variants that sites with genotypes have in common, if needed."""
     try:
         kept, left_out = common_variants({name: at.features or () for name, at in sites.items()})
     except InputError as error:
@@ -224,7 +224,7 @@ def _findings_between_cohorts(sites: Mapping[str, Examined]) -> list[Finding]:
 
 
 def refuse_unfit(findings: Sequence[Finding]) -> None:
-    """Refuse rows that would stop a fit."""
+    """Refuse rows if any of these findings would stop a fit."""
     reasons = [finding.text for finding in findings if finding.stops_fit]
     if reasons:
         raise InputError("; also, ".join(reasons))

@@ -1,4 +1,4 @@
-"""Choose which columns are features, which identify the rows, and what to read from cells."""
+"""Choose which columns are features, which columns are ids, and what to read from cells."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from fedpca.errors import InputError
 from fedpca.rows.columns import distinct_names, some_of
 
-TARGET_SUM = 1e4  # the sum to which cells are normalized by default
+TARGET_SUM = 1e4  # by default, the sum to which the values of each cell are scaled
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class CellChoice:
         ``log(1 + S x / sum(x))``, where sum(x) runs over all genes of the table. Zero leaves the
         values as they are.
     of_model : bool
-        Whether the normalization is the one that a model was fitted with. If so, rows that are not
-        cells are assumed to be normalized already.
+        Whether the normalization is that of a fitted model. If so, rows that are not cells are assumed
+        to be normalized already.
     """
 
     layer: str | None = None
@@ -45,7 +45,7 @@ class CellChoice:
         """Return the checked choice; ``log_normalize=True`` stands for `TARGET_SUM`."""
         for word, name in (("layer", layer), ("mask_var", mask_var)):
             if name is not None and (not isinstance(name, str) or not name):
-                raise InputError(f"{word}={name!r} must be a name")
+                raise InputError(f"{word}={name!r} must be a name, as a string that is not empty")
         target = TARGET_SUM if log_normalize is True else log_normalize or 0.0
         if not isinstance(target, Real) or not isfinite(target) or target < 0:
             raise InputError(
@@ -106,7 +106,7 @@ class ColumnChoice:
             both = [name for name in self.columns if name in (*self.drop, *self.ids)]
             if both:
                 raise InputError(
-                    f"columns lists {some_of(both)}, which drop or id lists too; list each once"
+                    f"columns lists {some_of(both)}, which drop or id lists too; list each column once"
                 )
 
     @classmethod
@@ -117,7 +117,7 @@ class ColumnChoice:
         id: str | Iterable[str] | None = None,
         **cells: Any,
     ) -> ColumnChoice:
-        """Return the choice; each option is one name or several names, or None if it is not used.
+        """Return the choice; each option is a name, several names, or None.
 
         ``cells`` are the parameters of `CellChoice.of`.
         """
@@ -126,10 +126,10 @@ class ColumnChoice:
         return cls(_names("drop", drop), only, ids, cells=CellChoice.of(**cells))
 
     def also(self, name: str) -> ColumnChoice:
-        """Return the choice with one more column, unless all columns are chosen anyway."""
+        """Return the choice with this column added, unless the column is chosen already."""
         if name in (*self.drop, *self.ids):
             raise InputError(
-                f"column {name} is listed in drop or id, so it cannot have another use; list it once"
+                f"column {name} is listed in drop or id, so it cannot have another use; remove it there"
             )
         if self.columns is None or name in self.columns:
             return self
@@ -143,7 +143,7 @@ class ColumnChoice:
         return "; ".join(f"{word} {value}" for word, value in [*listed, *cells])
 
     def features_among(self, names: Sequence[str], index: Sequence[str] = ()) -> tuple[str, ...]:
-        """Return the columns that are features, or refuse a choice of columns that do not exist.
+        """Return the columns that are features; refuse a choice that lists other columns.
 
         ``index`` names columns that are features only if the choice lists them.
         """
@@ -162,7 +162,7 @@ class ColumnChoice:
         return features
 
     def used_among(self, names: Sequence[str]) -> list[str]:
-        """Return the features and ids."""
+        """Return the columns that are features or ids."""
         features = self.features_among(names)
         return [*features, *self.ids]
 

@@ -21,11 +21,13 @@ class HasColumns(Protocol):
 
 
 def matching_order(reference: HasColumns, other: HasColumns, where: str) -> list[int] | None:
-    """Return the position in ``other`` of each ``reference`` column, or None if the order matches."""
+    """Return the position in ``other`` of each column of ``reference``; None if the order matches."""
     if other.features is not None and reference.features is not None:
         return column_order(reference.features, other.features, where)
     if other.n_features != reference.n_features:
-        raise InputError(f"{where}: {other.n_features} columns instead of {reference.n_features}")
+        raise InputError(
+            f"{where}: there are {other.n_features} columns instead of {reference.n_features}"
+        )
     if (other.features is None) != (reference.features is None):
         raise InputError(
             f"{where}: one has column names and the other does not; name the columns in both"
@@ -58,7 +60,7 @@ def column_order(wanted: Sequence[str], present: Sequence[str], where: str) -> l
 
 
 def distinct_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the column names, or refuse them if any are duplicated."""
+    """Return the column names; refuse them if any name occurs twice."""
     duplicates = [name for name, times in Counter(names).items() if times > 1]
     if duplicates:
         raise InputError(

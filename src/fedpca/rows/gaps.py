@@ -1,10 +1,10 @@
-"""Present rows with gaps, which are missing values marked by NaN, as rows without gaps.
+"""Present rows with gaps as rows without gaps. A gap is a missing value, marked by NaN.
 
     "error"   gaps are refused
     "mean"    a gap is filled with the mean of its column over all sites
     "drop"    rows with a gap are left out
 
-The mean of a column is the mean of the values present. After centering, a filled gap is exactly zero.
+The mean of a column is the mean of the values present. So after centering, a filled gap is zero.
 """
 
 from __future__ import annotations
@@ -32,7 +32,11 @@ from fedpca.rows.in_memory import (
 )
 from fedpca.rows.panels import Panels
 
-MISSING = ("error", "mean", "drop")  # what to do with gaps; messages carry the position
+MISSING = (
+    "error",
+    "mean",
+    "drop",
+)  # what to do with gaps; messages contain the position in this list
 ERROR, MEAN, DROP = range(3)
 WAY_OUT = (
     "use FederatedPCA with missing='mean' or missing='drop', or RobustPCA, which finds components "
@@ -41,7 +45,7 @@ WAY_OUT = (
 
 
 class Totals(NamedTuple):
-    """The number of a site's rows that count, their weight, and the sums of their columns."""
+    """Totals over the rows of a site that count: their number, weight, and column sums."""
 
     n: int
     weight: float  # of all rows; n if the rows have no weights
@@ -52,9 +56,9 @@ class Totals(NamedTuple):
 def column_totals(
     rows: Rows, missing: int = ERROR, also: Callable[[Block, Array | None], None] | None = None
 ) -> Totals:
-    """Return the totals of the rows that count, or refuse values that are not finite.
+    """Return the totals of the rows that count; refuse values that are not finite.
 
-    ``also``, if given, is called with each block and its weights.
+    ``also`` is a function that is called with each block and its weights.
     """
     d = rows.n_features
     if are_counted(rows, missing):
@@ -87,7 +91,7 @@ def column_totals(
 
 
 def are_counted(rows: Rows, missing: int) -> TypeGuard[GenotypeRows]:
-    """Return whether rows can be multiplied variant by variant: genotypes of which none is left out."""
+    """Return whether rows are genotypes, none of them left out, so values can simply be counted."""
     return isinstance(rows, GenotypeRows) and missing != DROP
 
 
@@ -105,9 +109,9 @@ def _totals_of_counts(counts: Array, names: Sequence[str], missing: int) -> Tota
 
 
 def on_device(rows: Rows, missing: int) -> OnDevice | None:
-    """Return rows that can be multiplied on a device, or None.
+    """Return the rows if they can be multiplied on a device, or else None.
 
-    Rows with weights are read in blocks instead. So are rows with gaps, unless gaps are refused.
+    Rows with weights are read in blocks instead, and so are rows with gaps, unless gaps are refused.
     """
     if isinstance(rows, DeviceRows | MovedRows) and (missing == ERROR or not rows.has_gaps):
         return rows
@@ -117,9 +121,10 @@ def on_device(rows: Rows, missing: int) -> OnDevice | None:
 def counting_blocks(
     rows: Rows, missing: int, fill: Array | None = None, *, may_be_tall: bool = False
 ) -> Iterator[tuple[Block, Array | None]]:
-    """Yield the rows that count and their weights; if ``fill``, ``(d,)``, is given, fill gaps.
+    """Yield blocks of the rows that count, and their weights; fill gaps with ``fill``, ``(d,)``.
 
-    With ``may_be_tall``, blocks of wide rows that need no copy may be larger than usual.
+    Without ``fill``, gaps stay. If ``may_be_tall`` is true, blocks of wide rows may be larger than
+    usual where that needs no copy.
     """
     views = wide_views(rows) if may_be_tall and missing == ERROR else None
     if views is not None:
@@ -136,14 +141,14 @@ def counting_blocks(
 
 
 def has_gaps(block: Block) -> bool:
-    """Return whether a value in a block is missing."""
+    """Return whether any value in a block is missing."""
     values = block.data if is_sparse(block) else block
-    # the minimum is NaN if any value is, and computing it takes no memory
+    # the minimum is NaN if any value is NaN, and computing it takes no memory
     return values.dtype.kind == "f" and bool(np.isnan(np.min(values, initial=0.0)))
 
 
 def gaps_of(block: Block) -> Block:
-    """Return where values are missing, as a float64 array or CSR matrix of ones."""
+    """Return an array or CSR matrix, float64, that is 1 where a value is missing and 0 elsewhere."""
     if not is_sparse(block):
         return np.isnan(block).astype(np.float64)
     gaps = block.astype(np.float64)

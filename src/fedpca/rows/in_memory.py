@@ -2,7 +2,7 @@
 
 Every source of rows, whether in memory or in files, has the same interface: the number of rows, the
 column names, and an iterator over blocks. A block is a dense ``(m, d)`` array or a sparse CSR matrix.
-This module does not center, scale, or reorder rows; `fedpca.rows.standardized` does so on the fly.
+This module does not center, scale, or reorder rows; `fedpca.rows.standardized` does that on the fly.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from fedpca.arrays import Array
 from fedpca.errors import InputError
 from fedpca.rows.columns import HasColumns, matching_order, some_of
 
-BLOCK_BYTES = 16 << 20  # size of a dense block; reading a file keeps at most this much in memory
-WIDE_FEATURES = 8192  # with at least this many, dense blocks are multiplied in panels
-WIDE_ROWS = 512  # rows of that width to take at once if that needs no copy
-MAX_SPARSE_BLOCK_RATIO = 32  # a sparse block has at most this many times the rows of a dense one
+BLOCK_BYTES = 16 << 20  # size of a dense block; of a file, at most this much is in memory
+WIDE_FEATURES = 8192  # dense blocks with at least this many features are multiplied in panels
+WIDE_ROWS = 512  # how many rows that wide to take at a time, if no copy is needed
+MAX_SPARSE_BLOCK_RATIO = (
+    32  # a sparse block has at most this many times as many rows as a dense one
+)
 FILL_OR_DROP = "drop these rows or fill in the values"  # advice on values that are not finite
 
 Block = Any  # a dense (m, d) array, or a CSR matrix of that shape
@@ -43,13 +45,13 @@ class Rows(HasColumns, Protocol):
 
 
 def about_n_rows(rows: Rows) -> float:
-    """Return the number of rows, or an estimate if counting them would take a pass over a file."""
+    """Return the number of rows, or an estimate if counting would take a pass over the rows."""
     estimate = getattr(rows, "about_n_rows", None)
     return float(rows.n_rows if estimate is None else estimate)
 
 
 def weighted_blocks(rows: Rows) -> Iterator[tuple[Block, Array | None]]:
-    """Yield blocks of rows and the weights of each block's rows, or None if rows have no weights."""
+    """Yield each block with the weights of its rows, or with None if the rows have no weights."""
     own = getattr(rows, "weighted_blocks", None)
     yield from ((block, None) for block in rows.blocks()) if own is None else own()
 
@@ -75,19 +77,19 @@ def is_foreign(source: Any) -> bool:
 
 
 def is_cells(source: Any) -> bool:
-    """Return whether rows are cells, of AnnData or of `fedpca.rows.cells.cell_rows.LoadedCells`."""
-    # check only the class, since the object's values may have to be read or copied
+    """Return whether a source is AnnData or `fedpca.rows.cells.cell_rows.LoadedCells`."""
+    # check only the class, because looking at the object could read or copy its values
     parts = ("obs_names", "var_names", "layers")
     return all(hasattr(type(source), name) for name in parts)
 
 
 def is_wide(block: Block) -> bool:
-    """Return whether to multiply a block in panels of columns."""
+    """Return whether a block is so wide that it is multiplied in panels of columns."""
     return block.shape[1] >= WIDE_FEATURES and not is_sparse(block)
 
 
 def wide_views(rows: Rows) -> Iterator[Block] | None:
-    """Return blocks of many wide rows, or None if rows are not wide or would have to be copied."""
+    """Return large blocks of wide rows, or None if rows are not wide or would have to be copied."""
     views = getattr(rows, "views", None)
     return None if views is None or rows.n_features < WIDE_FEATURES else views(WIDE_ROWS)
 
@@ -101,7 +103,7 @@ def sparse_rows_per_block(n_rows: int, n_features: int, n_stored: int) -> int:
     """Return the number of rows in each block of a sparse matrix with ``n_stored`` entries."""
     # an entry takes 12 bytes in a CSR block and 8 in a dense one
     density = n_stored / max(1, n_rows * n_features)
-    # the scores of sparse rows are dense, so the ratio needs a limit
+    # the scores of sparse rows are dense and take memory, so the ratio needs a limit
     ratio = min(1 / max(1.5 * density, 1e-3), MAX_SPARSE_BLOCK_RATIO)
     return max(1, int(rows_per_block(n_features) * ratio))
 
@@ -129,7 +131,7 @@ def whole(rows: Rows) -> Block:
 
 
 def stacked(blocks: Sequence[Block]) -> Block:
-    """Return blocks as one, which is sparse if any of them is."""
+    """Join blocks into one block, which is sparse if any of them is sparse."""
     if len(blocks) == 1:
         return blocks[0]
     if any(is_sparse(block) for block in blocks):
@@ -152,7 +154,10 @@ class DenseRows:
             self._array = _numeric(np.asarray(array))
         except InputError:
             raise
-        except (ValueError, TypeError):  # a ragged list; numpy's message may quote private values
+        except (
+            ValueError,
+            TypeError,
+        ):  # as for a ragged list; numpy's message may quote private values
             raise InputError(
                 f"cannot convert {type(array).__name__} to a table of numbers; pass a 2-D array"
             ) from None
@@ -163,7 +168,7 @@ class DenseRows:
         return self.views(rows_per_block(self.n_features))
 
     def views(self, step: int) -> Iterator[Block]:
-        """Yield blocks of ``step`` rows, which take no memory."""
+        """Yield blocks of ``step`` rows as views, which take no memory."""
         for start in range(0, self.n_rows, step):
             yield self._array[start : start + step]
 
@@ -222,7 +227,7 @@ class JoinedRows:
 
     @property
     def id_schema(self) -> Any:
-        """Return the types of the ids, as text if the sources differ."""
+        """Return the types of the ids; if the sources differ, all ids are text."""
         import pyarrow as pa
 
         schemas = [cast(Any, rows).id_schema for rows, _ in self._sources]
@@ -243,8 +248,9 @@ def refuse_non_finite(
 ) -> None:
     """Raise an error that counts the NaN and infinite values and names their columns.
 
-    Call this after a sum turns out not to be finite. If every value is finite, the sum overflowed. Only
-    infinite values count if ``accepts_nan`` is true. ``way_out`` says what to do about NaN.
+    Call this after a sum turned out not to be finite. If every value is finite, the error says that the
+    sum overflowed. If ``accepts_nan`` is true, only infinite values count. ``way_out`` says what to do
+    about NaN.
     """
     n_nan = n_inf = 0
     columns: set[int] = set()
@@ -279,7 +285,7 @@ def checksum(rows: Rows) -> str:
 
 
 def check_two_dimensions(ndim: int) -> None:
-    """Refuse an array that is not a table."""
+    """Refuse an array that does not have two dimensions."""
     if ndim != 2:
         raise InputError(
             f"the array has {ndim} dimension(s); pass a 2-D array. Reshape your data with "

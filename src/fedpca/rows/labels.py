@@ -1,4 +1,4 @@
-"""Read the site labels of a table's rows, which may be in one of its columns."""
+"""Read the label that says which site each row of a table belongs to."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def labels_of_rows(sites: Any, n_rows: int) -> Array:
 
 
 def selections(sites: Any, n_rows: int) -> dict[str, Array]:
-    """Return the selection of each site's rows, ``(n_rows,)`` of bool, by the site's name."""
+    """Return a mask of each site's rows, ``(n_rows,)`` of bool, by the site's name."""
     labels = labels_of_rows(sites, n_rows)
     return {str(name): labels == name for name in np.unique(labels)}
 
@@ -45,13 +45,13 @@ def rows_by_label(X: Any, sites: Any) -> dict[str, Any]:
 def take_label_column(source: Any, column: str) -> tuple[Any, list[Any]]:
     """Read a table into memory, and return it without the column that names each row's site.
 
-    The table is a pyarrow table of float64, but cells stay cells and stay sparse. An empty label is
-    returned as None.
+    The result is a pyarrow table of float64; cells, however, stay cells and stay sparse. The labels are
+    returned too, with None for an empty label.
     """
     import pyarrow as pa
 
     rows: Any = open_rows(source, ColumnChoice(ids=(column,)))
-    if is_cells(source):  # a column of obs is not a gene, so nothing is taken out
+    if is_cells(source):  # a column of obs is not a gene, so no column is taken out
         return source, _labels_in(rows.ids)
     blocks, labels = [], []
     for block, ids in rows.blocks_with_ids():

@@ -5,7 +5,7 @@
 If there are few features, A'A is decomposed. If there are few rows, AA' is decomposed. Otherwise, V is
 computed in a Krylov space from products with A, so large sparse rows stay sparse, and rows in files are
 read in blocks. The search never starts from an earlier V, because a small residual would then show only
-that V spans an invariant subspace, not that it spans the leading one.
+that V spans an invariant subspace, not that V spans the leading subspace.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from fedpca.linalg.dense import orth, outside, top_eigen
 from fedpca.linalg.krylov import NEGLIGIBLE, leading_eigen
 from fedpca.rows.standardized import StandardizedRows
 
-MAX_DENSE_SIDE = 256  # LAPACK is faster than a Krylov space up to this many features or rows
-MAX_DENSE_BYTES = 64 << 20  # rows up to this size are made dense if there are few of them
+MAX_DENSE_SIDE = 256  # up to this many features or rows, LAPACK is faster than a Krylov space
+MAX_DENSE_BYTES = 64 << 20  # a few rows are made dense if they take at most this much
 TOL = 1e-11  # residual, as a fraction of the largest eigenvalue
 MAX_PRODUCTS = 300
 
@@ -56,7 +56,7 @@ def leading_directions(
     if not V.size or not U.size:
         return values, V
     with threads_for(V):
-        # a vector with a large part in U is orthogonal to U only after a second projection
+        # one projection is not enough for a vector with a large part in U
         return values, orth(outside(U, outside(U, V)))
 
 
@@ -85,7 +85,7 @@ def _by_products(rows: StandardizedRows, U: Array, k: int, tol: float) -> tuple[
 def _outside_product(rows: StandardizedRows, U: Array, Z: Array) -> Array:
     """Return ``(I - UU') A'A (I - UU') Z``, ``(d, k)``.
 
-    Z is orthogonal to U up to rounding, but normalizing a small block magnifies rounding errors. If
-    only one side were projected, the effective matrix would not be symmetric.
+    Z is orthogonal to U up to rounding, but normalizing a small block magnifies rounding errors. So
+    both sides are projected; otherwise, the effective matrix would not be symmetric.
     """
     return outside(U, rows.gram_times(outside(U, Z)))

@@ -27,9 +27,9 @@ def open_matching(
 ) -> Rows:
     """Return the rows in the columns that a model uses, in the model's order.
 
-    If both the model and the source have column names, columns are matched by name, and all others are
-    ignored. Otherwise, they are matched by position, and ``choice`` may drop some. Cells are normalized
-    as those of the fit were; other rows are assumed to be normalized already.
+    If both the model and the source have column names, columns are matched by name, and other columns
+    of the source are ignored. Otherwise, columns are matched by position, and ``choice`` may drop some.
+    Cells are normalized as in the fit; other rows are assumed to be normalized already.
     """
     cells = replace(choice.cells, log_normalize=log_normalized, of_model=True)
     choice = replace(choice, cells=cells)
@@ -46,7 +46,7 @@ def open_matching(
         where = source if isinstance(source, str | os.PathLike) else "the table"
         raise InputError(
             f"{where} has {rows.n_features} columns, but the model has {n_features} features; use the "
-            "columns of the fit"
+            "same columns as in the fit"
         )
     return rows
 
@@ -54,7 +54,7 @@ def open_matching(
 def scores_in_blocks(
     rows: Rows, score: Callable[[Block], Array], *, with_ids: bool = False
 ) -> Iterator[tuple[Array, Any]]:
-    """Yield the scores of each block, with the ids of its rows or None."""
+    """Yield the scores of each block, with the ids of its rows if ``with_ids``, else with None."""
     for block, ids in _blocks(rows, with_ids):
         scores = score(block)
         if not np.isfinite(scores).all():

@@ -1,12 +1,12 @@
-"""Compute the scatter of rows in costly files while their columns are summed, in a single reading.
+"""Compute both the scatter and the column sums in a single reading of files that are slow to read.
 
     S = sum (x - c)(x - c)',   t = sum (x - c),   about a provisional center c
     sum (x - m)(x - m)' = S - t e' - e t' + n e e',   where e = m - c
 
 The mean m over all sites is known only after every site has read its rows. With few features, reading a
-file again costs more than the products. So a site computes the scatter in the first reading, about the
-mean of its first block, and corrects it when m is known. If that block is so far from the others that
-the correction would lose more than eight bits, the rows are read again.
+file again costs more than the products. So a site computes the scatter about the mean c of its first
+block while it reads the rows for the first time, and corrects the scatter when m is known. If c is so
+far from m that the correction would lose more than eight bits, the rows are read again.
 
 The scatter is always computed in this way, even by a site that was restarted and has to read its rows
 again. So no bit of an answer depends on when the rows were read.
@@ -52,7 +52,7 @@ class ProvisionalScatter:
         return scatter
 
     def is_of(self, rows: Rows, missing: int) -> bool:
-        """Return whether this is the scatter of these rows, with their gaps treated in this way."""
+        """Return whether this is the scatter of these rows, with gaps treated as ``missing`` says."""
         return self._rows is rows and self._missing == missing
 
     def add(self, block: Block, weights: Array | None) -> None:
@@ -71,8 +71,7 @@ class ProvisionalScatter:
     def about(self, mean: Array) -> Array | None:
         """Return the scatter about ``mean``, ``(d, d)``, or None if too many digits would cancel.
 
-        In a constant column, nothing but rounding is left, and it does not matter how much of that
-        cancels.
+        In a constant column, only rounding is left, so it does not matter how many digits cancel.
         """
         if self._center is None:  # no rows
             return self._gram.copy()

@@ -50,7 +50,7 @@ _UNREADABLE = (
 
 
 def open_rows(source: Any, choice: ColumnChoice = ALL_COLUMNS) -> Rows:
-    """Return the rows in an array, sparse matrix, table, AnnData, or pieces, or in files or folders.
+    """Return the rows in any source: an array, sparse matrix, table, AnnData, pieces, or files.
 
     ``choice`` says which columns are features. An array on a device stays there.
     """
@@ -77,7 +77,7 @@ def open_rows(source: Any, choice: ColumnChoice = ALL_COLUMNS) -> Rows:
 
 
 def is_dask(table: Any) -> bool:
-    """Return whether a table is a Dask collection, whose pieces are computed later or elsewhere."""
+    """Return whether a table is a Dask collection, whose pieces are computed only when needed."""
     return hasattr(type(table), "__dask_graph__")
 
 
@@ -92,7 +92,7 @@ def open_path(
         files = _files_below(path)
         if not files:
             raise InputError(
-                f"{path} contains no {', '.join(OPENERS)} files; use a different folder"
+                f"{path} contains no {', '.join(OPENERS)} files; choose a folder with data files"
             )
         _refuse_copies(files)
         parts = {file: partition_of(file, path) for file in files}
@@ -109,20 +109,20 @@ def open_path(
 
 
 def joined(sources: Sequence[tuple[str, Rows]]) -> Rows:
-    """Return the rows of several files; refuse filesets, since alleles may differ between them."""
+    """Return the rows of several files; refuse genotypes, whose alleles may differ between files."""
     if len(sources) == 1:
         return sources[0][1]
     filesets = [name for name, rows in sources if isinstance(rows, GenotypeRows)]
     if filesets:
         raise InputError(
             f"{some_of(filesets)}: the genotypes of a site must be in one fileset, in which alleles "
-            "agree; merge them with plink --merge-list, or make each a site of its own"
+            "agree; merge them with plink --merge-list, or make each fileset a separate site"
         )
     return JoinedRows(sources)
 
 
 def _opened(path: Path, choice: ColumnChoice, opener: Callable[[], Rows]) -> Rows:
-    """Return the rows that a function opens; errors name the file and quote nothing in it."""
+    """Return the rows that ``opener`` opens; errors name the file, but never quote its contents."""
     try:
         if kind_of(path) != H5AD:
             choice.cells.refuse_elsewhere()
@@ -154,7 +154,7 @@ def paths_of(source: Any) -> list[str]:
 
 
 def file_states(source: Any) -> dict[Path, str]:
-    """Return the state of each file that `open_rows` would read now, or nothing for rows in memory."""
+    """Return the state of each file that `open_rows` would read; rows in memory have no files."""
     files: list[Path] = list(source.files) if isinstance(source, Genotypes) else []
     files += [part for path in opened_paths(paths_of(source)) for part in _parts(path)]
     return {file: state_of(file) for file in files}
@@ -167,7 +167,7 @@ def opened_paths(texts: Sequence[str]) -> Iterator[Path]:
 
 
 def state_of(file: Path) -> str:
-    """Return a file's size and modification time, to detect a change without reading the file."""
+    """Return a file's size and modification time, which show a change without reading the file."""
     try:
         stat = file.stat()
     except OSError:
@@ -176,13 +176,13 @@ def state_of(file: Path) -> str:
 
 
 def refuse_gone(states: Mapping[Path, str]) -> None:
-    """Refuse files that have disappeared, with an error that allows the question to be retried.
+    """Raise `SiteFailed` if a file has disappeared.
 
-    A disconnected disk may come back.
+    After this error, the question may be asked again, because a disconnected disk may come back.
     """
     for file, state in states.items():
         if state == _GONE:
-            raise SiteFailed(f"{file} can no longer be read")
+            raise SiteFailed(f"{file} can no longer be read; the site must restore it")
 
 
 def _expand_patterns(texts: Sequence[str]) -> list[Path]:
@@ -205,10 +205,10 @@ def _parts(file: Path) -> list[Path]:
 
 
 def _is_folder(path: Path) -> bool:
-    """Return whether a path is a folder of files; a Zarr array is a folder, but one source of rows."""
+    """Return whether a path is a folder of files; a Zarr array, also a folder, counts as a file."""
     try:
         return path.is_dir() and kind_of(path) != ZARR
-    except OSError as error:  # for example, in a folder that may not be entered
+    except OSError as error:  # for example, if the folder above it may not be entered
         raise _unreadable(path, error) from None
 
 
@@ -218,7 +218,7 @@ def _unreadable(path: Path, error: OSError) -> InputError:
 
 
 def _refuse_copies(files: Sequence[Path]) -> None:
-    """Refuse a file that is listed twice, or whose rows another file format seems to repeat."""
+    """Refuse a file that is listed twice, or that has the same name in two formats."""
     seen: dict[Path, Path] = {}
     for file in files:
         is_rows = file.is_file() or kind_of(file) == ZARR

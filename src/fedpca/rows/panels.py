@@ -3,11 +3,11 @@
     S = sum_p (X_p - 1 m_p') Z_p,   Y_p = (X_p - 1 m_p')' S,   over panels p of columns
 
 A block of bounded size holds only a few rows if there are many features: two rows of 10^6 features.
-Products with so few rows read Z and write Y again for each block, and BLAS spends its time on that. So
-rows in memory are taken many at a time, without a copy, and multiplied panel by panel. A tile, which is
-the part of such rows in one panel, is converted to float64 in memory that the next tile reuses. Rows of
+Products with so few rows read Z and write Y again for each block, which takes most of the time. So rows
+in memory are taken many at a time, without a copy, and multiplied panel by panel. The part of these
+rows in one panel is a tile. It is converted to float64 in memory that the next tile reuses, so rows of
 any dtype need no other float64 copy. If columns are near the origin, their mean is subtracted from the
-products; otherwise, tiles are centered. To subtract the mean, a tile has an extra row that holds it:
+products; otherwise, tiles are centered. To subtract the mean, a tile has an extra row with the mean:
 
     [X_p; -m_p'] Z_p = [X_p Z_p; -m_p' Z_p],   [X_p; -m_p']' [S; 1'S] = X_p' S - m_p 1'S
 """
@@ -24,14 +24,16 @@ from fedpca.linalg.blas_threads import map_on_threads
 from fedpca.linalg.scratch import Scratch
 from fedpca.rows.in_memory import Block
 
-TILE_COLUMNS = 128  # of a tile; its up to 512 rows take 512 KiB in float64
-N_GROUPS = 16  # groups of panels for threads, fixed so that the number of threads changes no bit
+TILE_COLUMNS = 128  # of a tile, which has up to 512 rows and takes up to 512 KiB in float64
+N_GROUPS = (
+    16  # of panels, to share among threads; fixed, so that the number of threads changes no bit
+)
 
 T = TypeVar("T")
 
 
 class Panels:
-    """The tiles of one block after another, about a mean.
+    """Products of very wide rows about a mean, computed tile by tile.
 
     Parameters
     ----------
@@ -61,10 +63,10 @@ class Panels:
             for panel, tile in tiles(block, group):
                 part = tile @ Z[panel.columns]
                 total += part[:-1]
-                total += part[-1]  # for each panel, so that large means do not add up
+                total += part[-1]  # after each panel, so that large means do not add up
             return total
 
-        # added in the order of the groups, whichever thread computed them
+        # added in the order of the groups, whichever thread was first
         return np.asarray(sum(self._each_group(add)))
 
     def add_combined(self, block: Block, W: Array, total: Array) -> None:
@@ -78,11 +80,11 @@ class Panels:
         self._each_group(add)
 
     def sums(self, block: Block, weights: Array) -> Array:
-        """Return the sum of each column of the tiles, with each row counted by its weight, ``(d,)``."""
+        """Return the weighted sum of each column of the tiles, ``(d,)``."""
         return self._column_by_column(block, lambda tile: weights @ tile)
 
     def squares(self, block: Block, weights: Array) -> Array:
-        """Return the sum of squares of each column of the tiles, by the rows' weights, ``(d,)``."""
+        """Return the weighted sum of squares of each column of the tiles, ``(d,)``."""
         return self._column_by_column(block, lambda tile: weights @ np.square(tile, out=tile))
 
     def _column_by_column(self, block: Block, function: Callable[[Array], Array]) -> Array:
@@ -104,7 +106,7 @@ class Panels:
 
 
 class Panel(NamedTuple):
-    """A range of columns, their mean, and whether tiles must be centered before they are multiplied."""
+    """A range of columns, their mean, and whether tiles are centered before they are multiplied."""
 
     columns: slice
     mean: Array
@@ -112,7 +114,7 @@ class Panel(NamedTuple):
 
 
 def tiles(block: Block, group: Sequence[Panel]) -> Iterator[tuple[Panel, Array]]:
-    """Yield each panel and its tile, which overwrites the last one.
+    """Yield each panel and its tile; each tile overwrites the tile before it.
 
     A tile is centered if its panel is far from the origin. Otherwise, its last row holds the mean to
     subtract.

@@ -1,7 +1,7 @@
 """Read rows from pieces of a table that are loaded one at a time, such as blocks on a cluster.
 
 A piece is anything that `fedpca.rows.open.open_rows` accepts. It is released before the next one is
-loaded, so a pass over the rows takes as much memory as one piece, however many there are.
+loaded, so a pass over the rows takes the memory of one piece, however many pieces there are.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fedpca.errors import InputError
 from fedpca.rows.columns import matching_order
 from fedpca.rows.in_memory import Block, Rows
 
-LOADED_COST, HELD_COST = 200.0, 20.0  # of reading one entry, in multiplications
+LOADED_COST, HELD_COST = 200.0, 20.0  # the cost of reading one entry, in multiplications
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,8 @@ class PieceRows:
 
     def _piece(self, index: int) -> Rows:
         if self._kept is None or self._kept[0] != index:
-            self._kept = None  # before the next one is loaded, so that memory holds only one
+            self._kept = (
+                None  # released before the next piece is loaded, so that memory holds only one
+            )
             self._kept = index, self._open(self._pieces.load[index]())
         return self._kept[1]

@@ -1,9 +1,9 @@
 """Find columns in which only a few rows differ from the most frequent value.
 
 A sum over such a column reveals a sum over these few rows. If fewer than m of n >= 2m rows differ from
-the most frequent value, then more than m of the first 2m rows have it, so it is their upper median. The
-other rows are compared with that value, until every column has m rows that differ. With measurements,
-the first 2m rows are enough.
+the most frequent value, then more than m of the first 2m rows have this value, so it is their upper
+median. The other rows are compared with it until every column has m rows that differ. In columns of
+measurements, most values differ, so the first 2m rows are enough.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from fedpca.arrays import Array
 from fedpca.rows.gaps import DROP, MEAN, are_counted, gaps_of, has_gaps, rows_with_gaps
 from fedpca.rows.in_memory import Block, Rows, is_sparse, weighted_blocks
 
-MAX_PAIRS = 3e7  # pairs of gaps in the same row to compare; they take up to 400 MB
+MAX_PAIRS = 3e7  # pairs of gaps in a row that are compared at most; they take up to 400 MB
 
 
 class Few(NamedTuple):
-    """Counts of rows, and columns in which few rows differ; counting may stop at a bound m."""
+    """How many rows are used and left out, and in which columns fewer than m rows stand out."""
 
     n_rows: int  # rows that are used; counting may stop after 2 m
     n_left_out: int  # rows left out because they have gaps; counting may stop after m
@@ -31,7 +31,7 @@ class Few(NamedTuple):
 
 
 def look_for_few(rows: Rows, m: int, missing: int) -> Few:
-    """Count the rows that are used and those left out, and name the columns that are rare.
+    """Count the rows that are used and those that are left out, and name the rare columns.
 
     ``missing`` says what happens to gaps, as a position in `fedpca.rows.gaps.MISSING`. A gap counts as
     a value of its own. Rows with weight zero do not count.
@@ -42,7 +42,7 @@ def look_for_few(rows: Rows, m: int, missing: int) -> Few:
         return Few(rows.n_rows, 0, _names(rows, (differ > 0) & (differ < m)), _names(rows, gapped))
     head: list[Array] = []
     n = n_left_out = 0
-    usual: Array | None = None  # each column's most frequent value, if a column is rare
+    usual: Array | None = None  # the value that is the most frequent in each column that is rare
     differ, open_columns = np.zeros(0, int), np.arange(rows.n_features)
     for block, _ in weighted_blocks(rows):
         if missing == DROP and has_gaps(block):
@@ -75,8 +75,8 @@ def look_for_few(rows: Rows, m: int, missing: int) -> Few:
 def _has_few_gaps(rows: Rows, m: int) -> Array:
     """Return in which columns fewer than m rows have a gap and also a value in some other column.
 
-    If gaps are filled with the mean, then changing the mean of the first column reveals the sum of the
-    other column over these rows. If too many columns have gaps to be compared with each other, all
+    If gaps are filled with the mean, then changing the mean of the column with the gaps reveals the sum
+    of the other column over these rows. If there are too many gaps to compare columns in pairs, all
     columns with gaps are marked.
     """
     number, n_pairs = np.zeros(rows.n_features), 0.0
@@ -107,7 +107,7 @@ def _names(rows: Rows, chosen: Array) -> list[str]:
 def _is_rare(ordered: Array, m: int) -> Array:
     """Return which columns of sorted values are rare: fewer than m rows differ from the usual value.
 
-    A value that occurs once is not the usual one. So a column of m different values is not rare.
+    A value that occurs only once is not a usual value. So a column of m different values is not rare.
     """
     apart = max(ordered.shape[0] - m, 1)  # from the first to the last row with the usual value
     is_frequent = _same(ordered[apart:], ordered[:-apart]).any(axis=0)

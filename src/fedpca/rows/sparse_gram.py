@@ -4,9 +4,8 @@
 
 D holds the columns with the most entries, and S the others. A sparse product takes a step for each pair
 of entries in a row, and most pairs are in few columns: in a table of cells, a tenth of the genes has
-most of the counts. BLAS takes a step for each pair of columns, but a hundred times as many steps in
-the same time. So D is multiplied as a dense array, a few megabytes of rows at a time, and S as a sparse
-matrix.
+most of the counts. BLAS takes a step for each pair of columns, but its steps are a hundred times as
+fast. So D is multiplied as a dense array, a few megabytes of rows at a time, and S as a sparse matrix.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import numpy as np
 from fedpca.arrays import Array
 from fedpca.rows.in_memory import Block, rows_per_block
 
-DENSE_FILL = 1 / 16  # share of a column's entries above which dense products are faster
+DENSE_FILL = 1 / 16  # dense products are faster for a column with a larger share of stored entries
 
 
 def sparse_gram(block: Block) -> Array:

@@ -3,8 +3,8 @@
     A = (X - 1 m') / s,   with the products A'A and A'(A Z)
 
 X holds the site's rows, m is the mean over all sites or the site's own mean, and s is the common scale.
-A is never stored. Blocks are centered on the fly; the scale and the column order are applied to Z and
-to the result.
+A is never stored. Blocks are centered on the fly. The scale and the column order are applied to Z and
+to the result, not to the rows.
 
 If rows have weights, a row of A is multiplied by the root of its weight. Gaps are filled, or their rows
 are left out, as the run specifies (see `fedpca.rows.gaps`).
@@ -37,13 +37,13 @@ from fedpca.rows.in_memory import Block, Rows, is_sparse, is_wide, rows_per_bloc
 from fedpca.rows.one_pass import ProvisionalScatter
 from fedpca.rows.panels import Panels
 
-MAX_CACHE_BYTES = 256 << 20  # memory that a site may use to cache A'A
-TINY_VALUE, TINY_SQUARES = 1e-145, 1e-290  # squares of smaller values lose digits
+MAX_CACHE_BYTES = 256 << 20  # how much memory a site may use to cache A'A
+TINY_VALUE, TINY_SQUARES = 1e-145, 1e-290  # below these, squares lose digits
 MIN_ENERGY = 1e-140  # above this, the square of a sum of squares does not underflow
 MAX_ENERGY = 1e150  # below this, the square of a sum of squares does not overflow
-FEW_FEATURES = 512  # with at most this many, products always use A'A, whatever it costs
+FEW_FEATURES = 512  # up to this many features, products always use A'A, whatever it costs
 READ_ONCE_COST = (
-    100.0  # if reading an entry costs this many multiplications or more, files are read only once
+    100.0  # multiplications; if reading an entry costs at least as much, files are read only once
 )
 
 
@@ -60,23 +60,23 @@ def column_sums(rows: Rows) -> tuple[int, Array]:
 
 
 def refuse_tiny(mean: Array, energy: float = 1.0) -> None:
-    """Refuse rows whose squares underflow, given their mean and, if known, their sum of squares.
+    """Refuse rows whose squares underflow, which their mean or their sum of squares shows.
 
-    Their variance would be zero, and every component would be as good as any other.
+    The variance of these rows would be zero, so every component would be as good as any other.
     """
     largest = float(np.abs(mean).max(initial=0.0))
     if 0 < largest < TINY_VALUE or 0 < energy < TINY_SQUARES:
         raise InputError(
-            f"the values are so small that their squares underflow; the largest mean is "
-            f"{largest:.1e}; rescale the columns to more than {TINY_VALUE:.0e}"
+            f"the values are so small that their squares underflow: the largest mean is "
+            f"{largest:.1e}; rescale the columns to values above {TINY_VALUE:.0e}"
         )
 
 
 def deviations(variance: Array, mean: Array, n: float) -> Array:
     """Return the standard deviations, with 1 for columns that are constant up to rounding.
 
-    A column is constant if rounding by itself can cause its variance, as in scikit-learn's
-    StandardScaler.
+    As in scikit-learn's StandardScaler, a column counts as constant if its variance is so small that
+    it may come from rounding.
     """
     eps = np.finfo(np.float64).eps
     constant = variance <= n * eps * variance + (n * mean * eps) ** 2
@@ -84,10 +84,10 @@ def deviations(variance: Array, mean: Array, n: float) -> Array:
 
 
 def refuse_large(total: Array, n: Any, most: float = MAX_VALUE) -> None:
-    """Refuse rows whose mean is so large that squares about it overflow; ``total`` sums n values."""
+    """Refuse rows with a mean, ``total / n``, so large that squares about it overflow."""
     if (np.abs(total) > most * n).any():
         raise InputError(
-            f"the values are so large that squares about their mean overflow; a column's mean is "
+            f"the values are so large that squares about their mean overflow: a column's mean is "
             f"beyond {most:.0e}; rescale the columns"
         )
 
@@ -96,18 +96,19 @@ def usable_energy(energy: float) -> float:
     """Return the total sum of squares, or refuse a value that would make products lose digits."""
     if energy and not MIN_ENERGY < energy < MAX_ENERGY:
         raise InputError(
-            f"the sum of squares about the mean is {energy:.1e}; products lose digits "
-            f"unless it is between {MIN_ENERGY:.0e} and {MAX_ENERGY:.0e}; rescale the columns"
+            f"the sum of squares about the mean is {energy:.1e}, but must be between "
+            f"{MIN_ENERGY:.0e} and {MAX_ENERGY:.0e}, or products lose digits; rescale the columns"
         )
     return energy
 
 
 def is_read_once(rows: Rows, missing: int, max_cache_bytes: int) -> bool:
-    """Return whether rows are costly to read and have so few features that products use A'A.
+    """Return whether to read rows only once, since they are slow to read and A'A is small.
 
-    Parquet and CSV files are decoded at each reading. Arrays on disk are not, so their products keep
-    the same bits as in memory. Gaps cannot be filled in the first reading, since the mean over all
-    sites is not known yet. Rows on a device are multiplied there.
+    Parquet and CSV files are slow to read, because they must be decoded each time. Arrays on disk need
+    no decoding, and are read several times, so that products have the same bits as for rows in memory.
+    Gaps cannot be filled in the first reading, because the mean over all sites is not known yet. Rows
+    on a device are multiplied there.
     """
     if on_device(rows, missing) is not None:
         return False
@@ -127,17 +128,17 @@ class Frame:
     order : ndarray of shape (d,), optional
         The position of each common feature among the site's own columns; None if the order is the same.
     sums : ndarray of shape (d,), optional
-        The sums of the site's own columns, if already computed.
+        The sums of the site's own columns, if they are already known.
     n_products : int
-        The expected number of columns by which the rows will be multiplied.
+        How many columns the rows will be multiplied by, as far as the run can tell.
     energy : float, optional
-        The sum of squares of the rows in this frame, once computed.
+        The sum of squares of the rows in this frame, if it is already known.
     missing : int
         What to do with gaps, as a position in `fedpca.rows.gaps.MISSING`.
     fill : ndarray of shape (d,), optional
         The values that fill gaps, in the common feature order.
     weight : float, optional
-        The total weight of the site's rows that count, if already computed.
+        The total weight of the site's rows that count, if it is already known.
     """
 
     mean: Array
@@ -170,10 +171,10 @@ class StandardizedRows:
     max_cache_bytes : int
         The maximum memory for caching A'A.
     only_sums : bool
-        Whether products always use A'A if it fits in ``max_cache_bytes``, so that they contain nothing
-        but sums over rows.
+        Whether products always use A'A if it fits in ``max_cache_bytes``. They are then computed only
+        from sums over rows.
     scatter : ProvisionalScatter, optional
-        The scatter of the rows about a provisional center, if already computed.
+        The scatter of the rows about a provisional center, if it is already known.
     """
 
     def __init__(
@@ -217,7 +218,7 @@ class StandardizedRows:
         return self._rows.n_rows
 
     def squares(self) -> Array:
-        """Return the sum of squares of each column of A, ``(d,)``, from A'A if rows are read once."""
+        """Return the sum of squares of each column of A, ``(d,)``, from A'A if that saves a pass."""
         is_computed_anyway = (
             self._device is not None and self._n_products > 1 and self._gram_pays(1)
         )
@@ -226,11 +227,11 @@ class StandardizedRows:
         return np.asarray(self._own_squares[self._order] / self._scale**2)
 
     def without_constant_columns(self) -> StandardizedRows:
-        """Return the rows with zeros in columns whose variance may be rounding in the mean.
+        """Return the rows with zeros in columns whose variance may come from rounding of the mean.
 
-        Their scale becomes infinite. scikit-learn's StandardScaler uses the same bound to detect a
-        constant column. Otherwise, a date in milliseconds that never changes might seem to vary more
-        than all other columns.
+        The scale of these columns becomes infinite. scikit-learn's StandardScaler uses the same bound
+        to detect a constant column. Without this, a date in milliseconds that never changes might seem
+        to vary more than all other columns.
         """
         squares = self.gram().diagonal() if self._gram_pays(1) else self.squares()
         n, eps = self.n_rows, np.finfo(np.float64).eps
@@ -253,7 +254,7 @@ class StandardizedRows:
         return usable_energy(float(total.sum()))
 
     def gram(self) -> Array:
-        """Return A'A, ``(d, d)``, and cache it for later products if that pays and memory allows."""
+        """Return A'A, ``(d, d)``; cache it if later products will use it and memory allows."""
         if self._gram is not None:
             return self._gram
         with np.errstate(over="ignore", invalid="ignore"):
@@ -338,7 +339,7 @@ class StandardizedRows:
                 yield part.part(start, start + step).dense()
 
     def _own_gram(self) -> Array:
-        """Return the Gram matrix of the centered rows, in their own order and without the scale."""
+        """Return A'A for the centered rows, in their own column order and without the scale."""
         if self._device is not None:
             return self._device.gram()
         if self._variants is not None:
@@ -361,7 +362,7 @@ class StandardizedRows:
 
     @cached_property
     def _own_squares(self) -> Array:
-        """Return the squares of each column about the mean, in the rows' own order and unscaled."""
+        """Return each column's sum of squares about the mean, in the rows' own order and unscaled."""
         if self._device is not None:
             total = self._device.squares()
             refuse_overflow(total)
@@ -380,9 +381,9 @@ class StandardizedRows:
 
     @cached_property
     def _panels(self) -> Panels:
-        """Return how to multiply wide rows, with means subtracted from products where few bits cancel.
+        """Return how to multiply wide rows: where few bits cancel, subtract means from products.
 
-        The choice of these columns depends only on the rows and the frame.
+        In which columns that is done depends only on the rows and the frame.
         """
         if self._sums is None:
             return Panels(self._mean)
@@ -417,10 +418,10 @@ class StandardizedRows:
         produce the same bits.
 
         Passes over the rows use each row's scores along directions that the coordinator chooses. If the
-        terms of a score nearly cancel, rounding selects rows, and the product reveals them. A'A is a
-        sum over rows before any direction is known. With few features, A'A costs little, so it is used
-        unless no products are expected. A site whose coordinator may lie always uses A'A if it fits in
-        ``max_cache_bytes``.
+        terms of a score nearly cancel, rounding selects rows, and the product reveals these rows. A'A,
+        in contrast, is a sum over rows before any direction is known. With few features, A'A costs
+        little, so it is used unless no products are expected. A site whose coordinator may lie always
+        uses A'A if it fits in ``max_cache_bytes``.
         """
         if not self._gram_fits():
             return False
@@ -434,11 +435,11 @@ class StandardizedRows:
         return cached < streamed
 
     def _directions(self, Z: Array) -> Array:
-        """Return Z with the scale and the order applied to it, so that centered rows need neither."""
+        """Apply the scale and the column order to Z, so that they need not be applied to the rows."""
         return self._to_own_order(Z if self._is_unscaled else Z / self._scale[:, None])
 
     def _undirected(self, product: Array) -> Array:
-        """Return a product with centered rows, in the common order and divided by the scale."""
+        """Return a product with centered rows in the common order, divided by the scale."""
         ordered = product[self._order]
         return np.asarray(ordered if self._is_unscaled else ordered / self._scale[:, None])
 
@@ -456,7 +457,7 @@ def _each(block: Block, weights: Array | None) -> Array:
 
 
 def _product(part: Centered, own: Array, transposed: Array) -> Array:
-    """Return Y'(Y Z), ``(d, k)``, where Y holds rows about a mean; ``own`` is Z."""
+    """Return Y'(Y Z), ``(d, k)``; Y holds the rows about a mean, and ``own`` is Z."""
     block, shift, roots = part
     if shift is None:
         return np.asarray(((transposed @ block.T) @ block).T)
@@ -492,7 +493,7 @@ def refuse_overflow(squares: Array) -> None:
 
 
 class RawMoments:
-    """The sum of A'A over blocks near the origin, which need no centered copies."""
+    """The sum of A'A over blocks so near the origin that they need no centered copies."""
 
     def __init__(self, mean: Array) -> None:
         self._mean = mean
@@ -501,9 +502,9 @@ class RawMoments:
         self._n = 0
 
     def add(self, block: Block, sums: Array | None) -> bool:
-        """Add a block and return True, or return False if raw moments would lose too many digits.
+        """Add a block and return True; if its raw moments lose too many digits, return False instead.
 
-        ``sums`` holds the sums of the block's columns, if already computed.
+        ``sums`` holds the sums of the block's columns, if they are already known.
         """
         if is_sparse(block) or block.dtype != np.float64:
             return False

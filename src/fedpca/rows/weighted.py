@@ -1,4 +1,4 @@
-"""Give rows weights, which count them: a row with weight w counts as w equal rows.
+"""Give weights to rows: a row with weight w counts as w equal rows.
 
     m = sum w x / sum w,   S = sum w (x - m)(x - m)'
 
@@ -21,7 +21,7 @@ from fedpca.rows.in_memory import Block, Rows, about_n_rows
 
 
 class WeightedRows:
-    """Rows with weights, which are given in one of the columns or as an array.
+    """Rows with weights, which are in one of the columns or in an array.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ class WeightedRows:
         return about_n_rows(self._rows)
 
     def blocks(self) -> Iterator[Block]:
-        """Refuse to yield rows without their weights, which would then be ignored."""
+        """Raise an error, because blocks without weights would ignore the weights."""
         raise InputError("the rows have weights, which this method does not use; omit the weights")
 
     def weighted_blocks(self) -> Iterator[tuple[Block, Array]]:
@@ -88,7 +88,7 @@ def checked_weights(weights: Any, n_rows: int) -> Array:
 
 
 def as_numbers(weights: Any) -> Array:
-    """Return a copy of weights as float64, which the caller cannot change later."""
+    """Return a float64 copy of weights, so that the caller cannot change them later."""
     try:
         return np.array(weights, dtype=np.float64)
     except (ValueError, TypeError):  # numpy's message may quote a private value
@@ -96,7 +96,7 @@ def as_numbers(weights: Any) -> Array:
 
 
 def weight_fingerprint(weight: str | Array) -> str:
-    """Return text that identifies weights, to detect a change between runs."""
+    """Return text that identifies the weights, by which a change between runs is noticed."""
     if isinstance(weight, str):
         return f"weight {weight}"
     return f"weights {zlib.crc32(np.ascontiguousarray(weight).data):08x}"
@@ -107,7 +107,7 @@ def _checked_values(weights: Array) -> Array:
     if n_bad:
         raise InputError(
             f"{n_bad:,} weights are negative or not finite; use 0 to leave out a row, and positive "
-            "numbers for the others"
+            "numbers for all other rows"
         )
     return weights
 
@@ -121,6 +121,6 @@ def _position(rows: Rows, name: str) -> int:
         )
     if name not in rows.features:
         raise InputError(
-            f"weight={name!r} is not a column; the columns are {some_of(rows.features)}"
+            f"weight={name!r} must be the name of a column; the columns are {some_of(rows.features)}"
         )
     return rows.features.index(name)

@@ -1,7 +1,7 @@
 """Keep the site's own record of what it was asked and what it sent.
 
-The coordinator also keeps a ledger, but the site cannot check that one. The site writes its own ledger
-itself, on its own disk, before each answer leaves. Each question gets one line of JSON::
+The coordinator also keeps a ledger, but the site cannot check it. So the site keeps its own ledger on
+its own disk, and writes to it before each answer leaves. Each question gets one line of JSON::
 
     {"entry": 3, "time": "2026-11-15T12:00:00+00:00", "run": "1f..0", "round": 3,
      "question": "local_power_steps", "verb": "sum", "sites": 3,
@@ -12,8 +12,8 @@ itself, on its own disk, before each answer leaves. Each question gets one line 
 
 ``values`` holds the parameters that are single numbers. In a run with secure sums, ``mask`` says how
 the answer is masked: ``{"Y": [64, 40]}`` means a ring of 64 bits and numbers multiplied by 2^40, and
-"bound" means that only the size of the numbers left the site, masked as well. ``digest_in`` and
-``digest_out`` are the SHA-256 of the question's and the answer's bytes. `fedpca.site.ledger_chain`
+"bound" means that only the size of the numbers left the site, masked as well. ``digest_in`` is the
+SHA-256 of the question's bytes, and ``digest_out`` that of the answer's. `fedpca.site.ledger_chain`
 describes the chain.
 """
 
@@ -44,7 +44,7 @@ MAX_MASKED_FIELDS = 100  # more than any question has; the ledger lists only thi
 
 @dataclass(frozen=True)
 class Recorded:
-    """An encoded answer, and what proves its place in the ledger.
+    """An encoded answer, and what proves the answer's place in the ledger.
 
     ``head`` is the chain value of the answer's line. It is `NO_HEAD` if the line could not be written.
     """
@@ -71,7 +71,7 @@ class AnswerLog:
     tell : callable
         Called with a one-line description of each question.
     timeout : float, optional
-        Seconds after which the work on a question is ended; see `fedpca.site.time_limit`.
+        How many seconds the work on a question may take; see `fedpca.site.time_limit`.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class AnswerLog:
         return self.reply(request).data
 
     def reply(self, request: bytes) -> Recorded:
-        """Return the encoded answer to an encoded question, and its place in the ledger."""
+        """Return the encoded answer to an encoded question, with the answer's place in the ledger."""
         rows = self._site.rows
         try:
             asked = decode(request)
@@ -125,7 +125,7 @@ class AnswerLog:
 
 
 def check_ledger(path: Path) -> None:
-    """Refuse a ledger that cannot be written, since no answer could leave the site."""
+    """Refuse a ledger that cannot be written, because no answer may leave the site without it."""
     atomic.check_writable(path)
     try:
         path.open("ab").close()
@@ -174,7 +174,7 @@ def _entry(asked: Message, answered: Message) -> dict[str, Any]:
 
 
 def _mask(mask: Any) -> Any:
-    """Return how a question asks for its answer to be masked; cut short any unexpected text."""
+    """Return how a question wants its answer masked; cut any unexpected text short."""
     rings = mask if isinstance(mask, dict) else {}
     is_known = rings and all(
         isinstance(ring, list) and len(ring) == 2 and all(isinstance(n, int) for n in ring)
@@ -186,13 +186,13 @@ def _mask(mask: Any) -> Any:
 
 
 def _plain(scalar: Array) -> Any:
-    """Return a single number as JSON holds it; JSON has no infinite numbers."""
+    """Return a number for JSON, or text if it is not finite, since JSON has no such numbers."""
     value = scalar.item()
     return value if math.isfinite(value) else str(value)
 
 
 def _brief(value: Any) -> Any:
-    """Return a value from a question's header; cut a long text, so that it cannot fill the disk."""
+    """Return a value from a question's header; cut text short, so that it cannot fill the disk."""
     return value if value is None or isinstance(value, int) else printable(value)
 
 

@@ -5,9 +5,9 @@ other contents include the number of the ``entry`` and the chain of the ``previo
 chain value commits to all lines before it. The last chain value is the head of the file.
 
 Some lines may have no chain, such as a line torn by a power failure. They stay where they are. The next
-chained line holds their digest as ``unchained``. From then on, nobody can change them unnoticed, but
-nothing proves what they were before. Also, a chain by itself cannot show whether the last lines were
-removed. A copy of the head that is kept elsewhere can.
+chained line holds their digest as ``unchained``. From then on, nobody can change these lines unnoticed,
+but nothing proves what they were before. A chain by itself cannot show whether the last lines of the
+file were removed. Only a copy of the head that is kept elsewhere can show that.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _START = b'{"entry": '  # of each line
 class Kind:
     """A kind of file with chained lines.
 
-    ``has_fields`` returns whether a line has all fields that an entry of this kind must have. With
-    ``has_older_lines``, the chain may begin after lines that an older fedpca wrote without a chain.
+    ``has_fields`` returns whether a line has all fields that an entry of this kind must have. If
+    ``has_older_lines`` is true, lines that an older fedpca wrote without a chain may come first.
     """
 
     has_fields: Callable[[Entry], bool]
@@ -50,11 +50,11 @@ class Kind:
 
 @dataclass
 class ChainCheck:
-    """What checking a file found.
+    """What was found when the lines of a file were checked.
 
     ``problem`` names the first line that was changed, removed, or inserted, and is empty if the chain
-    is whole. With ``is_torn``, the problem is a last line that was not written completely. ``notes``
-    names lines that are not verified. ``head`` is the last verified chain value.
+    is whole. If ``is_torn`` is true, the problem is a last line that was not written completely.
+    ``notes`` names lines that are not verified. ``head`` is the last verified chain value.
     """
 
     n_entries: int = 0
@@ -76,7 +76,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def add(file: IO[bytes], contents: Mapping[str, Any], kind: Kind) -> Entry:
-    """Add an entry to an open file, flush the file, and return the entry with its place in the chain.
+    """Add an entry to an open file, flush the file, and return the entry as it was written.
 
     The line is written completely or not at all.
     """
@@ -103,7 +103,7 @@ def chain_of(entry: Mapping[str, Any]) -> str:
 
 
 def verified(path: Path, check: ChainCheck, kind: Kind) -> Iterator[Entry]:
-    """Yield the entries of a file as long as the chain is whole, and fill in the check."""
+    """Yield the entries of a file as long as the chain is whole; record the result in ``check``."""
     loose: list[bytes] = []  # lines without a chain after the last chained line
     replaced = 0  # the line of the last entry
     with path.open("rb") as file:
@@ -152,7 +152,7 @@ def _fault(
     if not follows and entry["entry"] <= check.n_entries:
         return f"line {number} does not follow from line {last}; one of them was inserted"
     if not follows:
-        return f"line {last} was replaced: line {number} follows from a different one"
+        return f"line {last} was replaced: line {number} follows from a different line"
     sealed = entry.get("unchained")
     if sealed is not None and not loose:
         return f"the lines without a chain before line {number} were removed"
@@ -180,13 +180,13 @@ def _about_loose(loose: list[bytes], number: int) -> list[str]:
 
 
 def _unsealed(loose: list[bytes], last: int) -> str:
-    """Return what is wrong with lines without a chain at the end of a file."""
+    """Return what is wrong with the lines at the end of a file that have no chain."""
     if not last and any(map(_is_json, loose)):
         return "line 1 has no chain, and no later line has one: an older fedpca wrote this ledger"
     if len(loose) == 1 and not _is_json(loose[0]):
         return (
-            f"line {last + 1} is torn, as by a power failure; it is not verified, and the next "
-            "answer seals it"
+            f"line {last + 1} is torn, as by a power failure; it is not verified, but once the "
+            "next answer is recorded, nobody can change it unnoticed"
         )
     return f"line {last + 1} has no chain; it was changed or inserted, or an older fedpca wrote it"
 
@@ -199,7 +199,7 @@ def _end_of_chain(file: IO[bytes], end: int, kind: Kind) -> tuple[int, str, byte
     last = _chained(lines[-1], kind)
     if last is not None:
         return last["entry"], last["chain"], None, is_torn
-    # the last line is longer, or it has no chain
+    # the last line is longer than the tail, or it has no chain
     lines = _read(file, 0, end).removesuffix(b"\n").split(b"\n") if end else []
     for i in range(len(lines), 0, -1):
         last = _chained(lines[i - 1], kind)
@@ -231,7 +231,7 @@ def _chained(line: bytes, kind: Kind) -> Entry | None:
 
 
 def is_hash(value: object) -> bool:
-    """Return whether a value is a SHA-256 as text."""
+    """Return whether a value is a SHA-256 hash as text."""
     return isinstance(value, str) and _HEX.fullmatch(value) is not None
 
 

@@ -1,4 +1,4 @@
-"""Keep what a site knows about its current run: its memory, and how far the run has come.
+"""Keep what a site knows about its current run: its memory of the run, and the last round.
 
 A round may be repeated, because an answer was lost in transit or the coordinator was restarted. The
 site then gives the same answer again, or starts from the same memory as the first time.
@@ -6,10 +6,10 @@ site then gives the same answer again, or starts from the same memory as the fir
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 
@@ -18,20 +18,22 @@ from fedpca.errors import PolicyRefused
 from fedpca.protocol.message import Message
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import Question
-from fedpca.site.guard import Agreement
-from fedpca.site.memory import Saved, recall
+from fedpca.rows.gaps import ERROR, MISSING
+from fedpca.site.guard import UNDECLARED, Agreement
+from fedpca.site.memory import Saved, recall, remembers
 
 if TYPE_CHECKING:
     from fedpca.site.masking import AnswerMasks, MaskSecrets
 
 Memory = dict[str, Array]
-_OPEN = "OpenAnswer."  # prefix, in memory, of the names of an answer that may be masked again
+T = TypeVar("T")
+_OPEN = "OpenAnswer."  # begins the names in memory of an answer that may be masked again
 _OPEN_KEY = _OPEN + "key"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """How far a site has come in a run; a copy of the site elsewhere can continue from here."""
+    """How far a site has come in a run; a copy of the site can continue from there."""
 
     run: str
     round: int  # the last round that was answered
@@ -40,7 +42,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Pending:
-    """An answer of which only the size was sent, and the site's memory after it."""
+    """An answer of which the site has sent only the size, and the site's memory after it."""
 
     key: tuple[int, bytes]  # the round, and a hash of what was asked
     answer: Arrays
@@ -49,17 +51,19 @@ class Pending:
 
 @dataclass(eq=False)
 class CurrentRun:
-    """The run that a site is in; if it has no name, the site is in no run yet."""
+    """The run that a site is in; without a name, the site is in no run yet."""
 
     name: str | None = None
     memory: Memory = field(default_factory=lambda: read_only({}))
     round: int = 0  # the last round that was answered
-    reply: Message | None = None  # the reply to that round; None if a repeat computes it again
+    reply: Message | None = (
+        None  # the reply to that round; None if it is computed again when needed
+    )
     missing: int | None = None  # what happens to gaps in this run, if it is known
     is_beyond_bound: bool = False  # whether an answer was too large for its masks
     _memory_before: Memory = field(init=False)  # memory before that round
     _pending: Pending | None = None
-    _secrets: MaskSecrets | None = None  # for the masks, once they are needed
+    _secrets: MaskSecrets | None = None  # for the masks, once masks are needed
 
     def __post_init__(self) -> None:
         self._memory_before = self.memory
@@ -80,20 +84,39 @@ class CurrentRun:
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        """Return what a copy of the site needs to continue from here, or None without a run."""
+        """Return what a copy of the site needs to continue the run, or None if there is no run."""
         return None if self.name is None else Checkpoint(self.name, self.round, dict(self.memory))
+
+    def remembers(self, kind: type) -> bool:
+        """Return whether a question in this run stored a dataclass of this type."""
+        return remembers(self.memory, kind)
+
+    def recall(self, kind: type[T]) -> T:
+        """Return the dataclass of this type that a question in this run stored."""
+        return recall(self.memory, kind)
 
     @property
     def plan(self) -> RunPlan:
         """Return the plan that the site has agreed to."""
-        return RunPlan.from_bytes(recall(self.memory, Agreement).plan.tobytes())
+        if not self.remembers(Agreement):
+            raise PolicyRefused(UNDECLARED)
+        return RunPlan.from_bytes(self.recall(Agreement).plan.tobytes())
+
+    def treats_gaps(self, asked: Mapping[str, Array]) -> int:
+        """Return what happens to gaps in this run, as a position in `fedpca.rows.gaps.MISSING`."""
+        if "missing" in asked:
+            self.missing = int(asked["missing"])
+        elif self.missing is None and self.remembers(Agreement):
+            given = self.plan.parameters.get("missing")
+            self.missing = MISSING.index(given) if given in MISSING else ERROR
+        return self.missing or ERROR
 
     def reply_to(self, number: int) -> Message | None:
         """Return the reply to a round if it is the last one that was answered."""
         return self.reply if number == self.round else None
 
     def memory_before(self, number: int) -> Memory:
-        """Return the memory from which a round starts, even if the round is repeated."""
+        """Return the memory from before a round; a repeated round starts from the same memory."""
         return self._memory_before if number == self.round else self._without_open_answer()
 
     def masks_for(self, question: Question, request: Message, site: str) -> AnswerMasks | None:
@@ -105,24 +128,26 @@ class CurrentRun:
         from fedpca.site.masking import AnswerMasks, MaskKeys
 
         if self.is_beyond_bound:  # each further bound would tell more about the answer's size
-            raise PolicyRefused("an answer was larger than its bound, which ends this run here")
+            raise PolicyRefused(
+                "an answer was larger than its bound, which ends this run at this site"
+            )
         if self._secrets is None:
             self._secrets = recall(self.memory, MaskKeys).secrets_of(self.plan, site)
         return AnswerMasks(question, request, site, self._secrets)
 
     def take_pending(self, masks: AnswerMasks) -> Arrays | None:
-        """Return the answer whose size was asked for before, and restore the memory that it left.
+        """Return the answer whose size was asked for before; restore the memory from after it.
 
-        Whoever asks for the size of an answer must then ask for the answer itself. Otherwise, sizes
-        would tell about answers that are never given.
+        A coordinator that asks for the size of an answer must then ask for the answer itself.
+        Otherwise, sizes would reveal something about answers that are never sent.
         """
         pending = self._pending
         if pending is None:
             return None
         if pending.key != masks.key:
             raise PolicyRefused(
-                f"round {pending.key[0]} asked for the size of a different answer before, and not for "
-                "the answer itself"
+                f"round {pending.key[0]} asked for the size of a different answer before; it must "
+                "first ask for that answer itself"
             )
         self.memory = pending.memory
         return pending.answer
@@ -143,7 +168,7 @@ class CurrentRun:
             raise
 
     def keep_open(self, masks: AnswerMasks, answer: Arrays) -> None:
-        """Remember an answer that may be masked again, since its bound was only tried."""
+        """Remember an answer that may be masked again, because its bound was only tried."""
         fields = {f"{_OPEN}field {name}": array for name, array in answer.items()}
         key = np.frombuffer(masks.key[1], np.uint8)
         self.memory = {**self.memory, _OPEN_KEY: key, **fields}
@@ -156,7 +181,7 @@ class CurrentRun:
     def open_answer(self, masks: AnswerMasks) -> Arrays | None:
         """Return the answer to the last round if it is to be masked again, else None.
 
-        No second bound is tried, since several bounds would tell how large the answers are.
+        No second bound is tried, because several bounds would reveal how large the answers are.
         """
         number, digest = masks.key
         if number != self.round or masks.is_tried or self.memory[_OPEN_KEY].tobytes() != digest:
@@ -165,7 +190,7 @@ class CurrentRun:
         return {k.removeprefix(start): v for k, v in self.memory.items() if k.startswith(start)}
 
     def close_answer(self, reply: Message, save: Callable[[], None]) -> None:
-        """Forget an answer that has been masked again; ``reply`` replaces the first one."""
+        """Forget an answer that has been masked again; ``reply`` replaces the first reply."""
         memory, self.memory = self.memory, self._without_open_answer()
         try:
             save()
@@ -180,7 +205,7 @@ class CurrentRun:
         return read_only({k: v for k, v in self.memory.items() if not k.startswith(_OPEN)})
 
     def advance(self, number: int, before: Memory, reply: Message | None) -> None:
-        """Count a round as answered, once nothing can go wrong with it anymore."""
+        """Count a round as answered; call this when nothing can go wrong with it anymore."""
         if self.memory is not before:
             # C order, as in a memory file: the last bits of BLAS results depend on the order
             self.memory = read_only({k: np.asarray(v, order="C") for k, v in self.memory.items()})
@@ -189,5 +214,5 @@ class CurrentRun:
 
 
 def read_only(memory: Memory) -> Memory:
-    """Return a read-only view of memory; a question that remembers gets a writable copy."""
+    """Return a read-only view of memory; a question that writes to memory gets a copy."""
     return cast(Memory, MappingProxyType(memory))

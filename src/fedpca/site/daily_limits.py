@@ -1,8 +1,8 @@
 """Count the runs and rounds that a site answers in a day, in a file that outlives the process.
 
 Whoever asks often enough learns more than a single fit tells. The file has the counts of each minute in
-the last 24 hours. Setting the clock back frees none of these counts: until the clock passes the latest
-time that was ever seen, that time counts as now.
+the last 24 hours. Setting the clock back does not help: until the clock passes the latest time that was
+ever seen, the site uses that time as the current time.
 
 The file is not written in every round. Instead, the site counts several rounds in advance. These rounds
 are set aside, and then used up. Rounds that are still set aside when the process ends count as spent.
@@ -25,13 +25,13 @@ log = logging.getLogger("fedpca.site")
 
 DAY_MINUTES = 24 * 60
 SET_ASIDE = 50  # rounds that are set aside each time the file is written
-MAX_ASIDE_MINUTES = 60  # how long rounds stay set aside
+MAX_ASIDE_MINUTES = 60  # how long rounds may stay set aside
 
 Counts = dict[int, list[int]]  # runs and rounds, by minute
 
 
 class Budget:
-    """What a site has answered in the last 24 hours, checked against its policy."""
+    """The runs and rounds that a site has answered in the last 24 hours, and their limits."""
 
     def __init__(self, policy: Policy, clock: Callable[[], float] = time.time) -> None:
         self._max_runs, self._max_rounds = policy.max_runs_per_day, policy.max_rounds_per_day
@@ -40,14 +40,14 @@ class Budget:
         self._latest = 0  # the latest minute that was seen
         self._run: str | None = None  # the run that was counted last
         self._starts_over = False
-        self._aside, self._aside_at = 0, 0  # rounds that are set aside, and since which minute
+        self._aside, self._aside_at = 0, 0  # how many rounds are set aside, and since which minute
 
     def start_over(self) -> None:
         """Count the next run as a new one, even if it has the same name as the last one."""
         self._starts_over = True
 
     def spend(self, run: str, path: Path | None, set_aside: int = SET_ASIDE) -> None:
-        """Count a round of a run, and the run if it is new, or refuse when the budget is spent.
+        """Count a round of a run, and the run if it is new; refuse if the budget is spent.
 
         ``set_aside`` is the number of rounds to set aside each time the file is written.
         """
@@ -64,7 +64,7 @@ class Budget:
         self._set_aside(run, self._counted, path, set_aside)
 
     def _set_aside(self, run: str, counted: Counts, path: Path | None, granted: int) -> None:
-        """Count rounds in the file as set aside for a run, and use the first of them."""
+        """Set rounds aside for a run, count them in the file, and use the first of them."""
         now, is_new = self._latest, run != self._run
         counts = {m: list(n) for m, n in counted.items()}
         if self._aside:  # these rounds were counted, but not used
@@ -89,12 +89,12 @@ class Budget:
 
 
 def refuse_spent(kind: str, used: int, limit: int | None, path: Path | None) -> None:
-    """Refuse to go on if the budget of runs or rounds is spent."""
+    """Raise an error if the budget of runs or of rounds is spent."""
     if limit is not None and used >= limit:
         where = "" if path is None else f" (counted in {path.name} in its folder)"
         raise PolicyRefused(
-            f"the site has answered {limit:,} {kind} in 24 hours, as many as its policy's "
-            f"max_{kind}_per_day allows{where}; wait, or ask the site to raise the limit"
+            f"the site has answered {limit:,} {kind} in 24 hours, which is the limit that its policy's "
+            f"max_{kind}_per_day sets{where}; wait, or ask the site to raise the limit"
         )
 
 
@@ -115,21 +115,21 @@ def _read(path: Path | None) -> dict[str, Any]:
         return {"latest": 0, "run": None, "counted": {}}
     except OSError as error:
         raise InputError(
-            f"{path}, the site's budget, cannot be read: {error.strerror}; the site must correct this"
+            f"{path}, the site's budget, cannot be read: {error.strerror}; the site must fix this"
         ) from None
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         is_sound = False
     if not is_sound:
         assert path is not None
         raise InputError(
-            f"{path.name}, the site's budget, is damaged; the site must restore it, or delete it to "
-            "start a new day"
+            f"{path.name}, the site's budget, is damaged; the site must restore the file, or delete it "
+            "to start counting from zero"
         )
     return dict(kept)
 
 
 def _save(path: Path | None, kept: dict[str, Any]) -> None:
-    """Save the counts before the answer leaves."""
+    """Save the counts of runs and rounds before the answer leaves."""
     if path is None:
         return
     try:

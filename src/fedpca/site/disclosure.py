@@ -1,18 +1,18 @@
-"""Refuse to answer about so few rows that a number would describe individual rows.
+"""Refuse to answer if a number would be about so few rows that it describes single rows.
 
 Here, m is `Policy.min_count`. No count or sum over fewer than m rows leaves the site:
 
 - a site with fewer than m rows does not answer;
 - a column in which fewer than m rows differ from the most frequent value is refused by name, because
-  the sum of the column shows a sum over these rows;
+  the sum of the column reveals a sum over these rows;
 - a run in which ``missing="drop"`` leaves out fewer than m rows is refused, because its difference from
   a run that fills the gaps would be a sum over these rows;
-- a run in which ``missing="mean"`` fills a column in fewer than m rows that have a value in another
-  column is refused, because runs with other means, or without these rows, would show sums over them;
-- a run before which fewer than `Policy.min_change` rows have changed is refused, because its difference
-  from the last run would show sums over these rows.
+- a run with ``missing="mean"`` is refused if fewer than m rows have a gap in one column and a value in
+  another, because runs with other means, or without these rows, would reveal sums over these rows;
+- a run is refused if some rows have changed since the last run, but fewer than `Policy.min_change`,
+  because the difference between the two runs would reveal sums over these rows.
 
-A refusal may name columns and bounds, but never tells how many such rows there are, or which they are.
+A refusal may name columns and bounds, but never tells how many of these rows there are, or which.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from fedpca.storage import atomic
 
 log = logging.getLogger("fedpca.site")
 
-MAX_NAMES = 50  # of rare columns in a message
-HASH_BYTES = 8  # of a row; two of 10^6 rows agree by chance with probability 3e-8
+MAX_NAMES = 50  # names of rare columns in a message
+HASH_BYTES = 8  # of a row; among 10^6 rows, any two agree by chance with probability 3e-8
 SECRET_BYTES = 32
 
 
 class Disclosure:
-    """The checks of a site's rows, which look at the rows once each time their files are opened."""
+    """The checks of a site's rows; they read the rows once each time the files are opened."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -58,7 +58,7 @@ class Disclosure:
         self._hashes: dict[bool, Array] = {}  # of all rows, or only of those without gaps
 
     def look(self, rows: Rows, path: Path | None) -> None:
-        """Look at rows that were opened, so that the first run does not have to wait for this."""
+        """Check rows as soon as they are opened, so that the first run does not have to wait."""
         if rows is not self._rows:
             self._begin(rows)
         self._few_of(rows, ERROR)
@@ -66,17 +66,17 @@ class Disclosure:
             self._hashes_of(rows, False, _read(path)[0])
 
     def few_of(self, rows: Rows, missing: int) -> Few:
-        """Return what the site has few of, in all columns."""
+        """Return which columns have few rows of a kind, and how many rows count."""
         if rows is not self._rows:
             self._begin(rows)
         return self._few_of(rows, missing)
 
     def check(self, rows: Rows, missing: int, path: Path | None, used: Rows | None = None) -> None:
-        """Refuse rows whose sums the policy does not let leave, and name the rule.
+        """Refuse rows if the policy does not let their sums leave the site, and name the rule.
 
         ``missing`` says what happens to gaps. ``path`` is the site's record of the rows in its last
-        run, or None if the rows cannot change or the site keeps no files. ``used`` has only the
-        columns that the run uses, if the run does not use all. All columns are compared for changes.
+        run, or None if the rows cannot change or the site keeps no files. If the run does not use all
+        columns, ``used`` has only those that it uses. Changes are looked for in all columns.
         """
         if rows is not self._rows:
             self._begin(rows)
@@ -106,9 +106,9 @@ class Disclosure:
         return self._hashes[only_whole]
 
     def _compare(self, rows: Rows, missing: int, path: Path) -> None:
-        """Refuse rows if too few have changed since the last run; otherwise, record these rows.
+        """Refuse rows if too few have changed since the last run; otherwise, record the rows.
 
-        Rows without gaps are recorded separately, because a run may have used only such rows.
+        Rows without gaps are recorded separately, because a run may have used only those.
         """
         secret, kept = _read(path)
         hashes = self._hashes_of(rows, missing == DROP, secret)
@@ -117,8 +117,8 @@ class Disclosure:
             raise PolicyRefused(
                 f"fewer rows have changed since the site's last run than its policy's "
                 f"min_change={least}, so the difference between the runs would give these rows away; "
-                f"wait until more rows have changed, or restore the rows of the last run; if their "
-                f"difference is no secret, the site can delete {path.name} in its folder"
+                f"wait until more rows have changed, or restore the rows of the last run; if the "
+                f"changed rows are no secret, the site can delete {path.name} in its folder"
             )
         kind = "whole" if missing == DROP else "all"
         if kind not in kept or not np.array_equal(kept[kind], hashes):
@@ -126,26 +126,27 @@ class Disclosure:
 
 
 def reason_against(few: Few, min_count: int) -> str | None:
-    """Return why no sum over the rows may leave the site, and the way out, or None."""
+    """Return why no sum over the rows may leave the site and what to do about it, or None."""
     rule = f"its policy's min_count={min_count}"
     if 0 < few.n_rows < min_count:
-        return f"the site has fewer rows that count than {rule}"
+        return f"the site has fewer usable rows than {rule}; it needs more rows to take part"
     if 0 < few.n_left_out < min_count:
         return (
-            f"missing='drop' would leave out fewer rows than {rule}, and a fit that fills their gaps "
-            "would give them away; remove these rows from the site's files, or fill their gaps"
+            f"missing='drop' would leave out fewer rows than {rule}, and comparing with a fit that "
+            "fills their gaps would give them away; remove these rows from the site's files, or fill "
+            "their gaps"
         )
     if few.gapped:
         return (
-            f"in columns {some_of(few.gapped, MAX_NAMES)}, fewer than {min_count} rows have a gap and "
-            f"a value elsewhere, and fits that fill gaps with other means would give them away "
-            f"({rule}); fill these gaps in the site's files, or use missing='drop'"
+            f"in columns {some_of(few.gapped, MAX_NAMES)}, fewer than {min_count} rows have a gap but "
+            f"a value in another column, and fits that fill gaps with other means would give these "
+            f"rows away ({rule}); fill these gaps in the site's files, or use missing='drop'"
         )
     if few.rare:
         return (
             f"fewer than {min_count} rows differ from the most frequent value in columns "
-            f"{some_of(few.rare, MAX_NAMES)}, so a sum over such a column gives these rows away; "
-            f"leave these columns out at all sites with --drop ({rule})"
+            f"{some_of(few.rare, MAX_NAMES)}, so a sum over such a column gives these rows away "
+            f"({rule}); leave these columns out at all sites with --drop"
         )
     return None
 
@@ -153,7 +154,7 @@ def reason_against(few: Few, min_count: int) -> str | None:
 def n_changed(before: Array, after: Array) -> int:
     """Return the number of rows removed or the number of rows added, whichever is larger.
 
-    A row with a new value counts once, although it is both removed and added.
+    So a row with a new value counts once, although it counts as both removed and added.
     """
     values, where = np.unique(np.concatenate([before, after]), return_inverse=True)
     counts = np.bincount(where[len(before) :], minlength=len(values))
@@ -162,7 +163,7 @@ def n_changed(before: Array, after: Array) -> int:
 
 
 def row_hashes(rows: Rows, secret: bytes, *, only_whole: bool = False) -> Array:
-    """Return a hash of each row that counts, as int64, whatever the order of the columns."""
+    """Return a hash of each row that counts, as int64; the order of the columns does not matter."""
     order = None
     if rows.features is not None and list(rows.features) != sorted(rows.features):
         order = np.argsort(np.array(rows.features))
@@ -182,7 +183,7 @@ def row_hashes(rows: Rows, secret: bytes, *, only_whole: bool = False) -> Array:
 
 
 def _bytes_of_rows(block: Block) -> list[memoryview]:
-    """Return each row's values as bytes, with only one form of zero and one of NaN."""
+    """Return each row's values as bytes, with a single form of zero and a single form of NaN."""
     if not is_sparse(block):
         values = _one_form(block)
         width = values.shape[1] * values.itemsize
@@ -204,7 +205,7 @@ def _one_form(values: Array) -> Array:
 
 
 def _read(path: Path) -> tuple[bytes | None, dict[str, Array]]:
-    """Return the site's secret and the hashes of the last run's rows, or nothing."""
+    """Return the site's secret and the hashes of the last run's rows, if a file has them."""
     try:
         message = decode(path.read_bytes(), limit=None)
         arrays = {name: array.copy() for name, array in message.arrays.items()}
@@ -213,18 +214,19 @@ def _read(path: Path) -> tuple[bytes | None, dict[str, Array]]:
         return None, {}
     except OSError as error:
         raise InputError(
-            f"{path.name}, the record of the site's last rows, cannot be read: {error.strerror}; the "
-            "site must correct this"
+            f"{path.name}, the record of the rows in the site's last run, cannot be read: "
+            f"{error.strerror}; the site must fix this"
         ) from None
     except (MessageError, KeyError):
         raise InputError(
-            f"{path.name}, the record of the site's last rows, is damaged, so the site cannot tell how "
-            "many rows have changed; the site must restore it, or delete it if the change is no secret"
+            f"{path.name}, the record of the rows in the site's last run, is damaged, so the site "
+            "cannot tell how many rows have changed; the site must restore the file, or delete it if "
+            "the change is no secret"
         ) from None
 
 
 def _write(path: Path, secret: bytes, kept: dict[str, Array]) -> None:
-    """Record the rows of a run before its first answer leaves."""
+    """Record the rows of a run before the first answer of the run leaves."""
     arrays = {**kept, "secret": np.frombuffer(secret, np.uint8)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -5,10 +5,10 @@ A run meets the rules of a site's policy in this order:
 1. Its plan is considered: who signed it, whether the policy and the privacy budget allow it, and
    whether a person at the site has approved it.
 2. Each question is checked against the plan, the rows, and the number of rounds a day.
-3. What a noisy answer spends of the privacy budget is counted before the answer leaves.
+3. Before a noisy answer leaves, the site counts how much of the privacy budget the answer spends.
 
-Each rule has a module of its own, which this module calls. A site whose policy answers everything has
-none of these rules, except those for private runs.
+Each rule is in a separate module, which this module calls. If a site's policy answers everything, none
+of these rules apply, except those for private runs.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ log = logging.getLogger("fedpca.site")
 class Gate:
     """The rules of a site's policy, applied to plans, questions, rows, and answers.
 
-    ``file`` takes a suffix and returns the path of the site's file with it, or None if the site has no
-    folder. If a run asks for a person's approval, ``tell`` is called with a line of text.
+    ``file`` takes a suffix and returns the path of the site's file with that suffix, or None if the
+    site has no folder. If a run asks for a person's approval, ``tell`` is called with a line of text.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Gate:
         self._budget = Budget(policy) if policy.has_budget else None
 
     def consider(self, run: str, plan: RunPlan, signature: bytes) -> None:
-        """Refuse a plan that is not signed as it must be, or that a rule or a person refuses."""
+        """Refuse a plan if its signature is wrong, a rule forbids it, or no person approved it."""
         if self._guard is None:
             return
         signer = self._guard.check_signature(plan, signature)
@@ -67,21 +67,21 @@ class Gate:
             self._ask_for_approval(plan, signer)
 
     def admit(self, memory: Mapping[str, Array], run: str, plan: RunPlan) -> Agreement:
-        """Return the agreement to a plan that was considered."""
+        """Return the agreement to a plan that `consider` has not refused."""
         return agreement_to(plan) if self._guard is None else self._guard.admit(memory, run, plan)
 
     def check_question(self, question: Question, header: Header, *, is_private: bool) -> None:
-        """Refuse a question that a person has not approved, or that does not fit the kind of run."""
+        """Refuse a question whose run is not approved, or that does not fit the kind of run."""
         if header["verb"] != question.verb:
             raise PolicyRefused(
-                f"verb={header['verb']!r}: the answers to {question.name!r} are for "
-                f"{question.verb!r}"
+                f"verb={header['verb']!r} does not fit question {question.name!r}, which declares "
+                f"verb={question.verb!r}"
             )
         if self._policy.approval:
             self._requests.refuse_undecided(header["run"].rpartition(".")[0])
         if question.spends is not None and not is_private:
             raise PolicyRefused(
-                f"question {question.name!r} belongs to differentially private runs, but no plan with "
+                f"question {question.name!r} is only for differentially private runs, but no plan with "
                 "privacy settings was declared; use FederatedPCA(privacy=Privacy(...))"
             )
         if is_private and question.reads_rows and question.spends is None:
@@ -98,9 +98,9 @@ class Gate:
         arrays: Arrays,
         n_features: int,
     ) -> Agreement | None:
-        """Refuse a question that the plan does not provide for; return the agreement afterward.
+        """Refuse a question that the plan does not allow now; otherwise, return the new agreement.
 
-        A site that answers everything checks no question against a plan. It returns None.
+        If the site answers everything, check nothing, and return None.
         """
         if self._guard is None:
             return None
@@ -108,33 +108,33 @@ class Gate:
 
     @property
     def leaves_out_few(self) -> bool:
-        """Return whether the policy has rules about numbers over few rows."""
+        """Return whether the policy holds back numbers about few rows."""
         return self._disclosure is not None
 
     def few_variants(self, rows: Rows, missing: int) -> set[str]:
-        """Return the names of the columns whose sums the policy does not let leave."""
+        """Return the names of the columns whose sums the policy does not let leave the site."""
         if self._disclosure is None:
             return set()
         few = self._disclosure.few_of(rows, missing)
         return {*few.rare, *few.gapped}
 
     def look_at(self, rows: Rows, record: Path | None) -> None:
-        """Look at the rows as the policy requires, so that the first run need not wait for this."""
+        """Check the rows as the policy requires, so that the first run does not have to wait."""
         if self._disclosure is not None:
             self._disclosure.look(rows, record)
 
     def check_rows(self, rows: Rows, missing: int, record: Path | None, used: Rows) -> None:
-        """Refuse rows whose sums the policy does not let leave; see `Disclosure.check`."""
+        """Refuse rows if the policy does not let their sums leave the site; see `Disclosure.check`."""
         if self._disclosure is not None:
             self._disclosure.check(rows, missing, record, used)
 
     def start_over(self) -> None:
-        """Count the next run as a new one."""
+        """Count the next run as a new run, even if its name is the same."""
         if self._budget is not None:
             self._budget.start_over()
 
     def spend_round(self, run: str, *, keeps_process: bool) -> None:
-        """Count a round of a run against the policy's budget, if it has one."""
+        """Count a round of a run against the budget of the policy, if there is one."""
         if self._budget is not None:
             set_aside = SET_ASIDE if keeps_process else 1
             self._budget.spend(run, self._file(".budget"), set_aside)
@@ -170,12 +170,12 @@ class Gate:
 
     @property
     def _requests(self) -> Requests:
-        """Return the runs that asked for a person's approval."""
+        """Return the requests of runs for a person's approval."""
         path = self._file("")
         if path is None:
             raise PolicyRefused(
                 "the policy asks a person about each run, but the site has no folder for the requests; "
-                "create it with Site(..., store=FOLDER)"
+                "the site must be created with Site(..., store=FOLDER)"
             )
         folder = requests_folder(path.parent, self._site)
         return Requests(folder, self._policy.approval_days, self._tell)

@@ -1,11 +1,12 @@
 """Check every question against the plan that a site has admitted.
 
-A coordinator may lie. So a site remembers what was agreed, and answers nothing else: only the questions
-of the declared program, in their order, no more often than the program may ask them, and with numbers
-within the bounds that the questions declare. A refusal names the rule.
+A coordinator may lie. So a site remembers what it agreed to, and answers nothing else: only the
+questions of the declared program, in their order, no more often than the program may ask them, and with
+numbers within the bounds that the questions declare. A refusal names the rule.
 
-The agreement is part of the site's memory of the run. So it outlives the process. If a question is
-repeated because its answer was lost, the site checks it against the state before the first time.
+The agreement is part of the site's memory of the run, so it outlives the process. If a question is
+repeated because its answer was lost, the site checks the question against the state from before it was
+first asked.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Keys:
-    """The keys that a site on its own machine uses to recognize who takes part in a run.
+    """The keys by which a site on its own machine recognizes the parties of a run.
 
     ``own`` and ``coordinator`` are fingerprints. Without ``coordinator``, a plan may be signed by
     anyone, or not at all. ``signer_of`` takes a signature and the signed bytes, and returns the
@@ -65,26 +66,28 @@ class Keys:
 
 
 class Guard:
-    """The check of every question at a site that does not answer everything.
+    """The rules that every question must pass at a site that does not answer everything.
 
     A site in the coordinator's own process has no keys.
     """
 
     def __init__(self, policy: Policy, site: str = "", keys: Keys | None = None) -> None:
         self._policy, self._site, self._keys = policy, site, keys
-        self._runs: tuple[_Run, ...] = ()  # before and after the question that was checked last
+        self._runs: tuple[
+            _Run, ...
+        ] = ()  # the states before and after the last question that was checked
 
     def check_signature(self, plan: RunPlan, signature: bytes) -> str:
         """Return the fingerprint of the key that signed a plan; refuse a wrong signature or signer.
 
-        Without a signature, the fingerprint is empty.
+        If the plan is not signed, the fingerprint is an empty string.
         """
         if self._keys is None:
             return ""
         signer = self._keys.signer_of(signature, plan.statement) if signature else ""
         if signature and not signer:
             raise PolicyRefused(
-                "the plan's signature is not valid: the plan or the signature changed"
+                "the plan's signature is not valid: the plan or its signature was altered"
             )
         pinned = self._keys.coordinator
         if pinned is not None and not signer:
@@ -94,9 +97,9 @@ class Guard:
             )
         if pinned is not None and signer != pinned:
             raise PolicyRefused(
-                f"the plan is signed by a key with fingerprint {signer}, not the pinned {pinned}; "
-                "compare both with the coordinator's, as `fedpca site-key --show coordinator.pub` "
-                "prints it"
+                f"the plan is signed by the key with fingerprint {signer}, but the site has pinned the "
+                f"coordinator's key {pinned}; compare both with what "
+                "`fedpca site-key --show coordinator.pub` prints"
             )
         return signer
 
@@ -109,14 +112,14 @@ class Guard:
         attempt = run.rpartition(".")[2]
         if not attempt.isdecimal() or int(attempt) >= self._policy.max_attempts:
             raise PolicyRefused(
-                f"this is attempt {printable(attempt)} of the run, counted from 0, but the policy has "
+                f"attempt {printable(attempt)} of the run, counted from 0, is beyond the policy's "
                 f"max_attempts={self._policy.max_attempts}; begin a new run"
             )
         own = NO_KEY if self._keys is None else self._keys.own
         if self._keys is not None and plan.sites.get(self._site) != own:
             raise PolicyRefused(
-                f"the plan does not list this site as {self._site!r} with the key {own}; compare the "
-                "NAME.pub that the server was given with the site's own"
+                f"the plan does not list this site as {self._site!r} with the key {own}; "
+                "check that the server was given this site's own NAME.pub"
             )
         self._policy.admit(plan, find_script(plan), own)
 
@@ -127,7 +130,9 @@ class Guard:
         if remembers(memory, Agreement):
             agreed = recall(memory, Agreement)
             if agreed.plan.tobytes() != plan.to_bytes():
-                raise PolicyRefused("a different plan was declared for this run before")
+                raise PolicyRefused(
+                    "a different plan was declared for this run before; begin a new run"
+                )
             return agreed
         script = find_script(plan)
         self._runs = (_Run(plan.to_bytes(), plan, script, b"", script.order, {}),)
@@ -141,7 +146,7 @@ class Guard:
         arrays: Arrays,
         n_features: int,
     ) -> Agreement:
-        """Refuse a question that the plan does not provide for; return the agreement afterward."""
+        """Refuse a question that the plan does not allow now, or return the new agreement."""
         if not remembers(memory, Agreement):
             raise PolicyRefused(UNDECLARED)
         agreed = recall(memory, Agreement)
@@ -161,7 +166,7 @@ class Guard:
         return Agreement(agreed.plan, _array(after.asked), fixed)
 
     def _follow(self, agreed: Agreement) -> _Run:
-        """Return how far a run has come, continuing from the last known state if possible."""
+        """Return the state of a run: the last known state if it fits, or else computed anew."""
         data, asked = agreed.plan.tobytes(), agreed.asked.tobytes()
         for run in self._runs:
             if run.data == data and run.asked == asked:
@@ -176,9 +181,9 @@ class Guard:
 
 @dataclass(frozen=True)
 class _Run:
-    """How far a run has come in its script."""
+    """The state of a run: how far it has come in its script."""
 
-    data: bytes  # of the plan, encoded
+    data: bytes  # the encoded plan
     plan: RunPlan
     script: Script
     asked: bytes
@@ -186,7 +191,7 @@ class _Run:
     counts: Mapping[str, int]  # how often each question was asked
 
     def after(self, name: str) -> _Run:
-        """Return the state once a question has been answered."""
+        """Return the state after the question with this name has been answered."""
         return _Run(
             self.data,
             self.plan,
@@ -201,8 +206,8 @@ class _Run:
         if after.order == NEVER:
             now = ", ".join(sorted(set(self.order.next()))) or "nothing"
             raise PolicyRefused(
-                f"question {name!r} is out of turn in the declared {self.plan.program} with solver "
-                f"{self.plan.solver!r}; it may ask {now} now"
+                f"question {name!r} is out of turn: the declared {self.plan.program} with solver "
+                f"{self.plan.solver!r} may ask {now} now"
             )
         most = self.script.most_times(name, n_features)
         if after.counts[name] > most:
@@ -211,7 +216,7 @@ class _Run:
             )
 
     def check_values(self, question: Question, arrays: Arrays) -> None:
-        """Refuse a field whose value is not the one that follows from the plan."""
+        """Refuse a field with a value that the plan does not allow."""
         for name, array in arrays.items():
             for key in (name, f"{question.name}.{name}"):
                 problem, words = None, self.script.bounds.get(key)
@@ -221,7 +226,7 @@ class _Run:
                 if callable(value):
                     value = value(self.counts.get(question.name, 0))
                 if value is not None and not _is_all(array, value):
-                    problem = f"differs from the plan, which has {_in_words(value)}"
+                    problem = f"must be {_in_words(value)}, as the plan says"
                 if problem is not None:
                     raise PolicyRefused(f"field {name!r} of question {question.name!r} {problem}")
 
@@ -240,7 +245,7 @@ class _Run:
             value = hashlib.sha256(arrays[name].tobytes()).hexdigest()
             if known.setdefault(name, value) != value:
                 raise PolicyRefused(
-                    f"field {name!r} of question {question.name!r} has changed within the run"
+                    f"field {name!r} of question {question.name!r} must not change within a run"
                 )
         return _array(json.dumps(known).encode())
 
@@ -259,7 +264,7 @@ class _Run:
 def refusal_of(policy: Policy, plan: RunPlan) -> str | None:
     """Return why a site with this policy would not take part in a run, or None if it would.
 
-    The site's rows, and what the site has spent of its budgets, are not taken into account.
+    The site's rows, and what the site has already spent of its budgets, are not considered.
     """
     if policy.is_open:
         return None
@@ -278,7 +283,7 @@ def agreement_to(plan: RunPlan) -> Agreement:
 
 
 def keep(memory: dict[str, Array], agreed: Agreement) -> dict[str, Array]:
-    """Return memory with an agreement in it."""
+    """Return a copy of memory with an agreement in it."""
     kept = dict(memory)
     remember(kept, agreed)
     return kept
@@ -289,7 +294,7 @@ def _array(data: bytes) -> Array:
 
 
 def _is_all(array: Array, value: Any) -> bool:
-    """Return whether an array is the value, or has this number in every entry."""
+    """Return whether an array equals the value; a number is compared with every entry."""
     return bool(np.all(array == value)) if np.ndim(value) == 0 else np.array_equal(array, value)
 
 

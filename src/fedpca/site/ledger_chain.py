@@ -18,17 +18,17 @@ from fedpca.site.chained_lines import ChainCheck, Entry, Kind, add, is_hash, ope
 
 
 def append(path: Path, contents: Mapping[str, Any]) -> Entry:
-    """Append an entry to a ledger, flush the file, and return the entry with its place in the chain.
+    """Append an entry to a ledger, flush the file, and return the entry as it was written.
 
-    The line is written completely or not at all. A process that appends to the same file at the same
-    time waits for its turn.
+    The line is written completely or not at all. Another process that appends to the same file at the
+    same time waits for its turn.
     """
     with opened(path) as file:
         return add(file, contents, LEDGER)
 
 
 def check_chain(path: Path) -> ChainCheck:
-    """Check every line of a ledger, up to the first that was changed, removed, or inserted."""
+    """Check the lines of a ledger up to the first that was changed, removed, or inserted."""
     check = ChainCheck()
     try:
         for _ in verified(path, check, LEDGER):
@@ -39,7 +39,7 @@ def check_chain(path: Path) -> ChainCheck:
 
 
 def check_proof(path: Path, proof: Mapping[str, str]) -> tuple[int, str]:
-    """Return the number of the entry that a proof belongs to, and what is wrong with the entry.
+    """Return the number of the entry that a proof is for, and what is wrong with the entry.
 
     ``proof`` is a site's entry in `RunRecord.proofs`. The number is 0 if the ledger has no such entry.
     The text is empty if nothing is wrong.
@@ -54,7 +54,7 @@ def check_proof(path: Path, proof: Mapping[str, str]) -> tuple[int, str]:
             return number, f"entry {number} records a different answer than the run record"
         return number, ""
     return 0, (
-        f"no verified entry has the head {proof['head']} that the run record holds: the last lines "
+        f"no verified entry has the head {proof['head']} that is in the run record: the last lines "
         "were removed, the chain was rewritten, or this is the ledger of a different site"
     )
 

@@ -2,8 +2,8 @@
 
 When the plan is declared, the site offers a new public key. Once it has seen the offers of all sites in
 the plan, it shares a secret with each of its neighbors, and masks every answer that is summed
-(`fedpca.privacy.masks`). The keys are part of the site's memory of the run: they outlive the process,
-and end with the run.
+(`fedpca.privacy.masks`). The keys are part of the site's memory of the run, so they outlive the process
+and are forgotten when the run ends.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class MaskKeys:
 
     @classmethod
     def new(cls, run: str, plan: RunPlan, keys: Keys | None) -> MaskKeys:
-        """Return new keys, and sign the offer of the public one if the site has a key to sign with."""
+        """Return new keys, with a signed offer if the site has a key to sign with."""
         if len(plan.sites) < MIN_SITES:
             raise PolicyRefused(ONE_SITE)
         private = new_private_key()
@@ -59,7 +59,7 @@ class MaskKeys:
         if keys is not None:
             if keys.sign is None:
                 raise PolicyRefused(
-                    "secure sums across machines need signatures, but this site cannot sign"
+                    "secure sums across machines need signatures, but this site has no key to sign with"
                 )
             offer = Offer(public, keys.identity, keys.sign(text_to_sign(run, plan, public)))
         return cls(_array(private), _array(offer.to_bytes()))
@@ -73,12 +73,12 @@ class MaskKeys:
     ) -> MaskKeys:
         """Return the keys with the secrets that follow from the offers of all sites.
 
-        Offers are refused unless they are those of the plan's sites. A second set of offers is refused
-        if it differs from the first.
+        Refuse offers that are not from the plan's sites, and a second set of offers that differs from
+        the first.
         """
         offers = unpack_offers(sorted(plan.sites), arrays)
         if offers.get(site) != self.own_offer():
-            raise PolicyRefused(f"the offered keys do not include the one of this site, {site!r}")
+            raise PolicyRefused(f"the offered keys do not include the key of this site, {site!r}")
         check_offers(run, plan, offers, None if keys is None else keys.verify)
         seed = seed_of(run, offers)
         if self.seed is not None:
@@ -95,7 +95,7 @@ class MaskKeys:
         return MaskKeys(self.private, self.offer, _array(seed), packed)
 
     def secrets_of(self, plan: RunPlan, site: str) -> MaskSecrets:
-        """Return the secrets from which the masks of a run follow."""
+        """Return the secrets from which the masks of a run are computed."""
         if self.seed is None or self.secrets is None:
             raise PolicyRefused("the sites have not exchanged keys, so no answer can be masked")
         others = neighbors(site, sorted(plan.sites), self.seed.tobytes())
@@ -105,7 +105,7 @@ class MaskKeys:
 
 @dataclass(frozen=True)
 class MaskSecrets:
-    """The secrets that a site shares with its neighbors, by name, and a secret of its own."""
+    """The secrets that a site shares with its neighbors, by name, and one that only it knows."""
 
     shared: Mapping[str, bytes]
     private: bytes
@@ -123,8 +123,8 @@ class AnswerMasks:
     def __post_init__(self) -> None:
         if "mask" not in self.request.header:
             raise PolicyRefused(
-                f"the declared plan has secure sums, but question {self.question.name!r} asks for an "
-                "answer without masks"
+                f"the declared plan has secure sums, but question {self.question.name!r} asks for "
+                "an answer without masks"
             )
 
     @property
@@ -134,7 +134,7 @@ class AnswerMasks:
 
     @property
     def is_tried(self) -> bool:
-        """Return whether the bound is only tried, so that the answer may be asked for again."""
+        """Return whether the bound is only tried, so that the answer may be requested again."""
         mask = self.request.header["mask"]
         return isinstance(mask, dict) and BEYOND in mask
 
@@ -145,7 +145,7 @@ class AnswerMasks:
         return int(header["round"]), replace(self.request, header=header).digest
 
     def of(self, answer: Arrays) -> Arrays:
-        """Return an answer, or how large it is, under masks."""
+        """Return an answer, or only its size, under masks."""
         return masked_answer(
             self.question,
             self.request,

@@ -35,8 +35,10 @@ def remember(memory: MutableMapping[str, Array], value: Any) -> None:
         if content is not None:
             array = np.asarray(content)
             if array.dtype == bool:
-                if array.ndim:  # saved as numbers, it would select other elements
-                    raise TypeError(f"{key} is a mask, which memory cannot hold; keep its indices")
+                if array.ndim:  # as numbers, a mask would select different elements
+                    raise TypeError(
+                        f"{key} is a mask, which memory cannot hold; store its indices instead"
+                    )
                 array = array.astype(np.uint8)
             memory[key] = array
 
@@ -55,15 +57,15 @@ def recall(memory: Mapping[str, Array], kind: type[T]) -> T:
             values[name] = array if scalar is None else scalar(array)
         elif is_required:
             raise MessageError(
-                f"this question needs the {kind.__name__} from an earlier question, which the site "
-                f"does not have; {MEMORY_GONE}"
+                f"this question needs the {kind.__name__} that an earlier question stores, but the "
+                f"site does not have it; {MEMORY_GONE}"
             )
     return kind(**values)
 
 
 @cache
 def _fields_of(kind: type) -> list[tuple[str, str, Callable[[Array], Any] | None, bool]]:
-    """Return each field's name, key in memory, type if it is a number, and whether it is required."""
+    """Return each field's name, its key in memory, its type if a number, and if it is required."""
     return [
         (
             field.name,
@@ -118,7 +120,7 @@ class MemoryFile:
         except OSError as error:
             raise InputError(
                 f"the memory in {self.path.name} cannot be read: {error.strerror}; the site must "
-                "correct this"
+                "fix this"
             ) from None
         except (MessageError, KeyError) as error:
             raise InputError(

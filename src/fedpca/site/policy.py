@@ -21,10 +21,10 @@ from fedpca.protocol.question import Question
 from fedpca.protocol.script import FEDERATED, Script
 
 MAX_APPROVAL_DAYS = 3650
-MAX_EPSILON = 1e6  # larger than any epsilon that still promises something
+MAX_EPSILON = 1e6  # an epsilon this large promises nothing anymore
 PRIVATE_RUNS = "private"
-REQUIREMENTS = (SECURE, PRIVATE_RUNS)  # that a policy can have
-ANY = "any"  # stands for every installed question, in any order
+REQUIREMENTS = (SECURE, PRIVATE_RUNS)  # what a policy can require of a run
+ANY = "any"  # allows every installed question, in any order
 END = "end"  # the last line of a policy file
 UNLIMITED = "unlimited"  # in a policy file, for a rule that is None
 _LIMITS = {"max_runs_per_day": "runs", "max_rounds_per_day": "rounds"}
@@ -56,9 +56,9 @@ class Policy:
     min_rows : int
         The site answers only if it has at least this many rows.
     min_count : int
-        No count or sum over fewer rows than this leaves the site. Columns in which fewer rows than this
-        differ from the most frequent value are refused by name; see `fedpca.site.disclosure`. A value
-        of 1 turns the rule off.
+        No count or sum over fewer than this many rows leaves the site. Columns in which fewer than this
+        many rows differ from the most frequent value are refused by name; see `fedpca.site.disclosure`.
+        A value of 1 turns the rule off.
     min_sites : int
         A run must have at least this many sites.
     peers : sequence of str, or dict
@@ -70,22 +70,24 @@ class Policy:
     approval_days : int
         How many days a request waits for a person, and how many days an approval lasts.
     min_change : int, optional
-        If the site's files have changed since the last run that the site answered, then at least this
-        many rows must have changed; by default, ``min_count``. A value of 1 turns the rule off.
+        The smallest number of rows that must have changed if the site's files have changed since the
+        last run that the site answered. By default, it is ``min_count``. A value of 1 turns the rule
+        off.
     max_runs_per_day, max_rounds_per_day : int, optional
-        How many runs and rounds, at most, the site answers in 24 hours; by default, any number. A run
-        that starts over because a site was lost counts again.
+        The largest number of runs and of rounds that the site answers in 24 hours. By default, there is
+        no limit. A run that starts over because a site was lost counts again.
     max_attempts : int
-        How many times, at most, a run may begin. A run begins again if sites were lost. The difference
-        between the sums of two attempts then describes the lost sites.
+        The largest number of times that a run may begin. A run begins again if sites were lost. The
+        difference between the sums of two attempts then describes the lost sites.
     require : sequence of str
         What a run must have: "secure" for secure sums, so that the coordinator cannot read this site's
         own answers, and "private" for differential privacy, so that every answer about rows has noise
         in it.
     max_epsilon, delta : float, optional
-        The site's privacy budget: all private runs together, ever, keep the promise of this epsilon and
-        delta for each row; see `fedpca.Privacy`. The site counts what noisy answers spend, in a file in
-        its folder, and takes part only in private runs. By default, there is no budget.
+        The site's privacy budget: over the lifetime of the site, all private runs together keep the
+        promise of this epsilon and delta for each row; see `fedpca.Privacy`. The site records what
+        noisy answers spend in a file in its folder, and takes part only in private runs. By default,
+        there is no budget.
 
     Examples
     --------
@@ -126,8 +128,8 @@ class Policy:
                 raise InputError(f"{name}={value!r} must be a whole number, at least {least}")
         if not isinstance(self.gather, bool):
             raise InputError(
-                f"gather={self.gather!r} must be true or false, without quotes; false lets the "
-                "coordinator see no individual answers"
+                f"gather={self.gather!r} must be true or false, without quotes; use false to hide the "
+                "site's own answers from the coordinator"
             )
         listed = self.allow
         is_list = isinstance(listed, list | tuple) and all(isinstance(q, str) and q for q in listed)
@@ -138,7 +140,7 @@ class Policy:
         required = self.require
         if not isinstance(required, list | tuple) or not all(r in REQUIREMENTS for r in required):
             words = " or ".join(map(repr, REQUIREMENTS))
-            raise InputError(f"require={required!r} must be a list, empty or with {words}")
+            raise InputError(f"require={required!r} must be a list, either empty or with {words}")
         object.__setattr__(self, "require", tuple(required))
         self._check_privacy()
         if self.approval_days > MAX_APPROVAL_DAYS:
@@ -149,13 +151,13 @@ class Policy:
             raise InputError(f"approval={self.approval!r} must be true or false, without quotes")
         if self.is_open and (self.peers or self.approval or self.must_be_private):
             raise InputError(
-                f"allow has {ANY!r}, which answers questions without a plan, so peers, approval, "
-                f"max_epsilon, and require={PRIVATE_RUNS!r} would have no effect; name the programs to "
-                f"allow, as in ['{FEDERATED}']"
+                f"allow has {ANY!r}, so the site would answer questions without a plan, and peers, "
+                f"approval, max_epsilon, and require={PRIVATE_RUNS!r} would have no effect; name the "
+                f"programs to allow, as in ['{FEDERATED}']"
             )
 
     def _check_privacy(self) -> None:
-        """Refuse a privacy budget that no run could keep, or that would restrict nobody."""
+        """Refuse a privacy budget that no run could keep, or that would not restrict any run."""
         given = {"delta": (self.delta, MIN_DELTA, MAX_DELTA)}
         if self.max_epsilon is not None:
             given["max_epsilon"] = (self.max_epsilon, MIN_EPSILON, MAX_EPSILON)
@@ -166,12 +168,12 @@ class Policy:
 
     @property
     def must_be_private(self) -> bool:
-        """Return whether the site takes part only in private runs; no budget covers an exact sum."""
+        """Return whether the site takes part only in private runs, as a privacy budget requires."""
         return self.max_epsilon is not None or PRIVATE_RUNS in self.require
 
     @property
     def max_mu2(self) -> float:
-        """Return the mu^2 that all private answers together may spend."""
+        """Return the total mu^2 that all private answers may spend."""
         return math.inf if self.max_epsilon is None else mu_of(self.max_epsilon, self.delta) ** 2
 
     @property
@@ -181,7 +183,7 @@ class Policy:
 
     @property
     def protects_few(self) -> bool:
-        """Return whether a rule holds back numbers about few rows."""
+        """Return whether any rule holds back numbers about only a few rows."""
         return self.min_count > 1 or self.least_change > 1
 
     @property
@@ -191,12 +193,12 @@ class Policy:
 
     @property
     def least_change(self) -> int:
-        """Return how many rows must have changed, if any have, before a new run may use the rows."""
+        """Return how many rows must have changed, if any have, before the next run may begin."""
         return self.min_count if self.min_change is None else self.min_change
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Policy:
-        """Read a policy from a TOML file; rules that are not in the file are as in `JOINING`.
+        """Read a policy from a TOML file; take rules that are not in the file from `JOINING`.
 
         The last line must be ``end = true``, so that a file that was cut off is refused.
         """
@@ -209,8 +211,8 @@ class Policy:
             raise FileError(f"{path} is not TOML: {error}") from None
         if given.pop(END, None) is not True or not _ends(text):
             raise FileError(
-                f"{path} does not end with the line '{END} = true', so a part of it may be missing; "
-                "add the line at the end if the file is complete"
+                f"{path} does not end with the line '{END} = true', so part of it may be missing; "
+                "if the file is complete, add this line at the end"
             )
         rules = [field.name for field in fields(cls)]
         for name, value in given.items():
@@ -259,7 +261,7 @@ class Policy:
         return ", ".join(rules)
 
     def refuse_unknown_sites(self) -> None:
-        """Refuse a rule about the number of sites if it cannot be checked across machines."""
+        """Refuse a rule about the number of sites if it cannot be checked without `peers`."""
         rules = {f"min_sites={self.min_sites}": "min_sites = 1"} if self.min_sites > 1 else {}
         if SECURE in self.require:
             rules[f"require={list(self.require)}"] = "require = []"
@@ -267,16 +269,16 @@ class Policy:
             needs = "need" if len(rules) > 1 else "needs"
             raise InputError(
                 f"{' and '.join(rules)} {needs} peers across machines, because a coordinator could "
-                "invent sites; list the fingerprints of the other sites' keys in peers, which "
-                f"`fedpca site-key --show NAME.pub` prints, or use {' and '.join(rules.values())}"
+                "invent sites; list in peers the fingerprints of the other sites' keys, as "
+                f"`fedpca site-key --show NAME.pub` prints them, or use {' and '.join(rules.values())}"
             )
 
     def admit(self, plan: RunPlan, script: Script, own_key: str = NO_KEY) -> None:
-        """Refuse a plan that the policy forbids, naming the rule; ``own_key`` is a fingerprint."""
+        """Refuse a plan that the policy forbids, and name the rule; ``own_key`` is a fingerprint."""
         if script.family not in self.allow:
             raise PolicyRefused(
-                f"the policy does not allow {script.family!r}, only {', '.join(self.allow)}; to allow "
-                f"it, the site must add {script.family!r} to its policy's allow"
+                f"the policy does not allow {script.family!r}, only {', '.join(self.allow)}; to take "
+                f"part, the site must add {script.family!r} to its policy's allow"
             )
         if SECURE in self.require and not plan.is_secure:
             raise PolicyRefused(
@@ -286,7 +288,7 @@ class Policy:
         if plan.is_private and plan.is_secure and own_key != NO_KEY and not self.peers:
             raise PolicyRefused(
                 "the sites of the plan would share the noise, but the policy lists no peers, so the "
-                "coordinator could have invented sites that add none; list the fingerprints of the "
+                "coordinator could have invented sites that add no noise; list the fingerprints of the "
                 "other sites' keys in the policy's peers, or fit without secure sums, so that each "
                 "site adds all of the noise"
             )
@@ -295,7 +297,7 @@ class Policy:
         if script.sees and not self.gather:
             raise PolicyRefused(
                 f"{plan.program} with solver {plan.solver!r} shows the coordinator this site's own "
-                f"answers to {', '.join(script.sees)}; the policy has gather=false"
+                f"answers to {', '.join(script.sees)}, but the policy has gather=false"
             )
         self._check_sites(len(plan.sites))
         strangers = [name for name, key in plan.sites.items() if key not in (own_key, *self.peers)]
@@ -303,7 +305,7 @@ class Policy:
             names = ", ".join(printable(name) for name in sorted(strangers))
             raise PolicyRefused(
                 f"the plan has sites whose keys are not in the policy's peers: {names}; the site must "
-                "add their fingerprints, or the run must leave them out"
+                "add the fingerprints of these keys, or the run must leave these sites out"
             )
 
     def _refuse_exact(self, plan: RunPlan, script: Script) -> None:
@@ -311,23 +313,25 @@ class Policy:
         rule = (
             f"max_epsilon={self.max_epsilon:g}" if self.max_epsilon else f"require={PRIVATE_RUNS!r}"
         )
-        only = f"the policy has {rule}, so the site takes part in differentially private runs only"
+        only = f"the policy has {rule}, so the site takes part only in differentially private runs"
         run = f"{plan.program} with solver {plan.solver!r}"
         exact = [q.name for q in script.order.questions() if q.reads_rows and q.spends is None]
         if not plan.is_private:
             raise PolicyRefused(
-                f"{only}, and not in this {run}; use FederatedPCA(privacy=Privacy(...)) or `fedpca fit "
-                "--epsilon`"
+                f"{only}, but this {run} is not private; use FederatedPCA(privacy=Privacy(...)) or "
+                "`fedpca fit --epsilon`"
             )
         if exact:
             raise PolicyRefused(
-                f"{only}, and {run} asks for {', '.join(dict.fromkeys(exact))} without noise"
+                f"{only}, but {run} asks for {', '.join(dict.fromkeys(exact))} without noise"
             )
         if math.isinf(Privacy.of(plan).epsilon):
-            raise PolicyRefused(f"the policy has {rule}, but the plan's epsilon is infinite")
+            raise PolicyRefused(
+                f"the policy has {rule}, but the plan's epsilon is infinite; use a finite one"
+            )
 
     def check(self, question: Question, n_sites: int, n_rows: int | None) -> None:
-        """Refuse a question that the policy forbids, naming the rule."""
+        """Refuse a question that the policy forbids, and name the rule."""
         if not question.reads_rows:
             return
         if n_rows is not None:
@@ -362,11 +366,11 @@ def _fingerprints(peers: Any) -> tuple[str, ...]:
     if not is_list:
         raise InputError(
             f"peers={peers!r} must be a list of fingerprints, or a table of names and fingerprints; a "
-            "fingerprint has 64 characters from 0-9 and a-f, as `fedpca site-key --show NAME.pub` "
+            "fingerprint has 64 characters from 0-9 and a-f; `fedpca site-key --show NAME.pub` "
             "prints it"
         )
     if len(set(listed)) < len(listed):
-        raise InputError("peers has the same fingerprint twice; each site has a key of its own")
+        raise InputError("peers has the same fingerprint twice; list each site's fingerprint once")
     return tuple(listed)
 
 
@@ -377,6 +381,6 @@ def _ends(text: str) -> bool:
     return "".join(last) == f"{END}=true"
 
 
-# for a site in the coordinator's own process
+# the policy of a site in the coordinator's own process
 TRUSTING = Policy(allow=(ANY,), gather=True, min_count=1)
 JOINING = Policy(max_runs_per_day=100, max_rounds_per_day=20_000)  # for a site on its own machine

@@ -1,4 +1,4 @@
-"""Write a policy as a commented file, and say in words what it allows and prevents."""
+"""Write a policy as a file with comments, and explain what it allows and prevents."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import fields
 from fedpca.protocol.plan import SECURE
 from fedpca.site.policy import ANY, END, PRIVATE_RUNS, UNLIMITED, Policy
 
-# what each rule prevents, as a comment above its line
+# what each rule prevents; this text becomes the comment above the rule's line
 PREVENTS = {
     "allow": (
         "Prevents runs that nobody here has agreed to. federated: components of the pooled rows, from "

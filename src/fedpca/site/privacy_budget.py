@@ -12,14 +12,14 @@ A release is one noisy answer (`fedpca.privacy.gaussian`). Each has a line of JS
 is what all releases so far have spent. `fedpca.site.chained_lines` describes the chain.
 
 The line is on disk before the site saves the answer, and the answer is saved before it leaves. So there
-are three cases if a site is killed. If the line was not written yet, nothing was spent, and nothing
-left. If the line was written but the answer was not saved, the release was spent but did not leave.
-When the round is repeated, the site computes a new answer and finds the line. If the answer was saved,
-a repeated round gets the saved bytes.
+are three cases if a site is killed. If the line was not written yet, nothing was spent, and no answer
+left. If the line was written but the answer was not saved, the release was counted but did not leave.
+When the round is repeated, the site computes a new answer, finds the line, and does not count it again.
+If the answer was saved, a repeated round gets the saved bytes.
 
-Two releases are the same if they have the same session, round, and question. A site draws a session at
-random when it begins a run, and keeps it in its memory of the run. If that memory is gone, earlier
-answers cannot be repeated. An answer with different noise is then a new release, whatever the
+Two releases are the same if they have the same session, round, and question. A session is a random key
+that a site draws when it begins a run and keeps in its memory of the run. If that memory is lost,
+earlier answers cannot be repeated. An answer with different noise is then a new release, whatever the
 coordinator calls the run.
 """
 
@@ -46,15 +46,15 @@ from fedpca.storage import atomic
 
 log = logging.getLogger("fedpca.site")
 
-SUFFIX = ".privacy"  # of the file
+SUFFIX = ".privacy"  # ends the name of the file
 SESSION_BYTES = 16
-Key = tuple[str, str, int, str]  # of a release
-ROUNDING = 1e-12  # share of a budget by which rounding may change a sum
+Key = tuple[str, str, int, str]  # identifies a release
+ROUNDING = 1e-12  # how much rounding may change a sum, as a share of the budget
 
 
 @dataclass(frozen=True)
 class Session:
-    """A key that tells two beginnings of a private run apart; the site remembers it."""
+    """A random key for one beginning of a private run; the site remembers it."""
 
     key: Array  # (16,), random bytes
 
@@ -69,16 +69,16 @@ class Release:
     round: int
     question: str
     purpose: str
-    epsilon: float  # of the run's promise, together with delta
+    epsilon: float  # what the run promises, together with delta
     delta: float
     mu2: float
-    total: float = 0.0  # of this release and those before it
+    total: float = 0.0  # the mu2 of this release and of all earlier ones
 
     @classmethod
     def now(
         cls, run: str, session: Session, number: int, question: str, plan: RunPlan, mu2: float
     ) -> Release:
-        """Return the release that a question asks for."""
+        """Return the release that answers a question, as of now."""
         settings = Privacy.of(plan)
         return cls(
             time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -98,7 +98,7 @@ class Release:
         return self.run, self.session, self.round, self.question
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the release as a line holds it; JSON has no infinite numbers."""
+        """Return the release as values for a line of JSON, which has no infinite numbers."""
         return {k: str(v) if v == math.inf else v for k, v in asdict(self).items()}
 
     @classmethod
@@ -114,7 +114,7 @@ class Release:
             and all(given[name] >= 0 for name in numbers)
         )
         if not is_sound:
-            raise ValueError("not a release")
+            raise ValueError("the line does not hold a release")
         datetime.datetime.fromisoformat(given["time"])
         return cls(**given)
 
@@ -132,7 +132,7 @@ KIND = Kind(_has_fields)
 
 @dataclass
 class Spent:
-    """The releases in a file, and what checking the file found."""
+    """The releases in a file, and the problems found in the file."""
 
     releases: list[Release] = field(default_factory=list)
     heads: list[str] = field(default_factory=lambda: [NO_HEAD])
@@ -146,16 +146,18 @@ class Spent:
 
     @classmethod
     def read(cls, path: Path) -> Spent:
-        """Read a file up to the first line that is wrong; a missing file counts as empty.
+        """Read a file up to the first wrong line; treat a missing file as empty.
 
-        A line that was not written completely belongs to an answer that did not leave.
+        A line that was not written completely is no problem, because its answer never left the site.
         """
         spent, check = cls(), ChainCheck()
         try:
             for entry in verified(path, check, KIND):
                 release = Release.from_plain(entry)
                 if release.total != spent.mu2 + release.mu2:
-                    spent.problem = f"the total of entry {entry['entry']} does not follow"
+                    spent.problem = (
+                        f"the total of entry {entry['entry']} is not the sum of the spending so far"
+                    )
                     return spent
                 spent.releases.append(release)
                 spent.heads.append(entry["chain"])
@@ -169,18 +171,18 @@ class Spent:
 class PrivacyBudget:
     """What a site's private answers have spent, checked against its policy.
 
-    A site without a folder of its own counts in memory, for as long as the site exists.
+    A site without a folder keeps the counts in memory, so they last only as long as the site object.
     """
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._counted: dict[Key, Release] = {}  # releases, by this process
+        self._counted: dict[Key, Release] = {}  # releases that this process has counted
         self._heads: dict[Path, str] = {}  # the last head seen in each file
 
     def check(self, plan: RunPlan, run: str, path: Path | None) -> None:
-        """Refuse a plan that would take the total beyond the budget.
+        """Refuse a plan if the run would take the total beyond the budget.
 
-        What the run has already spent is part of what it asks for.
+        What a resumed run has already spent does not count twice.
         """
         if self._policy.max_epsilon is None:
             return
@@ -190,7 +192,7 @@ class PrivacyBudget:
         self._refuse_overspending(_sum(known), asked, "the run asks for")
 
     def spend(self, release: Release, path: Path | None) -> None:
-        """Refuse a release, or count it unless it is counted already; then the answer may leave."""
+        """Refuse a release beyond the budget, or count it once; then its answer may leave."""
         if path is None:
             self._is_new(release, Spent())
             self._counted[release.key] = release
@@ -224,17 +226,19 @@ class PrivacyBudget:
             line = replace(release, total=spent.mu2 + release.mu2).to_plain()
             self._heads[path] = add(file, line, KIND)["chain"]
         else:
-            os.fsync(file.fileno())  # the site may have been killed before it did this
+            os.fsync(
+                file.fileno()
+            )  # the site may have been killed before the line reached the disk
 
     def _is_new(self, release: Release, spent: Spent) -> bool:
-        """Return whether a release has no line yet; refuse one that is beyond the budget."""
+        """Return whether a release has no line yet; refuse a release beyond the budget."""
         known = self._known(spent)
         if release.key not in known:
             self._refuse_overspending(_sum(known), release.mu2, "the answer asks for")
         return all(each.key != release.key for each in spent.releases)
 
     def _known(self, spent: Spent) -> dict[Key, Release]:
-        """Return the releases in the file, and those that this process counted elsewhere."""
+        """Return the releases in the file, and all others that this process has counted."""
         return self._counted | {each.key: each for each in spent.releases}
 
     def _read(self, path: Path | None) -> Spent:
@@ -246,15 +250,15 @@ class PrivacyBudget:
         except OSError as error:
             raise InputError(
                 f"{path.name}, the site's privacy budget, cannot be read: {error.strerror}; the site "
-                "must correct this"
+                "must fix this"
             ) from None
         if not spent.problem and self._heads.get(path, NO_HEAD) not in spent.heads:
             spent.problem = "lines that the site wrote were removed"
         if spent.problem:
             raise InputError(
                 f"{path.name}, the site's privacy budget, is damaged: {spent.problem}; the site must "
-                "restore the file, or move it away and start again with a new budget, in which "
-                "earlier answers no longer count"
+                "restore the file, or move it away to start a new budget that does not count earlier "
+                "answers"
             )
         self._heads[path] = spent.heads[-1]
         return spent
@@ -268,8 +272,8 @@ class PrivacyBudget:
         raise PolicyRefused(
             f"{who} epsilon {_epsilon(asked, delta)} of the site's privacy budget, of which epsilon "
             f"{left} is left: epsilon {_epsilon(spent, delta)} is spent, and its policy has "
-            f"max_epsilon={self._policy.max_epsilon:g} (all at delta={delta:g}, where they do not "
-            "simply add up); ask for less, or ask the site to raise max_epsilon"
+            f"max_epsilon={self._policy.max_epsilon:g} (all at delta={delta:g}; values of epsilon do "
+            "not simply add up); ask for less, or ask the site to raise max_epsilon"
         )
 
 

@@ -1,11 +1,12 @@
 """Keep the runs that ask a person at the site for approval, and what the person decided.
 
-Each request is a file in the site's folder, so that a restart loses none. A request is pending until a
-person approves or denies it, or until it expires. An approval expires as well.
+Each request is a file in the site's folder, so no request is lost in a restart. A request is pending
+until a person approves or denies it, or until it expires. An approval expires as well.
 
 An approval is for one plan: the same run with the same program, parameters, purpose, and signer. The
-run may lose sites and start over with the others, but it may not gain any. A name that was used for one
-plan cannot be used for a different one, so what a person has read is what the person approves.
+run may lose sites and start over with the remaining sites, but it may not gain any. A name that was
+used for one plan cannot be used for a different plan, so a person approves only what that person has
+read.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from fedpca.protocol.printable import printable
 from fedpca.storage import atomic
 
 PENDING, APPROVED, DENIED, EXPIRED = "pending", "approved", "denied", "expired"
-SUFFIX = ".requests"  # of the folder
-MAX_PENDING = 50  # a coordinator that lies must not fill the disk
-MAX_EXPIRED = 50  # undecided requests that are kept after they expire
+SUFFIX = ".requests"  # ends the name of the folder
+MAX_PENDING = 50  # so that a lying coordinator cannot fill the disk
+MAX_EXPIRED = 50  # number of undecided requests to keep after they expire
 MAX_REASON = 500  # characters
 _NAME = "request-*.json"
 
@@ -39,38 +40,38 @@ class Request:
 
     run: str
     plan: str  # the plan's JSON
-    signer: str  # the fingerprint of the key that signed the plan; empty if nobody did
+    signer: str  # the fingerprint of the key that signed the plan; empty if none did
     decision: str  # pending, approved, or denied
     since: str  # when the run first asked
     until: str  # when the request or the approval expires
     days: int  # how long an approval will last
     decided: str = ""
-    reason: str = ""  # of a denial
+    reason: str = ""  # why the request was denied
 
     def __post_init__(self) -> None:
         texts = (self.run, self.plan, self.signer, self.decided, self.reason)
         if not all(isinstance(text, str) for text in texts):
-            raise ValueError("text")
+            raise ValueError("run, plan, signer, decided, and reason must be text")
         if self.decision not in (PENDING, APPROVED, DENIED):
-            raise ValueError("decision")
+            raise ValueError("the decision must be pending, approved, or denied")
         if not isinstance(self.days, int) or _time(self.since) > _time(self.until):
-            raise ValueError("times")
+            raise ValueError("days must be a whole number, and since must not be later than until")
         if self.declared.run != self.run:
-            raise ValueError("run")
+            raise ValueError("the plan must be for the run of the request")
 
     @property
     def declared(self) -> RunPlan:
-        """Return the plan."""
+        """Return the plan that the run has declared."""
         return RunPlan.from_bytes(self.plan.encode())
 
     @property
     def state(self) -> str:
-        """Return "pending", "approved", "denied", or "expired", as of now."""
+        """Return the current state: "pending", "approved", "denied", or "expired"."""
         is_over = self.decision != DENIED and _now() >= _time(self.until)
         return EXPIRED if is_over else self.decision
 
     def covers(self, plan: RunPlan, signer: str) -> bool:
-        """Return whether a plan is that of the request, from which some sites may be missing."""
+        """Return whether a plan is the plan of this request, perhaps with fewer sites."""
         asked = self.declared
         is_same = replace(plan, sites=asked.sites).to_bytes() == asked.to_bytes()
         has_no_more = plan.sites.items() <= asked.sites.items()
@@ -83,9 +84,9 @@ class Requests:
     Parameters
     ----------
     folder : path
-        The folder of the files; it is created with the first request.
+        The folder for the files; it is created when the first request arrives.
     days : int
-        How many days a request waits, and how many days an approval lasts.
+        How many days a request waits for a decision, and how many days an approval lasts.
     tell : callable, optional
         Called with a line of text when a run asks for approval.
     """
@@ -96,7 +97,7 @@ class Requests:
         self._folder, self._days, self._tell = folder, days, tell
 
     def check(self, plan: RunPlan, signer: str) -> None:
-        """Refuse a plan that no person has approved, and keep the request if it is new."""
+        """Refuse a plan that no person has approved; if it is new, keep it as a request."""
         known = self._find(plan.run)
         if known is not None:
             self._refuse_other(known, plan, signer)
@@ -110,7 +111,7 @@ class Requests:
         )
 
     def refuse_undecided(self, run: str) -> None:
-        """Refuse a question of a run that was not approved, or whose approval is no longer valid."""
+        """Refuse a question if its run was not approved, or if the approval has ended."""
         known = self._find(run)
         if known is not None and known.state == DENIED:
             raise _denial(known)
@@ -125,7 +126,7 @@ class Requests:
         return sorted(found, key=lambda request: request.since)
 
     def named(self, run: str) -> Request:
-        """Return the request of the run with this name; a unique beginning of the name is enough."""
+        """Return the request of the run with this name, or of the only run that begins with it."""
         requests = self.all()
         found = [each for each in requests if run in (each.run, printable(each.run))]
         found = found or [each for each in requests if run and printable(each.run).startswith(run)]
@@ -142,7 +143,7 @@ class Requests:
         if request.state == DENIED:
             raise InputError(
                 f"run {printable(request.run)} was denied on {in_minutes(request.decided)}; the "
-                "coordinator must ask with a new run"
+                "coordinator must begin a new run and ask again"
             )
         if request.state == EXPIRED:
             raise InputError(
@@ -166,7 +167,7 @@ class Requests:
         return self._write(replace(request, decision=DENIED, decided=_text(_now()), reason=reason))
 
     def _refuse_other(self, known: Request, plan: RunPlan, signer: str) -> None:
-        """Refuse a run that was denied, or whose plan is not the one in the request."""
+        """Refuse a run that was denied, or whose plan differs from the plan in the request."""
         if known.state == DENIED:
             raise _denial(known)
         if not known.covers(plan, signer):
@@ -176,7 +177,7 @@ class Requests:
             )
 
     def _ask(self, plan: RunPlan, signer: str) -> Request:
-        """Keep a new request, and tell the people at the site."""
+        """Save a new request, and report it to the people at the site."""
         self._make_room()
         now = _now()
         until = now + datetime.timedelta(days=self._days)
@@ -200,12 +201,12 @@ class Requests:
         return request
 
     def _make_room(self) -> None:
-        """Refuse a request if too many are pending, and remove the oldest that expired undecided."""
+        """Refuse a request if too many are pending; remove the oldest undecided expired requests."""
         requests = self.all()
         if sum(each.state == PENDING for each in requests) >= MAX_PENDING:
             raise PolicyRefused(
-                f"{MAX_PENDING} runs wait for approval at this site, which is the limit; someone "
-                "there must approve or deny some of them"
+                f"{MAX_PENDING} runs wait for approval at this site, which is the limit; a "
+                "person at the site must approve or deny some of them"
             )
         expired = [r for r in requests if r.state == EXPIRED and r.decision == PENDING]
         for request in expired[: max(0, len(expired) - MAX_EXPIRED)]:
@@ -222,7 +223,7 @@ class Requests:
         return request
 
     def _path(self, run: str) -> Path:
-        """Return the file of a run, whatever characters a coordinator puts into the run's name."""
+        """Return the path of a run's file, which is safe whatever characters the run's name has."""
         digest = hashlib.sha256(run.encode(errors="surrogatepass")).hexdigest()
         return self._folder / _NAME.replace("*", digest)
 
@@ -234,13 +235,13 @@ def requests_folder(store: Path, site: str) -> Path:
 
 def file_stem(site: str) -> str:
     """Return the beginning of the names of a site's files."""
-    # different names may become the same file name; the checksum tells them apart
+    # two site names may become the same text here; the checksum tells them apart
     safe = re.sub(r"[^A-Za-z0-9._-]", "_", site)
     return f"{safe}-{zlib.crc32(site.encode()):08x}"
 
 
 def in_minutes(time: str) -> str:
-    """Return a time in the local time zone, to the minute."""
+    """Return a time as text in the local time zone, without seconds."""
     return f"{_time(time).astimezone():%Y-%m-%d %H:%M %Z}"
 
 
@@ -261,8 +262,8 @@ def _read(path: Path) -> Request:
         raise FileError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, TypeError, RecursionError, MessageError):
         raise FileError(
-            f"{path} is not a request that fedpca wrote; move it away, and the coordinator can ask "
-            "again"
+            f"{path} is not a request that fedpca wrote; move the file away, so that the coordinator "
+            "can ask again"
         ) from None
 
 
@@ -271,10 +272,10 @@ def _now() -> datetime.datetime:
 
 
 def _time(text: str) -> datetime.datetime:
-    """Return a time with its zone, or raise a ValueError."""
+    """Return the time in a text, or raise a ValueError if the text has no time zone."""
     time = datetime.datetime.fromisoformat(text)
     if time.tzinfo is None:
-        raise ValueError("a time without a zone")
+        raise ValueError("a time must have a time zone")
     return time
 
 

@@ -1,7 +1,7 @@
 """Open a site's rows, and notice when they change.
 
-A site may run for months while its files change every night. They are opened again when a run begins,
-but must not change during a run.
+A site may run for months while its files change every night. Changed files are opened again when a run
+begins, but files must not change during a run.
 """
 
 from __future__ import annotations
@@ -58,35 +58,37 @@ class Source:
             self._choice = choice
             is_array = weight is not None and not isinstance(weight, str)
             self._weight = as_numbers(weight) if is_array else weight
-            # before opening, so that a change during it is noticed
+            # before opening, so that a change while files are opened is noticed
             self.files = file_states(self._given)
             self.rows = self._open()
 
     def files_now(self) -> dict[Path, str]:
-        """Return the files with their states as they are now; refuse if one is gone.
+        """Return the files and their current states; raise an error if a file is gone.
 
-        Call this when a run begins, because it queries a database again.
+        If the rows come from a database, query it again. So call this only when a run begins.
         """
         if self._query is not None:
             try:
                 self._given = self._query.fetch()
             except InputError as error:  # its text is only for the people at the site
                 log.error("site %s: %s", self._site, error)
-                raise SiteFailed("the site's database did not answer its query") from None
+                raise SiteFailed(
+                    "the site's database did not answer its query; see the site's log for details"
+                ) from None
         return files_of(self._given)
 
     @property
     def log_normalized(self) -> float:
-        """Return the sum to which cells are normalized, or zero if they are not."""
+        """Return the sum to which each cell is normalized, or 0 if cells are not normalized."""
         return self._choice.cells.log_normalize
 
     @property
     def fingerprint(self) -> str:
-        """Return a string that identifies the current rows, so a resumed run can recognize them."""
+        """Return a string that identifies the current rows, so that a resumed run recognizes them."""
         return self.fingerprint_of(file_states(self._given))
 
     def fingerprint_of(self, files: Mapping[Path, str]) -> str:
-        """Return the fingerprint of the rows with the files in these states."""
+        """Return the fingerprint that the rows have if the files are in these states."""
         states = [f"{file.name} {state}" for file, state in files.items()]
         if isinstance(self._given, Genotypes):
             states.append(self._given.in_words())
@@ -101,7 +103,7 @@ class Source:
         return checksum(self.rows)
 
     def reopen(self, files: Mapping[Path, str]) -> None:
-        """Open files that have changed; a site that checks its rows stays out if it cannot use them."""
+        """Open changed files again; if rows do not pass the site's check, stay out of the run."""
         try:
             self.rows, self.files = self._open(), dict(files)
         except InputError as error:
@@ -112,7 +114,7 @@ class Source:
             ) from None
 
     def has_changed(self) -> bool:
-        """Return whether a file has changed since it was opened; refuse if one is gone."""
+        """Return whether a file has changed since it was opened; raise an error if one is gone."""
         if not self.files:
             return False
         now = {file: state_of(file) for file in self.files}
@@ -146,8 +148,8 @@ class Source:
         for option, value in given.items():
             if value is not None:
                 raise InputError(
-                    f"the rows are genotypes, which take no {option}; omit it, or choose samples with "
-                    "keep"
+                    f"the rows are genotypes, which take no {option}; omit it, or choose samples "
+                    "with keep instead"
                 )
 
 
@@ -159,12 +161,12 @@ def in_pieces(
 
 
 def states_of_paths(paths: Sequence[str]) -> dict[Path, str]:
-    """Return each path that a site would open, with the states of its files; refuse if one is gone."""
+    """Return each path that a site would open, with its files' states; refuse if a file is gone."""
     return {path: "; ".join(files_of(path).values()) for path in opened_paths(paths)}
 
 
 def files_of(rows: Any) -> dict[Path, str]:
-    """Return the files that hold a site's rows, with their states, or none for rows in memory."""
+    """Return the files that hold a site's rows, with their states; rows in memory have none."""
     files = file_states(rows)
     refuse_gone(files)
     return files
@@ -172,7 +174,7 @@ def files_of(rows: Any) -> dict[Path, str]:
 
 @contextmanager
 def _naming_site(name: str) -> Iterator[None]:
-    """Prefix errors about the rows with the site's name."""
+    """Put the site's name before errors about its rows."""
     try:
         yield
     except InputError as error:

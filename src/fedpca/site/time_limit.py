@@ -1,10 +1,10 @@
 """Interrupt a question that takes too long, so that a site goes on to the next one.
 
-A timer of the operating system interrupts the process's main thread, which is where `fedpca join`
-computes answers. Python looks for such an interrupt between two of its own instructions. A loop over
-blocks of rows or over steps therefore ends immediately, but a single call into numpy, BLAS, or a file
-reader first runs to its end. A question that ignores every exception cannot be interrupted. Such a
-question can come only from a package that the site has installed.
+A timer of the operating system interrupts the process's main thread, in which `fedpca join` computes
+answers. Python looks for an interrupt between two of its own instructions. So a loop over blocks of
+rows or over steps ends almost immediately, but a single call into numpy, BLAS, or a file reader first
+runs to its end. A question that ignores every exception cannot be interrupted. Only a package that the
+site has installed can add a question like that.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from types import FrameType
 from fedpca.errors import SiteFailed
 from fedpca.protocol.question import Question
 
-REPEAT_S = 1.0  # pause between interrupts, in case something catches the first
+REPEAT_S = 1.0  # time between interrupts, in case something catches the first one
 
 
 @contextmanager
 def interrupted_after(seconds: float | None) -> Iterator[None]:
     """Raise `SiteFailed` in a question that is still running after this many seconds.
 
-    Only the question's own work is interrupted, because the site can then restore the memory that it
-    had before. Checking and saving an answer takes little time and is never left half done. Without
-    ``seconds``, or on a system without such a timer, nothing is interrupted.
+    Only the question's own work is interrupted, because the site can then restore its memory from
+    before the question. Checking and saving an answer takes little time and is never interrupted. If
+    ``seconds`` is None, or if the system has no timer, nothing is interrupted.
     """
     if seconds is None or not hasattr(signal, "setitimer"):
         yield

@@ -1,4 +1,4 @@
-"""Solvers: the coordinator's complete program for each method, with the questions that it asks sites.
+"""Solvers: the coordinator's complete program for each method, and the questions that it asks.
 
 Start with `contract`, which defines what a solver takes and returns, and `catalogue`, which lists all
 solvers. `common_features` and `standardize` contain the rounds that come before every solver. `pca` is
@@ -8,7 +8,7 @@ families.
 Importing this package registers every question that a site may be asked.
 """
 
-from fedpca.solvers import pca as _pca  # noqa: F401  its questions
+from fedpca.solvers import pca as _pca  # noqa: F401  registers its questions
 from fedpca.solvers import site_map as _site_map  # noqa: F401
 from fedpca.solvers.catalogue import SOLVERS
 from fedpca.solvers.contract import Problem, Solution, Solver

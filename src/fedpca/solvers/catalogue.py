@@ -80,28 +80,28 @@ def find_robust(given: Any) -> RobustSolver:
 
 
 def cheapest_exact(n: int, d: int, k: int) -> Solver:
-    """Return the solver that should move the fewest bytes, among those that "auto" chooses from."""
-    # reversed, so that a tie goes to Lanczos, which sends less at a time
+    """Return the solver expected to move the fewest bytes, out of those that "auto" chooses from."""
+    # reversed, so that a tie goes to Lanczos, whose messages are smaller
     return min(reversed(chosen_by_auto()), key=lambda solver: solver.bytes_per_site(n, d, k))
 
 
 def chosen_by_auto() -> list[Solver]:
     """Return the solvers that "auto" chooses from.
 
-    Other exact solvers that need only sums move more bytes.
+    The other exact solvers that need only sums move more bytes.
     """
     return [SOLVERS[Covariance.name], SOLVERS[Lanczos.name]]
 
 
 def policy_words() -> list[str]:
-    """Return the words that a site's policy can have in ``allow``."""
+    """Return the words that a site's policy may list in ``allow``."""
     opened = [s.name for s in SOLVERS.values() if s.guarantee != "exact" or s.seen]
     added = [point.name for point in entry_points(group=ENTRY_POINTS)]
     return [FEDERATED, "personalized", "robust", *opened, *added, ANY]
 
 
 def to_plain(given: Any) -> Any:
-    """Convert a solver to plain values for a file or a journal; a name stays unchanged."""
+    """Convert a solver to plain values for a file or a journal; return a name unchanged."""
     if isinstance(given, str):
         return given
     options = {k: v.item() if isinstance(v, np.generic) else v for k, v in asdict(given).items()}
@@ -132,7 +132,7 @@ def plan_solver(plan: RunPlan, names: Mapping[str, Any]) -> Any:
 def load_added_solvers() -> dict[str, Solver | InputError]:
     """Load all solvers that installed packages add, along with their questions.
 
-    If a solver cannot be loaded, the error takes its place, so the other solvers still load.
+    If a solver cannot be loaded, the error is returned in its place, and the others still load.
     """
     loaded: dict[str, Solver | InputError] = {}
     for point in entry_points(group=ENTRY_POINTS):
@@ -167,14 +167,14 @@ def _load(point: EntryPoint) -> Solver:
     if not isinstance(solver, Solver):
         lacks = [name for name in SOLVER_NAMES if not hasattr(solver, name)]
         raise InputError(
-            f"{where} is not a solver, because it has no {', '.join(lacks)}; see "
+            f"{where} is not a solver, because it lacks {', '.join(lacks)}; see "
             "fedpca.solvers.contract.Solver"
         )
     return solver
 
 
 def _find_method(methods: Mapping[str, Any], given: Any) -> Any:
-    """Return the solver in one family for a name or a solver value."""
+    """Return the solver of one family for a name or a solver value; refuse anything else."""
     if isinstance(given, str) and given in methods:
         return methods[given]
     kinds = tuple(type(method) for method in methods.values())

@@ -27,7 +27,7 @@ from fedpca.rows.weighted import WeightedRows
 if TYPE_CHECKING:
     from fedpca.site.site import Site
 
-MAX_NAMES_BYTES = 64 << 20  # of one site's column names as JSON
+MAX_NAMES_BYTES = 64 << 20  # largest size of one site's column names as JSON
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class CommonFeatures:
 
     n_features: int
     names: tuple[str, ...] | None
-    in_order: bool  # whether all sites have them in the same order
-    has_weights: bool = False  # whether the rows of a site have weights
+    in_order: bool  # whether all sites have these features in the same order
+    has_weights: bool = False  # whether the rows of any site have weights
     rounding: float = ROUNDING  # error of products with rows, as a share of the largest eigenvalue
     left_out: Mapping[str, str] | None = None  # for genotypes: the variants left out, and why
 
@@ -48,12 +48,12 @@ class CommonFeatures:
 
 
 def misnamed(answer: Arrays, _: Arrays) -> str | None:
-    """Return what is wrong with the column names in an answer, or None."""
+    """Return what is wrong with the column names in an answer, or None if nothing is."""
     if not answer["features"].size:
         return None
     try:
         names = json.loads(answer["features"].tobytes())
-        "".join(names).encode()  # refuses items that are not strings, or that a file cannot hold
+        "".join(names).encode()  # fails if an item is not a string, or a file cannot hold it
     except (ValueError, TypeError, RecursionError):
         names = None
     if not isinstance(names, list):
@@ -63,7 +63,7 @@ def misnamed(answer: Arrays, _: Arrays) -> str | None:
     if len(names) != answer["n_features"]:
         return f"has {len(names)} column names for {int(answer['n_features'])} columns"
     if "are_variants" in answer and answer["are_variants"] and misnamed_variant(names):
-        return "has names of variants that are not CHROMOSOME:POSITION:ID:ALLELE:ALLELE"
+        return "has variant names that are not of the form CHROMOSOME:POSITION:ID:ALLELE:ALLELE"
     return None
 
 
@@ -86,11 +86,11 @@ def misnamed(answer: Arrays, _: Arrays) -> str | None:
 def column_names(site: Site) -> dict[str, Any]:
     """Send the number of a site's columns, their names as JSON, and whether its rows have weights.
 
-    ``rounding`` is the error of the site's products with rows, as a share of their largest eigenvalue.
-    ``log_normalized`` is the sum to which the site normalizes its cells, or zero if it does not. The
-    site remembers that it answered. If it is restarted, it must still have the same rows. For
-    genotypes, the names are those of the variants, except for variants that the policy does not
-    allow in sums.
+    ``rounding`` is the error of the site's products with rows, as a share of the largest
+    eigenvalue. ``log_normalized`` is the sum to which the site normalizes its cells, or zero if it
+    does not normalize them. The site remembers that it answered, so after a restart it must still
+    have the same rows. For genotypes, the names are those of the variants, except for variants that
+    the policy does not allow in sums.
     """
     site.leave_out_few()
     return {
@@ -119,7 +119,7 @@ def common_features(
     weighted = [name for name, answer in answers.items() if answer["has_weights"]]
     if weighted and not takes_weights:
         raise InputError(
-            f"the rows of {some_of(weighted)} have weights, which only FederatedPCA uses; create the "
+            f"the rows of {some_of(weighted)} have weights, which only FederatedPCA uses; create these "
             "sites without weight="
         )
     first, *others = answers
@@ -138,7 +138,9 @@ def common_features(
         if features is not None and reference is not None:
             in_order &= column_order(reference, features, where) is None
         elif d != n_features:
-            raise InputError(f"{where}: {d} columns instead of {n_features}")
+            raise InputError(
+                f"{where}: {d} columns instead of {n_features}; use the same columns at all sites"
+            )
     if n_features < 1:
         raise InputError("0 feature(s): the rows have no columns while a minimum of 1 is required")
     fed.bind(d=n_features)
@@ -176,7 +178,7 @@ def _common_variants(
     for name, variants in named.items():
         if not variants:
             raise InputError(
-                f"site {name!r} has no variant to offer; its policy may leave all of them out"
+                f"site {name!r} has no variants to offer; see whether its policy leaves out all of them"
             )
     kept, left_out = common_variants(named)
     if of_model is not None:
@@ -197,14 +199,14 @@ def _those_of_model(
     if lacking:
         reason = left_out.get(lacking[0], NOT_EVERYWHERE)
         raise InputError(
-            f"the sites do not have {len(lacking):,} of the model's {len(of_model):,} variants in "
-            f"common, such as {lacking[0]} ({reason}); use the cohorts of the fit"
+            f"the sites do not share {len(lacking):,} of the model's {len(of_model):,} variants, "
+            f"such as {lacking[0]} ({reason}); use the cohorts of the fit"
         )
     return tuple(of_model)
 
 
 def not_as_asked(answer: Arrays, asked: Arrays) -> str | None:
-    """Return what is wrong with the number of variants that a site uses, or None."""
+    """Return what is wrong with the number of variants that a site uses, or None if nothing is."""
     wanted = names_from_bytes(asked["features"]) or ()
     is_same = int(answer["n_features"]) == len(wanted)
     return (
@@ -222,10 +224,10 @@ def not_as_asked(answer: Arrays, asked: Arrays) -> str | None:
     check=not_as_asked,
 )
 def use_variants(site: Site, features: Array) -> dict[str, Any]:
-    """Use only these variants of the site's genotypes, in this order, for the rest of the run."""
+    """Use only the variants in ``features``, in this order, for the rest of the run."""
     own = site.rows.features
     if own is None or not isinstance(site.rows, GenotypeRows):
-        raise MessageError("question 'use_variants' needs genotypes, which the site's rows are not")
+        raise MessageError("question 'use_variants' needs genotypes, but the site has other rows")
     try:
         wanted = [str(name) for name in json.loads(features.tobytes())]
     except (ValueError, TypeError, RecursionError):

@@ -3,8 +3,9 @@
     C = A'A,   C V = V diag(theta),   A = (X - 1 m') / s over the rows X of all sites
 
 A solver is a value: a frozen dataclass with its options as fields and a method ``solve(federation,
-problem)``. It declares what it guarantees, which questions it gathers, and what it costs. So the
-estimator, the planner, the leak lab, the command line, and the common tests need no other table.
+problem)``. It declares what it guarantees, which answers it sees site by site, and what it costs.
+The estimator, the planner, the leak lab, the command line, and the common tests read these
+declarations.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ CERTAIN = (
 LOOK_TOL = 1e-3  # residual, as a share of the trace, at which eigenvalues can be counted
 START_DISTANCE = 1e-2  # size of the random part that is added to a warm start
 
-EXPLAINED = {"explained": "float64, squares", "total": "float64, squares"}  # of a site
+EXPLAINED = {"explained": "float64, squares", "total": "float64, squares"}  # a site's
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Problem:
     missing : {"error", "mean", "drop"}
         What to do with missing values, as in `FederatedPCA`.
     means : ColumnMeans, optional
-        The means, if the sites have already been asked for them, but not for the scale.
+        The means, if the sites have been asked for them but not yet for the scale.
     """
 
     common: CommonFeatures
@@ -95,7 +96,7 @@ class Problem:
 
     @property
     def angle_tol(self) -> float:
-        """Return the largest sine of the angle to the exact components that a solver may leave."""
+        """Return the tolerance for the sine of the angle to the exact components."""
         return ANGLE_PER_TOL * self.tol
 
     def with_moments(self, fed: Federation) -> Problem:
@@ -126,7 +127,7 @@ class Solution:
     angle_bound: float = 0.0  # bound on the sine of the angle to the exact components
     n_certain: int | None = None  # leading components that are certain; None means all
     advice: str = ""  # names a better solver, or what would be more accurate
-    share_question: Question | None = None  # asks for each site's share; None means the default
+    share_question: Question | None = None  # asks for each site's share; `explained_energy` if None
     residual: Array | None = None  # (3,), traces as in `fedpca.linalg.residual`; None if not known
 
     def outcome(self, solver: str) -> Outcome:
@@ -137,7 +138,9 @@ class Solution:
         )
 
     def certified(self, bounds: Array, angle_tol: float) -> Solution:
-        """Return the solution with a certificate: bounds on the angle of its first 1 ... k directions.
+        """Return the solution with bounds on its angle to the exact components, as a certificate.
+
+        ``bounds`` limits the sine of the angle of the first 1, 2, ..., k directions.
 
         If the solver finished but some directions are not certain, the stop reason becomes "uncertain".
         """
@@ -184,7 +187,7 @@ class Solver(Protocol):
         ...
 
     def script(self, plan: RunPlan) -> Script:
-        """Return what `solve` asks, in which order and how many times, so that sites can follow."""
+        """Return what `solve` asks, in which order, and how often, so that sites can check it."""
         ...
 
     def solve(self, fed: Federation, problem: Problem) -> Solution:
@@ -200,7 +203,7 @@ def declared_method(plan: RunPlan, methods: Mapping[str, T]) -> T:
 
 
 def after_moments(plan: RunPlan, *parts: Question | Order, **more: Any) -> Script:
-    """Return the script of a solver that asks for moments first; ``more`` are fields of the script."""
+    """Return the script of a solver that asks for moments first; ``more`` sets fields of the script."""
     moments, after = moments_script(plan), then(*parts)
     values = {**moments.values, **more.pop("values", {})}
     if not plan.parameters.get("center", True):
@@ -209,17 +212,17 @@ def after_moments(plan: RunPlan, *parts: Question | Order, **more: Any) -> Scrip
 
 
 def is_rank_rule(plan: RunPlan) -> bool:
-    """Return whether a rule, which may need several looks, chooses the number of components."""
+    """Return whether a rule chooses the number of components; it may need several looks."""
     n_components = plan.parameters.get("n_components")
     return isinstance(n_components, str) or (n_components is not None and n_components < 1)
 
 
 def columns_asked(plan: RunPlan, least: int = 1, more: int = 0) -> str:
-    """Return the bound on the columns of a block, as a word of `fedpca.protocol.parameters`.
+    """Return the bound on a block's number of columns, as a word of `fedpca.protocol.parameters`.
 
-    A block has at most one column for each component and ``more`` others, or ``least`` if that is
-    larger. If a rule chooses the number of components, the only bound is that an orthonormal block has
-    at most as many columns as there are features.
+    A block has at most one column for each component plus ``more`` others, or ``least`` columns if
+    that is more. If a rule chooses the number of components, the only bound is that an orthonormal
+    block has at most as many columns as there are features.
     """
     n_components = plan.parameters.get("n_components")
     if n_components is None or is_rank_rule(plan):
@@ -230,7 +233,8 @@ def columns_asked(plan: RunPlan, least: int = 1, more: int = 0) -> str:
 def moments_and_rank(fed: Federation, problem: Problem) -> tuple[Moments, RankRule]:
     """Return the moments of all sites' rows, asking for them if necessary, and the rank rule.
 
-    The rule "auto" asks the sites for flipped products, so call the rule after they have their frame.
+    The rule "auto" asks the sites for products with random signs. Call the rule only after the
+    sites have their frame.
     """
     moments = problem.with_moments(fed).moments
     assert moments is not None
@@ -249,7 +253,7 @@ def covariance_product(site: Site, Z: Array) -> Arrays:
 
 
 def explains_too_much(answer: Arrays, _: Arrays) -> str | None:
-    """Return what is wrong with an answer that explains more than its total, or None."""
+    """Return what is wrong if an answer explains more than its total, else None."""
     is_possible = answer["explained"] <= (1 + ROUNDING) * answer["total"]
     return None if is_possible else "explains more than the site's sum of squares"
 

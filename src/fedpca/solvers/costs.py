@@ -1,13 +1,14 @@
 """Say what a solver asks, and how many bytes that takes, before the sites are asked anything.
 
 A solver lists its questions with the lengths of their fields (`Asked`). The size of a field follows
-from the question's declaration, which sites check too. `fedpca.plan` counts the same questions with the
-headers of their messages, and ``solver="auto"`` uses the exact solver whose fields are smallest:
+from the question's declaration, which sites check too. `fedpca.plan` counts these questions, and
+also the headers of their messages. ``solver="auto"`` chooses between two solvers by the bytes of
+their fields:
 
     the triangle of A'A        4 d (d + 1) + 16 d         in one round
     block Lanczos              16 d k                     in each of about `expected_rounds` rounds
 
-So the triangle is cheaper when about ``d + 1 < 4 k rounds``.
+So the triangle is cheaper roughly when ``d + 1 < 4 k rounds``.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ import numpy as np
 from fedpca.arrays import Array, Declared
 from fedpca.protocol.question import Question
 
-LANCZOS_ROUNDS = 15  # for one block column per component and a slowly decaying spectrum
+# usual number for one block column per component and a slowly decaying spectrum
+LANCZOS_ROUNDS = 15
 
-Rounds = Mapping[tuple[str, int], int]  # how many times each question is asked, by block width
+# how many times each question is asked, by its name and the width of its blocks
+Rounds = Mapping[tuple[str, int], int]
 
 
 @dataclass(frozen=True)
@@ -39,12 +42,12 @@ class Sizes:
     scale: bool = False
     missing: str = "error"
     has_weights: bool = False
-    name_bytes: int = 0  # of the column names as JSON, if the columns have names
+    name_bytes: int = 0  # size of the column names as JSON; 0 if the columns have no names
     in_order: bool = True  # whether all sites have their columns in the same order
 
     @property
     def order_bytes(self) -> int:
-        """Return the bytes of the column names sent to sites if some must reorder their columns."""
+        """Return the size of the column names sent to sites, or 0 if no site must reorder columns."""
         return 0 if self.in_order else self.name_bytes
 
     @property
@@ -83,7 +86,7 @@ class Iterative(Protocol):
     """A solver whose number of rounds depends on the rows."""
 
     def usual_rounds(self, n: int, d: int, k: int) -> Rounds:
-        """Estimate how many times the solver multiplies blocks if variances are not known."""
+        """Estimate how many times the solver multiplies blocks, without knowing the variances."""
         ...
 
 
@@ -102,7 +105,7 @@ def payload(asks: Iterable[Asked], d: int) -> int:
 
 
 def usual_bytes(solver: Counted, n: int, d: int, k: int) -> int:
-    """Estimate, from sizes only, the bytes of a solver's own fields, without those for the mean."""
+    """Estimate the bytes of a solver's own fields from sizes, without the fields for the mean."""
     sizes = Sizes(n, n, d, k)
     rounds = solver.usual_rounds(n, d, k) if isinstance(solver, Iterative) else {}
     own = [each for each in solver.asks(sizes, rounds) if each.question.name != "count_and_sum"]

@@ -2,11 +2,11 @@
 
 The program uses a fitted model's mean and scale. It asks what a fit with the rule "auto" asks, with the
 solver "covariance" or "lanczos", whichever moves fewer bytes. So the coordinator sees what a second fit
-would show it, and sites admit the program as a fit.
+would show it, and sites admit the program if they would admit a fit.
 
-If the covariance is summed, all eigenvalues are known. If the covariance is too large, only the leading
-ones are. The traces of powers of the rest are then estimated from products with b random directions Z
-outside the components, which takes two rounds:
+If the covariance is summed, all eigenvalues are known. If the covariance is too large to be summed,
+only the leading eigenvalues are known. The traces of powers of the rest, R, are then estimated from
+products with b random directions Z outside the components, which takes two rounds:
 
     tr R^2 ~ (d - k) / b |R Z|^2,   tr R^3 ~ (d - k) / b tr (R Z)' R (R Z)
 
@@ -40,11 +40,11 @@ from fedpca.solvers.pca import pca_script
 from fedpca.solvers.sign_flips import SignFlips, column_squares
 from fedpca.solvers.standardize import Moments, count_and_sum, squares
 
-N_MORE_PRODUCTS = 2  # after the eigenvalues are found
+N_MORE_PRODUCTS = 2  # products with rows after the eigenvalues are found
 LOOK = 20  # leading eigenvalues to find if not all can be found
-LOOKS = 3  # at most, for the rule; each finds twice as many eigenvalues as the one before
-N_PROBES = 16  # random directions for the traces
-MAX_FEATURES = 4096  # with more, only leading eigenvalues are computed
+LOOKS = 3  # most looks for the rule; each finds twice as many eigenvalues as the last one
+N_PROBES = 16  # random directions from which the traces are estimated
+MAX_FEATURES = 4096  # with more features, only leading eigenvalues are computed
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,13 @@ class Facts:
         The eigenvalues of the scatter about the model's mean and in its scale: all of them, or only
         the leading ones.
     squares : ndarray of shape (d,)
-        The sum of squares of each feature about the mean, in that scale.
+        The sum of squares of each feature about the model's mean, in the model's scale.
     traces : ndarray of shape (3,)
         The traces outside the model's components, as in `fedpca.linalg.residual`.
     along : ndarray of shape (k,)
         The sum of squares along each of the model's components.
     sign_flips : int or str
-        The number of components according to the rule "auto", or why a site refused to answer.
+        The number of components according to the rule "auto", or a site's reason for refusing.
     outcome : Outcome
         How the run ended.
     """
@@ -117,17 +117,17 @@ def diagnose_sums(
 
 @dataclass
 class Watch:
-    """The rule "auto", with a record of its result and the spectrum; it keeps all eigenvalues."""
+    """The rule "auto", made to keep all eigenvalues and to record the spectrum and its result."""
 
     rule: SignFlips
-    least: int  # eigenvalues to look at
+    least: int  # smallest number of eigenvalues to look at
     looks: int = 0
     spectrum: Spectrum | None = None
     rank: int | None = None
     reason: str = ""
 
     def __call__(self, spectrum: Spectrum) -> int | None:
-        """Return the number of all eigenvalues found, or None if more of them are needed."""
+        """Return the number of eigenvalues found so far, or None if more of them are needed."""
         if len(spectrum.values) < self.least and not spectrum.is_whole:
             return None
         self.spectrum, self.looks = spectrum, self.looks + 1
@@ -140,7 +140,7 @@ class Watch:
 
     @property
     def found(self) -> int | str | None:
-        """Return the number of components, or why there is none."""
+        """Return the number of components, or why it is not known."""
         return self.reason or self.rank
 
 
@@ -150,7 +150,7 @@ def diagnosis_script(plan: RunPlan) -> Script:
     if plan.is_private:
         raise PolicyRefused("a diagnosis has no differentially private form")
     if plan.parameters.get("n_components") != "auto" or plan.solver != "auto":
-        raise PolicyRefused("a diagnosis has n_components='auto' and solver='auto'")
+        raise PolicyRefused("a diagnosis must have n_components='auto' and solver='auto'")
     return pca_script(plan)
 
 
@@ -167,8 +167,8 @@ def moments_about(
     d = model.components.shape[1]
     if common.n_features != d:
         raise InputError(
-            f"the sites have {common.n_features} columns, but the model has {d} features; diagnose the "
-            "model on the columns of its fit"
+            f"the sites have {common.n_features} columns, but the model has {d} features; use the "
+            "columns that the model was fitted to"
         )
     if features is not None and common.names is not None:
         in_order = common.in_order and column_order(features, common.names, "the sites") is None
@@ -176,7 +176,7 @@ def moments_about(
     position = np.int64(MISSING.index(missing))
     sums = fed.sum(count_and_sum, features=common.to_ask, missing=position)
     if int(sums["n"]) < 2:
-        raise InputError(f"all sites together have {int(sums['n'])} rows; at least 2 are required")
+        raise InputError(f"all sites together must have at least 2 rows, got {int(sums['n'])}")
     if scale is True:  # a fit asks this too; the model has the scale already
         fed.sum(squares, mean=model.mean)
     moments = Moments(int(sums["n"]), model.mean, model.scale, common.names, float(sums["weight"]))
@@ -184,7 +184,7 @@ def moments_about(
 
 
 def _from_covariance(fed: Federation, model: Model, moments: Moments, watch: Watch) -> Facts:
-    """Return what follows from the sum of the sites' covariances, which has all eigenvalues."""
+    """Return what follows from the sum of the sites' covariances, which shows all eigenvalues."""
     asked = fed.sum(covariance_triangle, mean=moments.mean, scale=moments.scale)
     C, V = unpack_triangle(asked["triangle"]), model.components.T
     values, vectors = top_eigen(C, moments.d)
@@ -209,7 +209,7 @@ def _from_products(fed: Federation, model: Model, solution: Solution, watch: Wat
     V, energy = model.components.T, solution.energy
     d, k = V.shape
     squares = watch.rule.squares
-    if squares is None:  # no row varies, or a policy refused to answer
+    if squares is None:  # no row varies, or a site's policy refused the rule's question
         squares = fed.sum(column_squares)["squares"]
     b = min(N_PROBES, d - k)
     probes = orth(outside(V, outside(V, fed.rng().standard_normal((d, b)))))

@@ -3,8 +3,8 @@
     C = sum_i P_i'P_i + between,   without site i:   C - P_i'P_i - n_i n / (n - n_i) (m_i - m)(m_i - m)'
 
 The rows P_i are a site's factor or its summary, about its own mean m_i. The last term is what the site
-adds to the variance between sites; it is zero if all rows are about one mean. This costs no round. It
-is skipped if it would take the coordinator too long.
+adds to the variance between sites; it is zero if all sites' rows are about the same mean. Measuring
+this costs no round. It is skipped if it would take the coordinator too long.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedpca.coordinator.record import shares_of
 from fedpca.linalg.dense import sine_of_angle, top_eigen
 from fedpca.summary.summary import Summary
 
-MAX_FLOPS = 2e9  # about a second
+MAX_FLOPS = 2e9  # operations; they take about a second
 
 
 class SitePart(NamedTuple):
@@ -34,7 +34,7 @@ class SitePart(NamedTuple):
 def report_angles(
     fed: Federation, V: Array, n_rows: int, parts: Callable[[], Sequence[SitePart]]
 ) -> None:
-    """Record the angle by which V, ``(d, k)``, moves without each site, if that takes little time.
+    """Record the angle by which V, ``(d, k)``, moves without each site, if finding it is quick.
 
     ``parts`` returns the sites' parts in site order; they have ``n_rows`` rows in total.
     """
@@ -46,7 +46,7 @@ def report_angles(
 
 
 def angles_without(parts: Sequence[SitePart], V: Array) -> list[float]:
-    """Return the sine of the largest angle by which V, ``(d, k)``, moves without each site."""
+    """Return, for each site left out, the sine of the largest angle by which V, ``(d, k)``, moves."""
     return [angle for angle, _ in without_each(parts, V)]
 
 
@@ -97,12 +97,12 @@ def report_summaries(fed: Federation, sites: Sequence[Summary], merged: Summary,
 
 
 def report_caused(fed: Federation, within: Mapping[str, float], energy: float) -> None:
-    """Record the share of the variance that would vanish without each site, where it is known.
+    """Record the share of the variance that would vanish without each site, if it is known.
 
-    ``within`` are the sites' sums of squares about their own means, and ``energy`` is that of all rows
-    about the common mean. A site with a distant mean also moves the common mean, which adds to the
-    squares of all other sites. So ``n_i n / (n - n_i) |m_i - m|^2`` would vanish in addition to its own
-    squares.
+    ``within`` holds each site's sum of squares about its own mean, and ``energy`` is the sum of
+    squares of all rows about the common mean. A site with a distant mean also moves the common
+    mean, which adds to the squares of all other sites. So without site i,
+    ``n_i n / (n - n_i) |m_i - m|^2`` would vanish in addition to the squares within the site.
     """
     for name, own in within.items():
         known = fed.record.influence.get(name, {})

@@ -56,8 +56,8 @@ if TYPE_CHECKING:
 
 MAX_MAF = 0.5  # the largest possible frequency of the rarer of two alleles
 INACCURATE = (
-    "a site multiplies its rows in float32: create it with precision='float64', or accept the angle by "
-    "setting tol to a thousandth of it"
+    "a site multiplies its rows in float32: create this site with precision='float64', or accept the "
+    "angle by setting tol to a thousandth of its sine"
 )
 
 
@@ -108,7 +108,7 @@ def principal_components(
 
 @script("FederatedPCA")
 def pca_script(plan: RunPlan) -> Script:
-    """Return what `principal_components` asks with the plan's solver, or with one that it chooses."""
+    """Return what `principal_components` asks with the plan's solver, or any that it may choose."""
     _check_parameters(plan)
     if plan.is_private:
         return private_script(plan)
@@ -116,9 +116,10 @@ def pca_script(plan: RunPlan) -> Script:
     solvers = [declared] if declared else chosen_by_auto()
     if not all(hasattr(solver, "script") for solver in solvers):
         raise PolicyRefused(
-            f"the solver {plan.solver!r} declares no script, so the site cannot tell what it will ask"
+            f"the solver {plan.solver!r} declares no script, so the site cannot tell what it will "
+            "ask; use another solver"
         )
-    # the two solvers that "auto" chooses from give no field or question different bounds
+    # where the two solvers that "auto" chooses from share a question, they give it the same bounds
     parts = [solver.script(plan) for solver in solvers]
     is_usual = all(s.guarantee == "exact" and not s.seen and s.name in SOLVERS for s in solvers)
     return Script(
@@ -136,7 +137,7 @@ def pca_script(plan: RunPlan) -> Script:
 def fit_asked(solver: Solver, sizes: Sizes, rounds: Rounds) -> list[Asked]:
     """Return what `principal_components` asks a site with a solver that takes these rounds.
 
-    If the solver does not list its questions, return only those of the program.
+    If the solver does not list its questions, return only the program's own questions.
     """
     names = Asked(column_names, {"bytes": sizes.name_bytes})
     own = solver.asks(sizes, rounds) if isinstance(solver, Counted) else moments_asked(sizes)
@@ -146,7 +147,7 @@ def fit_asked(solver: Solver, sizes: Sizes, rounds: Rounds) -> list[Asked]:
 
 
 def _agreeing(plan: RunPlan) -> Order:
-    """Return what is asked before the moments; sites with genotypes agree on variants."""
+    """Return the questions before the moments, with which sites agree on columns and variants."""
     is_filtered = plan.parameters.get("maf") is not None or plan.parameters.get("scale") == BINOMIAL
     filtering = maybe(count_and_sum, use_variants) if is_filtered else END
     return then(AGREEING, filtering)
@@ -177,8 +178,8 @@ def explained_energy(site: Site, V: Array) -> dict[str, Any]:
     """Send a site's sums of squares about its own mean, along the components and in total.
 
     A sum about the common mean exceeds the sum about the site's own mean by n times the squared
-    distance between the two means. If a site is so far from the others that this subtraction would
-    lose digits, its rows are read again.
+    distance between the two means. The site subtracts this amount. If its mean is so far from the
+    common mean that the subtraction would lose digits, the site reads its rows again instead.
     """
     frame = site.recall(Frame)
     assert frame.energy is not None

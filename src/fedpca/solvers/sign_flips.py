@@ -2,22 +2,23 @@
 
     E_k = A - A V_k V_k',   E_k o S,   where each entry of S is +1 or -1 with equal probability
 
-`fedpca.linalg.parallel_analysis` counts the eigenvalues of A'A above those of rows whose columns have
-nothing in common. It accounts for the variance of each column, but not for rows that are noisier than
-others. And it compares the first direction of noise, which comes after k components, with the (k+1)-th
-direction of its tables, which is smaller if some columns are noisier than others. So a second test has
-to confirm the components.
+`fedpca.linalg.parallel_analysis` counts the eigenvalues of A'A above those of rows whose columns
+have nothing in common. It accounts for the variance of each column, but not for rows that are
+noisier than others. It also compares the first direction of noise, which comes after k components,
+with the (k+1)-th direction of unrelated columns. That direction is smaller if some columns are
+noisier than others. So a second test has to confirm the components.
 
 Random signs keep the size of every entry and destroy what columns have in common. So the largest
 eigenvalue of the flipped E_k shows how large noise becomes once k components are removed. Every
-eigenvalue of A'A above it is a component. These are removed next, until no more is found. Removing few
-at a time is safe: what is left of the components makes the flipped eigenvalues larger, never smaller.
-Removing directions of noise would not be safe. At the end, the i-th eigenvalue after the k components
-is compared with the i-th of the flipped E_k: a few extreme entries may raise the first flipped
-eigenvalue above what is left to find.
+eigenvalue of A'A above that size stands for a component. These components are removed next, and so
+on until no more are found. Removing few components at a time is safe: what is left of the others
+makes the flipped eigenvalues larger, never smaller. Removing directions of noise would not be safe.
+At the end, the i-th eigenvalue after the k components is compared with the i-th eigenvalue of the
+flipped E_k, because a few extreme entries may raise the first flipped eigenvalue above what is left
+to find.
 
-Every product is a sum over sites, and all flips share their rounds. The signs are a secret of the site
-(`Site.secret`): whoever knew them could solve for single rows.
+Every product is a sum over sites, and all flips share the same rounds. Each site keeps its signs
+secret (`Site.secret`): anyone who knew them could solve for single rows.
 
 Sources: Hong, Sheng and Dobriban, "Selecting the number of components in PCA via random signflips"
 (2020); for removing what was found, Dobriban and Owen, "Deterministic parallel analysis" (2019).
@@ -57,10 +58,11 @@ from fedpca.solvers.standardize import ColumnSums
 if TYPE_CHECKING:
     from fedpca.site.site import Site
 
-MAX_ROUNDS = 20  # of block Lanczos on flipped rows; fewer suffice for their largest eigenvalues
-LEAST_ROWS = 60  # in 10^7 sums of flips, two differ by one row's sign with probability 0.5 %
+MAX_ROUNDS = 20  # most rounds of block Lanczos on flipped rows; the largest eigenvalues need few
+# with this many rows, the chance that two of 10^7 sums of flips differ by one row's sign is 0.5 %
+LEAST_ROWS = 60
 AHEAD = 10  # eigenvalues to compare after the certain ones
-MARGIN = 1.1  # least ratio of a component to noise, since the largest of a few flips varies
+MARGIN = 1.1  # components exceed noise by this factor, since the largest of a few flips varies
 SETTLED = (
     3e-3  # the eigenvalues are known well enough once a round changes them by no more than this
 )
@@ -70,15 +72,15 @@ SETTLED = (
 class SignFlips:
     """The rank rule that compares the eigenvalues with those of the flipped rows of all sites.
 
-    The sites are asked when the rule is called, unless earlier answers suffice. They must have their
-    frame by then, and the spectrum must have its vectors. A solver that sees summaries instead of sums
-    has the column variances and needs no flips.
+    The sites are asked when the rule is called, unless earlier answers suffice. By then, the sites
+    must have their frame, and the spectrum must have its vectors. A solver that sees summaries
+    instead of sums has the column variances and needs no flips.
     """
 
     fed: Federation
-    found_none: bool = False  # the rule kept a component because there has to be one
+    found_none: bool = False  # whether the rule kept one component only because there has to be one
     squares: Array | None = None  # (d,), the sum of squares of each column
-    # the floors after removing k components, by column variances and by flips
+    # noise floors after k components are removed, from column variances and from flips
     unrelated: dict[int, Array] = field(default_factory=dict)
     flipped: dict[int, Array] = field(default_factory=dict)
 
@@ -99,7 +101,7 @@ class SignFlips:
     def _confirmed(self, spectrum: Spectrum, n_above: int | None) -> int | None:
         """Return how many of the first ``n_above`` eigenvalues are above those of flipped rows.
 
-        ``n_above=None`` means all eigenvalues so far. Return None if more of them are needed.
+        ``n_above=None`` means all eigenvalues so far. Return None if more eigenvalues are needed.
         """
         is_open = n_above is None and not spectrum.is_whole
         most = len(spectrum.values) if n_above is None else n_above
@@ -121,13 +123,13 @@ class SignFlips:
         return None if is_open else k
 
     def _floor_of_columns(self, n: float, k: int, squares: Array, p: int) -> Array:
-        """Return the floor for p eigenvalues after k components were taken out of the columns."""
+        """Return the noise floor for p eigenvalues after k components are taken out of the columns."""
         if len(self.unrelated.get(k, ())) < p:
             self.unrelated[k] = noise_floor(n, squares, p)
         return self.unrelated[k]
 
     def _floor_after(self, k: int, spectrum: Spectrum, p: int) -> Array | None:
-        """Return the floor for p eigenvalues after the first k, or None if sites refuse to answer."""
+        """Return the floor for p eigenvalues after the first k, or None if sites would not answer."""
         n, d = spectrum.n, spectrum.d
         if 2 * k > d:
             return None
@@ -141,8 +143,8 @@ class SignFlips:
 def _vectors_of(spectrum: Spectrum) -> Array:
     if spectrum.vectors is None:
         raise InputError(
-            "n_components='auto' removes components from the rows, so the solver must pass their "
-            "vectors to the rule: Spectrum(values, ..., vectors=V)"
+            "n_components='auto' removes components from the rows, so the solver must pass the "
+            "components' vectors to the rule: Spectrum(values, ..., vectors=V)"
         )
     return spectrum.vectors
 
@@ -164,8 +166,8 @@ def flipped_floor(fed: Federation, n: float, removed: Array, p: int) -> Array:
 def fewer_directions(n: float, d: int, r: int) -> float:
     """Return the factor by which random signs shrink the leading eigenvalue of residual noise.
 
-    Residuals without r directions have the same squares in fewer directions of rows and columns, while
-    random signs spread them over all directions again.
+    Once r directions are removed, the squares of the residuals lie in fewer directions of rows and
+    columns. Random signs spread these squares over all directions again.
     """
     if min(n - 1, d) <= r:
         return 1.0
@@ -190,9 +192,10 @@ def flips_order(plan: RunPlan, *parts: Question | Order) -> Order:
 def leading_of_flips(
     ask: Callable[..., Arrays], rng: np.random.Generator, n_flips: int, d: int, p: int
 ) -> list[tuple[Array, Array]]:
-    """Return p leading eigenvalues and eigenvectors of each flip, all found side by side.
+    """Return the p leading eigenvalues and eigenvectors of each flip; all flips share their rounds.
 
-    ``ask(Z=..., flips=...)`` returns the products of block Lanczos as ``Y``, like `flipped_product`.
+    ``ask(Z=..., flips=...)`` returns the products that Lanczos needs as ``Y``, like
+    `flipped_product`.
     """
     max_columns = MAX_KRYLOV_BYTES // (8 * d)
     spaces = [KrylovSpace(orth(rng.standard_normal((d, p))), max_columns) for _ in range(n_flips)]
@@ -249,35 +252,35 @@ def column_squares(site: Site) -> Arrays:
 def draw_signs(site: Site, seed: Array, removed: Array) -> dict[str, Any]:
     """Let the site choose the secret that its signs are drawn from, and remember what to remove.
 
-    The secret is new each time. If the signs stayed the same, products of what is left after removing
-    different directions would together reveal more than each of them.
+    The secret is new each time. If the signs stayed the same while different directions were
+    removed, the products would together reveal more than each product does.
 
-    A few rows have few combinations of signs. Over many runs, whoever collects all of them can find out
-    the rows, although the signs are secret. And a coordinator that lies can choose k directions without
-    which k + 1 columns are equal. If there are more of these columns than rows, their products are a
-    matrix of low rank, whose range holds the signs of each row. So a site with a policy refuses if it
-    has few rows, or fewer than twice as many as there are directions. It also removes at most half of
-    all directions: with all but one removed, flips would reveal moments of the rows along a direction
-    of the coordinator's choice.
+    A few rows have few combinations of signs. Anyone who collects all combinations over many runs
+    can compute the rows, although the signs are secret. A lying coordinator can also choose k
+    directions whose removal makes k + 1 columns equal. If there are more of these columns than
+    rows, their products are a matrix of low rank, whose range holds the signs of each row. So a
+    site with a policy refuses if it has few rows, or fewer rows than twice the number of
+    directions. It also removes at most half of all directions: with all but one removed, flips
+    would reveal moments of the rows along a direction of the coordinator's choice.
     """
     d, k = removed.shape
     least = max(LEAST_ROWS, 2 * k)
     is_guarded = not site.policy.is_open and not site.is_in_process
     if is_guarded and 2 * k > d:
         raise PolicyRefused(
-            f"field 'removed' has {k} columns; n_components='auto' removes at most half of {d}"
+            f"field 'removed' has {k} columns; it must have at most half of {d}, the number of features"
         )
     if is_guarded and _has_fewer_rows(site, least):
         raise PolicyRefused(
-            f"the site has fewer than {least} rows, and n_components='auto' would tell them apart "
-            "over many runs; use a number of components, or another rule such as 'gap'"
+            f"the site has fewer than {least} rows, which n_components='auto' could reveal over many "
+            "runs; use a number of components, or another rule such as 'gap'"
         )
     site.remember(FlipSecret(site.secret(int(seed)), removed))
     return {"n_sites": np.int64(1)}
 
 
 def _has_fewer_rows(site: Site, least: int) -> bool:
-    """Return whether fewer than ``least`` rows of a site count in this run; ``least`` is even."""
+    """Return whether this run uses fewer than ``least`` rows of a site; ``least`` is even."""
     missing = site.recall(ColumnSums).missing if site.remembers(ColumnSums) else ERROR
     return look_for_few(site.rows, least // 2, missing).n_rows < least
 
@@ -289,7 +292,7 @@ def _has_fewer_rows(site: Site, least: int) -> bool:
     at_most={"flips": "n_flips"},
 )
 def flipped_triangles(site: Site, n_flips: Array) -> Arrays:
-    """Send the upper triangle of ``(E o S)'(E o S)`` for each flip, E being what is left of A."""
+    """Send the upper triangle of ``(E o S)'(E o S)`` for each flip; E is what is left of A."""
     _refuse_too_many(int(n_flips))
     flips, d = range(int(n_flips)), site.standardized.n_features
     grams = np.zeros((len(flips), d, d))
@@ -321,10 +324,10 @@ def product_of_flips(
 
 
 def _refuse_too_many(n_flips: int) -> None:
-    """Refuse more flips than a noise floor needs, since each tells a little more about the rows."""
+    """Refuse more flips than a noise floor needs, since each flip reveals a little about the rows."""
     if not 1 <= n_flips <= MANY_DRAWS:
         raise InputError(
-            f"n_flips={n_flips}: a site flips its signs 1 to {MANY_DRAWS} times in a run"
+            f"n_flips={n_flips} must be from 1 to {MANY_DRAWS}; a site draws no more in a run"
         )
 
 

@@ -8,17 +8,18 @@ from the solver "merge", and a site that allows that solver by name admits this 
     means apart              |a_i - a_rest|^2 / (tr W (1/n_i + 1/n_rest))
     spreads apart            |W_i - W|_F^2 / ((tr^2 W + tr W^2) (1/n_i + 1/n_rest))
 
-W_i is the site's covariance, and W and a_rest belong to all other sites together. Both ratios are taken
-in coordinates where each direction is divided by the root of the sum of its variance at the other sites
-and the mean variance of all directions. Thus, a direction with little variance counts too. The ratios
-are about 1 if a site differs from the others only by chance and rows are normally distributed; with
-fewer rows than features, all of them are larger. How much they vary by chance follows from
-``h = tr^2 W / tr W^2``, the number of directions that matter. A site's mean is odd in the direction of
-``a_i - a_rest``, and its spread in the direction along which W_i and W differ most.
+W_i is the site's covariance. W and a_rest are the covariance and the mean of all other sites
+together. The last two ratios are computed in scaled coordinates: each direction is divided by the
+square root of ``v + u``, where v is its variance at the other sites, and u is the mean of these
+variances over all directions. Thus, a direction with little variance counts too. If a site differs
+from the others only by chance and rows are normally distributed, these two ratios are about 1; with
+fewer rows than features, they are larger at all sites. How much they vary by chance follows from
+``h = tr^2 W / tr W^2``, the number of directions that matter. A site's mean is farthest off in the
+direction of ``a_i - a_rest``, and its spread in the direction along which W_i and W differ most.
 
 Without site i, C loses S_i and what the site's mean adds (`fedpca.solvers.influence`). The leading
-eigenvectors of what is left show how much the components depend on the site. This takes no further
-round.
+eigenvectors of what is left show how much the components depend on the site. Finding them takes no
+further round.
 """
 
 from __future__ import annotations
@@ -53,10 +54,10 @@ from fedpca.summary.summary import Summary, merge_in_tree
 if TYPE_CHECKING:
     from fedpca.site.site import Site
 
-MAX_DIRECTIONS = 1000  # that a site sends
-MAX_COORDINATES = 600  # in which to compare covariances
-ODD_DEVIATIONS = 6.0  # above what chance gives, for a site to be odd
-ODD_TIMES = 3.0  # times the median of the other sites, for a site to be odd
+MAX_DIRECTIONS = 1000  # most directions that a site sends
+MAX_COORDINATES = 600  # most coordinates in which covariances are compared
+ODD_DEVIATIONS = 6.0  # an odd site's ratio is more standard deviations than this above 1
+ODD_TIMES = 3.0  # an odd site's ratio is more than this many times the other sites' median
 
 
 @dataclass(frozen=True)
@@ -70,19 +71,21 @@ class SiteOnMap:
     within, between : float
         The shares of the total variance that lie within the site and between its mean and the center.
     angles : ndarray of shape (min(k, r),)
-        The angles between the site's own leading directions and the components, in degrees, the
-        smallest first.
+        The angles between the site's own leading directions and the components, in degrees, in
+        ascending order.
     explained : float
         The variance within the site that the components explain, as a share of what the same number of
-        the site's own directions would explain.
+        the site's own leading directions would explain.
     means_apart, spreads_apart : float
-        How far the site's mean and its covariance are from those of all others; by chance, about 1.
+        How far the site's mean and its covariance are from those of all other sites. By chance
+        alone, the distance is about 1.
     is_odd_in_mean, is_odd_in_spread : bool
-        Whether the site stands out among the sites.
+        Whether the site's mean, or its covariance, stands out among the sites.
     mean_direction, spread_direction : ndarray of shape (d,)
-        The unit vectors along which the mean and the covariance differ most, in the model's scale.
+        The unit vectors along which the site's mean and its covariance differ most from those of
+        the other sites, in the model's scale.
     spread_change : float
-        The site's variance along ``spread_direction``, minus that of the others.
+        The site's variance along ``spread_direction``, minus the other sites' variance along it.
     angle_without : float
         The sine of the largest angle by which the components move if the site is left out.
     components_without : ndarray of shape (k, d)
@@ -112,7 +115,7 @@ class SiteMap:
     Parameters
     ----------
     sites : dict of str to SiteOnMap
-        Each site that has rows.
+        The result for each site that has rows, by the site's name.
     left_out : float
         The share of the variance that the sites' summaries left out; if it is zero, nothing here is
         approximate.
@@ -126,7 +129,7 @@ class SiteMap:
 
     @property
     def odd_sites(self) -> list[str]:
-        """Return the sites that stand out, the one farthest apart first."""
+        """Return the sites that stand out, starting with the one farthest from the others."""
         odd = {
             name: max(each.means_apart, each.spreads_apart)
             for name, each in self.sites.items()
@@ -202,7 +205,7 @@ def describe_site(site: Site, n_directions: Array) -> dict[str, Any]:
 
 
 def compare_sites(sites: Mapping[str, Summary], V: Array, *, is_centered: bool = True) -> SiteMap:
-    """Return the map of sites, given the summary of each about its own mean; V is ``(d, k)``."""
+    """Return the map of sites from each site's summary about its own mean; V is ``(d, k)``."""
     parts = [SitePart(each.known.rows(), each.n, each.mean) for each in sites.values()]
     Q = _coordinates(list(sites.values()), V)
     rows = [each.rows @ Q for each in parts]
@@ -248,8 +251,8 @@ def compare_sites(sites: Mapping[str, Summary], V: Array, *, is_centered: bool =
 def _coordinates(sites: Sequence[Summary], V: Array) -> Array:
     """Return an orthonormal basis in which covariances are compared, ``(d, p)``.
 
-    If there are many features, it spans the components, the means, and the leading directions of all
-    rows.
+    If there are many features, the basis spans only the components, the means, and the leading
+    directions of all rows.
     """
     d, k = V.shape
     if d <= MAX_COORDINATES + k + len(sites):
@@ -264,15 +267,16 @@ class _Apart(NamedTuple):
     means: float
     spreads: float
     toward: Array  # (d,), from the others' mean to the site's
-    along: Array  # (p,), where the covariances differ most
-    change: float  # of the variance along that direction
-    n_directions: float  # that matter for the others
+    along: Array  # (p,), the direction in which the covariances differ most
+    change: float  # how much the site's variance along that direction exceeds the others'
+    n_directions: float  # number of directions that matter at the other sites
 
 
 def _apart(i: int, n: Array, away: Array, scatters: Array, Q: Array) -> _Apart:
     """Return how far site i is from the others.
 
-    ``away`` is ``(s, d)``, and ``scatters``, ``(s, p, p)``, are in the coordinates of Q, ``(d, p)``.
+    ``away``, ``(s, d)``, holds the sites' means, relative to the common mean. ``scatters``,
+    ``(s, p, p)``, holds the sites' scatters in the coordinates of Q, ``(d, p)``.
     """
     others = n.sum() - n[i]
     if others <= 0:
@@ -304,7 +308,7 @@ def _apart(i: int, n: Array, away: Array, scatters: Array, Q: Array) -> _Apart:
 
 
 def _stand_out(apart: Sequence[float], directions: Sequence[float]) -> list[bool]:
-    """Return which sites are farther apart than chance explains, and much farther than most."""
+    """Return which sites are farther off than chance explains, and much farther off than most sites."""
     odd = []
     for i, (ratio, h) in enumerate(zip(apart, directions, strict=True)):
         others = [each for j, each in enumerate(apart) if j != i]

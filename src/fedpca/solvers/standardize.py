@@ -2,10 +2,11 @@
 
     m = sum x / n,   s_j^2 = sum (x_j - m_j)^2 / n,   over the rows x of all sites
 
-The mean is taken over all sites. Centering each site on its own mean would lose the variance between
-sites. Raw second moments would lose the digits that an offset takes up. So the coordinator asks for the
-mean first, and everything else is summed about it. If rows have weights, n is the sum of the weights,
-and each row counts by its weight. Gaps, if filled, take the mean of the values present.
+The mean is taken over all sites. Centering each site on its own mean would lose the variance
+between sites. Raw second moments would lose the digits that an offset takes up. So the coordinator
+asks for the mean first, and everything else is summed about it. If rows have weights, n is the sum
+of the weights, and each row counts in proportion to its weight. Gaps that are filled get the mean
+of the values present in their column.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ if TYPE_CHECKING:
 
 MAX_PRODUCTS = 1 << 40  # columns by which rows can be multiplied in a run; a hint for the site
 BINOMIAL = "binomial"  # the scale of genotypes
-MONOMORPHIC_SHARE = 1e-12  # a rarer allele counts as absent, since weights may leave rounding
+MONOMORPHIC_SHARE = 1e-12  # rarer alleles count as absent, since weights may leave rounding
 SCALES = "1e-150..1e100"  # beyond these, the squares of single scaled values underflow or overflow
 EPS = float(np.finfo(np.float64).eps)
-SUM_ERROR = 1 / 8  # in rounding units: error of the mean of n values, divided by the root of n
-MAX_TIMES_LARGEST = 2.0**20  # a mean beyond this multiple of a site's values would round them away
+SUM_ERROR = 1 / 8  # error of the mean of n values, in rounding units, divided by the root of n
+MAX_TIMES_LARGEST = 2.0**20  # a mean this many times as large as a site's values rounds them away
 
 
 @dataclass(frozen=True)
@@ -69,13 +70,14 @@ class Moments:
         return len(self.mean)
 
     def residuals_of_mean(self, V: Array, energy: float = 0.0) -> Array:
-        """Bound how far off each direction's product with A'A is because the mean is rounded, ``(k,)``.
+        """Bound the error that rounding the mean causes in A'A times each direction, ``(k,)``.
 
-        About a mean that is off by e, the scatter is larger by ``n e e'``, so a direction v leaves the
-        residual ``n |e| |e'v|``. Squares about the mean do not show it. A scale found from such squares
-        is too large, by the same share of the column's variance.
+        About a mean that is off by e, the scatter is larger by ``n e e'``,
+        so a direction v leaves the residual ``n |e| |e'v|``. Squares about that mean do not show
+        the error. A scale that is found from such squares is too large, by the same share of the
+        column's variance.
 
-        ``energy`` is the trace of A'A, if the products are with A'A. Sites whose rows are near the
+        ``energy`` is the trace of A'A, if the solver multiplies by A'A. Sites whose rows are near the
         origin subtract the mean m from the products, which are then rounded like ``n m m'``.
         """
         offset = np.abs(self.mean / self.scale)
@@ -92,10 +94,10 @@ class Moments:
 class ColumnSums:
     """The sums and the order of a site's columns, which the site remembers."""
 
-    sums: Array  # (d,), in the site's own order, of the values present
+    sums: Array  # (d,), of the values present, in the site's own order
     order: Array | None = None  # (d,), each common feature's column; None if the order is the same
     missing: int = ERROR  # what to do with gaps, as a position in MISSING
-    weight: float | None = None  # of all rows
+    weight: float | None = None  # the total weight of the site's rows
     absent: Array | None = None  # (d,), in the common order, the weight of the values to fill in
 
     def frame(self, mean: Array, scale: Array, n_products: int = 1) -> Frame:
@@ -121,7 +123,8 @@ def own_frame(site: Site, mean: Array, scale: Array, n_products: int = 1) -> Fra
 
     About a point that is 2^50 times as large as the values, each value becomes a multiple of the
     rounding unit. Products would then hold sums over only those rows whose values were rounded up, so
-    the coordinator could select any rows. A site that answers everything does not check the mean.
+    the coordinator could select any rows. A site whose policy allows everything does not
+    check the mean.
     """
     sums = site.recall(ColumnSums)
     if not site.policy.is_open:
@@ -129,14 +132,14 @@ def own_frame(site: Site, mean: Array, scale: Array, n_products: int = 1) -> Fra
         far = np.abs(mean) > MAX_TIMES_LARGEST * np.abs(
             own if sums.order is None else own[sums.order]
         )
-        if far.any():  # the mean may be far beyond an own mean near zero, but not beyond all values
+        if far.any():  # if a column's own mean is near zero, compare with its values instead
             largest = _largest_values(site)
             largest = largest if sums.order is None else largest[sums.order]
             far &= (largest > 0) & (np.abs(mean) > MAX_TIMES_LARGEST * largest)
         if far.any():
             raise PolicyRefused(
                 f"field 'mean' is more than {MAX_TIMES_LARGEST:.0f} times as large as every value of "
-                f"{int(far.sum())} of this site's columns; about it, values would be rounded away"
+                f"{int(far.sum())} of this site's columns, and would round these values away"
             )
     return sums.frame(mean, scale, n_products)
 
@@ -174,13 +177,13 @@ def _largest_values(site: Site) -> Array:
     check=lambda answer, _: large_mean(answer["total"], answer["weight"]),
 )
 def count_and_sum(site: Site, features: Array, missing: Array) -> dict[str, Any]:
-    """Count the rows and sum each column, in the order of ``features``, by the rows' weights.
+    """Count the rows, and sum each column with the rows' weights, in the order of ``features``.
 
     ``missing`` says what to do with gaps, as a position in `MISSING`. If gaps are to be filled with the
     mean, ``present`` is the weight of the values present in each column; otherwise, it is empty.
     """
     if not 0 <= int(missing) < len(MISSING):
-        raise InputError(f"missing={int(missing)} is not between 0 and {len(MISSING) - 1}")
+        raise InputError(f"missing={int(missing)} must be from 0 to {len(MISSING) - 1}")
     totals = site.column_totals(int(missing))
     if missing == DROP:
         site.policy.check_rows(totals.n)
@@ -201,9 +204,9 @@ def count_and_sum(site: Site, features: Array, missing: Array) -> dict[str, Any]
 
 
 def large_mean(total: Array, n: Array, most: float = MAX_VALUE) -> str | None:
-    """Return what is wrong with sums of n values, or None.
+    """Return what is wrong with sums of n values, or None if nothing is.
 
-    About a mean beyond the bound, other sites' squares would overflow.
+    If a mean were beyond the bound, the squares of other sites' rows about it would overflow.
     """
     is_possible = (np.abs(total) <= most * n).all()
     return None if is_possible else f"has a mean beyond {most:.0e}"
@@ -245,7 +248,7 @@ def polymorphic(
 ) -> tuple[CommonFeatures, ColumnMeans | None]:
     """Leave out variants that are monomorphic or rarer than ``maf`` over all sites.
 
-    Return the features that are left, and the means if no variant was left out.
+    Return the features that are left. Also return the means, or None if any variant was left out.
     """
     means = ask_means(fed, common, missing, may_lack_values=True)
     assert common.names is not None
@@ -282,7 +285,10 @@ def ask_means(
     *,
     may_lack_values: bool = False,
 ) -> ColumnMeans:
-    """Ask for n and the mean over all sites; a column without values is refused, or its mean is 0."""
+    """Ask for n and the mean over all sites.
+
+    A column without any value is refused; with ``may_lack_values``, its mean is 0 instead.
+    """
     position = MISSING.index(missing)
     sums = fed.sum(count_and_sum, features=common.to_ask, missing=np.int64(position))
     n, weight = int(sums["n"]), float(sums["weight"])
@@ -318,12 +324,12 @@ def ask_moments(
 
 
 def binomial_deviations(mean: Array, names: Sequence[str] | None) -> Array:
-    """Return ``sqrt(2 p (1 - p))``, or 1 where only one allele occurs; a column's mean is 2 p."""
+    """Return ``sqrt(2 p (1 - p))``, or 1 if only one allele occurs; a column's mean is 2 p."""
     outside = np.flatnonzero((mean < 0) | (mean > 2))
     if outside.size:
         columns = [str(i) if names is None else names[i] for i in outside.tolist()]
         raise InputError(
-            f"scale={BINOMIAL!r} needs numbers of alleles from 0 to 2, but the means of columns "
+            f"scale={BINOMIAL!r} needs allele counts from 0 to 2, but the means of columns "
             f"{some_of(columns)} are outside this range; use scale=True"
         )
     variance = mean * (2 - mean) / 2
@@ -346,7 +352,7 @@ def moments_script(plan: RunPlan) -> Script:
         return Script(then(count_and_sum), values=values)
     if not scale:
         return Script(then(count_and_sum), values={**values, "scale": 1.0})
-    # without center, the squares are about the mean, and the rows about zero
+    # with center=False, the squares are about the mean, but the rows are about zero
     fixed = (f"{squares.name}.mean",) if plan.parameters.get("center", True) else ()
     return Script(then(count_and_sum, squares), values=values, fixed=fixed)
 
@@ -359,13 +365,13 @@ def at_least_two(n: int, rows: str = "rows") -> int:
 
 
 def _check_weight(weight: float) -> None:
-    """Refuse weights that add up to fewer than two rows, whose variance would not be defined."""
+    """Refuse weights that add up to less than 2, since the variance would not be defined."""
     if not weight:
         raise InputError("all weights are zero, so no row counts; use positive weights")
     if not weight >= 2:
         raise InputError(
-            f"the weights of all sites add up to {weight:.6g}; they count rows, so they must add up "
-            "to at least 2; multiply them, for example so that they add up to the number of rows"
+            f"the weights of all sites add up to {weight:.6g}; a weight of 1 counts as one row, so "
+            "they must add up to at least 2; scale them, for example to add up to the number of rows"
         )
 
 
@@ -375,7 +381,7 @@ def _some_present(present: Array, common: CommonFeatures) -> Array:
     if empty.size:
         names = [str(i) if common.names is None else common.names[i] for i in empty]
         raise InputError(
-            f"these columns have no values at any site: {some_of(names)}; drop these columns"
+            f"some columns have no values at any site: {some_of(names)}; drop these columns"
         )
     return present
 

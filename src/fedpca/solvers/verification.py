@@ -65,14 +65,14 @@ from fedpca.solvers.standardize import (
 PROGRAM = "verify"
 TOL = 1e-6  # relative change that rounding or secure sums may cause
 N_GUARDS = 20  # random directions; they bound the variance outside V except with probability 2^-20
-LEAST_SHARE = 1e-6  # of the first variance; smaller variances are compared with this share
-NAMED_SHARE = 0.1  # of the largest change at a site; sites that changed by more than this are named
+LEAST_SHARE = 1e-6  # share of the first variance; changes of smaller ones are relative to it
+NAMED_SHARE = 0.1  # share of the largest change at any site; sites that changed by more are named
 PARAMETERS = ("n_components", "center", "scale", "missing", "by_site")
 
 
 @dataclass(frozen=True)
 class Statistic:
-    """One number of a model, what it is now, and by how much it changed.
+    """A number that a model states, what it is now, and how much it has changed.
 
     ``unit`` says what ``change`` is relative to. ``where`` names the feature or the component along
     which the change is largest.
@@ -88,7 +88,7 @@ class Statistic:
 
     @property
     def has_drifted(self) -> bool:
-        """Return whether the change is beyond what is allowed."""
+        """Return whether the change exceeds what is allowed."""
         return not self.change <= self.allowed
 
     def in_words(self) -> str:
@@ -116,7 +116,7 @@ class Verdict:
 
     @property
     def drifts(self) -> tuple[Statistic, ...]:
-        """Return the statistics that changed, the one with the largest relative change first."""
+        """Return the statistics that changed, in descending order of their relative change."""
         drifted = [each for each in self.statistics if each.has_drifted]
         return tuple(sorted(drifted, key=lambda each: -each.change))
 
@@ -146,8 +146,8 @@ class Verdict:
             )
         else:
             angle = (
-                "one round cannot bound the angle to the exact components, since the variance after "
-                "the last one may be as large; the fit itself bounded its sine by "
+                "one round cannot bound the angle to the exact components, since a variance "
+                "outside them may be as large as the last one; the fit bounded the angle's sine by "
                 f"{self.fitted_bound:.1e}"
             )
         return f"certified: {angle}"
@@ -172,9 +172,9 @@ class Verdict:
 class Claim:
     """What a model states about the rows that it was fitted to.
 
-    ``slack`` is how far, as a share of the variance, the model's components and variances may be from
-    those of the rows, and ``shares`` are the shares of each site's variance that the components
-    explained.
+    ``slack`` is how far, as a share of the variance, the model's components and variances may be
+    from those of the rows. ``shares`` holds the share of each site's variance that the components
+    explained in the fit.
     """
 
     model: Model
@@ -196,8 +196,8 @@ class Present:
     energy: float
     V: Array  # (d, k)
     product: Array  # (d, k), A'A V
-    normal: Array  # (d, p), the normal vectors outside V
-    normal_product: Array  # (d, p), A'A times them
+    normal: Array  # (d, p), normally distributed vectors outside V
+    normal_product: Array  # (d, p), A'A times ``normal``
     rounding: float
     shares: dict[str, float] | None
 
@@ -271,7 +271,7 @@ def compare(claim: Claim, present: Present, tol: float) -> Verdict:
 
 
 def _residual(claim: Claim, present: Present, tol: float, names: Sequence[str]) -> Statistic:
-    """Return how far the components are from spanning eigenvectors, and the feature that moves most."""
+    """Return the residual of the components, and the feature in which it is largest."""
     R = outside(present.V, present.product)
     residual = scaled(float(np.linalg.norm(R)), present.energy)
     where = repr(names[int(np.linalg.norm(R, axis=1).argmax())])
@@ -301,7 +301,7 @@ def _moments(claim: Claim, present: Present, tol: float, names: Sequence[str]) -
         moved = np.abs(moments.mean - model.mean) / deviations
         j = int(moved.argmax())
         then, now, change = float(model.mean[j]), float(moments.mean[j]), float(moved[j])
-        # the mean of large values is rounded as much as they are
+        # the mean of large values is rounded as much as the values are
         rounding = float(present.rounding * np.max(np.abs(model.mean) / deviations))
         allowed = max(tol, rounding)
         unit = "standard deviations"
@@ -349,7 +349,7 @@ def _outside_bounds(present: Present) -> tuple[float, float]:
     kept = values > present.rounding * max(float(values[-1]), 0.0)
     if not kept.any():
         return 0.0, trace
-    if W.shape[1] == d - k:  # they span everything outside
+    if W.shape[1] == d - k:  # the vectors span everything outside V
         return float(values[-1]), float(values[-1])
     factor = BG @ (U[:, kept] / np.sqrt(values[kept]))
     found = np.linalg.svd(factor, compute_uv=False) ** 2
@@ -360,7 +360,7 @@ def _outside_bounds(present: Present) -> tuple[float, float]:
 
 
 def _deviations(model: Model) -> Array:
-    """Return the standard deviation of each feature under the model, kept away from zero."""
+    """Return the standard deviation of each feature according to the model, kept above zero."""
     squares = model.components**2
     variances = model.explained_variance @ squares
     variances = variances + float(model.noise_variance) * np.maximum(1 - squares.sum(axis=0), 0.0)
@@ -370,7 +370,7 @@ def _deviations(model: Model) -> Array:
 
 
 def _changed_sites(claim: Claim, present: Present, tol: float) -> dict[str, float]:
-    """Return the sites whose explained share changed, the one that changed most first."""
+    """Return the sites whose explained share changed, starting with the largest change."""
     now = present.shares or {}
     changes = {
         name: abs(now[name] - then)
@@ -404,14 +404,16 @@ def _order(claim: Claim, common: CommonFeatures) -> Array:
         if common.n_features != d:
             raise InputError(
                 f"the model has {d} features, but the sites have {common.n_features} columns; use the "
-                "same columns as the fit did"
+                "same columns as the fit"
             )
         return np.arange(d)
     places = {name: j for j, name in enumerate(common.names)}
     lacking = [name for name in claim.features if name not in places]
     more = [name for name in common.names if name not in set(claim.features)]
     if lacking:
-        raise InputError(f"the sites have no columns {some_of(lacking)}, which the model has")
+        raise InputError(
+            f"the sites have no columns {some_of(lacking)}, which the model has; add them at all sites"
+        )
     if more:
         raise InputError(
             f"the sites have columns {some_of(more)}, which the model does not have; leave them out at "
@@ -421,7 +423,7 @@ def _order(claim: Claim, common: CommonFeatures) -> Array:
 
 
 def _in_order_of_sites(claim: Claim, order: Array) -> tuple[Array, Array]:
-    """Return the model's components, ``(d, k)``, and scale, with features as the sites have them."""
+    """Return the model's components, ``(d, k)``, and scale, with features in the sites' order."""
     V, scale = np.empty_like(claim.model.components.T), np.empty_like(claim.model.scale)
     V[order], scale[order] = claim.model.components.T, claim.model.scale
     return V, scale

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from fedpca.errors import FileError
 
-PROBE_BYTES = 1 << 16  # a disk without room for this counts as full
-# disk errors that only writing can raise, so reading a file in the block never causes them
+PROBE_BYTES = 1 << 16  # a disk with less room than this counts as full
+# errors that come only from writing to a disk, never from reading a file within the ``with`` block
 _WRITE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 
 
@@ -41,9 +41,10 @@ def writing(path: str | os.PathLike[str], *, private: bool = False) -> Iterator[
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Refuse a path where no file could be written now, so that no work is done in vain.
+    """Refuse a path that cannot be written, before any work is wasted.
 
-    A temporary file is written next to ``path`` and removed again. A file at ``path`` stays as it is.
+    A temporary file is written next to ``path`` and removed again. An existing file at ``path`` stays
+    as it is.
     """
     target = Path(path)
     temporary = _create_beside(target, private=True)
@@ -60,7 +61,7 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 
 def unwritable(target: Path, error: OSError) -> FileError:
     """Return the error to raise if ``target`` cannot be written."""
-    why = os.strerror(error.errno or 0)  # Arrow's own text names the temporary file
+    why = os.strerror(error.errno or 0)  # Arrow's own message names the temporary file
     return FileError(
         f"{target} cannot be written: {why}; free space or change permissions there, or "
         "choose a different folder"
@@ -76,7 +77,9 @@ def _create_beside(target: Path, private: bool) -> Path:
         if not target.parent.is_dir():
             raise FileError(f"{target}: the folder {target.parent} does not exist; create it first")
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
-        os.close(os.open(temporary, flags, 0o600 if private else 0o666))  # less the umask
+        os.close(
+            os.open(temporary, flags, 0o600 if private else 0o666)
+        )  # the umask may remove permissions
     except OSError as error:
         raise unwritable(target, error) from None
     return temporary

@@ -14,14 +14,17 @@ FORMATS = (".csv", ".parquet")
 
 
 def check_format(path: Path) -> None:
-    """Refuse a file name that does not say in which format to write."""
+    """Refuse a file name whose ending does not say which format to write."""
     if path.suffix not in FORMATS:
         raise InputError(f"{path} must end in {' or '.join(FORMATS)}, as in {path.stem}.csv")
 
 
 @contextmanager
 def writing_table(path: Path, schema: Any, *, private: bool = False) -> Iterator[Any]:
-    """Yield a writer of Arrow record batches; only its owner can read a private file."""
+    """Yield a writer of Arrow record batches to a file.
+
+    If ``private`` is true, only the owner of the file can read it.
+    """
     import pyarrow.csv
     import pyarrow.parquet
 

@@ -34,7 +34,7 @@ def write_arrays(
 ) -> None:
     """Write the arrays and a header that describes them."""
     plain = {"format": FORMAT_VERSION, "version": __version__, **header}
-    full_header = json.loads(json.dumps(plain))  # as it will be read
+    full_header = json.loads(json.dumps(plain))  # the header as it will be read back
     # ascontiguousarray would turn a scalar into a vector
     ready = {name: np.asarray(array, np.float64, order="C") for name, array in arrays.items()}
     full_header[CHECKSUM_KEY] = checksum(full_header, ready)
@@ -54,7 +54,7 @@ def read_arrays(path: str | os.PathLike[str], kind: str) -> tuple[Arrays, dict[s
         if not path.is_file():
             problem = "is a folder; provide a file name" if path.is_dir() else "does not exist"
             raise FileError(f"{path} {problem}")
-        path.open("rb").close()  # safe_open reports a file that it may not read as missing
+        path.open("rb").close()  # without permission to read, safe_open would call the file missing
         with safe_open(path, framework="numpy") as file:
             text = (file.metadata() or {}).get(HEADER_KEY, "null")
             header = json.loads(text)
@@ -72,7 +72,7 @@ def read_arrays(path: str | os.PathLike[str], kind: str) -> tuple[Arrays, dict[s
             f"{path} has format {header.get('format')}; this version of fedpca reads format "
             f"{FORMAT_VERSION}. Install the same version everywhere and write the file again"
         )
-    # the text is compared too, since damage can leave its meaning unchanged
+    # damage to the text need not change what it means, so the text is compared too
     is_intact = _text(header) == text
     if header.pop(CHECKSUM_KEY, None) != checksum(header, arrays) or not is_intact:
         raise FileError(
@@ -82,7 +82,7 @@ def read_arrays(path: str | os.PathLike[str], kind: str) -> tuple[Arrays, dict[s
 
 
 def checksum(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> str:
-    """Return the SHA-256 of a header without its checksum, and of the arrays that it describes."""
+    """Return the SHA-256 of the arrays and the header; the header must not contain its checksum."""
     digest = hashlib.sha256(_text(header).encode())
     for name, array in sorted(arrays.items()):
         digest.update(f"\n{name} {array.dtype} {array.shape}\n".encode())
@@ -93,7 +93,10 @@ def checksum(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> str:
 def check_file_arrays(
     path: str | os.PathLike[str], arrays: Arrays, table: Mapping[str, str]
 ) -> tuple[Arrays, Dimensions]:
-    """Return the arrays in a file that ``table`` declares, and the lengths of their dimensions."""
+    """Check a file's arrays against the declarations in ``table``.
+
+    Return the declared arrays and the lengths of their dimensions.
+    """
     lengths: Dimensions = {}
     return check_arrays(declare(table), arrays, lengths, str(path), FileError), lengths
 
@@ -103,7 +106,7 @@ def check_features(path: str | os.PathLike[str], features: Any, d: int) -> None:
     are_names = isinstance(features, list) and all(isinstance(name, str) for name in features)
     if features is not None and not (are_names and len(features) == d):
         raise FileError(
-            f"{path}: the feature names are not a list of {d} strings; rewrite the file"
+            f"{path}: the feature names must be a list of {d} strings; write the file again"
         )
 
 

@@ -18,7 +18,7 @@ from fedpca.linalg.rank_rules import (
     share,
 )
 
-FLOOR_SIDE = 150  # a noise floor on this scale takes milliseconds after each block
+FLOOR_SIDE = 150  # a noise floor of this size takes milliseconds to compute after each block
 
 
 def check_most(n_components: int | None, max_components: int | None, most: int, d: int) -> None:
@@ -37,7 +37,7 @@ class AdaptiveRank:
     """The number of directions that a stream reports; it changes by at most one after each block.
 
     The rule "auto" is `parallel_analysis`, "mp" is `marchenko_pastur`, and "energy" is `share`. The
-    rule "interval" ignores noise, so it keeps directions of noise as well. It is based on the
+    rule "interval" does not account for noise, so it keeps directions of noise as well. It uses the
     ratio of singular values ``c = s_r / (s_1 + ... + s_r)``. The rank grows if ``c > beta`` and shrinks
     if ``c < alpha`` (Grammenos et al., "Federated PCA with adaptive rank estimation", equation 6).
     Because c is at most 1/r, beta limits the rank to 1/beta. When the rank grows, no new direction is
@@ -52,7 +52,7 @@ class AdaptiveRank:
     rule : str
         "auto", "mp", "energy", or "interval".
     share : float
-        The share of the variance to exceed, for "energy".
+        The share of the variance that the directions must exceed, for "energy".
     alpha, beta : float
         The lower and upper bounds, for "interval".
     cooldown : int
@@ -117,5 +117,5 @@ class AdaptiveRank:
             "mp": marchenko_pastur,
             "energy": share(self.share),
         }
-        # None asks for more eigenvalues, so the rank can grow
+        # a rule returns None if it needs more eigenvalues, so the rank may grow
         return rules[self.rule](spectrum) or self.most

@@ -1,4 +1,4 @@
-"""Bound the error of truncated leading directions compared with the exact ones for all rows.
+"""Bound the error of leading directions after truncation, compared with the exact ones for all rows.
 
 Let ``S = C' diag(l) C + T + E`` (`fedpca.summary.lowrank.LowRank`) with T orthogonal to C. Let t be the
 norm of T, and let e be the norm of E plus rounding. No eigenvalue of S after the k-th exceeds
@@ -19,7 +19,8 @@ from fedpca.summary.lowrank import EPS, LowRank
 def rounding(kept: LowRank, n: float) -> float:
     """Return a bound on the rounding error of an eigenvalue of the scatter of n rows.
 
-    Each of up to n blocks adds an error. Errors of either sign grow with the square root of n.
+    Each of up to n blocks adds an error. Since errors have either sign, their sum grows with the square
+    root of n.
     """
     largest = float(kept.values[0]) ** 2 if len(kept.values) else 0.0
     return float((kept.directions.shape[1] + np.sqrt(max(0.0, n))) * EPS * largest)
@@ -37,7 +38,7 @@ def missing_norm(kept: LowRank, energy: float) -> float:
 
 
 def angle_bound(kept: LowRank, energy: float, k: int, n: float, more: float = 0.0) -> float:
-    """Return a bound on the sine of the largest angle to the k leading directions of S, from n rows.
+    """Return a bound on the sine of the largest angle to the k leading directions of n rows.
 
     If the eigenvalue gap is too small, the bound is 1 and carries no information. ``more`` is added to
     the bound on rounding.
@@ -59,7 +60,7 @@ def eigenvalue_bound(kept: LowRank, energy: float, k: int) -> float:
 
 
 def variance_bound(kept: LowRank, energy: float, k: int) -> float:
-    """Return a bound on the additional share of energy that the k best directions would carry."""
+    """Return a bound on how much more of the energy the k best directions would carry, as a share."""
     n_unknown = max(0, k - len(kept.values))
     left_out = k * missing_norm(kept, energy) + n_unknown * kept.tail
     return min(left_out, lost_energy(kept, energy)) / energy if energy else 0.0

@@ -53,7 +53,7 @@ def summary_in(path: str | os.PathLike[str], arrays: Arrays, header: dict[str, A
     wanted, room = header.get("n_components"), header.get("room")
     if not (isinstance(wanted, int) and isinstance(room, int) and 1 <= wanted <= room):
         raise FileError(
-            f"{path}: n_components={wanted} is not between 1 and room={room}; rewrite the file"
+            f"{path}: n_components={wanted} must be between 1 and room={room}; rewrite the file"
         )
     summary = Summary.from_arrays(
         arrays,

@@ -62,7 +62,7 @@ def summarize_parts(
     n_rows: float = math.inf,
     **others: Any,
 ) -> Summary:
-    """Return the summary of blocks, each about a mean, using the full scatter if that is cheaper.
+    """Return the summary of blocks, each given about a mean; use the full scatter if it is cheaper.
 
     If ``n_components`` is a rule, it is applied after all rows have been read. ``n_rows`` is the
     number of rows, if known. ``others`` are options for `Summary.empty`.
@@ -82,7 +82,7 @@ def summarize_parts(
 
 
 def _cut_by_rule(summary: Summary, n_components: Any, n_spare: int) -> Summary:
-    """Return the summary cut to the number of directions that a rule chooses, plus spares."""
+    """Return the summary with only the number of directions that a rule chooses, plus spares."""
     rule = rank_rule(n_components, max(2, int(summary.n)), summary.n_features)
     wanted = min(rule.settle(summary.spectrum), summary.n_components)
     return summary.resize(wanted, min(summary.room, wanted + n_spare))

@@ -64,7 +64,7 @@ class LowRank(NamedTuple):
 
     @property
     def dropped(self) -> float:
-        """Return a bound on how far an eigenvalue of M'M may exceed the stored one."""
+        """Return a bound on how far an eigenvalue of M'M may exceed the stored eigenvalue."""
         return self.tail + self.missing
 
     def append_block(self, Y: Centered, row: Array, room: int) -> LowRank:
@@ -136,7 +136,7 @@ class LowRank(NamedTuple):
 
 
 def append_by_gram(C: Array, s: Array, Y: Centered, more: Array, room: int) -> LowRank | None:
-    """Append rows by the fast method, or return None if the values to keep span too many digits."""
+    """Append rows by the fast method, or return None if the values to keep differ too much in size."""
     r, b, m = len(s), Y.n_rows, len(more)
     G = np.empty((r + b + m, r + b + m))
     G[:r, :r] = np.diag(s**2)

@@ -5,9 +5,10 @@
 A summary holds S_jj exactly, so the scale is exact as well. The scaled summary is exact if the summary
 left nothing out, or if the full scatter is at hand. Otherwise, the part left out, ``T + E``, is scaled
 too. Its norm is at most its trace, which the diagonal of S reveals, and at most its old norm divided
-by the smallest ``s_j^2``. Directions that a summary left out because their units are small may then
-matter, and the bound says so. The same holds for rounding errors, which are small compared with the
-largest feature. In the full scatter, rounding errors are in proportion to each feature.
+by the smallest ``s_j^2``. Directions that a summary left out because their features have small values
+may then matter, and the bound includes them. It also includes rounding errors, which are small only
+compared with the largest feature. In the full scatter, rounding errors are in proportion to each
+feature.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from fedpca.summary.summary import Summary
 
 
 class Scaled(NamedTuple):
-    """A summary of rows divided by their standard deviations; its mean is still in the old units."""
+    """A summary of rows in units of standard deviations; its mean is still in the old units."""
 
     summary: Summary
     scale: Array  # (d,), 1 for constant features

@@ -50,7 +50,7 @@ class Stream:
 
     @classmethod
     def of(cls, summary: Summary) -> Stream:
-        """Return a stream that starts from a summary; round its row count, but not down to zero."""
+        """Return a stream that starts from a summary; its row count is rounded, but not to zero."""
         n_seen = math.ceil(summary.n - 0.5) or int(summary.n > 0)
         return cls(summary, n_seen=n_seen, n_spare=summary.room - summary.n_components)
 
@@ -65,7 +65,7 @@ class Stream:
 
     @property
     def scaled(self) -> Scaled:
-        """Return the summary of the blocks received in units of standard deviations, on demand."""
+        """Return the summary of the blocks received, in units of standard deviations."""
         if self._scaled is None:
             if self.scatter is None:
                 self._scaled = scaled_summary(self.carried)

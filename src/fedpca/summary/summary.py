@@ -12,7 +12,7 @@ pooled rows, regardless of the merge order, the merge tree, or the number of sit
 within a bound that the summary reports (see `fedpca.summary.bounds`).
 
 Source: Grammenos et al., "Federated PCA with adaptive rank estimation", Algorithms 2 and 3. We add a
-factor that Algorithm 2 omits and the mean, which the paper assumes to be zero.
+factor that Algorithm 2 omits. We also add the mean, which the paper assumes to be zero.
 """
 
 from __future__ import annotations
@@ -112,7 +112,9 @@ class Summary:
         d = n_features
         wanted = d if n_components is None else int(n_components)
         if not 1 <= wanted <= d:
-            raise InputError(f"n_components={wanted} is not between 1 and the {d} features")
+            raise InputError(
+                f"n_components={wanted} must be between 1 and {d}, the number of features"
+            )
         if not isinstance(n_spare, Integral) or n_spare < 0:
             raise InputError(f"n_spare={n_spare!r} must be a nonnegative integer")
         names = None if features is None else tuple(features)
@@ -134,9 +136,9 @@ class Summary:
     ) -> Summary:
         """Return the summary of rows, which are read in a single pass.
 
-        In genotypes, variants that could not be matched with those of other cohorts are left out:
-        those with the alleles A and T, or C and G, whose strand nobody can tell, and those that lack an
-        allele.
+        Variants of genotypes are left out if they could not be matched with those of other cohorts.
+        These are variants with the alleles A and T, or C and G, whose strand is ambiguous, and variants
+        that lack an allele.
 
         Parameters
         ----------
@@ -152,8 +154,8 @@ class Summary:
         on_block : callable, optional
             A function that is called after each block with the total number of rows read.
         drop, columns, id : str or list of str, optional
-            The names of columns to leave out, of the only columns to use as features, and of columns
-            that identify the rows, as for `Site`.
+            Names of columns, as for `Site`: those to leave out, the only ones to use as features, and
+            those that identify the rows.
         """
         from fedpca.summary.from_rows import summarize
 
@@ -227,13 +229,15 @@ class Summary:
         return bounds.angle_bound(self.known, self.energy, self._checked(k), self.n)
 
     def variance_bound(self, k: int | None = None) -> float:
-        """Return a bound on the additional share of variance that the k best directions would carry."""
+        """Return a bound on how much more variance the k best directions would carry, as a share."""
         return bounds.variance_bound(self.known, self.energy, self._checked(k))
 
     def _checked(self, k: int | None) -> int:
         k = self.n_components if k is None else k
         if not 1 <= k <= self.n_features:
-            raise InputError(f"k={k} is not between 1 and the {self.n_features} features")
+            raise InputError(
+                f"k={k} must be between 1 and {self.n_features}, the number of features"
+            )
         return k
 
     def update(self, block: Any, *, forgetting: float = 1.0) -> Self:
@@ -254,7 +258,7 @@ class Summary:
         return summary
 
     def append(self, mean: Mean, rows: Centered) -> Self:
-        """Return the summary with rows added, which are given about a mean."""
+        """Return the summary after adding rows that are given about a mean."""
         at, row = self.at.join(mean)
         with np.errstate(over="ignore", invalid="ignore"):
             squares = _finite(self.squares + rows.squares() + _squares(row))
@@ -300,7 +304,7 @@ class Summary:
         )
 
     def check_alike(self, other: Self, where: str) -> Self:
-        """Return the other summary with its columns in this one's order, or refuse a mismatch."""
+        """Return the other summary with columns in this summary's order, or refuse a mismatch."""
         if not isinstance(other, Summary):
             raise InputError(f"{where}: expected a Summary, not {type(other).__name__}")
         if self.centered != other.centered:
@@ -319,7 +323,7 @@ class Summary:
         )
 
     def discount(self, factor: float) -> Self:
-        """Return the summary with singular values scaled by ``factor``, row weights by its square."""
+        """Return the summary with singular values times ``factor``, weights times ``factor**2``."""
         if not factor > 0:
             raise InputError(f"a factor of {factor} discards all rows; use a factor above 0")
         if factor == 1:
@@ -381,7 +385,7 @@ MAX_STACKED = 2000  # directions to merge in one step
 def merge_in_tree(summaries: Sequence[Summary], fan_in: int | None = None) -> Summary:
     """Merge all summaries ``fan_in`` at a time, level by level.
 
-    By default, all are merged in one step, which truncates only once. If the summaries carry more than
+    By default, one step merges all summaries and truncates only once. If the summaries carry more than
     a few thousand directions in total, 32 are merged at a time, since the time for one step grows with
     the cube of the number of directions.
     """

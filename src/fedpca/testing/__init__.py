@@ -1,6 +1,6 @@
 """Provide checks that every engine and solver must pass, and an engine that follows a script.
 
-This package's own tests use them, and so can packages that add an engine or a solver. They play the
+The tests of fedpca use them, and so can packages that add an engine or a solver. The checks play the
 same role as scikit-learn's `check_estimator`.
 """
 

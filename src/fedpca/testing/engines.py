@@ -26,8 +26,8 @@ def check_engine(engine: Engine, rows: Mapping[str, Any] | None = None) -> None:
         An engine with at least two sites.
     rows : dict, optional
         The rows of each site, by site name. If you pass them, a fit over the engine must match a fit
-        within this process bit for bit, and must have the same ledger, apart from sums that the engine
-        makes on the way.
+        within this process bit for bit. Its ledger must be the same too, apart from entries for sums
+        that the engine computes on the way.
     """
     names = list(engine.names)
     _require(len(names) >= 2, f"check_engine needs at least two sites, but got {names}")
@@ -115,7 +115,7 @@ def _check_fit(engine: Engine, rows: Mapping[str, Any]) -> None:
             np.array_equal(over_engine.components_, within.components_),
             f"the components from solver {solver!r} differ from those computed within one process",
         )
-        # an engine may add up answers on the way, and enter these sums in addition to the answers
+        # an engine may add up answers on the way; the ledger then lists these sums as well
         entries = [entry for entry in over_engine.run_.ledger if entry.site in engine.names]
         _require(
             entries == list(within.run_.ledger),

@@ -1,6 +1,6 @@
 """Provide an in-process engine with a script that can change, drop, repeat, or replace answers.
 
-Fault tests need sites that fail in a specific way at a specific moment. A script sees every reply
+Tests of faults need sites that fail in a specific way at a specific moment. A script sees every reply
 before the coordinator does::
 
     def lose_north(reply):
@@ -41,12 +41,12 @@ class Reply(NamedTuple):
     answer: Answer
 
 
-# A script returns what the coordinator receives instead: an answer, None, or (site, answer) pairs.
+# A script returns what the coordinator gets instead: an answer, None, or (site, answer) pairs.
 Script = Callable[[Reply], Answer | Sequence[tuple[str, Answer]] | None]
 
 
 class ScriptedEngine:
-    """Carry messages to sites in this process, and let a script change what comes back.
+    """An engine that asks sites in this process, and lets a script change their answers.
 
     Parameters
     ----------
@@ -57,17 +57,16 @@ class ScriptedEngine:
         or a list of (site, answer) pairs to deliver instead. If it raises an exception, the run stops
         as it would in a crash.
     as_bytes : bool
-        Whether to encode messages, as between processes.
+        Whether to encode messages, as an engine between processes does.
     hides_rows : bool
-        Whether to hide the rows from the engine, as between machines. If True, the engine also has no
-        fingerprints of the rows.
+        Whether to act like an engine between machines, which has no fingerprints of the rows.
     journal : path, optional
         The run's journal. The sites keep their memory next to it.
 
     Attributes
     ----------
     asked : list of Asked
-        The questions asked and the sites asked, in order.
+        Each question and the sites that were asked, in order.
     bytes_down, bytes_up : int
         The number of encoded bytes sent to the sites and received from them.
 
@@ -151,9 +150,9 @@ def spoil(
 ) -> Script:
     """Return a script that changes some answers.
 
-    The script changes the answers that ``sites`` give to ``question``, starting at round
-    ``from_round``. None stands for all sites or all questions. ``change`` takes an answer and returns a
-    new answer, or None to drop it.
+    The script changes the answers that ``sites`` give to ``question`` from round ``from_round`` on.
+    None stands for all sites or all questions. ``change`` takes an answer and returns a new answer, or
+    None to drop the answer.
     """
 
     def script(reply: Reply) -> Answer | None:

@@ -31,7 +31,7 @@ from fedpca.testing.scripted import Reply, ScriptedEngine
 N_COMPONENTS = 3
 MAX_ROUNDS = 5000
 SUBSPACE_TOL = 1e-7  # sine of the largest angle to the pooled components
-MANY_TIMES = 1000  # more than any solver asks a question within two rounds
+MANY_TIMES = 1000  # more often than any solver asks a question within two rounds
 SET_ONCE = ("column_names", "count_and_sum", "squares", "standardize")
 USUAL_SEEN = {"column_names", "explained_energy"}  # gathered by the program that calls the solver
 
@@ -57,7 +57,7 @@ def check_solver(solver: Solver) -> None:
 
 
 def _check_value(solver: Solver) -> None:
-    """Check that a solver behaves as a value: it can be compared, copied, pickled, and described."""
+    """Check that a solver is a plain value, which can be compared, copied, pickled, and restored."""
     _require(
         isinstance(solver, Solver), f"{solver!r} does not implement all of fedpca.solvers.Solver"
     )
@@ -125,7 +125,7 @@ def _check_equals_pooled(solver: Solver, name: str, sites: dict[str, Array]) -> 
         bound = model.run_.angle_bound
     _require(
         angle <= max(SUBSPACE_TOL, bound),
-        f"{name}: the sine of the angle to the pooled components is {angle:.1e}, above "
+        f"{name}: the sine of the angle to the pooled components is {angle:.1e}, but must be at most "
         f"{max(SUBSPACE_TOL, bound):.1e}",
     )
     basis = model.components_
@@ -162,7 +162,7 @@ def _check_order_of_sites(solver: Solver, sites: dict[str, Array]) -> None:
     bound = there.run_.angle_bound + back.run_.angle_bound
     _require(
         angle <= max(SUBSPACE_TOL, bound),
-        f"changing the order of the sites rotates the components by {angle:.1e}",
+        f"the order of the sites changes the components by an angle with sine {angle:.1e}",
     )
 
 
@@ -230,8 +230,8 @@ def _check_no_false_convergence(solver: Solver, sites: dict[str, Array]) -> None
             angle = _angle(model, sites)
             _require(
                 angle <= SUBSPACE_TOL,
-                f"with max_rounds={max_rounds}, the solver reports {model.run_.stop_reason!r}, but its "
-                f"subspace is off by {angle:.1e}",
+                f"with max_rounds={max_rounds}, the solver reports {model.run_.stop_reason!r}, but the "
+                f"sine of the angle to the pooled components is {angle:.1e}",
             )
 
 
@@ -248,7 +248,7 @@ def _installed(solver: Solver) -> Iterator[None]:
 
 
 def _guarded(solver: Solver, sites: dict[str, Array]) -> list[Site]:
-    """Return sites that answer only the questions that the declared solver's script admits."""
+    """Return sites that answer only the questions that the solver's script admits."""
     policy = Policy(allow=(FEDERATED, solver.name), gather=True)
     return [Site(rows, name=name, policy=policy) for name, rows in sites.items()]
 
@@ -277,7 +277,7 @@ def _check_script_admits(solver: Solver, sites: dict[str, Array]) -> None:
 
 
 def _check_script_refuses(solver: Solver, sites: dict[str, Array]) -> None:
-    """Check that the script admits no question too early, too late, or any number of times."""
+    """Check that the script admits no question too early, too late, or without end."""
     requests: list[Message] = []
 
     def keep(reply: Reply) -> Any:
@@ -302,7 +302,7 @@ def _check_script_refuses(solver: Solver, sites: dict[str, Array]) -> None:
             _require_refused(site, request, request.header["round"] + 1, "twice")
     names = [request.header["question"] for request in others[:-1]]
     looping = others[names.index(max(names, key=names.count))]
-    number = site._run.round
+    number = site.conversation.run.round
     for _ in range(MANY_TIMES):
         number += 1
         if "error" in site.answer(_renumbered(looping, number)).header:

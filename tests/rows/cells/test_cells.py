@@ -208,7 +208,7 @@ def test_values_that_are_no_counts_are_noticed():
     [
         ({"layer": "thrice"}, "thrice.*layers are: twice"),
         ({"mask_var": "variable"}, "no column variable in var; its columns are marked"),
-        ({"mask_var": "number"}, "column number of var is not true or false for each gene"),
+        ({"mask_var": "number"}, "column number of var must be true or false for each gene"),
         ({"mask_var": "marked", "columns": "g1"}, "both choose the genes"),
         ({"columns": "h1"}, "there is no column h1; the columns are g0"),
         ({"id": "ward"}, "no column ward in obs; its columns are lab, depth"),
@@ -304,7 +304,7 @@ def _without(where):
         (_set("layers/twice/indices", 7, N), "sparse matrix is not consistent"),
         (_set("obs/lab/codes", 0, 9), "codes without a category"),
         (_without("X"), "the file has no X; its layers are: twice"),
-        (_without("obs"), "no obs and var as AnnData writes them since version 0.7"),
+        (_without("obs"), "no obs and var as AnnData has written them since version 0.7"),
         (_without("X/data"), "not a readable .h5ad file"),
         (lambda file: file["X"].attrs.__setitem__("encoding-type", "odd"), "X is a odd"),
         (lambda file: file["X"].attrs.__setitem__("shape", [N, D + 1]), "there are .* cells and genes"),

@@ -283,13 +283,13 @@ def test_adbc_connections_answer_in_arrow(tmp_path):
 def test_a_run_keeps_its_rows_and_the_next_run_asks_again(tmp_path):
     lite = write_sqlite(tmp_path / "rows.db")
     site = Site.query(f"sqlite:///{lite}", SQL, name="lite")
-    kept = site._source._given
+    kept = site.source._given
     assert (kept.stat().st_mode & 0o077, kept.parent.stat().st_mode & 0o077) == (0o044, 0)
     fingerprint = site.fingerprint
     assert Site.query(f"sqlite:///{lite}", SQL, name="other").fingerprint == fingerprint
     federation = Federation.local([site, pa.table(dict(zip(NAMES, X.T, strict=True)))])
     first = FederatedPCA(2, random_state=0).fit(federation)
-    assert site._source._given == kept
+    assert site.source._given == kept
     with sqlite3.connect(lite) as database:
         database.execute("delete from visits where number > 40")
     database.close()
@@ -310,7 +310,7 @@ def test_columns_without_arrow_have_the_types_of_their_first_values(tmp_path, mo
         "insert into visits values (?, ?, ?)", [(1, 2.5, "x"), (2**53 + 1, 3, None), (3, None, "y")]
     )
     site = Site.query(base, "select * from visits", name="s", id=["a", "c"])
-    assert [str(kind) for kind in site._source.rows.id_schema.types] == ["int64", "string"]
+    assert [str(kind) for kind in site.source.rows.id_schema.types] == ["int64", "string"]
     np.testing.assert_array_equal(np.vstack(list(site.rows.blocks())), [[2.5], [3.0], [np.nan]])
     base.execute("insert into visits values (1.5, 1, 'z')")
     with pytest.raises(

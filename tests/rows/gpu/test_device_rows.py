@@ -385,7 +385,7 @@ def test_precision_is_checked():
     sites = [
         in_float32(rows, name) for name, rows in zip("ab", mixed(np.float32, 0.0)[2:4], strict=True)
     ]
-    with pytest.raises(InputError, match="create it with precision='float64'"):
+    with pytest.raises(InputError, match="create this site with precision='float64'"):
         PersonalizedPCA(1, 1).fit(sites)
 
 

@@ -180,7 +180,11 @@ def test_an_estimator_brings_its_own_parameters_and_solver(briefly):
 @pytest.mark.parametrize(
     ("model", "change", "text"),
     [
-        (PersonalizedPCA(2, 1), {"scale": True}, "scale: the PersonalizedPCA has these parameters"),
+        (
+            PersonalizedPCA(2, 1),
+            {"scale": True},
+            "scale must not be passed to plan for a PersonalizedPCA",
+        ),
         (PersonalizedPCA(9, 9), {}, "exceeds n_features=12"),
         (PersonalizedPCA(2, {"north": 1}), {}, "one entry per site"),
         (PersonalizedPCA(2, 1), {"solvers": ["covariance"]}, "must be one of power"),

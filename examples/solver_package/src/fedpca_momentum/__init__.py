@@ -2,9 +2,9 @@
 
     X <- A'A X - beta X_before,   beta = (f lambda_k / 2)^2
 
-If f lambda_k is close to the first eigenvalue after the wanted ones, momentum takes about the square
-root of the number of rounds that plain iteration takes. Source: Xu, He, De Sa, Mitliagkas and Re,
-"Accelerated stochastic power iteration" (2018).
+The option ``following`` is f. If f lambda_k is close to the first eigenvalue after the wanted ones,
+momentum takes about the square root of the number of rounds that plain iteration takes. Source: Xu, He,
+De Sa, Mitliagkas and Re, "Accelerated stochastic power iteration" (2018).
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class Momentum:
     Parameters
     ----------
     following : float
-        A guess at the first eigenvalue after the wanted ones, as a share of the last wanted one.
+        A guess at the first eigenvalue after the wanted ones, as a share of the last wanted
+        eigenvalue.
     """
 
     name: ClassVar[str] = "momentum"

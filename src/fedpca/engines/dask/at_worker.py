@@ -22,8 +22,9 @@ from fedpca.engines.base import Summand, Total
 from fedpca.errors import REPORTED_BY_SITES, InputError, MessageError, SiteFailed
 from fedpca.protocol.message import Message, compose
 from fedpca.protocol.question import find_question
+from fedpca.site.conversation import refusal
 from fedpca.site.current_run import Checkpoint
-from fedpca.site.site import Site, refusal
+from fedpca.site.site import Site
 from fedpca.site.source import in_pieces, states_of_paths
 
 log = logging.getLogger("fedpca.site")
@@ -42,7 +43,7 @@ class Blocks:
     n_rows : int, optional
         The total number of rows, if known.
     held : dict
-        The results, by key, that the cluster holds in memory and the graphs start from.
+        The results, by key, that the cluster holds in memory and from which the graphs start.
     """
 
     graphs: Sequence[tuple[Key, Mapping[Key, Any]]]
@@ -105,7 +106,7 @@ class SiteAtWorker:
                 return self._site.answer_from(before, request)
             except tuple(REPORTED_BY_SITES.values()) as error:
                 return before, refusal(self._name, request.header, error)
-            except Exception as error:  # from the code that computes a block
+            except Exception as error:  # raised by the code that computes a block
                 log.exception("site %s could not open its rows", self._name)
                 text = f"{type(error).__name__}; see the worker's log for details"
                 return before, refusal(self._name, request.header, SiteFailed(text))
@@ -145,7 +146,7 @@ def ask_only(
 
 
 def reply_of(remembered: Remembered) -> Message:
-    """Return the answer without what the site remembers, which stays where it is."""
+    """Return only the answer; what the site remembers stays where it is."""
     return remembered.reply
 
 

@@ -84,14 +84,14 @@ class DaskEngine:
         "owner, who can read them anyway; omit secure=True, or use Federation.flower for rows of "
         "several owners",
         "journal": "a journal cannot resume a fit on a Dask cluster, where the sites' memory ends with "
-        "the client; omit the journal, since a fit there survives a lost worker without it",
-        "privacy": "on a Dask cluster, each worker by itself would add the full noise; fit the rows "
+        "the client; omit the journal: a fit there survives the loss of a worker even without one",
+        "privacy": "on a Dask cluster, every worker would have to add the full noise; fit the rows "
         "in one process, or with Federation.flower and secure=True",
     }
 
     def __init__(self, client: Client, rows: Any, choice: Mapping[str, Any] | None = None) -> None:
         self._client = client
-        self._address: str | None = None  # of the cluster, if this engine connects to it by itself
+        self._address: str | None = None  # of the cluster, if this engine made the connection
         self._choice = dict(choice or {})
         self._shares: Mapping[str, Share] = shares_of(client, rows)
         self._sites: dict[str, Future] = {}
@@ -212,8 +212,8 @@ def _connected(address: str) -> Client:
         return Client(address, set_as_default=False)
     except (OSError, ValueError) as error:
         raise LinkError(
-            f"there is no Dask scheduler at {address}: {error}; check the address, and that the "
-            "scheduler is running"
+            f"there is no Dask scheduler at {address}: {error}; check the address, and whether "
+            "the scheduler is running"
         ) from None
 
 
@@ -221,7 +221,7 @@ def _about(question: str) -> tuple[bool, str]:
     """Return whether a question changes a site's memory, and the module that defines it."""
     try:
         found = find_question(question)
-    except MessageError:  # the site reports it
+    except MessageError:  # the site reports this error
         return False, __name__
     return found.remembers, found.function.__module__
 

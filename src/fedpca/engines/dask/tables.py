@@ -24,7 +24,7 @@ SUPPORTED = "a Dask array or data frame, a list of delayed blocks, or paths"
 
 @dataclass(frozen=True)
 class Block:
-    """One block of rows, which is the result of a small task graph, or one file.
+    """One block of rows, which a small task graph computes, or one file of rows.
 
     Parameters
     ----------
@@ -33,13 +33,13 @@ class Block:
     graph : dict
         The tasks that lead to the block, except those whose results the cluster holds.
     futures : dict
-        The results, by key, that the cluster holds and the graph starts from.
+        The results, by key, that the cluster holds and from which the graph starts.
     n_rows : int, optional
         The number of rows, if known.
     weight : float
         How much there is to read, compared with other blocks of the table.
     state : str
-        The state of the file.
+        The state of the file, which shows whether the file has changed.
     """
 
     key: Any
@@ -55,7 +55,7 @@ class Share:
     """What one site reads, and the worker that should read it."""
 
     rows: Blocks | Files  # the blocks lack the results that the cluster holds
-    futures: Sequence[Future]  # those results
+    futures: Sequence[Future]  # the results that the cluster holds
     worker: str
 
 
@@ -132,9 +132,9 @@ def _one_table(rows: Any) -> Any:
         return rows
     n_chunks = rows.numblocks[1]
     warnings.warn(
-        f"the features are in {n_chunks} chunks, so each block of rows is put together from that many "
-        "pieces whenever it is read, and pieces travel if they are on different workers; to do this "
-        "only once, use rechunk({1: -1}) and persist",
+        f"the features are in {n_chunks} chunks, so each time a block of rows is read, that many "
+        "pieces are put together and may move between workers; to do this only once, use "
+        "rechunk({1: -1}) and persist",
         UserWarning,
         stacklevel=2,
     )
@@ -161,7 +161,7 @@ def _n_bytes(state: str) -> float:
 
 
 def _holders(client: Client, blocks: Sequence[Block]) -> dict[Key, str]:
-    """Return, for each result that blocks start from, a worker that holds it."""
+    """Map each result that blocks start from to a worker that holds the result."""
     futures = {key: future for block in blocks for key, future in block.futures.items()}
     if not futures:
         return {}
@@ -170,7 +170,7 @@ def _holders(client: Client, blocks: Sequence[Block]) -> dict[Key, str]:
 
 
 def _most_common(blocks: Sequence[Block], holders: Mapping[Key, str]) -> str | None:
-    """Return the worker that holds most of what blocks start from, if any does."""
+    """Return the worker that holds the most results that blocks start from, or None."""
     counts = Counter(holders[key] for block in blocks for key in block.futures if key in holders)
     return counts.most_common(1)[0][0] if counts else None
 
@@ -178,7 +178,7 @@ def _most_common(blocks: Sequence[Block], holders: Mapping[Key, str]) -> str | N
 def _spread(
     blocks: Sequence[Block], workers: Sequence[str], holders: Mapping[Key, str]
 ) -> dict[str, list[Block]]:
-    """Give each worker the blocks that it holds, and an even share of all others, in order."""
+    """Give each worker the blocks that it holds, and divide all other blocks evenly, in order."""
     places = [_most_common([block], holders) for block in blocks]
     total = sum(b.weight for b, place in zip(blocks, places, strict=True) if place is None)
     spread: dict[str, list[Block]] = {worker: [] for worker in workers}

@@ -31,7 +31,7 @@ Client = TypeVar("Client", bound=ProtobufClient)
 class Link:
     """The address of the coordinator's server, and the certificate authority that vouches for it.
 
-    If no authority is given, the system's authorities apply. ``plain`` means HTTP without TLS.
+    If no authority is given, the system's authorities are used. ``plain`` means HTTP without TLS.
     """
 
     address: str
@@ -83,7 +83,7 @@ def _environment_errors() -> Iterator[None]:
         if not path:
             raise
         raise FileError(
-            f"cannot read SSL_CERT_FILE={path}: {error.strerror}; correct it, or use --ca"
+            f"cannot read SSL_CERT_FILE={path}: {error.strerror}; correct the path, or use --ca"
         ) from None
 
 
@@ -122,7 +122,7 @@ def mapped_errors(link: Link) -> Iterator[None]:
         raise _unreachable(link, error) from None
     except (httpx.InvalidURL, UnicodeError) as error:
         raise InputError(
-            f"{link.address!r}{link.through} is not a valid address: {error}"
+            f"{link.address!r}{link.through} is not a valid address: {error}; use HOST or HOST:PORT"
         ) from None
     except ValueError as error:
         if "protobuf" not in str(error):

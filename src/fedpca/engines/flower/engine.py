@@ -57,8 +57,8 @@ from fedpca.errors import (
 from fedpca.protocol.message import Message, encode
 from fedpca.protocol.proof import NO_HEAD, Proof, commitment, digest, statement
 
-POLL_S = 0.01  # pause between polls for answers; the server holds each poll until there is one
-NODE_POLL_S = 0.5  # pause between polls for which sites are online
+POLL_S = 0.01  # pause between polls for answers; the server holds a poll until an answer arrives
+NODE_POLL_S = 0.5  # pause between checks of which sites are online
 ABSENCE_LIMIT_S = 60.0  # how long to wait for an offline site or server
 
 
@@ -77,8 +77,8 @@ class FlowerEngine:
     quorum : int, optional
         The minimum number of sites to continue with if some do not come online.
     wait : float
-        Seconds to wait for the sites to come online, and then for a different run to end if it uses
-        them.
+        Seconds to wait for the sites to come online. If a different run is using them, a fit waits up
+        to the same number of seconds for that run to end.
     resumed : list of str, optional
         The sites in a resumed run. The run keeps them even if some do not come online, because the
         recorded answers cover all of them. The next round determines which sites are lost.
@@ -87,7 +87,8 @@ class FlowerEngine:
     sign : callable, optional
         The function that signs a plan with the coordinator's key.
     on_online : callable, optional
-        A function to call with the names of all sites, and of those online, when either changes.
+        A function to call with the names of all sites and the names of those online, whenever one of
+        the two lists changes.
     """
 
     declares = True  # sites on other machines follow the plan of a run
@@ -128,7 +129,7 @@ class FlowerEngine:
 
     @contextmanager
     def hold(self, run: str) -> Iterator[None]:
-        """Reserve the sites for a run; raise `SitesBusy` if they are in use during the whole wait."""
+        """Reserve the sites for a run; raise `SitesBusy` if they are still in use after the wait."""
         self._release()
         self._hold = Hold(
             self._link,
@@ -160,7 +161,7 @@ class FlowerEngine:
         self, names: Sequence[str], request: Message, timeout: float | None
     ) -> Iterator[tuple[str, bytes | SiteError]]:
         for name in names:
-            self.proofs.pop(name, None)  # it may be from a different run
+            self.proofs.pop(name, None)  # the proof may be from a different run
         limit = math.inf if timeout is None else timeout
         began = reached = time.monotonic()  # when the server was last reached
         asked = _Asked(
@@ -220,7 +221,7 @@ class FlowerEngine:
     def _await_sites(
         self, sites: int | Sequence[str] | None, quorum: int | None, wait: float
     ) -> list[str]:
-        """Return the names of the sites once all are online, or at least a quorum after the wait."""
+        """Wait for all sites, or accept a quorum when the wait is over; return the sites' names."""
         until = time.monotonic() + wait
         while True:
             is_last = time.monotonic() > until
@@ -251,8 +252,8 @@ class FlowerEngine:
                 return here
             if len(here) > due:
                 raise InputError(
-                    f"sites={due}, but {len(here)} are online at {self._link.address}; name the sites "
-                    f"to ask from among {', '.join(here)}"
+                    f"sites={due}, but {len(here)} are online at {self._link.address}: "
+                    f"{', '.join(here)}; name the sites to ask"
                 )
             if is_last:
                 break
@@ -262,14 +263,14 @@ class FlowerEngine:
             raise QuorumLost(
                 f"{len(here)} of {due} sites are online after {wait:g} s, but "
                 f"{'all' if quorum is None else quorum} are required; "
-                f"not online: {', '.join(offline)}"
+                f"not online: {', '.join(offline)}; increase wait, or set a smaller quorum"
             )
-        if not isinstance(sites, int):  # otherwise, nobody knows which of the others were meant
+        if not isinstance(sites, int):  # otherwise, it is unknown which offline sites were meant
             self.absent = dict.fromkeys(offline, f"not online after {wait:g} s")
         return here
 
     def _tell_online(self, names: Sequence[str], online: Collection[str]) -> None:
-        """Report which sites are online, once for each change."""
+        """Report which sites are online, if that has changed since the last report."""
         told = list(names), [name for name in names if name in online]
         if self._on_online is not None and told != self._told_online:
             self._on_online(*told)
@@ -296,8 +297,8 @@ class FlowerEngine:
         strangers = [name for name in sites if name not in registered]
         if strangers:
             raise InputError(
-                f"{self._link.address} has no key for {', '.join(strangers)}; it has keys for "
-                f"{', '.join(registered)}"
+                f"{self._link.address} has no key for {', '.join(strangers)}; use the names of sites "
+                f"whose keys it has: {', '.join(registered)}"
             )
         return list(sites)
 
@@ -335,7 +336,7 @@ class FlowerEngine:
         committed = commitment(shown.salt, digest(data))
         if not verify(key, shown.signature, statement(asked.digest, committed, shown.head)):
             return SiteFailed(
-                f"the signature does not belong to this question, this answer, and the key "
+                f"the signature of this answer to this question was not made with the key "
                 f"{fingerprint(key)}; compare this fingerprint with the site's"
             )
         if shown.head == NO_HEAD:
@@ -411,7 +412,7 @@ def connect(
 
 
 def _are_those_of(resumed: Sequence[str], wanted: int | list[str] | None) -> bool:
-    """Return whether requested sites match a resumed run; a number must be at least its size."""
+    """Return whether a resumed run has the requested sites, or at most the requested number."""
     if isinstance(wanted, int):
         return wanted >= len(resumed)
     return wanted is None or wanted == list(resumed)
@@ -422,7 +423,7 @@ class _Asked:
     """The state of one question: which sites have been asked and which have answered."""
 
     data: bytes
-    max_bytes: int  # the largest answer to accept
+    max_bytes: int  # the size of the largest answer to accept
     pending: dict[str, str]  # sites yet to answer, and when each asked node came online
     seen: dict[str, float]  # when each site was last seen online
     numbers: dict[str, str] = field(default_factory=dict)  # sites by Flower's message ID
@@ -432,7 +433,7 @@ class _Asked:
 
     @cached_property
     def digest(self) -> str:
-        """Return the digest of the question that the sites sign."""
+        """Return the digest of the question, which the sites sign together with their answers."""
         return digest(self.data)
 
     def begin_again(self, now: float) -> None:

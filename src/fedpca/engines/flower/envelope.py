@@ -125,7 +125,8 @@ class Incoming:
     """An announced message, and those of its objects that have arrived.
 
     Flower does not announce sizes. So the bytes are counted as they arrive, one object at a time, and
-    no more are fetched once there are more than ``max_bytes``. The server accepts only small objects.
+    no more objects are fetched once there are more than ``max_bytes``. The server accepts only small
+    objects.
     """
 
     def __init__(
@@ -165,7 +166,7 @@ class Incoming:
             message = inflate_object_from_contents(self._tree.object_id, self._contents)
         except MessageError:
             raise
-        except Exception as error:  # Flower can raise anything on malformed bytes
+        except Exception as error:  # Flower can raise any exception on malformed bytes
             raise MessageError(f"this is not a fedpca message: {type(error).__name__}") from None
         if not isinstance(message, FlowerMessage):
             raise MessageError(f"this is not a fedpca message: {type(message).__name__}")

@@ -1,10 +1,10 @@
 """Answer the requests of a round directly, without the layers of Flower's server.
 
-Flower's server takes each request through nine layers of middleware and hands it to a thread. That
+Flower's server passes each request through nine layers of middleware and hands it to a thread. That
 costs several times as much as a small request itself. So the frequent requests of sites and fits go
 straight to the functions that Flower would call in the end, after the same checks of the sender.
 Everything else goes to Flower's server: other requests, large ones, and those that the checks or the
-functions refuse, so that Flower words the refusal.
+functions refuse. So Flower itself words each refusal.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ RUNTIME_HANDLERS: Mapping[str, Callable[[Any, InMemoryLinkState, Any], Any]] = {
 class Express:
     """Middleware that answers frequent requests itself; it must stand behind the `Gate`.
 
-    The gate has verified that a site's request is signed with the key that comes with it.
+    The gate has verified that a site's request is signed with the key in its header.
     """
 
     def __init__(self, app: ASGIApp, state: InMemoryLinkState) -> None:
@@ -105,7 +105,7 @@ class Express:
         return data
 
     def _check_node(self, request: Any, headers: Headers) -> None:
-        """Refuse an old signature, and a node that has a different key."""
+        """Refuse a signature that is too old, and a key that is not the node's."""
         signed_at = datetime.datetime.fromisoformat(headers[TIMESTAMP_HEADER])
         age = (now() - signed_at).total_seconds()
         key = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
@@ -115,7 +115,7 @@ class Express:
 
 
 def _is_frequent(scope: Scope, headers: Headers) -> bool:
-    """Return whether a request is one that is answered here."""
+    """Return whether this middleware answers the request itself."""
     if scope["type"] != "http" or headers.get("content-type") != PROTOBUF_MEDIA_TYPE:
         return False
     path = scope["path"]

@@ -2,7 +2,7 @@
 
 A site needs a handful of connections, and each request takes a moment. Without limits, anybody could
 open more connections than all sites need, or send a request so slowly that it never ends. That would
-take the server's file descriptors and memory from everybody else, and would need no key.
+use up the server's file descriptors and memory, and would not even require a key.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ except ImportError:  # Windows, where a process has no limit of this kind
 CONNECTIONS_PER_SITE = 16  # a site uses up to four, and leaves some behind when it reconnects
 CONNECTIONS_FOR_FITS = 64
 ADDRESSES = 4  # how many addresses may reach their limits at the same time
-OTHER_FILES = 128  # file descriptors that are not connections
+OTHER_FILES = 128  # file descriptors for everything except connections
 
 HEADER_TIMEOUT_S = 20.0  # for the header of a request to arrive, including the pause before it
 BODY_TIMEOUT_S = 30.0  # for a body to arrive, or an answer to leave, however short
@@ -42,7 +42,8 @@ class Listener:
     """Sockets that together accept a limited number of connections, in total and from each address.
 
     All sites may share an address, behind a firewall or a proxy. So one address may have as many
-    connections as all sites and fits can use, and in total there may be a few times as many.
+    connections as all sites and fits can use. The limit for all addresses together is a few times
+    higher.
 
     Parameters
     ----------
@@ -125,7 +126,7 @@ class _ListeningSocket(socket.socket):
         if not self._listener.admit(connection, address[0]):
             connection.close()
             raise ConnectionAbortedError
-        # otherwise, an answer's body would wait until the caller confirms the header, for 40 ms
+        # otherwise, an answer's body would wait 40 ms for the caller to confirm the header
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection, address
 
@@ -142,7 +143,7 @@ class _Connection(socket.socket):
 
 
 def _descriptors(wanted: int) -> int:
-    """Return how many connections this process may have, after raising its limit if it can."""
+    """Return how many connections this process may have, after raising its limit if possible."""
     if resource is None:
         return wanted
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -157,7 +158,7 @@ def _descriptors(wanted: int) -> int:
 
 
 def _origin(host: str) -> str:
-    """Return the address that a caller counts as; one caller may have 2**64 IPv6 addresses."""
+    """Return the address under which to count a caller, who may have 2**64 IPv6 addresses."""
     address = ipaddress.ip_address(host.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address):
         return str(ipaddress.ip_network((address, 64), strict=False))
@@ -167,7 +168,7 @@ def _origin(host: str) -> str:
 class TimedProtocol(H11Protocol):
     """uvicorn's HTTP/1.1, except that a connection ends if a request or an answer takes too long.
 
-    uvicorn itself only ends connections on which nothing arrives between two requests.
+    By itself, uvicorn ends a connection only if nothing arrives on it between two requests.
     """
 
     _timer: asyncio.TimerHandle | None = None
@@ -179,7 +180,7 @@ class TimedProtocol(H11Protocol):
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        """Handle what arrived."""
+        """Handle the data that arrived."""
         super().data_received(data)
         self._watch()
 

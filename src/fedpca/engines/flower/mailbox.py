@@ -1,6 +1,6 @@
-"""Hold a caller that asks for messages until there is one, instead of letting it ask again and again.
+"""Hold each request for messages until there is a message, so that callers need not ask repeatedly.
 
-Flower's server answers at once, with or without a message. So sites and fits would have to choose
+Flower's server answers immediately, with or without a message. So sites and fits would have to choose
 between asking often, which keeps everybody busy, and asking rarely, which delays every round.
 """
 
@@ -33,7 +33,7 @@ class Mailbox:
         self._app, self._is_closed = app, False
         self._boxes = (
             _Box("/v1/runtime/push-messages", "/v1/fleet/pull-messages", hold_s=HOLD_S),
-            # not for long, since a fit also checks which sites are online
+            # held only briefly, since a fit also checks which sites are online
             _Box("/v1/fleet/push-messages", "/v1/runtime/pull-messages", hold_s=0.5),
         )
 
@@ -49,7 +49,7 @@ class Mailbox:
                 _tell(box)
 
     def close(self) -> None:
-        """Answer all callers that are held, and hold none from now on."""
+        """Answer all requests that are held, and hold no more from now on."""
         self._is_closed = True
         for box in self._boxes:
             _tell(box)
@@ -69,9 +69,9 @@ class Mailbox:
                     break
                 await _first_of(gone, news, left)
                 if gone.done():
-                    return  # a message for this caller must stay for its next request
+                    return  # a message must stay until this caller asks again
                 if not news.is_set():
-                    break  # the answer has not changed
+                    break  # the time is up
         finally:
             gone.cancel()
         for reply in replies:
@@ -94,7 +94,7 @@ def _tell(box: _Box) -> None:
 
 
 def _is_empty(replies: list[Message]) -> bool:
-    """Return whether an answer has no error and no content, which means no message."""
+    """Return whether an answer contains neither an error nor a message."""
     return replies[0].get("status") == 200 and not any(reply.get("body") for reply in replies)
 
 

@@ -2,9 +2,9 @@
 
 Flower's server can do much more than fedpca needs: whoever has the coordinator's secret could register
 the key of a site that does not exist, or start a program. It also reads a request before it checks who
-sent it, and it stores whatever a site sends. The gate stands in front of that server. It lets in a
-request by its path, its size, and the credentials in its header, and refuses all others before their
-bodies are read.
+sent it, and it stores whatever a site sends. The `Gate` stands in front of that server. It checks the
+path of each request, its size, and the credentials in its header, and refuses an unsuitable request
+before reading the body.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from fedpca.engines.flower.connection import access_token
 from fedpca.engines.flower.reservations import HOLD_PATH, TOKEN
 from fedpca.protocol.message import MAX_BYTES
 
-MAX_BODY_BYTES = 16 << 20  # an object of a message, or the announcement of a question to many sites
-SMALL_BYTES = 64 << 10  # any other request
-MAX_SITE_BYTES = MAX_BYTES + MAX_BODY_BYTES  # what one site may have stored at the server
+MAX_BODY_BYTES = 16 << 20  # for a part of a message, or the announcement of a question
+SMALL_BYTES = 64 << 10  # for any other request
+MAX_SITE_BYTES = MAX_BYTES + MAX_BODY_BYTES  # how much one site may have stored at the server
 MAX_SITE_OBJECTS = 1000  # the largest message has about 200
 
 HEALTH = "/health"
@@ -100,7 +100,7 @@ class Gate:
             await self._app(scope, again(body, receive), send)
 
     def _refusal(self, scope: Scope, headers: Headers) -> int:
-        """Return the HTTP status with which to refuse a request unread, or 0 to let it in."""
+        """Return the HTTP status for refusing a request before its body is read, or 0 to let it in."""
         most = ROUTES.get((scope.get("method", ""), scope["path"]))
         if most is None:
             return 404
@@ -110,7 +110,7 @@ class Gate:
         return self._identity_refusal(scope["path"], headers)
 
     def _identity_refusal(self, path: str, headers: Headers) -> int:
-        """Return the status with which to refuse a caller that shows no credentials, or 0.
+        """Return the HTTP status for refusing a caller without valid credentials, or 0 to accept it.
 
         The app checks the credentials again, together with the body.
         """
@@ -128,13 +128,13 @@ class Gate:
         return 0
 
     def _node(self, headers: Headers) -> int | None:
-        """Return the node that has the public key in the header, if any."""
+        """Return the node that has the public key in the header, or None."""
         return self._state.get_node_id_by_public_key(
             b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER])
         )
 
     def _storage_refusal(self, path: str, headers: Headers, body: bytes) -> int:
-        """Return the status with which to refuse what a site wants to store, or 0."""
+        """Return the HTTP status for refusing what a site wants to store, or 0 to accept it."""
         if path not in (ANNOUNCE, STORE):
             return 0
         node = self._node(headers)
@@ -161,7 +161,10 @@ class Gate:
         )
 
     def _has_room(self, node: int, object_id: str, n_bytes: int) -> bool:
-        """Return whether a node may store one more object, and count it; forget fetched objects."""
+        """Return whether a node may store one more object, and if so, count the object.
+
+        Objects that have been fetched no longer count.
+        """
         stored = self._stored.setdefault(node, {})
         if sum(stored.values()) + n_bytes > MAX_SITE_BYTES or len(stored) >= MAX_SITE_OBJECTS:
             present = {key: n for key, n in stored.items() if key in self._state.object_store}
@@ -177,7 +180,7 @@ def _is_number(text: str) -> bool:
 
 
 def _is_signed(headers: Headers) -> bool:
-    """Return whether the header holds a time that was signed with the key in the header."""
+    """Return whether the time in the header was signed with the key in the header."""
     try:
         return verify_signature(
             _public_key(headers[FLEET_HTTP_PUBLIC_KEY_HEADER]),
@@ -190,7 +193,7 @@ def _is_signed(headers: Headers) -> bool:
 
 @lru_cache(maxsize=1024)
 def _public_key(encoded: str) -> EllipticCurvePublicKey:
-    """Return the public key in a header; the same sites show theirs again and again."""
+    """Return the public key in a header; keys are cached, since each site sends its own every time."""
     return bytes_to_public_key(b64decode(encoded, validate=True))
 
 
@@ -207,7 +210,7 @@ async def whole_body(receive: Receive) -> bytes | None:
 
 
 def again(body: bytes, receive: Receive | None = None) -> Receive:
-    """Return a function that hands out a body that has already been read, and then what follows it.
+    """Return a function that gives out a body that has already been read, and then what follows it.
 
     Without ``receive``, nothing follows.
     """

@@ -1,9 +1,9 @@
 """Let only one run at a time ask a site.
 
 A site has memory for one run. So a run reserves its sites at the server before its first question, and
-renews the reservation until it ends. A second run on any of these sites has to wait. If a fit is
-killed, its reservation ends after `HOLD_S`. A run that is resumed from its journal is still the same
-run, so it does not have to wait for its own reservation.
+renews the reservation until the run ends. A second run on any of these sites has to wait. If a fit is
+killed, its reservation ends after `HOLD_S` seconds. A run that is resumed from its journal is still the
+same run, so it does not have to wait for its own reservation.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Reservation:
 
 
 class Reservations:
-    """The reservations that have not ended, of which no two have a site in common."""
+    """The reservations that have not ended; no two of them have a site in common."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -107,7 +107,7 @@ class ReservationDesk:
 
 
 class Hold:
-    """A run's sites, which are reserved at the server until `release`.
+    """A reservation of a run's sites at the server, which lasts until `release`.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ class Hold:
     secret : bytes
         The coordinator's secret.
     run : str
-        The run; a resumed run has the same name as before.
+        The name of the run; a resumed run keeps its name.
     sites : list of str
         The sites to reserve.
     wait : float
@@ -152,7 +152,7 @@ class Hold:
 
         That can happen if this process was paused, or if the server was restarted.
         """
-        # this clock runs on while the machine is suspended; setting it costs at most one renewal
+        # this clock runs on while the machine is suspended; changing it causes at most one renewal
         if abs(time.time() - self._renewed) > 2 * RENEW_S:
             other = self._renew()
             if other is not None:
@@ -185,7 +185,7 @@ class Hold:
             time.sleep(RETRY_S)
 
     def _renew(self) -> dict[str, Any] | None:
-        """Reserve the sites again, or return the reservation that is in the way."""
+        """Reserve the sites again, or return the other run's reservation that prevents this."""
         began = time.time()
         other = self._send(self._sites)
         if other is None:
@@ -197,11 +197,11 @@ class Hold:
         return self._client.take(wanted, self._token)
 
     def _busy(self, other: dict[str, Any], what: str) -> SitesBusy:
-        """Return an error that says who is using which of the sites."""
+        """Return an error that names the sites in use, and who is using them."""
         names = ", ".join(name for name in self._sites if name in other["sites"])
         return SitesBusy(
-            f"{what} {names}, started by {printable(other['holder'])}; wait until it ends, or increase "
-            "wait"
+            f"{what} {names}; it was started by {printable(other['holder'])}; wait until it ends, or "
+            "increase wait"
         )
 
 

@@ -98,7 +98,7 @@ class ClaimedRun:
         messages = [message_to(node_id, self._run_id, content) for node_id in node_ids]
         numbers = list(send(self._client, self._node, messages, self._announce).message_ids)
         if not all(numbers):
-            raise LinkError("the server did not accept every message")
+            raise LinkError("the server did not accept every message; try again")
         self._asked |= zip(numbers, node_ids, strict=True)
         return numbers
 

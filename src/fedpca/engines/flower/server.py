@@ -63,7 +63,7 @@ class _SecretHolders(NoOpControlAuthnPlugin):
 
 
 class _Server(uvicorn.Server):
-    """A server that can shut down without waiting for the requests that it holds itself."""
+    """A server that can shut down without waiting for the requests that its mailbox holds."""
 
     def __init__(self, config: uvicorn.Config, mailbox: Mailbox) -> None:
         super().__init__(config)
@@ -87,11 +87,11 @@ def serve(
 ) -> None:
     """Serve until a signal stops the process.
 
-    ``sites`` maps each site's name to its public key. If no certificate and key are given, the server
-    uses plain HTTP. It keeps nothing on disk, because journals and the sites' memory hold everything
-    that must outlive it. ``tell`` is called with a line of text when a site connects or disconnects,
+    ``sites`` maps each site's name to its public key. Without a certificate and a key, the server uses
+    plain HTTP. It keeps nothing on disk, because journals and the sites' memory hold everything that
+    must outlive the server. ``tell`` is called with a line of text when a site connects or disconnects,
     and when a fit has to wait for sites that are in use. ``on_sites`` is called every second with the
-    names of the sites online, and with a table of who is using which site.
+    names of the sites online, and with a dict that tells who is using each site.
     """
     listener = Listener(host, port, len(sites), tell)
     app = create_app(

@@ -47,9 +47,9 @@ from fedpca.site.answer_log import Recorded
 
 T = TypeVar("T")
 
-POLL_S = 0.05  # pause between requests for questions; the server holds each until there is one
+POLL_S = 0.05  # pause between requests for questions; the server holds them until a question comes
 OBJECT_POLL_S = 0.01  # pause between requests for parts of a question that are on their way
-MESSAGE_TIMEOUT_S = 60.0  # how long to wait for an announced question
+MESSAGE_TIMEOUT_S = 60.0  # how long to wait for all parts of an announced question
 # the server considers a node offline after this much silence
 SILENCE_LIMIT_S = HEARTBEAT_PATIENCE * HEARTBEAT_MIN_INTERVAL
 BUSY_QUIET_S = HEARTBEAT_MIN_INTERVAL / 2  # between heartbeats of a site that is working
@@ -91,15 +91,15 @@ def join(
 
 
 class _NotLetIn(LinkError):
-    """The server does not recognize the key, or still considers a killed site online."""
+    """Signal that the server does not know the key, or considers a killed site still online."""
 
 
 class _Presence:
     """A tracker for the time since the server last heard from this node.
 
     After a long silence, the server may have admitted a second process with the same key. A suspended
-    machine or a stopped process resumes without noticing. This process must then not send answers or
-    heartbeats until the server has admitted it again.
+    machine or a stopped process resumes without noticing the silence. So after a long silence, this
+    process must not send answers or heartbeats until the server has admitted it again.
     """
 
     def __init__(self) -> None:
@@ -172,8 +172,8 @@ def _connected(
                 ) from None
             if error.response.status_code < 500:
                 raise _NotLetIn(
-                    f"{link.address} did not admit this site: the server was not given its NAME.pub, "
-                    "or a different process with the same key is, or recently was, online"
+                    f"{link.address} did not admit this site: the server was not given the site's "
+                    "NAME.pub, or a different process with the same key is online, or was recently"
                 ) from None
             raise
         node = Node(node_id=activated.node_id)
@@ -186,7 +186,7 @@ def _connected(
             yield client, node, presence
         finally:
             stop.set()
-            # after a longer silence, this could take a different process offline
+            # after a longer silence, this call could take a different process offline
             if presence.silence <= SILENCE_LIMIT_S:
                 with suppress(httpx.HTTPError):
                     client.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
@@ -219,13 +219,13 @@ def _answer_questions(
         except httpx.HTTPStatusError as error:
             if error.response.status_code >= 500:
                 raise
-            tell("this answer was not sent because the run is over")
+            tell("an answer was not sent because its run is over")
 
 
 def _signed(
     key: EllipticCurvePrivateKey, answer: Callable[[bytes], Recorded], request: bytes
 ) -> tuple[bytes, bytes]:
-    """Return an answer and the proof that this site gave it to this question."""
+    """Return an answer, and the proof that this site gave this answer to this question."""
     recorded = answer(request)
     signature = credentials.sign(key, recorded.statement())
     return recorded.data, Proof(recorded.head, recorded.salt, signature).to_bytes()

@@ -43,9 +43,9 @@ def client_app() -> ClientApp:
     """Return the app that answers questions about a node's rows.
 
     A SuperNode needs the settings ``fedpca.rows`` and ``fedpca.name`` in its ``--node-config``; see
-    `NodeSettings` for the others. A node of a simulation is named site-01, site-02, and so on. It reads
-    its settings from the run's configuration, where ``{site}`` in ``simulated-rows`` stands for the
-    name.
+    `NodeSettings` for the others. The nodes of a simulation are named site-1, site-2, and so on, with
+    leading zeros if there are ten or more. They read their settings from the run's configuration, where
+    ``{site}`` stands for a node's name.
     """
     app = ClientApp()
 
@@ -72,9 +72,9 @@ class NodeSettings:
     """What a node's configuration says about its site.
 
     ``rows`` is a file or folder. ``folder`` is where the site keeps its memory and its ledger.
-    ``policy`` is a policy file; without one, the site takes part only in plain PCA over sums. ``drop``,
-    ``columns``, and ``id`` are column names separated by commas, and ``weight`` is a column; see
-    `fedpca.Site`.
+    ``policy`` is a policy file; without one, the site takes part only in plain PCA with summed answers.
+    ``drop``, ``columns``, and ``id`` are column names separated by commas, and ``weight`` is the name
+    of a column; see `fedpca.Site`.
     """
 
     rows: str
@@ -107,7 +107,7 @@ class NodeSettings:
 
 
 def settings_of(context: Context) -> NodeSettings:
-    """Return a node's settings; refuse a configuration in which one is missing or unknown."""
+    """Return a node's settings; refuse a configuration with a missing or an unknown setting."""
     node, prefix = dict(context.node_config), PREFIX
     given = {key: value for key, value in node.items() if key.startswith(prefix)}
     if not given and set(node) == {"partition-id", "num-partitions"}:  # a node of a simulation
@@ -116,7 +116,7 @@ def settings_of(context: Context) -> NodeSettings:
     known = {f"{prefix}{field.name}" for field in fields(NodeSettings)}
     unknown = sorted(set(given) - known)
     if unknown:
-        raise InputError(f"{', '.join(unknown)} is unknown; the settings are {sorted(known)}")
+        raise InputError(f"{', '.join(unknown)} is unknown; use only the settings {sorted(known)}")
     missing = [key for key in (f"{prefix}rows", f"{prefix}name") if not given.get(key)]
     if missing:
         raise InputError(

@@ -1,7 +1,7 @@
 """Ask sites through the `Grid` that Flower hands to a ServerApp.
 
 A `Grid` identifies nodes by number, so the engine first asks each node for the name of its site. A
-restarted SuperNode may have a new number, so the engine asks it again.
+restarted SuperNode may have a new number, so the engine asks the new node, too.
 
 A `Grid` downloads an answer completely before its size can be checked, so the engine refuses an answer
 that is too large only after the download.
@@ -33,7 +33,7 @@ from fedpca.errors import (
 from fedpca.protocol.message import Message, encode
 from fedpca.protocol.printable import MAX_REASON_CHARS, printable
 
-FIRST_PAUSE_S, LAST_PAUSE_S = 0.02, 0.5  # between polls for answers; longer while none arrive
+FIRST_PAUSE_S, LAST_PAUSE_S = 0.02, 0.5  # between polls for answers; it grows while none arrive
 NODE_POLL_S = 0.5  # pause between polls for nodes
 
 
@@ -82,7 +82,7 @@ class GridEngine:
         nodes = {self._nodes[name]: name for name in names if name in self._nodes}
         for name in names:
             if name not in self._nodes:
-                yield name, SiteFailed("its SuperNode is not online")
+                yield name, SiteFailed("its SuperNode is not online; start it again")
         replies = self._exchange(wrap(encode(request)), ASK_ANSWER, list(nodes), limit)
         for node, reply in replies:
             if reply is None:
@@ -94,11 +94,11 @@ class GridEngine:
         """Do nothing, because the connection belongs to Flower."""
 
     def _await_sites(self, wanted: int | list[str], quorum: int | None, wait: float) -> list[str]:
-        """Return the names of the sites once all are online, or at least a quorum after the wait."""
+        """Wait for all sites, or accept a quorum when the wait is over; return the sites' names."""
         named = [] if isinstance(wanted, int) else wanted
         due = wanted if isinstance(wanted, int) else len(wanted)
         if due < 1:
-            raise InputError(f"sites={due} must be at least 1")
+            raise InputError(f"sites={due} must be at least 1; pass the number of sites to ask")
         if quorum is not None and not 1 <= quorum <= due:
             raise InputError(f"quorum={quorum} must be between 1 and {due}, the number of sites")
         until = time.monotonic() + wait
@@ -110,8 +110,8 @@ class GridEngine:
                 return here
             if len(here) > due:
                 raise InputError(
-                    f"sites={due}, but {len(here)} are online; name the sites to ask from among "
-                    f"{', '.join(here)}"
+                    f"sites={due}, but {len(here)} are online: {', '.join(here)}; name "
+                    "the sites to ask"
                 )
             if is_last:
                 break
@@ -121,7 +121,8 @@ class GridEngine:
             absent = f"; not online: {', '.join(offline)}" if offline else ""
             raise QuorumLost(
                 f"{len(here)} of {due} sites are online after {wait:g} s, but "
-                f"{'all' if quorum is None else quorum} are required{absent}"
+                f"{'all' if quorum is None else quorum} are required{absent}; "
+                "increase wait, or set a smaller quorum"
             )
         self.absent = dict.fromkeys(offline, f"not online after {wait:g} s")
         return here
@@ -140,7 +141,7 @@ class GridEngine:
         for node, reply in self._exchange(RecordDict(), ASK_NAME, new, limit):
             name = None if reply is None or reply.has_error() else unwrap_name(reply)
             if name is None:
-                continue  # it does not run fedpca, or its configuration is wrong, as its log explains
+                continue  # the node does not run fedpca, or its configuration is wrong (see its log)
             if name in self._nodes:
                 raise InputError(
                     f"two SuperNodes have the site name {printable(name)!r}; give each a name of its "
@@ -163,7 +164,7 @@ class GridEngine:
             sent = self._grid.push_messages([FlowerMessage(content, n, kind) for n in nodes])
         waiting = dict(zip(sent, nodes, strict=True))
         if not all(waiting):
-            raise LinkError("the SuperLink did not accept every message")
+            raise LinkError("the SuperLink did not accept every message; try again")
         while waiting:
             is_last = time.monotonic() > until
             with _mapped_errors():

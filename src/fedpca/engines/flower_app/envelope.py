@@ -1,4 +1,4 @@
-"""Wrap encoded fedpca messages in Flower messages with Flower's public interface."""
+"""Wrap encoded fedpca messages in Flower messages, using only Flower's public interface."""
 
 from __future__ import annotations
 

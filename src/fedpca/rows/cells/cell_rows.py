@@ -3,8 +3,8 @@
     y = log(1 + S x / sum(x)),   where the sum runs over all genes of a cell
 
 Sparse values stay sparse: a zero stays zero, and rows are centered only in products. Genes are chosen
-after cells are normalized, as in scanpy, so the choice does not change the values. Nothing here needs
-anndata: an object is recognized by its attributes, and a file is read with h5py.
+after cells are normalized, as in scanpy, so the choice of genes does not change the values. The package
+anndata is not needed: an object is recognized by its attributes, and a file is read with h5py.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from fedpca.rows.in_memory import (
     sparse_rows_per_block,
 )
 
-SAME_SUM = 1e-3  # relative difference; sums of raw counts differ by more between cells
+SAME_SUM = 1e-3  # relative difference; sums of raw counts differ more than this between cells
 
 
 class Cells(Protocol):
@@ -58,7 +58,7 @@ class Cells(Protocol):
 
 @dataclass(frozen=True)
 class LoadedCells:
-    """Cells in memory with the names of their genes, without AnnData.
+    """Cells in memory with the names of their genes, for use without AnnData.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ class LoadedCells:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Return the number of cells and of genes."""
+        """Return the number of cells and the number of genes."""
         n_cells, n_genes = self.X.shape
         return int(n_cells), int(n_genes)
 
@@ -104,7 +104,9 @@ class LoadedCells:
 
     def values(self, layer: str | None) -> Rows:
         if layer is not None:
-            raise InputError(f"layer={layer!r}: these cells have no layers")
+            raise InputError(
+                f"layer={layer!r} does not apply: these cells have no layers; omit layer"
+            )
         return _rows_of(self.X)
 
 
@@ -148,7 +150,7 @@ class CellRows:
     cells : Cells
         The cells.
     choice : ColumnChoice
-        Which genes and ids to use, which values, and whether to normalize them.
+        Which genes and ids to use, which values to read, and whether to normalize the values.
     """
 
     def __init__(self, cells: Cells, choice: ColumnChoice) -> None:
@@ -204,13 +206,13 @@ class CellRows:
             start += block.shape[0]
 
     def _prepared(self, block: Block) -> Block:
-        """Return the chosen genes of cells, which are normalized first if that was asked for."""
+        """Normalize cells if that is chosen, and return the chosen genes."""
         if self.log_normalized:
             block = log_normalized(block, self.log_normalized)
         return block if self._columns is None else block[:, self._columns]
 
     def _rows_per_block(self) -> int:
-        """Return the size of the blocks that the same values would have in memory."""
+        """Return how many rows a block would have if the same values were in memory."""
         if not isinstance(self._values, StoredRows):
             return rows_per_block(self.n_features)
         chosen = slice(None) if self._columns is None else self._columns
@@ -227,8 +229,8 @@ class CellRows:
         known = self._cells.columns_of("obs")
         if name not in known and name != NAMES_OF_CELLS:
             raise InputError(
-                f"there is no column {name} in obs; its columns are {some_of(known, most=10)}, and "
-                f"{NAMES_OF_CELLS} names the cells"
+                f"there is no column {name} in obs; its columns are {some_of(known, most=10)}, "
+                f"and {NAMES_OF_CELLS} stands for the names of the cells"
             )
         values = self._cells.column("obs", name)
         try:
@@ -239,7 +241,7 @@ class CellRows:
             )
 
     def _check_counts(self, choice: CellChoice) -> None:
-        """Refuse values that are already normalized; warn about others that are not counts."""
+        """Refuse values that are already normalized; warn about other values that are not counts."""
         where = "X" if choice.layer is None else f"layer {choice.layer!r}"
         way_out = "name the layer that holds the counts, or leave out log_normalize"
         for block in self._values.blocks():
@@ -254,8 +256,8 @@ class CellRows:
                         f"the values of {where} are {scale}normalized already; {way_out}"
                     )
             warnings.warn(
-                f"log_normalize expects counts, but values of {where} are not whole numbers; if they "
-                f"are normalized, {way_out}",
+                f"log_normalize expects counts, but values of {where} are not whole numbers; if these "
+                f"values are already normalized, {way_out}",
                 UserWarning,
                 stacklevel=2,
             )
@@ -267,7 +269,7 @@ def log_normalized(block: Block, target: float) -> Block:
     values = np.asarray(block.data if is_sparse(block) else block)
     if values.size and values.min() < 0:
         raise InputError(
-            "log_normalize expects counts, but some values are negative; use the counts"
+            "log_normalize expects counts, but some values are negative; use values that are counts"
         )
     sums = _row_sums(block)
     factors = target / np.where(sums == 0, 1.0, sums)
@@ -290,12 +292,12 @@ def open_cells(source: Any, choice: ColumnChoice) -> CellRows:
 
 
 def _chosen_genes(cells: Cells, choice: ColumnChoice) -> tuple[str, ...]:
-    """Return the genes that are features, or refuse a choice that does not fit."""
+    """Return the genes that are features; refuse a choice that does not fit the cells."""
     among: Sequence[str] = cells.genes
     name = choice.cells.mask_var
     if name is not None:
         if choice.columns is not None:
-            raise InputError("columns and mask_var both choose the genes; use one of them")
+            raise InputError("columns and mask_var both choose the genes; use only one of them")
         known = cells.columns_of("var")
         if name not in known:
             raise InputError(
@@ -304,7 +306,7 @@ def _chosen_genes(cells: Cells, choice: ColumnChoice) -> tuple[str, ...]:
         mask = cells.column("var", name).tolist()
         if not all(isinstance(is_used, bool) for is_used in mask):
             raise InputError(
-                f"column {name} of var is not true or false for each gene; correct the column"
+                f"column {name} of var must be true or false for each gene; correct the column"
             )
         among = [gene for gene, is_used in zip(cells.genes, mask, strict=True) if is_used]
     features = replace(choice, ids=()).features_among(among)
@@ -322,7 +324,7 @@ def _positions(features: Sequence[str], genes: Sequence[str]) -> Array | None:
 
 
 def _rows_of(matrix: Any) -> Rows:
-    """Return the rows of a matrix of AnnData, which may be on disk."""
+    """Return the rows of a matrix in an AnnData object; the matrix may be on disk."""
     if sp.issparse(matrix):
         return SparseRows(matrix)
     group = getattr(matrix, "group", None)

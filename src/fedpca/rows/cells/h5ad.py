@@ -23,18 +23,18 @@ from fedpca.rows.in_memory import Block, Rows, SparseRows, check_numeric, sparse
 
 H5AD = ".h5ad"
 NAMES_OF_CELLS = "obs_names"  # stands for the index of obs, which names the cells
-DAMAGED = "the file is damaged, since its sparse matrix is not consistent; write it again"
+DAMAGED = "the file is damaged: its sparse matrix is not consistent; write it again"
 
 Opened = Callable[[], AbstractContextManager[Any]]
 
 
 class StoredRows:
-    """Rows of a sparse matrix on disk, which is stored row by row.
+    """Rows of a sparse matrix on disk that is stored row by row.
 
     Parameters
     ----------
     opened : callable
-        A function that returns a context manager over the open group, for one pass over the rows.
+        A function that opens the group for one pass over the rows; it returns a context manager.
     name : str
         The name of the matrix in errors.
     """
@@ -60,14 +60,18 @@ class StoredRows:
         except InputError:
             raise
         except (OSError, RuntimeError, ValueError, KeyError):
-            raise SiteFailed(f"{self._name} can no longer be read") from None
+            raise SiteFailed(
+                f"{self._name} can no longer be read; the site must restore it"
+            ) from None
 
     def _block(self, group: Any, start: int, stop: int) -> Block:
         ends = self._ends[start : stop + 1]
         first, last = int(ends[0]), int(ends[-1])
         values, columns = group["data"][first:last], group["indices"][first:last]
         if columns.size and not 0 <= columns.min() <= columns.max() < self.n_features:
-            raise InputError(f"{self._name}: {DAMAGED}")  # such an index could crash the process
+            raise InputError(
+                f"{self._name}: {DAMAGED}"
+            )  # a column number out of range could crash the process
         block = sp.csr_array((values, columns, ends - first), (stop - start, self.n_features))
         block.sum_duplicates()
         return block
@@ -88,8 +92,8 @@ class CellFile:
             tables = [file.get(name) for name in ("obs", "var")]
             if any(table is None or "_index" not in table.attrs for table in tables):
                 raise InputError(
-                    "the file has no obs and var as AnnData writes them since version 0.7; read it and "
-                    "write it again with a newer AnnData"
+                    "the file has no obs and var as AnnData has written them since version 0.7; "
+                    "read it and write it again with a newer AnnData"
                 )
             self.genes = tuple(str(name) for name in _values_of(file["var"], NAMES_OF_CELLS))
             self.n_cells = len(_values_of(file["obs"], NAMES_OF_CELLS))
@@ -101,7 +105,7 @@ class CellFile:
             yield file[where]
 
     def column(self, table: str, name: str) -> Array:
-        """Return a column of ``obs`` or ``var``; missing values of text are None."""
+        """Return a column of ``obs`` or ``var``; missing text is None."""
         with self.opened(table) as group:
             return _values_of(group, name)
 
@@ -111,7 +115,7 @@ class CellFile:
             return [str(name) for name in group.attrs.get("column-order", ())]
 
     def values(self, layer: str | None) -> Rows:
-        """Return the values of ``X`` or of a layer, whose columns have no names yet."""
+        """Return the rows in ``X`` or in a layer; their columns have no names."""
         where = "X" if layer is None else f"layers/{layer}"
         with self.opened() as file:
             if where not in file or file[where].attrs.get("encoding-type") == "null":
@@ -138,7 +142,7 @@ def shape_of(group: Any) -> tuple[int, int]:
 
 
 def _checked_ends(group: Any, n_vectors: int) -> Array:
-    """Return where each row of a sparse matrix ends in its arrays, or refuse inconsistent arrays."""
+    """Return the ends of the rows, or columns, of a sparse matrix; refuse inconsistent arrays."""
     ends = np.asarray(group["indptr"][:], dtype=np.int64)
     n_stored = group["data"].shape
     is_whole = len(ends) == n_vectors + 1 and n_stored == group["indices"].shape == (ends[-1],)
@@ -168,7 +172,7 @@ def _values_of(table: Any, name: str) -> Array:
         values = _array_of(item["values"]).astype(object)
         values[item["mask"][:]] = None
         return values
-    if "categories" in item.attrs:  # as AnnData 0.7 wrote them
+    if "categories" in item.attrs:  # categories as AnnData 0.7 wrote them
         return _of_codes(item[:], _array_of(item.file[item.attrs["categories"]]))
     return _array_of(item)
 
@@ -184,7 +188,7 @@ def _of_codes(codes: Array, categories: Array) -> Array:
     """Return the categories that codes stand for; -1 stands for None."""
     if codes.size and not -1 <= codes.min() <= codes.max() < len(categories):
         raise InputError(
-            "the file is damaged, since a column has codes without a category; write it again"
+            "the file is damaged: a column has codes without a category; write it again"
         )
     values = np.empty(len(categories) + 1, dtype=object)
     values[:-1] = categories

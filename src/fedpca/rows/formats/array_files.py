@@ -11,10 +11,10 @@ from typing import Any
 from fedpca.errors import InputError, SiteFailed
 from fedpca.rows.in_memory import Block, batches, check_numeric, rows_per_block
 
-ROWS = "X"  # the name of the rows, if a file has several arrays
-ZARR = ".zarr"  # ends the name of a folder that is one array or group
+ROWS = "X"  # the name of the array of rows in a file with several arrays
+ZARR = ".zarr"  # ends the name of a folder that holds one Zarr array or group
 _OF_PACKAGES = ("h5py", "zarr")
-_MAX_CHUNK_RATIO = 4  # a chunk of the array that is longer than this many blocks is read in pieces
+_MAX_CHUNK_RATIO = 4  # a chunk longer than this many blocks is read in pieces
 
 
 class ArrayRows:
@@ -23,7 +23,7 @@ class ArrayRows:
     Parameters
     ----------
     opened : callable
-        A function that returns a context manager over the open array, for one pass over the rows.
+        A function that opens the array for one pass over the rows; it returns a context manager.
     name : str
         The name of the array in errors.
     """
@@ -38,7 +38,7 @@ class ArrayRows:
         with opened() as array:
             if len(array.shape) != 2:
                 raise InputError(
-                    f"{name} has {len(array.shape)} dimension(s); use one with 2, rows by features"
+                    f"{name} has {len(array.shape)} dimension(s); use a 2-D array, rows by features"
                 )
             check_numeric(array.dtype)
             self.n_rows, self.n_features = (int(length) for length in array.shape)
@@ -55,7 +55,9 @@ class ArrayRows:
                 for start in range(0, self.n_rows, step):
                     yield array[start : min(start + step, self.n_rows)]
         except (OSError, RuntimeError, ValueError, KeyError):
-            raise SiteFailed(f"{self._name} can no longer be read") from None
+            raise SiteFailed(
+                f"{self._name} can no longer be read; the site must restore it"
+            ) from None
 
     def _rows_per_read(self, array: Any) -> int:
         """Return how many rows to read at a time, so that each chunk is read once if memory allows."""
@@ -67,7 +69,7 @@ class ArrayRows:
 
 
 def is_array_on_disk(source: Any) -> bool:
-    """Return whether a source is an open HDF5 dataset or Zarr array, which must not be read whole."""
+    """Return whether a source is an open HDF5 dataset or Zarr array, which may exceed memory."""
     package = type(source).__module__.partition(".")[0]
     return package in _OF_PACKAGES and hasattr(source, "shape")
 
@@ -95,7 +97,7 @@ def open_hdf5(path: Path) -> ArrayRows:
 
 
 def open_zarr(path: Path) -> ArrayRows:
-    """Return the rows in a Zarr array, or in the one array of a Zarr group."""
+    """Return the rows in a Zarr array, or in the array of rows of a Zarr group."""
     zarr = package("zarr", path)
 
     def root() -> Any:
@@ -110,17 +112,18 @@ def open_zarr(path: Path) -> ArrayRows:
 
 
 def _refuse_empty(array: Any) -> None:
-    """Refuse a Zarr array without any chunk, whose values would all be its fill value."""
+    """Refuse a Zarr array without chunks, in which every value would be the fill value."""
     if array.size and not array.nchunks_initialized:
         raise InputError(
-            "the array has no chunk, so all its values would be its fill value; copy or write it again"
+            "the array has no chunks, so every value would be the fill value; copy or write it again"
         )
 
 
 def zarr_parts(path: Path) -> list[Path]:
     """Return the files and folders whose modification times change when a Zarr array changes.
 
-    A chunk is replaced by renaming a new one, which changes its folder's modification time.
+    A chunk is replaced by renaming a new file, which changes the modification time of the chunk's
+    folder.
     """
     below = path.rglob("*")
     described = {"zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"}
@@ -132,9 +135,9 @@ def _is_table(item: Any) -> bool:
 
 
 def _only(names: list[str]) -> str:
-    """Return the name of the array of rows, given those of all 2-D arrays of numbers."""
+    """Return the name of the array of rows, given the names of all 2-D arrays of numbers."""
     if not names:
-        raise InputError("the file contains no 2-D array of numbers; save the rows as one")
+        raise InputError("the file contains no 2-D array of numbers; save the rows as a 2-D array")
     if ROWS in names or len(names) == 1:
         return ROWS if ROWS in names else names[0]
     raise InputError(
@@ -144,7 +147,7 @@ def _only(names: list[str]) -> str:
 
 
 def package(name: str, path: Path, extra: str = "arrays") -> Any:
-    """Return a package that reads a file, or name the extra that installs it."""
+    """Return the package that reads a file; if it is missing, name the extra that installs it."""
     try:
         return import_module(name)
     except ImportError:

@@ -1,4 +1,4 @@
-"""Read rows from CSV and TSV files with a header line, compressed or not."""
+"""Read rows from CSV and TSV files with a header line; files may be compressed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedpca.rows.formats.csv_lines import (
 )
 
 CHARACTERS = 8  # rough length of a number in a CSV file
-COMPRESSION = 3  # rough factor by which a .gz file shrinks numbers
+COMPRESSION = 3  # rough factor by which gzip shrinks a file of numbers
 DELIMITERS = ",;\t|"
 DAMAGED = "the compressed data is damaged or cut off; copy the file again"
 
@@ -41,7 +41,7 @@ class CsvFile:
         used = choice.used_among(self.names)
         self._decimal = "."
         inferred = self._inferred(used)
-        if self._delimiter != "," and _n_texts(inferred):  # perhaps numbers such as 1,5
+        if self._delimiter != "," and _n_texts(inferred):  # the texts may be numbers such as 1,5
             self._decimal = ","
             with_commas = self._inferred(used)
             if _n_texts(with_commas) < _n_texts(inferred):
@@ -75,12 +75,14 @@ class CsvFile:
         except pa.ArrowInvalid as error:
             raise InputError(f"{self._path}: {self._explained(error)}") from None
         except OSError as error:
-            if error.errno is None:  # an error of Arrow about what it read
+            if error.errno is None:  # an error from Arrow, about the contents of the file
                 raise InputError(f"{self._path}: {DAMAGED}") from None
-            raise SiteFailed(f"{self._path} can no longer be read") from None
+            raise SiteFailed(
+                f"{self._path} can no longer be read; the site must restore it"
+            ) from None
 
     def _types(self, columns: Sequence[str]) -> dict[str, Any]:
-        """Return the type to read each column as.
+        """Return the type as which to read each column.
 
         A column may start with integers and continue with fractions, so numbers are read as float64.
         Booleans keep their type, because Arrow cannot parse "true" as a float.
@@ -102,7 +104,7 @@ class CsvFile:
         except pa.ArrowInvalid as error:
             raise self._explained(error) from None
         except OSError as error:
-            if error.errno is None:  # Arrow reads ahead, so it may find this here or later
+            if error.errno is None:  # Arrow reads ahead, so it may find the damage here or later
                 raise InputError(DAMAGED) from None
             raise
         if any(pa.types.is_binary(field.type) for field in schema):
@@ -119,7 +121,7 @@ class CsvFile:
         return csv.open_csv(self._path, parse_options=parse, convert_options=convert)
 
     def _explained(self, error: Exception) -> InputError:
-        """Return an error that says what Arrow refused on which line, without quoting the value."""
+        """Return an error that says what Arrow refused, and on which line, but never quotes a value."""
         if "UTF8" in str(error):
             return self._not_utf8()
         column = re.search(r"CSV column #(\d+): CSV conversion error", str(error))
@@ -135,8 +137,8 @@ class CsvFile:
             else f"line {line}, column {self.names[which]}"
         )
         return InputError(
-            f"{where} contains a value that is not a number; correct it, or leave the column out with "
-            "--drop"
+            f"{where} contains a value that is not a number; correct the value, or leave the column "
+            "out with --drop"
         )
 
     def _not_utf8(self) -> InputError:
@@ -150,7 +152,7 @@ class CsvFile:
 
 
 def not_utf8(where: str) -> InputError:
-    """Return an error about a file in an old encoding."""
+    """Return an error about a file that is not UTF-8; ``where`` says where."""
     return InputError(
         f"{where}; the file may be Latin-1 (Windows-1252); save it as UTF-8, or convert it with: iconv "
         "-f WINDOWS-1252 -t UTF-8"
@@ -158,7 +160,7 @@ def not_utf8(where: str) -> InputError:
 
 
 def _header_line(path: Path) -> bytes:
-    """Return the first line that is not empty, without the byte order mark of some programs."""
+    """Return the first line that is not empty, without the byte order mark that may precede it."""
     for number, line in lines_of(path):
         header = line.removeprefix(b"\xef\xbb\xbf")
         if header:
@@ -176,10 +178,10 @@ def _delimiter(header: bytes) -> str:
 
 
 def _header(names: list[str]) -> list[str]:
-    """Return the column names, or refuse a first line that lacks names or contains numbers."""
+    """Return the column names; refuse a header that lacks a name or contains only numbers."""
     if "" in names:
         raise InputError(
-            f"column {names.index('') + 1} has no name; save the file without its row index"
+            f"column {names.index('') + 1} has no name; name it, or save the file without its row index"
         )
     looks_like_data = all(_is_number(name) for name in names)
     if looks_like_data and names != [str(i) for i in range(len(names))]:

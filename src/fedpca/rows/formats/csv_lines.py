@@ -1,4 +1,4 @@
-"""Find the line of a text file that cannot be read, without quoting it.
+"""Find the line of a text file that cannot be read, without quoting the line.
 
 Arrow's errors quote values, which are private, and do not count lines. These functions read a file
 again after Arrow has refused it.
@@ -21,7 +21,7 @@ def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def fields_of(line: bytes, delimiter: str) -> list[str]:
-    """Return a line's fields, where quotes may enclose delimiters; none if it is not text."""
+    """Return a line's fields, where quotes may enclose delimiters; none if it cannot be split."""
     text = line.decode("utf-8", errors="replace")
     try:
         return next(csv.reader([text], delimiter=delimiter), [])
@@ -30,7 +30,7 @@ def fields_of(line: bytes, delimiter: str) -> list[str]:
 
 
 def line_of_other_width(path: Path, delimiter: str, n_fields: int) -> str | None:
-    """Describe the first line that does not have as many fields as the header."""
+    """Describe the first line with more or fewer fields than the header, or return None."""
     for number, line in lines_of(path):
         here = len(fields_of(line, delimiter)) if line else n_fields  # empty lines are skipped
         if here != n_fields:
@@ -39,7 +39,7 @@ def line_of_other_width(path: Path, delimiter: str, n_fields: int) -> str | None
 
 
 def place_of_bad_byte(path: Path) -> str | None:
-    """Describe the first byte that is not UTF-8."""
+    """Describe where the first byte is that is not UTF-8, or return None."""
     for number, line in lines_of(path):
         try:
             line.decode("utf-8")
@@ -51,7 +51,7 @@ def place_of_bad_byte(path: Path) -> str | None:
 def line_of_other_value(
     path: Path, delimiter: str, column: int, is_value: Callable[[str], bool]
 ) -> int | None:
-    """Return the number of the first line whose value in a column is not of the right kind."""
+    """Return the number of the first line with a wrong value in a column, or None."""
     for number, line in lines_of(path):
         fields = fields_of(line, delimiter)
         if number > 1 and column < len(fields) and not is_value(fields[column]):

@@ -29,15 +29,15 @@ from fedpca.rows.in_memory import (
     rows_per_block,
 )
 
-BED = ".bed"  # ends the name of a genotype file, which comes with two text files
+BED = ".bed"  # ends the name of a file of genotypes, which comes with two text files
 BUFFER_BYTES = 1 << 16  # raw bytes to read at a time from each column of a Parquet file
-MAX_MAPPED_BYTES = 64 << 20  # of a file at a time, since mapped bytes count as the process's memory
+MAX_MAPPED_BYTES = 64 << 20  # to map at a time, because mapped bytes count as the process's memory
 
 Opener = Callable[[Path, ColumnChoice, Partition], Rows]
 
 
 class NpyRows:
-    """Rows in a ``.npy`` file, mapped one block at a time so that memory is freed after each block."""
+    """Rows in a ``.npy`` file, mapped block by block, so that memory is freed after each block."""
 
     pass_cost = 40.0
     features = None
@@ -48,7 +48,7 @@ class NpyRows:
             raise InputError(f"the array has {whole.ndim} dimension(s); save a 2-D array")
         check_numeric(whole.dtype)
         self._path, self._dtype, self._offset = path, whole.dtype, whole.offset
-        # rows in a Fortran-order file are not contiguous, so map it whole; the system pages it
+        # rows in Fortran order are not contiguous, so map the whole file; the system pages it
         self._whole = None if whole.flags.c_contiguous else whole
         self.n_rows, self.n_features = whole.shape
         self.dtypes = (str(whole.dtype),) * self.n_features
@@ -57,7 +57,7 @@ class NpyRows:
         return self.views(rows_per_block(self.n_features))
 
     def views(self, step: int) -> Iterator[Block]:
-        """Yield blocks of ``step`` rows, or of as many as may be mapped at once if that is fewer."""
+        """Yield blocks of ``step`` rows, or of fewer rows if so many must not be mapped at a time."""
         row_bytes = max(1, self.n_features * self._dtype.itemsize)
         step = min(step, max(rows_per_block(self.n_features), MAX_MAPPED_BYTES // row_bytes))
         for start in range(0, self.n_rows, step):
@@ -72,7 +72,9 @@ class NpyRows:
         try:
             return np.memmap(self._path, self._dtype, "r", offset, shape)
         except (OSError, ValueError):
-            raise SiteFailed(f"{self._path} can no longer be read") from None
+            raise SiteFailed(
+                f"{self._path} can no longer be read; the site must restore it"
+            ) from None
 
 
 class ParquetFile:
@@ -97,12 +99,14 @@ class ParquetFile:
             with self._open() as file:
                 yield from file.iter_batches(size, columns=list(columns))
         except (OSError, pa.ArrowException):
-            raise SiteFailed(f"{self._path} can no longer be read") from None
+            raise SiteFailed(
+                f"{self._path} can no longer be read; the site must restore it"
+            ) from None
 
     def _open(self) -> Any:
         import pyarrow.parquet as pq
 
-        # otherwise, the raw bytes of a whole row group would be in memory with the decoded columns
+        # otherwise, memory would hold the raw bytes of a row group and its decoded columns
         return pq.ParquetFile(self._path, pre_buffer=False, buffer_size=BUFFER_BYTES)
 
 
@@ -139,7 +143,9 @@ class FeatherFile:
                     for start in range(0, batch.num_rows, max(1, step)):
                         yield batch.slice(start, step)
         except (OSError, pa.ArrowException):
-            raise SiteFailed(f"{self._path} can no longer be read") from None
+            raise SiteFailed(
+                f"{self._path} can no longer be read; the site must restore it"
+            ) from None
 
     def _open(self, columns: Sequence[str] | None) -> Any:
         import pyarrow as pa
@@ -158,7 +164,7 @@ def pandas_index(schema: Any) -> list[str]:
 
 
 def _open_npz(path: Path) -> Rows:
-    # given a path, numpy would not close a damaged file
+    # if numpy got the path, it would not close a damaged file
     with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
         names = list(archive.files)
         if "format" in names and "shape" in names:
@@ -172,19 +178,19 @@ def _open_npz(path: Path) -> Rows:
         if others:
             raise InputError(
                 f"besides {chosen!r}, the file contains the tables {', '.join(others)}; save the rows "
-                "of a site in a file of their own"
+                "of each site in a separate file"
             )
         return DenseRows(archive[chosen])
 
 
 def kind_of(path: Path) -> str:
-    """Return how a file's name ends, as in ``.csv`` or ``.csv.gz``."""
+    """Return the ending of a file's name, such as ``.csv`` or ``.csv.gz``."""
     name = path.name.lower()
     return next((kind for kind in OPENERS if name.endswith(kind)), path.suffix)
 
 
 def name_of(path: Path) -> str:
-    """Return a file's name without its kind."""
+    """Return a file's name without the ending that `kind_of` returns."""
     return path.name[: len(path.name) - len(kind_of(path))]
 
 

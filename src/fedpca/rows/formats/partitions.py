@@ -23,10 +23,10 @@ def partition_of(file: Path, folder: Path) -> Partition:
 
 
 class PartitionedTable:
-    """A table in one file of a partitioned dataset, with columns for the names of its folders.
+    """A table in one file of a partitioned dataset, with columns made from its folders' names.
 
-    The columns from folder names hold text. So they are not features, but they can name each row's site
-    or identify rows. If the file itself has a column of the same name, that column is used.
+    The columns from folder names hold text, so they are not features. But they can name each row's site
+    or identify rows. If the file itself has a column of the same name, the file's column is used.
     """
 
     has_names = True

@@ -25,8 +25,8 @@ from urllib.parse import unquote, urlsplit
 
 from fedpca.errors import InputError
 
-BATCH_ROWS = 10_000  # rows that are fetched at a time
-NO_ROWS = "the query returns no rows; use a select"
+BATCH_ROWS = 10_000  # rows to fetch at a time
+NO_ROWS = "the query returns no rows; use a select statement"
 _ALIASES = {"postgres": "postgresql", "grpc": "flightsql"}  # schemes whose drivers have other names
 
 
@@ -41,8 +41,8 @@ class Query:
         Addresses other than the first two need the ADBC driver for their scheme, such as the package
         ``adbc-driver-postgresql``.
     sql : str
-        A query whose result has one row for each row of the table. With an ORDER BY, a restarted
-        site can continue its run.
+        A query that returns the rows of the table. With an ORDER BY, a restarted site can continue its
+        run.
     """
 
     def __init__(self, database: Any, sql: str) -> None:
@@ -52,14 +52,15 @@ class Query:
         self._sql = sql
         self._folder = Path(
             tempfile.mkdtemp(prefix="fedpca-query-")
-        )  # which only its owner may enter
+        )  # only its owner may enter this folder
         weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._kept: Path | None = None
 
     def fetch(self) -> Path:
         """Query the database, and return the file with the rows.
 
-        The file's name and time depend only on the rows, so a resumed run recognizes the same rows.
+        The name and the modification time of the file depend only on the rows, so a resumed run can
+        tell that the rows are the same.
         """
         arriving = self._folder / f"{secrets.token_hex(4)}.part"
         try:
@@ -87,10 +88,10 @@ class Query:
                         writer.write_batch(batch)
         except InputError:
             raise
-        except Exception as error:  # each driver has exceptions of its own
+        except Exception as error:  # each driver has its own exceptions
             raise InputError(
                 f"the database did not answer the query: {type(error).__name__}: {str(error).strip()}; "
-                "check the address, the rights, and the query"
+                "check the address, the access rights, and the query"
             ) from None
 
 
@@ -129,7 +130,7 @@ def _connector_to(address: str) -> Callable[[], Any]:
 
 
 def _file_in(address: str) -> Path:
-    """Return the file of an address: three slashes precede a relative path, four an absolute one."""
+    """Return the file of an address; a relative path follows three slashes, an absolute path four."""
     parts = urlsplit(address)
     text = unquote(parts.netloc + parts.path)
     path = Path(text[1:] if address.partition(":")[2].startswith("//") else text)
@@ -150,7 +151,7 @@ def _driver(module: str, package: str) -> Any:
 @contextmanager
 def _result_of(connection: Any, sql: str) -> Iterator[tuple[Any, Iterator[Any]]]:
     """Run a query, and yield the schema of its result and its Arrow record batches."""
-    if hasattr(connection, "sql"):  # DuckDB, whose cursors would copy the rows once more
+    if hasattr(connection, "sql"):  # DuckDB; its cursors would copy the rows once more
         relation = connection.sql(sql)
         if relation is None:
             raise InputError(NO_ROWS)
@@ -168,7 +169,7 @@ def _result_of(connection: Any, sql: str) -> Iterator[tuple[Any, Iterator[Any]]]
 
 
 def with_numbers(reader: Any) -> tuple[Any, Iterator[Any]]:
-    """Return a result in which decimals of any size, which ADBC leaves as text, are float64."""
+    """Return a result with decimals of any size, which ADBC leaves as text, as float64."""
     import pyarrow as pa
 
     are_texts = [getattr(kind, "type_name", "") == "numeric" for kind in reader.schema.types]
@@ -187,7 +188,7 @@ def with_numbers(reader: Any) -> tuple[Any, Iterator[Any]]:
 
 
 def _from_tuples(cursor: Any, names: list[str]) -> tuple[Any, Iterator[Any]]:
-    """Return the result of a cursor without Arrow; the first rows show the types of the columns."""
+    """Return the result of a cursor without Arrow; its first rows set the types of the columns."""
     import pyarrow as pa
 
     first = cursor.fetchmany(BATCH_ROWS)
@@ -204,8 +205,8 @@ def _from_tuples(cursor: Any, names: list[str]) -> tuple[Any, Iterator[Any]]:
                     arrays.append(pa.array(_converted(values, field.type), field.type))
                 except (pa.ArrowException, TypeError, ValueError):
                     raise InputError(
-                        f"column {field.name} has values that are not {field.type}, as its first "
-                        "values are; cast the column in the query"
+                        f"column {field.name} has values that are not {field.type}, unlike its first "
+                        "values; cast the column in the query"
                     ) from None
             yield pa.record_batch(arrays, schema=schema)
             rows = cursor.fetchmany(BATCH_ROWS)
@@ -224,7 +225,7 @@ def _kind_of(values: Any) -> Any:
 
 
 def _converted(values: Any, kind: Any) -> Any:
-    """Convert the values of a column to its type; Arrow would cut off digits or refuse mixtures."""
+    """Convert a column's values to its type; Arrow would cut off digits or refuse mixed types."""
     import pyarrow as pa
 
     if kind == pa.float64():

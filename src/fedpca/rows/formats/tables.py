@@ -128,14 +128,14 @@ def dense_batch(batch: Any, schema: Any) -> Array:
     """Return an Arrow record batch as a dense ``(m, d)`` block, with NaN for nulls."""
     if not batch.num_columns or not batch.num_rows:
         return np.empty((batch.num_rows, batch.num_columns))
-    if batch.schema.types != schema.types:  # a cast takes a quarter of the time that decoding takes
+    if batch.schema.types != schema.types:  # a cast takes a quarter as long as decoding
         # a safe cast would refuse integers above 2^53; round them instead, as numpy does
         batch = batch.cast(schema, safe=False)
     return np.asarray(batch.to_tensor(null_to_nan=True, row_major=True).to_numpy())
 
 
 def _id_schema(schema: Any, ids: Sequence[str]) -> Any:
-    """Return the types of the ids; for a dictionary, the type of its values."""
+    """Return the types of the ids; a dictionary column has the type of its values."""
     import pyarrow as pa
 
     fields = [schema.field(name) for name in ids]
@@ -167,6 +167,10 @@ def _arrow_table(table: Any) -> Any:
     for i in range(len(names)):
         try:
             columns.append(pa.Array.from_pandas(table.iloc[:, i]))
-        except (pa.ArrowException, TypeError, ValueError):  # mixed types, which cannot be a feature
+        except (
+            pa.ArrowException,
+            TypeError,
+            ValueError,
+        ):  # a column of mixed types cannot be a feature
             columns.append(pa.array(table.iloc[:, i].astype(str), pa.string()))
     return pa.table(columns, names=list(names))

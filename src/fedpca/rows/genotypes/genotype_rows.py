@@ -1,9 +1,9 @@
-"""Read genotypes from a PLINK 1 fileset: two bits each, stored variant by variant.
+"""Read genotypes from a PLINK 1 fileset, which stores two bits for each, variant by variant.
 
-A row is a sample, and a column is a variant. A value is the number of copies, 0, 1, or 2, of the allele
-that the variant's name gives (`fedpca.rows.genotypes.variants`), or NaN if it is missing. Only a few
-megabytes of the file are decoded at a time. How often each value occurs in a column is counted
-without decoding.
+A row is a sample, and a column is a variant. A value is the number of copies, 0, 1, or 2, of the
+counted allele in the variant's name (`fedpca.rows.genotypes.variants`), or NaN if the genotype is
+missing. Only a few megabytes of the file are decoded at a time. How often each value occurs in a column
+is counted without decoding.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ FIRST_ALLELE = np.array([2.0, np.nan, 1.0, 0.0])  # copies of the first allele, 
 CODES = (np.arange(256)[:, None] >> np.arange(0, 8, 2) & 3).astype(np.uint8)  # (256, 4), by byte
 _DECODED = FIRST_ALLELE[CODES]  # (256, 4)
 _LOW_BITS = np.uint64(0x5555555555555555)
-PACKED_BYTES = 16 << 20  # of the file to hold at a time
-MAX_ENDS = 1000  # lines of a file whose last bytes are checked
-MIN_ENDS = 100  # in so many lines, no sample has two copies of the first allele everywhere
-MAX_GAP = 4  # a stretch of lines is read as one if at least one in this many is used
+PACKED_BYTES = 16 << 20  # of the file to hold in memory at a time
+MAX_ENDS = 1000  # how many lines of a file to check at their ends
+MIN_ENDS = 100  # in this many lines, no sample has two copies of the first allele throughout
+MAX_GAP = 4  # lines are read in one piece if at least one in this many is used
 
 
 class GenotypeRows:
     """The genotypes of samples at the variants of a fileset, as rows.
 
-    ``variants`` and ``samples`` say which variants and samples to use, and in which order.
+    ``variants`` and ``samples`` say which variants and samples to use, and in what order.
     """
 
     pass_cost = 4.0
@@ -70,7 +70,7 @@ class GenotypeRows:
         return self._samples.ids
 
     def alleles(self) -> dict[str, tuple[str, str]]:
-        """Return the counted and the other allele of each variant, as the fileset writes them.
+        """Return the counted allele and the other allele of each variant, as the fileset writes them.
 
         Variants that the fileset does not have are left out.
         """
@@ -136,7 +136,7 @@ class GenotypeRows:
 
     @cached_property
     def counts(self) -> Array:
-        """Return how many samples have 0, 1, and 2 copies, and how many are missing, ``(d, 4)``."""
+        """Count each variant's samples with 0, 1, and 2 copies and without a value, ``(d, 4)``."""
         counts = np.empty((self.n_features, 4), np.int64)
         width = -(-self._line_bytes // 8) * 8
         is_used = np.zeros(PER_BYTE * width, np.uint8)
@@ -162,7 +162,7 @@ class GenotypeRows:
         return counts
 
     def values(self, missing: Array) -> Array:
-        """Return the value of each code in each column, ``(d, 4)``; ``missing`` is ``(d,)``."""
+        """Return the value of each code in each column, ``(d, 4)``; missing ones get ``missing``."""
         values = np.where(self._variants.counts_first[:, None], FIRST_ALLELE, 2 - FIRST_ALLELE)
         values[:, MISSING_CODE] = missing
         return values
@@ -173,7 +173,7 @@ class GenotypeRows:
         return self._samples.lines
 
     def packed(self, start: int, stop: int, low: int, high: int) -> Array:
-        """Return the bytes from ``low`` to ``high`` of these columns' lines, ``(stop - start, b)``."""
+        """Return bytes ``low`` to ``high`` of the line of each column, ``(stop - start, b)``."""
         lines, width = self._variants.lines[start:stop], high - low
         if self._absent is not None:
             return self._packed_or_absent(start, stop, low, high)
@@ -194,11 +194,13 @@ class GenotypeRows:
                 for each, line in zip(packed, lines.tolist(), strict=True):
                     self._read(file, each, line, low)
         except OSError:
-            raise SiteFailed(f"{self._bed} can no longer be read") from None
+            raise SiteFailed(
+                f"{self._bed} can no longer be read; the site must restore it"
+            ) from None
         return packed
 
     def _packed_or_absent(self, start: int, stop: int, low: int, high: int) -> Array:
-        """Return packed lines; for variants that the file lacks, all samples are missing."""
+        """Return packed lines; at variants that the file lacks, all samples are missing."""
         assert self._absent is not None
         packed = np.full((stop - start, high - low), 0b01010101, np.uint8)
         here = np.flatnonzero(~self._absent[start:stop])
@@ -216,20 +218,22 @@ class GenotypeRows:
         while done < len(view):
             n = file.readinto(view[done:])
             if not n:
-                raise SiteFailed(f"{self._bed} is shorter than it was; it must not change in a run")
+                raise SiteFailed(
+                    f"{self._bed} is shorter than it was; files must not change in a run"
+                )
             done += n
 
 
 def byte_range(lines: Array) -> tuple[int, int]:
-    """Return the range of bytes that holds these samples."""
+    """Return the range of bytes in a line that holds these samples."""
     return int(lines.min()) // PER_BYTE, int(lines.max()) // PER_BYTE + 1
 
 
 def open_genotypes(source: Genotypes, choice: ColumnChoice = ALL_COLUMNS) -> GenotypeRows:
-    """Return the rows in a fileset, or refuse one that is damaged.
+    """Return the rows in a fileset; refuse a damaged fileset.
 
-    Columns that ``choice`` lists are names of variants. If a model wants variants that the fileset does
-    not have, all samples are missing there.
+    ``choice`` lists columns by the names of variants. At variants that a model uses but the fileset
+    does not have, all samples are missing.
     """
     variants, samples = read_variants(source), read_samples(source)
     _check_bed(source.bed, variants, samples)
@@ -239,19 +243,19 @@ def open_genotypes(source: Genotypes, choice: ColumnChoice = ALL_COLUMNS) -> Gen
     if choice.by_position:
         return _in_model(rows, choice.columns or ())
     if choice.ids:
-        raise InputError("the ids of samples are those in the .fam file, so omit id")
+        raise InputError("the ids of samples are in the .fam file, so id has no use here; omit id")
     position = {name: i for i, name in enumerate(rows.features)}
     return rows.at(np.array([position[name] for name in choice.features_among(rows.features)]))
 
 
 def _in_model(rows: GenotypeRows, features: Sequence[str]) -> GenotypeRows:
-    """Return rows in a model's variants; those that the file lacks are missing for all samples."""
+    """Return rows at a model's variants; at variants that the file lacks, all samples are missing."""
     position = {name: i for i, name in enumerate(rows.features)}
     found = np.array([position.get(name, -1) for name in features])
     if (found < 0).all():
         raise InputError(
-            f"{rows.n_features:,} variants, but none of the model's, such as {some_of(features, 1)}; "
-            "compare ids, positions, and alleles"
+            f"{rows.n_features:,} variants were found, but none that the model uses, such as "
+            f"{some_of(features, 1)}; compare ids, positions, and alleles"
         )
     own = rows._variants
     at = np.maximum(found, 0)
@@ -261,14 +265,14 @@ def _in_model(rows: GenotypeRows, features: Sequence[str]) -> GenotypeRows:
 
 
 def matchable(rows: Any) -> Any:
-    """Return rows without the variants that could not be matched with those of other cohorts."""
+    """Return rows without variants that could not be matched with variants of other cohorts."""
     if not isinstance(rows, GenotypeRows):
         return rows
     kept = [i for i, name in enumerate(rows.features) if can_be_matched(name)]
     if not kept:
         raise InputError(
-            f"all {rows.n_features:,} variants have strand-ambiguous alleles or lack one, so they "
-            "cannot be matched with those of other cohorts; use other variants"
+            f"all {rows.n_features:,} variants have strand-ambiguous alleles or lack an allele, so "
+            "they cannot be matched with those of other cohorts; use other variants"
         )
     return rows if len(kept) == rows.n_features else rows.at(np.array(kept))
 
@@ -280,7 +284,7 @@ def n_absent(rows: Any) -> int:
 
 
 def _check_bed(bed: Path, variants: Variants, samples: Samples) -> None:
-    """Refuse a file that is not a .bed file or does not have the size that its fileset implies."""
+    """Refuse a file that is no .bed file, or whose size does not fit the rest of its fileset."""
     with bed.open("rb") as file:
         magic = file.read(len(MAGIC))
     if magic == BY_SAMPLE:
@@ -289,23 +293,26 @@ def _check_bed(bed: Path, variants: Variants, samples: Samples) -> None:
             "file again with plink2 --make-bed"
         )
     if magic != MAGIC:
-        raise InputError("this is not a PLINK 1 .bed file; its first bytes differ")
+        raise InputError(
+            "this is not a PLINK 1 .bed file, because its first bytes differ; use a .bed file"
+        )
     expected = len(MAGIC) + variants.n_lines * -(-samples.n_lines // PER_BYTE)
     size = bed.stat().st_size
     if size != expected:
         _, bim, fam = fileset(bed)
         raise InputError(
-            f"the file has {size:,} bytes instead of {expected:,}, which {variants.n_lines:,} variants "
-            f"in {bim.name} and {samples.n_lines:,} samples in {fam.name} take; it is damaged, or the "
-            "three files do not belong together"
+            f"the file has {size:,} bytes instead of {expected:,}, the size for {variants.n_lines:,} "
+            f"variants in {bim.name} and {samples.n_lines:,} samples in {fam.name}; it is damaged, or "
+            "the three files do not belong together: copy them again"
         )
     _check_ends(bed, variants, samples)
 
 
 def _check_ends(bed: Path, variants: Variants, samples: Samples) -> None:
-    """Refuse a file whose lines end before or after the last sample, though within the same byte.
+    """Refuse a file whose lines end before or after the last sample, even within the same byte.
 
-    The unused bits of a byte are zero, which would mean two copies of the first allele everywhere.
+    The unused bits of a byte are zero. As genotypes, they would mean two copies of the first allele in
+    every line.
     """
     n_unused = -samples.n_lines % PER_BYTE
     width = -(-samples.n_lines // PER_BYTE)
@@ -324,5 +331,5 @@ def _check_ends(bed: Path, variants: Variants, samples: Samples) -> None:
     if len(codes) >= MIN_ENDS and not codes[:, PER_BYTE - n_unused - 1].any():
         raise InputError(
             f"the last of the {samples.n_lines:,} samples in {fam.name} has only the first alleles in "
-            f"{bim.name}, as where there is no sample; the three files do not belong together"
+            f"{bim.name}, as if there were no sample; the three files do not belong together"
         )

@@ -1,4 +1,4 @@
-"""Read the text files of a PLINK 1 fileset: variants, samples, and lists of those to use."""
+"""Read the text files of a PLINK 1 fileset, and the lists of variants and samples to use."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Genotypes:
     extract : path or list of str, optional
         The variants to use: a file for plink's ``--extract``, or a list of variant ids.
     n_autosomes : int
-        The number of autosomes. Variants on sex chromosomes and in mitochondria are left out, as
-        ``plink2 --pca`` does.
+        The number of autosomes. Variants on sex chromosomes and in mitochondria are left out, as by
+        ``plink2 --pca``.
 
     Examples
     --------
@@ -73,7 +73,7 @@ class Genotypes:
         return [*fileset(self.bed), *(Path(x) for x in lists if isinstance(x, str | os.PathLike))]
 
     def in_words(self) -> str:
-        """Return text with what determines the rows but is in no file, to detect a change."""
+        """Return text about all that determines the rows but is in no file, to detect changes."""
         given = {"keep": self.keep, "extract": self.extract}
         words = [f"{self.n_autosomes} autosomes"]
         for name, ids in given.items():
@@ -93,9 +93,9 @@ class Variants:
     """The variants of a fileset that are used."""
 
     names: tuple[str, ...]
-    lines: Array  # (d,), the position of each in the .bed file
+    lines: Array  # (d,), the position of each variant in the .bed file
     counts_first: Array  # (d,) of bool, whether rows count the allele that the .bed file counts
-    n_lines: int  # of the .bim file
+    n_lines: int  # in the .bim file
 
 
 @dataclass(frozen=True)
@@ -103,12 +103,12 @@ class Samples:
     """The samples of a fileset that are used."""
 
     ids: tuple[tuple[str, str], ...]  # family and individual
-    lines: Array  # (n,), the position of each in the .bed file
-    n_lines: int  # of the .fam file
+    lines: Array  # (n,), the position of each sample in the .bed file
+    n_lines: int  # in the .fam file
 
 
 def read_variants(source: Genotypes) -> Variants:
-    """Read the variants of a fileset, or those of ``extract``, on autosomes."""
+    """Read the variants of a fileset on autosomes; if ``extract`` is given, only those in it."""
     path = fileset(source.bed)[1]
     wanted = None if source.extract is None else set(_tokens(source.extract))
     names, lines, counts_first, n_lines = [], [], [], 0
@@ -117,7 +117,9 @@ def read_variants(source: Genotypes) -> Variants:
         chromosome, id, _, position, first, second = words
         chromosome = chromosome.lower().removeprefix("chr")
         if not (position.isascii() and position.removeprefix("-").isdecimal()):
-            raise InputError(f"line {number} has a position that is not a whole number")
+            raise InputError(
+                f"line {number} has a position that is not a whole number; correct the position"
+            )
         place = int(position)
         if ":" in first + second:
             raise InputError(f"line {number} has an allele with a colon; leave this variant out")
@@ -135,21 +137,21 @@ def read_variants(source: Genotypes) -> Variants:
         raise InputError(f"{path.name} has no variants on {among}; check both files")
     if misnamed_variant(names):
         raise InputError(
-            f"{path.name} has ids or alleles with characters that cannot be printed, or with more than "
-            f"{MAX_NAME} characters in all; leave these variants out"
+            f"{path.name} has variants whose ids or alleles have characters that cannot be printed, or "
+            f"more than {MAX_NAME} characters in all; leave these variants out"
         )
     kept = distinct_names(names)
     return Variants(kept, np.array(lines), np.array(counts_first, bool), n_lines)
 
 
 def read_alleles(bed: Path) -> list[tuple[str, str]]:
-    """Read both alleles in each line of a ``.bim`` file, beginning with the one that .bed counts."""
+    """Read both alleles in each line of a ``.bim`` file; the .bed file counts the first."""
     lines = _lines(fileset(bed)[1], BIM_COLUMNS)
     return [(words[4].upper(), words[5].upper()) for _, words in lines]
 
 
 def read_samples(source: Genotypes) -> Samples:
-    """Read the samples of a fileset, or those of ``keep``."""
+    """Read the samples of a fileset; if ``keep`` is given, only those in it."""
     path = fileset(source.bed)[2]
     is_kept = _sample_filter(source.keep)
     ids, lines, n_lines = [], [], 0
@@ -159,7 +161,7 @@ def read_samples(source: Genotypes) -> Samples:
             ids.append((words[0], words[1]))
             lines.append(number - 1)
     if len(set(ids)) < len(ids):
-        raise InputError(f"{path.name} lists a sample twice; each needs an id of its own")
+        raise InputError(f"{path.name} lists a sample twice; give each sample a unique id")
     if n_lines and not ids:
         raise InputError(f"{path.name} has none of the samples to keep; check both files")
     return Samples(tuple(ids), np.array(lines, np.int64), n_lines)

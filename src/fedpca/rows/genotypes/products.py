@@ -2,10 +2,10 @@
 
     A = X - 1 m',   S = sum_j a_j z_j',   y_j = a_j' S,   over the columns a_j of A
 
-A .bed file holds one variant after another, so products are computed column by column. A table maps
-each possible byte to the float64 values of its four samples, which are centered already and include the
-value for missing genotypes. Only a tile of values is in memory at a time. A product reads the
-lines twice.
+A .bed file holds one variant after another, so products are computed column by column. A byte holds the
+genotypes of four samples. A table for each variant maps each possible byte to four float64 values,
+which are already centered and include the value for missing genotypes. Only a tile of values is in
+memory at a time. A product reads each line of the file twice.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from fedpca.linalg.scratch import Scratch
 from fedpca.rows.genotypes.genotype_rows import CODES, PER_BYTE, GenotypeRows, byte_range
 
 TILE_ENTRIES = 1 << 18  # entries of a tile, which takes 2 MiB in float64
-MAX_TABLES = 256  # tables of 8 KiB in memory at once, one for each variant
+MAX_TABLES = 256  # tables in memory at a time, one of 8 KiB for each variant
 MAX_SAMPLES = 1 << 14  # in a tile
-GRAM_SAMPLES = 512  # samples decoded at once for A'A
-N_GROUPS = 16  # groups of variants for threads, fixed so that the number of threads changes no bit
+GRAM_SAMPLES = 512  # samples to decode at a time for A'A
+N_GROUPS = (
+    16  # of variants, to share among threads; fixed, so that the number of threads changes no bit
+)
 
 T = TypeVar("T")
 
@@ -40,7 +42,7 @@ class VariantProducts:
     mean : ndarray of shape (d,)
         The mean, in the order of the rows' own columns.
     fill : ndarray of shape (d,), optional
-        The values that replace missing genotypes; None if there are none.
+        The values that replace missing genotypes; None if no genotype is missing.
     """
 
     def __init__(self, rows: GenotypeRows, mean: Array, fill: Array | None) -> None:
@@ -102,7 +104,7 @@ class VariantProducts:
                 total += transposed[:, first : first + len(tile)] @ tile
             return total
 
-        # added in the order of the groups, whichever thread computed them
+        # added in the order of the groups, whichever thread was first
         return np.ascontiguousarray(np.asarray(sum(self._each_group(add))).T)
 
     def _chunks(self, size: int) -> Iterator[Array]:
@@ -112,7 +114,7 @@ class VariantProducts:
     def _tiles(self, lines: Array, start: int, stop: int) -> Iterator[tuple[int, Array]]:
         """Yield the columns of A from ``start`` to ``stop`` in tiles, ``(m, b)``, and their positions.
 
-        Each tile overwrites the last.
+        Each tile overwrites the tile before it.
         """
         scratch = Scratch()
         low, high = byte_range(lines)
@@ -125,7 +127,7 @@ class VariantProducts:
         for first in range(start, stop, step):
             last = min(first + step, stop)
             packed = self._rows.packed(first, last, low, high)
-            # contiguous, unlike the result of an index; otherwise, the lookup would copy it
+            # take returns a contiguous array; indexing would not, and the lookup would copy it
             tables = np.take(self._values[first:last], CODES.reshape(-1), axis=1, mode="clip")
             entries = scratch("entries", packed.shape, np.intp)
             np.add(packed, 256 * np.arange(last - first)[:, None], out=entries)

@@ -5,9 +5,10 @@
 Sites may write the same variant with its two alleles the other way around, or from the other strand,
 on which A is T and C is G. The name does not depend on that. If the alleles are two letters such as A
 and G, the counted allele is the one that is A on one of the strands. For any other pair, it is the
-first in alphabetical order. So each site can turn its own counts around (2 - g).
+first in alphabetical order. If a site's file counts the other allele, the site turns its counts g
+around (2 - g).
 
-If the alleles are A and T, or C and G, nobody can tell the strand. With several sites, such variants
+If the alleles are A and T, or C and G, nobody can tell the strand. With several sites, these variants
 are left out. Also left out are variants whose position or alleles differ between sites, variants that
 lack an allele, and variants that some site does not have.
 """
@@ -30,7 +31,7 @@ RARE = "below maf"
 
 NO_ALLELE = ("0", ".")
 MAX_NAME = 1000  # characters
-_STRAND = {"C": "G", "G": "C"}  # complements the other allele if one is T on this strand
+_STRAND = {"C": "G", "G": "C"}  # the other allele's complement, used if the counted allele is T
 _AMBIGUOUS = ({"A", "T"}, {"C", "G"})
 _NAME = re.compile(r"[^:\s]+:\d+:[^\s]+:[^:\s]+:[^:\s]+")
 
@@ -38,7 +39,7 @@ _NAME = re.compile(r"[^:\s]+:\d+:[^\s]+:[^:\s]+:[^:\s]+")
 def variant_name(
     chromosome: str, position: int, id: str, first: str, second: str
 ) -> tuple[str, bool]:
-    """Return a variant's name, and whether it counts the first of its two alleles."""
+    """Return a variant's name, and whether the name counts the first of its two alleles."""
     first, second = first.upper(), second.upper()
     pair = {first, second}
     if pair < {"A", "C", "G", "T"} and len(pair) == 2 and pair not in _AMBIGUOUS:
@@ -71,7 +72,7 @@ def misnamed_variant(names: Iterable[str]) -> bool:
 
 
 def is_ambiguous(name: str) -> bool:
-    """Return whether nobody can tell on which strand a variant's alleles are."""
+    """Return whether it is impossible to tell on which strand a variant's alleles are."""
     *_, counted, other = split_name(name)
     return {counted, other} in _AMBIGUOUS
 
@@ -82,7 +83,7 @@ def lacks_allele(name: str) -> bool:
 
 
 def can_be_matched(name: str) -> bool:
-    """Return whether the variants of two cohorts with this name certainly count the same allele."""
+    """Return whether two cohorts with a variant of this name certainly count the same allele."""
     return not is_ambiguous(name) and not lacks_allele(name)
 
 
@@ -92,20 +93,20 @@ def is_variant(name: str) -> bool:
 
 
 def refuse_unmatched(names: Iterable[str]) -> None:
-    """Refuse columns that are variants for which two cohorts may count different alleles."""
+    """Refuse names of variants if two cohorts may count different alleles of them."""
     found = [name for name in names if is_variant(name) and not can_be_matched(name)]
     if found:
         raise InputError(
-            f"{len(found):,} variants, such as {found[0]}, have strand-ambiguous alleles or lack one, "
-            "so nobody can tell whether two cohorts count the same; leave them out at each site, as "
-            "Summary.of and fedpca summarize do"
+            f"{len(found):,} variants, such as {found[0]}, have strand-ambiguous alleles or lack an "
+            "allele, so two cohorts may count different alleles; leave these variants out at each "
+            "site, as Summary.of and fedpca summarize do"
         )
 
 
 def common_variants(sites: Mapping[str, Sequence[str]]) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the variants that all sites have, in the first site's order, and why others are left out.
 
-    The strand of one site's alleles does not matter, so a single site keeps all variants.
+    If there is only one site, strands do not matter, so the site keeps all variants.
     """
     first = next(iter(sites.values()))
     if len(sites) == 1:

@@ -1,4 +1,4 @@
-"""Present rows on a device: on a GPU, or wherever PyTorch, CuPy, or another library keeps arrays.
+"""Present rows on a device: a GPU, or wherever PyTorch, CuPy, or another library keeps arrays.
 
 Rows keep their dtype and stay on their device. They are multiplied there (`fedpca.rows.gpu.products`).
 Solvers that need the rows themselves get them from ``blocks`` as numpy arrays, one block at a time.
@@ -36,11 +36,11 @@ from fedpca.rows.in_memory import (
     rows_per_block,
 )
 
-CHUNK_BYTES = 256 << 20  # of rows in float64 that a GPU works on at a time
-ROWS_PER_PRODUCT = 2048  # a product over more rows would leave most of a GPU idle
-MAX_MEMORY_SHARE = 0.5  # of a GPU's free memory that may hold the rows of one site
+CHUNK_BYTES = 256 << 20  # of float64 rows that a GPU works on at a time
+ROWS_PER_PRODUCT = 2048  # a single product over more rows would leave most of a GPU idle
+MAX_MEMORY_SHARE = 0.5  # share of a GPU's free memory that the rows of one site may take
 EXACT_IN_FLOAT32 = {"float", "float32", "halffloat", "float16", "int8", "uint8", "int16", "uint16"}
-ROUNDING_OF = {  # error of A'A, as a share of its largest eigenvalue
+ROUNDING_OF = {  # error in A'A, as a share of its largest eigenvalue
     "float64": ROUNDING,
     "float32": 8 * float(np.finfo(np.float32).eps),
     "tf32": 2.0**-9,  # factors have 11 bits
@@ -48,9 +48,9 @@ ROUNDING_OF = {  # error of A'A, as a share of its largest eigenvalue
 
 
 def device_rows(array: Any) -> Rows:
-    """Return the rows in an array of a library other than numpy; they stay where they are.
+    """Return the rows in an array of a library other than numpy; the rows stay where they are.
 
-    Without array-api-compat, rows in the memory of this process are read as numpy arrays.
+    If array-api-compat is not installed, rows in the memory of this process are read as numpy arrays.
     """
     if optional("array_api_compat") is not None:
         return DeviceRows(array)
@@ -65,7 +65,8 @@ def device_rows(array: Any) -> Rows:
 def rows_on(rows: Rows, name: str | None, precision: str | None = None) -> Rows:
     """Return the rows prepared for products on the device ``name`` and with this precision.
 
-    If ``name`` is None, the rows stay where they are. If ``precision`` is None, it does not change.
+    If ``name`` is None, the rows stay where they are. If ``precision`` is None, the precision does not
+    change.
     """
     if precision is not None and precision not in ROUNDING_OF:
         raise InputError(f"precision={precision!r} must be one of {', '.join(ROUNDING_OF)}")
@@ -77,7 +78,8 @@ def rows_on(rows: Rows, name: str | None, precision: str | None = None) -> Rows:
             rows = rows.moved(there.device)
         else:
             raise InputError(
-                f"device={name!r} does not apply to an array that is on a device already; omit device"
+                f"device={name!r} uses a different library than the array, which is on a device "
+                "already; omit device"
             )
     if precision is not None:
         if not isinstance(rows, DeviceRows | MovedRows):
@@ -124,7 +126,7 @@ class DeviceRows:
 
     def blocks(self) -> Iterator[Block]:
         for block in _cut(self._array, rows_per_block(self.n_features)):
-            if self._dtype == "bfloat16":  # which numpy does not have
+            if self._dtype == "bfloat16":  # numpy has no bfloat16
                 block = self.xp.astype(block, self.xp.float32)
             yield to_host(block)
 
@@ -134,7 +136,7 @@ class DeviceRows:
 
     @cached_property
     def has_gaps(self) -> bool:
-        """Return whether a value is missing."""
+        """Return whether any value is missing."""
         return _any_gaps(self)
 
     @property
@@ -146,7 +148,7 @@ class DeviceRows:
 class MovedRows:
     """Rows from files or from the memory of this process, moved to a device as they are read.
 
-    They stay on the device if they fit; otherwise, they are moved again for each question.
+    The rows stay on the device if they fit; otherwise, they are moved again for each question.
 
     Parameters
     ----------
@@ -164,7 +166,7 @@ class MovedRows:
         self.xp, self.device = there.xp, there.device
         self.features, self.n_features = rows.features, rows.n_features
         self.dtypes, self.pass_cost = rows.dtypes, rows.pass_cost
-        # files are read as float64; values that float32 holds exactly need half of the memory
+        # values that fit into float32 without rounding are moved as float32, in half the memory
         is_narrow = all(EXACT_IN_FLOAT32.issuperset(d.split(" or ")) for d in rows.dtypes)
         self._dtype = np.dtype(np.float32 if is_narrow else np.float64)
         self._kept: list[Any] | None = None
@@ -202,7 +204,7 @@ class MovedRows:
 
     @cached_property
     def has_gaps(self) -> bool:
-        """Return whether a value is missing."""
+        """Return whether any value is missing."""
         return _any_gaps(self)
 
     @property
@@ -227,7 +229,7 @@ def _chunk_rows(rows: OnDevice) -> int:
 
 
 def chunks(rows: OnDevice, block: Any) -> Iterator[Any]:
-    """Yield a block in parts of as many rows as the device works on at a time."""
+    """Yield a block in parts; each has the number of rows that the device works on at a time."""
     return _cut(block, _chunk_rows(rows))
 
 

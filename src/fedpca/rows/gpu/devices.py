@@ -1,7 +1,7 @@
 """Find devices, and move arrays to them and back.
 
 PyTorch and CuPy are imported only here, and only if somebody names a device. Other code uses the array
-API standard, in which an array provides the functions of its own library.
+API standard, with which an array itself gives access to the functions of its library.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Device(NamedTuple):
 
     xp: Any  # the namespace of the array API
     device: Any
-    free_bytes: int  # memory that rows may take; 0 for the memory of this process
+    free_bytes: int  # free memory on the device; 0 if the device is this process
 
 
 def is_device_name(name: Any) -> bool:
@@ -60,8 +60,8 @@ def find_device(name: str) -> Device:
         n_devices = _n_cupy_devices(engine)
     if int(index or 0) >= n_devices:
         raise InputError(
-            f"device={name!r} does not exist: {library} finds {n_devices} GPU(s) here; use one of "
-            "them, or omit device to use numpy"
+            f"device={name!r} does not exist: {library} finds {n_devices} GPU(s) here; use a GPU that "
+            "exists, or omit device to use numpy"
         )
     xp = importlib.import_module(f"array_api_compat.{engine.__name__}")
     if kind == "cpu":
@@ -81,7 +81,7 @@ def find_device(name: str) -> Device:
 def top_eigen_on(there: Device, symmetric: Array, k: int) -> tuple[Array, Array]:
     """Return what `fedpca.linalg.dense.top_eigen` returns, computed on a device.
 
-    The entries are first scaled by a power of two that brings them near one.
+    The matrix is first multiplied by a power of two that brings its largest diagonal entry near one.
     """
     largest = float(np.abs(symmetric.diagonal()).max(initial=0.0))
     factor = 2.0 ** -max(-1000, min(1000, math.frexp(largest)[1]))
@@ -95,7 +95,7 @@ def top_eigen_on(there: Device, symmetric: Array, k: int) -> tuple[Array, Array]
 def to_device(values: Array, xp: Any, device: Any) -> Any:
     """Return a numpy array as an array on a device."""
     if not values.flags.writeable:
-        values = values.copy()  # PyTorch warns about arrays that it must not write to
+        values = values.copy()  # PyTorch warns about read-only arrays
     return xp.asarray(values, device=device)
 
 
@@ -117,7 +117,7 @@ def on_host(X: Any) -> Any:
 
 
 def selected_rows(array: Any, chosen: Array) -> Any:
-    """Return the rows of an array that a mask, ``(n,)``, chooses; they stay where the array is."""
+    """Return the rows that a mask, ``(n,)``, chooses from an array, on the array's own device."""
     if not is_foreign(array) or optional("array_api_compat") is None:
         return array[chosen]
     compat = importlib.import_module("array_api_compat")
@@ -126,10 +126,10 @@ def selected_rows(array: Any, chosen: Array) -> Any:
 
 
 def check_float64(xp: Any, device: Any) -> None:
-    """Refuse a device without float64, whose sums would be too inaccurate."""
+    """Refuse a device without float64, on which sums would be too inaccurate."""
     try:
         has_float64 = xp.zeros(1, dtype=xp.float64, device=device).dtype == xp.float64
-    except TypeError:  # what PyTorch raises for Apple's GPUs
+    except TypeError:  # PyTorch raises this for Apple's GPUs
         has_float64 = False
     if not has_float64:
         raise InputError(f"device {device} has no float64, which sums need; pass a numpy array")
@@ -139,7 +139,7 @@ def check_float64(xp: Any, device: Any) -> None:
 def matrix_products_in(precision: str) -> Iterator[None]:
     """Make PyTorch multiply float32 matrices in full precision or in tf32, whatever its settings.
 
-    CuPy takes its setting from the environment.
+    CuPy takes this setting from the environment, where a different setting is refused.
     """
     torch = sys.modules.get("torch")
     if torch is None:

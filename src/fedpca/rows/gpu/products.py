@@ -2,14 +2,14 @@
 
     sum x,   sum (x - m)^2,   A'A,   A'(A Z),   ||A V||^2,   with A = X - 1 m'
 
-A chunk of rows at a time is centered and multiplied in float64 on the device, so an offset of 1e8 costs
-no digits, and results are as accurate as those of numpy. Only m, Z, and V are moved to the device, and
-only sums over rows are moved back, once for each question.
+Rows are centered and multiplied in float64 on the device, one chunk at a time. So an offset of 1e8
+costs no digits, and results are as accurate as those of numpy. Only m, Z, and V are moved to the
+device, and only sums over rows are moved back, once for each question.
 
 Most GPUs are many times slower in float64 than in float32. A site may therefore ask for A'A in float32
-or tf32. A'A is still one symmetric matrix, so every solver converges as usual. But it is slightly
-inaccurate. The site states by how much (`fedpca.rows.gpu.device_rows.ROUNDING_OF`), so no solver claims
-a smaller error.
+or tf32. A'A is still one symmetric matrix, so every solver converges as usual. But A'A is slightly
+inaccurate. The site reports how large the error may be (`fedpca.rows.gpu.device_rows.ROUNDING_OF`), so
+no solver claims a smaller error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedpca.arrays import Array
 from fedpca.rows.gpu.device_rows import ROWS_PER_PRODUCT, OnDevice, chunks
 from fedpca.rows.gpu.devices import matrix_products_in, to_device, to_host
 
-MIN_PANEL, MAX_PANELS = 500, 8  # fewest columns in a panel of A'A, most panels
+MIN_PANEL, MAX_PANELS = 500, 8  # fewest columns in a panel of A'A, and most panels
 
 
 def sums_on_device(rows: OnDevice) -> tuple[int, Array]:
@@ -35,7 +35,7 @@ def sums_on_device(rows: OnDevice) -> tuple[int, Array]:
         n += int(block.shape[0])
         if xp.isdtype(block.dtype, "bool"):
             block = xp.astype(block, xp.uint8)
-        total += xp.sum(block, axis=0, dtype=xp.float64)  # needs no copy in float64
+        total += xp.sum(block, axis=0, dtype=xp.float64)  # without a float64 copy
     return n, to_host(total)
 
 
@@ -64,7 +64,7 @@ class DeviceProducts:
         return to_host(self._gram_there())
 
     def gram_times(self, Z: Array, *, by_gram: bool) -> Array:
-        """Return A'(A Z), ``(d, k)``; ``by_gram`` uses A'A, which is then kept on the device."""
+        """Return A'(A Z), ``(d, k)``; with ``by_gram``, compute A'A first and keep it there."""
         there = self._to_device(Z)
         if by_gram:
             return to_host(self._xp.matmul(self._gram_there(), there))
@@ -75,7 +75,7 @@ class DeviceProducts:
         return to_host(total)
 
     def energy_along(self, V: Array, *, by_gram: bool) -> float:
-        """Return ``||A V||^2`` for V, ``(d, k)``; ``by_gram`` uses A'A."""
+        """Return ``||A V||^2`` for V, ``(d, k)``; with ``by_gram``, compute A'A first."""
         there = self._to_device(V)
         if by_gram:
             product = self._xp.matmul(self._gram_there(), there)
@@ -93,14 +93,14 @@ class DeviceProducts:
         return total
 
     def _gram_there(self) -> Any:
-        """Return A'A on the device, computed once."""
+        """Return A'A, which is computed once and stays on the device."""
         if self._gram is None:
             is_exact = self._rows.precision == "float64"
             self._gram = self._inner(self._stacks()) if is_exact else self._narrow_gram()
         return self._gram
 
     def _narrow_gram(self) -> Any:
-        """Return A'A from products in float32, added in float64.
+        """Return A'A from products in float32 or tf32 that are added up in float64.
 
         Columns are scaled to a variance of one, so that no square overflows or underflows. Rounding
         must not take entries beyond what the squares on the diagonal allow. Otherwise, the largest
@@ -124,8 +124,8 @@ class DeviceProducts:
     def _inner(self, stacks: Iterator[Any]) -> Any:
         """Return the sum of A'A over stacks, ``(d, d)`` in float64.
 
-        The sum is symmetric. Each panel is multiplied by its own columns and those after them, which
-        saves almost half of the work; the rest is copied from earlier panels.
+        The sum is symmetric. Each panel is multiplied only by its own columns and by later ones, which
+        saves almost half of the work. All other entries are copied from earlier panels.
         """
         xp, d = self._xp, self._rows.n_features
         n_panels = max(1, min(MAX_PANELS, d // MIN_PANEL))
@@ -144,8 +144,8 @@ class DeviceProducts:
     def _stacks(self, n_rows: int | None = None) -> Iterator[Any]:
         """Yield A in float64, as stacks of matrices with ROWS_PER_PRODUCT or ``n_rows`` rows each.
 
-        A product with few columns gives a GPU little to do at a time, unless it works on many
-        products at once.
+        A product with few columns keeps only a part of a GPU busy, so a GPU computes many of them at
+        the same time.
         """
         xp, d = self._xp, self._rows.n_features
         n_rows = n_rows or ROWS_PER_PRODUCT

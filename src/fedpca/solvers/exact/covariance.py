@@ -37,9 +37,9 @@ from fedpca.solvers.standardize import SCALES, moments_asked, own_frame
 if TYPE_CHECKING:
     from fedpca.site.site import Site
 
-MAX_TRACED = 500  # with more features, the residual is not multiplied by itself
+MAX_TRACED = 500  # with more features, the traces of the residual are not computed
 ROWS_PER_FEATURE_TO_KEEP = 4  # with more rows per feature, A'A is much smaller than the rows
-FEATURES_TO_KEEP = 128  # with at most this many, A'A is so small that keeping it costs nothing
+FEATURES_TO_KEEP = 128  # with no more features, A'A is so small that keeping it costs nothing
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Covariance:
     ----------
     device : str, optional
         The device on which the coordinator finds the eigenvectors, such as "cuda". With thousands of
-        features, a GPU is many times as fast. By default, numpy finds them.
+        features, a GPU is many times as fast as a CPU. By default, numpy finds them on the CPU.
 
     Examples
     --------
@@ -127,7 +127,7 @@ class Covariance:
 def covariance_triangle(site: Site, mean: Array, scale: Array) -> Arrays:
     """Send the upper triangle of A_i'A_i, and store the mean and the scale."""
     d = len(mean)
-    # A'A is computed here anyway; if it is much smaller than the rows, it answers later questions
+    # if A'A is much smaller than the rows, it is kept to answer later questions
     is_kept = d <= FEATURES_TO_KEEP or site.rows.n_rows > ROWS_PER_FEATURE_TO_KEEP * d
     n_products = d if is_kept else 0
     frame = own_frame(site, mean, scale, n_products)

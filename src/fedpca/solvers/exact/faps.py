@@ -41,8 +41,9 @@ the published algorithm:
   growth by a tenth takes hundreds of rounds. Without the bound, slow convergence would make the penalty
   grow forever.
 - The stopping rule is a bound on the KKT violation ``||(I - Z Z') C Z||_F``. It costs one number per
-  site, ``||(I - Z Z')(Q_i - C_i) Z||_F``, and one more product there. The change in the objective, rule
-  (27), does not show how far away the solution is. The last round computes the eigenvalues.
+  site, ``||(I - Z Z')(Q_i - C_i) Z||_F``, and one more product at each site. The change in the
+  objective, rule (27), does not show how far away the solution is. The last round computes the
+  eigenvalues.
 """
 
 from __future__ import annotations
@@ -100,14 +101,14 @@ from fedpca.solvers.standardize import moments_asked, standardize, standardize_s
 if TYPE_CHECKING:
     from fedpca.site.site import Site
 
-MAX_STEPS = 1000  # at most, at a site in a round
+MAX_STEPS = 1000  # most local steps at a site in a round
 MAX_DECLARED_PENALTY = 1000.0  # the largest penalty that may be asked for
 LOCAL_STEPS = 5  # steps of subspace iteration at each site in each round
 PENALTY = 0.15  # initial beta_i, as a share of ||A_i||_2^2
 PENALTY_CHECK_ROUNDS = 5  # rounds between penalty checks, (25)
 STOP_RULES = ("kkt", "objective")
 RECENT_STEPS = 4  # the ratios of these steps show how fast an iteration comes to rest
-AT_REST = 1e-13  # smaller steps are rounding
+AT_REST = 1e-13  # smaller steps are only rounding errors
 FEW_ROUNDS = 10  # a run this short needs no advice
 TIMES_LANCZOS = 5  # approximate number of FAPS rounds per Lanczos round
 
@@ -197,7 +198,7 @@ class Faps:
         moments, rank = moments_and_rank(fed, problem)
         n, d, p = moments.n, moments.d, rank.first_look
         local_steps = BY_CONDITION.get(self.local_steps, self.local_steps)
-        # columns that a site multiplies
+        # number of columns by which a site multiplies its rows
         products_per_round = p * (max(local_steps, LOCAL_STEPS) + 1)
         rounds = min(problem.max_rounds, TIMES_LANCZOS * LANCZOS_ROUNDS)
         energy = standardize_sites(fed, moments, products_per_round * rounds)
@@ -236,9 +237,7 @@ class Faps:
         has_converged = residuals[-1] <= problem.tol and is_close and is_fixed
         reason = "converged" if has_converged else "uncertain" if rounds_left else "max_rounds"
         is_certain = has_converged and problem.common.rounding <= ROUNDING
-        if (
-            has_converged and not is_certain
-        ):  # inaccurate products shift the place where Z comes to rest
+        if has_converged and not is_certain:  # inaccurate products shift the limit of Z
             reason = "uncertain"
         k = k or p
         started = self.penalty * float(last["norm"])
@@ -257,7 +256,7 @@ class Faps:
         angle_tol: float,
         max_rounds: int,
     ) -> tuple[Array, list[float], list[float]]:
-        """Run Algorithm 1 until it may stop or rounds run out.
+        """Run Algorithm 1 until it may stop or the rounds run out.
 
         Return Z, the residuals, and the lengths of the steps. Plain products would bound the
         remaining angle, but they would undo the mask. So the angle is estimated from how fast Z comes
@@ -289,7 +288,8 @@ def distance_left(steps: list[float], least: float = 0.0) -> float:
 
     If each step is at most a share rho of the one before, the last step and all later ones
     add up to at most ``1 / (1 - rho)`` times the length of the last step. The estimate is twice that.
-    ``least`` is the smallest possible rho. Steps at rest do not show rho, but earlier ones do.
+    ``least`` is the smallest possible rho; steps that are only rounding errors do not show rho, but
+    earlier steps do.
     """
     last = steps[-RECENT_STEPS:]
     moving = [step for step in last if step > AT_REST]
@@ -304,11 +304,12 @@ def distance_left(steps: list[float], least: float = 0.0) -> float:
 
 
 def _angle_left(steps: list[float], theta: Array, penalty: float, residual: float) -> float:
-    """Estimate the angle to the exact components, with the eigenvalues and the sum of the penalties.
+    """Estimate the angle to the exact components from the steps, eigenvalues, and sum of penalties.
 
-    Along a component much smaller than the penalties, every step is tiny, even far from the limit: by
-    the rates at the top of this file, it is at least ``beta / (beta + lambda_k)`` times the step
-    before. ``residual`` accounts for what the steps do not show.
+    Along a component whose eigenvalue is much smaller than the penalties, every step is tiny, even
+    far from the limit: by the rates at the top of this file, each step is at least
+    ``beta / (beta + lambda_k)`` times as long as the one before. ``residual`` accounts for what the
+    steps do not show.
     """
     largest, smallest = float(theta[0]), float(theta[-1])
     if largest <= 0:
@@ -327,7 +328,7 @@ class FapsState:
     beta: float  # the penalty
     norm: float  # ||A_i||_2^2
     round: int
-    distance: float | None = None  # from the copy to Z at the last penalty check
+    distance: float | None = None  # distance from the copy to Z at the last penalty check
 
 
 @question(
@@ -367,8 +368,8 @@ def consensus_step(
 def largest_mask(penalty: float) -> float:
     """Return a bound on ``||Q_i|| + ||C_i||`` as a multiple of the site's sum of squares.
 
-    The penalty is at most ``max(penalty, MAX_PENALTY) ||A_i||^2``, and the multiplier at most twice
-    ``||A_i||^2``.
+    The penalty is at most ``max(penalty, MAX_PENALTY) ||A_i||^2``, and the norm of the multiplier
+    is at most twice ``||A_i||^2``.
     """
     return max(penalty, MAX_PENALTY) + 3
 

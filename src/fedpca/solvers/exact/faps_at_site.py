@@ -24,7 +24,7 @@ MAX_PENALTY = 2.0  # beta_i does not grow beyond this share of ||A_i||_2^2
 SUFFICIENT = 0.1  # c_1 in (13), with c_1' = 1
 DECREASE = 0.5  # delta_i in (14)
 MAX_CHANGE = 1e-2  # epsilon_x in (26)
-MAX_LOCAL_STEPS = 50  # at most, if a condition ends the steps
+MAX_LOCAL_STEPS = 50  # most local steps if a condition ends them
 BY_CONDITION = {"decrease": 0, "change": -1}  # codes sent instead of a number of local steps
 
 Product = Callable[[Array], Array]  # C times a block
@@ -95,7 +95,7 @@ def masked_product(copy: Copy, Z: Array, beta: float) -> Array:
 
 
 def grown(beta: float, before: float, distance: float, norm: float) -> float:
-    """Return the penalty after (25), which grows if the copy has not moved closer to Z.
+    """Return the penalty according to rule (25): it grows if the copy has not moved closer to Z.
 
     ``distance`` is the distance from the copy to Z now, and ``before`` is the distance at the last
     check.

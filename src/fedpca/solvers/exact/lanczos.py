@@ -140,17 +140,17 @@ class Lanczos:
 
 
 def can_stop(ritz: Ritz, k: int, problem: Problem) -> bool:
-    """Return whether k directions are within the tolerance, or no round would improve them."""
+    """Return whether k directions are within the tolerance, or no further round would improve them."""
     rounding = problem.common.rounding
     at_rounding = bool((ritz.residuals[:k] <= rounding * ritz.values[0]).all())
     return at_rounding or bool(ritz.angle_bounds(k, rounding)[-1] <= problem.angle_tol)
 
 
 def ends_within_noise(ritz: Ritz, n: int, energy: float, problem: Problem) -> bool:
-    """Return whether the components above the noise are found, and the others are within it.
+    """Return whether the components above the noise are found, and the rest are known to within it.
 
     The sampling error of a variance is ``theta sqrt(2 / n)``. If a residual is smaller, the direction
-    combines only components whose variances differ by less than that.
+    combines only components whose variances differ by less than this error.
     """
     above = n_above_noise(ritz.values, ritz.n_wanted, n)
     found = ritz.residuals[:above]
@@ -168,7 +168,7 @@ def n_above_noise(values: Array, k: int, n: int) -> int:
 
         theta_j - theta_(j+1) > theta_j sqrt(2 / n)
 
-    With only this many rows, components after this j cannot be told from their neighbors. Return zero
+    With only n rows, components after this j cannot be told from their neighbors. Return zero
     if there is no such j. ``values`` are the variances in descending order: the first k and, if there
     is one, the next.
     """

@@ -60,7 +60,7 @@ from fedpca.solvers.standardize import standardize, standardize_sites
 if TYPE_CHECKING:
     from fedpca.site.site import Site
 
-MAX_LOCAL_STEPS = 1000  # at most, at a site in a round
+MAX_LOCAL_STEPS = 1000  # most local steps at a site in a round
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def local_power_steps(site: Site, Z: Array, steps: Array) -> Arrays:
 
 
 def local_steps_of_rounds(steps: int, halve_every: int) -> Iterator[int]:
-    """Yield the number of local steps for each round until the number would be one."""
+    """Yield the number of local steps for each round, as long as it is more than one."""
     while steps > 1:
         yield from itertools.repeat(steps, halve_every)
         steps //= 2

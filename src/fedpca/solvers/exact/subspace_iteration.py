@@ -50,12 +50,13 @@ from fedpca.solvers.sign_flips import draw_signs, flips_order
 from fedpca.solvers.standardize import Moments, moments_asked, standardize, standardize_sites
 
 N_GUARDS = 3  # columns of a search for a larger eigenvalue outside the block
-GUARD_ROUNDS = 40  # at most, of that search if the next eigenvalue is close
-TELLS_APART = 0.02  # residual of that eigenvalue, relative to its distance from those of the block
-# how far that eigenvalue may exceed the value found; on random tables, at most 7.0 and 0.13
+GUARD_ROUNDS = 40  # most rounds of that search; it takes many if the next eigenvalue is close
+TELLS_APART = 0.02  # residual at which the search ends, relative to the gap before that eigenvalue
+# how far that eigenvalue may exceed the value found: this many times the residual, or this share of
+# the gap, whichever is more; on random tables, it was at most 7.0 times and 0.13
 TIMES_RESIDUAL = 10.0
 GAP_SHARE = 0.2
-AT_REST = 4.0  # residuals of this many rounding errors do not become smaller
+AT_REST = 4.0  # residuals no larger than this many rounding errors cannot shrink
 TIMES_LANCZOS = 15  # approximate number of rounds per Lanczos round
 
 
@@ -148,7 +149,7 @@ def iterate(
             Y = np.hstack([Y, fed.rng().standard_normal((d, p - Y.shape[1])) * theta[-1]])
         elif k is not None and is_known and norm(residuals[:k]) <= problem.tol * energy:
             if following is None or following.certifies(theta, residuals, k, problem):
-                following = following_direction(fed, V, float(theta[k - 1]))  # outside this V
+                following = following_direction(fed, V, float(theta[k - 1]))  # it lies outside V
             if following.value > theta[k - 1] + ROUNDING * theta[0]:  # a direction was missed
                 Y = np.hstack([V[:, :-1] * theta[:-1], following.vector * following.value])
                 following = None
@@ -172,7 +173,7 @@ class Following:
     vector: Array  # (d, 1)
 
     def bounds(self, theta: Array, residuals: Array, k: int, problem: Problem) -> Array:
-        """Return bounds on the angle of the first 1 ... k directions of the block."""
+        """Bound the sine of the angle to the exact components, for the first 1 ... k directions."""
         gap = float(theta[k - 1]) - self.value
         error = max(TIMES_RESIDUAL * self.residual, GAP_SHARE * gap)
         return angle_bounds(

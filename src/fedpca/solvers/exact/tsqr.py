@@ -37,7 +37,7 @@ from fedpca.solvers.standardize import SCALES, moments_asked, own_frame
 if TYPE_CHECKING:
     from fedpca.site.site import Site
 
-FACTOR_ROUNDING = 4 * ROUNDING  # error of a factor of stacked factors, as a share of its norm
+FACTOR_ROUNDING = 4 * ROUNDING  # error of the factor of stacked factors, as a share of its norm
 
 
 @dataclass(frozen=True)
@@ -92,11 +92,11 @@ class Tsqr:
 
 
 def misshapen_factor(answer: Arrays, asked: Arrays) -> str | None:
-    """Return what is wrong with the shape of a factor in an answer, or None."""
+    """Return what is wrong with the shape of a factor in an answer, or None if nothing is."""
     rank, d = int(answer["rank"]), len(asked["mean"])
     if rank <= d and len(answer["entries"]) == rank * d - rank * (rank - 1) // 2:
         return None
-    return f"has {len(answer['entries'])} entries, which are not a factor of rank {rank}"
+    return f"has {len(answer['entries'])} entries, but not those of a factor of rank {rank}"
 
 
 @question(
@@ -136,7 +136,7 @@ def _report_influence(fed: Federation, answers: Mapping[str, Arrays], V: Array) 
 
 
 def stacked_factor(R: Array, rows: Array) -> Array:
-    """Return the factor of R with more rows below it, ``(r, d)``."""
+    """Return the triangular factor, ``(r, d)``, of R with more rows stacked below it."""
     return np.asarray(np.linalg.qr(np.vstack([R, rows]), mode="r"))
 
 

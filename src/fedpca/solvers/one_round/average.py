@@ -133,7 +133,7 @@ class Average:
 
 
 def _trusted(sites: list[Summary], average: Summary) -> Spectrum:
-    """Return the averaged spectrum up to the smallest number of directions that a site sent."""
+    """Return the averaged spectrum, cut to the smallest number of directions that any site sent."""
     sent = [len(site.singular_values) for site in sites if site.known.dropped > 0]
     if not sent:
         return average.spectrum

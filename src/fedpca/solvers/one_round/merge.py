@@ -2,10 +2,10 @@
 
     S = sum_i S_i + M,    S_i = C_i' diag(s_i^2) C_i + E_i,    M the scatter between the sites' means
 
-A site streams its rows once and sends its leading directions and a bound on what they leave out, E_i.
-Summaries and their bounds are merged ``fan_in`` at a time, by the coordinator or by aggregators on the
-way to it. So the result states how far it can be from that of the pooled rows. It is exact if nothing
-was left out.
+A site streams its rows once and sends its leading directions and a bound on what they leave out,
+E_i. Summaries and their bounds are merged ``fan_in`` at a time, by the coordinator or by
+aggregators on the way to it. So the result states how far it can be from the result for the pooled
+rows. It is exact if nothing was left out.
 
 Source: Grammenos, Mendoza-Smith, Mascolo and Crowcroft, "Federated PCA with adaptive rank estimation",
 Algorithm 1. In the paper, the mean is zero. Here, each site has its own mean, and the means are merged
@@ -209,10 +209,10 @@ class OwnSummary:
 
 
 def impossible_summary(answer: Arrays, _: Arrays) -> str | None:
-    """Return what is wrong with a summary in an answer, or None."""
+    """Return what is wrong with a summary in an answer, or None if nothing is."""
     r, d = answer["directions"].shape
     if r > d:
-        return f"has {r} directions of {d} features"
+        return f"has {r} directions but only {d} features"
     s, n, energy = answer["singular_values"], answer["n"], float(answer["squares"].sum())
     if np.vdot(s, s) > (1 + ROUNDING) * energy:
         return "has more energy along its directions than in total"
@@ -299,10 +299,11 @@ def summarize_about(
 def explained_in_summary(site: Site, V: Array) -> dict[str, Any]:
     """Send the sum of squares along the components, from a site's summary, and the site's total.
 
-    No rows are read again, so the first sum is too small by the amount that the summary left out.
+    No rows are read again, so the first sum lacks what the summary left out.
     """
     own = site.recall(OwnSummary)
-    explained = min(float(np.sum((own.rows @ V) ** 2)), own.energy)  # rounding may exceed it
+    # rounding may push the sum above the total
+    explained = min(float(np.sum((own.rows @ V) ** 2)), own.energy)
     return {"explained": np.float64(explained), "total": np.float64(own.energy)}
 
 
@@ -376,8 +377,7 @@ def directions_to_ask(
 def n_directions(site_components: Any, sizes: Sizes, n_spare: int, lost: int = 0) -> int:
     """Return how many directions a site sends; assume that a rule chooses one per component.
 
-    A site has at most as many directions as rows, minus ``lost``, which centering on its own mean
-    costs.
+    A site has at most as many directions as rows. Centering on its own mean costs ``lost`` of them.
     """
     wanted = site_components if isinstance(site_components, int) else sizes.k
     return max(0, min(sizes.d, sizes.here - lost, min(sizes.d, wanted) + n_spare))
@@ -391,7 +391,7 @@ def summarizing(plan: RunPlan, asked: Question) -> Order:
 def asked_directions(
     plan: RunPlan, site_components: Any, times: int = 1
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the values and bounds of `directions_to_ask`, for ``times`` the number of components."""
+    """Return the values and bounds of `directions_to_ask`, with ``times`` directions per component."""
     fields = directions_to_ask(site_components, 1, 1)
     values: dict[str, Any] = {"rule": fields["rule"]}
     if fields["rule"].size:

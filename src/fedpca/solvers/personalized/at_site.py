@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from fedpca.site.site import Site
 
 
-HEADER = ("features", "n_samples", "parameters")  # of a site's model file, besides its total
+# what the header of a site's model file holds, besides the total variance
+HEADER = ("features", "n_samples", "parameters")
 
 
 @dataclass(frozen=True)
@@ -54,15 +55,15 @@ class LocalPart:
 
 
 def misweighted(answer: Arrays, asked: Arrays) -> str | None:
-    """Return what is wrong with a site's weight in an answer, or None."""
+    """Return what is wrong with a site's weight in an answer, or None if nothing is."""
     n = int(answer["n"])
     weight = n if asked["by_rows"] else n > 0
     is_possible = answer["n_sites"] == (n > 0) and answer["weight"] == weight
-    return None if is_possible else f"has a weight that does not belong to {n} rows"
+    return None if is_possible else f"has a weight that does not match {n} rows"
 
 
 def exceeds_total(answer: Arrays, _: Arrays) -> str | None:
-    """Return what is wrong with sums of squares that exceed the site's total, or None."""
+    """Return what is wrong if sums of squares exceed the site's total, else None."""
     parts = [part for part in ("shared", "along", "local", "along_local") if part in answer]
     explained = sum(float(answer[part].sum()) for part in parts)
     is_possible = explained <= (1 + ROUNDING) * answer["total"]
@@ -104,7 +105,7 @@ def begin_personalized(
     n_products: Array,
     prepares_start: Array,
 ) -> dict[str, Any]:
-    """Store the frame and the weight, find leading directions for a start, and send totals."""
+    """Store the frame and weight, find leading directions if a start needs them, and send totals."""
     order = own_order(site, features)
     n, sums = column_sums(site.rows)
     if not np.isfinite(sums).all():

@@ -20,7 +20,7 @@ class Start:
     energy: float  # the sum of w_i times the trace of S_i
     tol: float
     max_rounds: int
-    seed: int | None  # for random V_i; None if they are computed from the start
+    seed: int | None  # seed of random V_i; None if the V_i are computed from the start
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Shared:
 
     U: Array  # (d, k), orthonormal
     along: Array  # (k, k): U'(sum w_i S_i)U divided by the sum of w_i
-    objective: float  # divided by the sum of w_i
+    objective: float  # the objective, divided by the sum of w_i
     stop_reason: str  # "converged", "max_rounds", or "stalled" if no step raises the objective
     ambiguity: float = 0.0  # the largest sine of the angle from U to an equally good optimum
 
@@ -40,10 +40,10 @@ class PersonalizedSolver(Protocol):
 
     name: ClassVar[str]
     guarantee: ClassVar[str]  # as in `fedpca.solvers.planning.solver_plan`
-    takes_many_starts: ClassVar[bool]  # otherwise, it begins at the first point
+    takes_many_starts: ClassVar[bool]  # otherwise, it uses only the first point
 
     def script(self, plan: RunPlan) -> Script:
-        """Return what `solve` asks, in which order and how many times, so that sites can follow."""
+        """Return what `solve` asks, in which order, and how often, so that sites can check it."""
         ...
 
     def solve(self, fed: Federation, start: Start) -> Shared:

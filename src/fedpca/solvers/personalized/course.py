@@ -1,7 +1,7 @@
 """Find the course of a `PersonalizedPCA` fit before any site is asked.
 
 How many rounds a fit takes depends on how the sites differ. So the program runs in this process on
-made-up rows, of sites that have the shared directions in common and nothing else::
+made-up rows. Their sites have the shared directions in common and nothing else::
 
     A_i = R_i diag(sqrt(variance)) [E  Q_i]',   E shared, Q_i random outside E, R_i like normal rows
 
@@ -53,7 +53,7 @@ from fedpca.solvers.planning.made_up import evenly_thinned, like_rows
 from fedpca.solvers.planning.traffic import Party
 from fedpca.solvers.standardize import moments_asked
 
-MAX_SIDE = 96  # features of made-up rows, or a few for each direction
+MAX_SIDE = 96  # features of made-up rows, or PER_DIRECTION for each direction if that is more
 PER_DIRECTION = 4
 MAX_SITES = 5
 COMPARES = (basis_triangle, basis_product, whole_basis)
@@ -69,13 +69,13 @@ class PersonalizedFit:
     parties: Sequence[Party]
     sizes: Sizes
     variances: Array  # (d,), along shared directions, along a site's own ones, and of the noise
-    parameters: Mapping[str, Any]  # plain, with ``gather`` as True or False
+    parameters: Mapping[str, Any]  # plain values; ``gather`` is True or False
     for_files: Mapping[str, Any]
     names: Sequence[str] | None
     secure: bool
 
     def course(self, solver: PersonalizedSolver) -> Course:
-        """Return the course of the fit with a method."""
+        """Return the course that the fit takes with a solver."""
         asked, reason = usual(partial(self.rehearse, solver))
         gather = bool(self.parameters["gather"])
         if self.secure:  # secure sums do not show the explained share of a site
@@ -115,7 +115,7 @@ class PersonalizedFit:
     def _asked(
         self, solver: PersonalizedSolver, rehearsed: Sequence[Asked], party: Party
     ) -> list[Asked]:
-        """Return all questions of the fit to a site, given what made-up sites were asked."""
+        """Return all questions that the fit asks a site, given what made-up sites were asked."""
         sizes, given = self.sizes, self.parameters
         k, own = int(given["n_shared"]), self.ranks.at(party.name)
         most = max(0, min(party.rows - (given["center"] == "site"), sizes.d))
@@ -140,7 +140,7 @@ class PersonalizedFit:
         return with_lengths(asked, lengths)
 
     def _compared(self, solver: PersonalizedSolver, asked: Sequence[Asked]) -> list[Asked]:
-        """Return the questions; those that compare directions are counted at the fit's full size."""
+        """Return the questions, with those that compare directions counted at the fit's full size."""
         is_start, result = True, []
         for compares, each in groupby(asked, key=lambda a: a.question in COMPARES):
             part = list(each)

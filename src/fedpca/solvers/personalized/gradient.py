@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from fedpca.site.site import Site
 
 RETRACTIONS: dict[str, Callable[[Array], Array]] = {"polar": polar, "qr": qr_factor}
-MAX_HALVINGS = 10  # in a row; after more, no step along the direction raises the objective
+MAX_HALVINGS = 10  # most halvings in a row; if more are needed, no step in this direction helps
 NORM_POWER = 32  # the 32nd root of N sites' summed powers is 1 to N^(1/32) times the largest norm
 
 
@@ -133,7 +133,7 @@ def steps_script(plan: RunPlan, asked: Question, retraction: str) -> Script:
 
 
 def _check_options(step: Any, retraction: Any) -> None:
-    """Refuse a step length that is not positive or an unknown retraction."""
+    """Refuse an unknown retraction, or a step length that is not positive."""
     if step is not None:
         check_positive("step", step)
     check_choice("retraction", retraction, RETRACTIONS)
@@ -167,9 +167,8 @@ def gradient_ascent(
             continue
         change = share_of(gain, float(np.trace(along)))
         fed.report(change, partial(np.asarray, U))
-        is_over = (
-            change * max(1.0, default_step / step) <= tol and not back
-        )  # short steps add little
+        # a short step adds little anyway, so judge what a step of the default length would add
+        is_over = change * max(1.0, default_step / step) <= tol and not back
         best = Shared(U, along, value, "converged" if is_over else "max_rounds")
         if is_over:
             break
@@ -183,9 +182,9 @@ def gradient_ascent(
 class LocalSteps:
     """The V_i that a site remembers between steps."""
 
-    back: Array  # before the last accepted step
-    here: Array  # before the last step
-    next: Array  # after the last step
+    back: Array  # V_i before the last accepted step
+    here: Array  # V_i before the last step
+    next: Array  # V_i after the last step
 
 
 @question(

@@ -16,7 +16,7 @@ from fedpca.errors import InputError
 
 @dataclass(frozen=True)
 class LocalRanks:
-    """The number of local components, checked; ``common`` applies to sites not in ``by_site``."""
+    """The checked numbers of local components; ``common`` applies to sites not in ``by_site``."""
 
     common: int | None
     by_site: Mapping[str, int]
@@ -61,7 +61,7 @@ class LocalRanks:
         return rank
 
     def check_sites(self, names: Collection[str]) -> None:
-        """Refuse a mapping that lacks any of these sites or has others."""
+        """Refuse a mapping that lacks any of these sites or has entries for others."""
         if self.common is None and set(self.by_site) != set(names):
             raise InputError(
                 f"n_local has entries for {sorted(self.by_site)}, but the sites are "

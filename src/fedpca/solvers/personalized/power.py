@@ -44,12 +44,13 @@ from fedpca.solvers.personalized.contract import Shared, Start, share_of
 if TYPE_CHECKING:
     from fedpca.site.site import Site
 
-LOCAL_TOL = 1e-7  # residual of V_i in a round; its square over the gap is lost in the objective
+# residual of V_i in a round; it lowers the objective by about its square over the gap
+LOCAL_TOL = 1e-7
 MET = 0.02  # climbs whose directions are this close, as a sine, end at the same optimum
 PATIENCE = 100  # rounds in which other climbs must pass an optimum once it is found
 SAME = 1e-9  # objectives that differ by at most this share are the same
 AS_GOOD = 1e-3  # optima whose objectives differ by at most this share are equally good
-APART = 0.1  # optima at this sine or more are different
+APART = 0.1  # optima are different if the sine of their angle is at least this
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Power:
         return Script(repeat(power_step, most=plan.max_rounds))
 
     def solve(self, fed: Federation, start: Start) -> Shared:
-        """Climb from all starts until a step's guaranteed gain is at most ``tol`` of the variance."""
+        """Climb until the gain that a step guarantees is at most ``tol`` times the shared variance."""
         climbs = [Climb(U, start.tol) for U in start.points]
         going, last_round = climbs, start.max_rounds
         for t in range(start.max_rounds):
@@ -118,7 +119,7 @@ class Climb:
         return self.top.objective
 
     def take(self, G: Array, along: Array, local: float) -> None:
-        """Judge the point by what the sites sent, and choose the next one."""
+        """Judge the point by what the sites sent, and choose the next point."""
         value = float(np.trace(along)) + local
         if value < self.height():
             if self._is_plain:  # only rounding or an inexact V_i can lower the objective here
@@ -138,7 +139,10 @@ class Climb:
 
 
 def best_of(climbs: Sequence[Climb]) -> Climb:
-    """Return the first climb that is as high as the highest, so that random starts rarely matter."""
+    """Return the first climb that is as high as the highest.
+
+    Climbs from random starts come last, so they rarely matter.
+    """
     own_ways = [climb for climb in climbs if not climb.has_met_another]
     highest = max(climb.height() for climb in own_ways)
     return next(climb for climb in own_ways if climb.height() >= (1 - SAME) * highest)
@@ -147,7 +151,11 @@ def best_of(climbs: Sequence[Climb]) -> Climb:
 def worth_going_on(
     going: Sequence[Climb], climbs: Sequence[Climb], *, is_late: bool
 ) -> list[Climb]:
-    """Drop climbs that ended, that met an earlier one, or that are late and below an optimum."""
+    """Return the climbs that are worth continuing.
+
+    A climb is dropped if it has ended or has met an earlier one. Late in a fit, a climb is also
+    dropped if it is still below an optimum.
+    """
     ended = [climb for climb in climbs if climb.has_ended]
     optimum = max((climb.height() for climb in ended), default=-np.inf)
     left: list[Climb] = []
@@ -182,7 +190,7 @@ def _ambiguity(best: Climb, climbs: Sequence[Climb]) -> float:
     },
 )
 def power_step(site: Site, U: Array) -> dict[str, Any]:
-    """Send G_i, U'S_i U, and the variance along V_i of each U, multiplied by the site's weight."""
+    """Send, for each U, G_i, U'S_i U, and the variance along V_i, times the site's weight."""
     factor = site.recall(PersonalSite).factor
     products = factor * gram_times(site, np.hstack(list(U)))
     G, along, local = np.empty_like(U), [], []

@@ -52,12 +52,12 @@ class PersonalizedResult:
     model: PersonalizedModel
     features: tuple[str, ...] | None
     n: int
-    total_variance: float  # of all features, averaged over sites
+    total_variance: float  # variance of all features, averaged over sites
     objective: float
     misalignment: float
     ambiguity: float
     site_variance: dict[str, dict[str, float]]
-    left_out: Mapping[str, str] | None  # of genotypes: the variants left out, and why
+    left_out: Mapping[str, str] | None  # for genotypes: the variants left out, and why
     outcome: Outcome
 
 
@@ -86,7 +86,7 @@ def shared_and_local(
     if common.rounding > ROUNDING:
         raise InputError(
             "a site multiplies its rows in float32, so rounding may look like local components; "
-            "create it with precision='float64'"
+            "create this site with precision='float64'"
         )
     d = common.n_features
     ranks = LocalRanks.of(n_local)
@@ -208,12 +208,12 @@ def expected_products(n_shared: int, ranks: LocalRanks, n_init: int) -> int:
 
 @dataclass(frozen=True)
 class End:
-    """Shared directions, and the local ones that sites chose outside them."""
+    """The shared directions, and the local directions that sites chose outside them."""
 
     U: Array  # (d, k)
     variance: Array  # (k,), along U
     local: float  # the variance along local directions, averaged over sites
-    parts: dict[str, SitePart]  # those that the coordinator gathered
+    parts: dict[str, SitePart]  # the local parts that the coordinator gathered
     misalignment: float
     tied: Array  # (d, q), directions that almost all local parts contain
 
@@ -224,10 +224,10 @@ class Ending:
 
     fed: Federation
     ranks: LocalRanks
-    n_sites: int  # with rows
+    n_sites: int  # the number of sites that have rows
     weight: float
     total: float  # the variance of all features, averaged over sites
-    header: Array  # for the files that sites write
+    header: Array  # the header of the files that sites write
     gather: bool
 
     def at(self, shared: Shared) -> End:

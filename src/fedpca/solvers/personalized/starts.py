@@ -4,9 +4,9 @@
     "average": the leading directions of  sum_i w_i W_i L_i W_i'      directions of large variance
     "random":  random directions
 
-W_i holds the leading directions of site i, as many as its shared and local ones, and L_i the variances
-along them. Without local directions, the shared ones are the leading directions of all rows, and are
-found here.
+W_i holds as many leading directions of site i as it has shared and local directions. L_i holds the
+variances along them. If there are no local directions, the shared directions are the leading
+directions of all rows, which are found here too.
 """
 
 from __future__ import annotations
@@ -59,7 +59,10 @@ def informed_starts(first: str) -> list[str]:
 
 
 def starts_order(first: str, n_init: int, *, has_local: bool, gather: bool) -> Order:
-    """Return the order in which `find_starts` asks, or `leading_of_rows` without local directions."""
+    """Return the order in which `find_starts` asks.
+
+    If there are no local directions, return the order in which `leading_of_rows` asks.
+    """
     if not has_local:
         return repeat(power_step, most=MAX_PRODUCTS)
     return bases_order(len(informed_starts(first)[:n_init]), gather=gather)
@@ -73,5 +76,5 @@ def leading_of_rows(fed: Federation, d: int, k: int) -> Array:
 
 
 def _product(fed: Federation, Z: Array) -> Array:
-    """Multiply Z by the sum of w_i S_i, which is what a step of the power method sends without V_i."""
+    """Multiply Z by the sum of w_i S_i, which `power_step` returns if there is no V_i."""
     return np.asarray(fed.sum(power_step, U=Z[None])["G"][0])

@@ -1,4 +1,4 @@
-"""Say which solvers a fit can use, which one it uses by default, and its course with each.
+"""Say which solvers a fit can use, which one it uses by default, and what course it takes with each.
 
 Each estimator's program has a function here that checks the parameters and returns the choice.
 """
@@ -37,7 +37,7 @@ from fedpca.solvers.private.program import private_solver
 from fedpca.solvers.private.utility import expected_share
 from fedpca.solvers.robust.course import RobustFit
 
-TYPICAL_LENGTH = 0.8  # of a row about the mean, as a share of the row bound, if nothing is known
+TYPICAL_LENGTH = 0.8  # assumed length of a row about the mean, as a share of the row bound
 ALIKE = "sites are alike"
 ASSUMED = "variances fall as 1, 1/2, 1/3, and so on"
 
@@ -53,12 +53,12 @@ class PlannedFit:
     d: int
     weighted: bool
     in_order: bool
-    given: Array | None  # variances
+    given: Array | None  # the variances, if the caller passed any
     secure: bool
 
     @property
     def n(self) -> int:
-        """Return the rows of all sites."""
+        """Return the number of rows at all sites."""
         return sum(party.rows for party in self.parties)
 
     def sizes(self, k: int, *, center: bool, missing: str = "error") -> Sizes:
@@ -84,7 +84,7 @@ class PlannedFit:
         )
 
     def variances(self, *, center: bool) -> Array:
-        """Return variances along all components; at most as many are positive as the rows allow."""
+        """Return the variances along all components; no more are positive than the rows allow."""
         if self.given is not None:
             return self.given
         falling = 1.0 / np.arange(1, self.d + 1)
@@ -126,7 +126,8 @@ def _choose_pca(asked: PlannedFit, solvers: Iterable[Any] | None) -> Choice:
     check_choice("scale", given["scale"], (True, False))
     if given["maf"] is not None:
         raise InputError(
-            f"maf={given['maf']}: how many variants are left is not known before a fit"
+            f"maf={given['maf']} must be None in a plan: how many variants are left is known only "
+            "after a fit"
         )
     sizes = asked.sizes(int(k), center=center, missing=given["missing"])
     fit = PcaFit(
@@ -183,7 +184,7 @@ def _choose_robust(asked: PlannedFit, solvers: Iterable[Any] | None) -> Choice:
     named = find_robust(given.pop("method"))
     del given["random_state"]
     if (given["n_components"] is None) == (given["max_components"] is None):
-        raise InputError("a plan needs either n_components or max_components")
+        raise InputError("a plan needs either n_components or max_components, not both")
     center = given["center"] != "none"
     bound = given["n_components"] or given["max_components"]
     sizes = asked.sizes(bound, center=center)
@@ -204,7 +205,7 @@ CHOICES: Mapping[str, Callable[[PlannedFit, Iterable[Any] | None], Choice]] = {
 def _solvers(
     given: Iterable[Any] | None, find: Callable[[Any], Any], all_: Mapping[str, Any], own: Any
 ) -> list[Any]:
-    """Return the solvers to plan for: by default all, with ``own`` replacing the one of its name."""
+    """Return the solvers to plan for; by default, all, with ``own`` replacing its namesake."""
     if given is None:
         known = dict(all_) if own is None else {**all_, own.name: own}
         return list(known.values())

@@ -4,7 +4,7 @@ The conditions are the sites, what protects them, and how fast machines and netw
 from a simple model::
 
     seconds = rounds * latency + bytes of all sites / bandwidth        the network
-            + the slowest site's operations / flops, or its reading    the sites, all at once
+            + the slowest site's operations / flops, or its reading    the sites, in parallel
             + the coordinator's operations / flops                     the coordinator
 """
 
@@ -34,7 +34,7 @@ from fedpca.solvers.planning.workload import Speed, seconds_of
 
 @dataclass(frozen=True)
 class Conditions:
-    """Who takes part in a fit, under which protection, and how fast."""
+    """Who takes part in a fit, what protects the sites, and how fast machines and networks are."""
 
     parties: Sequence[Party]
     sizes: Sizes  # ``here`` is not used
@@ -80,7 +80,10 @@ class Conditions:
         )
 
     def _is_answered(self, question: Question) -> bool:
-        """Return whether a site with the policy answers; the program goes on without other answers."""
+        """Return whether a site with the policy answers a question.
+
+        The program goes on without answers that the site refuses.
+        """
         if self.policy is None or question.verb == "sum" or not question.reads_rows:
             return True
         return self.policy.gather

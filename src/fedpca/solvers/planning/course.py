@@ -27,8 +27,8 @@ Lengths = Mapping[str, Mapping[str, int]]  # the lengths to replace, by the name
 class Course:
     """The course of a fit with one solver.
 
-    ``asked`` returns all questions to a site. ``parameters`` are those in the plan that the sites would
-    receive. ``solver_rounds`` are the rounds that depend on the rows.
+    ``asked`` returns all questions that a site is asked. ``parameters`` are those in the plan that
+    the sites would receive. ``solver_rounds`` are the rounds that depend on the rows.
     """
 
     program: str
@@ -40,7 +40,7 @@ class Course:
     stop_reason: str = ""
     needs_each: bool = False  # whether the coordinator must see each site's answers
     is_counted: bool = True  # whether all bytes follow from the questions
-    more_bytes: int = 0  # to and from each site, if the solver does not list its questions
+    more_bytes: int = 0  # bytes to and from each site if the solver does not list its questions
     angle_bound: float = 0.0
     problem: str = ""
 
@@ -93,7 +93,7 @@ def with_lengths(asked: Iterable[Asked], lengths: Lengths) -> list[Asked]:
 
 
 def times_asked(asked: Iterable[Asked], *questions: Question) -> int:
-    """Return how many times any of these questions is asked."""
+    """Return how many times these questions are asked in total."""
     return sum(each.times for each in asked if each.question in questions)
 
 

@@ -15,8 +15,11 @@ from fedpca.solvers.costs import LANCZOS_ROUNDS, Asked, Sizes
 from fedpca.solvers.planning.traffic import Crossed
 
 FLOAT = 8  # bytes
-PASS_COST = 4.0  # of a pass over rows in memory, as in `fedpca.rows.in_memory`
-LOCAL_PRODUCTS = {"local_power_steps": 5, "consensus_step": 7}  # roughly, per site and round
+PASS_COST = 4.0  # cost of a pass over rows in memory, as in `fedpca.rows.in_memory`
+LOCAL_PRODUCTS = {
+    "local_power_steps": 5,
+    "consensus_step": 7,
+}  # approximate number of products per site and round
 SCATTERS = ("covariance_triangle", "noisy_scatter")
 FACTOR = "triangular_factor"
 SUMMARIES = ("summarize_rows", "summarize_about")
@@ -25,7 +28,7 @@ SEPARATES = ("hard_round", "soft_round", "gradient_round")
 
 
 class Product(NamedTuple):
-    """A block that a site multiplies with its rows: its columns, and how many times it does so."""
+    """A block that a site multiplies with its rows: how many columns it has, and how often."""
 
     width: int
     times: int
@@ -36,7 +39,7 @@ class Demand:
     """The questions of a fit, and the size of the rows that they are about."""
 
     crossed: Sequence[Crossed]
-    sizes: Sizes  # at the site with the most rows
+    sizes: Sizes  # as seen from the site with the most rows
     n_sites: int
     n_local: int = 0  # directions that the site keeps for itself
 
@@ -83,7 +86,7 @@ class Demand:
 
     @property
     def widest(self) -> int:
-        """Return the most columns that the site multiplies at once, or 0."""
+        """Return the largest number of columns that the site multiplies together, or 0."""
         return max((product.width for product in self.products), default=0)
 
     @property

@@ -20,7 +20,7 @@ def like_rows(rng: np.random.Generator, n: int, p: int) -> Array:
 
 
 def evenly_thinned(variances: Array, n_leading: int, side: int) -> Array:
-    """Return the leading variances and some of the others, if there are more than ``side``."""
+    """Return all variances, or the leading ones and some others if there are more than ``side``."""
     if len(variances) <= side:
         return variances
     rest = variances[n_leading:]

@@ -1,8 +1,8 @@
 """Estimate the memory that a site and the coordinator need for the questions of a fit.
 
-Each kind of question has a formula for the arrays that are alive at once; the largest one counts.
-`python benchmarks/plans.py memory` compares the estimates with the resident memory of real fits. The
-estimates do not include the program, or rows that a site has in memory anyway.
+Each kind of question has a formula for the arrays that are alive at the same time. The largest
+result counts. `python benchmarks/plans.py memory` compares the estimates with the resident memory
+of real fits. The estimates do not include the program, or rows that a site has in memory anyway.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from fedpca.solvers.costs import LANCZOS_ROUNDS
 from fedpca.solvers.planning.demand import CLIMBS, FACTOR, FLOAT, SCATTERS, Demand
 
 LEAST = 100_000  # bytes of the ledger, headers, and other Python objects
-ROBUST_ENTRIES = 1 << 17  # of a block, as in `fedpca.solvers.robust.blocks`
-ROBUST_ROWS = 64  # at least, in a block
-# how many arrays of the size named are alive at the same time
+ROBUST_ENTRIES = 1 << 17  # entries of a block, as in `fedpca.solvers.robust.blocks`
+ROBUST_ROWS = 64  # least number of rows in a block
+# how many arrays of the named size are alive at the same time
 SITE_GRAMS = 2.5  # d x d
 SITE_FACTORS = 4  # blocks of rows, while their triangular factor is found
 SITE_CELLS = 11  # small blocks, while outliers are separated

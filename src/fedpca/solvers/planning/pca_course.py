@@ -1,6 +1,6 @@
 """Find the course of a `FederatedPCA` fit with each solver.
 
-The solver lists its questions. The number of rounds is what it takes on made-up rows
+The solver lists its questions. Its number of rounds is the number that it takes on made-up rows
 (`fedpca.solvers.planning.rehearsal`).
 """
 
@@ -38,7 +38,7 @@ class PcaFit:
     privacy: Privacy | None
 
     def course(self, solver: Solver) -> Course:
-        """Return the course of the fit with a solver."""
+        """Return the course that the fit takes with a solver."""
         sizes, (rounds, reason) = self.sizes, self._rounds(solver)
         is_counted, rule = isinstance(solver, Counted), getattr(solver, "site_components", None)
         asked = partial(self._asked, solver, rounds)
@@ -79,7 +79,7 @@ class PcaFit:
         return found.rounds, found.stop_reason
 
     def _asked(self, solver: Solver, rounds: Rounds, party: Party) -> list[Asked]:
-        """Return all questions of the fit to a site."""
+        """Return all questions that the fit asks a site."""
         sizes = replace(self.sizes, here=party.rows)
         if self.privacy is not None:
             return private_asked(solver.name, sizes, self.privacy)
@@ -101,7 +101,7 @@ class PcaFit:
     def _angle_bound(self, solver: Solver, r: int) -> float:
         """Return the bound that a solver would state if each site had the same variances.
 
-        The largest summary of a site has r directions.
+        ``r`` is the number of directions in the largest summary of any site.
         """
         k = self.sizes.k
         if self.privacy is not None or solver.guarantee == "exact" or r >= self.sizes.d:

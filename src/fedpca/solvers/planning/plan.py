@@ -31,7 +31,7 @@ from fedpca.solvers.planning.solver_plan import Plan, recommend
 from fedpca.solvers.planning.traffic import Party
 from fedpca.solvers.planning.workload import BANDWIDTH, LATENCY_S, speed_of
 
-DEFAULTS = {  # of FederatedPCA
+DEFAULTS = {  # the default parameters of FederatedPCA
     "center": True,
     "scale": False,
     "missing": "error",
@@ -103,16 +103,16 @@ def plan(
         The promise of a differentially private fit.
     policy : Policy or path, optional
         The policy of a site, or its file. The plan for each solver is checked against this policy, as
-        the site would do.
+        the site would check it.
     variances : array of shape (n_features,), optional
         The variances along the components: a guess, or those of public rows. They must not come from
         private rows. By default, they fall as 1, 1/2, 1/3, and so on. For
         `PersonalizedPCA`, they are those of one site: along the shared components, along its local
         ones, and then along all others, in this order.
     latency, bandwidth, flops, read_rate : float, optional
-        The speeds of the network and the machines, as in `Speed`. By default, `latency` is 0.05 s,
-        ``bandwidth`` is 12.5 MB/s, and the other speeds are measured on this machine, with rows in
-        memory.
+        The speeds of the network and the machines, as in `Speed`. By default, ``latency`` is 0.05
+        s, ``bandwidth`` is 12.5 MB/s, and the other speeds are measured on this machine, with rows
+        in memory.
 
     Examples
     --------
@@ -176,7 +176,7 @@ def _parameters(model: Any, given: Mapping[str, Any]) -> tuple[str, dict[str, An
         return "FederatedPCA", {**DEFAULTS, **given, "n_components": model}
     if given:
         raise InputError(
-            f"{', '.join(given)}: the {name} has these parameters itself; set them there"
+            f"{', '.join(given)} must not be passed to plan for a {name}; set them on the estimator"
         )
     model._validate_params()
     own = model.get_params(deep=False)

@@ -1,8 +1,8 @@
 """Find how many rounds a solver takes, by letting it solve a made-up problem with the same variances.
 
-The rounds of a solver that starts at random depend on the rows only through the eigenvalues of A'A, and
-for some solvers through how the sites differ. So the solver's own program runs in this process on rows
-that are made up from variances, which are guessed or come from public data:
+From a random start, a solver's number of rounds depends on the rows only through the eigenvalues of
+A'A and, for some solvers, through how the sites differ. So the solver's own program runs in this
+process on rows that are made up from variances, which are guessed or come from public data:
 
     A = diag(sqrt(variance))                                 one site
     A_i = R_i S^(-1/2) diag(sqrt(variance)),  S = sum_i R_i'R_i     several, R_i like n_i random rows
@@ -34,18 +34,17 @@ from fedpca.solvers.planning.made_up import evenly_thinned, like_rows
 # features of the made-up rows; Lanczos takes many, since it depends on all variances near the
 # leading ones and needs few rounds
 MAX_SIDE, MAX_SIDE_OF_LANCZOS = 240, 4000
-MAX_ENTRIES = 1 << 17  # of a block of the made-up rows
-LEAST_BLOCKS = 20  # of k columns; with room for fewer, Lanczos would end too early
-MAX_WORK = (
-    1 << 18
-)  # of side times squared columns; each round of other solvers takes many times that
+MAX_ENTRIES = 1 << 17  # entries of a block of the made-up rows
+LEAST_BLOCKS = 20  # blocks of k columns; with room for fewer, Lanczos would end too early
+# side times squared columns; each round of other solvers takes many times as many operations
+MAX_WORK = 1 << 18
 N_STARTS = 3
-MAX_SITES = 3  # with rows of their own; more sites would not differ more
+MAX_SITES = 3  # made-up sites; more sites would not differ more
 
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """The rounds that a solver took and why it stopped; "" if these are only its usual rounds."""
+    """The rounds that a solver took and why it stopped; "" means that these are its usual rounds."""
 
     rounds: Rounds
     stop_reason: str
@@ -65,7 +64,7 @@ def rehearse(
     tol: float,
     max_rounds: int,
 ) -> Rehearsed:
-    """Return the rounds of a solver for sites with this many rows and variances along components.
+    """Return the rounds of a solver for sites with these numbers of rows and these variances.
 
     The rounds of subspace iteration vary with the start, so the median over a few starts is taken. With
     very many components, a rehearsal would take too long, so the solver's usual rounds are returned.
@@ -90,7 +89,7 @@ def rehearse(
 def _rounds_for(
     solver: Solver, made_up: dict[str, Any], k: int, tol: float, max_rounds: int, seed: int
 ) -> Rehearsed:
-    """Return the rounds of a solver for made-up rows and a start."""
+    """Return the rounds of a solver on made-up rows, from the start that a seed gives."""
     fed = Federation.local(made_up)
     program = partial(
         principal_components,
@@ -134,7 +133,7 @@ def _several(variances: Array, rows: Sequence[int], d: int, seed: int) -> dict[s
 
 
 def _thinned(variances: Array, k: int, tol: float, most: int) -> tuple[Array, float]:
-    """Return fewer variances if there are very many, and the tolerance relative to their sum."""
+    """Return the variances, or fewer if there are very many, and the tolerance for their sum."""
     side = max(min(most, MAX_ENTRIES // k), 2 * k)
     if len(variances) <= side:
         return variances, tol

@@ -13,7 +13,7 @@ TELLS_APART = 1.3  # smaller ratios of bytes do not count, since rounds are only
 # questions that a solver can do without, or that reveal nothing about rows
 UNSEEN = ("column_names", "explained_energy", "explained_in_summary", "site_shares", "sparse_share")
 
-PROMISES = {  # what a guarantee means, as the reason to take a solver
+PROMISES = {  # what each guarantee means, as the reason to use a solver
     "exact": "it is exact",
     "private": "it keeps the promise",
     "bounded": "no exact one is possible, and it states how far off it is",
@@ -28,10 +28,11 @@ class SolverPlan:
     """What a fit would cost and reveal with one solver.
 
     ``rounds`` counts all questions, as `run_.rounds` does, and ``solver_rounds`` counts those whose
-    number depends on the rows. ``stop_reason`` is why the rehearsal stopped, or "" without one. Bytes
-    are those of all messages to and from all sites, and ``site_bytes`` those to and from the site with
-    the most traffic. If ``is_counted`` is true and the run takes these rounds, its record will have the
-    same numbers. ``site_memory`` and ``server_memory`` are estimates in bytes, without the program.
+    number depends on the rows. ``stop_reason`` is why the rehearsal stopped, or "" if there was
+    none. Bytes are those of all messages to and from all sites, and ``site_bytes`` those to and
+    from the site with the most traffic. If ``is_counted`` is true and the run takes these rounds,
+    its record will have the same numbers. ``site_memory`` and ``server_memory`` are estimates in
+    bytes, without the program.
 
     ``guarantee`` is "exact", "bounded", or "private". For personalized fits, it is "stationary" or
     "no bound", and for robust fits, "exact without noise" or "no bound".
@@ -72,7 +73,7 @@ class SolverPlan:
 
     @property
     def is_possible(self) -> bool:
-        """Return whether the solver can run and finish, with no refusal by a site."""
+        """Return whether the solver can run and finish, and no site refuses."""
         return not self.refusal and not self.problem and self.stop_reason != "max_rounds"
 
 
@@ -80,10 +81,10 @@ class SolverPlan:
 class Plan:
     """What a fit would cost and reveal with each solver, and which one to use.
 
-    ``auto`` is the solver that the estimator takes if none is named. ``recommended`` is the solver to
-    use, or None if none is possible; ``reason`` is why. ``share`` is the share of the exact components'
-    variance that a differentially private fit is expected to keep. ``assumes`` lists what was assumed
-    because it was not given.
+    ``auto`` is the solver that the estimator uses if none is named. ``recommended`` is the solver
+    to use, or None if none is possible; ``reason`` says why. ``share`` is the share of the exact
+    components' variance that a differentially private fit is expected to keep. ``assumes`` lists
+    what was assumed because it was not given.
     """
 
     solvers: tuple[SolverPlan, ...]
@@ -111,7 +112,8 @@ def recommend(
 ) -> tuple[str | None, str]:
     """Return the solver to use, and why.
 
-    The solver is ``auto``, unless it is not possible, or one of its ``rivals`` moves far fewer bytes.
+    The solver is ``auto``, unless ``auto`` is not possible or one of the ``rivals`` moves far fewer
+    bytes.
     """
     possible = [each for each in planned if each.is_possible]
     if not possible:

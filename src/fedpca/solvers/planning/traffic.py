@@ -1,13 +1,13 @@
 """Count the bytes of every message of a fit before any is sent.
 
-A message is ``prefix | header | arrays`` (`fedpca.protocol.message`). Its header repeats the run, the
-round, the question, the site, and the names and shapes of the arrays. All of that follows from the
-questions of the solver and the names of the sites, so the counts are those that `run_.bytes_up` and
-`run_.bytes_down` will have, if the fit takes these rounds and no site has to be asked again.
+A message is ``prefix | header | arrays`` (`fedpca.protocol.message`). Its header names the run, the
+round, the question, the site, and the names and shapes of the arrays. All of this follows from the
+questions of the solver and the names of the sites. So if the fit takes these rounds and no site has
+to be asked again, `run_.bytes_up` and `run_.bytes_down` will equal these counts.
 
 In a run with secure sums, the answers are elements of rings, and some rounds first ask how large the
-numbers are. How many digits a ring's unit has, and whether sites are asked for sizes again, depend on
-the rows. So these counts are close, but not exact.
+numbers are. The rows determine how many digits a ring's unit has, and whether sites are asked for
+sizes again. So these counts are close, but not exact.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from fedpca.protocol.question import Question
 from fedpca.solvers.costs import Asked
 
 RUN = 16 * "0" + ".0"  # as long as the name of a run's first attempt
-USUAL_FRACTION_BITS = 40  # two digits, as most rings have
+USUAL_FRACTION_BITS = 40  # bits of two digits, as in most rings
 
 
 class Party(NamedTuple):
-    """A site as the coordinator counts it: its name, its rows, and the directions that it keeps."""
+    """A site as a plan counts it: its name, its number of rows, and how many directions it keeps."""
 
     name: str
     rows: int
@@ -43,8 +43,8 @@ class Crossed:
     question: Question
     lengths: Mapping[str, int]
     times: int
-    down: int  # to each site
-    up: tuple[int, ...]  # from each site
+    down: int  # bytes to each site
+    up: tuple[int, ...]  # bytes from each site
 
 
 def traffic(
@@ -59,7 +59,7 @@ def traffic(
 
     If ``answers`` is false for a question, the sites refuse it, and their refusals are not counted.
     """
-    alike: dict[tuple[int, int, int], Party] = {}  # one for all whose messages have the same sizes
+    alike: dict[tuple[int, int, int], Party] = {}  # one of the sites with equally long messages
     kinds = [(len(json.dumps(party.name)), *party[1:]) for party in parties]
     for kind, party in zip(kinds, parties, strict=True):
         alike.setdefault(kind, party)

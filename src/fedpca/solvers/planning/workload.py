@@ -1,4 +1,4 @@
-"""Estimate the time that the messages of a fit cost the machines."""
+"""Estimate how much time the questions of a fit take."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from fedpca.solvers.contract import check_positive
 from fedpca.solvers.costs import LANCZOS_ROUNDS
 from fedpca.solvers.planning.demand import CLIMBS, FACTOR, FLOAT, SCATTERS, SEPARATES, Demand
 
-LATENCY_S = 0.05  # of a round: a question to another city and its answer
+LATENCY_S = 0.05  # seconds of a round: a question to another city and its answer
 BANDWIDTH = 12.5e6  # bytes per second, which is 100 Mbit/s
-DENSE_SLOWDOWN = 4  # of an eigendecomposition, compared with products of as many operations
-PASSES = {  # questions that make many arrays as large as the rows, with their cost in readings
+DENSE_SLOWDOWN = 4  # how much slower an eigendecomposition is than products with as many operations
+# questions that make many arrays the size of the rows: how many readings of the rows each costs
+PASSES = {
     "count_values": 75,
     "hard_round": 50,
     "soft_round": 30,
@@ -52,7 +53,7 @@ class Speed:
 
 
 def seconds_of(demand: Demand, speed: Speed, n_bytes: int) -> float:
-    """Return the time of a fit that moves so many bytes, according to the model."""
+    """Return the seconds that a fit takes according to the model, if it moves this many bytes."""
     rounds = sum(each.times for each in demand.crossed)
     network = rounds * speed.latency + n_bytes / speed.bandwidth
     return network + _site_seconds(demand, speed) + _server_operations(demand) / speed.flops
@@ -89,7 +90,7 @@ def _site_seconds(demand: Demand, speed: Speed) -> float:
 
 
 def _climbing(demand: Demand) -> float:
-    """Return the number of operations with which a site finds its own directions for each point."""
+    """Return the number of operations that a site needs to find its own directions at each point."""
     n, d, r = demand.sizes.here, demand.sizes.d, max(1, demand.n_local)
     climbs = sum(
         each.times * each.lengths.get("m", 1)
@@ -122,7 +123,7 @@ def _server_operations(demand: Demand) -> float:
 def speed_of(
     latency: float, bandwidth: float, flops: float | None, read_rate: float | None
 ) -> Speed:
-    """Return the speeds, measuring those of this machine that are not given."""
+    """Return the speeds; on this machine, measure those that are not given."""
     speed = Speed(latency, bandwidth, 1.0 if flops is None else flops, read_rate or 1.0)
     if read_rate is not None and read_rate <= 0:
         check_positive("read_rate", read_rate)

@@ -33,12 +33,12 @@ from fedpca.solvers.common_features import own_order
 if TYPE_CHECKING:
     from fedpca.site.site import Site
 
-AROUND_TIMES = 2.0  # the bound about a guessed center, compared with that about the mean
-COUNT_UNIT = RADIUS // 4  # what a row adds to the count; a count costs less than a mean
+AROUND_TIMES = 2.0  # the row bound about a guessed center, as a multiple of that about the mean
+COUNT_UNIT = RADIUS // 4  # what a row adds to the count; small, so that the count costs little
 SUM_SENSITIVITY2 = RADIUS**2 + COUNT_UNIT**2
 SCATTER_SENSITIVITY2 = RADIUS**4
 ENERGY_SHARE = 4  # the energy is divided by this, so that it costs less than the product
-BLOCK_BITS = 52 - RADIUS.bit_length()  # of an entry in a block by which rows are multiplied
+BLOCK_BITS = 52 - RADIUS.bit_length()  # bits of an entry in a block by which rows are multiplied
 PRODUCT_SENSITIVITY2 = RADIUS**4 + RADIUS**4 // ENERGY_SHARE**2
 
 
@@ -142,7 +142,7 @@ def noisy_product(site: Site, mean: Array, Z: Array) -> dict[str, Any]:
     """
     d, k = Z.shape
     if float((Z * Z).sum(axis=0).max(initial=0.0)) > 1.001:
-        raise InputError("a block has columns longer than 1, so products would not be exact")
+        raise InputError("field 'Z' has columns longer than 1; send an orthonormal block")
     steps = np.rint(Z * 2.0**BLOCK_BITS)  # no sum of products exceeds |q| |z|
     Y, energy = np.zeros((d, k), np.int64), 0
     for block in _rows_about(site, mean):
@@ -168,8 +168,9 @@ def _rows_about(site: Site, mean: Array) -> Iterator[Array]:
 def _refuse_weights(site: Site) -> None:
     """Refuse rows with weights, since a single row could count as many rows.
 
-    Only the coordinator refuses too many rows, because it sees their number with noise. A refusal here
-    would reveal the exact number. Until then, sums that do not fit only wrap around.
+    If there are too many rows, only the coordinator refuses, because it sees their number with
+    noise. A refusal by a site would reveal something about the exact number. Until the coordinator
+    refuses, sums that are too large only wrap around.
     """
     if isinstance(site.rows, WeightedRows):
         raise InputError("rows with weights have no differentially private sums; omit the weights")

@@ -4,18 +4,19 @@
 
 The sites add noise to the count and the mean, and then to the scatter about that mean
 (`fedpca.solvers.private.at_site`). Everything else follows from these numbers, so it costs no more
-privacy: eigenvectors, variances, the number of components, and how far the noise may have turned them.
+privacy: the eigenvectors, how far the noise may have turned them, the variances, and the number of
+components.
 
-If there are too many features for the scatter, each of a few rounds multiplies it with a block instead,
-``Y = S Z + E``, and continues from the directions of Y. The noise of each product is larger, since the
-rounds share the budget. The noise turns Z away by an angle with cosine c, so that a singular value of
-``S Z`` is ``c l``. It also adds ``s^2 d`` to the square of this value. The two effects cancel once the
-directions have settled, so the singular values of Y are the eigenvalues.
+If there are too many features for the scatter, each of a few rounds multiplies it by a block
+instead, ``Y = S Z + E``, and continues from the directions of Y. The noise of each product is
+larger, since the rounds share the budget. The noise turns Z away by an angle with cosine c, so that
+a singular value of ``S Z`` is ``c l``. It also adds ``s^2 d`` to the square of this value. The two
+effects cancel once the directions have settled, so the singular values of Y are the eigenvalues.
 
 The noise E of a scatter is a random symmetric matrix. Its norm is near ``edge = s sqrt(2 d)``, where s
 is the standard deviation of its diagonal. It raises a large eigenvalue l of the scatter to ``l + edge^2
-/ (4 l)``, which is corrected here, and hides eigenvalues below ``edge / 2``. How far the norm can
-exceed the edge is known too. A component stands out only if it exceeds that norm.
+/ (4 l)``, which is corrected here, and hides eigenvalues below ``edge / 2``. It is also known how
+far the norm can exceed the edge. A component stands out only if its eigenvalue exceeds that norm.
 
 The mean has noise in it. About a point that is off by f, the scatter has one more term ``n f f'``. This
 term does not stand out as long as its size ``n |f|^2`` is below ``edge / 2``.
@@ -62,11 +63,11 @@ from fedpca.solvers.private.at_site import (
 from fedpca.solvers.standardize import Moments
 
 MAX_SCATTER_FEATURES = 4096  # with more features, products are summed instead of the scatter
-SPARE_COLUMNS = 5  # of a block, in addition to one for each component
+SPARE_COLUMNS = 5  # columns of a block, in addition to one for each component
 MAX_LOOK = 50  # components that a rule can find in products
 SOLVERS = ("auto", "covariance", "power")  # the solvers that can add noise
 TRACY_WIDOM = (
-    1.454  # the 97.5 % quantile, for real matrices: 5 % of norms exceed this on either side
+    1.454  # the 97.5 % quantile for real matrices; 5 % of norms exceed it, at one end or the other
 )
 
 
@@ -96,7 +97,8 @@ def private_components(
     )
     if n > MAX_ROWS:
         raise InputError(
-            f"a private run takes at most {MAX_ROWS:,} rows at all sites, not {n:,.0f}"
+            f"a private run must have at most {MAX_ROWS:,} rows at all sites, got about {n:,.0f}; "
+            "leave out some rows"
         )
     mean, off = np.zeros(d), 0.0
     if center:
@@ -112,14 +114,16 @@ def private_components(
 
 
 def _energy_of_offset(plan: RunPlan, privacy: Privacy, n: float, move: Array) -> float:
-    """Return the most scatter that a mean with noise in it adds, except in 5 % of runs.
+    """Return a bound on the scatter that a noisy mean adds, which holds except in 5 % of runs.
 
-    The mean is ``move`` away from the guessed center. An error in n adds a share of this move.
+    The mean is ``move`` away from the guessed center. An error in n shifts the mean by a share of
+    this move.
     """
     deviation = np.sqrt(float(len(plan.sites) * sum_variance(plan)))
     more_rows = 2 * deviation / COUNT_UNIT
     step = AROUND_TIMES * privacy.row_bound / RADIUS
-    quantile = 2 * gammaincinv(len(move) / 2, 0.975)  # of the squared length of normal numbers
+    # the quantile is that of the squared length of a vector of normal numbers
+    quantile = 2 * gammaincinv(len(move) / 2, 0.975)
     squared = quantile * (deviation * step / n) ** 2
     squared += (move @ move) * (more_rows / n) ** 2
     return float((n + more_rows) * min(squared, privacy.row_bound**2))
@@ -130,11 +134,11 @@ class NoisyEigen:
     """Leading eigenvalues and eigenvectors of the scatter, with noise in them."""
 
     values: Array  # (p,)
-    actual: Array  # (p,), without what the noise adds to them
+    actual: Array  # (p,), the values without what the noise adds to them
     vectors: Array  # (d, p)
-    angle_bounds: Array  # (p,), on the sine of the angle of the first j vectors with the exact ones
+    angle_bounds: Array  # (p,), on the sine of the angle from the first j vectors to the exact ones
     energy: float
-    norm: float  # bounds the norm of the noise; eigenvalues up to this may be nothing but noise
+    norm: float  # bound on the norm of the noise; eigenvalues up to this may be only noise
     squares: Array | None = None  # (d,), the sum of squares of each column
 
 

@@ -31,7 +31,7 @@ from fedpca.solvers.private.at_site import (
     sum_variance,
 )
 
-MAX_SIDE = 400  # of a drawn matrix
+MAX_SIDE = 400  # largest side of a drawn matrix
 N_DRAWS, N_SMALL = 15, 60  # draws of a large matrix, and of one below SMALL_SIDE
 SMALL_SIDE = 100
 

@@ -8,8 +8,8 @@ round's V_i. The passes use hard thresholds, soft thresholds, or the published g
 Missing entries, and outliers under a hard threshold, do not count: ``V_i U'`` replaces them
 (`fedpca.models.robust`). The question of a round is in the file of its method.
 
-Between questions, a site keeps the scores V_i. At the end, it also keeps the sparse part S_i, and a
-list of its outliers if it has a folder.
+Between questions, a site keeps the scores V_i. At the end, it also keeps the sparse part S_i
+and, if it has a folder, a list of its outliers.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ SUMS = {
 }
 NO_ROWS = np.zeros(0, np.int64)
 MAX_OUTLIER = 1e70  # larger entries are refused, since sums of their squares could overflow
-OUTLIERS = ".outliers.parquet"  # ends the name of the file in which a site keeps its list
+OUTLIERS = ".outliers.parquet"  # ending of the name of the file in which a site lists its outliers
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class SparsePart:
-    """A site's outliers, as a CSR matrix, and entry counts, which the site keeps at the end."""
+    """A site's outliers, as a CSR matrix, and its entry counts; the site keeps both at the end."""
 
     values: Array
     columns: Array
@@ -87,7 +87,7 @@ class SparsePart:
 
 
 def impossible_sums(answer: Arrays, _: Arrays) -> str | None:
-    """Return what is wrong with counts and sums of a site's values, or None."""
+    """Return what is wrong with counts and sums of a site's values, or None if nothing is."""
     if (answer["present"] > answer["n"]).any():
         return "has more values than rows"
     return large_mean(answer["total"], answer["present"], MAX_OUTLIER)
@@ -178,7 +178,7 @@ def _histograms(
     kind: str,
     undivided: Array | None = None,
 ) -> tuple[Arrays, Array]:
-    """Add up what `count_in_bins` counts in each block; a histogram is as large as a block."""
+    """Add up, over all blocks, what `count_in_bins` counts in each of them."""
     scratch, inside = Scratch(), np.zeros(0, np.int64)
     total: Arrays = {}
     for block in blocks_about(site, about, features=features):
@@ -221,8 +221,9 @@ def begin_robust(
 def least_count(site: Site) -> int:
     """Return the smallest number of rows that a sum may cover.
 
-    A site with many rows loses nothing if it requires a few rows, whatever its policy says. So the
-    result is the same under any policy with a ``min_count`` up to `MIN_CELL`.
+    A site with many rows requires a few of them in each sum, whatever its policy says, since that
+    costs it nothing. So its result is the same under every policy with a ``min_count`` of at most
+    `MIN_CELL`.
     """
     has_many = site.recall(PresentRows).n >= MANY
     return max(site.policy.min_count, MIN_CELL if has_many else 1)
@@ -261,8 +262,8 @@ class Round:
     def without_small(self, good: Array, least: int) -> Array:
         """Remove sums over fewer than ``least`` rows; return the number of inliers in each column.
 
-        A column with fewer inliers counts as if it had none: the fit replaces all of its entries. If
-        fewer than ``least`` rows count, none do.
+        A column with fewer than ``least`` inliers counts as if it had none: the fit replaces all of
+        its entries. If fewer than ``least`` rows count, none do.
         """
         few = (good > 0) & (good < least)
         self._CV[few], self._C_total[few] = 0.0, 0.0
@@ -319,7 +320,7 @@ def finish_robust(
     r = U.shape[1]
     scores = np.empty((site.recall(PresentRows).n, r))
     VV, n_present, d = np.zeros((r, r)), 0, len(U)
-    values, columns, in_rows = [], [], []  # of each block's outliers
+    values, columns, in_rows = [], [], []  # the outliers of each block
     counts = np.zeros(len(scores), bool)
     for rows, A, present in standardized_blocks(site, center):
         own = None if carried is None else carried[rows]
@@ -378,7 +379,7 @@ def typical_size(site: Site, center: Array) -> float:
 
 
 def too_many_outliers(answer: Arrays, _: Arrays) -> str | None:
-    """Return what is wrong with more outliers than values in an answer, or None."""
+    """Return what is wrong if an answer has more outliers than values, else None."""
     return None if answer["outliers"] <= answer["present"] else "has more outliers than values"
 
 
@@ -389,7 +390,7 @@ def too_many_outliers(answer: Arrays, _: Arrays) -> str | None:
     check=too_many_outliers,
 )
 def sparse_share(site: Site) -> dict[str, Any]:
-    """Count the site's outliers and its present entries; fewer than ``min_count`` count as none."""
+    """Count the site's outliers and its values; fewer outliers than ``min_count`` count as none."""
     part = site.recall(SparsePart)
     n = part.n_outliers if part.n_outliers >= site.policy.min_count else 0
     return {"outliers": np.int64(n), "present": np.int64(part.n_present)}

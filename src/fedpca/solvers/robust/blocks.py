@@ -1,9 +1,9 @@
-"""A site's rows for robust PCA, in blocks that fit into a processor's cache, and their sizes.
+"""A site's rows for robust PCA, in blocks that fit into a processor's cache.
 
     A = (X - 1 m') / s,   with zeros where a value is missing
 
-A round makes a dozen arrays of the size of A. On whole tables, each of them would travel to memory and
-back.
+A round makes a dozen arrays of the size of A. If A were a whole table, each of these arrays would
+travel to memory and back.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from fedpca.site.site import Site
 
 BLOCK_ENTRIES = 1 << 17  # a few arrays of this size fit into a cache
-MIN_ROWS = 64  # in a block; fewer would make products slow
-MAX_SIZES = 1 << 14  # entries whose median size is taken
+MIN_ROWS = 64  # least rows in a block; fewer would make products slow
+MAX_SIZES = 1 << 14  # most entries whose median size is taken
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def present_rows(site: Site, which: PresentRows) -> Iterator[Array]:
 class Block(NamedTuple):
     """Some of a site's rows, standardized."""
 
-    rows: slice  # where they are among the rows that count
+    rows: slice  # the positions of these rows among the rows that count
     A: Array  # (m, d), zero where a value is missing
     present: Array  # (m, d), whether an entry has a value
 
@@ -91,7 +91,7 @@ def blocks_about(
     done, scratch = 0, Scratch()
     in_order = np.arange(site.rows.n_features)
     if isinstance(features, np.ndarray) and np.array_equal(features, in_order):
-        features = slice(None)  # which copies nothing
+        features = slice(None)  # a slice copies nothing
     which = site.recall(PresentRows)
     for rows in present_rows(site, which):
         values = values_about(
@@ -102,7 +102,7 @@ def blocks_about(
 
 
 def standardized_blocks(site: Site, center: Array | float = 0.0) -> Iterator[Block]:
-    """Yield A, standardized with the run's center and scale.
+    """Yield A in blocks, standardized with the run's center and scale.
 
     ``center`` shifts the center further, in units of the scale. Features that do not vary are set to
     zero, and none of their entries count as present. Otherwise, those entries would appear to fit.
@@ -117,7 +117,7 @@ def standardized_blocks(site: Site, center: Array | float = 0.0) -> Iterator[Blo
 
 
 class Sizes:
-    """The sizes of entries, for their median; if there are many, only those in some of the rows."""
+    """The sizes of entries, for their median; if there are many entries, only some rows' sizes."""
 
     def __init__(self, site: Site) -> None:
         n_entries = site.recall(PresentRows).n * site.rows.n_features

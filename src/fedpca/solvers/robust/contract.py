@@ -15,7 +15,7 @@ from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.script import Script
 
 NORMAL = 1.4826  # standard deviation of a normal variable over its median absolute value
-MAX_ROUNDS = 200  # of a fit at sites that follow a plan; each round reveals more about the rows
+MAX_ROUNDS = 200  # most rounds of a fit at sites with a policy; each round reveals more about rows
 NEGLIGIBLE = 1e-7  # a residual up to this share of the typical entry is never an outlier
 
 
@@ -43,7 +43,7 @@ class Limits:
 
 
 def rounds_of(plan: RunPlan, most: int = MAX_ROUNDS) -> int:
-    """Return the most rounds that a fit may take; refuse a plan with too many."""
+    """Return the largest number of rounds that a fit may take; refuse a plan that asks for too many."""
     if plan.max_rounds > MAX_ROUNDS:
         raise InputError(
             f"max_rounds={plan.max_rounds} exceeds {MAX_ROUNDS}, the most that sites with a policy "
@@ -57,7 +57,7 @@ class Carry:
     """How the last round's scores carry over to the next round."""
 
     turn: Array  # (q, r), maps the last round's q scores to r scores on the new U
-    center: Array  # (d,), of the rows
+    center: Array  # (d,), the center of the rows
     mean_scores: Array  # (q,), subtracted from the scores because the center moved
 
     @classmethod
@@ -81,7 +81,7 @@ class RobustFit:
     stop_reason: str  # "converged", "max_rounds", or "inexact" if `while_exact` ended the fit
     center: Array  # (d,)
     mostly_outliers: Array  # (d,), whether most entries of a feature are beyond the threshold
-    carry: Carry | None = None  # from the sites' scores to U; None if they cannot be reused
+    carry: Carry | None = None  # carries scores over to U; None if no score can be reused
 
     def cut(self, r: int) -> RobustFit:
         """Return the same fit with only its first r components."""
@@ -127,7 +127,7 @@ class RobustSolver(Protocol):
     needs_rank: ClassVar[bool]  # whether the solver needs the rank itself, not just a bound
 
     def script(self, plan: RunPlan) -> Script:
-        """Return what `solve` asks, in which order and how many times, so that sites can follow."""
+        """Return what `solve` asks, in which order, and how often, so that sites can check it."""
         ...
 
     def solve(self, fed: Federation, problem: RobustProblem) -> Solved:

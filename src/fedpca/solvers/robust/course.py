@@ -1,9 +1,9 @@
 """Find the course of a `RobustPCA` fit before any site is asked.
 
-How many rounds a fit takes depends on the noise and the outliers. So the program runs in this process
-on made-up rows: normal rows with the given variances, an offset in each column, and outliers of many
-times the size of an entry in a twentieth of the entries. If there are many rows, columns, or sites,
-only some are made up.
+How many rounds a fit takes depends on the noise and the outliers. So the program runs in this
+process on made-up rows: normal rows with the given variances, an offset in each column, and, in a
+twentieth of the entries, outliers many times as large as an entry. If there are many rows, columns,
+or sites, only some are made up.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from fedpca.solvers.robust.hard import hard_round
 from fedpca.solvers.robust.program import low_rank_and_sparse
 from fedpca.solvers.robust.soft import soft_round
 
-MAX_SIDE = 120  # features of made-up rows, or a few for each component
+MAX_SIDE = 120  # features of made-up rows, or PER_COMPONENT for each component if that is more
 PER_COMPONENT = 4
 MAX_SITES = 3
-MAX_ENTRIES = 1 << 16  # of all made-up rows
-OUTLIER_SHARE = 0.05  # of the entries
-OUTLIER_SIZE = 10.0  # at most, of an outlier, in root mean squares of the entries
-OFFSET = 3.0  # of a column, in the same unit
+MAX_ENTRIES = 1 << 16  # entries of all made-up rows
+OUTLIER_SHARE = 0.05  # share of the entries that are outliers
+OUTLIER_SIZE = 10.0  # largest size of an outlier, in root mean squares of the entries
+OFFSET = 3.0  # typical offset of a column, in root mean squares of the entries
 STEPS = (hard_round, soft_round, gradient_round, residual_product)
 
 
@@ -55,11 +55,11 @@ class RobustFit:
     parties: Sequence[Party]
     sizes: Sizes
     variances: Array  # (d,), along all components
-    parameters: Mapping[str, Any]  # plain
+    parameters: Mapping[str, Any]  # plain values
     secure: bool
 
     def course(self, solver: RobustSolver) -> Course:
-        """Return the course of the fit with a method."""
+        """Return the course that the fit takes with a solver."""
         given, problem = dict(self.parameters), ""
         if solver.needs_rank and given["n_components"] is None:
             problem = "it requires the number of components, not a bound on it"
@@ -95,7 +95,7 @@ class RobustFit:
         return Rehearsal(asked, result.outcome.stop_reason)
 
     def _asked(self, rehearsed: Sequence[Asked], party: Party) -> list[Asked]:
-        """Return all questions of the fit to a site, given what made-up sites were asked."""
+        """Return all questions that the fit asks a site, given what made-up sites were asked."""
         lengths = {
             column_names.name: {"bytes": self.sizes.name_bytes},
             count_present.name: {"bytes": self.sizes.order_bytes},

@@ -51,7 +51,7 @@ from fedpca.solvers.robust.soft import (
 if TYPE_CHECKING:
     from fedpca.site.site import Site
 
-RANK_GIVEN_RIDGE = 1e-3  # ridge over the typical entry if the rank is given
+RANK_GIVEN_RIDGE = 1e-3  # the ridge as a multiple of the typical entry, if the rank is given
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def by_gradients(
     """Run the published method, which averages gradient steps; return the fit and singular values."""
     reason, VV, U = "max_rounds", np.eye(U.shape[1]), in_unit(U, moments)
     for done in range(limits.max_rounds):
-        # a given step decays with the square root of the rounds; for 0, each site chooses its own
+        # a given step decays with the square root of the rounds; with 0, each site chooses its own step
         eta = 0.0 if step is None else step / np.sqrt(1 + done)
         answer = fed.sum(
             gradient_round,

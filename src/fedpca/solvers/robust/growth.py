@@ -2,10 +2,11 @@
 
     R_i = A_i - V_i U' where that is within the threshold, else 0
 
-If U lacks a component, it is in the residuals. So their largest eigenvalue is compared with that of the
-residuals with random signs (`fedpca.solvers.sign_flips`). A larger eigenvalue shows that a component is
-missing, and its eigenvector is where that component starts. Components are added one at a time: a
-threshold that cuts through the residuals of one component makes more directions stand out.
+If U lacks a component, the residuals contain it. So the largest eigenvalue of the residuals is
+compared with that of the residuals with random signs (`fedpca.solvers.sign_flips`). A larger
+eigenvalue shows that a component is missing, and its eigenvector is where that component starts.
+Components are added one at a time: a threshold that cuts through the residuals of one component
+makes more directions stand out.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def grown(
     fed: Federation, fit: RobustFit, moments: RobustMoments, limits: Limits, bound: int
 ) -> tuple[RobustFit, Rank]:
     """Add components until residuals look like noise, or the bound or a limit is reached."""
-    nothing = np.empty((len(fit.U), 0))  # residuals are computed from what the site carries along
+    nothing = np.empty((len(fit.U), 0))  # there is nothing more to remove from the residuals
     fed.sum(draw_signs, seed=np.int64(fed.rng().integers(2**63)), removed=nothing)
     while True:
         r = fit.U.shape[1]
@@ -65,7 +66,8 @@ def grown(
             return fit, Rank(r, is_clear=missing is None)
         U = orth(np.column_stack([fit.U, missing]))
         carry = fit.carry or Carry.first(r, fit.center)
-        turn = np.ascontiguousarray(carry.turn @ (fit.U.T @ U))  # no score on the new component yet
+        # scores on the new component are zero at first
+        turn = np.ascontiguousarray(carry.turn @ (fit.U.T @ U))
         fit = by_hard_threshold(fed, U, moments, limits, carry=replace(carry, turn=turn))
 
 

@@ -7,9 +7,9 @@
     U <- orth(sum D_i'V_i (sum V_i'V_i)^-1)
 
 The method needs the rank r. Each round lowers z by a fifth, down to four times the median size of
-residuals at the median site. Without noise, the result is exact. With noise, it is about as good as a
-fit for which the bad entries are known. A site sends sums of d x r and r x r matrices, and it sends one
-number as the bin that contains it.
+residuals at the median site. Without noise, the result is exact. With noise, it is about as good as
+a fit for which the bad entries are known. A site sends sums of d x r and r x r matrices. It sends
+the typical size of its residuals only as the bin that contains it.
 
 Source: hard thresholds follow Netrapalli et al., "Non-convex robust PCA" (2014). Soft thresholds, which
 need only a bound on the rank, are in `fedpca.solvers.robust.soft`.
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from fedpca.site.site import Site
 
 START_ROUNDS = 2  # rounds of power iteration on clipped rows
-FLOOR_MARGIN = 1.05  # a threshold within this factor of its floor has reached it: bins are no finer
+FLOOR_MARGIN = 1.05  # a threshold this close to its floor has reached the floor: bins are no finer
 PATIENCE_ROUNDS = 5  # rounds at its floor after which a threshold stays fixed
 MAX_NOISE_SHARE = 0.02  # converged if the rotation is at most this share of what noise causes
 
@@ -144,7 +144,7 @@ def by_hard_threshold(
     is_first, carry = carry is None, carry or Carry.first(r, np.zeros(d))
     first = min(moments.first_threshold, first)
     threshold, median, reason = first, np.inf, "max_rounds"
-    reach, rounds_drawn = np.zeros(d), np.zeros(d, int)  # for each column
+    reach, rounds_drawn = np.zeros(d), np.zeros(d, int)  # one per column
     least = max(10 * limits.tol, NEGLIGIBLE) * moments.size
     rounds_at_floor = 0
     for _ in range(limits.max_rounds):
@@ -209,7 +209,8 @@ def refitted(answer: Arrays, U: Array, center: Array, *, moves: bool) -> tuple[A
 def turn_by_noise(deviation: float, squares: Array, inlier_share: Array) -> float:
     """Estimate the sine of the angle by which noise rotates components with these squared scores.
 
-    A feature is further off if fewer of its entries are inliers; ``inlier_share`` has shape ``(d,)``.
+    The fewer of a feature's entries are inliers, the further off the feature is. ``inlier_share``
+    is ``(d,)``.
     """
     least = float(np.linalg.eigvalsh(squares)[0])
     return deviation * float(np.sqrt((1 / inlier_share).sum() / least)) if least > 0 else 0.0
@@ -221,7 +222,7 @@ def turn_by_noise(deviation: float, squares: Array, inlier_share: Array) -> floa
     answers={"Y": "float64 d r"},
 )
 def clipped_product(site: Site, U: Array, threshold: Array) -> dict[str, Any]:
-    """Send C'(C U), where C is the rows with zeros for entries missing or beyond the threshold.
+    """Send C'(C U); C holds the rows, with zeros for missing entries and those beyond the threshold.
 
     A column with fewer entries left than the site's ``min_count`` counts as if it had none.
     """

@@ -1,16 +1,16 @@
 """Find medians over all sites using only sums, with histograms that close in on the middle.
 
-The sites count each feature's values in bins, and the counts are summed. The next round divides the bin
-that holds the middle value. A bin is a range of a number's leading bits: the sign and the exponent come
-before the digits. So bins are fine where values are small, and a value that is 1e15 times too large
-costs the other values no digits. Six rounds find the median to a relative error of 2e-7, and eleven
-rounds find it to the last bit. The later rounds are needed if an offset puts too many values into one
-bin or if many values are equal. Missing values (NaN) are not counted.
+The sites count each feature's values in bins, and the counts are summed. The next round divides the
+bin that holds the middle value. A bin holds the numbers that begin with the same bits: the sign and
+the exponent come before the digits. So bins are fine where values are small, and a value that is
+1e15 times too large costs the other values no digits. Six rounds find the median to a relative
+error of 2e-7, and eleven rounds find it to the last bit. The later rounds are needed if an offset
+puts too many values into one bin or if many values are equal. Missing values (NaN) are not counted.
 
-No histogram may close in on the value of one row. So a site with twenty values or more divides a bin
-only if the bin holds at least five of them. If it holds fewer, the site spreads them evenly over the
-bin. The median found may then have up to four values of each site on the wrong side. A site with fewer
-than twenty values protects them only if its policy says so.
+No histogram may close in on the value of one row. So a site with twenty values or more divides a
+bin only if the bin holds at least five of them. If the bin holds fewer, the site counts them as if
+they were spread evenly over it. The median found may then have up to four values of each site on
+the wrong side. A site with fewer than twenty values protects them only if its policy says so.
 
 For one number per site, such as the size of its residuals, one round is enough. From a millionth of a
 reference to 16 times the reference, each bin is wider than the one before by a factor of 2^(1/16),
@@ -30,8 +30,8 @@ BITS = 6  # bits of a median that are found in a round
 FIRST_SHIFT = 60  # low bits that the first round's bins ignore
 SHIFTS = range(FIRST_SHIFT, -1, -BITS)
 LAST_SHIFT = 30  # low bits that may remain unknown at the end, unless the bin is too full
-MIN_CELL = 5  # a site with many values divides a bin only if it holds at least this many
-MANY = 20  # a site with at least this many values divides only bins with MIN_CELL of them
+MIN_CELL = 5  # a site with many values divides a bin only if the bin holds at least this many
+MANY = 20  # a site with at least this many values divides only bins with at least MIN_CELL of them
 MAX_BIN_SHARE = 0.01  # share of a feature's values that the last bin may hold
 BINS = 1 << BITS
 KINDS = ("values", "sizes", "sizes above zero")
@@ -39,7 +39,7 @@ SIGN = np.uint64(1 << 63)
 PER_OCTAVE = 16  # fine bins between a number and its double
 EDGES = 2.0 ** np.concatenate(
     [np.arange(-64, -20), np.arange(-20 * PER_OCTAVE, 4 * PER_OCTAVE + 1) / PER_OCTAVE]
-)  # relative to the reference
+)  # edges of bins, relative to the reference
 FINE = 2.0**-20  # bins are fine above this multiple of the reference
 N_BINS = len(EDGES) + 1
 
@@ -87,7 +87,7 @@ def count_in_bins(
 def undivided_bins(inside: Array, min_count: int) -> tuple[Array, Array]:
     """Return which histogram's bin holds too few values to be divided, or -1, and how many it holds.
 
-    Both are ``(m,)``. ``min_count`` is that of the site's policy.
+    Both arrays are ``(m,)``, one entry per feature. ``min_count`` is that of the site's policy.
     """
     least = np.maximum(min_count, np.where(inside[0] >= MANY, MIN_CELL, 1))
     few = (inside > 0) & (inside < least)
@@ -164,7 +164,7 @@ def _in_columns(mask: Array) -> Array:
 
 
 def same_bin(values: Array, others: Array, shift: Array | int) -> Array:
-    """Return which values share a bin with the others; a histogram of this shift divides the bin."""
+    """Return which values are in the same bin as ``others``, for bins that the shift divides."""
     away = _ordered(values) ^ _ordered(others)
     return np.asarray(away <= _other_bits(shift))
 
@@ -177,9 +177,10 @@ def _other_bits(shift: Array | int) -> Array:
 
 
 def thinned(counts: Array, least: int) -> Array:
-    """Return a histogram, ``(m, b)``, in multiples of ``least``, each where its middle value is.
+    """Return a histogram, ``(m, b)``, whose counts are multiples of ``least``.
 
-    What remains of each line's total is not counted, so no cell stands for fewer than ``least`` values.
+    Each group of ``least`` consecutive values counts where its middle value is. The remainder of a
+    line's total is not counted, so no cell stands for fewer than ``least`` values.
     """
     if least <= 1:
         return counts
@@ -194,7 +195,7 @@ def _ordered(values: Array, scratch: Scratch | None = None) -> Array:
     new = scratch or Scratch()
     numbers = np.add(values, 0.0, out=new("ordered", values.shape))  # turns -0.0 into 0.0
     bits = numbers.view(np.int64)
-    # a negative number has all its bits flipped, and any other only its sign
+    # flip all bits of negative numbers, but only the sign bit of others
     flipped = np.right_shift(bits, 63, out=new("flipped", values.shape, np.int64))
     flipped |= np.int64(-1 << 63)
     bits ^= flipped

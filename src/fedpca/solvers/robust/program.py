@@ -66,8 +66,8 @@ from fedpca.solvers.standardize import at_least_two
 
 METHODS: dict[str, RobustSolver] = {m.name: m for m in (Auto(), Threshold(), LeastSquares(), Dcf())}
 ROUNDS = ("hard_round", "soft_round", "gradient_round")
-MAX_REFERENCES = 64  # for the typical size of an entry
-MAX_ATTEMPTS = 4  # fits, each without the rows that lay apart in the fit before
+MAX_REFERENCES = 64  # most references to try for the typical size of an entry
+MAX_ATTEMPTS = 4  # fits at most; each leaves out rows that lay apart in the previous one
 ROUNDING = 16 * np.finfo(float).eps  # a distance of at most this share of a value counts as zero
 
 
@@ -83,7 +83,7 @@ class RobustResult:
     shares: dict[str, float]  # the share of outliers among each site's entries
     mostly_outliers: Array  # (d,), whether most entries of a feature are outliers
     rank_is_clear: bool
-    left_out: Mapping[str, str] | None  # of genotypes: the variants left out, and why
+    left_out: Mapping[str, str] | None  # for genotypes: the variants left out, and why
     outcome: Outcome
 
 

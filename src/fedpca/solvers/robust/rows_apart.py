@@ -2,13 +2,14 @@
 
     v = a row's score,   m = the median of v,   s = 1.48 times the median of |v - m|
 
-If many rows are off in the same direction, no entry of theirs stands out: the direction becomes a
-component. But their scores on it lie apart from those of all other rows: there is a wide gap in the
-distances ``|v - m| / s``, and the rows beyond it cause much of the component's variance. Such rows are
-left out, and the fit starts again without them.
+If many rows are off in the same direction, none of their entries stands out: the direction becomes
+a component. But their scores on it lie apart from those of all other rows: there is a wide gap in
+the distances ``|v - m| / s``, and the rows beyond it cause much of the component's variance. Such
+rows are left out, and the fit starts again without them.
 
 If there is no gap, then the scores have a long tail, and it is not clear where it begins. The rows
-stay, but a component is reported if rows more than 5 s from m cause most of its variance.
+stay, but a component is reported if rows whose scores are more than ``5 s`` from m cause
+most of its variance.
 
 One round of summed histograms shows the scores on all components.
 
@@ -40,17 +41,17 @@ REACH = 16.0  # bins reach this many root mean squares of the scores on either s
 MIN_ROWS = 15  # with fewer, no row can be said to be far from the others
 # distances from the median, in robust standard deviations
 FAR = 5.0
-NEAR = 2.5  # gaps are looked for beyond this distance
+NEAR = 2.5  # only gaps beyond this distance count
 MIN_GAP = 4.0
 MIN_GAP_SHARE = 0.3  # a gap is at least this share of the distance where it ends
 MIN_VARIANCE = 0.25  # share of a component's variance that rows beyond a gap must cause
-MAX_APART = 0.45  # share of rows that may lie apart; with more, the others might be apart
-DEPENDS = 0.5  # a component depends on its far rows if they cause more than this share of it
+MAX_APART = 0.45  # share of rows that may lie apart; with more, the others might be the ones apart
+DEPENDS = 0.5  # a component depends on its far rows if they cause a larger share of its variance
 
 
 @dataclass(frozen=True)
 class FarRows:
-    """For each component, the bounds of scores of rows that are not far, and what far rows cause."""
+    """For each component, bounds on the scores of rows that are not far, and what far rows cause."""
 
     axes: Array  # (r, r), turns the sites' scores into scores on the components
     low: Array  # (r,), minus infinity on components without rows that lie apart
@@ -148,8 +149,8 @@ def count_scores(site: Site, axes: Array, widths: Array) -> dict[str, Any]:
 def leave_out_rows(site: Site, axes: Array, low: Array, high: Array) -> dict[str, Any]:
     """From now on, leave out rows with a score outside these bounds; count them and the values left.
 
-    A site leaves out no rows if they are fewer than its policy's ``min_count``: sums with and without
-    them would reveal their values.
+    A site leaves out no rows if it would leave out fewer than its policy's ``min_count``, or keep
+    some but fewer than that: sums with and without these rows would reveal their values.
     """
     scores, rows = site.recall(Scores), site.recall(PresentRows)
     V = scores.V @ axes

@@ -1,11 +1,11 @@
 """Hold a coordinator to the thresholds that the methods of robust PCA use, and to their histograms.
 
-Whoever may choose thresholds freely can single out rows: the sums of two rounds differ by the rows
-between their thresholds. So a site that follows a plan remembers the last threshold of a fit. The next
-one is the same, or it is lower by a step that the method takes. A histogram for a median divides a bin
-of the histogram before it, and no other bin.
+A coordinator that may choose thresholds freely can single out rows: the sums of two rounds differ
+by the rows between their thresholds. So a site that follows a plan remembers the last threshold of
+a fit. The next one is the same, or it is lower by a step that the method takes. A histogram for a
+median divides a bin of the previous histogram, and no other bin.
 
-A site whose policy answers everything checks nothing here.
+A site whose policy allows everything checks nothing here.
 """
 
 from __future__ import annotations
@@ -31,11 +31,14 @@ class Thresholds:
     """The thresholds of a fit so far, which a site remembers."""
 
     most: float  # the first one after a center and scale were set; no later one is larger
-    first: float  # of the fit
+    first: float  # the first one of the current fit
     last: float
 
     def next(self, threshold: float, decay: float, least_step: float) -> Thresholds:
-        """Return the thresholds with the next one, which is the same or lower by a method's step."""
+        """Return the thresholds, updated with the next one.
+
+        It must equal the last one, or be lower by one step of the method.
+        """
         low, high = decay * self.last * (1 - SLACK), self.last / least_step * (1 + SLACK)
         if threshold != self.last and not low <= threshold <= high:
             raise PolicyRefused(
@@ -58,7 +61,7 @@ def follow_threshold(
     *before, name = site.asked
     begins = not before or before[-1] != name
     if is_first and not begins:
-        raise PolicyRefused("is_first=1 within a fit; only its first round starts from scratch")
+        raise PolicyRefused("is_first must be 0 after the first round of a fit, got 1")
     known = site.recall(Thresholds) if site.remembers(Thresholds) else None
     if known is None or not known.most:
         known = Thresholds(value, value, value)
@@ -92,7 +95,9 @@ def check_reach(site: Site, reach: Array, threshold: Array, first: float) -> Non
 def refuse_larger(threshold: float, most: float) -> None:
     """Refuse a threshold beyond a bound."""
     if threshold > most * (1 + SLACK):
-        raise PolicyRefused(f"threshold={threshold:.6g} exceeds {most:.6g}, where it began")
+        raise PolicyRefused(
+            f"threshold={threshold:.6g} must be at most {most:.6g}, as earlier rounds require"
+        )
 
 
 @dataclass(frozen=True)
@@ -110,7 +115,7 @@ class Narrowing:
 def follow_bins(
     site: Site, features: Array, about: Array, guess: Array, shift: int, of: int
 ) -> None:
-    """Check that a histogram divides a bin of the one before, and remember its bins."""
+    """Check that a histogram divides a bin of the previous one, and remember its bins."""
     if site.policy.is_open:
         return
     d = site.rows.n_features
@@ -124,9 +129,11 @@ def follow_bins(
     if shift == FIRST_SHIFT:
         known = _first_bins(known, d, features, about, guess, of)
     elif known is None or of != known.of or (known.about[features] != about).any():
-        raise PolicyRefused("a histogram must count what the one before did, about the same point")
+        raise PolicyRefused(
+            "a histogram must count what the previous one did, about the same point"
+        )
     elif not ((known.shift[features] == shift + BITS).all()) or shift < 0:
-        raise PolicyRefused("a histogram must divide the bins of the one before")
+        raise PolicyRefused("a histogram must divide the bins of the previous one")
     elif not same_bin(guess, known.guess[features], shift + BITS).all():
         raise PolicyRefused("a guess must be in the bin of the previous guess")
     shifts, guesses = known.shift.copy(), known.guess.copy()
@@ -143,18 +150,22 @@ def _first_bins(
     """Return the state before the first histogram of a kind; refuse one that is out of turn."""
     expected = 0 if known is None else known.of + 1
     if of != expected or of >= len(KINDS):
-        raise PolicyRefused(f"a histogram of {KINDS[of]} is out of turn; each kind is counted once")
+        raise PolicyRefused(
+            f"a histogram of {KINDS[of]} is out of turn; count each kind once, in order"
+        )
     if guess.any() or (of < 2 and len(features) < d):
-        raise PolicyRefused("the first histogram of a kind covers all columns, with guesses of 0")
+        raise PolicyRefused("the first histogram of a kind must have guesses of 0 for all columns")
     if known is None:
         if about.any():
-            raise PolicyRefused("the values of columns are counted about 0")
+            raise PolicyRefused("the values of columns must be counted about 0")
         begun = Narrowing(0, np.zeros(d), np.zeros(d), np.full(d, -1), np.zeros(d), np.full(d, -1))
     else:
         if not same_bin(about, known.medians[features], known.median_shift[features]).all():
-            raise PolicyRefused("distances are counted about the medians that were found")
+            raise PolicyRefused("distances must be counted about the medians that were found")
         if of == 2 and (known.about[features] != about).any():
-            raise PolicyRefused("distances are counted about the same point")
+            raise PolicyRefused(
+                "distances above zero must be counted about the same points as all distances"
+            )
         begun = known
     everywhere = begun.about.copy()
     everywhere[features] = about

@@ -47,12 +47,13 @@ if TYPE_CHECKING:
 
 PASSES = 2  # passes over a site's rows in a round
 SOFT_DECAY = 0.7  # each round multiplies the threshold and the ridge by this factor
-MIN_RIDGE_SHARE = 1e-12  # of the first ridge; without a ridge, a fit of lower rank is singular
+# share of the first ridge; without a ridge, a fit of lower rank is singular
+MIN_RIDGE_SHARE = 1e-12
 RANK_ROUNDS = 25  # rounds after which the rank is read off
 SOFT_ROUNDS = 12  # rounds of soft thresholds at the start if component sizes differ
-TIMES_SOFT_THRESHOLD = 10.0  # first hard threshold over the last soft threshold
+TIMES_SOFT_THRESHOLD = 10.0  # the first hard threshold, as a multiple of the last soft one
 CLEAR_FALL = 5.0  # ratio of consecutive singular values that shows a rank by itself
-MIN_VALUE_SHARE = 1e-4  # of the largest singular value; smaller values are treated as equal
+MIN_VALUE_SHARE = 1e-4  # share of the largest singular value; smaller values are treated as equal
 
 
 @dataclass(frozen=True)
@@ -275,7 +276,7 @@ def regression(U: Array, ridge: float) -> Array:
 
 
 class SoftFit(NamedTuple):
-    """The scores V of rows, and the residuals R of the scores ``before`` them, also clipped as C."""
+    """New scores V of rows; the scores ``before``, with their residuals R; and R clipped, C."""
 
     V: Array
     before: Array
@@ -293,7 +294,7 @@ def soft_passes(
     passes: int,
     scratch: Scratch,
 ) -> SoftFit:
-    """Fit the scores V in some passes; each fits the rows without the part beyond the threshold.
+    """Fit the scores V in some passes; each pass fits the rows without their part beyond the threshold.
 
     Missing entries are filled in by the previous fit, so their residuals are zero.
     """

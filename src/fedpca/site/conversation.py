@@ -1,0 +1,336 @@
+"""Take a site's part in its conversation with a coordinator.
+
+A conversation consists of one or more runs, one after the other. The site admits the plan of a run,
+agrees on keys for masks, answers questions in order, and saves its memory before an answer leaves.
+`fedpca.site.site` has what a question may use of the site, and `fedpca.site.gate` has the rules of the
+policy.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedpca.arrays import Array, Arrays, Dimensions
+from fedpca.errors import (
+    REPORTED_BY_SITES,
+    FedpcaError,
+    FileError,
+    InputError,
+    MessageError,
+    PolicyRefused,
+    SiteFailed,
+)
+from fedpca.linalg.blas_threads import threads_for_entries
+from fedpca.protocol.message import Checked, Header, Message, compose
+from fedpca.protocol.plan import AGREE, DECLARE, RunPlan
+from fedpca.protocol.question import Question, find_question
+from fedpca.site.current_run import CurrentRun, read_only
+from fedpca.site.gate import Gate
+from fedpca.site.guard import UNDECLARED, Agreement, Keys
+from fedpca.site.guard import keep as keep_agreement
+from fedpca.site.memory import MEMORY_GONE, MemoryFile, Saved, recall, remember
+from fedpca.site.privacy_budget import SESSION_BYTES, Session
+
+if TYPE_CHECKING:
+    from fedpca.site.site import Site
+
+log = logging.getLogger("fedpca.site")
+
+MAX_ENDED_RUNS = 1000  # number of ended runs whose late questions a site recognizes
+
+
+class Conversation:
+    """The questions of a coordinator to a site, and the run that the site is in.
+
+    ``keys`` holds the keys of the site and its coordinator if they are on different machines. If a run
+    asks for a person's approval, ``tell`` is called with a line of text.
+    """
+
+    def __init__(
+        self, site: Site, *, keys: Keys | None = None, tell: Callable[[str], None] | None = None
+    ) -> None:
+        self._site, self._keys = site, keys
+        self.run = CurrentRun()
+        self.gate = Gate(site.policy, site.name, keys=keys, tell=tell, file=site.file)
+        self._ended: deque[str] = deque(maxlen=MAX_ENDED_RUNS)
+        self._lock = threading.Lock()
+
+    def answer(self, request: Message, *, keep: bool = True) -> Message:
+        """Return the answer or an error message; a repeated round gets the same answer.
+
+        An engine that rarely loses answers in transit passes ``keep=False``. The site then does not
+        keep the answer, but computes it again if the round is repeated.
+        """
+        with self._lock:
+            try:
+                return self._answer(request, keep)
+            except tuple(REPORTED_BY_SITES.values()) as error:
+                return refusal(self._site.name, request.header, error)
+            except Exception as error:  # other exceptions may quote a value from a row or a path
+                log.exception("site %s could not answer", self._site.name)
+                text = f"{type(error).__name__}; see the site's log for details"
+                return refusal(self._site.name, request.header, SiteFailed(text))
+
+    def _answer(self, message: Message, keep: bool) -> Message:
+        """Answer a question, a plan, or a request to agree on keys."""
+        header = message.header
+        if header["question"] == DECLARE:
+            return self._declare(message)
+        if header["run"] != self.run.name:
+            is_masked = header["question"] == AGREE or "mask" in header
+            self._enter(header["run"], header["memory"], has_keys=is_masked)
+        if header["question"] == AGREE:
+            return self._agree_on_keys(message)
+        run, number = self.run, header["round"]
+        again = self._masked_again(message)
+        if again is not None:
+            return again
+        reply = run.reply_to(number)
+        if reply is not None:
+            return reply
+        if number < run.round:
+            raise MessageError(f"round {number} was requested after round {run.round}")
+        return self._answer_new(message, keep)
+
+    def _answer_new(self, message: Message, keep: bool) -> Message:
+        """Answer a round that the site has not answered yet, or whose answer it did not keep."""
+        run, site, header = self.run, self._site, message.header
+        number = header["round"]
+        question = find_question(header["question"])
+        arrays, dimensions = self._checked(message, question)
+        masks = run.masks_for(question, message, site.name)
+        if question.spends is not None and masks is not None and (masks.is_bound or masks.is_tried):
+            raise PolicyRefused(
+                f"the answer to question {question.name!r} has only whole numbers and needs no bound, "
+                "so the site does not tell their size"
+            )
+        memory, before, asked = run.memory, run.memory_before(number), arrays
+        agreed = self.gate.check_step(before, question, header, arrays, dimensions.get("d", 0))
+        # noise protects single rows, so a noisy answer needs no rule about few rows
+        if self.gate.leaves_out_few and question.reads_rows and question.spends is None:
+            gaps = run.treats_gaps(arrays)
+            self.gate.check_rows(site.source.rows, gaps, site.rows_record, site.rows)
+        self._spend_round(header)
+        try:
+            run.memory = before if agreed is None else keep_agreement(before, agreed)
+            if question.remembers:
+                run.memory = dict(run.memory)
+                # copy, because a view in memory would keep the whole request alive
+                arrays = {key: array.copy() for key, array in arrays.items()}
+            answer = None if masks is None else run.take_pending(masks)
+            if answer is None:
+                answer = self._compute(question, arrays, dimensions)
+            if (
+                masks is not None and masks.is_bound
+            ):  # the question asks only for the size of the answer
+                size = run.hold_back(masks, answer)
+                run.memory = memory
+                return self._reply(header, {}, size)
+            if masks is not None:
+                if masks.is_tried:
+                    run.keep_open(masks, answer)
+                answer = run.masked(masks, answer)
+            reply = self._reply(header, {}, answer)
+            if masks is None and site.policy.is_open:
+                reply.checked[question.name] = Checked(reply.arrays, dimensions, asked)
+            if question.spends is not None:
+                self.gate.spend(question, header, run.plan, run.recall(Session))
+            # the agreement and an answer with noise must outlive the process too
+            if question.remembers or agreed is not None or question.spends is not None:
+                self._save(number, reply)
+        except BaseException:
+            run.memory = memory
+            raise
+        # under a plan, a repeated round must get the same numbers and the same noise
+        is_kept = keep or agreed is not None or question.spends is not None
+        run.advance(number, before, reply if is_kept else None)
+        return reply
+
+    def _masked_again(self, message: Message) -> Message | None:
+        """Mask the last answer again if it is requested with different masks; allow this once.
+
+        The coordinator requests this if it tried a bound and some site's answer exceeded that bound.
+        """
+        run, header = self.run, message.header
+        if header["round"] != run.round or "mask" not in header or not run.has_open_answer:
+            return None
+        question = find_question(header["question"])
+        masks = run.masks_for(question, message, self._site.name)
+        answer = None if masks is None else run.open_answer(masks)
+        if masks is None or answer is None:
+            return None
+        self._checked(message, question)
+        self._spend_round(header)
+        reply = self._reply(header, {}, run.masked(masks, answer))
+        if not masks.is_bound:
+            is_saved = question.remembers or not self._site.policy.is_open
+            run.close_answer(reply, lambda: self._save(run.round, reply) if is_saved else None)
+        return reply
+
+    def _checked(self, message: Message, question: Question) -> tuple[Arrays, Dimensions]:
+        """Return a question's arrays and dimensions; refuse a question that the policy forbids."""
+        header = message.header
+        self.gate.check_question(question, header, is_private=self.run.remembers(Session))
+        self._site.refuse_changed_rows()
+        n_rows = self._site.rows.n_rows if self._site.policy.min_rows else None
+        self._site.policy.check(question, header["n_sites"], n_rows)
+        if not self._site.policy.is_open:  # a caller could change another site's arrays
+            dimensions = {"d": self._site.rows.n_features}
+            return question.check_request(message.arrays, dimensions), dimensions
+        checked = question.checked_request(message, self._site.rows.n_features)
+        return checked.arrays, dict(checked.dimensions)
+
+    def _spend_round(self, header: Header) -> None:
+        """Count a round of a run against the budget of the policy, if there is one."""
+        self.gate.spend_round(str(header["run"]), keeps_process=self._site.keeps_process)
+
+    def _compute(self, question: Question, arrays: Arrays, dimensions: Dimensions) -> Arrays:
+        """Return the checked answer to a question."""
+        try:
+            with threads_for_entries(0):  # one BLAS thread, except in long products
+                raw = question(self._site, **arrays)
+        except Exception:
+            self._site.refuse_changed_rows()  # a changed file explains the failure better
+            raise
+        self._site.refuse_changed_rows()
+        values = {k: np.asarray(v) for k, v in raw.items()}
+        # numbers that are too large come from large rows, which a person must rescale
+        return question.check_answer(values, dimensions, arrays, too_large=InputError)
+
+    def _agree_on_keys(self, message: Message) -> Message:
+        """Agree on secrets with other sites, so that answers can be masked."""
+        from fedpca.site.masking import MaskKeys
+
+        header = message.header
+        if not self.run.remembers(Agreement) or not self.run.remembers(MaskKeys):
+            raise PolicyRefused(UNDECLARED)
+        keys = self.run.recall(MaskKeys).agree(
+            header["run"], self.run.plan, self._site.name, message.arrays, self._keys
+        )
+        kept = dict(self.run.memory)
+        remember(kept, keys)
+        self.run.memory = read_only(kept)
+        reply = self._reply(header, {}, {})
+        if self.run.round == 0:  # otherwise, the file of a later round has them already
+            self._save(0, reply)
+        return reply
+
+    def _declare(self, message: Message) -> Message:
+        """Admit the plan of a run, or refuse it; a site that answers everything needs no plan.
+
+        A plan that is refused or waits for approval does not end the run that the site is in.
+        """
+        header = message.header
+        plan = RunPlan.from_bytes(message.arrays.get("plan", np.empty(0)).tobytes())
+        if plan.is_secure and not self._site.keeps_process:
+            raise PolicyRefused(
+                "this site starts a new process for each question, so it cannot count how often the "
+                "size of an answer was asked for; for secure sums, the site must use fedpca join"
+            )
+        signature = message.arrays.get("signature", np.empty(0, np.uint8)).tobytes()
+        run, last = header["run"], header["memory"]
+        self.gate.consider(run, plan, signature)
+        needs_plan = not self._site.policy.is_open or plan.is_secure or plan.is_private
+        if run != self.run.name:
+            if not self._site.policy.is_open and not last and run in self._ended:
+                self._ended.remove(run)  # the run waited for other sites, and begins only now
+            self._enter(run, last, is_declared=True, has_keys=needs_plan)
+        if not needs_plan:
+            return self._reply(header, {}, {})
+        return self._begin_plan(header, plan, self.gate.admit(self.run.memory, run, plan))
+
+    def _begin_plan(self, header: Header, plan: RunPlan, agreed: Agreement) -> Message:
+        """Remember the agreement, and offer a key if the plan asks for secure sums."""
+        is_new = not self.run.remembers(Agreement)
+        kept = keep_agreement(self.run.memory, agreed) if is_new else dict(self.run.memory)
+        if is_new and plan.is_private:
+            key = np.frombuffer(secrets.token_bytes(SESSION_BYTES), np.uint8)
+            remember(kept, Session(key))
+        offer: Arrays = {}
+        if plan.is_secure:
+            from fedpca.site.masking import MaskKeys
+
+            if not self.run.remembers(MaskKeys):
+                remember(kept, MaskKeys.new(header["run"], plan, self._keys))
+            offer = {"offer": recall(kept, MaskKeys).offer}
+        self.run.memory = read_only(kept)
+        reply = self._reply(header, {}, offer)
+        if is_new:
+            self._save(0, reply)
+        return reply
+
+    def _reply(self, asked: Header, more: Header, arrays: Mapping[str, Array]) -> Message:
+        """Compose a reply whose header repeats the run, round, and question."""
+        return _reply(self._site.name, asked, more, arrays)
+
+    def _enter(
+        self, run: str, last: int, *, is_declared: bool = False, has_keys: bool = False
+    ) -> None:
+        """Begin a run with empty memory, or with the memory that an earlier process saved.
+
+        ``last`` is the run's most recent round that changed the sites' memory. Without the memory from
+        that round, any answer could be wrong.
+
+        Files that have changed since the site opened them are opened again. A site may run for months
+        while its files change every night, but they must not change during a run.
+        """
+        if run in self._ended:
+            raise MessageError("this run is over because a newer run has started at this site")
+        files = self._site.source.files_now()
+        is_saved = last or has_keys or not self._site.policy.is_open
+        saved = self._load(run, files) if is_saved else None
+        if (0 if saved is None else saved.round) < last:
+            raise MessageError(
+                f"this question needs the memory from round {last}, which the site does not have; "
+                f"{MEMORY_GONE}"
+            )
+        if saved is None and not is_declared and not self._site.policy.is_open:
+            raise PolicyRefused(UNDECLARED)  # the site stays in its current run
+        self._site.reopen(files)
+        if saved is None:
+            self.gate.start_over()
+        if self.run.name is not None:
+            self._ended.append(self.run.name)
+        self.run = CurrentRun.begin(run, saved)
+
+    def _save(self, round_number: int, reply: Message) -> None:
+        """Save the site's memory and the answer before the answer leaves."""
+        path = self._site.file(".memory")
+        if path is not None:
+            saved = Saved(round_number, reply, self.run.memory)
+            rows = self._site.source.fingerprint_of(self._site.source.files)
+            try:
+                MemoryFile(path).save(str(self.run.name), rows, saved)
+            except (FileError, OSError) as error:
+                log.error("site %s cannot save its memory: %s", self._site.name, error)
+                raise SiteFailed(
+                    "the site cannot save its memory; free up disk space at the site"
+                ) from None
+
+    def _load(self, run: str, files: Mapping[Path, str]) -> Saved | None:
+        """Return what an earlier process saved for this run, or None."""
+        path = self._site.file(".memory")
+        if path is None:
+            return None
+        return MemoryFile(path).load(run, self._site.source.fingerprint_of(files))
+
+
+def refusal(site: str, asked: Header, error: FedpcaError) -> Message:
+    """Compose a site's reply that contains only an error."""
+    # report the nearest base class that the coordinator recognizes
+    kinds = [k for k in type(error).__mro__ if k.__name__ in REPORTED_BY_SITES]
+    kind = kinds[0] if kinds else SiteFailed  # a FileError, for example, concerns only the site
+    return _reply(site, asked, {"error": kind.__name__, "text": str(error)}, {})
+
+
+def _reply(site: str, asked: Header, more: Header, arrays: Mapping[str, Array]) -> Message:
+    echo = {key: asked.get(key) for key in ("run", "round", "question")}
+    return compose({**echo, "site": site, **more}, arrays)
