@@ -136,7 +136,7 @@ def test_a_number_of_components_that_cannot_be_says_what_can(k, command, sites, 
     out = () if command == "audit" else ("-o", tmp_path / "o")
     done = run(command, sites[0], "-k", k, *out)
     assert done.exit_code == 2
-    assert f"-k {k} is not valid; use a number of components from 1" in done.output
+    assert f"-k {k} is not valid; use a whole number of components (1 or more)" in done.output
 
 
 def test_the_folder_that_one_is_in_is_a_site_too(labeled, tmp_path, monkeypatch):

@@ -183,8 +183,8 @@ def components_of(text: str) -> Any:
         check_n_components(wanted)
     except InputError:
         raise InputError(
-            f"-k {text} is not valid; use a number of components from 1, a share of the variance "
-            f"between 0 and 1 (as in 0.95 or 95%), {', '.join(RULES)}, or all"
+            f"-k {text} is not valid; use a whole number of components (1 or more), a share of the "
+            f"variance between 0 and 1 (as in 0.95 or 95%), {', '.join(RULES)}, or all"
         ) from None
     return wanted
 

@@ -37,7 +37,8 @@ def verify(
         bool,
         typer.Option(
             "--by-site",
-            help="Also ask each site how much of its variance is explained, to find changed sites.",
+            help="Also ask each site how much of its variance the components explain, to find the "
+            "sites whose rows have changed.",
         ),
     ] = False,
     drop: Drop = [],  # noqa: B006

@@ -476,8 +476,8 @@ def _refuse_open_to_others(path: Path) -> None:
     mode = stat.S_IMODE(state.st_mode)
     if os.name == "posix" and state.st_uid == os.geteuid() and mode & 0o077:
         raise FileError(
-            f"{path} is a secret that other users of this machine can use (mode {mode:o}); run chmod "
-            f"600 {path}, or replace the secret if someone may have read it"
+            f"{path} holds a secret, but other users of this machine can read or change it (mode "
+            f"{mode:o}); run chmod 600 {path}; if someone may have read the secret, replace it"
         )
 
 

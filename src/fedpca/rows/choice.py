@@ -29,8 +29,8 @@ class CellChoice:
         ``log(1 + S x / sum(x))``, where sum(x) runs over all genes of the table. Zero leaves the
         values as they are.
     of_model : bool
-        Whether the normalization is that of a fitted model. If so, rows that are not cells are assumed
-        to be normalized already.
+        Whether the normalization is that of a fitted model. If so, rows from another source, such as
+        an array, are assumed to be normalized already.
     """
 
     layer: str | None = None

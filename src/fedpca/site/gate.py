@@ -108,7 +108,7 @@ class Gate:
 
     @property
     def leaves_out_few(self) -> bool:
-        """Return whether the policy holds back numbers about few rows."""
+        """Return whether the policy withholds numbers that describe too few rows."""
         return self._disclosure is not None
 
     def few_variants(self, rows: Rows, missing: int) -> set[str]:

@@ -48,7 +48,7 @@ ROUNDING_OF = {  # error in A'A, as a share of its largest eigenvalue
 
 
 def device_rows(array: Any) -> Rows:
-    """Return the rows in an array of a library other than numpy; the rows stay where they are.
+    """Return a reader of an array from a library other than numpy; its rows stay on their device.
 
     If array-api-compat is not installed, rows in the memory of this process are read as numpy arrays.
     """

@@ -60,10 +60,11 @@ class Copy(NamedTuple):
 def solve_locally(
     times_C: Product, copy: Copy, Z: Array, beta: float, norm: float, steps: int
 ) -> Copy:
-    """Improve the solution of the local problem (11) for some steps or until a condition holds.
+    """Improve the solution of the local problem (11) by ``steps`` steps.
 
-    ``norm`` is ||A_i||_2^2. The condition is (13) with (14), or (26). For (26), subspaces are compared,
-    since a basis is free to rotate.
+    ``norm`` is ||A_i||_2^2. If ``steps`` is not positive, it selects a condition that ends the steps:
+    either (13) and (14) together, or (26). For (26), subspaces are compared, since a basis is free to
+    rotate.
     """
 
     def times_H(X: Array, CX: Array) -> Array:
