@@ -142,10 +142,8 @@ def test_a_secret_that_others_can_read_is_refused_as_ssh_does(name, mode, folder
     path.chmod(mode)
     with pytest.raises(FileError) as refused:
         READERS[name](path)
-    assert (
-        f"{path} holds a secret, but other users of this machine can read or change it (mode {mode:o}); run "
-        in (str(refused.value))
-    )
+    others = f"other users of this machine can read or change it (mode {mode:o})"
+    assert f"{path} holds a secret, but {others}; run " in str(refused.value)
     assert f"run chmod 600 {path}; if someone may have read the secret, replace it" in str(
         refused.value
     )

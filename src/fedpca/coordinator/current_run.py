@@ -141,10 +141,10 @@ class CurrentRun:
             self._fed.on_round(entry)
 
     def go_on_after_refusal(self) -> None:
-        """Record a round that a policy refused, once the program goes on without the answers.
+        """Record that a policy refused the last round, now that the program goes on without it.
 
-        A refusal that ends the run is not recorded. A person may change the policy, so a resumed run
-        asks the question again.
+        A refusal that ends the run is not recorded, so that a resumed run asks the question again. The
+        policy may have changed by then.
         """
         refused, self._refused = self._refused, None
         if refused is not None and self._journal is not None:

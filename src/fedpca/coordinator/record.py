@@ -109,9 +109,9 @@ class RunRecord:
     def to_header(self) -> dict[str, Any]:
         """Return the record as plain values for a file.
 
-        Seconds are replaced by None because they vary between equal runs. The influence is left out
-        because it is for the coordinator only. Fields that only some runs have, such as proofs, are
-        left out if they are empty.
+        Timings are replaced by None because they differ between runs that are otherwise the same. The
+        influence is left out because it is for the coordinator only. Fields that only some runs have,
+        such as proofs, are left out if they are empty.
         """
         optional = ("proofs", "secure", "privacy", "log_normalized")
         left_out = {"influence", *(name for name in optional if not getattr(self, name))}

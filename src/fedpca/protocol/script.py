@@ -154,7 +154,7 @@ def maybe(*parts: Question | Order) -> Order:
 
 
 def repeat(*parts: Question | Order, most: int = MANY) -> Order:
-    """Return the order in which the parts are asked again and again, at most ``most`` times."""
+    """Return the order in which all parts are asked, one after the other, zero to ``most`` times."""
     part = then(*parts)
     return END if most < 1 or part == END else _Repeat(part, most)
 

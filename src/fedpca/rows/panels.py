@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class Panels:
-    """Products of very wide rows about a mean, computed tile by tile.
+    """Multiply very wide rows, with their mean subtracted, tile by tile.
 
     Parameters
     ----------

@@ -53,7 +53,7 @@ def angle_bound(kept: LowRank, energy: float, k: int, n: float, more: float = 0.
 
 
 def eigenvalue_bound(kept: LowRank, energy: float, k: int) -> float:
-    """Return how far the k leading eigenvalues may be underestimated, as a share of the energy."""
+    """Bound how much each of the k leading eigenvalues is underestimated, as a share of the energy."""
     tail = kept.tail if k > len(kept.values) else 0.0
     left_out = min(kept.missing + tail, lost_energy(kept, energy))
     return left_out / energy if energy else 0.0

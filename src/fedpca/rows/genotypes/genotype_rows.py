@@ -243,7 +243,7 @@ def open_genotypes(source: Genotypes, choice: ColumnChoice = ALL_COLUMNS) -> Gen
     if choice.by_position:
         return _in_model(rows, choice.columns or ())
     if choice.ids:
-        raise InputError("the ids of samples are in the .fam file, so id has no use here; omit id")
+        raise InputError("the .fam file already identifies the samples; omit the option id")
     position = {name: i for i, name in enumerate(rows.features)}
     return rows.at(np.array([position[name] for name in choice.features_among(rows.features)]))
 
