@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpca.linalg import blas_threads, dense
+from fedpca.linalg.krylov import KrylovSpace
 
 RNG = np.random.default_rng(0)
 
@@ -38,6 +39,29 @@ def test_dependent_columns_are_dropped():
     Q, B = dense.independent_columns(Y, 1e-10)
     assert Q.shape == (20, 2)
     np.testing.assert_allclose(Q @ B, Y, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", [640, 1033, 2422, 2986])
+def test_a_dependent_column_is_dropped_even_if_rounding_makes_it_look_independent(seed):
+    rng = np.random.default_rng(seed)
+    Y = rng.standard_normal((5, 1)) * [0.1, 0.3, 1.0]
+    Y += 3e-4 * rng.standard_normal((5, 1)) * rng.standard_normal(3)
+    Q, B = dense.independent_columns(Y, 1e-13)
+    assert Q.shape == (5, 2)
+    np.testing.assert_allclose(Q @ B, Y, atol=1e-14)
+
+
+def test_a_krylov_space_never_has_more_directions_than_there_are():
+    rng = np.random.default_rng(221)  # the second block is nearly, but not exactly, dependent
+    Q = np.linalg.qr(rng.standard_normal((5, 5)))[0]
+    M = Q * 10.0 ** rng.uniform(-4, 0, 5) @ Q.T
+    space = KrylovSpace(np.linalg.qr(rng.standard_normal((5, 3)))[0], 1000)
+    while not space.is_invariant:
+        space.extend(M @ space.Q)
+        assert space.K.shape[1] <= 5
+    values, vectors = np.linalg.eigh(M)
+    assert space.rayleigh_ritz(3).wanted == pytest.approx(values[:-4:-1], rel=1e-10)
+    assert dense.sine_of_angle(vectors[:, :-4:-1], space.vectors()) < 1e-10
     assert dense.independent_columns(np.zeros((20, 3)), 1e-10)[0].shape == (20, 0)
     assert dense.independent_columns(np.zeros((20, 0)), 1e-10)[0].shape == (20, 0)
 

@@ -145,6 +145,18 @@ def test_the_bound_knows_that_a_mean_is_rounded(solver):
         assert model.run_.n_certain == (2 if offset == 5e11 else 0)
 
 
+@pytest.mark.parametrize("solver", ["covariance", "lanczos"])
+@pytest.mark.parametrize("offset", [3, 14])
+def test_the_bound_knows_that_a_mean_is_subtracted_from_products(solver, offset):
+    for seed in range(3):
+        X = np.random.default_rng(seed).standard_normal((2000, 5)) * [2, 1, 1, 1, 1]
+        rows = X + offset * X.std(axis=0)
+        model = FederatedPCA(1, solver=solver, random_state=0).fit(np.array_split(rows, 4))
+        angle = sine_of_angle(exact_components(rows, 1), model.components_.T)
+        assert angle <= model.run_.angle_bound < 1e-11
+        assert model.run_.n_certain == 1
+
+
 @pytest.mark.parametrize("solver", ["covariance", "lanczos", "tsqr"])
 def test_one_of_two_equal_components_is_not_certain(solver):
     rows = np.diag([2.0, 2.0, 1.0])
@@ -198,6 +210,12 @@ def test_steps_that_shrink_steadily_add_up_to_no_more_than_is_said(seed, share, 
     all_steps = 0.1 * np.cumprod(share * rng.uniform(0.9, 1.0, 2000))
     left = all_steps[length - 1 :].sum()
     assert distance_left(all_steps[:length].tolist()) >= min(1.0, left) - 1e-12  # at rest
+
+
+def test_steps_too_small_to_measure_still_add_up_as_slowly_as_those_before():
+    steps = 0.1 * 0.87 ** np.arange(203)
+    assert steps[-4] < 1e-13
+    assert distance_left(steps.tolist()) >= steps[-1] / (1 - 0.87)
 
 
 def test_steps_that_do_not_shrink_say_nothing():

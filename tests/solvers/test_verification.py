@@ -45,7 +45,8 @@ def test_unchanged_rows_pass_and_changed_ones_are_named(solver, scale):
     assert verdict.is_certified, verdict.in_words()
     assert verdict.changed_sites == {}
     is_exact = SOLVERS[solver].guarantee == "exact"
-    assert verdict.angle_bound < (1e-6 if is_exact else model.run_.angle_bound)
+    rounding = 1e-12  # in products of rows; a merge of summaries takes none
+    assert verdict.angle_bound < (1e-6 if is_exact else model.run_.angle_bound + rounding)
     drifted = fedpca.verify(model, changed(ROWS), by_site=True)
     assert not drifted.is_certified
     assert drifted["mean"].has_drifted

@@ -14,6 +14,9 @@ from fedpca.linalg.blas_threads import is_long, map_on_threads, threads_for, thr
 # rounding error in sums of products, relative to the largest eigenvalue
 ROUNDING = 8 * float(np.finfo(np.float64).eps)
 
+LEAST_OF_ORTHONORMAL = (
+    0.9  # in the Cholesky factor of the Gram matrix of nearly orthonormal columns
+)
 SHARED_PRODUCT = 1e8  # multiplications in A'A; a shorter product is not worth several threads
 N_PARTS = 4  # of the rows; always the same, so that no bit depends on the number of threads
 
@@ -56,7 +59,9 @@ def independent_columns(Y: Array, smallest: float) -> tuple[Array, Array]:
         if added.min() > max(smallest, 1e-5 * added.max()):
             almost_Q = Y @ np.linalg.inv(L1).T
             L2 = np.linalg.cholesky(almost_Q.T @ almost_Q)
-            return almost_Q @ np.linalg.inv(L2).T, L2.T @ L1.T
+            # otherwise, rounding in Y'Y has hidden that a column adds nothing
+            if L2.diagonal().min() > LEAST_OF_ORTHONORMAL:
+                return almost_Q @ np.linalg.inv(L2).T, L2.T @ L1.T
     except np.linalg.LinAlgError:
         pass
     Q, pivoted, order = scipy.linalg.qr(Y, mode="economic", pivoting=True)

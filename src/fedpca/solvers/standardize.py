@@ -25,6 +25,7 @@ from fedpca.protocol.invariants import MAX_VALUE
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import question
 from fedpca.protocol.script import Script, then
+from fedpca.rows.centering import MAX_CANCELLATION
 from fedpca.rows.columns import some_of
 from fedpca.rows.gaps import DROP, ERROR, MEAN, MISSING
 from fedpca.rows.genotypes.variants import MONOMORPHIC, RARE
@@ -68,17 +69,24 @@ class Moments:
         """Return the number of features."""
         return len(self.mean)
 
-    def residuals_of_mean(self, V: Array) -> Array:
+    def residuals_of_mean(self, V: Array, energy: float = 0.0) -> Array:
         """Bound the error that rounding the mean causes in A'A times each direction, ``(k,)``.
 
         About a mean that is off by e, the scatter is larger by ``n e e'``,
         so a direction v leaves the residual ``n |e| |e'v|``. Squares about that mean do not show
         the error. A scale that is found from such squares is too large, by the same share of the
         column's variance.
+
+        ``energy`` is the trace of A'A, if the solver multiplies by A'A. Sites whose rows are near the
+        origin subtract the mean m from the products, which are then rounded like ``n m m'``.
         """
-        error = EPS * (2 + np.sqrt(self.weight) * SUM_ERROR) * np.abs(self.mean / self.scale)
+        offset = np.abs(self.mean / self.scale)
+        rounding = EPS * (2 + np.sqrt(self.weight) * SUM_ERROR)
+        error = rounding * offset
         of_scale = self.d * np.square(error[self.scale != 1]).max(initial=0.0)
         of_mean = np.linalg.norm(error) * (error @ np.abs(V))
+        if self.weight * np.square(offset).max(initial=0.0) <= MAX_CANCELLATION * energy:
+            of_mean += np.linalg.norm(error) * (offset @ np.abs(V))
         return np.asarray(self.weight * (of_mean + of_scale))
 
 

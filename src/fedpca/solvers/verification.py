@@ -260,7 +260,7 @@ def compare(claim: Claim, present: Present, tol: float) -> Verdict:
         _following(claim, present, float(theta[-1]), least, tol),
     )
     residuals = np.linalg.norm(present.product @ W - present.V @ W * theta, axis=0)
-    residuals += present.moments.residuals_of_mean(present.V @ W)
+    residuals += present.moments.residuals_of_mean(present.V @ W, present.energy)
     bounds = angle_bounds(theta, residuals, len(theta), others=most, rounding=present.rounding)
     angle = 0.0 if len(T) == len(present.V) else float(bounds[-1])
     verdict = Verdict(statistics, angle, claim.angle_bound)

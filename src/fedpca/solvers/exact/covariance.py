@@ -110,7 +110,7 @@ class Covariance:
         others = 0.0 if len(values) == d else None
         rounding = problem.common.rounding
         residuals = np.zeros(len(values))
-        residuals[:k] = moments.residuals_of_mean(V[:, :k])
+        residuals[:k] = moments.residuals_of_mean(V[:, :k], energy)
         bounds = angle_bounds(values, residuals, k, others=others, rounding=rounding)
         V, values = V[:, :k], values[:k]
         residual = residual_traces(C, V) if d <= MAX_TRACED else None

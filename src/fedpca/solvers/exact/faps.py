@@ -231,7 +231,7 @@ class Faps:
             else:
                 p, is_fixed = k, True  # only the rule needed the other columns
                 Z = V[:, :k]
-        off = float(np.linalg.norm(moments.residuals_of_mean(V)))
+        off = float(np.linalg.norm(moments.residuals_of_mean(V, energy)))
         angle = _angle_left(steps, theta, float(last["penalty"]), off)
         is_close = angle <= problem.angle_tol or self.stop == "objective"
         has_converged = residuals[-1] <= problem.tol and is_close and is_fixed
@@ -288,13 +288,18 @@ def distance_left(steps: list[float], least: float = 0.0) -> float:
 
     If each step is at most a share rho of the one before, the last step and all later ones
     add up to at most ``1 / (1 - rho)`` times the length of the last step. The estimate is twice that.
-    ``least`` is the smallest possible rho; steps that are only rounding errors do not show rho.
+    ``least`` is the smallest possible rho; steps that are only rounding errors do not show rho, but
+    earlier steps do.
     """
     last = steps[-RECENT_STEPS:]
     moving = [step for step in last if step > AT_REST]
     if last[-1] > AT_REST and len(last) < RECENT_STEPS:
         return 1.0
     rho = max([least, *(after / before for before, after in pairwise(moving))])
+    if last[-1] <= AT_REST:  # the steps before it came to rest show how slowly it still moves
+        moved = [step for step in steps if step > AT_REST][-RECENT_STEPS:]
+        ratios = (after / before for before, after in pairwise(moved))
+        rho = max([rho, *(ratio for ratio in ratios if ratio < 1)])
     return min(1.0, 2 * max(last[-1], AT_REST) / (1 - rho)) if rho < 1 else 1.0
 
 

@@ -133,7 +133,7 @@ class Lanczos:
                 space.restart()
         V = searched.vectors()
         k = k or rank(Spectrum(ritz.wanted, energy, n, d, vectors=V)) or ritz.n_wanted
-        ritz = ritz.with_residuals(moments.residuals_of_mean(V))
+        ritz = ritz.with_residuals(moments.residuals_of_mean(V, energy))
         bounds = ritz.angle_bounds(k, problem.common.rounding, energy)
         solution = Solution(moments, V[:, :k], ritz.wanted[:k], energy, reason)
         return solution.certified(bounds, problem.angle_tol)

@@ -158,7 +158,7 @@ def iterate(
                 break
         Z = orth(Y)
     k = k or rank(spectrum) or len(theta)
-    residuals = residuals + moments.residuals_of_mean(V)
+    residuals = residuals + moments.residuals_of_mean(V, energy)
     bounds = np.ones(k) if following is None else following.bounds(theta, residuals, k, problem)
     solution = Solution(moments, V[:, :k], theta[:k], energy, reason)
     return solution.certified(bounds, problem.angle_tol)
