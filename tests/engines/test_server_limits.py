@@ -336,4 +336,4 @@ def test_a_site_ends_a_question_that_takes_too_long_and_answers_the_next(there):
     assert model.run_.sites == (*HONEST, "idle")
     assert model.components_.tobytes() == near(there, *HONEST, "idle").components_.tobytes()
     assert "count_and_sum: received" in there.log(site)
-    assert "not answered: the work on this question was ended after 5 s" in there.log(site)
+    assert "not answered: work on this question was stopped after 5 s" in there.log(site)

@@ -75,7 +75,7 @@ def test_an_interrupted_question_leaves_no_trace_in_the_result(tmp_path, endless
     assert model.components_.tobytes() == expected.components_.tobytes()
     refused = [line for line in told if "not answered" in line]
     assert len(refused) == 1
-    assert "was ended after 0.5 s, the site's time limit; ask the site to increase" in refused[0]
+    assert "was stopped after 0.5 s, the site's time limit; ask the site to increase" in refused[0]
 
 
 def test_only_a_question_s_own_work_is_interrupted():

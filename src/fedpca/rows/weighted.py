@@ -58,7 +58,7 @@ class WeightedRows:
         return about_n_rows(self._rows)
 
     def blocks(self) -> Iterator[Block]:
-        """Raise an error, because blocks without weights would ignore the weights."""
+        """Raise an error, because a reader of blocks without weights would ignore the weights."""
         raise InputError("the rows have weights, which this method does not use; omit the weights")
 
     def weighted_blocks(self) -> Iterator[tuple[Block, Array]]:

@@ -35,7 +35,7 @@ def interrupted_after(seconds: float | None) -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         if _is_in_question(frame):
             raise SiteFailed(
-                f"the work on this question was ended after {seconds:g} s, the site's time limit; ask "
+                f"work on this question was stopped after {seconds:g} s, the site's time limit; ask "
                 "the site to increase --timeout, or ask for less"
             )
 

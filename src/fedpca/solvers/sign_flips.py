@@ -150,7 +150,10 @@ def _vectors_of(spectrum: Spectrum) -> Array:
 
 
 def flipped_floor(fed: Federation, n: float, removed: Array, p: int) -> Array:
-    """Return the noise floor for at least p eigenvalues of A'A outside ``removed``, ``(d, k)``."""
+    """Return the noise floors of the p or more leading eigenvalues of A'A outside a subspace.
+
+    ``removed``, ``(d, k)``, holds an orthonormal basis of the subspace.
+    """
     d = len(removed)
     n_flips = draws_for(n, d)
     fed.sum(draw_signs, seed=np.int64(fed.rng().integers(2**63)), removed=removed)

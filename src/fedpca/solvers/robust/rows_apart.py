@@ -88,7 +88,7 @@ def _finite(bounds: Array) -> Array:
 
 
 def _far(counts: Array, width: float) -> tuple[float, float, float, float]:
-    """Return the bounds of scores that are not far, the number of far rows, and their variance."""
+    """Return the two scores between which rows are near, and the number and variance of far rows."""
     if counts.sum() < MIN_ROWS:
         return -np.inf, np.inf, 0.0, 0.0
     scores = width * (np.arange(N_BINS) - (N_BINS - 1) / 2)
