@@ -73,9 +73,10 @@ class Checked(NamedTuple):
 class Message:
     """A header, named read-only arrays, and the encoded size of the message.
 
-    ``max_answer_bytes`` and ``checked`` are not sent. An engine refuses answers
-    larger than ``max_answer_bytes`` without reading them. ``checked`` keeps what has passed checks in this process: a message to
-    many sites is checked once, and an answer that its site has checked is not checked again.
+    ``max_answer_bytes`` and ``checked`` are not sent. An engine refuses answers larger than
+    ``max_answer_bytes`` without reading them. ``checked`` keeps what has passed checks in this process:
+    a message to many sites is checked once, and an answer that its site has checked is not checked
+    again.
     """
 
     header: Header

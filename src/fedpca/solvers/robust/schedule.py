@@ -42,8 +42,8 @@ class Thresholds:
         low, high = decay * self.last * (1 - SLACK), self.last / least_step * (1 + SLACK)
         if threshold != self.last and not low <= threshold <= high:
             raise PolicyRefused(
-                f"threshold={threshold:.6g} comes after {self.last:.6g} in the same fit; it must be the "
-                f"same, or between {decay:g} and {1 / least_step:.3g} times the last one"
+                f"threshold={threshold:.6g} comes after {self.last:.6g} in the same fit; it must be "
+                f"the same, or between {decay:g} and {1 / least_step:.3g} times the last one"
             )
         return replace(self, last=threshold)
 
