@@ -315,8 +315,8 @@ def test_an_answer_that_is_too_large_is_refused_before_all_of_it_is_fetched(ther
         ("text:features=5", "lanczos", "column names that are not a list of strings"),
         (f"text:features={'[' * 50_000}", "lanczos", "column names that are not a list of strings"),
         ("field:n=-5", "lanczos", "'n' in the answer has negative counts"),
-        ("field:total=1.7e308", "lanczos", "'total' in the answer is larger"),
-        ("field:singular_values=1e300", "merge", "'singular_values' .* is larger"),
+        ("field:total=1.7e308", "lanczos", "'total' in the answer must be at most"),
+        ("field:singular_values=1e300", "merge", "'singular_values' .* must be at most"),
     ],
     ids=lambda given: given[:20],
 )
@@ -604,7 +604,7 @@ def test_strangers_do_not_get_in(there):
     own = ("--data", "north.npy", "--ca", "tls/ca.pem")
     done = there.run_apart("join", there.address, *own, "--key", "stranger.key", check=False)
     assert done.returncode == 1
-    assert "did not admit this site: the server was not given its NAME.pub" in done.stderr
+    assert "did not admit this site: the server was not given the site's NAME.pub" in done.stderr
 
 
 def test_plain_http_and_false_certificates_are_refused(there, tmp_path):

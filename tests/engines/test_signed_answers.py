@@ -52,8 +52,8 @@ REFUSED = "the signature of this answer to this question was not made with the k
         ("stolen:north.key", REFUSED),
         ("rewritten", REFUSED),
         ("truncated:100", REFUSED),
-        ("truncated:48", "a signature of 48 bytes is too short"),
-        ("truncated:0", "a signature of 0 bytes is too short"),
+        ("truncated:48", "a proof of 48 bytes is too short"),
+        ("truncated:0", "a proof of 0 bytes is too short"),
         ("unrecorded", "the site cannot write to its ledger"),
     ],
 )

@@ -237,6 +237,20 @@ def test_a_word_deep_in_a_csv_file_is_not_quoted(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_word_in_a_csv_file_is_found_on_a_machine_with_one_processor(tmp_path):
+    """There, Arrow's error has another form."""
+    lines = ["a,b"] + ["1,2"] * 300_000 + ["3,secret"]
+    path = _text(tmp_path / "x.csv", "\n".join(lines))
+    before = pa.cpu_count()
+    pa.set_cpu_count(1)
+    try:
+        with pytest.raises(InputError, match="line 300002, column b contains a value"):
+            FederatedPCA(1).fit([str(path)])
+    finally:
+        pa.set_cpu_count(before)
+
+
+@pytest.mark.slow
 def test_a_csv_whose_line_is_too_short_is_refused(tmp_path):
     path = _text(tmp_path / "x.csv", "\n".join(["a,b"] + ["1,2"] * 300_000 + ["3"]))
     with pytest.raises(InputError, match="line 300002 has 1 fields, but the header has 2"):

@@ -124,7 +124,7 @@ class CsvFile:
         """Return an error that says what Arrow refused, and on which line, but never quotes a value."""
         if "UTF8" in str(error):
             return self._not_utf8()
-        column = re.search(r"CSV column #(\d+): CSV conversion error", str(error))
+        column = re.search(r"CSV column #(\d+): (?:Row #\d+: )?CSV conversion error", str(error))
         if column is None:
             where = line_of_other_width(self._path, self._delimiter, len(self.names))
             problem = where or "a line has more or fewer fields than the header"
