@@ -160,7 +160,7 @@ def test_transform_flags_rows_at_the_site_that_has_them(missing, folder, tmp_pat
 
 def test_a_control_chart_of_own_rows_is_drawn(folder, tmp_path):
     asked = ["plot", folder / "m.fedpca", "control", "-o", tmp_path / "control.svg"]
-    assert "control shows rows of your own; name a file of rows" in run(*asked).stderr
+    assert "control shows your own rows; give the file" in run(*asked).stderr
     done = run(*asked, "--rows", folder / "a.csv")
     assert done.exit_code == 0, done.stderr
     assert "80 rows beyond a limit" in (tmp_path / "control.svg").read_text()

@@ -348,7 +348,7 @@ def test_the_shell_writes_plots(kind, model_file, tmp_path):
         (["scree", "-o", "a.svg", "--component", 1], "scree accepts --component 0 times"),
         (["biplot", "-o", "a.svg"], "name a file of rows with --rows"),
         (["scree", "-o", "a.svg", "--rows", "x.csv"], "--rows has no effect on scree"),
-        (["parts", "-o", "a.svg"], "parts shows rows of your own"),
+        (["parts", "-o", "a.svg"], "parts shows your own rows"),
         (["parts", "-o", "a.svg", "--rows", "x.csv"], "does not split rows into parts"),
         (["utility", "-o", "a.svg"], "pass delta and row_bound"),
         (["loadings", "-o", "a.svg", "--component", 9], "is not one of the 3 components"),

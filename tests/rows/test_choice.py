@@ -97,7 +97,10 @@ def test_a_mixed_column_can_be_dropped_or_an_id():
         ({"columns": ["a", "z"]}, "there is no column z"),
         ({"columns": ["a", "a"]}, "duplicate columns: a"),
         ({"columns": []}, "columns is empty"),
-        ({"columns": "a", "drop": "a"}, "columns lists a, which drop or id lists too"),
+        (
+            {"columns": "a", "drop": "a"},
+            "a: listed in columns and also in drop or id",
+        ),
         ({"drop": [*NAMES, "patient", "ward"]}, "no column is left as a feature"),
         ({"id": 3}, "id=3 must be a column's name"),
         ({"id": [3]}, r"id=\[3\] must be a column's name"),

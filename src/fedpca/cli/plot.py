@@ -156,4 +156,6 @@ def _refuse_unused(kind: Kind, chosen: list[int], given: set[str]) -> None:
             "summary with --summary"
         )
     if kind in (Kind.parts, Kind.control) and "--rows" not in given:
-        raise InputError(f"{kind.value} shows rows of your own; name a file of rows with --rows")
+        raise InputError(
+            f"{kind.value} shows your own rows; give the file that holds them with --rows"
+        )

@@ -316,7 +316,7 @@ class CurrentRun:
         return failed
 
     def _count_spent(self, question: Question) -> None:
-        """Count the privacy budget that a question spends, even if only some sites answered."""
+        """Add what a question spends to the privacy budget spent, even if only some sites answered."""
         if question.spends is not None:
             from fedpca.privacy.gaussian import Privacy, epsilon_of
 

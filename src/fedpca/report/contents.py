@@ -92,7 +92,7 @@ def leading_features(component: Component, names: Sequence[str], n: int) -> str:
 
 
 def as_json(fitted: Fitted | Summary, *, ledger: list[Total] | None = None) -> str:
-    """Return the components, the sites, and the run of a model or summary as JSON."""
+    """Return what a model or summary file holds, as JSON: the components, the sites, and the run."""
     names = feature_names(fitted)
     contents: dict[str, Any] = {
         "kind": type(fitted).__name__,

@@ -106,7 +106,7 @@ class ColumnChoice:
             both = [name for name in self.columns if name in (*self.drop, *self.ids)]
             if both:
                 raise InputError(
-                    f"columns lists {some_of(both)}, which drop or id lists too; list each column once"
+                    f"{some_of(both)}: listed in columns and also in drop or id; list each column once"
                 )
 
     @classmethod

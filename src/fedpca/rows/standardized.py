@@ -60,7 +60,7 @@ def column_sums(rows: Rows) -> tuple[int, Array]:
 
 
 def refuse_tiny(mean: Array, energy: float = 1.0) -> None:
-    """Refuse rows whose squares underflow, which their mean or their sum of squares shows.
+    """Refuse rows whose squares underflow, judging by their mean or their sum of squares.
 
     The variance of these rows would be zero, so every component would be as good as any other.
     """

@@ -21,7 +21,7 @@ def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def fields_of(line: bytes, delimiter: str) -> list[str]:
-    """Return a line's fields, where quotes may enclose delimiters; none if it cannot be split."""
+    """Split a line into fields; quotes may enclose delimiters. Return [] if it cannot be split."""
     text = line.decode("utf-8", errors="replace")
     try:
         return next(csv.reader([text], delimiter=delimiter), [])

@@ -132,8 +132,8 @@ class LocalPower:
     def solve(self, fed: Federation, problem: Problem) -> Solution:
         """Return the leading eigenvectors, within the tolerance unless rounding prevents it.
 
-        The residual is known only once rounds have a single step. Before that, the part of ``Y``
-        outside Z is used instead. Once that part is as small as ``tol``, further local steps gain
+        The residual is known only in rounds with a single local step. In earlier rounds, the part of
+        ``Y`` outside Z replaces it. Once that part is as small as ``tol``, further local steps gain
         nothing.
         """
         moments, rank = moments_and_rank(fed, problem)

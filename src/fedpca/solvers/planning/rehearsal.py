@@ -44,7 +44,10 @@ MAX_SITES = 3  # made-up sites; more sites would not differ more
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """The rounds that a solver took and why it stopped; "" means that these are its usual rounds."""
+    """The rounds that a solver took and why it stopped.
+
+    If the solver was not run, these are its usual rounds, and the reason is "".
+    """
 
     rounds: Rounds
     stop_reason: str
