@@ -3,10 +3,10 @@
     python benchmarks/dask_ml_tests.py FOLDER
 
 FOLDER is the folder ``tests`` of a checkout of dask-ml, since no package contains its tests. Check out
-commit 051949b, which the table of intended differences belongs to. Only ``test_pca.py`` runs, without
+commit 051949b, which the table of intended differences is for. Only ``test_pca.py`` runs, without
 ``conftest.py``. Neither dask-ml nor an old scikit-learn is needed: this script provides what the tests
-import from them. A test that fails must be in the table, with the reason. If any other test fails, or if
-a difference no longer occurs, this script exits with 1.
+import from them. A test that fails must be in the table, with the reason. If any other test fails, or
+if a difference no longer occurs, this script exits with 1.
 """
 
 from __future__ import annotations
