@@ -26,10 +26,11 @@ from racing import race
 BOUND = 1.5  # longest time of a fit, as a multiple of the time of the bare products
 MAX_ANGLE = 1e-4
 ROWS_AT_ONCE = 1 << 16
+# products in float32 are not exact enough for tol=1e-10
 TOL = {
     "float64": 1e-10,
     "float32": 1e-7,
-}  # products in float32 are not exact enough for tol=1e-10
+}
 
 
 def rows_on_device(n: int, d: int, k: int, device: str, dtype: torch.dtype) -> torch.Tensor:

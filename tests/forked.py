@@ -31,11 +31,8 @@ import numpy as np
 
 MAX_REQUEST_BYTES = 1 << 20
 PR_SET_CHILD_SUBREAPER = 36
-READ_AT_START = (
-    "PYTHON",
-    "LD_",
-    "OPENBLAS_NUM_THREADS",
-)  # variables that a fork would read too late
+# variables that a fork would read too late
+READ_AT_START = ("PYTHON", "LD_", "OPENBLAS_NUM_THREADS")
 PRELOADED = (
     *("fedpca", "fedpca.audit.leakage", "fedpca.engines.flower.engine"),
     *("fedpca.engines.flower.server", "fedpca.engines.flower.site_client"),

@@ -213,10 +213,11 @@ def test_a_site_whose_rows_cannot_be_computed_is_lost(threads, where):
 
 
 def test_a_site_that_fails_in_a_sum_is_asked_again_and_then_lost(threads):
+    # after the columns are known
     fails_later = [
         dask.delayed(np.copy)(ROWS[:9]),
         dask.delayed(fail)(0),
-    ]  # after the columns are known
+    ]
     fed = Federation.dask(threads, {"a": CHUNKED, "b": fails_later}, quorum=1)
     fitted = FederatedPCA(3).fit(fed)
     assert [lost["question"] for lost in fitted.run_.lost] == ["count_and_sum"]

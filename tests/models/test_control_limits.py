@@ -96,11 +96,12 @@ def test_the_formula_of_jackson_and_mudholkar():
         assert quantile_of_squares(even, alpha, "jackson-mudholkar") == pytest.approx(
             ours, rel=0.01
         )
+    # the power would be negative
     one_large = [
         1 + 100 * 0.05,
         1 + 100 * 0.05**2,
         1 + 100 * 0.05**3,
-    ]  # the power would be negative
+    ]
     assert quantile_of_squares(one_large, 0.05, "jackson-mudholkar") == quantile_of_squares(
         one_large, 0.05
     )

@@ -40,15 +40,8 @@ PRODUCTS, POWERS, MASKED = "covariance_product", "local_power_steps", "consensus
 SUMMARIES = ("summarize_rows", "summarize_about")
 DESCRIBED = "describe_site"  # its answer is a summary about the site's own mean, in a model's frame
 FACTOR = "triangular_factor"
-ROUNDS = (
-    PRODUCTS,
-    POWERS,
-    MASKED,
-    "covariance_triangle",
-    FACTOR,
-    *SUMMARIES,
-    DESCRIBED,
-)  # the solvers' own questions
+# the solvers' own questions
+ROUNDS = (PRODUCTS, POWERS, MASKED, "covariance_triangle", FACTOR, *SUMMARIES, DESCRIBED)
 SHARES = ("explained_energy", "explained_in_summary")
 TRIANGLES, FLIPPED = "flipped_triangles", "flipped_product"
 SQUARES = "column_squares"

@@ -41,6 +41,7 @@ from fedpca.site.policy import JOINING, TRUSTING, Policy
 from fedpca.site.site import Site
 from fedpca.solvers.robust.contract import MAX_ROUNDS as MAX_ROBUST_ROUNDS
 
+# the lab adds the keys of the sites as peers
 STRICT = Policy(
     min_rows=20,
     min_count=10,
@@ -48,7 +49,7 @@ STRICT = Policy(
     min_sites=3,
     max_runs_per_day=20,
     max_rounds_per_day=2000,
-)  # the lab adds the keys of the sites as peers
+)
 MAX_FEATURES = 100
 MAX_ROWS = 200  # rows of each site; more rows take longer and show nothing more
 MANY_GAPS = 15  # rows with gaps; more than the min_count of any policy in this module

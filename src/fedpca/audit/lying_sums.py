@@ -458,9 +458,8 @@ def _selected_rows(
     other = next(j for j in range(d) if j not in columns)
     liar.again()
     _begin(liar)
-    liar.ask(
-        "squares", mean=center
-    )  # the mean of a run is fixed from here on, but the scale is not
+    # the mean of a run is fixed from here on, but the scale is not
+    liar.ask("squares", mean=center)
     liar.ask("standardize", mean=center, scale=scale, n_products=np.int64(0))
 
     def beyond(threshold: float) -> _Beyond:

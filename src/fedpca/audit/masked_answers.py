@@ -24,9 +24,8 @@ from fedpca.site.guard import Agreement
 from fedpca.site.masking import MaskKeys
 from fedpca.site.site import Site
 
-Secrets = Mapping[
-    str, Mapping[str, bytes]
-]  # by site, and then by the neighbor that shares the secret
+# by site, and then by the neighbor that shares the secret
+Secrets = Mapping[str, Mapping[str, bytes]]
 
 
 class MaskedRound(NamedTuple):

@@ -149,9 +149,8 @@ class Listener:
             from fedpca.audit.masked_answers import MaskedRound
 
             masks = MaskedRound.of(request)
-            if (
-                masks is None
-            ):  # the total reveals the size of the largest number, which no attack uses
+            if masks is None:
+                # the total reveals the size of the largest number, which no attack uses
                 yield from self._engine.ask(names, request, timeout)
                 return
         exchange = Exchange(header["question"], header["verb"], request.arrays, {}, masks)

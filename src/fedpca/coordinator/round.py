@@ -51,9 +51,8 @@ class Round:
     sizes: dict[str, int] = field(default_factory=dict)  # bytes of each accepted answer
     fields: dict[str, Fields] = field(default_factory=dict)  # of each accepted answer
     told: dict[str, dict[str, float]] = field(default_factory=dict)  # rows and energy by site
-    sums: dict[str, int] = field(
-        default_factory=dict
-    )  # bytes of each partial sum, if there are any
+    # bytes of each partial sum, if there are any
+    sums: dict[str, int] = field(default_factory=dict)
     retried: list[str] = field(default_factory=list)
     lost: dict[str, str] = field(default_factory=dict)  # what went wrong at each lost site
     refused: FedpcaError | None = None  # why sites refused, if some did

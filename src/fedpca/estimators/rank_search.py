@@ -45,10 +45,11 @@ from fedpca.solvers.personalized.local_ranks import LocalRanks
 MIN_ROWS_TO_SPLIT = 4  # sites with fewer rows hold out no rows
 MIN_NOISE = 1e-6  # smallest mean noise of the columns, as a share of their mean variance
 PRIOR_ROWS = 10  # made-up rows of mean noise that are added to each column, which may be constant
+# a search need not resolve errors much smaller than one percent
 SEARCH = {
     "n_init": 1,
     "tol": 1e-6,
-}  # a search need not resolve errors much smaller than one percent
+}
 
 Halves = tuple[dict[str, Any], dict[str, Any]]  # fitted and held-out rows by site
 

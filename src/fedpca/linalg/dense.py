@@ -14,9 +14,8 @@ from fedpca.linalg.blas_threads import is_long, map_on_threads, threads_for, thr
 # rounding error in sums of products, relative to the largest eigenvalue
 ROUNDING = 8 * float(np.finfo(np.float64).eps)
 
-LEAST_OF_ORTHONORMAL = (
-    0.9  # in the Cholesky factor of the Gram matrix of nearly orthonormal columns
-)
+# in the Cholesky factor of the Gram matrix of nearly orthonormal columns
+LEAST_OF_ORTHONORMAL = 0.9
 SHARED_PRODUCT = 1e8  # multiplications in A'A; a shorter product is not worth several threads
 N_PARTS = 4  # of the rows; always the same, so that no bit depends on the number of threads
 
@@ -199,9 +198,8 @@ def angle_bounds(
     if not values.size or values[0] <= 0:
         return np.zeros(k)  # every direction is equally good
     r = residuals + rounding * values[0]
-    most = np.maximum(
-        np.append(values + r, 0.0), others or 0.0
-    )  # the largest that each eigenvalue can be
+    # the largest that each eigenvalue can be
+    most = np.maximum(np.append(values + r, 0.0), others or 0.0)
     bounds = np.ones(k)
     for j in range(1, min(k, len(values) - (others is None)) + 1):
         gaps = values[:j] - most[j]

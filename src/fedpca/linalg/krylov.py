@@ -25,9 +25,8 @@ from fedpca.arrays import Array
 from fedpca.linalg.blas_threads import threads_for
 from fedpca.linalg.dense import ROUNDING, angle_bounds, orth_against, top_eigen
 
-MAX_KRYLOV_BYTES = (
-    32 << 20
-)  # restart at this size of K; a K that exceeds the cache slows every round
+# restart at this size of K; a K that exceeds the cache slows every round
+MAX_KRYLOV_BYTES = 32 << 20
 MIN_BLOCKS = 4  # the basis may always be this many times as wide as components and block together
 RESTART_ROWS = 1 << 16  # how many rows of the basis to combine at a time
 NEGLIGIBLE = 1e-13  # a direction below this fraction of the largest eigenvalue is rounding error
@@ -154,9 +153,8 @@ class KrylovSpace:
         p = self._C.shape[1]
         theta, C = top_eigen((self.T + self.T.T) / 2, max(2 * p, 2 * len(self.T) // 5))
         with threads_for(C):
-            for start in range(
-                0, len(self.K), RESTART_ROWS
-            ):  # memory has no room for a second basis
+            for start in range(0, len(self.K), RESTART_ROWS):
+                # memory has no room for a second basis
                 rows = self._columns[start : start + RESTART_ROWS]
                 rows[:, : len(theta)] = rows[:, : len(self.T)] @ C
         self.K = self._columns[:, : len(theta)]

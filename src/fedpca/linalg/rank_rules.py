@@ -40,9 +40,8 @@ from fedpca.arrays import Array
 from fedpca.errors import InputError
 from fedpca.linalg.parallel_analysis import MAX_SIDE, count_above_columns, noise_floor
 
-EDGE_MARGIN = (
-    1.1  # times the Marchenko-Pastur edge, around which the largest noise eigenvalue varies
-)
+# times the Marchenko-Pastur edge, around which the largest noise eigenvalue varies
+EDGE_MARGIN = 1.1
 MEDIAN_STEPS = 20_000  # in the integral that finds the median of noise
 EQUAL_SHARES = 1e-12  # difference between two shares that rounding explains
 FIRST_LOOK = 10  # eigenvalues to compute before the first call to a rule

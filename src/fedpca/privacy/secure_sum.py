@@ -34,10 +34,8 @@ ONE_SITE = "a secure sum over one site would show that site's answer; use at lea
 BOUND = "bound"  # the mask of a message that asks only for a bound
 BEYOND = "beyond bound"  # the field for flags, in answers whose bound is only tried
 KINDS = {NARROW: "narrow", WIDE: "wide"}
-MIN_FRACTION_BITS, MAX_FRACTION_BITS = (
-    -1100,
-    1200,
-)  # enough for the largest and the smallest floats
+# enough for the largest and the smallest floats
+MIN_FRACTION_BITS, MAX_FRACTION_BITS = (-1100, 1200)
 ENERGY_SLACK = 1e-6  # share of itself by which rounding may change a total
 _SIZES, _FLAG, _NOTHING = (b"fedpca " + each for each in (b"size words", b"flag", b"no answer"))
 

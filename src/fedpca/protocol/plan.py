@@ -20,9 +20,8 @@ from fedpca.errors import MessageError
 
 DOMAIN = b"fedpca declared plan, version 1\0"
 DECLARE = "declare_run"  # takes the place of a question's name
-AGREE = (
-    "agree_on_keys"  # also in place of a name, before the first question of a run with secure sums
-)
+# also in place of a name, before the first question of a run with secure sums
+AGREE = "agree_on_keys"
 SECURE = "secure"  # the privacy setting that asks for secure sums
 PRIVATE = "differential"  # the privacy settings of a differentially private run
 MAX_PLAN_BYTES = 1 << 20  # a plan lists sites, and perhaps numbers of components by site

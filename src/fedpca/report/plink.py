@@ -28,9 +28,8 @@ EIGENVEC = ".eigenvec"
 WEIGHT_FILES = (".eigenvec.allele", ".afreq")
 MODEL_FILES = (".eigenval", ".left_out.tsv")
 
-Alleles = Mapping[
-    str, tuple[str, str]
-]  # counted and other allele of a variant, as in a cohort's file
+# counted and other allele of a variant, as in a cohort's file
+Alleles = Mapping[str, tuple[str, str]]
 
 
 NAMED: Alleles = {}  # use the alleles in the names of the variants

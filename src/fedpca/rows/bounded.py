@@ -21,12 +21,10 @@ from fedpca.rows.in_memory import Rows, is_sparse, rows_per_block
 
 GRID_BITS = 18  # the radius is 2^18 steps of the grid
 RADIUS = 1 << GRID_BITS  # radius of the ball, in steps of the grid
-MAX_EXACT_ROWS = 1 << (
-    53 - 2 * GRID_BITS
-)  # products of this many rows add up without rounding in float64
-MAX_ROWS = (
-    1 << 25
-)  # at all sites together; sums of products of so many rows, and noise, fit in int64
+# products of this many rows add up without rounding in float64
+MAX_EXACT_ROWS = 1 << (53 - 2 * GRID_BITS)
+# at all sites together; sums of products of so many rows, and noise, fit in int64
+MAX_ROWS = 1 << 25
 
 NOT_FINITE = (
     "some values are missing or infinite, and a private run does not tell how many; drop these rows, "
@@ -64,11 +62,9 @@ def on_grid(rows: Array, center: Array, radius: float) -> Array:
     offsets /= largest  # so that no square overflows
     # numpy adds up each row by itself, in an order that no other row affects
     lengths = np.sqrt((offsets * offsets).sum(axis=1, keepdims=True))
-    limit = (
-        1.0 - (np.sqrt(rows.shape[1]) / 2 + 1) / RADIUS
-    )  # less than 1, which leaves room for rounding
-    with np.errstate(
-        over="ignore", divide="ignore"
-    ):  # an overflow does no harm: min(1, infinity) is 1
+    # less than 1, which leaves room for rounding
+    limit = 1.0 - (np.sqrt(rows.shape[1]) / 2 + 1) / RADIUS
+    with np.errstate(over="ignore", divide="ignore"):
+        # an overflow does no harm: min(1, infinity) is 1
         offsets *= RADIUS * np.minimum(largest / radius, limit / lengths)
     return np.asarray(np.rint(offsets, out=offsets))

@@ -152,9 +152,8 @@ def center_block(block: Block, mean: Array, full: Array | None = None) -> Center
     """
     if not is_sparse(block):
         if block.dtype == np.float64 and not mean.any():
-            return Centered(
-                block
-            )  # no copy, which would cost as much as a product with few columns
+            # no copy, which would cost as much as a product with few columns
+            return Centered(block)
         return Centered(np.subtract(block, mean, dtype=np.float64))
     block = block.astype(np.float64, copy=False)  # products of narrow dtypes would overflow
     if full is None:

@@ -32,11 +32,8 @@ from fedpca.rows.in_memory import (
 )
 from fedpca.rows.panels import Panels
 
-MISSING = (
-    "error",
-    "mean",
-    "drop",
-)  # what to do with gaps; messages contain the position in this list
+# what to do with gaps; messages contain the position in this list
+MISSING = ("error", "mean", "drop")
 ERROR, MEAN, DROP = range(3)
 WAY_OUT = (
     "use FederatedPCA with missing='mean' or missing='drop', or RobustPCA, which finds components "

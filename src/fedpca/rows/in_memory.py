@@ -21,9 +21,8 @@ from fedpca.rows.columns import HasColumns, matching_order, some_of
 BLOCK_BYTES = 16 << 20  # size of a dense block; of a file, at most this much is in memory
 WIDE_FEATURES = 8192  # dense blocks with at least this many features are multiplied in panels
 WIDE_ROWS = 512  # how many rows that wide to take at a time, if no copy is needed
-MAX_SPARSE_BLOCK_RATIO = (
-    32  # a sparse block has at most this many times as many rows as a dense one
-)
+# a sparse block has at most this many times as many rows as a dense one
+MAX_SPARSE_BLOCK_RATIO = 32
 FILL_OR_DROP = "drop these rows or fill in the values"  # advice on values that are not finite
 
 Block = Any  # a dense (m, d) array, or a CSR matrix of that shape
@@ -154,10 +153,8 @@ class DenseRows:
             self._array = _numeric(np.asarray(array))
         except InputError:
             raise
-        except (
-            ValueError,
-            TypeError,
-        ):  # as for a ragged list; numpy's message may quote private values
+        except (ValueError, TypeError):
+            # as for a ragged list; numpy's message may quote private values
             raise InputError(
                 f"cannot convert {type(array).__name__} to a table of numbers; pass a 2-D array"
             ) from None

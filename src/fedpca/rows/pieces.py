@@ -74,8 +74,7 @@ class PieceRows:
 
     def _piece(self, index: int) -> Rows:
         if self._kept is None or self._kept[0] != index:
-            self._kept = (
-                None  # released before the next piece is loaded, so that memory holds only one
-            )
+            # released before the next piece is loaded, so that memory holds only one
+            self._kept = None
             self._kept = index, self._open(self._pieces.load[index]())
         return self._kept[1]

@@ -80,9 +80,8 @@ def _has_few_gaps(rows: Rows, m: int) -> Array:
     columns with gaps are marked.
     """
     number, n_pairs = np.zeros(rows.n_features), 0.0
-    together = sp.csr_array(
-        (rows.n_features, rows.n_features)
-    )  # rows with gaps in both of two columns
+    # rows with gaps in both of two columns
+    together = sp.csr_array((rows.n_features, rows.n_features))
     for block, _ in weighted_blocks(rows):
         if has_gaps(block):
             gaps = sp.csr_array(gaps_of(block))

@@ -42,9 +42,8 @@ TINY_VALUE, TINY_SQUARES = 1e-145, 1e-290  # below these, squares lose digits
 MIN_ENERGY = 1e-140  # above this, the square of a sum of squares does not underflow
 MAX_ENERGY = 1e150  # below this, the square of a sum of squares does not overflow
 FEW_FEATURES = 512  # up to this many features, products always use A'A, whatever it costs
-READ_ONCE_COST = (
-    100.0  # multiplications; if reading an entry costs at least as much, files are read only once
-)
+# multiplications; if reading an entry costs at least as much, files are read only once
+READ_ONCE_COST = 100.0
 
 
 def column_sums(rows: Rows) -> tuple[int, Array]:

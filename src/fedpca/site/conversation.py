@@ -128,9 +128,8 @@ class Conversation:
             answer = None if masks is None else run.take_pending(masks)
             if answer is None:
                 answer = self._compute(question, arrays, dimensions)
-            if (
-                masks is not None and masks.is_bound
-            ):  # the question asks only for the size of the answer
+            if masks is not None and masks.is_bound:
+                # the question asks only for the size of the answer
                 size = run.hold_back(masks, answer)
                 run.memory = memory
                 return self._reply(header, {}, size)

@@ -56,9 +56,8 @@ class CurrentRun:
     name: str | None = None
     memory: Memory = field(default_factory=lambda: read_only({}))
     round: int = 0  # the last round that was answered
-    reply: Message | None = (
-        None  # the reply to that round; None if it is computed again when needed
-    )
+    # the reply to that round; None if it is computed again when needed
+    reply: Message | None = None
     missing: int | None = None  # what happens to gaps in this run, if it is known
     is_beyond_bound: bool = False  # whether an answer was too large for its masks
     _memory_before: Memory = field(init=False)  # memory before that round

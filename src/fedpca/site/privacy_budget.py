@@ -226,9 +226,8 @@ class PrivacyBudget:
             line = replace(release, total=spent.mu2 + release.mu2).to_plain()
             self._heads[path] = add(file, line, KIND)["chain"]
         else:
-            os.fsync(
-                file.fileno()
-            )  # the site may have been killed before the line reached the disk
+            # the site may have been killed before the line reached the disk
+            os.fsync(file.fileno())
 
     def _is_new(self, release: Release, spent: Spent) -> bool:
         """Return whether a release has no line yet; refuse a release beyond the budget."""

@@ -241,9 +241,8 @@ class Site:
         rows = self.source.rows
         if not self.conversation.gate.leaves_out_few or not isinstance(rows, GenotypeRows):
             return
-        if self.remembers(
-            Session
-        ):  # the choice of variants would reveal something about single samples, without noise
+        if self.remembers(Session):
+            # the choice of variants would reveal something about single samples, without noise
             return
         missing = self.conversation.run.treats_gaps({})
         if missing == DROP or rows.n_rows < self.policy.min_count:

@@ -36,9 +36,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ANGLE_PER_TOL = 1000.0  # sine of the angle that "converged" allows, as a multiple of tol
-CERTAIN = (
-    1e-6  # components are certain if the sine of their angle to the exact ones is at most this
-)
+# components are certain if the sine of their angle to the exact ones is at most this
+CERTAIN = 1e-6
 LOOK_TOL = 1e-3  # residual, as a share of the trace, at which eigenvalues can be counted
 START_DISTANCE = 1e-2  # size of the random part that is added to a warm start
 

@@ -63,9 +63,8 @@ MAX_ROUNDS = 20  # most rounds of block Lanczos on flipped rows; the largest eig
 LEAST_ROWS = 60
 AHEAD = 10  # eigenvalues to compare after the certain ones
 MARGIN = 1.1  # components exceed noise by this factor, since the largest of a few flips varies
-SETTLED = (
-    3e-3  # the eigenvalues are known well enough once a round changes them by no more than this
-)
+# the eigenvalues are known well enough once a round changes them by no more than this
+SETTLED = 3e-3
 
 
 @dataclass

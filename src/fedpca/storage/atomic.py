@@ -77,9 +77,8 @@ def _create_beside(target: Path, private: bool) -> Path:
         if not target.parent.is_dir():
             raise FileError(f"{target}: the folder {target.parent} does not exist; create it first")
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
-        os.close(
-            os.open(temporary, flags, 0o600 if private else 0o666)
-        )  # the umask may remove permissions
+        # the umask may remove permissions
+        os.close(os.open(temporary, flags, 0o600 if private else 0o666))
     except OSError as error:
         raise unwritable(target, error) from None
     return temporary

@@ -69,9 +69,8 @@ class StoredRows:
         first, last = int(ends[0]), int(ends[-1])
         values, columns = group["data"][first:last], group["indices"][first:last]
         if columns.size and not 0 <= columns.min() <= columns.max() < self.n_features:
-            raise InputError(
-                f"{self._name}: {DAMAGED}"
-            )  # a column number out of range could crash the process
+            # a column number out of range could crash the process
+            raise InputError(f"{self._name}: {DAMAGED}")
         block = sp.csr_array((values, columns, ends - first), (stop - start, self.n_features))
         block.sum_duplicates()
         return block

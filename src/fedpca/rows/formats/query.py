@@ -50,9 +50,8 @@ class Query:
             raise InputError("the query is empty; write it in SQL, as in 'select * from visits'")
         self._connect = _connector(database)
         self._sql = sql
-        self._folder = Path(
-            tempfile.mkdtemp(prefix="fedpca-query-")
-        )  # only its owner may enter this folder
+        # only its owner may enter this folder
+        self._folder = Path(tempfile.mkdtemp(prefix="fedpca-query-"))
         weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._kept: Path | None = None
 

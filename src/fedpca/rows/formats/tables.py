@@ -167,10 +167,7 @@ def _arrow_table(table: Any) -> Any:
     for i in range(len(names)):
         try:
             columns.append(pa.Array.from_pandas(table.iloc[:, i]))
-        except (
-            pa.ArrowException,
-            TypeError,
-            ValueError,
-        ):  # a column of mixed types cannot be a feature
+        except (pa.ArrowException, TypeError, ValueError):
+            # a column of mixed types cannot be a feature
             columns.append(pa.array(table.iloc[:, i].astype(str), pa.string()))
     return pa.table(columns, names=list(names))

@@ -25,9 +25,8 @@ TILE_ENTRIES = 1 << 18  # entries of a tile, which takes 2 MiB in float64
 MAX_TABLES = 256  # tables in memory at a time, one of 8 KiB for each variant
 MAX_SAMPLES = 1 << 14  # in a tile
 GRAM_SAMPLES = 512  # samples to decode at a time for A'A
-N_GROUPS = (
-    16  # of variants, to share among threads; fixed, so that the number of threads changes no bit
-)
+# of variants, to share among threads; fixed, so that the number of threads changes no bit
+N_GROUPS = 16
 
 T = TypeVar("T")
 
@@ -47,9 +46,8 @@ class VariantProducts:
 
     def __init__(self, rows: GenotypeRows, mean: Array, fill: Array | None) -> None:
         self._rows = rows
-        self._values = (
-            rows.values(mean if fill is None else fill) - mean[:, None]
-        )  # (d, 4), by code
+        # (d, 4), by code
+        self._values = rows.values(mean if fill is None else fill) - mean[:, None]
         self._mean, self._fill = mean, fill
 
     def scores(self, V: Array) -> Array:

@@ -16,10 +16,11 @@ from fedpca.solvers.planning.traffic import Crossed
 
 FLOAT = 8  # bytes
 PASS_COST = 4.0  # cost of a pass over rows in memory, as in `fedpca.rows.in_memory`
+# approximate number of products per site and round
 LOCAL_PRODUCTS = {
     "local_power_steps": 5,
     "consensus_step": 7,
-}  # approximate number of products per site and round
+}
 SCATTERS = ("covariance_triangle", "noisy_scatter")
 FACTOR = "triangular_factor"
 SUMMARIES = ("summarize_rows", "summarize_about")

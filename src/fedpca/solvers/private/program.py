@@ -66,9 +66,8 @@ MAX_SCATTER_FEATURES = 4096  # with more features, products are summed instead o
 SPARE_COLUMNS = 5  # columns of a block, in addition to one for each component
 MAX_LOOK = 50  # components that a rule can find in products
 SOLVERS = ("auto", "covariance", "power")  # the solvers that can add noise
-TRACY_WIDOM = (
-    1.454  # the 97.5 % quantile for real matrices; 5 % of norms exceed it, at one end or the other
-)
+# the 97.5 % quantile for real matrices; 5 % of norms exceed it, at one end or the other
+TRACY_WIDOM = 1.454
 
 
 def private_components(

@@ -37,9 +37,10 @@ BINS = 1 << BITS
 KINDS = ("values", "sizes", "sizes above zero")
 SIGN = np.uint64(1 << 63)
 PER_OCTAVE = 16  # fine bins between a number and its double
+# edges of bins, relative to the reference
 EDGES = 2.0 ** np.concatenate(
     [np.arange(-64, -20), np.arange(-20 * PER_OCTAVE, 4 * PER_OCTAVE + 1) / PER_OCTAVE]
-)  # edges of bins, relative to the reference
+)
 FINE = 2.0**-20  # bins are fine above this multiple of the reference
 N_BINS = len(EDGES) + 1
 
