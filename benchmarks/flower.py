@@ -45,7 +45,6 @@ from fedpca.protocol.plan import DECLARE
 from fedpca.protocol.question import Question
 from fedpca.site.answer_log import AnswerLog
 from fedpca.site.policy import TRUSTING
-from fedpca.site.policy_file import policy_text
 from fedpca.solvers.contract import covariance_product
 from fedpca.solvers.standardize import count_and_sum, standardize
 
@@ -180,7 +179,7 @@ def many(n_sites: int, idle_s: float, n_rounds: int) -> None:
         here, trial = f"localhost:{port}", Trial(Console(quiet=True), folder)
         credentials.make_certificates(folder / "tls")
         keys = [str(credentials.make_site_key(folder, name)[1]) for name in names]
-        (folder / "policy.toml").write_text(policy_text(TRUSTING))
+        (folder / "policy.toml").write_text(TRUSTING.to_text())
         draw(folder, 200, 50, names)
         served = ("--credentials", "tls", "--port", f"{port}", "-q")
         server = stack.enter_context(trial.running("serve", *keys, *served)).pid
@@ -251,7 +250,7 @@ def main() -> None:
         stack.enter_context(trial.running("serve", *keys, *served, "-q"))
         await_port(port)
         # blocks follow no estimator's plan, and the sites within this process require no plan either
-        (folder / "policy.toml").write_text(policy_text(TRUSTING))
+        (folder / "policy.toml").write_text(TRUSTING.to_text())
         for (rows, features), programs in cases.items():
             draw(folder, rows, features)
             with ExitStack() as sites:

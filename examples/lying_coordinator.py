@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedpca.audit.lying import ATTACKS, attack_site
+from fedpca.audit.lying import ATTACKS, OWN, PUBLISHED, attack_site
 from fedpca.report.tables import lying_as_markdown
 from fedpca.site.policy import JOINING
 
@@ -28,14 +28,20 @@ clinics = {
 chosen = [word for word in sys.argv[1:] if word != "--write"] or list(ATTACKS)
 if "--write" in sys.argv and len(chosen) < len(ATTACKS):
     sys.exit("the page must have all attacks; use --write without names")
-tables = {"lying_coordinator.py": lying_as_markdown(attack_site(clinics, attacks=chosen))}
+groups = {"lying_coordinator.py": OWN, "lying_coordinator.py, published": PUBLISHED}
+tables = {}
+for title, group in groups.items():
+    attacks = [name for name in chosen if name in group]
+    if attacks:
+        tables[title] = lying_as_markdown(attack_site(clinics, attacks=attacks))
 
 # Compare two policies that allow robust PCA by name; the second allows only one run a day.
 allowed = replace(JOINING, allow=("federated", "robust"))
 policies = {"robust allowed": allowed, "one run a day": replace(allowed, max_runs_per_day=1)}
 asks_robust = [name for name in chosen if "RobustPCA" in str(ATTACKS[name].plans)]
-found = attack_site(clinics, policy=policies, attacks=asks_robust)
-tables["lying_coordinator.py, robust"] = lying_as_markdown(found, policies)
+if asks_robust:
+    found = attack_site(clinics, policy=policies, attacks=asks_robust)
+    tables["lying_coordinator.py, robust"] = lying_as_markdown(found, policies)
 
 page = PAGE.read_text(encoding="utf-8")
 for name, table in tables.items():

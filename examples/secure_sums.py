@@ -7,7 +7,7 @@ python examples/secure_sums.py
 
 from __future__ import annotations
 
-from math import ceil, exp, inf, lgamma, log
+from math import ceil, exp, frexp, inf, lgamma, log
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,9 @@ from sklearn.datasets import load_breast_cancer
 
 from fedpca import FederatedPCA, Federation, PersonalizedPCA, RobustPCA
 from fedpca.audit.leakage import audit
-from fedpca.privacy.bounds import N_WORDS
+from fedpca.coordinator.ledger import ENVELOPE
 from fedpca.privacy.masks import N_RINGS
 from fedpca.privacy.rings import NARROW, WIDE, Ring, add
-from fedpca.privacy.secure_sum import KINDS
 
 SOLVERS = ("covariance", "lanczos", "power", "local-power", "faps")
 
@@ -62,10 +61,10 @@ def error_of_sum(bits: int, n_sites: int, looseness: float, units: np.ndarray) -
     rng = np.random.default_rng(0)
     parts = rng.standard_normal((n_sites, len(units))) * units
     exact = np.sum(parts.astype(np.longdouble), axis=0)
-    ring = Ring.for_bound(bits, looseness * float(np.abs(parts).sum(axis=0).max()))
+    ring = Ring.for_exponent(bits, frexp(looseness * float(np.abs(parts).sum(axis=0).max()))[1])
     total = ring.encode(np.zeros(len(units)))
     for part in parts:
-        add(total, ring.encode(part), bits)
+        add(total, ring.encode(part, lambda n: rng.integers(0, 2**64, n, np.uint64)), bits)
     return float((np.abs(ring.decode(total) - exact) / (units * n_sites**0.5)).max())
 
 
@@ -83,7 +82,7 @@ def drawn(robust: bool) -> dict[str, np.ndarray]:
 
 
 def costs(model: Any) -> tuple[int, int, int, int]:
-    """Return a fit's rounds, its messages about sizes, and the bytes sent without and with masks."""
+    """Return a fit's rounds, its additional messages, and the bytes sent without and with masks."""
     found = []
     for secure in (False, True):
         with Federation.local(drawn(isinstance(model, RobustPCA)), secure=secure) as fed:
@@ -91,12 +90,9 @@ def costs(model: Any) -> tuple[int, int, int, int]:
     plain, masked = found
     asked = {entry["question"] for entry in masked.run_.history}
     before = sum(e.bytes for e in plain.run_.ledger if e.direction == "up" and e.question in asked)
-    sizes = {
-        (e.round, e.question)
-        for e in masked.run_.ledger
-        if e.field in KINDS.values() and e.shape == (N_WORDS,)
-    }
-    return masked.run_.rounds, len(sizes), before, masked.run_.bytes_up
+    own = [e for e in masked.run_.ledger if e.direction == "up" and e.site == "site-0"]
+    more = sum(e.field == ENVELOPE for e in own) - masked.run_.rounds
+    return masked.run_.rounds, more, before, masked.run_.bytes_up
 
 
 def clinics() -> dict[str, np.ndarray]:
@@ -119,17 +115,17 @@ def main() -> None:
     for n_sites in (3, 1000):
         for bits, looseness, units in (
             (NARROW, 1, alike),
-            (NARROW, 256, alike),
-            (WIDE, 256, alike),
-            (NARROW, 256, unlike),
-            (WIDE, 256, unlike),
+            (NARROW, 128, alike),
+            (WIDE, 128, alike),
+            (NARROW, 128, unlike),
+            (WIDE, 128, unlike),
         ):
             error = error_of_sum(bits, n_sites, looseness, units)
-            bound = "tight" if looseness == 1 else "256 times too large"
+            bound = "tight" if looseness == 1 else "128 times too large"
             spread = "equal" if units is alike else "1e-6 to 1e6"
             print(f"| {n_sites} | {bits} bits | {bound} | {spread} | {error:.0e} |")
     print()
-    print("| fit | rounds | messages about sizes | kB from sites | under masks |")
+    print("| fit | rounds | additional messages | kB from sites | under masks |")
     print("|---|---|---|---|---|")
     for name, model in (
         *((f"`{each}`", FederatedPCA(5, solver=each)) for each in SOLVERS),

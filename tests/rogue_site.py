@@ -25,10 +25,11 @@ from fedpca.engines import credentials
 from fedpca.engines.flower import envelope as wire
 from fedpca.engines.flower import site_client as node
 from fedpca.engines.flower.connection import Link
-from fedpca.privacy.masks import new_private_key, public_key_of
+from fedpca.privacy.masks import KEY_BYTES, new_private_key, public_key_of
 from fedpca.privacy.offers import Offer
 from fedpca.protocol.message import PREFIX_BYTES, compose, decode, encode
 from fedpca.protocol.proof import NO_HEAD, digest
+from fedpca.site import masking
 from fedpca.site.answer_log import Recorded
 from fedpca.site.guard import Keys
 
@@ -45,6 +46,8 @@ def main(address, name, data, key, ca, folder, kind):
     site = Site(data, name=name, store=folder, keys=keys)
     Path(folder).mkdir(parents=True, exist_ok=True)
     kind, _, argument = kind.partition(":")
+    if kind == "low":  # offers a key of low order, signed as it should be
+        masking.public_key_of = lambda private: bytes(KEY_BYTES)
 
     def answer(request):
         asked = decode(request)
@@ -189,7 +192,7 @@ ERRORS = {
         reply, argument, lambda text, _: np.frombuffer(text.encode(), np.uint8)
     ),
 }
-LIES = ("names", "field", "text", "offer")
+LIES = ("names", "field", "text", "offer", "low")
 
 if __name__ == "__main__":
     # a process that is started in the background ignores interrupts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import warnings
 
 import h5py
@@ -19,6 +20,8 @@ from safetensors.numpy import save_file
 
 from fedpca import Site
 from fedpca.privacy.discrete_gaussian import discrete_gaussian
+from fedpca.privacy.rings import Ring
+from fedpca.privacy.secure_sum import SIZES, ZERO
 from fedpca.solvers import SOLVERS
 from fedpca.solvers.private import at_site
 from fedpca.storage.tensor_file import CHECKSUM_KEY, checksum
@@ -50,6 +53,17 @@ def every_other(rows, columns):
         for i, row in enumerate(rows)
         for j, column in enumerate(columns)
     ]
+
+
+def asks_for_size(request):
+    """Whether a message of a run with secure sums asks only how large the answer is."""
+    mask = request.header.get("mask")
+    return isinstance(mask, dict) and set(mask) <= {*SIZES.values(), ZERO}
+
+
+def ring_for(bits, bound):
+    """The finest ring for totals up to this bound."""
+    return Ring.for_exponent(bits, math.frexp(bound)[1])
 
 
 def solver_with(name, **options):

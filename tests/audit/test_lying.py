@@ -1,6 +1,7 @@
 """A coordinator that lies recovers everything from an open site, and nothing from one with a policy.
 
-Rules about few rows, changed rows, budgets, and known sites are tested in test_lying_disclosure.py.
+Rules about few rows, changed rows, budgets, and known sites are tested in test_lying_disclosure.py, and
+attacks that others published, or that only need honest totals, in test_lying_published.py.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -19,9 +21,10 @@ from typer.testing import CliRunner
 from fedpca import FederatedPCA, Policy, Site
 from fedpca.audit import lying_sums
 from fedpca.audit.liar import Found, Liar, Refused, Score, guess_from_model, score
-from fedpca.audit.lying import ATTACKS, STRICT, attack_site
+from fedpca.audit.lying import ATTACKS, PUBLISHED, STRICT, attack_site
 from fedpca.cli.app import app
 from fedpca.errors import InputError, PolicyRefused
+from fedpca.rows.standardized import MAX_CACHE_BYTES
 from fedpca.site.policy import JOINING
 
 N, D = 60, 8
@@ -31,11 +34,9 @@ ALL_RECORDS = {
     "robust rows, totals": 3 * N,
     "moved center": N,
     "moved center, totals": 3 * N,
-    "far mean": N,
-    "far mean, totals": 3 * N,
-    "constant columns": N,
     "sign flips": N,
     "few rows flipped": 6,
+    "moving ball": N,
 }
 ONE_RECORD = [
     "rare flag",
@@ -43,6 +44,8 @@ ONE_RECORD = [
     "one row less",
     "one row less, totals",
     "gaps",
+    "noiseless flag, totals",
+    "noiseless patient, totals",
 ]
 VALUES = {
     "single values": N * D,
@@ -66,6 +69,14 @@ FACTS = {
     "endless steps": ("4000 steps for one question",),
     "wide block": ("20000 columns for one question",),
 }
+# attacks through the rounding of single rows, which no answer shows
+BY_ROUNDING = [
+    "far mean",
+    "far mean, totals",
+    "constant columns",
+    "rounding",
+    "rounding, totals",
+]
 RULES = {  # by which the default policy refuses an attack
     "robust rows": "'(RobustPCA|robust)'",
     "robust rows, totals": "'(RobustPCA|robust)'",
@@ -74,11 +85,12 @@ RULES = {  # by which the default policy refuses an attack
     "extreme values": "'(RobustPCA|robust)'",
     "moved center": "'(RobustPCA|robust)'",
     "moved center, totals": "'(RobustPCA|robust)'",
-    "far mean": "field 'mean' is more than 1048576 times as large as every value",
-    "far mean, totals": "field 'mean' is more than 1048576 times as large as every value",
-    "few rows flipped": "fewer than 60 rows|min_rows=20",
-    "gaps, one value": f"in columns {D - 2}, fewer than .*min_count=",
-    "moved fill": f"in columns {D - 1}, fewer than .*min_count=",
+    "rounding": "does not allow 'auto'",
+    "rounding, totals": "does not allow 'auto'",
+    "sign flips": "does not allow 'auto'",
+    "few rows flipped": "does not allow 'auto'",
+    "gaps, one value": f"in columns {D - 2}, gaps .*min_count=",
+    "moved fill": f"in columns {D - 1}, gaps .*min_count=",
     "claimed sites": "claims 1000 sites, but the plan has 3",
     "gathered as a sum": "does not allow 'tsqr'",
     "out of turn": "'covariance_triangle' is out of turn",
@@ -88,8 +100,14 @@ RULES = {  # by which the default policy refuses an attack
     "stretched direction": "field 'Z' .* must have orthonormal columns",
     "endless steps": "field 'steps' .* must be from 1 to 1000",
     "wide block": "field 'Z' .* must have orthonormal columns",
+    "moving ball": "run_epsilon=1, but the plan asks for epsilon inf",
 }
-ANSWERED = ["constant columns", "sign flips"]  # but the answers tell nothing
+ANSWERED = ["constant columns", "far mean", "far mean, totals"]  # but the answers tell nothing
+BY_AUTO = ["rounding", "rounding, totals", "sign flips"]  # answered where "auto" is allowed
+AUTO = replace(JOINING, allow=("federated", "auto"))
+GAPS = ["crossing gaps", "three gaps", "change between kinds"]
+ELSEWHERE = [*PUBLISHED, *GAPS, "dominant row"]  # tested in test_lying_published.py
+HERE = [name for name in ATTACKS if name not in ELSEWHERE]
 HONEST = ["honest run", "invented sites", "colluding sites"]  # what no policy here prevents
 
 
@@ -104,7 +122,12 @@ def three_sites(n=N, d=D):
 
 @pytest.fixture(scope="module")
 def lying():
-    return attack_site(three_sites())
+    return attack_site(three_sites(), attacks=HERE)
+
+
+@pytest.fixture(scope="module")
+def lying_with_auto():
+    return attack_site(three_sites(), policy={"auto": AUTO}, attacks=[*BY_AUTO, "few rows flipped"])
 
 
 def liar_of(rows, policy, roster=("north", "east", "south")):
@@ -112,9 +135,9 @@ def liar_of(rows, policy, roster=("north", "east", "south")):
 
 
 def test_every_attack_is_tested():
-    tested = [*ALL_RECORDS, *ONE_RECORD, *VALUES, *FACTS]
-    assert sorted(tested) == sorted(ATTACKS)
-    assert sorted([*RULES, *ANSWERED, *ONE_RECORD, *HONEST]) == sorted(ATTACKS)
+    tested = [*ALL_RECORDS, *ONE_RECORD, *VALUES, *FACTS, *BY_ROUNDING]
+    assert sorted(tested) == sorted(HERE)
+    assert sorted([*RULES, *ANSWERED, *ONE_RECORD, *HONEST]) == sorted(HERE)
 
 
 @pytest.mark.slow
@@ -154,6 +177,26 @@ def test_the_answers_that_the_default_policy_gives_tell_no_record(attack, policy
     assert not Score(outcome.records, outcome.values).is_better_than(lying.guess)
 
 
+@pytest.mark.parametrize("attack", BY_ROUNDING)
+def test_no_rounding_of_single_rows_is_seen_even_at_an_open_site(attack, lying):
+    outcome = lying.of(attack, "open")
+    assert outcome.questions > 10
+    assert not outcome.has_found
+
+
+@pytest.mark.parametrize("attack", BY_AUTO)
+def test_a_policy_that_allows_auto_gives_answers_that_tell_no_record(attack, lying_with_auto):
+    outcome = lying_with_auto.of(attack, "auto")
+    assert outcome.questions > 10
+    assert not outcome.has_found
+
+
+def test_a_policy_that_allows_auto_refuses_to_flip_the_signs_of_few_rows(lying_with_auto):
+    outcome = lying_with_auto.of("few rows flipped", "auto")
+    assert not outcome.has_found
+    assert any("fewer than 60 rows" in rule for rule in outcome.rules)
+
+
 @pytest.mark.parametrize("attack", HONEST)
 def test_no_policy_hides_a_sites_moments_from_who_sees_its_answers(attack, lying):
     assert lying.of(attack, "default").facts == MOMENTS
@@ -185,14 +228,14 @@ def test_without_a_plan_min_sites_believes_what_it_is_told():
 
 def test_signs_that_the_coordinator_chose_would_give_all_rows_away():
     rows = three_sites()["north"]
-    site = Site(rows, name="north", policy=Policy())
+    site = Site(rows, name="north", policy=AUTO)
     plan = ATTACKS["sign flips"].plans[0]
     recovered = []
     for site.is_in_process in (True, False):
         liar = Liar({"north": site.answer_bytes}, ["east"])
         liar.begin(**plan)
         recovered.append(score(lying_sums.sign_flips(liar), rows).records)
-        site = Site(rows, name="north", policy=Policy())
+        site = Site(rows, name="north", policy=AUTO)
     assert recovered == [N, 0]
 
 
@@ -232,6 +275,19 @@ def test_guessing_finds_whole_numbers_but_no_measurements():
     assert guess_from_model(measured, measured).values == 0
 
 
+def test_a_value_that_is_missing_is_not_recovered():
+    rows = np.array([[1.0, np.nan], [np.nan, np.nan], [2.0, 3.0]])
+    assert score(Found(np.array([[1.0, 0.0], [7.0, 7.0]])), rows) == Score(1, 1)
+    assert score(Found(values={1: np.array([3.0, 7.0, 7.0])}), rows) == Score(0, 1)
+
+
+def test_a_guess_uses_the_columns_that_the_liar_knows():
+    rng = np.random.default_rng(7)
+    rows = np.column_stack([rng.normal(size=20), np.arange(20) < 5]).astype(float)
+    assert guess_from_model(rows, rows).records == 0
+    assert guess_from_model(rows, rows, {0: rows[:, 0]}).records == 15
+
+
 def test_a_false_fact_does_not_count():
     rows = three_sites()["north"]
     facts = {"mean": rows.mean(axis=0) + 1e-3, "row count": N}
@@ -239,24 +295,32 @@ def test_a_false_fact_does_not_count():
 
 
 @pytest.mark.parametrize("as_rows", [np.asarray, sp.csr_array], ids=["dense", "sparse"])
-def test_a_mean_that_rounds_rows_away_is_refused_in_every_question(as_rows):
+def test_a_mean_that_rounds_rows_away_is_refused_in_questions_about_directions(as_rows):
     rows = three_sites()["north"]
-    for solver, question in (("covariance", "covariance_triangle"), ("lanczos", "standardize")):
-        liar = liar_of(as_rows(rows), Policy())
+    policy = Policy(allow=("tsqr", "merge"), gather=True)
+    merging = {"sends_spare": np.int64(1), "n_components": np.int64(1), "n_spare": np.int64(10)}
+    merging["rule"] = np.empty(0, np.uint8)
+    for solver, question, more in (
+        ("tsqr", "triangular_factor", {}),
+        ("merge", "summarize_about", merging),
+    ):
+        liar = liar_of(as_rows(rows), policy)
         liar.begin("FederatedPCA", solver=solver, n_components=1)
         lying_sums._begin(liar)
         mean = rows.mean(axis=0)
         mean[2] = 1e12
-        more = {"n_products": np.int64(1)} if solver == "lanczos" else {}
-        with pytest.raises(Refused, match="1048576 times as large as every value of 1 of"):
+        with pytest.raises(Refused, match="field 'mean' is more than 1048576 times as large"):
             liar.ask(question, mean=mean, scale=np.ones(D), **more)
 
 
+@pytest.mark.parametrize("memory_limit", [MAX_CACHE_BYTES, 0])  # by A'A, and from rows
 @pytest.mark.parametrize("d", [302, 1100])
-def test_products_of_wide_rows_under_a_policy_round_no_rows_away(d):
+def test_products_of_wide_rows_under_a_policy_round_no_rows_away(d, memory_limit):
     attack = ATTACKS["constant columns"]
     rows = attack.plant(np.random.default_rng(6).normal(size=(N, d - 2)))
-    liar = liar_of(rows, JOINING)
+    policy = replace(JOINING, min_rows_per_direction=0)
+    site = Site(rows, name="north", policy=policy, memory_limit=memory_limit)
+    liar = Liar({"north": site.answer_bytes}, ("north", "east", "south"))
     liar.begin(**attack.plans[0])
     found = score(attack.run(liar), rows)
     assert liar.n_questions > 25
@@ -289,9 +353,10 @@ def test_sites_that_differ_and_columns_without_values_fit_under_a_policy():
 def test_a_fit_with_a_mean_beyond_all_reason_is_refused_under_a_policy():
     rng = np.random.default_rng(4)
     rows = {"a": rng.normal(size=(50, 3)), "b": rng.normal(size=(50, 3)) + 1e9}
-    sites = [Site(each, name=name, policy=Policy()) for name, each in rows.items()]
-    with pytest.raises(PolicyRefused, match=r"'a'.*would round these values away"):
-        FederatedPCA(2, solver="lanczos").fit(sites)
+    policy = Policy(allow=("tsqr",), gather=True)
+    sites = [Site(each, name=name, policy=policy) for name, each in rows.items()]
+    with pytest.raises(PolicyRefused, match=r"'a'.*would round its values away"):
+        FederatedPCA(2, solver="tsqr").fit(sites)
 
 
 def test_the_lab_refuses_what_it_cannot_attack():
@@ -344,6 +409,8 @@ def test_the_command_prints_what_was_recovered_and_what_refused(run_audit):
     assert "90 of 90 records" in done.output
     assert "fewer than the policy's min_sites=4" in done.output
     assert "A guess from the published model recovers 0 records" in done.output
+    assert "with published attacks" in done.output
+    assert "Source: Huth et al. 2023." in done.output
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ def test_everything_that_stops_a_fit_is_listed_at_once(sites, tmp_path):
     done = run("check", *sites, *files, tmp_path / "none.csv")
     assert done.exit_code == 2
     said = done.output
-    assert "stops a fit: west: 1 NaN in columns b; fill in the values" in said
+    assert "stops a fit: west: contains NaN in columns b; fill in the values" in said
     assert "note: west: constant columns: constant" in said
     assert "stops a fit: west: compared with north: the columns differ: 1 extra" in said
     assert "line 3 has 1 fields, but the header has 2" in said
@@ -81,7 +81,7 @@ def test_a_site_with_gaps_does_not_join(tmp_path):
         timeout=HANG_S,
     )
     assert done.returncode == 2
-    assert "site 'north': 1 NaN in columns b" in done.stderr
+    assert "site 'north': contains NaN in columns b" in done.stderr
     assert "--allow-missing" in done.stderr
 
 
@@ -107,5 +107,5 @@ def test_a_site_joins_with_the_columns_and_gaps_that_it_allows(tmp_path):
         site.terminate()
         code = site.wait(HANG_S)
     assert code == 0
-    assert "1 NaN in columns b; a fit needs missing=" in log.read_text()
+    assert "contains NaN in columns b; a fit needs missing=" in log.read_text()
     assert "80 rows with 5 features" in log.read_text()

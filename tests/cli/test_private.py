@@ -179,7 +179,7 @@ def test_a_budget_shows_runs_totals_and_what_is_left(folder, spent):
         assert "heart \\x1b[2J study" in done.output
         assert (
             f"4 answers in 2 runs have spent epsilon {epsilon_of(TOTAL, 1e-6):.4g} at delta 1e-06, and "
-            f"the chain is whole epsilon {left:.4g} of 2 is left"
+            f"the chain is whole epsilon {left:.4g} of 2 is left with policy.toml"
         ) in words(done)
     read = Spent.read(spent)
     shown = json.loads(run("budget", "--json", "--delta", "1e-5").stdout)
@@ -188,10 +188,18 @@ def test_a_budget_shows_runs_totals_and_what_is_left(folder, spent):
     assert [each["run"] for each in shown["runs"]] == [r.run for r in read.releases[::2]]
     assert [each["releases"] for each in shown["runs"]] == [2, 2]
     assert shown["runs"][1]["epsilon"] == pytest.approx(epsilon_of(mu_of(0.5, 1e-6), 1e-5))
-    assert "left" not in shown
+    assert shown["total_epsilon"] == 10.0
+    assert shown["left"] == pytest.approx(
+        epsilon_of(math.sqrt(mu_of(10.0, 1e-6) ** 2 - TOTAL**2), 1e-5)
+    )
+    assert "of 10 is left with the default policy" in words(run("budget"))
+    (folder / "policy.toml").write_text("run_epsilon = 0.2\nend = true\n")
+    assert "of 2 is left with policy.toml" in words(run("budget", "--policy", "policy.toml"))
+    (folder / "policy.toml").write_text('allow = ["any"]\nend = true\n')
+    assert "is left" not in words(run("budget", "--policy", "policy.toml"))
     (folder / "policy.toml").write_text("max_epsilon = 1\ndelta = 1e-7\nend = true\n")
     shown = json.loads(run("budget", "--json", "--policy", "policy.toml").stdout)
-    assert (shown["delta"], shown["max_epsilon"], shown["left"]) == (1e-7, 1.0, 0.0)
+    assert (shown["delta"], shown["total_epsilon"], shown["left"]) == (1e-7, 1.0, 0.0)
 
 
 def test_an_infinite_epsilon_is_shown_as_such(folder):
@@ -247,7 +255,7 @@ def test_which_budget_is_meant_must_be_clear(folder, spent):
 
 
 def test_a_policy_with_a_budget_is_checked_against_plans(folder):
-    (folder / "policy.toml").write_text("max_epsilon = 2\nend = true\n")
+    (folder / "policy.toml").write_text("run_epsilon = 5\nmax_epsilon = 2\nend = true\n")
     check = ("policy", "--check", "policy.toml", "-k", "2")
     done = run(*check)
     assert done.exit_code == 1
@@ -263,11 +271,14 @@ def test_a_policy_with_a_budget_is_checked_against_plans(folder):
     assert done.exit_code == 1
     assert "refused: the run asks for epsilon 3 of the site's privacy budget" in words(done)
     explained = words(run("policy", "--explain", "policy.toml"))
-    assert "all private runs together keep epsilon 2 at delta 1e-06 for each row" in explained
+    assert "max_epsilon = 2: Keeps all private runs together" in explained
     (folder / "policy.toml").write_text('require = ["private"]\nend = true\n')
     assert run(*check).exit_code == 1
     assert run(*check, *PRIVATE_FIT).exit_code == 0
-    assert "require: only private runs" in words(run("policy", "--explain", "policy.toml"))
+    done = run(*check, "--epsilon", "1.1", *PRIVATE_FIT[2:])
+    assert done.exit_code == 1
+    assert "refused: the policy has run_epsilon=1, but the plan asks for epsilon 1.1" in words(done)
+    assert 'require = ["private"]: ' in words(run("policy", "--explain", "policy.toml"))
 
 
 def test_requests_show_what_a_run_promises_about_each_row(folder):

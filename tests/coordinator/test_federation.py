@@ -144,6 +144,10 @@ def test_sum_and_gather():
         (remade(lambda h, a: h.update(question="other")), "question is 'other'"),
         (remade(lambda h, a: h.update(run="old")), "run is 'old'"),
         (remade(lambda h, a: h.update(error="Strange", text="x")), "x"),
+        (remade(lambda h, a: h.update(error=["Strange"], text="x")), "'error'.*must be printable"),
+        (remade(lambda h, a: h.update(error="SiteFailed", text={"x": 1})), "'text'.*must be text"),
+        (remade(lambda h, a: h.update(error="SiteFailed")), "gave no reason"),
+        (remade(lambda h, a: h.update(site=7)), "site is 7"),
     ],
 )
 @pytest.mark.parametrize("asked", [double, double_each], ids=["sum", "gather"])
@@ -290,7 +294,7 @@ def test_a_site_checks_what_reaches_it():
     early = compose({**header, "question": "covariance_product"}, {"Z": np.zeros((8, 1))})
     assert "needs the Frame" in site.answer(early).header["text"]
     lacking = compose({"round": 1}, {})
-    assert site.answer(lacking).header["error"] == "SiteFailed"
+    assert site.answer(lacking).header["error"] == "MessageError"
 
 
 def test_a_round_asked_again_gets_the_same_answer_and_changes_memory_once():
@@ -430,16 +434,92 @@ def test_hung_threads_do_not_hold_the_process_up(gate):
     assert all(thread.daemon for thread in left)
 
 
-def test_bad_rows_stop_the_fit_at_once_whatever_the_quorum():
-    bad = ROWS[1].copy()
-    bad[0, 0] = np.nan
-    engine = meddling({**SITES, "east": bad}, {})
-    with pytest.raises(InputError, match=r"site 'east', round 2, while counting rows.*1 NaN"):
-        FederatedPCA(2).fit(Federation(engine, quorum=1))
-    assert [asked.question for asked in engine.asked] == ["column_names", "count_and_sum"]
-    worse = {**SITES, "east": bad, "west": bad}
-    with pytest.raises(InputError, match=r"site 'east'.*1 NaN.*; site 'west'.*1 NaN"):
-        FederatedPCA(2).fit(worse)
+BAD = np.vstack([np.full((1, 8), np.nan), ROWS[1]])
+REMAIN = ("north", "south", "west")
+REFUSALS = [  # how east refuses, the round, and what the reason says
+    (BAD, 2, "while counting rows.*contains NaN"),
+    (Site(ROWS[1], name="east", policy=Policy(min_rows=51)), 2, "min_rows=51"),
+    (Site(ROWS[1], name="east", policy=Policy(allow=("merge",))), 1, "the policy does not allow"),
+]
+
+
+@pytest.mark.parametrize(("east", "round_", "reason"), REFUSALS, ids=["rows", "rule", "plan"])
+def test_a_site_that_refuses_is_lost_if_a_quorum_remains(east, round_, reason):
+    engine = meddling({**SITES, "east": east}, {})
+    engine.__class__ = type("Declaring", (ScriptedEngine,), {"declares": True})
+    model = FederatedPCA(2, random_state=0).fit(Federation(engine, quorum=3))
+    run = model.run_
+    assert run.sites == REMAIN
+    (loss,) = run.lost
+    assert (loss["site"], loss["round"]) == ("east", round_)
+    assert re.search(reason, loss["reason"])
+    remaining = FederatedPCA(2, random_state=0).fit({name: SITES[name] for name in REMAIN})
+    np.testing.assert_array_equal(model.components_, remaining.components_)
+    asked_again = [asked for asked in engine.asked if asked.sites == ("east",)]
+    assert asked_again == []
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"quorum": 4}, {"quorum": 1, "on_refusal": "stop"}], ids=str
+)
+@pytest.mark.parametrize(("east", "round_", "reason"), REFUSALS, ids=["rows", "rule", "plan"])
+def test_a_refusal_stops_a_fit_without_a_quorum_or_if_asked_to(east, round_, reason, options):
+    engine = meddling({**SITES, "east": east}, {})
+    engine.__class__ = type("Declaring", (ScriptedEngine,), {"declares": True})
+    with pytest.raises((InputError, PolicyRefused), match=f"site 'east'.*{reason}"):
+        FederatedPCA(2).fit(Federation(engine, **options))
+
+
+def test_a_fit_that_all_sites_refuse_says_why():
+    bad = {**SITES, "east": BAD, "west": BAD}
+    with pytest.raises(InputError, match=r"site 'east'.*contains NaN.*; site 'west'.*contains NaN"):
+        FederatedPCA(2).fit(bad)
+    with pytest.raises(InputError, match=r"site 'east'.*contains NaN.*; site 'west'.*contains NaN"):
+        FederatedPCA(2).fit(Federation.local(bad, quorum=3))
+
+
+def test_sites_that_refuse_and_sites_that_fail_are_lost_together():
+    engine = meddling({**SITES, "east": BAD}, {"west": altered}, question="count_and_sum")
+    fed = Federation(engine, quorum=2)
+    assert FederatedPCA(2).fit(fed).run_.sites == ("north", "south")
+    assert {loss["site"] for loss in fed.record.lost} == {"east", "west"}
+    engine = meddling({**SITES, "east": BAD}, {"west": altered}, question="count_and_sum")
+    with pytest.raises(QuorumLost, match=r"2 of 4 sites.*contains NaN.*altered"):
+        FederatedPCA(2).fit(Federation(engine, quorum=3))
+
+
+def test_a_lost_site_that_refused_stays_lost_in_a_resumed_run(tmp_path):
+    journal = tmp_path / "run.journal"
+
+    def crash(reply):
+        if reply.question == "explained_energy":
+            raise Crash
+        return reply.answer
+
+    sites = {**SITES, "east": BAD}
+    engine = ScriptedEngine(sites, crash, journal=journal)
+    with pytest.raises(Crash):
+        FederatedPCA(2, random_state=0).fit(Federation(engine, quorum=3, journal=journal))
+    fed = Federation.local(sites, quorum=3, journal=journal)
+    assert FederatedPCA(2, random_state=0).fit(fed).run_.sites == REMAIN
+
+
+class Crash(Exception):
+    """The end of the coordinator's process."""
+
+
+def test_what_happens_after_a_refusal_is_one_of_two_words():
+    with pytest.raises(InputError, match="on_refusal='wait' must be one of lose, stop"):
+        Federation.local(SITES, on_refusal="wait")
+
+
+@pytest.mark.parametrize("quorum", [None, 1])
+def test_a_question_that_the_program_can_do_without_loses_no_site(quorum):
+    sites = {**SITES, "east": Site(ROWS[1], name="east", policy=Policy(gather=False))}
+    model = FederatedPCA(2).fit(Federation.local(sites, quorum=quorum))
+    assert model.run_.sites == tuple(SITES)
+    assert model.run_.lost == []
+    assert model.site_variance_ratio_ == {}
 
 
 @pytest.mark.parametrize(

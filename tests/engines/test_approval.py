@@ -18,7 +18,7 @@ from fedpca.engines import credentials
 from fedpca.errors import ApprovalPending, PolicyRefused
 from fedpca.protocol.message import compose, decode
 from fedpca.protocol.plan import DECLARE, RunPlan
-from fedpca.site.requests import MAX_PENDING, requests_folder
+from fedpca.site.requests import MAX_OF_SIGNER, requests_folder
 from processes import HANG_S, Processes, page_state, save_rows, until
 
 pytestmark = pytest.mark.process
@@ -160,6 +160,22 @@ def test_a_denied_fit_ends_with_the_reason(there):
         assert "no ethics vote" in declare(fed, plan_of(there, run))[1]
 
 
+def test_a_fit_with_a_quorum_goes_on_without_a_site_where_it_was_denied(there):
+    fit, run = start_fit(there, "without", "--quorum", "1")
+    there.run("deny", run, "--reason", "no ethics vote", "--name", "north")
+    assert fit.wait(HANG_S) == 0, there.log(fit)
+    model = load(there.folder / "without.fedpca")
+    assert model.run_.sites == ("south",)
+    (loss,) = model.run_.lost
+    assert loss["site"] == "north"
+    assert "no ethics vote" in loss["reason"]
+    stopping = ("--quorum", "1", "--on-refusal", "stop")
+    fit, run = start_fit(there, "stopped", *stopping)
+    there.run("deny", run, "--reason", "no ethics vote", "--name", "north")
+    assert fit.wait(HANG_S) == 1
+    assert "no ethics vote" in there.log(fit)
+
+
 def test_requests_and_approvals_expire_and_can_be_asked_again(there, near):
     journal = there.folder / "expiry.journal"
 
@@ -281,19 +297,57 @@ def test_a_plan_that_changes_after_its_approval_is_refused(there):
         assert declare(fed, plan) == (None, None)
 
 
-def test_a_flood_of_requests_is_bounded_and_an_unpinned_site_says_so(there):
+def test_an_approval_holds_for_no_fewer_sites_than_the_person_read(there):
+    write_policy(there.folder / "alone.toml", "approval = true")
+    west = there.join("west", "west.npy", "--policy", "alone.toml", *PINNED)
+    with there.federation(sites=["west"]) as fed:
+        both = {"north": there.keys["north"], "west": there.keys["west"]}
+        plan = plan_of(there, "shrinking", sites=both)
+        assert declare(fed, plan, "west")[0] == "ApprovalPending"
+        shown = there.run("requests", "--name", "west").stdout
+        assert "may go on with 2 of these 2 sites" in shown
+        assert requests_at(there, "west")["shrinking"]["quorum"] == 2
+        there.run("approve", "shrinking", "--name", "west")
+        assert declare(fed, plan, "west") == (None, None)
+        alone = {"west": there.keys["west"]}
+        for fewer in (replace(plan, sites=alone), replace(plan, sites=alone, quorum=1)):
+            kind, text = declare(fed, fewer, "west")
+            assert (kind, "a different plan before" in text) == ("PolicyRefused", True)
+    there.stop(west)
+
+
+def test_a_flood_of_requests_crowds_out_nobody_else_and_an_unpinned_site_says_so(there):
     write_policy(there.folder / "flooded.toml", "approval = true")
     west = there.join("west", "west.npy", "--policy", "flooded.toml")
+    folder = other_credentials(there, "flooding")
+    credentials.make_coordinator_key(folder)
+    options = {"sites": ["west"], "wait": HANG_S, "timeout": HANG_S}
+    plan = plan_of(there, sites={"west": there.keys["west"]})
     with there.federation(sites=["west"]) as fed:
-        plan = plan_of(there, sites={"west": there.keys["west"]})
-        kinds = [declare(fed, replace(plan, run=f"flood{i}"), "west") for i in range(MAX_PENDING)]
-        assert {kind for kind, _ in kinds} == {"ApprovalPending"}
-        kind, text = declare(fed, replace(plan, run="last"), "west")
-    assert kind == "PolicyRefused"
-    assert f"{MAX_PENDING} runs wait for approval" in text
-    assert len(requests_at(there, "west")) == MAX_PENDING
+        assert declare(fed, replace(plan, run="honest"), "west")[0] == "ApprovalPending"
+    with Federation.flower(there.address, credentials=folder, **options) as fed:
+        for i in range(MAX_OF_SIGNER + 3):
+            kind, _ = declare(fed, replace(plan, run=f"flood{i}"), "west")
+            assert kind == "ApprovalPending"
+    found = requests_at(there, "west")
+    assert "honest" in found
+    assert sum(name.startswith("flood") for name in found) == MAX_OF_SIGNER
+    with there.federation(sites=["west"]) as fed:
+        there.run("approve", "honest", "--name", "west")
+        assert declare(fed, replace(plan, run="honest"), "west") == (None, None)
     assert there.log(west).count("anyone with the server's secret can declare runs here") == 1
     there.stop(west)
+
+
+def test_a_stranger_cannot_ask_a_site_that_has_pinned_a_coordinator(there):
+    before = requests_at(there)
+    folder = other_credentials(there, "stranger")
+    credentials.make_coordinator_key(folder)
+    options = {"sites": ["north"], "wait": HANG_S, "timeout": HANG_S}
+    with Federation.flower(there.address, credentials=folder, **options) as fed:
+        kind, text = declare(fed, plan_of(there, "strange"))
+    assert (kind, "has pinned the coordinator's key" in text) == ("PolicyRefused", True)
+    assert requests_at(there) == before
 
 
 @pytest.mark.parametrize(

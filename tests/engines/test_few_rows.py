@@ -47,7 +47,7 @@ def test_a_flag_that_one_patient_has_is_named_and_refused_until_all_drop_it(ther
     log = there.log(sites[0])
     assert "differ from the most frequent value in columns hiv, and a site whose policy has" in log
     assert "not answered: fewer than 5 rows differ" in log
-    assert "the default policy: only federated, no number about fewer than 5 rows" in log
+    assert 'the default policy: allow = ["federated"], gather = false, min_count = 5' in log
     for site in sites:
         there.stop(site)
     sites = [

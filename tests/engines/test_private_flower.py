@@ -56,7 +56,9 @@ def there(tmp_path_factory):
     (folder / "fit.py").write_text(FIT)
     processes = Processes(folder, SITES)
     peers = json.dumps([processes.fingerprint(site) for site in SITES])
-    (folder / "budget.toml").write_text(f"max_epsilon = 10\npeers = {peers}\nend = true\n")
+    (folder / "budget.toml").write_text(
+        f"run_epsilon = 11\nmax_epsilon = 10\npeers = {peers}\nend = true\n"
+    )
     processes.sites = {site: join(processes, site) for site in SITES}
     processes.federation().close()  # which waits until all are online
     yield processes
@@ -119,6 +121,15 @@ def test_a_private_fit_is_counted_at_each_site_and_one_beyond_the_budget_refused
         pytest.raises(PolicyRefused, match="but this FederatedPCA"),
     ):
         FederatedPCA(2).fit(fed)
+    for epsilon in (math.inf, 1e6):
+        little_noise = Privacy(epsilon, delta=1e-6, row_bound=12.0)
+        with (
+            there.federation(secure=True) as fed,
+            pytest.raises(
+                PolicyRefused, match=r"site 'north'.* the policy has run_epsilon=11, but"
+            ),
+        ):
+            FederatedPCA(2, privacy=little_noise).fit(fed)
 
 
 def test_a_site_that_is_killed_between_rounds_spends_once(there):

@@ -15,7 +15,7 @@ from sklearn.decomposition import PCA
 
 import forked
 from fedpca import FederatedPCA, Federation, load
-from fedpca.errors import MessageError, PolicyRefused
+from fedpca.errors import MessageError, PolicyRefused, QuorumLost
 from fedpca.linalg.dense import sine_of_angle
 from fedpca.protocol.message import compose, decode
 from fedpca.protocol.plan import DECLARE, RunPlan
@@ -176,6 +176,8 @@ def test_a_run_goes_on_under_new_masks_without_a_site_that_was_killed(there, mon
         ("altered", "signature"),
         ("shape", "'west', round 3"),
         ("field:offer=7", "not the offer of a key"),
+        ("offer", "the key offered for site 'west' is not signed by that site"),
+        ("low", "the key offered for site 'west' has a low order"),
     ],
 )
 def test_a_run_goes_on_without_a_site_whose_answers_are_lost_or_wrong(there, kind, reason):
@@ -194,21 +196,6 @@ def test_a_run_goes_on_without_a_site_whose_answers_are_lost_or_wrong(there, kin
     assert [each["site"] for each in far.run_.lost] == ["west"]
     assert reason in far.run_.lost[0]["reason"]
     assert sine_of_angle(near_of(there, SITES[:2]).components_.T, far.components_.T) < 1e-8
-
-
-def test_an_offer_that_was_signed_by_another_key_is_refused_by_name(there):
-    there.stop(there.sites["west"])
-    rogue = there.rogue("west", "west.npy", "offer")
-    try:
-        until(lambda: rogue.poll() is None, "a site that lies")
-        with (
-            there.federation(secure=True) as fed,
-            pytest.raises(PolicyRefused, match="the key offered for site 'west' is not signed"),
-        ):
-            LANCZOS().fit(fed)
-    finally:
-        there.stop(rogue)
-        there.sites["west"] = join(there, "west")
 
 
 class Lying:
@@ -254,12 +241,10 @@ def test_an_offer_that_is_replayed_from_an_earlier_run_is_refused(there, near):
         assert message.arrays["offer"].tobytes() != earlier[0].tobytes()
         return compose(message.header, {"offer": earlier[0]})
 
-    with pytest.raises(PolicyRefused) as refused:
+    with pytest.raises(QuorumLost, match="'west' is not signed by that site") as refused:
         fit_lying(there, hear=replay)
-    for site in ("north", "south"):
-        assert f"site '{site}', round 0" in str(refused.value)
-    assert "the key offered for site 'west' is not signed by that site" in str(refused.value)
-    assert "do not include the key of this site, 'west'" in str(refused.value)
+    for site in ("north", "south"):  # which do nothing wrong
+        assert f"site '{site}'" not in str(refused.value)
 
 
 def test_a_site_that_does_not_exist_is_refused_by_sites_that_know_their_peers(there):

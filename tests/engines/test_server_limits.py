@@ -185,19 +185,34 @@ def test_a_header_that_is_too_long_is_refused(there):
     assert fit(there).run_.sites == HONEST
 
 
-def test_connections_beyond_the_limit_are_closed_and_honest_ones_come_back(there):
+def held_open(there, stack, source):
+    """A connection of a stranger at another loopback address, who sends nothing."""
+    where = ("127.0.0.1", there.port)
+    made = socket.create_connection(where, timeout=HANG_S, source_address=(source, 0))
+    return stack.enter_context(made)
+
+
+def test_strangers_at_five_networks_lock_nobody_out(there):
     most = CONNECTIONS_FOR_FITS + CONNECTIONS_PER_SITE * len(SITES)
     with ExitStack() as stack:
-        held = [
-            stack.enter_context(socket.create_connection(("localhost", there.port), timeout=HANG_S))
-            for _ in range(most + 20)
-        ]
-        assert any(is_closed(connection) for connection in reversed(held))
+        for network in range(1, 6):
+            held = [held_open(there, stack, f"127.0.{network}.1") for _ in range(most + 5)]
+        assert is_closed(held[0])
         until(
-            lambda: "connections, which is the limit for one address" in there.log(there.server),
-            "a line about refused connections",
+            lambda: "ended a connection that has shown no key" in there.log(there.server),
+            "a line about connections that were ended",
         )
-    assert fit(there).components_.tobytes() == near(there, *HONEST).components_.tobytes()
+        assert fit(there).components_.tobytes() == near(there, *HONEST).components_.tobytes()
+    for site in there._running:
+        assert site.poll() is None, there.log(site)
+
+
+def test_one_network_s_connections_beyond_the_limit_end_and_honest_ones_come_back(there):
+    most = CONNECTIONS_FOR_FITS + CONNECTIONS_PER_SITE * len(SITES)
+    with ExitStack() as stack:
+        held = [held_open(there, stack, f"127.0.0.{i % 200 + 2}") for i in range(most + 20)]
+        assert is_closed(held[0])
+        assert fit(there).components_.tobytes() == near(there, *HONEST).components_.tobytes()
     for site in there._running:
         assert site.poll() is None, there.log(site)
 

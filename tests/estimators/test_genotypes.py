@@ -389,7 +389,11 @@ def test_every_program_matches_alleles(complete, method):
     beds, X, parts = complete
     private = getattr(method, "privacy", None) is not None
     allow = ("federated", "personalized", "robust")
-    policy = Policy(max_epsilon=9, delta=1e-5) if private else Policy(allow, min_count=1)
+    policy = (
+        Policy(run_epsilon=9, delta=1e-5)
+        if private
+        else Policy(allow, min_count=1, min_rows_per_direction=0)
+    )
     sites = [Site(bed, name=name, policy=policy) for name, bed in named(beds).items()]
     fit = method.fit(Federation.local(sites, secure=private))
     assert [name.split(":")[2] for name in fit.feature_names_in_] == [f"rs{j}" for j in range(60)]
@@ -405,7 +409,14 @@ def test_every_program_matches_alleles(complete, method):
 def test_a_model_is_verified_and_diagnosed_at_cohorts_with_other_variants(complete, tmp_path):
     beds, X, _ = complete
     fit = FederatedPCA(2, scale="binomial").fit(named(beds))
-    closed = [Site(bed, name=name, policy=Policy(min_count=1)) for name, bed in named(beds).items()]
+    closed = [
+        Site(
+            bed,
+            name=name,
+            policy=Policy(("federated", "auto"), min_count=1, min_rows_per_direction=0),
+        )
+        for name, bed in named(beds).items()
+    ]
     assert verify(fit, closed).is_certified
     assert diagnose(fit, closed, site_map=False).ranks.consensus
     far = write_fileset(tmp_path / "far", X[:30, 1:], ["AG"] * (X.shape[1] - 1))

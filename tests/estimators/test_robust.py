@@ -633,7 +633,7 @@ def test_a_killed_fit_goes_on_from_its_journal_with_the_same_bits(method, tmp_pa
 def test_only_sums_leave_the_sites_and_scores_and_outliers_stay():
     X, L, _ = draw(100, 30, r=2)
     sites = {
-        name: Site(rows, name=name, policy=Policy(allow=("robust",)))
+        name: Site(rows, name=name, policy=Policy(("robust",), min_rows_per_direction=0))
         for name, rows in zip("abc", np.array_split(X, 3), strict=True)
     }
     pca = RobustPCA(2, center="none", random_state=0).fit(Federation.local(sites))

@@ -404,7 +404,7 @@ def test_rows_from_an_array_a_file_a_folder_or_an_iterator_give_the_same(tmp_pat
 
 def test_bad_files_are_named(tmp_path):
     (tmp_path / "bad.csv").write_text("a,b\n1,2\n3,\n")
-    with pytest.raises(InputError, match="1 NaN in columns b"):
+    with pytest.raises(InputError, match="contains NaN in columns b"):
         StreamingPCA(1).fit(tmp_path / "bad.csv")
     with pytest.raises(InputError, match="does not exist"):
         StreamingPCA(1).fit(tmp_path / "none.csv")

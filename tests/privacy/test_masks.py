@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from itertools import combinations
 
 import numpy as np
 import pytest
-from scipy.stats import chi2
+from hypothesis import example, given
+from hypothesis import strategies as st
+from scipy.stats import chi2, ks_2samp
 
 from fedpca.privacy import masks
-from fedpca.privacy.bounds import N_WORDS, bound_from_bins, masks_cancel, size_bins
+from fedpca.privacy.bounds import N_RANDOM_WORDS, N_WORDS, SIZE, hidden_size, told_exponent
 from fedpca.privacy.masks import (
     masked,
     neighbors,
@@ -18,6 +21,7 @@ from fedpca.privacy.masks import (
     public_key_of,
 )
 from fedpca.privacy.rings import NARROW, WIDE, Ring, add
+from support import ring_for
 
 
 def secrets_of(names, seed=b"offers"):
@@ -52,8 +56,8 @@ def test_all_answers_together_give_the_sum(n_sites):
         for name in names
     }
     rings = {
-        "Y": Ring.for_bound(NARROW, 8.0 * n_sites),
-        "total": Ring.for_bound(WIDE, 1e8 * n_sites),
+        "Y": ring_for(NARROW, 8.0 * n_sites),
+        "total": ring_for(WIDE, 1e8 * n_sites),
     }
     shared = secrets_of(names)
     answers = [
@@ -77,7 +81,7 @@ def test_all_answers_together_give_the_sum(n_sites):
 
 def test_no_part_of_the_answers_gives_a_sum():
     names = ["a", "b", "c", "d"]
-    ring = {"Y": Ring.for_bound(NARROW, 100.0)}
+    ring = {"Y": ring_for(NARROW, 100.0)}
     values = dict.fromkeys(names, np.full(200, 3.0))
     shared = secrets_of(names)
     answers = {
@@ -96,7 +100,7 @@ def chi_square(data):
 
 
 def test_a_masked_answer_is_random_and_so_is_its_difference_to_another():
-    ring = {"Y": Ring.for_bound(NARROW, 100.0)}
+    ring = {"Y": ring_for(NARROW, 100.0)}
     answers = []
     for rows in (np.zeros(1 << 15), np.full(1 << 15, 7.5)):
         shared = secrets_of(["a", "b"])
@@ -136,17 +140,42 @@ def test_many_sites_stay_connected_without_half_of_them():
         assert reached == honest
 
 
-@pytest.mark.parametrize(
-    "sizes", [[1e-12, 3.0, 1e12], [0.0, 1e-9], [5.0], [1e100, 1.0], [700.0] * 20, [3.0] * 20]
-)
-def test_bins_show_the_largest_size_and_nothing_else(sizes):
-    rng, total = np.random.default_rng(0), np.zeros(N_WORDS, np.uint64)
-    words = [rng.integers(0, 2**64, N_WORDS, np.uint64, endpoint=False) for _ in sizes]
-    for size, own in zip(sizes, words, strict=True):
-        total += size_bins(np.array([size, -size / 2]), own)
-    assert masks_cancel(total)
-    assert not masks_cancel(total + words[0])
-    bound = bound_from_bins(total)
-    assert max(sizes) < bound <= 512 * max(sizes)
-    assert (total[: np.flatnonzero(total)[-1] + 1] != 0).all()
-    assert bound_from_bins(size_bins(np.zeros(3), words[0])) == 0
+SIZES = st.floats(0, allow_infinity=False, allow_subnormal=True)
+
+
+def told(sizes, seed=0):
+    """Return the total that sites of these sizes tell, as a whole number."""
+    rng, total = np.random.default_rng(seed), np.zeros(N_WORDS, np.uint64)
+    for size in sizes:
+        words = rng.integers(0, 2**64, N_RANDOM_WORDS, np.uint64, endpoint=False)
+        add(total, hidden_size(size, words), SIZE.bits)
+    return total, int.from_bytes(total.tobytes(), "little")
+
+
+@given(sizes=st.lists(SIZES, min_size=1, max_size=30))
+@example(sizes=[1.7976931348623157e308] * 30)
+@example(sizes=[5e-324, 1.7976931348623157e308])
+@example(sizes=[0.0, 0.0])
+def test_told_sizes_bound_the_sum_of_all_sizes(sizes):
+    total, whole = told(sizes)
+    due = sum(map(Fraction, sizes))
+    assert due <= Fraction(whole) / 2**1074 <= 2 * due
+    assert due <= Fraction(2) ** told_exponent(total) <= max(4 * due, Fraction(1, 2**1074))
+
+
+@given(size=SIZES, other=SIZES)
+def test_what_sizes_tell_is_random_to_the_last_bit(size, other):
+    """The lowest bits of an exact sum of floats would be those of the smallest one."""
+    lowest = {told([size, other], seed)[1] % 256 for seed in range(40)}
+    assert len(lowest) > 20 or max(size, other) < 2.0**-1060
+
+
+def test_the_total_of_sizes_does_not_tell_which_sites_they_have():
+    """The same sum of sizes gives totals of nearly the same distribution."""
+    even, uneven = (
+        [Fraction(told(sizes, seed)[1], 2**1074) for seed in range(2000)]
+        for sizes in ([2.0, 2.0, 2.0], [2.5, 2.0, 1.5])
+    )
+    assert np.mean(list(map(float, even))) == pytest.approx(9, abs=0.1)
+    assert np.mean(list(map(float, uneven))) == pytest.approx(9, abs=0.1)
+    assert ks_2samp(list(map(float, even)), list(map(float, uneven))).statistic < 0.06

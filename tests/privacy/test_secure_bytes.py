@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 
 import numpy as np
 import pytest
 from sklearn.base import clone
 
 from fedpca import FederatedPCA, Federation, PersonalizedPCA, RobustPCA
-from fedpca.privacy.bounds import N_FLAGS, N_WORDS
+from fedpca.coordinator.ledger import ENVELOPE
+from fedpca.privacy.bounds import N_WORDS
 from fedpca.privacy.rings import WIDE
-from fedpca.privacy.secure_sum import BEYOND, KINDS
+from fedpca.privacy.secure_sum import SIZES, ZERO
 from support import gapped_rows, low_rank_rows
 
 D, K, SITES = 60, 3, ("a", "b", "c")
 MAX_RATIO = 1.01  # of the bytes of answers under masks, apart from what the test adds up by name
-# a field of flags, its entry in a message's header, and what that may add to the header's padding
-FLAG_BYTES = 8 * N_FLAGS + 64
+MAX_ENTRY_BYTES = 64  # of a field in a message's header, with what it may add to the padding
 MAX_ENVELOPE_BYTES = 256  # of a message about sizes
 FEDERATED = {
     "covariance": {"count_and_sum": 1, "covariance_triangle": 1},
@@ -28,8 +29,8 @@ FEDERATED = {
 }
 BEGIN = {"begin_personalized": 1}
 ROBUST = {"count_present": 1, "squares_present": 1, "clipped_product": 1, "finish_robust": 1}
-# each solver, and how often a fit asks for sizes
-SIZES = {
+# each solver, and how often a fit asks for sizes alone
+ASKED = {
     **{name: (FederatedPCA(K, solver=name), sizes) for name, sizes in FEDERATED.items()},
     "lanczos, scaled": (
         FederatedPCA(K, solver="lanczos", scale=True),
@@ -85,28 +86,34 @@ def ledger_of(estimator, secure):
     return model.run_, [entry for entry in model.run_.ledger if entry.direction == "up"]
 
 
-def messages_about_sizes(entries):
-    """Return how often each question asked for sizes, and the bytes of these messages."""
-    found = [e for e in entries if e.field in KINDS.values() and e.shape == (N_WORDS,)]
-    messages = {(e.site, e.round, e.question) for e in found}
-    own = sorted(question for site, _, question in messages if site == SITES[0])
-    n_bytes = sum(entry.bytes for entry in found) + MAX_ENVELOPE_BYTES * len(messages)
-    return {name: own.count(name) for name in own}, n_bytes
+def messages_of(entries):
+    """Return how many messages each question needed beside one in each round: for sizes, and again."""
+    own = [entry for entry in entries if entry.site == SITES[0]]
+    sizes, again = Counter(), Counter()
+    for number, question in {(entry.round, entry.question) for entry in own}:
+        names = [entry.field for entry in own if entry.round == number]
+        n_answers = names.count(min(set(names) - {*SIZES.values(), ZERO, ENVELOPE}))
+        sizes[question] += names.count(ENVELOPE) - n_answers
+        again[question] += n_answers - 1
+    return dict(+sizes), dict(+again)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("name", ASKED)
 def test_answers_under_masks_take_no_more_bytes_than_plain_ones(name):
-    estimator, due = SIZES[name]
+    estimator, due = ASKED[name]
     _, plain = ledger_of(estimator, secure=False)
     run, masked = ledger_of(estimator, secure=True)
     asked = {entry.question for entry in masked}
     n_plain = sum(entry.bytes for entry in plain if entry.question in asked)
-    sizes, of_sizes = messages_about_sizes(masked)
+    sizes, again = messages_of(masked)
+    assert sizes == due
+    assert not again  # no bound from an earlier round was too small
     rings = {entry["round"]: entry.get("rings", {}) for entry in run.history}
     once_more = sum(e.bytes // 2 for e in masked if rings[e.round].get(e.field, [0])[0] == WIDE)
-    of_flags = FLAG_BYTES * sum(entry.field == BEYOND for entry in masked)
-    assert sizes == due
     assert once_more < 0.1 * n_plain  # of numbers in 128 bits
-    n_masked = sum(entry.bytes for entry in masked)
-    assert n_masked <= MAX_RATIO * n_plain + once_more + of_sizes + of_flags
+    beside = [e.bytes for e in masked if e.field in (*SIZES.values(), ZERO)]
+    assert set(beside) <= {8 * N_WORDS, 8}
+    of_sizes = sum(beside) + MAX_ENTRY_BYTES * len(beside)
+    of_sizes += MAX_ENVELOPE_BYTES * len(SITES) * sum(sizes.values())
+    assert sum(entry.bytes for entry in masked) <= MAX_RATIO * n_plain + once_more + of_sizes

@@ -16,13 +16,13 @@ from fedpca.engines import credentials
 from fedpca.errors import InputError, MessageError, PolicyRefused, QuorumLost
 from fedpca.privacy.masks import new_private_key, public_key_of
 from fedpca.privacy.offers import Offer, pack_offers, unpack_offers
-from fedpca.privacy.secure_sum import BOUND
+from fedpca.privacy.secure_sum import ZERO
 from fedpca.protocol.message import compose, decode, encode
 from fedpca.protocol.plan import AGREE, DECLARE, RunPlan
 from fedpca.site.guard import Keys
 from fedpca.solvers.standardize import count_and_sum
 from fedpca.testing import ScriptedEngine
-from support import gapped_rows
+from support import asks_for_size, gapped_rows
 
 NAMES = ("a", "b", "c")
 STRICT = Policy(require=("secure",))
@@ -58,7 +58,7 @@ def moments():
     found = []
 
     def keep(reply):
-        moment = (reply.round, reply.request.header.get("mask") == BOUND)
+        moment = (reply.round, asks_for_size(reply.request))
         if moment not in found and reply.round:
             found.append(moment)
         return reply.answer
@@ -82,7 +82,7 @@ def test_a_run_that_crashed_at_any_message_goes_on_with_the_same_bits(
             mask = reply.request.header.get("mask")
             if mask is not None:
                 single.extend(a.tobytes() for a in decode(reply.answer).arrays.values())
-            if (reply.round, mask == BOUND) == place and reply.site == site:
+            if (reply.round, asks_for_size(reply.request)) == place and reply.site == site:
                 raise Crash
             return reply.answer
 
@@ -103,7 +103,7 @@ def test_sites_serve_a_new_run_after_one_that_ended_between_size_and_answer(whol
     sites = sites_of(POLICIES[policy])
 
     def crash(reply):
-        if reply.request.header.get("mask") == BOUND and reply.site == "c":
+        if asks_for_size(reply.request) and reply.site == "c":
             raise Crash
         return reply.answer
 
@@ -135,7 +135,7 @@ def test_a_lost_site_restarts_the_run_with_new_keys(policy, place, does_answer):
     offers, lost = [], []
 
     def is_lost(name, request):
-        moment = (request.header["round"], request.header.get("mask") == BOUND)
+        moment = (request.header["round"], asks_for_size(request))
         if name == "c" and moment == place:
             lost.append(moment)
         return name == "c" and bool(lost)
@@ -300,6 +300,87 @@ def test_an_offer_that_the_site_did_not_sign_is_refused(change, text):
         fit_lying(tell)
 
 
+LOW_ORDER = [  # the points of small order on the curve and its twist, in all their encodings
+    "00" * 32,
+    "01" + "00" * 31,
+    "e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800",
+    "5f9c95bca3508c24b1d0b1559c83ef5b04445cc4581c8e86d8224eddd09f1157",
+    "ec" + "ff" * 30 + "7f",
+    "ed" + "ff" * 30 + "7f",
+    "ee" + "ff" * 30 + "7f",
+]
+KEYS_OF = {"with keys": keys_of, "in one process": lambda name: None}
+
+
+def low_ordered(point):
+    return lambda offer: replace(offer, public=bytes.fromhex(point))
+
+
+@pytest.mark.parametrize("point", LOW_ORDER)
+def test_a_site_that_offers_a_key_of_low_order_is_lost_and_no_other(point):
+    def hear(reply):
+        if reply.site != "b" or reply.question != DECLARE:
+            return reply.answer
+        offer = low_ordered(point)(Offer.from_bytes(decode(reply.answer).arrays["offer"].tobytes()))
+        data = np.frombuffer(offer.to_bytes(), np.uint8)
+        return compose(decode(reply.answer).header, {"offer": data})
+
+    fed = Federation(ScriptedEngine(sites_of(), hear), quorum=2, secure=True)
+    run = MODEL().fit(fed).run_
+    assert run.sites == ("a", "c")
+    (loss,) = run.lost
+    assert loss["site"] == "b"
+    assert "the key offered for site 'b' has a low order" in loss["reason"]
+
+
+@pytest.mark.parametrize("point", LOW_ORDER)
+@pytest.mark.parametrize("keys", KEYS_OF)
+def test_sites_refuse_a_key_of_low_order_and_name_whose_it_is(point, keys, caplog):
+    plan = RunPlan("r", "FederatedPCA", {"solver": "lanczos"}, privacy={"secure": True})
+    prints = {name: PRINTS[name] if KEYS_OF[keys]("a") else "" for name in NAMES}
+    plan = replace(plan, sites=prints)
+    header = {"run": "r.0", "round": 0, "verb": "gather", "n_sites": 3, "memory": 0}
+    sites = {
+        name: Site(PARTS[name], name=name, policy=STRICT, keys=KEYS_OF[keys](name))
+        for name in NAMES
+    }
+    declared = {"plan": np.frombuffer(plan.to_bytes(), np.uint8)}
+    offers = {
+        name: Offer.from_bytes(
+            site.answer(compose({**header, "question": DECLARE}, declared))
+            .arrays["offer"]
+            .tobytes()
+        )
+        for name, site in sites.items()
+    }
+    offers["b"] = low_ordered(point)(offers["b"])
+    answer = sites["a"].answer(compose({**header, "question": AGREE}, pack_offers(offers)))
+    assert answer.header["error"] == "PolicyRefused"
+    assert "the key offered for site 'b' has a low order" in answer.header["text"]
+    assert not caplog.records
+
+
+def test_an_offer_of_another_site_is_blamed_on_the_site_that_sent_it():
+    first = {}
+
+    def hear(site, request, reply):
+        if request.header["question"] == DECLARE:
+            first.setdefault("offer", reply.arrays["offer"])
+
+    class Copying(Lying):
+        def ask(self, names, request, timeout):
+            for name, reply in super().ask(names, request, timeout):
+                is_due = request.header["question"] == DECLARE and name == "b"
+                yield name, compose(reply.header, first) if is_due else reply
+
+    keys = {name: PRINTS[name] for name in NAMES}
+    engine = Copying(signing_sites(), lambda site, request: request, keys, hear)
+    run = MODEL().fit(Federation(engine, quorum=2, secure=True)).run_
+    (loss,) = run.lost
+    assert loss["site"] == "b"
+    assert "the key offered for site 'b' is not signed with the key in the plan" in loss["reason"]
+
+
 @pytest.mark.parametrize("cut", [0, 1, 40, -1, -40])
 def test_offers_that_are_cut_off_or_too_many_are_refused(cut):
     def tell(site, request):
@@ -373,9 +454,7 @@ def test_sites_that_were_told_different_rosters_share_no_keys():
         roster = {**{name: PRINTS[name] for name in NAMES}, "c": PRINTS["stranger"]}
         return declared(request, lambda plan: replace(plan, sites=roster))
 
-    with pytest.raises(
-        PolicyRefused, match=r"is not signed (with the key in the plan|by that site)"
-    ):
+    with pytest.raises(QuorumLost, match="offered for site 'a' is not signed by that site"):
         fit_lying(tell)
 
 
@@ -427,7 +506,7 @@ def in_mid_run(policy, place, ask, secure=True):
     found, sites = [], sites_of(policy)
 
     def tell(site, request):
-        is_size = request.header.get("mask") == BOUND
+        is_size = asks_for_size(request)
         if site == "a" and (request.header["round"], is_size) == place and not found:
             found.append(None)
             found.append(ask(sites["a"], request))
@@ -507,26 +586,29 @@ def test_a_secure_run_gets_no_answer_without_masks_and_a_plain_run_none_with(pol
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_number_beyond_the_bound_is_refused_by_name_and_never_clipped(policy):
+def test_no_ring_makes_a_site_refuse_and_each_message_has_masks_of_its_own(policy):
     def ask(site, request):
-        texts = []
-        for more in (62, 70, 0):
-            mask = {name: [b, f + more] for name, (b, f) in request.header["mask"].items()}
-            texts.append(site.answer(of(request, mask=mask)).header["text"])
-        return texts
+        found = [site.answer(request, keep=False)]
+        for fraction in (-1100, -40, 0, 62, 70, 1200):
+            bits = 64 if fraction else 63  # without fractions, the ring is that of whole numbers
+            mask = {**request.header["mask"], "Y": [64, fraction if bits == 64 else -1]}
+            found.append(site.answer(of(request, mask=mask), keep=False))
+        return [reply.header for reply in found], [contents(reply) for reply in found]
 
-    (texts, fails) = in_mid_run(POLICIES[policy], (5, False), ask)
-    assert "is larger than the bound of" in texts[0]
-    assert "field 'Y'" in texts[0]
-    assert "not clipped" in texts[0]
-    # or the bounds that a site refuses would tell its size
-    assert all("which ends this run at this site" in text for text in (*texts[1:], fails))
+    ((headers, answers),) = in_mid_run(POLICIES[policy], (5, False), ask)
+    assert all(header == headers[0] for header in headers)
+    # under a policy, an answer that needs no size is given once
+    n_due = 1 if policy == "strict" else len(answers)
+    assert len({answer["Y"] for answer in answers}) == n_due
 
 
 @pytest.mark.parametrize(
     "mask",
-    [{}, 7, "none", [], {"Y": [64]}, {"Y": [32, 0]}, {"Y": [128, 60]}, {"Y": [64, 10**9]},
-     {"Y": "ab"}, {"Y": [64, None]}, {"Y": [64, float("nan")]}],
+    [{}, 7, "none", [], {"Y": [64]}, {"Y": [64, 60]}, {"Y": "ab"}, {"Y": [64, None]},
+     {"Y": [64, float("nan")]}, {ZERO: [64, 0]},
+     *({ZERO: [64, 0], "Y": ring} for ring in ([32, 0], [128, 60], [64, 10**9], [64, 0])),
+     {ZERO: [64, 1], "Y": [64, 60]}, {ZERO: [64, 0], "Y": [64, 60], "narrow size": [64, 60]},
+     {ZERO: [64, 0], "Y": [64, 60], "wide size": [2176, 1074]}],
     ids=str,
 )  # fmt: skip
 def test_masks_that_no_coordinator_would_ask_for_are_refused(mask):
@@ -556,6 +638,7 @@ import numpy as np
 from fedpca.audit.leakage import audit
 from fedpca import FederatedPCA, Federation, Site, Policy
 from fedpca.errors import InputError
+from fedpca.privacy.secure_sum import ZERO
 from fedpca.protocol.message import compose
 from fedpca.protocol.plan import DECLARE, RunPlan
 rows = dict(zip("ab", np.random.default_rng(0).normal(size=(2, 20, 3))))

@@ -16,11 +16,16 @@ import pytest
 import command_line
 import forked
 import pages
-from fedpca.audit.lying import ATTACKS
+from fedpca.audit.lying import OWN, PUBLISHED
 
 pytestmark = pytest.mark.process
 ROOT = Path(__file__).parents[2]
 LYING = ROOT / "examples" / "lying_coordinator.py"
+PLACES = [  # of its tables in the page on privacy
+    "<!-- lying_coordinator.py -->",
+    "<!-- lying_coordinator.py, published -->",
+    "<!-- lying_coordinator.py, robust -->",
+]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 RUN_ELSEWHERE = ["across-organizations.md"]  # by test_tutorial_across.py, with processes of its own
 REQUIRES = {"use-a-gpu": "torch"}  # which is too large to be among the tools of every developer
@@ -221,28 +226,29 @@ def test_the_reference_is_what_the_docstrings_say():
 
 
 def lying_tables(*attacks):
-    """What the example prints about some attacks or all: two tables, as on the page on privacy."""
+    """What the example prints about some attacks or all: three tables, as on the page on privacy."""
     command = [sys.executable, "-W", "error", str(LYING), *attacks]
     # in a process of its own, so that no import of ours gives a warning either
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     tables = done.stdout.strip().split("\n\n")
-    assert len(tables) == 2
+    assert len(tables) == len(PLACES)
     return tables
 
 
 def test_the_page_on_privacy_says_what_some_lies_recover():
     text = (ROOT / "docs" / "privacy.md").read_text()
-    places = ("<!-- lying_coordinator.py -->", "<!-- lying_coordinator.py, robust -->")
-    attacks = ("extreme values", "moved mean", "rare flag")
-    for place, table in zip(places, lying_tables(*attacks), strict=True):
+    chosen = ["extreme values", "moved mean", "rare flag", "changing rosters"]
+    in_tables = (chosen[:3], chosen[3:], chosen[:1])
+    for place, attacks, table in zip(PLACES, in_tables, lying_tables(*chosen), strict=True):
         page = text.partition(place)[2].partition("<!-- end -->")[0].splitlines()
         found = table.splitlines()
-        assert len(found) == 2 + (len(attacks) if place == places[0] else 1)
+        assert len(found) == 2 + len(attacks)
         missing = [line for line in found if line not in page]
         assert not missing, "run: python examples/lying_coordinator.py --write"
-    page = text.partition(places[0])[2].partition("<!-- end -->")[0]
-    assert re.findall(r"^\| ([^|]+?) \|", page, re.MULTILINE) == ["attack", *ATTACKS]
+    for place, attacks in zip(PLACES, (OWN, PUBLISHED), strict=False):
+        page = text.partition(place)[2].partition("<!-- end -->")[0]
+        assert re.findall(r"^\| ([^|]+?) \|", page, re.MULTILINE) == ["attack", *attacks]
 
 
 @pytest.mark.long

@@ -266,27 +266,78 @@ def test_a_page_for_others_says_so():
     served.close()
 
 
-def test_more_readers_than_there_may_be_are_turned_away(board, monkeypatch):
-    monkeypatch.setattr(live, "MAX_READERS", 2)
-    page = LivePage(board.feed, "0")
-    first = [Reader(page), Reader(page)]
-    with pytest.raises((ConnectionError, http.client.HTTPException)):
-        Reader(page)
-    first[0].close()
-    board.show_round(entry(1), [])  # by which the server finds that a reader is gone
-    board.show_round(entry(2), [])
+def stream_from(page, source, here="127.0.0.1"):
+    """A stream of events to an address of this machine that stands for another machine."""
+    connection = socket.create_connection(
+        (here, port_of(page)), timeout=HANG_S, source_address=(source, 0)
+    )
+    connection.sendall(b"GET /events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+    assert connection.recv(12) == b"HTTP/1.0 200"
+    return connection
 
-    def is_admitted():
-        board.show_round(entry(3), [])
-        try:
-            Reader(page).close()
-        except (ConnectionError, http.client.HTTPException):
-            return False
+
+def is_ended(connection):
+    """Read what is left without waiting for more, and return whether the server ended the stream."""
+    connection.settimeout(0.1)
+    try:
+        while connection.recv(1 << 16):
+            pass
+    except TimeoutError:
+        return False
+    except ConnectionError:
         return True
+    return True
 
-    until(is_admitted)
-    first[1].close()
-    page.close()
+
+@pytest.fixture
+def strangers(monkeypatch):
+    """Let only 127.0.0.1 count as this machine, so that its other addresses are strangers."""
+
+    class Other:
+        def __init__(self, host):
+            self.is_loopback = host == "127.0.0.1"
+
+    monkeypatch.setattr(live, "address_of", Other)
+
+
+def test_the_oldest_stream_makes_room_so_that_a_new_one_is_always_served(board, page, monkeypatch):
+    monkeypatch.setattr(live, "MAX_READERS", 3)
+    streams = [Reader(page) for _ in range(4)]
+    assert answer(page)[0] == 200  # and ends another
+    board.show_round(entry(1), [])
+    for stream in streams[2:]:
+        while not stream.next()["bytes"]:
+            pass
+    for stream in streams[:2]:
+        while stream.next() is not None:
+            pass
+    for stream in streams:
+        stream.close()
+
+
+def test_strangers_cut_off_each_other_and_never_the_owner(page, monkeypatch, strangers):
+    monkeypatch.setattr(live, "MAX_READERS", 4)
+    monkeypatch.setattr(live, "MAX_FROM_ONE", 2)
+    own = [stream_from(page, "127.0.0.1") for _ in range(3)]
+    other = stream_from(page, "127.0.0.9")
+    greedy = [stream_from(page, "127.0.0.2") for _ in range(40)]  # reconnects as fast as it can
+    assert [is_ended(each) for each in greedy[-3:]] == [True, False, False]
+    assert not is_ended(other)
+    many = [stream_from(page, f"127.0.1.{i}") for i in range(1, 20)]
+    assert sum(not is_ended(each) for each in many) >= 2
+    assert not any(is_ended(each) for each in own)
+    assert answer(page)[0] == 200
+    for each in (*own, other, *greedy, *many):
+        each.close()
+
+
+def test_a_stream_that_made_room_leaves_no_thread_behind(board, page, monkeypatch):
+    monkeypatch.setattr(live, "MAX_READERS", 2)
+    before = threading.active_count()
+    streams = [Reader(page) for _ in range(30)]
+    until(lambda: threading.active_count() <= before + 2, "the ended streams' threads")
+    for stream in streams:
+        stream.close()
 
 
 def test_a_reader_that_never_reads_does_not_hold_up_the_run(board, page):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,13 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpca import FederatedPCA, Federation, Policy, Site
+from fedpca.audit import lying_sums
+from fedpca.audit.liar import Found, Liar, Refused, score
+from fedpca.audit.lying import ATTACKS
 from fedpca.errors import InputError, PolicyRefused
 from fedpca.rows import in_memory
 from fedpca.rows.gaps import DROP, ERROR, MEAN
-from fedpca.rows.in_memory import DenseRows, SparseRows
+from fedpca.rows.hashes import RowHasher, changes
+from fedpca.rows.in_memory import DenseRows, SparseRows, weighted_blocks
 from fedpca.rows.rare import look_for_few
 from fedpca.rows.weighted import WeightedRows
-from fedpca.site.disclosure import n_changed, row_hashes
+from fedpca.site.policy import JOINING
 from support import draws
 
 RNG = np.random.default_rng(0)
@@ -36,6 +41,17 @@ def fit(rows, policy=None, *, missing="error", other=None, **options):
     south = rows_of(seed=1) if other is None else other
     model = FederatedPCA(2, missing=missing, random_state=0)
     return model.fit(Federation.local([site, Site(south, name="south")]))
+
+
+def row_hashes(rows, secret):
+    hasher = RowHasher(rows, secret)
+    for block, weights in weighted_blocks(rows):
+        hasher.add(block, weights)
+    return hasher.hashes
+
+
+def n_changed(before, after):
+    return max(map(len, changes(np.sort(before), np.sort(after))))
 
 
 def brute_force(values, m):
@@ -78,8 +94,6 @@ def test_rare_columns_are_those_that_counting_every_value_finds(n, m, seed, kind
             used = values[counts & whole]
             few = look_for_few(rows, m, missing)
             assert min(few.n_rows, m) == min(len(used), m)
-            n_left_out = int((counts & ~whole).sum())
-            assert min(few.n_left_out, m) == min(n_left_out, m)
             if len(used) >= m:
                 assert few.rare == brute_force(used, m)
     finally:
@@ -101,12 +115,12 @@ def test_a_site_with_few_rows_stays_silent(n):
         fit(rows_of(n))
     with pytest.raises(PolicyRefused, match="min_count=5"):
         fit(rows_of(40), weight=np.arange(40) < n)  # rows with weight zero do not count
-    assert fit(rows_of(n), Policy(min_count=1)).n_components_ == 2
+    assert fit(rows_of(n), Policy(min_count=1, min_rows_per_direction=0)).n_components_ == 2
 
 
 @pytest.mark.parametrize("n", [0, 5])
 def test_enough_rows_or_none_are_no_secret(n):
-    assert fit(rows_of(n)).n_samples_ == 40 + n
+    assert fit(rows_of(n), Policy(min_rows_per_direction=0)).n_samples_ == 40 + n
 
 
 @pytest.mark.parametrize("n_flagged", [1, 4])
@@ -151,7 +165,7 @@ def test_a_column_with_few_values_present_is_refused_by_name():
 def test_rows_left_out_for_gaps_are_many_or_none():
     rows = rows_of()
     rows[0, 0] = NAN
-    with pytest.raises(PolicyRefused, match="missing='drop' would leave out fewer rows"):
+    with pytest.raises(PolicyRefused, match=r"in columns 0, gaps are in such rows.*min_count=5"):
         fit(rows, missing="drop")
     rows[:5, 0] = NAN
     assert fit(rows, missing="mean").n_samples_ == 80
@@ -164,20 +178,23 @@ def test_rows_left_out_for_gaps_are_many_or_none():
 def test_gaps_that_are_filled_are_in_many_rows_that_have_other_values_or_in_none():
     rows = rows_of()
     rows[0, 0] = NAN
-    with pytest.raises(PolicyRefused, match="in columns 0, fewer than 5 rows have a gap"):
+    with pytest.raises(
+        PolicyRefused, match=r"in columns 0, gaps are in such rows.*fewer than 5 rows"
+    ):
         fit(rows, missing="mean")
     rows[:5, 0] = rows[:5, 1] = NAN
     assert fit(rows, missing="mean").n_samples_ == 80
     rows[4, 1] = 1.0  # so that only one of the rows without the first value has the second
-    with pytest.raises(PolicyRefused, match="in columns 0, 1, fewer than 5 rows"):
+    with pytest.raises(PolicyRefused, match="in columns 0, 1, gaps are in such rows"):
         fit(rows, missing="mean")
 
 
 def test_a_flag_that_is_rare_among_complete_rows_is_refused_when_the_others_are_dropped():
     rows = rows_of()
     rows[:, 1] = 0
-    rows[:10, 1] = 1
-    rows[:9, 2] = NAN
+    rows[:11, 1] = 1
+    rows[:5, 2] = NAN
+    rows[5:10, 0] = NAN
     assert fit(rows, missing="mean").n_components_ == 2
     with pytest.raises(PolicyRefused, match="in columns 1, "):
         fit(rows, missing="drop")
@@ -264,9 +281,11 @@ def test_complete_rows_are_compared_with_what_a_run_on_complete_rows_used(tmp_pa
     hospital.fit(rows[:40], missing="mean")
     more = np.vstack([rows[:41], np.where(np.arange(4) == 0, NAN, rows_of(6, seed=5))])
     assert (~np.isnan(more).any(axis=1)).sum() == 35  # one complete row more
-    with pytest.raises(PolicyRefused, match="min_change=5"):
-        hospital.fit(more, missing="drop")
-    assert hospital.fit(more, missing="mean").n_samples_ == 87
+    for missing in ("drop", "mean"):  # fits that fill with other means show the complete rows too
+        with pytest.raises(PolicyRefused, match="min_change=5"):
+            hospital.fit(more, missing=missing)
+    more = np.vstack([rows[:45], more[41:]])
+    assert hospital.fit(more, missing="mean").n_samples_ == 91
 
 
 def test_deleting_the_record_knowingly_is_the_way_out_and_a_damaged_one_is_refused(tmp_path):
@@ -285,8 +304,13 @@ def test_unchanged_files_are_hashed_once(tmp_path, monkeypatch):
     from fedpca.site import disclosure
 
     calls = []
-    real = disclosure.row_hashes
-    monkeypatch.setattr(disclosure, "row_hashes", lambda *a, **k: calls.append(1) or real(*a, **k))
+
+    class Counted(RowHasher):
+        def __init__(self, rows, secret):
+            calls.append(1)
+            super().__init__(rows, secret)
+
+    monkeypatch.setattr(disclosure, "RowHasher", Counted)
     site = Hospital(tmp_path)
     site.fit(rows_of(40))
     assert calls == [1]
@@ -350,3 +374,108 @@ def test_changes_are_counted_as_multisets(before, after):
     assert n_changed(np.sort(np.array(before, np.int64)), np.array(after, np.int64)) == max(
         removed.total(), added.total()
     )
+
+
+@pytest.mark.parametrize("missing", ["error", "mean", "drop"])
+def test_a_row_with_nearly_all_the_squares_of_a_column_is_refused_by_name(missing):
+    rows = rows_of(60)
+    if missing != "error":
+        rows[:20, 0] = NAN
+    rows[30, 2] = 1e4
+    other = rows_of(60, seed=1) * [1, 1, 1e3, 1]
+    assert fit(rows, missing=missing, other=other).n_components_ == 2
+    with pytest.raises(PolicyRefused, match=r"in columns 2, one row has .* max_share=0\.99"):
+        fit(rows, Policy(max_share=0.99), missing=missing, other=other)
+    rows[:, 2] = np.cbrt(rows[:, 2].clip(-3, 3))
+    assert fit(rows, Policy(max_share=0.99), missing=missing, other=other).n_components_ == 2
+
+
+def test_a_row_that_is_read_from_products_with_an_extreme_value_is_refused():
+    rows = rows_of(60)
+    rows[7, 0] = 1e10
+    for policy in (JOINING, replace(JOINING, max_share=None)):
+        liar = Liar({"north": Site(rows, name="north", policy=policy).answer_bytes}, ["south"])
+        liar.begin(**ATTACKS["honest run"].plans[0])
+        if policy.max_share is not None:
+            with pytest.raises(Refused, match="max_share"):
+                lying_sums.honest_run(liar)
+            continue
+        found = lying_sums.honest_run(liar).facts
+        claim = found["X'X"][0] / 1e10
+        assert score(Found(claim[None]), rows).records == 1
+
+
+@pytest.mark.filterwarnings("ignore:site 'north' claims")
+def test_a_row_with_nearly_all_the_weight_is_refused():
+    weights = np.ones(60)
+    weights[3] = 1e9
+    assert fit(rows_of(60), weight=weights).n_components_ == 2
+    with pytest.raises(PolicyRefused, match=r"one row has a larger share of the weight.*max_share"):
+        fit(rows_of(60), Policy(max_share=0.99), weight=weights)
+
+
+@pytest.mark.parametrize("n_few", [1, 3, 8])
+def test_where_a_column_that_repeats_another_has_gaps_many_rows_have_each_value(n_few):
+    """A fill that equals all values but a few leaves only these rows in a combination of columns."""
+    rows = rows_of(200, 6)
+    rows[:, 4] = np.arange(200) < 60
+    rows[:, 5] = rows[:, 4]
+    rows[60 - n_few : 80, 5] = NAN
+    other = rows_of(60, 6, seed=1)
+    if n_few == 8:
+        assert fit(rows, JOINING, missing="mean", other=other).n_components_ == 2
+        return
+    with pytest.raises(PolicyRefused, match=r"4, 5.*(max_share|min_count)="):
+        fit(rows, JOINING, missing="mean", other=other)
+
+
+@pytest.mark.parametrize("n_few", [1, 4, 5])
+def test_a_flag_is_many_rows_own_among_those_with_a_value_in_another_column(n_few):
+    """If gaps are filled, the flag's product with the other column is a sum over these rows."""
+    rows = rows_of(200, 4)
+    rows[:, 3] = np.arange(200) < 60
+    rows[: 60 - n_few, 0] = rows[150:, 0] = NAN
+    if n_few == 5:
+        assert fit(rows, JOINING, missing="mean").n_components_ == 2
+        return
+    with pytest.raises(PolicyRefused, match=r"columns 3,.*min_count=5"):
+        fit(rows, JOINING, missing="mean")
+
+
+def test_a_gap_is_no_usual_value_of_a_flag_whose_gaps_are_filled():
+    rows = rows_of(60, 40)
+    rows[:, 3] = np.arange(60) < 4
+    rows[25:, 3] = NAN
+    with pytest.raises(PolicyRefused, match=r"columns 3,.*min_count=5"):
+        fit(rows, JOINING, missing="mean", other=rows_of(60, 40, seed=1))
+
+
+def test_columns_that_agree_but_for_a_row_are_found_beside_constant_columns():
+    def check(rows):
+        site = Site(rows, name="north", policy=JOINING)
+        site.conversation.gate.check_rows(site.rows, ERROR, None, site.rows)
+
+    rows = np.column_stack([rows_of(60, 6), np.zeros((60, 30))])
+    check(rows)
+    rows[:, 5] = rows[:, 4]
+    rows[3, 5] += 1
+    with pytest.raises(PolicyRefused, match=r"columns 4, 5,.*max_share=0.99"):
+        check(rows)
+
+
+def test_rows_are_read_once_for_all_rules(tmp_path, monkeypatch):
+    path = tmp_path / "rows.csv"
+    rows = rows_of(300)
+    rows[:30, 0] = NAN
+    np.savetxt(path, rows, "%.17g", ",", header="a,b,c,d", comments="")
+    site = Site(path, name="north", policy=JOINING, store=tmp_path / "store")
+    n_read, blocks = [], site.rows.blocks
+    monkeypatch.setattr(site.rows, "blocks", lambda: n_read.append(1) or blocks())
+    site.look_at_rows()
+    assert (
+        len(n_read) == 3
+    )  # for everything, for leverages, and for values, which ends with the first block
+    gate = site.conversation.gate
+    for _ in range(2):
+        gate.check_rows(site.rows, MEAN, site.rows_record, site.rows)
+        assert len(n_read) == 6  # for values, and twice for leverages, in a run that fills gaps

@@ -13,8 +13,7 @@ from fedpca.errors import FileError, InputError, PolicyRefused
 from fedpca.protocol.message import compose
 from fedpca.protocol.plan import DECLARE, RunPlan
 from fedpca.protocol.script import find_script
-from fedpca.site.policy import JOINING, TRUSTING
-from fedpca.site.policy_file import PREVENTS, explain, policy_text
+from fedpca.site.policy import JOINING, TRUSTING, rules
 
 STRICT = Policy(
     allow=("federated", "robust"),
@@ -40,8 +39,8 @@ def test_a_policy_comes_from_a_file_and_the_rest_is_as_for_a_site_that_joins(tmp
     assert Policy.load(written(tmp_path, "end=true # nothing else")) == JOINING
     unlimited = written(tmp_path, 'max_runs_per_day = "unlimited"\nend = true')
     assert Policy.load(unlimited).max_runs_per_day is None
-    unlimited = written(tmp_path, 'max_epsilon = "unlimited"\nend = true')
-    assert Policy.load(unlimited).max_epsilon is None
+    unlimited = written(tmp_path, 'max_share = "unlimited"\nend = true')
+    assert Policy.load(unlimited).max_share is None
 
 
 def test_a_site_that_joins_is_closed_by_default():
@@ -57,14 +56,14 @@ def test_a_site_that_joins_is_closed_by_default():
 
 @pytest.mark.parametrize("policy", [JOINING, STRICT, TRUSTING, BUDGET, Policy(), Policy(allow=())])
 def test_a_policy_that_was_written_is_read_as_it_was(tmp_path, policy):
-    assert Policy.load(written(tmp_path, policy_text(policy))) == policy
+    assert Policy.load(written(tmp_path, policy.to_text())) == policy
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        policy_text(STRICT),
-        policy_text(replace(STRICT, allow=("federated", "end = true"))),
+        STRICT.to_text(),
+        replace(STRICT, allow=("federated", "end = true")).to_text(),
         "min_rows = 20\nend = true\n# end = true\n",
     ],
 )
@@ -141,38 +140,58 @@ def test_a_policy_that_cannot_be_meant_is_refused(tmp_path, text, kind, said):
         Policy.load(tmp_path / "missing.toml")
 
 
-def test_every_rule_is_written_explained_and_said_to_prevent_something():
+def test_every_rule_is_written_explained_documented_and_said_to_prevent_something():
     names = [field.name for field in fields(Policy)]
-    assert list(PREVENTS) == names
+    assert [name for name, _ in rules()] == names
     for policy in (JOINING, STRICT, TRUSTING, BUDGET):
-        text, words = policy_text(policy), "\n".join(explain(policy))
-        for name in names:
+        text, words = policy.to_text(), policy.explain()
+        for (name, rule), said in zip(rules(), words, strict=True):
             assert f"{name} = " in text
-            assert name in words or name == "allow"
-        assert "allow has 'any'" in words if policy.is_open else ", ".join(policy.allow) in words
+            assert f"    {name} : " in Policy.__doc__
+            assert said.startswith(f"{name} = ")
+            assert said.endswith(rule.prevents)
+            assert len(rule.prevents) > 20
 
 
-def test_a_policy_is_said_in_a_phrase():
-    assert Policy(gather=True, min_count=1).in_words() == "only federated"
-    assert STRICT.in_words() == (
-        "only federated, robust, at least 20 rows here, no number about fewer than 7 rows, "
-        "at least 9 rows changed between runs, at least 3 sites, no individual answers from this "
-        "site, at most 2 runs a day, at most 300 rounds a day"
-    )
+def test_a_rule_restricts_nothing_at_its_off_value_and_something_at_others():
+    for name, rule in rules():
+        if rule.off is not None and name != "max_epsilon":
+            off = replace(JOINING, **{name: rule.off})
+            assert not rule.is_on(off, name)
+            assert f"{name} = " not in off.in_words()
+            assert any(f"{name} = " in each and " (off): " in each for each in off.explain())
+
+
+def test_a_policy_is_said_in_a_phrase_with_the_rules_that_restrict_something():
+    said = STRICT.in_words()
+    for words in (
+        'allow = ["federated", "robust"]',
+        "gather = false",
+        "min_rows = 20",
+        "min_count = 7",
+        "min_change = 9",
+        "min_sites = 3",
+        "max_runs_per_day = 2",
+        "max_rounds_per_day = 300",
+    ):
+        assert words in said
+    assert "peers" not in said
+    assert "gather" not in replace(STRICT, gather=True).in_words()
 
 
 def test_a_privacy_budget_is_said_in_a_phrase_and_needs_no_peers_by_itself():
-    assert BUDGET.in_words() == (
-        "only federated, no number about fewer than 5 rows, no individual answers from this "
-        "site, only with secure sums, only private runs, all together at most epsilon 2.5 at delta "
-        "1e-07"
-    )
-    assert Policy(require=("private",), gather=True, min_count=1).in_words() == (
-        "only federated, only private runs"
-    )
+    assert 'require = ["secure", "private"]' in BUDGET.in_words()
+    assert "max_epsilon = 2.5, delta = 1e-07" in BUDGET.in_words()
     Policy(require=("private",), max_epsilon=1.0).refuse_unknown_sites()
     with pytest.raises(InputError, match="needs peers"):
         BUDGET.refuse_unknown_sites()
+
+
+def test_all_private_runs_together_keep_a_promise_that_follows_if_none_is_given():
+    assert Policy(run_epsilon=0.5).total_epsilon == 5.0
+    assert not Policy(run_epsilon=0.5).must_be_private
+    assert Policy(run_epsilon=0.5, max_epsilon=2.0).total_epsilon == 2.0
+    assert np.isinf(TRUSTING.max_mu2)
 
 
 def test_a_run_begins_only_as_often_as_the_policy_says():
@@ -202,4 +221,8 @@ def test_sites_share_noise_only_with_sites_that_they_know():
     with pytest.raises(PolicyRefused, match="lists no peers"):
         Policy().admit(shared, find_script(shared), own)
     Policy(peers=(other,)).admit(shared, find_script(shared), own)
+    Policy().admit(alone, find_script(alone), own)
+    settings["n_silent"] = 0  # then what one of the two sites reveals is half of the noise
+    with pytest.raises(PolicyRefused, match="n_silent=0"):
+        Policy(peers=(other,)).admit(shared, find_script(shared), own)
     Policy().admit(alone, find_script(alone), own)

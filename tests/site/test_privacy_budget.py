@@ -7,6 +7,7 @@ import math
 import os
 import stat
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +20,9 @@ from hypothesis import strategies as st
 from disks import full_disk
 from fedpca import FederatedPCA, Federation, PersonalizedPCA, Policy, Privacy, RobustPCA, Site
 from fedpca.engines.local import LocalEngine
-from fedpca.errors import InputError, PolicyRefused, SiteFailed
+from fedpca.errors import InputError, PolicyRefused, QuorumLost, SiteFailed
 from fedpca.privacy.gaussian import epsilon_of, mu_of
-from fedpca.privacy.secure_sum import BEYOND, BOUND
+from fedpca.privacy.secure_sum import ZERO
 from fedpca.protocol.message import compose
 from fedpca.protocol.plan import DECLARE, PRIVATE, RunPlan
 from fedpca.site import privacy_budget
@@ -51,7 +52,10 @@ def release(run="a.0", number=1, mu2=0.1, session=b"s", question="noisy_scatter"
 
 
 def budget(max_epsilon=None):
-    return PrivacyBudget(Policy(max_epsilon=max_epsilon))
+    """Return a budget; without a limit, it is that of an open site."""
+    return PrivacyBudget(
+        Policy(allow=("any",)) if max_epsilon is None else Policy(max_epsilon=max_epsilon)
+    )
 
 
 @pytest.fixture
@@ -124,6 +128,47 @@ def test_a_budget_is_spent_to_its_end_and_not_beyond(path):
         budget(1e6).spend(release(number=13, mu2=1e-9), path)
 
 
+def test_without_max_epsilon_all_runs_together_keep_ten_times_run_epsilon(path):
+    policy = Policy(run_epsilon=0.5, delta=1e-7)
+    assert (policy.total_epsilon, policy.max_mu2) == (5.0, mu_of(5.0, 1e-7) ** 2)
+    assert replace(policy, max_epsilon=0.7).total_epsilon == 0.7
+    assert Policy(allow=("any",)).total_epsilon == math.inf
+    for where in (path, None):
+        counting = PrivacyBudget(policy)
+        for number in range(10):
+            counting.spend(release(number=number, mu2=policy.max_mu2 / 10), where)
+        restarted = PrivacyBudget(policy) if where else counting
+        for refuse in (
+            lambda: restarted.spend(release(number=10, mu2=1e-9), where),  # noqa: B023
+            lambda: restarted.check(PLAN, "other.0", where),  # noqa: B023
+        ):
+            with pytest.raises(PolicyRefused) as refused:
+                refuse()
+            assert (
+                "epsilon 5 is spent, and its policy has run_epsilon=0.5, so all runs together may "
+                "spend 5 (all at delta=1e-07"
+            ) in str(refused.value)
+
+
+def test_processes_that_spend_at_once_never_spend_more_than_all(path):
+    """Each has read the same file before any of them writes."""
+    policy, n_runs = Policy(), 40
+    counting = [PrivacyBudget(policy) for _ in range(4)]
+    for each in counting:
+        each.check(PLAN, "run.0", path)
+
+    def spend(at):
+        try:
+            counting[at % 4].spend(release(number=at, mu2=policy.max_mu2 / 10), path)
+        except PolicyRefused:
+            return 0
+        return 1
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(spend, range(n_runs))) == 10
+    assert Spent.read(path).mu2 == pytest.approx(policy.max_mu2, rel=1e-14)
+
+
 def test_a_site_says_what_it_has_spent_and_what_is_left(tmp_path):
     site = Site(ROWS, name="north", policy=Policy(max_epsilon=3.0), store=tmp_path)
     said = "epsilon 0 of 3 is spent, and epsilon 3 is left (at delta 1e-06)"
@@ -131,7 +176,9 @@ def test_a_site_says_what_it_has_spent_and_what_is_left(tmp_path):
     budget().spend(release(mu2=MU2), site.file(".privacy"))
     left = epsilon_of(math.sqrt(mu_of(3.0, 1e-6) ** 2 - MU2), 1e-6)
     assert f"epsilon 1 of 3 is spent, and epsilon {left:.4g} is" in site.privacy_budget_in_words()
-    assert Site(ROWS, name="north", policy=Policy()).privacy_budget_in_words() == ""
+    follows = Site(ROWS, name="north", policy=Policy(run_epsilon=0.3), store=tmp_path)
+    assert follows.privacy_budget_in_words() == site.privacy_budget_in_words()
+    assert Site(ROWS, name="north").privacy_budget_in_words() == ""
 
 
 @pytest.mark.parametrize(
@@ -361,16 +408,19 @@ def killed_at(step, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("policy", [Policy(max_epsilon=1.0), Policy()], ids=["budget", "follows"])
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=80)
 @given(
     steps=st.lists(st.integers(0, 14), max_size=8),
     lost=st.lists(st.booleans(), min_size=3, max_size=3),
 )
 def test_a_site_that_is_killed_anywhere_spends_once_and_never_releases_unspent(
-    monkeypatch, steps, lost
+    monkeypatch, policy, steps, lost
 ):
     with tempfile.TemporaryDirectory() as folder:
-        asking = Asking(Path(folder), Policy(max_epsilon=1.0))
+        asking = Asking(Path(folder), policy)
+        # just one run is left
+        budget().spend(release("old.0", mu2=policy.max_mu2 - MU2), asking.file)
         kills, left = list(steps), {}
 
         def persist(send):
@@ -395,10 +445,11 @@ def test_a_site_that_is_killed_anywhere_spends_once_and_never_releases_unspent(
             asking.memory = number if verb == "sum" else 0
         assert {name: len(each) for name, each in left.items()} == {q[0]: 1 for q in QUESTIONS}
         read = Spent.read(asking.file)
-        assert [each.question for each in read.releases] == ["noisy_count_and_sum", "noisy_scatter"]
-        assert read.mu2 == pytest.approx(MU2, rel=1e-14)
+        assert [each.question for each in read.releases[1:]] == [name for name, *_ in QUESTIONS[1:]]
+        assert read.mu2 == pytest.approx(policy.max_mu2, rel=1e-12)
         assert (
-            "epsilon 1 is spent" in asking.declare(replace(PLAN, run="b"), "b.0", 0).header["text"]
+            f"epsilon {policy.total_epsilon:g} is spent"
+            in asking.declare(replace(PLAN, run="b"), "b.0", 0).header["text"]
         )
 
 
@@ -456,6 +507,52 @@ def test_a_full_disk_at_a_site_keeps_the_answer_back_until_there_is_room(tmp_pat
     assert Spent.read(asking.file).releases == []
     answered(asking.ask(*QUESTIONS[1][:2], 2))
     assert len(Spent.read(asking.file).releases) == 1
+
+
+FLAGGED = np.column_stack([ROWS[:, :3], np.eye(120, 1)])
+
+
+@pytest.mark.parametrize("rows", [FLAGGED, ROWS[:3]], ids=["rare flag", "few rows"])
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "is_enough"),
+    [
+        (1.0, 1e-6, True),
+        (1.0, 1e-7, True),
+        (1.01, 1e-6, False),
+        (1.0, 1e-5, False),
+        (0.1, 0.1, False),  # which is epsilon 1.5 at the policy's delta
+        (1e6, 1e-6, False),
+        (math.inf, 1e-6, False),
+    ],
+)
+def test_only_noise_that_is_enough_takes_the_place_of_rules_about_few_rows(
+    rows, epsilon, delta, is_enough, tmp_path
+):
+    asking = Asking(tmp_path, Policy(), rows)
+    exact = replace(PLAN, run="exact", privacy={})
+    asking.declare(exact, "exact.0")
+    answered(asking.ask(*QUESTIONS[0][:2], 1, "exact.0", verb="gather"))
+    reply = asking.ask("count_and_sum", {**FEATURES, "missing": np.array(0)}, 2, "exact.0")
+    assert "min_count=5" in reply.header["text"]
+
+    settings = Privacy(epsilon, delta, row_bound=12.0).to_plain()
+    reply = asking.declare(replace(PLAN, privacy={PRIVATE: settings}))
+    if is_enough:
+        for number, (name, arrays, verb) in enumerate(QUESTIONS, 1):
+            answered(asking.ask(name, arrays, number, verb=verb))
+        return
+    assert reply.header["error"] == "PolicyRefused"
+    asked = f"{epsilon_of(mu_of(epsilon, delta), 1e-6):.4g}"
+    assert f"run_epsilon=1, but the plan asks for epsilon {asked} at" in reply.header["text"]
+    assert "use at most epsilon=1 with delta=1e-06" in reply.header["text"]
+    assert "error" in asking.ask(*QUESTIONS[0][:2], 1, verb="gather").header
+    assert Spent.read(asking.file).releases == []
+
+
+def test_a_site_may_admit_more_than_one_epsilon_in_a_run(tmp_path):
+    settings = Privacy(3.0, 1e-6, row_bound=12.0).to_plain()
+    asking = Asking(tmp_path, Policy(run_epsilon=3.0), FLAGGED)
+    answered(asking.declare(replace(PLAN, privacy={PRIVATE: settings})))
 
 
 def test_rows_that_cannot_be_used_spend_nothing(tmp_path):
@@ -532,7 +629,7 @@ def test_a_budget_counts_in_memory_without_a_folder():
 def test_a_budget_has_a_delta_of_its_own(tmp_path):
     """Epsilon 1 at delta 1e-6 is a larger epsilon at a smaller delta."""
     with pytest.raises(PolicyRefused, match=r"asks for epsilon 1\.\d+ .*max_epsilon=1.2 .*1e-09"):
-        fit(sites_of(MANY, tmp_path, Policy(max_epsilon=1.2, delta=1e-9)))
+        fit(sites_of(MANY, tmp_path, Policy(run_epsilon=2.0, max_epsilon=1.2, delta=1e-9)))
     fit(sites_of(MANY, tmp_path, Policy(max_epsilon=1.2, delta=1e-5)))
 
 
@@ -559,7 +656,7 @@ def test_runs_that_are_not_private_are_refused_by_name(tmp_path, policy):
         )
         assert named in str(refused.value)
         assert "fedpca fit --epsilon" in str(refused.value)
-    with pytest.raises(PolicyRefused, match="but the plan's epsilon is infinite"):
+    with pytest.raises(PolicyRefused, match="run_epsilon=1, but the plan asks for epsilon inf at"):
         fit(sites, math.inf)
     fit(sites)
 
@@ -595,9 +692,11 @@ class _Changing:
         return self._engine.ask(names, self._change(request), timeout)
 
 
-@pytest.mark.parametrize("mask", [BOUND, {"triangle": [64, 0], BEYOND: [64, 0]}])
+SIZE = {"narrow size": [2176, 1074], ZERO: [64, 0]}
+
+
+@pytest.mark.parametrize("mask", [SIZE, {**SIZE, "triangle": [64, 0]}, {ZERO: [64, 0]}])
 def test_the_size_of_a_noisy_answer_is_not_told_by_itself(tmp_path, mask):
-    """After a restart, the answer would have other noise than the one whose size was told."""
 
     def change(request):
         if request.header["question"] != "noisy_scatter":
@@ -605,7 +704,7 @@ def test_the_size_of_a_noisy_answer_is_not_told_by_itself(tmp_path, mask):
         return compose({**request.header, "mask": mask}, request.arrays)
 
     engine = _Changing(sites_of(MANY, tmp_path, Policy(max_epsilon=5.0)), change)
-    with pytest.raises(PolicyRefused, match="does not tell their size"):
+    with pytest.raises(QuorumLost, match="how to mask each field"):
         FederatedPCA(2, privacy=PRIVACY).fit(Federation(engine, secure=True))
 
 

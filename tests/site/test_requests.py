@@ -17,6 +17,7 @@ from fedpca.errors import (
     FileError,
     InputError,
     JournalError,
+    MessageError,
     PolicyRefused,
     SiteFailed,
 )
@@ -111,23 +112,59 @@ def test_requests_and_approvals_expire(requests, told):
     assert requests.named("run1").state == "pending"
 
 
-def test_an_approval_covers_fewer_of_the_same_sites_and_nothing_else(requests):
-    ask(requests)
+@pytest.mark.parametrize(("quorum", "fewest"), [(None, 3), (3, 3), (2, 2), (1, 1)])
+def test_an_approval_covers_no_fewer_sites_than_the_quorum_that_the_person_read(
+    requests, told, quorum, fewest
+):
+    plan = replace(PLAN, quorum=quorum)
+    ask(requests, plan)
+    assert f"over 3 sites, of which {fewest} suffice" in told[0]
     requests.approve(requests.named("run1"))
-    requests.check(replace(PLAN, sites={"north": NORTH, "west": WEST}), "key")
+    for sites in (ROSTER, {"north": NORTH, "west": WEST}, {"north": NORTH}):
+        if len(sites) >= fewest:
+            requests.check(replace(plan, sites=sites), "key")
+        else:
+            with pytest.raises(PolicyRefused, match="a different plan before") as refusal:
+                requests.check(replace(plan, sites=sites), "key")
+            assert not isinstance(refusal.value, ApprovalPending)
+
+
+def test_a_run_that_loses_more_sites_than_the_quorum_allows_needs_a_new_approval(requests):
+    ask(requests, replace(PLAN, quorum=2))
+    requests.approve(requests.named("run1"))
+    alone = replace(PLAN, sites={"north": NORTH}, quorum=1)
+    with pytest.raises(PolicyRefused, match="a different plan before"):
+        requests.check(alone, "key")
+    ask(requests, replace(alone, run="run2"))  # a new run, which a person reads again
+    with pytest.raises(PolicyRefused, match="no valid approval"):
+        requests.refuse_undecided("run2")
+
+
+def test_a_plan_with_an_impossible_quorum_is_refused():
+    for quorum in (0, 4, -1, 1.5, True, "2"):
+        with pytest.raises(MessageError, match="quorum"):
+            RunPlan.from_bytes(replace(PLAN, quorum=quorum).to_bytes())
+
+
+def test_an_approval_covers_fewer_of_the_same_sites_and_nothing_else(requests):
+    lasting = replace(PLAN, quorum=2)
+    ask(requests, lasting)
+    requests.approve(requests.named("run1"))
+    requests.check(replace(lasting, sites={"north": NORTH, "west": WEST}), "key")
     for changed in (
-        replace(PLAN, sites={**ROSTER, "east": LIAR}),
-        replace(PLAN, sites={**ROSTER, "west": LIAR}),
-        replace(PLAN, sites={"north": NORTH, "east": WEST}),
-        replace(PLAN, purpose="another study"),
-        replace(PLAN, program="RobustPCA"),
-        replace(PLAN, parameters={"solver": "lanczos"}),
+        replace(PLAN, quorum=1),
+        replace(lasting, sites={**ROSTER, "east": LIAR}),
+        replace(lasting, sites={**ROSTER, "west": LIAR}),
+        replace(lasting, sites={"north": NORTH, "east": WEST}),
+        replace(lasting, purpose="another study"),
+        replace(lasting, program="RobustPCA"),
+        replace(lasting, parameters={"solver": "lanczos"}),
     ):
         with pytest.raises(PolicyRefused, match="a different plan before") as refusal:
             requests.check(changed, "key")
         assert not isinstance(refusal.value, ApprovalPending)
     with pytest.raises(PolicyRefused, match="a different plan before"):
-        requests.check(PLAN, "another key")
+        requests.check(lasting, "another key")
 
 
 def test_a_pending_plan_cannot_be_swapped_before_a_person_approves_it(requests):
@@ -160,17 +197,48 @@ def test_a_run_is_named_by_a_unique_beginning(requests):
         requests.named("")
 
 
-def test_a_flood_of_requests_is_bounded(requests):
-    for i in range(module.MAX_PENDING):
-        ask(requests, replace(PLAN, run=f"flood{i}"))
-    with pytest.raises(PolicyRefused, match=f"{module.MAX_PENDING} runs wait for approval"):
-        requests.check(replace(PLAN, run="one-more"), "key")
-    ask(requests, replace(PLAN, run="flood0"))  # is known
+def spaced(requests):
+    """Move all times into the past by a second, since files keep whole seconds."""
+    age(requests, 1 / 86400)
+
+
+def runs_of(requests, state="pending"):
+    return [each.run for each in requests.all() if each.state == state]
+
+
+@pytest.mark.parametrize("flooder", ["liar", ""])
+def test_a_signer_that_floods_a_site_crowds_out_only_its_own_requests(requests, flooder):
+    ask(requests, replace(PLAN, run="honest"))
+    spaced(requests)
+    ask(requests, replace(PLAN, run="approved"), flooder)
+    requests.approve(requests.named("approved"))
+    for i in range(module.MAX_OF_SIGNER + 5):
+        spaced(requests)
+        ask(requests, replace(PLAN, run=f"flood{i:02d}"), flooder)
+    expected = [f"flood{i:02d}" for i in range(5, module.MAX_OF_SIGNER + 5)]
+    assert runs_of(requests) == ["honest", *expected]  # the oldest made room
+    assert runs_of(requests, "approved") == ["approved"]
+    ask(requests, replace(PLAN, run="honest"))  # is known, and waits as before
+    spaced(requests)
+    ask(requests, replace(PLAN, run="honest2"))
+    assert "honest2" in runs_of(requests)
+
+
+def test_a_flood_with_many_keys_is_bounded_and_spares_signers_that_were_approved(requests):
+    ask(requests, replace(PLAN, run="earlier"))
+    requests.approve(requests.named("earlier"))
+    ask(requests, replace(PLAN, run="honest"))
+    for i in range(module.MAX_OF_STRANGERS + 5):
+        ask(requests, replace(PLAN, run=f"flood{i:02d}"), f"key{i}")
+    assert len(runs_of(requests)) == module.MAX_OF_STRANGERS + 1
+    assert "honest" in runs_of(requests)
+    assert runs_of(requests, "approved") == ["earlier"]
     for week in range(3):
-        age(requests, 8)
-        for i in range(module.MAX_PENDING):
-            ask(requests, replace(PLAN, run=f"week{week}-{i}"))
-    assert len(list(requests._folder.iterdir())) <= module.MAX_PENDING + module.MAX_EXPIRED + 1
+        age(requests, 6)  # approvals last a week
+        for i in range(module.MAX_OF_STRANGERS):
+            ask(requests, replace(PLAN, run=f"week{week}-{i}"), f"key{i}")
+    n_files = len(list(requests._folder.iterdir()))
+    assert n_files <= 2 + module.MAX_OF_STRANGERS + module.MAX_EXPIRED
 
 
 @pytest.mark.parametrize(

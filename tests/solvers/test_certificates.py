@@ -250,11 +250,11 @@ def test_all_directions_are_certain_and_so_are_those_of_rows_without_variance():
 
 def test_the_warning_says_how_many_are_certain_and_the_way_out(tmp_path):
     X, k = geometric(1e-12, 12)
-    with pytest.warns(ConvergenceWarning, match=r"only 5 of the 12 .* solver='tsqr'"):
+    with pytest.warns(ConvergenceWarning, match=r"only 4 of the 12 .* solver='tsqr'"):
         model = FederatedPCA(k, solver="covariance").fit([X])
     model.save(tmp_path / "m.fedpca")
     kept = load(tmp_path / "m.fedpca").run_
-    assert (kept.n_certain, kept.angle_bound) == (5, model.run_.angle_bound)
+    assert (kept.n_certain, kept.angle_bound) == (4, model.run_.angle_bound)
     with pytest.warns(ConvergenceWarning, match=r"only 8 of the 12 .*; use scale=True or fewer"):
         FederatedPCA(k, solver="tsqr").fit([X])
     FederatedPCA(None, solver="covariance").fit([X])  # asks for those without variance too

@@ -23,7 +23,8 @@ from fedpca.testing import ScriptedEngine
 from support import pooled
 
 D, K = 12, 3
-OPENED = Policy(allow=("federated", "merge"), gather=True)
+CLOSED = Policy(allow=("federated", "auto"))
+OPENED = Policy(allow=("federated", "auto", "merge"), gather=True)
 TURN = np.linalg.qr(np.random.default_rng(5).standard_normal((D, D)))[0]
 
 
@@ -200,7 +201,7 @@ def test_the_model_depends_most_on_the_site_with_a_component_of_its_own(sites):
 def test_closed_sites_answer_sums_and_show_no_summary(model, sites, found, many, monkeypatch):
     if many:
         by_products(monkeypatch)
-    closed = [Site(own, name=name, policy=Policy()) for name, own in sites.items()]
+    closed = [Site(own, name=name, policy=CLOSED) for name, own in sites.items()]
     told = diagnose(model, Federation.local(closed), n_permutations=5)
     assert told.sites is None
     assert "does not allow 'merge'" in told.why_no_sites
@@ -208,7 +209,7 @@ def test_closed_sites_answer_sums_and_show_no_summary(model, sites, found, many,
     assert told.ranks.ranks["sign-flips"] == K
     np.testing.assert_allclose(told.residual_traces, found.residual_traces, rtol=1e-6)
     half = [
-        Site(own, name=name, policy=Policy(allow=("federated", "merge")))
+        Site(own, name=name, policy=Policy(allow=("federated", "auto", "merge")))
         for name, own in sites.items()
     ]
     assert "gather=false" in diagnose(model, Federation.local(half)).why_no_sites
@@ -221,7 +222,7 @@ def test_closed_sites_answer_sums_and_show_no_summary(model, sites, found, many,
 def test_sites_with_few_rows_keep_their_flips_and_tell_the_rest():
     rng = np.random.default_rng(0)
     parts = {name: rows(rng, 40) for name in "abc"}
-    closed = [Site(own, name=name, policy=Policy()) for name, own in parts.items()]
+    closed = [Site(own, name=name, policy=CLOSED) for name, own in parts.items()]
     engine = ScriptedEngine(closed, lambda reply: reply.answer)
     for site in closed:
         site.is_in_process = False  # as if they were on other machines
@@ -359,3 +360,15 @@ def test_a_closed_site_refuses_more_directions_than_the_plan_has(model, sites):
     diagnose(model, Federation(ScriptedEngine(opened, script)))
     assert asked.count("describe_site") == len(sites)
     assert asked.count("explained_energy") == 0
+
+
+@pytest.mark.parametrize("quorum", [None, 1])
+def test_a_site_that_keeps_its_summary_to_itself_is_not_lost_by_the_diagnosis(sites, quorum):
+    kept = Site(sites["c"], name="c", policy=Policy(allow=("any",), gather=False))
+    fed = Federation.local({**sites, "c": kept}, quorum=quorum)
+    model = FederatedPCA(2, random_state=0).fit(fed)
+    found = diagnose(model, fed, random_state=0)
+    assert found.run_.sites == tuple("abcd")
+    assert found.sites_run_.lost == []
+    assert found.sites is None
+    assert "'c'" in found.why_no_sites

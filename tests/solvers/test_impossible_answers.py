@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import struct
 import zlib
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 
 from fedpca import FederatedPCA, Federation, PersonalizedPCA, RobustPCA
-from fedpca.errors import QuorumLost
+from fedpca.errors import MessageError, QuorumLost
 from fedpca.linalg.dense import sine_of_angle
+from fedpca.protocol import question as question_module
 from fedpca.protocol.message import MARK, PREFIX_BYTES, VERSION, compose, decode, encode
 from fedpca.protocol.question import find_question
 from fedpca.solvers.catalogue import PERSONALIZED, ROBUST, SOLVERS
+from fedpca.solvers.standardize import count_and_sum
 from fedpca.testing import ScriptedEngine
 from support import gapped_rows, low_rank_rows
 
@@ -201,6 +204,10 @@ def test_a_field_name_that_is_no_string_loses_the_site():
     [
         ("lanczos", "count_and_sum", "n", -5, "negative counts"),
         ("lanczos", "count_and_sum", "n", 2**62, "counts above"),
+        ("lanczos", "count_and_sum", "weight", 1e9, "a weight that is not its row count"),
+        ("lanczos", "count_and_sum", "n", 10**9, "a weight that is not its row count"),
+        ("lanczos", "count_and_sum", "n", 0, "a weight that is not its row count"),
+        ("average", "summarize_about", "n", 1e9, "a row count other than in an earlier round"),
         ("lanczos", "count_and_sum", "total", 1.7e308, "at most"),
         ("lanczos", "count_and_sum", "total", 1e75, "a mean beyond 1e\\+68"),
         ("covariance", "count_and_sum", "total", 1.7e308, "at most"),
@@ -241,3 +248,44 @@ def test_a_reason_that_would_change_a_terminal_is_made_plain():
     assert r"\x1b[2J\ud800 gone!!!" in lost["reason"]
     assert len(lost["reason"]) <= 2000
     assert json.dumps(lost["reason"]).isascii()
+
+
+@pytest.mark.parametrize("change", ["weight", "n", "present"])
+def test_totals_that_contradict_each_other_are_refused_in_secure_sums(change):
+    """Nobody can be blamed, since only the total can be read."""
+    rows = {name: own.copy() for name, own in SITES.items()}
+    rows["a"][0, 0] = np.nan
+    true = count_and_sum.function
+
+    def false(site, **asked):
+        answer = dict(true(site, **asked))
+        if site.name == "rogue":
+            answer[change] = answer[change] + type(answer["n"])(10**6)
+        return answer
+
+    fed = Federation.local(rows, quorum=2, secure=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(
+            question_module._REGISTRY,
+            "count_and_sum",
+            replace(count_and_sum, function=false, check=None),
+        )
+        with pytest.raises(MessageError, match=r"the total over all sites has .*weight"):
+            FederatedPCA(2, solver="lanczos", missing="mean").fit(fed)
+
+
+def test_values_with_more_weight_than_the_rows_lose_the_site():
+    rows = {name: own.copy() for name, own in SITES.items()}
+    rows["a"][0, 0] = np.nan
+    change = with_field("count_and_sum", "present", lambda array: 10 * array)
+    engine = rogue_federation(change, sites=rows)
+    model = FederatedPCA(2, solver="lanczos", missing="mean").fit(engine)
+    (lost,) = model.run_.lost
+    assert lost["site"] == "rogue"
+    assert "values with more weight than the rows" in lost["reason"]
+
+
+def test_a_site_with_weights_may_have_any_weight():
+    weights = {"a": np.full(40, 0.25), "rogue": np.full(30, 7.0), "c": np.full(50, 2.0)}
+    run = FederatedPCA(2, solver="lanczos").fit(SITES, sample_weight=weights).run_
+    assert run.lost == []

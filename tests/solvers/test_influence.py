@@ -221,3 +221,23 @@ def test_rows_with_weights_have_the_influence_of_repeated_rows(solver):
         assert weighted[name]["rows"] == pytest.approx(len(rows[name]) / 1010)
         for kind in ("variance", "caused"):
             assert weighted[name][kind] == pytest.approx(known[kind]), kind
+
+
+@pytest.mark.parametrize("solver", ["covariance", "lanczos", "merge", "tsqr"])
+def test_a_site_that_claims_nearly_all_rows_is_named_in_a_warning(solver):
+    """Nobody can check a row count, so the user is told whose rows the components describe."""
+
+    def script(reply):
+        message = decode(reply.answer)
+        if reply.site != "b" or "n" not in message.arrays:
+            return reply.answer
+        claims = {k: v * 10**7 for k, v in message.arrays.items() if k in ("n", "weight", "total")}
+        return encode(compose(message.header, {**message.arrays, **claims}))
+
+    fed = Federation(ScriptedEngine(SITES, script))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run = FederatedPCA(2, solver=solver, random_state=0).fit(fed).run_
+    assert run.heavy_site == "b"
+    assert [str(each.message) for each in caught if "site 'b' claims" in str(each.message)]
+    assert FederatedPCA(2, solver=solver).fit(SITES).run_.heavy_site is None

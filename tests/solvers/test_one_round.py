@@ -236,7 +236,7 @@ def test_bad_rows_and_policies_stop_the_round(solver):
     good = np.random.default_rng(11).standard_normal((20, 4))
     bad = good.copy()
     bad[2, 3] = np.nan
-    with pytest.raises(InputError, match=r"'b'.*1 NaN in columns 3"):
+    with pytest.raises(InputError, match=r"'b'.*contains NaN in columns 3"):
         FederatedPCA(2, solver=solver).fit({"a": good, "b": bad})
     with pytest.raises(InputError, match="n_components=5 exceeds the 4 features"):
         FederatedPCA(5, solver=solver).fit([good, good])

@@ -19,8 +19,9 @@ from fedpca.solvers.common_features import names_to_bytes
 from fedpca.testing.scripted import ScriptedEngine
 from support import assert_same_bits, fitted_quietly, guarded, low_rank_rows
 
-STRICT = Policy(allow=("robust",), min_rows=10, min_sites=2)
-STRICT_SHOWING = Policy(allow=("robust",), gather=True, min_rows=10, min_sites=2)
+RULES = {"min_rows": 10, "min_sites": 2, "min_rows_per_direction": 0}  # some tables are tiny
+STRICT = Policy(allow=("robust",), **RULES)
+STRICT_SHOWING = Policy(allow=("robust",), gather=True, **RULES)
 
 
 def rows_by_site(n=120, d=12, noise=0.1, missing=0.0, apart=0, sizes=None, seed=0):

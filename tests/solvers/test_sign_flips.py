@@ -18,6 +18,8 @@ from fedpca.solvers.sign_flips import FlipSecret
 from fedpca.solvers.standardize import ask_moments, standardize_sites
 from support import every_other, first_of
 
+ALLOWED = Policy(allow=("federated", "auto"))
+
 
 def planted(rng, n, d, k, unequal):
     """Noise, unequal by row or column, and k directions that stand out from its largest one."""
@@ -243,12 +245,12 @@ class TestSecret:
     @pytest.mark.parametrize(("n", "k", "least"), [(59, 0, 60), (100, 51, 102)])
     def test_a_site_with_a_policy_refuses_few_rows_for_what_is_removed(self, n, k, least):
         rows, removed = np.random.default_rng(0).standard_normal((n, 120)), np.eye(120, k)
-        site = Site(rows, name="a", policy=Policy())
+        site = Site(rows, name="a", policy=ALLOWED)
         with pytest.raises(PolicyRefused, match=f"fewer than {least} rows"):
             sign_flips.draw_signs(site, seed=np.int64(0), removed=removed)
 
     def test_a_site_with_a_policy_removes_no_more_than_half_of_all_directions(self):
-        site = Site(np.random.default_rng(0).standard_normal((200, 9)), name="a", policy=Policy())
+        site = Site(np.random.default_rng(0).standard_normal((200, 9)), name="a", policy=ALLOWED)
         with pytest.raises(PolicyRefused, match=r"5 columns.*at most half of 9"):
             sign_flips.draw_signs(site, seed=np.int64(0), removed=np.eye(9, 5))
 

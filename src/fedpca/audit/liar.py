@@ -74,6 +74,10 @@ class Liar:
     colluding : dict
         The rows of the sites that collude with the liar, and so reveal everything. The liar hears
         these sites too.
+    known : dict
+        The columns that the liar knows in all rows of the site that it attacks, by their indices.
+    n_columns : int
+        The number of columns of that site.
     meanwhile : callable, optional
         A function to call between two runs, which changes the sites.
     """
@@ -84,12 +88,16 @@ class Liar:
         roster: Iterable[str] = (),
         *,
         colluding: Mapping[str, Array] | None = None,
+        known: Mapping[int, Array] | None = None,
+        n_columns: int = 0,
         meanwhile: Callable[[], None] | None = None,
     ) -> None:
         self._sites = dict(sites)
         self.colluding = dict(colluding or {})
+        self.known, self.n_columns = dict(known or {}), n_columns
         self.meanwhile = meanwhile or (lambda: None)
         self.roster = {name: made_up_key(name) for name in (*roster, *sites)}
+        self._asked = list(self._sites)  # the sites that take part in the current run
         self.refusals: list[str] = []
         self.n_questions = 0
         self._n_runs = 0
@@ -120,6 +128,12 @@ class Liar:
             DECLARE, "gather", {"plan": np.frombuffer(plan.to_bytes(), np.uint8)}, len(plan.sites)
         )
 
+    def begin_among(self, names: Iterable[str]) -> None:
+        """Begin another run with the same plan, but only these sites."""
+        self._asked = list(names)
+        self.roster = {name: made_up_key(name) for name in self._asked}
+        self.begin_with(self.plan and replace(self.plan, sites=self.roster))
+
     def again(self) -> None:
         """Begin another run with the same plan."""
         self.begin_with(self.plan)
@@ -134,8 +148,7 @@ class Liar:
         """Return the answer, or the total of the answers; raise `Refused` if a site refuses."""
         self._round += 1
         self.n_questions += 1
-        roster = self.roster if self.plan is None else self.plan.sites
-        claimed = len(roster) if n_sites is None else n_sites
+        claimed = len(self._listed) if n_sites is None else n_sites
         answers = self._send(question, verb or find_question(question).verb, arrays, claimed)
         return {
             key: np.sum([each.arrays[key] for each in answers], axis=0) for key in answers[0].arrays
@@ -145,9 +158,13 @@ class Liar:
         """Return the first site's answer to a gathered question, which no sum hides."""
         self._round += 1
         self.n_questions += 1
-        return self._send(question, find_question(question).verb, arrays, len(self.roster))[
-            0
-        ].arrays
+        verb = find_question(question).verb
+        return self._send(question, verb, arrays, len(self._listed))[0].arrays
+
+    @property
+    def _listed(self) -> Mapping[str, str]:
+        """Return the sites that the plan lists, or that an honest plan would list."""
+        return self.roster if self.plan is None else self.plan.sites
 
     def _send(
         self, question: str, verb: str, arrays: Mapping[str, Any], n_sites: int
@@ -161,7 +178,7 @@ class Liar:
             "memory": 0,
         }
         request = encode(compose(header, arrays))
-        answers = [decode(ask(request)) for ask in self._sites.values()]
+        answers = [decode(self._sites[name](request)) for name in self._asked]
         for answer in answers:
             if "error" in answer.header:
                 text = str(answer.header["text"])
@@ -190,15 +207,16 @@ def score(found: Found, rows: Array) -> Score:
         own = rows[:, column : column + 1]
         known[_matched(np.asarray(values)[:n, None], own), column] = True
     facts = tuple(name for name, value in found.facts.items() if _is_true(name, value, rows))
-    return Score(records, int(known.sum()), facts)
+    return Score(records, int((known & np.isfinite(rows)).sum()), facts)
 
 
-def guess_from_model(pooled: Array, rows: Array) -> Score:
+def guess_from_model(pooled: Array, rows: Array, known: Mapping[int, Array] | None = None) -> Score:
     """Score a guess of a site's rows from the published model of all rows, with all its components.
 
     The guess for the n values of a column is n quantiles of its normal distribution. The guesses for
     records are the mean, and the mean plus or minus a step along each component. The same guesses are
-    also tried rounded to whole numbers, and the better result counts.
+    also tried rounded to whole numbers, and the better result counts. If the liar knows some columns,
+    it also guesses the mean, or the nearest whole number, in all other columns.
     """
     n, d = rows.shape
     mean = pooled.mean(axis=0)
@@ -212,14 +230,23 @@ def guess_from_model(pooled: Array, rows: Array) -> Score:
         Found(records, columns),
         Found(np.rint(records), {j: np.rint(x) for j, x in columns.items()}),
     ]
+    if known:
+        for guess in (mean, np.rint(mean)):
+            linked = np.tile(guess, (n, 1))
+            linked[:, list(known)] = np.column_stack(list(known.values()))
+            guesses.append(Found(linked))
     return max(
         (score(each, rows) for each in guesses), key=lambda each: (each.records, each.values)
     )
 
 
 def _matched(claims: Array, rows: Array) -> Array:
-    """Return the indices of rows that claims reproduce, one per claim; a row's NaN matches anything."""
-    is_left = np.ones(len(rows), bool)
+    """Return the indices of rows that claims reproduce, one per claim; a row's NaN matches anything.
+
+    A row without any value is never reproduced.
+    """
+    has_values: Array = np.asarray(np.isfinite(rows).any(axis=1))
+    is_left: Array = has_values.copy()
     size = np.sqrt(np.nansum(rows**2, axis=1))
     for claim in claims:
         if not np.isfinite(claim).all():
@@ -227,12 +254,12 @@ def _matched(claims: Array, rows: Array) -> Array:
         with np.errstate(over="ignore"):  # a wrong claim may be of any size
             off = np.sqrt(np.nansum((rows - claim) ** 2, axis=1))
         off[~is_left] = np.inf
-        nearest = int(np.argmin(off)) if len(off) else 0
-        if len(off) and off[nearest] <= RELATIVE_ERROR * max(
+        nearest = int(np.argmin(off)) if is_left.any() else 0
+        if is_left.any() and off[nearest] <= RELATIVE_ERROR * max(
             float(size[nearest]), np.finfo(float).tiny
         ):
             is_left[nearest] = False
-    return np.flatnonzero(~is_left)
+    return np.flatnonzero(has_values & ~is_left)
 
 
 def _is_true(name: str, value: Any, rows: Array) -> bool:

@@ -17,7 +17,7 @@ most.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +25,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedpca.arrays import Array
-from fedpca.audit import lying_robust, lying_sums
+from fedpca.audit import (
+    lying_flags,
+    lying_gaps,
+    lying_known,
+    lying_private,
+    lying_robust,
+    lying_rounding,
+    lying_sums,
+    lying_totals,
+)
 from fedpca.audit.liar import (
     Found,
     Liar,
@@ -46,6 +55,7 @@ STRICT = Policy(
     min_rows=20,
     min_count=10,
     min_change=20,
+    max_share=0.9,
     min_sites=3,
     max_runs_per_day=20,
     max_rounds_per_day=2000,
@@ -85,9 +95,11 @@ class Attack:
     run: Callable[[Liar], Found]
     plans: tuple[Plan, ...]  # plans that help it; the best one comes first
     # "site": one site's answers; "totals": totals over all sites; "colluding": totals from which the
-    # terms of colluding sites can be subtracted
+    # terms of colluding sites can be subtracted; "rosters": totals over sets of sites of its choice
     hears: str = "site"
     plant: Callable[[Array], Array] | None = None  # turns rows into rows that the attack can use
+    knows: Callable[[Array], Sequence[int]] | None = None  # columns that the liar knows beforehand
+    source: str = ""  # who published the attack
 
     @property
     def words(self) -> str:
@@ -126,6 +138,7 @@ def with_gaps(rows: Array) -> Array:
 
 
 COVARIANCE, LANCZOS = _pca("covariance"), _pca("lanczos")
+AUTO = _pca("lanczos", n_components="auto")  # lets the coordinator remove directions
 SCALED = _pca("lanczos", scale=True)  # lets the coordinator choose the scale
 ATTACKS = {
     attack.name: attack
@@ -141,13 +154,10 @@ ATTACKS = {
         Attack("far mean", lying_sums.far_mean, (SCALED,)),
         Attack("far mean, totals", lying_sums.far_mean, (SCALED,), "totals"),
         Attack("constant columns", lying_sums.constant_columns, (SCALED,), plant=between_constants),
-        Attack("sign flips", lying_sums.sign_flips, (_pca("lanczos", n_components="auto"),)),
-        Attack(
-            "few rows flipped",
-            lying_sums.few_rows_flipped,
-            (_pca("lanczos", n_components="auto"),),
-            plant=few_rows,
-        ),
+        Attack("rounding", lying_rounding.rounding, (AUTO,)),
+        Attack("rounding, totals", lying_rounding.rounding, (AUTO,), "totals"),
+        Attack("sign flips", lying_sums.sign_flips, (AUTO,)),
+        Attack("few rows flipped", lying_sums.few_rows_flipped, (AUTO,), plant=few_rows),
         Attack("rare flag", lying_sums.rare_flag, (COVARIANCE,), plant=with_flag),
         Attack("rare flag, totals", lying_sums.rare_flag, (COVARIANCE,), "totals", with_flag),
         Attack("one row less", lying_sums.one_row_less, (COVARIANCE,)),
@@ -166,8 +176,88 @@ ATTACKS = {
         Attack("stretched direction", lying_sums.stretched_direction, (LANCZOS,)),
         Attack("endless steps", lying_sums.endless_steps, (_pca("local-power"),)),
         Attack("wide block", lying_sums.wide_block, (LANCZOS,)),
+        # these declare private plans by themselves
+        Attack("noiseless flag, totals", lying_private.noiseless_flag, (), "totals", with_flag),
+        Attack("noiseless patient, totals", lying_private.noiseless_patient, (), "totals"),
+        Attack("moving ball", lying_private.moving_ball, ()),
+        Attack("crossing gaps", lying_gaps.crossing_gaps, (), plant=lying_gaps.with_crossing_gaps),
+        Attack("three gaps", lying_gaps.three_gaps, (), plant=lying_gaps.with_three_gaps),
+        Attack(
+            "change between kinds",
+            lying_gaps.change_between_kinds,
+            (),
+            plant=lying_gaps.with_gaps_in_one_column,
+        ),
+        Attack(
+            "dominant row",
+            lying_totals.dominant_row,
+            (COVARIANCE,),
+            plant=lying_totals.with_dominant_row,
+        ),
+        Attack(
+            "known columns",
+            lying_known.known_columns,
+            (COVARIANCE,),
+            plant=lying_known.with_known_columns,
+            knows=lying_known.last_columns,
+            source="Huth et al. 2023",
+        ),
+        Attack(
+            "known values, flags",
+            lying_known.known_values,
+            (COVARIANCE,),
+            plant=lying_known.values_and_flags,
+            knows=lambda _: range(lying_known.N_VALUES),
+            source="Nasirigerdeh et al. 2021",
+        ),
+        Attack(
+            "counted flags",
+            lying_known.counted_flags,
+            (COVARIANCE,),
+            plant=lying_known.many_flags,
+            knows=lambda _: range(lying_known.N_SUBSETS),
+            source="Dinur and Nissim 2003",
+        ),
+        Attack(
+            "counted flags, private",
+            lying_known.noisily_counted_flags,
+            (),
+            plant=lying_known.many_flags,
+            knows=lambda _: range(lying_known.N_SUBSETS),
+            source="Dinur and Nissim 2003",
+        ),
+        Attack(
+            "changing rosters",
+            lying_totals.changing_rosters,
+            (COVARIANCE,),
+            "rosters",
+            source="Kerkouche et al. 2023",
+        ),
+        Attack(
+            "patterns of flags",
+            lying_flags.patterns,
+            (COVARIANCE,),
+            plant=lying_flags.few_flags,
+            source="Garfinkel et al. 2019",
+        ),
+        Attack(
+            "independent rows",
+            lying_flags.independent_rows,
+            (COVARIANCE,),
+            plant=lying_flags.wide_flags,
+            source="Kariyappa et al. 2023",
+        ),
+        Attack(
+            "independent rows, products",
+            lying_flags.independent_rows_of_products,
+            (LANCZOS,),
+            plant=lying_flags.wide_flags,
+            source="Kariyappa et al. 2023",
+        ),
     )
 }
+OWN = [name for name, attack in ATTACKS.items() if not attack.source]
+PUBLISHED = [name for name, attack in ATTACKS.items() if attack.source]
 
 
 class Outcome(NamedTuple):
@@ -181,6 +271,8 @@ class Outcome(NamedTuple):
     questions: int
     n_records: int  # number of records that could be recovered
     rules: tuple[str, ...]  # texts of the refusals; the text for the best plan comes first
+    guessed_records: int  # what a guess from the published model recovers from the same rows
+    guessed_values: int
 
     @property
     def has_found(self) -> bool:
@@ -188,11 +280,18 @@ class Outcome(NamedTuple):
         return bool(self.records or self.values or self.facts)
 
     @property
+    def is_better_than_guess(self) -> bool:
+        """Return whether the attack recovered more records or values than the guess."""
+        guess = Score(self.guessed_records, self.guessed_values)
+        return Score(self.records, self.values).is_better_than(guess)
+
+    @property
     def in_words(self) -> str:
         """Return what was recovered, in a few words."""
         found = []
         if self.records:
-            found.append(f"{self.records} of {self.n_records} records")
+            guessed = f" (a guess: {self.guessed_records})" if self.guessed_records else ""
+            found.append(f"{self.records} of {self.n_records} records{guessed}")
         elif self.values:
             found.append(f"{self.values} value{'' if self.values == 1 else 's'}")
         found += self.facts if not self.records else ()
@@ -223,9 +322,10 @@ class Lying:
         )
 
     def better_than_guess(self, policy: str) -> list[Outcome]:
-        """Return the attacks that recover more records or values than the guess does."""
-        found = [outcome for outcome in self.outcomes if outcome.policy == policy]
-        return [o for o in found if Score(o.records, o.values).is_better_than(self.guess)]
+        """Return the attacks that recover more records or values than a guess from the same rows."""
+        return [
+            each for each in self.outcomes if each.policy == policy and each.is_better_than_guess
+        ]
 
 
 def attack_site(
@@ -284,20 +384,41 @@ def _attacked(attack: Attack, rows: Mapping[str, Array], name: str, policy: Poli
             site: _extended(attack.plant, each, site == first) for site, each in rows.items()
         }
     heard = [first] if attack.hears == "site" else list(planted)
-    truth = (
-        planted[first] if attack.hears == "colluding" else np.vstack([planted[s] for s in heard])
-    )
+    of_all = attack.hears == "totals"
+    truth = np.vstack([planted[s] for s in heard]) if of_all else planted[first]
+    known = {} if attack.knows is None else {j: truth[:, j] for j in attack.knows(truth)}
+    modeled = np.vstack(list(rows.values()))
+    if attack.plant is not None:
+        whole = truth[np.isfinite(truth).all(axis=1)]
+        modeled = whole if len(whole) > 1 else rows[first]  # gaps may leave no whole row
+    guess = guess_from_model(modeled, truth, known)
     outcomes = []
     for plan in (None, *attack.plans):
         with tempfile.TemporaryDirectory() as folder:
             sites = _Sites(planted, heard, policy, Path(folder))
             colluding = {s: planted[s] for s in heard[1:]} if attack.hears == "colluding" else {}
-            liar = Liar(sites.asks, planted, colluding=colluding, meanwhile=sites.drop_last_row)
+            liar = Liar(
+                sites.asks,
+                planted,
+                colluding=colluding,
+                known=known,
+                n_columns=truth.shape[1],
+                meanwhile=sites.drop_last_row,
+            )
             found = _run(attack, liar, plan)
         got = score(found, truth)
         rules = tuple(dict.fromkeys(liar.refusals))
         outcomes.append(
-            Outcome(attack.name, name, *_fields(got), liar.n_questions, len(truth), rules)
+            Outcome(
+                attack.name,
+                name,
+                *_fields(got),
+                liar.n_questions,
+                len(truth),
+                rules,
+                guess.records,
+                guess.values,
+            )
         )
         if got.facts or got.values:
             break
@@ -325,7 +446,8 @@ def _extended(plant: Callable[[Array], Array], rows: Array, is_first: bool) -> A
     if is_first:
         return plant(rows)
     planted = np.zeros((len(rows), plant(rows).shape[1]))
-    planted[:, : rows.shape[1]] = rows
+    own = rows[:, : planted.shape[1]]
+    planted[:, : own.shape[1]] = own
     return planted
 
 

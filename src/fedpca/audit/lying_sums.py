@@ -60,12 +60,12 @@ class Moments(NamedTuple):
 
 def honest_run(liar: Liar) -> Found:
     """Ask what an honest run asks, and look at the answers."""
-    return _moments(liar).found
+    return honest_moments(liar).found
 
 
 def claimed_sites(liar: Liar) -> Found:
     """Claim in every message that the sum covers a thousand sites."""
-    return _moments(liar, n_sites=N_INVENTED).found
+    return honest_moments(liar, n_sites=N_INVENTED).found
 
 
 def invented_sites(liar: Liar) -> Found:
@@ -73,12 +73,12 @@ def invented_sites(liar: Liar) -> Found:
     invented = [f"invented-{i}" for i in range(N_INVENTED)]
     liar.roster = {name: made_up_key(name) for name in (*liar.names, *invented)}
     liar.begin("FederatedPCA", solver="covariance", n_components=1)
-    return _moments(liar).found
+    return honest_moments(liar).found
 
 
 def colluding_sites(liar: Liar) -> Found:
     """Subtract the terms of colluding sites from honest totals, which leaves one site's terms."""
-    total = _moments(liar)
+    total = honest_moments(liar)
     others = np.vstack(list(liar.colluding.values()))
     rest = Moments(
         total.n - len(others), total.sums - others.sum(axis=0), total.products - others.T @ others
@@ -100,7 +100,7 @@ def gathered_as_sum(liar: Liar) -> Found:
 
 def rare_flag(liar: Liar) -> Found:
     """Find columns that are 1 in one row and 0 elsewhere; their products in X'X are that row."""
-    moments = _moments(liar)
+    moments = honest_moments(liar)
     squares = moments.products.diagonal()
     is_single = (np.abs(moments.sums - 1) < IS_ONE) & (np.abs(squares - 1) < IS_ONE)
     flagged = np.flatnonzero(is_single)
@@ -109,10 +109,10 @@ def rare_flag(liar: Liar) -> Found:
 
 def one_row_less(liar: Liar) -> Found:
     """Subtract the sums of two honest runs between which one row has gone."""
-    before = _moments(liar)
+    before = honest_moments(liar)
     liar.meanwhile()
     liar.again()
-    after = _moments(liar)
+    after = honest_moments(liar)
     is_one = before.n - after.n == 1
     return Found((before.sums - after.sums)[None] if is_one else None, facts=after.found.facts)
 
@@ -159,7 +159,7 @@ def _filled(liar: Liar, mean: Array | None) -> tuple[Arrays, Array]:
     sums = liar.ask(
         "count_and_sum", features=names_to_bytes(None), missing=np.int64(MISSING.index("mean"))
     )
-    return sums, _triangle(liar, d, mean)
+    return sums, products_about(liar, d, mean)
 
 
 def out_of_turn(liar: Liar) -> Found:
@@ -167,12 +167,12 @@ def out_of_turn(liar: Liar) -> Found:
     moments = _begin(liar)
     d = moments.d
     liar.ask("standardize", mean=np.zeros(d), scale=np.ones(d), n_products=np.int64(1))
-    return Found(facts={"X'X": _triangle(liar, d)})
+    return Found(facts={"X'X": products_about(liar, d)})
 
 
 def asked_again(liar: Liar) -> Found:
     """Ask the same question twice in a run."""
-    _moments(liar)
+    honest_moments(liar)
     _begin(liar)
     return Found(facts={"an answer too many": None})
 
@@ -397,16 +397,17 @@ def _begin(liar: Liar, **claims: Any) -> _Begun:
     return _Begun(int(answer["n"]), d, answer["total"])
 
 
-def _moments(liar: Liar, **claims: Any) -> Moments:
+def honest_moments(liar: Liar, **claims: Any) -> Moments:
     """Return n, s, and X'X from an honest run of the solver "covariance"."""
     n, d, sums = _begin(liar, **claims)
     mean = sums / n
-    C = _triangle(liar, d, mean, **claims)
+    C = products_about(liar, d, mean, **claims)
     cross = np.outer(sums, mean)
     return Moments(n, sums, C + cross + cross.T - n * np.outer(mean, mean))
 
 
-def _triangle(liar: Liar, d: int, mean: Array | None = None, **claims: Any) -> Array:
+def products_about(liar: Liar, d: int, mean: Array | None = None, **claims: Any) -> Array:
+    """Return the products of all columns about a mean, or about zero, ``(d, d)``."""
     about = np.zeros(d) if mean is None else mean
     answer = liar.ask("covariance_triangle", mean=about, scale=np.ones(d), **claims)
     return unpack_triangle(answer["triangle"])

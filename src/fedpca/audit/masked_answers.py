@@ -16,7 +16,7 @@ import numpy as np
 from fedpca.arrays import Arrays
 from fedpca.privacy.masks import masked, neighbors
 from fedpca.privacy.rings import Ring, subtract
-from fedpca.privacy.secure_sum import BEYOND, BOUND, add_masked, decoded, from_header
+from fedpca.privacy.secure_sum import add_masked, decoded, from_header
 from fedpca.protocol.message import Message
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import find_question
@@ -33,14 +33,15 @@ class MaskedRound(NamedTuple):
 
     rings: Mapping[str, Ring]
     context: bytes
+    fields: tuple[str, ...]  # of the answer, without what is masked beside it
 
     @classmethod
     def of(cls, request: Message) -> MaskedRound | None:
         """Return how a request asks for masks, or None if it asks only how large the answer is."""
-        mask = request.header["mask"]
-        if mask == BOUND:
-            return None
-        return cls(from_header(find_question(request.header["question"]), mask), request.digest)
+        question = find_question(request.header["question"])
+        rings = from_header(question, request.header["mask"])
+        fields = tuple(question.answers)
+        return cls(rings, request.digest, fields) if rings.keys() >= {*fields} else None
 
     def sum(
         self, answers: Mapping[str, Arrays], sites: Collection[str], secrets: Secrets
@@ -57,8 +58,7 @@ class MaskedRound(NamedTuple):
                 add_masked(total, elements, self.rings)
             else:
                 total = elements
-        numbers = decoded(total, self.rings)
-        return {name: numbers[name] for name in numbers if name != BEYOND}
+        return decoded(total, {name: self.rings[name] for name in self.fields})
 
     def _without_known(self, site: str, answer: Arrays, secrets: Secrets) -> Arrays:
         elements = {name: np.array(answer[name]).view(np.uint64) for name in self.rings}

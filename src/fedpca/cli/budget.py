@@ -27,7 +27,7 @@ def budget(
     folder: Folder = None,
     policy: Annotated[
         Path | None,
-        typer.Option(help="TOML file with the site's policy, to show how much budget is left."),
+        typer.Option(help="TOML file with the policy that the site joins with, if it has one."),
     ] = None,
     delta: Annotated[
         float | None,
@@ -62,7 +62,7 @@ def budget(
         if json:
             typer.echo(json_text.dumps(found, indent=2))
         else:
-            _print(path, spent, found)
+            _print(path, spent, found, "the default policy" if policy is None else str(policy))
 
 
 def contents(spent: Spent, rules: Policy, delta: float) -> dict[str, Any]:
@@ -86,14 +86,14 @@ def contents(spent: Spent, rules: Policy, delta: float) -> dict[str, Any]:
             for (run, _), of_run in runs.items()
         ],
     }
-    if rules.max_epsilon is not None:
+    if not rules.is_open:
         # the budget is defined at the policy's delta, but what is left is stated at the requested one
         left = max(0.0, rules.max_mu2 - spent.mu2)
-        found |= {"max_epsilon": rules.max_epsilon, "left": _epsilon(left, delta)}
+        found |= {"total_epsilon": rules.total_epsilon, "left": _epsilon(left, delta)}
     return found
 
 
-def _print(path: Path, spent: Spent, found: dict[str, Any]) -> None:
+def _print(path: Path, spent: Spent, found: dict[str, Any], policy: str) -> None:
     table = new_table(None, ("since", "run", "purpose"), ("answers", "epsilon"))
     for each in found["runs"]:
         texts = [printable(each[name]) for name in ("run", "purpose")]
@@ -109,7 +109,9 @@ def _print(path: Path, spent: Spent, found: dict[str, Any]) -> None:
         f"{_in_words(found['epsilon'])} at delta {found['delta']:g}, and the chain is whole"
     )
     if "left" in found:
-        say(f"epsilon {_in_words(found['left'])} of {found['max_epsilon']:g} is left")
+        say(
+            f"epsilon {_in_words(found['left'])} of {found['total_epsilon']:g} is left with {policy}"
+        )
 
 
 def _file_of(name: str | None, folder: Path | None) -> Path:

@@ -63,7 +63,7 @@ from fedpca.cli.options import (
     table_or_sites,
 )
 from fedpca.cli.progress import approvals, progress
-from fedpca.coordinator.federation import Federation
+from fedpca.coordinator.federation import ON_REFUSAL, Federation
 from fedpca.errors import InputError
 from fedpca.estimators import FederatedPCA, RobustPCA
 from fedpca.report.boards import RunBoard
@@ -196,6 +196,13 @@ def fit(
         int | None,
         typer.Option(help="Number of sites that must answer each round; by default, all."),
     ] = None,
+    on_refusal: Annotated[
+        str,
+        typer.Option(
+            metavar="|".join(ON_REFUSAL),
+            help="What happens if a site refuses and a quorum remains: lose the site, or stop.",
+        ),
+    ] = ON_REFUSAL[0],
     timeout: Annotated[
         float | None,
         typer.Option(
@@ -296,6 +303,7 @@ def fit(
         opened = opened_sites(files or [], options_of_sites, keep, extract) if has_files else {}
         options: dict[str, Any] = {
             "quorum": quorum,
+            "on_refusal": on_refusal,
             "journal": journal,
             "secure": secure or (epsilon is not None and (not has_files or len(opened) > 1)),
         }

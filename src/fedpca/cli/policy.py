@@ -19,10 +19,9 @@ from fedpca.protocol.message import Message
 from fedpca.protocol.plan import RunPlan
 from fedpca.site.guard import refusal_of
 from fedpca.site.policy import JOINING
-from fedpca.site.policy_file import explain as explained
-from fedpca.site.policy_file import policy_text
 from fedpca.solvers.catalogue import load_added_solvers
 from fedpca.storage import atomic
+from fedpca.storage.regular import refuse_special
 
 TRY_PANEL = "The plan for --check and --save-plan, as for fedpca fit"
 
@@ -129,11 +128,11 @@ def policy(
                 "--explain, --check, and --save-plan are mutually exclusive; use only one"
             )
         if explain is not None:
-            for line in explained(read_policy(explain)):
+            for line in read_policy(explain).explain():
                 say(f"- {line}")
             return
         if check is None and save_plan is None:
-            _write(output, policy_text(JOINING), force)
+            _write(output, JOINING.to_text(), force)
             say(f"Wrote {output}; edit it, and pass it to fedpca join --policy")
             return
         own = {
@@ -193,6 +192,7 @@ def plan_of(
 
 def read_plan(path: Path) -> RunPlan:
     """Read a plan from a file that `fedpca policy --save-plan` wrote."""
+    refuse_special(path)
     try:
         return RunPlan.from_bytes(path.read_bytes())
     except OSError as error:
@@ -242,7 +242,7 @@ def _is_admitted(path: Path, plan: RunPlan) -> bool:
         f"admitted: {plan.program} with solver {plan.solver!r} at {len(plan.sites)} sites{secure}"
         f"{private}"
     )
-    if allowed.max_epsilon is not None:
+    if plan.is_private and not allowed.is_open:
         say("the check does not know what the site has spent; fedpca budget says what is left")
     return True
 

@@ -20,7 +20,7 @@ from fedpca.coordinator.approval import ApprovalWait
 from fedpca.coordinator.declaration import Declaration, refuse_unmaskable
 from fedpca.coordinator.journal import Journal
 from fedpca.coordinator.record import RunRecord, shares_of
-from fedpca.coordinator.round import Reply, Round, collect, joined
+from fedpca.coordinator.round import Reply, Round, collect, joined, reasons_of
 from fedpca.engines.base import Summand, Total
 from fedpca.errors import (
     FedpcaError,
@@ -71,6 +71,8 @@ class CurrentRun:
         self._memory = 0  # the last round of this attempt that changed the sites' memory
         self._is_declared = False  # whether the sites know the plan of this attempt
         self._energies: dict[str, float] = {}  # each site's sum of squares, if it is known
+        # by word, the question that was told amounts last, and the amount of each site
+        self._told: dict[str, tuple[str, dict[str, float]]] = {}
         self._journal: Journal | None = None
         self._is_going = False  # whether `until_its_end` has begun and not yet ended
         self._reservation: ExitStack | None = None  # holds the sites until it is closed
@@ -106,19 +108,20 @@ class CurrentRun:
         checked = question.check_request(arrays, dimensions)
         asked = self._round(question, checked, dimensions, self._masks_for(question, checked))
         entry = self._complete(asked)
-        if asked.has_failed:
+        if asked.has_failed and asked.masks is not None and self._secure_sums is not None:
             self._keep_entry(entry)
-            masks = self._masks_for(question, checked, has_failed=True)
+            self._secure_sums.keep_told(asked.masks, asked.total)
+            masks = self._secure_sums.masks_again(asked.masks)
             asked = self._round(question, checked, dict(self.dimensions), masks)
             entry = self._complete(asked)
         self._enter_history(entry, time.perf_counter() - began)
         self._count_spent(question)
         asked.raise_outcome()
-        if asked.masks is not None:  # the flags are not part of the answer
-            asked.total = {name: asked.total[name] for name in question.answers}
         if question.remembers:
             self._memory = asked.number
         self._keep_told(asked)
+        if asked.masks is not None:  # sizes are not part of the answer
+            asked.total = {name: asked.total[name] for name in question.answers}
         return asked
 
     def plan(self) -> RunPlan:
@@ -132,6 +135,7 @@ class CurrentRun:
             sites={name: keys.get(name, NO_KEY) for name in self.record.sites},
             purpose=self._fed.purpose,
             privacy={**identity.get("privacy", {}), **({SECURE: True} if self._fed.secure else {})},
+            quorum=self._fed.quorum,
         )
 
     def announce(self) -> None:
@@ -169,7 +173,7 @@ class CurrentRun:
                 f"{self._fed.quorum}; {lost}"
             ) from lost
         self.record.sites = remaining
-        self.record.influence, self._energies = {}, {}
+        self.record.influence, self._energies, self._told = {}, {}, {}
         self._attempt += 1
         self._memory = 0
         self._is_declared = False
@@ -232,6 +236,8 @@ class CurrentRun:
             dimensions=dimensions,
             memory=self._memory,
             energies=self._energies,
+            # a question that is asked again may be about other rows, such as those without gaps
+            before={word: each for word, (by, each) in self._told.items() if by != question.name},
             masks=masks,
         )
 
@@ -250,13 +256,10 @@ class CurrentRun:
                 self._refused = asked
         return asked.enter(self.record.ledger)
 
-    def _masks_for(
-        self, question: Question, arrays: Arrays, *, has_failed: bool = False
-    ) -> Masks | None:
+    def _masks_for(self, question: Question, arrays: Arrays) -> Masks | None:
         """Return the masks of the answers, or None if the answers are not masked.
 
-        If the size of the answers is unknown, or if a bound was tried in vain (``has_failed``), another
-        message in the same round first asks the sites for that size.
+        If the size of the answers is unknown, another message in the same round first asks for it.
         """
         if not self._fed.secure or question.verb != "sum":
             return None
@@ -275,7 +278,7 @@ class CurrentRun:
             return asked.total
 
         n_sites = len(self.record.sites)
-        return self._secure_sums.masks_for(question, arrays, n_sites, ask, has_failed=has_failed)
+        return self._secure_sums.masks_for(question, arrays, n_sites, ask)
 
     def _keep_entry(self, entry: dict[str, Any]) -> None:
         """Keep the entry of a message that is followed by another message in the same round."""
@@ -294,7 +297,7 @@ class CurrentRun:
     def _declare(self) -> dict[str, str]:
         """Declare the run's plan to the sites before the first question of an attempt.
 
-        Return what went wrong at each site that did not answer; raise an error if a site refuses. The
+        Return what went wrong at each site that is lost; raise an error if a refusal stops the run. The
         plan is declared if the engine's attribute ``declares`` is true, or if the run uses secure sums
         or differential privacy.
         """
@@ -306,7 +309,9 @@ class CurrentRun:
         if self._fed.secure:
             refuse_unmaskable(plan)
         attempt = f"{self.name}.{self._attempt}"
-        declaration = Declaration(self._fed.engine, plan, attempt, self._memory, self._fed.timeout)
+        declaration = Declaration(
+            self._fed.engine, plan, attempt, self._memory, self._fed.timeout, self._stopped_by
+        )
         can_resume = self._journal is not None
         wait = ApprovalWait(self.name, self._fed.approval_wait, can_resume, self._fed.on_waiting)
         failed = declaration.declare(wait, self._hold_sites, self._release_sites)
@@ -340,6 +345,9 @@ class CurrentRun:
             self._secure_sums.keep_told(asked.masks, asked.total)
             return
         told = asked.told
+        for word in {word for each in told.values() for word in each}:
+            amounts = {name: each[word] for name, each in told.items() if word in each}
+            self._told[word] = (asked.question.name, amounts)
         kinds = {"rows": "rows", "weight": "weight", "energy": "variance"}
         if any("rows" in known for known in self.record.influence.values()):
             del kinds["rows"]
@@ -353,10 +361,10 @@ class CurrentRun:
                     self._energies = amounts
 
     def _send(self, asked: Round) -> FedpcaError | None:
-        """Ask all sites, ask the failed sites a second time, and return an error if any site refuses.
+        """Ask all sites, ask failed sites a second time, and return the refusal that stops the run.
 
-        A site that refuses because of its rows or its policy has not failed. A person must decide
-        whether to ask it again or to continue without it.
+        A site that refuses because of its rows or its policy is not asked again, because it would
+        refuse again. It is lost, unless its refusal stops the run.
         """
         self._hold_sites()
         failed = self._declare()
@@ -370,11 +378,28 @@ class CurrentRun:
             asked.retried = list(failed)
             failed = {name: f"site {name!r} did not answer" for name in pending}
             refused |= collect(self._replies(asked, pending), accept, failed)
-            if not failed or refused:
+            stopped_by = self._stopped_by(refused)
+            if not failed or stopped_by is not None:
                 break
-        asked.close(lost=failed, is_void=bool(failed or refused))
+        lost = failed if stopped_by is not None else failed | reasons_of(refused)
+        in_order = {name: lost[name] for name in asked.sites if name in lost}
+        asked.close(lost=in_order, is_void=bool(lost or refused))
         self.record.proofs |= getattr(self._fed.engine, "proofs", {})
-        return joined(refused, asked.sites) if refused else None
+        return stopped_by
+
+    def _stopped_by(self, refused: Mapping[str, FedpcaError]) -> FedpcaError | None:
+        """Return the error with which these refusals stop the run, or None if the sites are lost.
+
+        Refusals stop a run that would have no quorum left, so that a person sees the reasons. If the
+        program can do without an answer, it sees the refusals of policies itself.
+        """
+        is_for_program = self._fed.asks_optional and any(
+            isinstance(error, PolicyRefused) for error in refused.values()
+        )
+        may_lose = self._fed.on_refusal == "lose" and not is_for_program
+        if not refused or (may_lose and self._has_quorum(refused)):
+            return None
+        return joined(refused, self.record.sites, PolicyRefused if is_for_program else None)
 
     def _announcing(self, asked: Round) -> Callable[[str, Reply | Summand], None]:
         """Announce the question; return a function that accepts an answer and announces it."""

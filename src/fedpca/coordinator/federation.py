@@ -34,6 +34,7 @@ from fedpca.protocol.plan import MAX_PURPOSE, RunPlan
 from fedpca.protocol.question import Question
 
 T = TypeVar("T")
+ON_REFUSAL = ("lose", "stop")  # what happens if a site refuses and a quorum remains
 
 
 class Federation:
@@ -45,6 +46,10 @@ class Federation:
         The engine that carries the messages; see `Federation.local`.
     quorum : int, optional
         The smallest number of sites that must answer in every round; by default, all sites.
+    on_refusal : str
+        What happens if a site refuses a question because of its policy or its rows, and a quorum
+        remains without it. With "lose", the site is lost, like a site that does not answer. With
+        "stop", the run stops. Without a quorum, every refusal stops the run.
     timeout : float, optional
         How many seconds a site has to answer in each round.
     journal : path, optional
@@ -83,6 +88,7 @@ class Federation:
         engine: Engine,
         *,
         quorum: int | None = None,
+        on_refusal: str = "lose",
         timeout: float | None = None,
         journal: str | os.PathLike[str] | None = None,
         on_round: Callable[[dict[str, Any]], None] | None = None,
@@ -99,9 +105,12 @@ class Federation:
             raise InputError(f"site names must be unique, got {names}; rename the duplicates")
         _check_limits(quorum, timeout, len(names))
         _check_approval(purpose, approval_wait)
+        if on_refusal not in ON_REFUSAL:
+            raise InputError(f"on_refusal={on_refusal!r} must be one of {', '.join(ON_REFUSAL)}")
         _refuse_lacking(engine, secure=secure, journal=journal is not None)
         self.engine = engine
         self.quorum = len(names) if quorum is None else quorum
+        self.on_refusal = on_refusal
         self.timeout = timeout
         self.on_round = on_round
         self.on_answer = on_answer
@@ -111,6 +120,7 @@ class Federation:
         self.secure = secure
         self._journal_path = journal
         self._in_use = threading.Lock()
+        self.asks_optional = False  # whether the program can do without an answer to its question
         self._current = CurrentRun(self)
 
     @classmethod
@@ -128,10 +138,10 @@ class Federation:
             four sites work side by side, but no more than the number of threads that BLAS may use.
             Otherwise, or if the arrays are tiny, the sites work one after another.
         **options
-            ``quorum``, ``timeout``, ``journal``, ``on_round``, ``on_answer``, ``purpose``,
-            ``approval_wait``, ``on_waiting``, and ``secure``, as for `Federation`. A site's time limit
-            starts when the site begins to work. With a journal ``F``, the sites keep their memory in
-            the folder ``F.sites``.
+            ``quorum``, ``on_refusal``, ``timeout``, ``journal``, ``on_round``, ``on_answer``,
+            ``purpose``, ``approval_wait``, ``on_waiting``, and ``secure``, as for `Federation`. A
+            site's time limit starts when the site begins to work. With a journal ``F``, the sites keep
+            their memory in the folder ``F.sites``.
         """
         from fedpca.engines.local import LocalEngine
 
@@ -227,7 +237,7 @@ class Federation:
         drop, columns, id, weight
             The names of columns, as for `Site`.
         **options
-            ``quorum``, ``timeout``, and ``on_round``, as for `Federation`.
+            ``quorum``, ``on_refusal``, ``timeout``, and ``on_round``, as for `Federation`.
         """
         from fedpca.engines.dask.engine import connect
 
@@ -303,6 +313,18 @@ class Federation:
                 "only questions with summed answers, or omit secure"
             )
         return self._current.ask(question, arrays).answers
+
+    @contextmanager
+    def optional(self) -> Iterator[None]:
+        """Mark the questions that are asked inside as ones that the program can do without.
+
+        If a site's policy refuses such a question, `PolicyRefused` is raised, and no site is lost.
+        """
+        before, self.asks_optional = self.asks_optional, True
+        try:
+            yield
+        finally:
+            self.asks_optional = before
 
     @property
     def record(self) -> RunRecord:

@@ -27,6 +27,7 @@ from fedpca.protocol.message import (
     encode,
     encoded_size,
 )
+from fedpca.storage.regular import refuse_special
 
 try:
     import fcntl
@@ -144,6 +145,7 @@ def recorded_sites(path: str | os.PathLike[str] | None) -> list[str] | None:
     """Return the sites recorded in a journal, or None if there is no usable journal."""
     if path is None:
         return None
+    refuse_special(path, JournalError)
     try:
         with Path(path).open("rb") as file:
             prefix = file.read(PREFIX_BYTES)
@@ -160,6 +162,7 @@ def _open_or_create(path: Path) -> BinaryIO:
     Nothing is written until the file is locked. Only the file's owner can read it, since it holds
     individual sites' answers.
     """
+    refuse_special(path, JournalError)
     try:
         return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "rb+")
     except OSError as error:

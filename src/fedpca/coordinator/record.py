@@ -13,6 +13,7 @@ from fedpca.protocol.proof import check_proofs
 
 DOMINANT_SHARE = 0.9  # of the variance
 MAX_DOMINANT_WEIGHT = 0.5  # share of the rows; a site with more never counts as dominant
+NEARLY_ALL = 0.9999  # of the rows or their weight
 DOMINANT_TIMES = 100.0  # times other sites' variance per row, as if values were 10 times too large
 
 
@@ -156,6 +157,18 @@ class RunRecord:
         return found[0][0]
 
     @property
+    def heavy_site(self) -> str | None:
+        """Return the one of several sites that has nearly all of the weight, or None.
+
+        Nobody can check how many rows a site has, so such a site can make the components its own.
+        """
+        shares = {name: share_of(known) for name, known in self.influence.items()}
+        for name, share in shares.items():
+            if share > NEARLY_ALL and any(shares[other] for other in shares if other != name):
+                return name
+        return None
+
+    @property
     def rings(self) -> list[tuple[str, str, int, int]]:
         """Return each masked field's question and name, and its ring's bits and fraction bits."""
         found = {
@@ -184,6 +197,11 @@ class RunRecord:
     def bytes_down(self) -> int:
         """Return the number of bytes sent from the coordinator to the sites."""
         return sum(entry["bytes_down"] for entry in self.history)
+
+
+def share_of(known: Mapping[str, float]) -> float:
+    """Return a site's share of the weight, or of the rows if rows are what counts."""
+    return known.get("weight", known.get("rows", 0.0))
 
 
 def check_secure(secure: object, history: list[dict[str, Any]]) -> dict[str, str]:

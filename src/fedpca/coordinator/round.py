@@ -22,7 +22,17 @@ from fedpca.errors import (
     SiteError,
     SitesLost,
 )
-from fedpca.protocol.message import MAX_BYTES, Header, Message, compose, decode
+from fedpca.protocol.invariants import contradiction
+from fedpca.protocol.message import (
+    ANSWER,
+    ECHOED,
+    MAX_BYTES,
+    Header,
+    Message,
+    check_header,
+    compose,
+    decode,
+)
 from fedpca.protocol.printable import MAX_REASON_CHARS, printable
 from fedpca.protocol.question import Question
 
@@ -46,6 +56,8 @@ class Round:
     dimensions: Dimensions
     memory: int = 0  # the last round of the run that changed the sites' memory
     energies: Mapping[str, float] = field(default_factory=dict)  # of each site's rows, if known
+    # amounts by word and site that other questions of the attempt were told
+    before: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     total: Arrays = field(default_factory=dict)  # the result of a sum
     answers: dict[str, Arrays] = field(default_factory=dict)  # gathered, or not summed yet
     sizes: dict[str, int] = field(default_factory=dict)  # bytes of each accepted answer
@@ -61,7 +73,7 @@ class Round:
 
     @property
     def has_failed(self) -> bool:
-        """Return whether a bound was tried for the masks, and the total does not fit the bound."""
+        """Return whether the total does not fit the rings of the masks."""
         return self.masks is not None and not self.is_void and not self.masks.fit(self.total)
 
     @property
@@ -87,7 +99,7 @@ class Round:
             most = min(2 * most, MAX_BYTES)  # numbers in a wide ring take 16 bytes
         # all sites get the same message
         self.request = replace(compose(header, self.arrays), max_answer_bytes=most)
-        self._echo = [(key, header[key]) for key in ("round", "question", "run")]
+        self._echo = [(key, header[key]) for key in ECHOED]
         self._most_explained = self._explainable()
 
     def accept(self, name: str, reply: Reply | Summand) -> None:
@@ -105,12 +117,17 @@ class Round:
                 return
             dimensions = dict(self.dimensions)
             arrays = self._checked(message, name, dimensions)
+            told = {} if self.masks is not None else self.question.told(arrays)
+            known = {word: each[name] for word, each in self.before.items() if name in each}
+            problem = contradiction(told, known) if told else None
+            if problem is not None:
+                raise MessageError(f"the answer {problem}")
         except FedpcaError as error:
             where = f"site {name!r}, round {self.number}, while {self.question.doing}"
             raise type(error)(printable(f"{where}: {error}", MAX_REASON_CHARS)) from None
         self.answers[name] = arrays
         if self.masks is None:
-            self.told[name] = self.question.told(arrays)
+            self.told[name] = told
         self.sizes[name] = message.n_bytes
         self.fields[name] = fields_of(arrays)
         if self.verb == "sum":
@@ -169,7 +186,7 @@ class Round:
             "bytes_up": sum(self.sizes.values()) + sum(self.sums.values()),
             "bytes_down": len(asked) * self.request.n_bytes,
         }
-        if self.masks is not None and not self.masks.is_bound:
+        if self.masks is not None and not self.masks.is_size:
             entry["rings"] = self.masks.fields
         return entry
 
@@ -263,20 +280,25 @@ class Round:
 
     def _unmasked(self, masks: Masks) -> Arrays:
         """Return the total of masked answers; refuse a total in which masks are left."""
+        where = f"round {self.number}, while {self.question.doing}"
+        if not masks.cancel(self.total):
+            raise MessageError(
+                f"{where}: the masks of the sites do not cancel, or a site could not answer; a site's "
+                "own log says why it could not"
+            )
         total = masks.decode(self.total)
         try:
-            if not masks.cancel(total):
-                raise MessageError("the total is not a sum of answers")
-            if masks.is_bound or not masks.fit(total):
+            if masks.is_size or not masks.fit(total):
                 return total
+            if not masks.is_within(total):
+                raise MessageError("the total is not a sum of answers")
             own = {name: total[name] for name in self.question.answers}
             return total | self.question.check_answer(
                 own, dict(self.dimensions), self.arrays, is_total=True
             )
         except FedpcaError as error:
             raise MessageError(
-                f"round {self.number}, while {self.question.doing}: {error}; the masks of the sites do "
-                "not cancel, or a site sent something other than its answer"
+                f"{where}: {error}; a site sent something other than its answer"
             ) from None
 
     def _explainable(self) -> dict[str, float]:
@@ -316,9 +338,10 @@ class Round:
 
 def raise_error_in(header: Header) -> None:
     """Raise the error that a site reports in a message's header, if there is one."""
+    check_header(header, ANSWER)
     if "error" in header:
-        kind = REPORTED_BY_SITES.get(str(header["error"]), MessageError)
-        raise kind(str(header.get("text")))
+        kind = REPORTED_BY_SITES.get(header["error"], MessageError)
+        raise kind(header.get("text", "the site gave no reason"))
 
 
 def reported(reply: Reply, where: str) -> Message:
@@ -356,12 +379,21 @@ def collect(
     return refused
 
 
-def joined(refused: Mapping[str, FedpcaError], sites: Sequence[str]) -> FedpcaError:
+def joined(
+    refused: Mapping[str, FedpcaError],
+    sites: Sequence[str],
+    kind: type[FedpcaError] | None = None,
+) -> FedpcaError:
     """Return the refusals of several sites as one error, in the order of the sites.
 
     Sites refuse because of their rows or because of their policies. The error includes only refusals
-    of the same type as the first one.
+    of one type; by default, that of the first site.
     """
     errors = [refused[name] for name in sites if name in refused]
-    kind = type(errors[0])
+    kind = kind or type(errors[0])
     return kind("; ".join(str(error) for error in errors if isinstance(error, kind)))
+
+
+def reasons_of(refused: Mapping[str, FedpcaError]) -> dict[str, str]:
+    """Return the text of each site's refusal."""
+    return {name: str(error) for name, error in refused.items()}

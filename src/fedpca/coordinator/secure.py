@@ -2,7 +2,7 @@
 
 A masked answer consists of elements of a ring, which look random to the coordinator. Once all sites
 have answered, the masks cancel, and the sum of the elements is the sum of the answers. The coordinator
-learns nothing about a single site, except that the site answered.
+learns nothing about a single site, except that the site sent something.
 """
 
 from __future__ import annotations
@@ -15,51 +15,54 @@ from typing import Any
 import numpy as np
 
 from fedpca.arrays import Arrays, Dimensions
-from fedpca.privacy.bounds import bound_from_bins, masks_cancel
-from fedpca.privacy.rings import NARROW, WHOLE, WIDE, Ring
+from fedpca.privacy.bounds import SIZE
+from fedpca.privacy.rings import NARROW, UNIT_EXPONENT, WHOLE, WIDE, Ring, exponent_of
 from fedpca.privacy.secure_sum import (
-    BEYOND,
-    BOUND,
+    SIZES,
+    ZERO,
     add_masked,
-    bins_of,
     check_masked,
     decoded,
-    explained_bounds,
-    rings_from_bounds,
+    explained_exponents,
+    rings_of,
+    sizes_of,
     to_header,
 )
 from fedpca.protocol.question import Question
 
-GROWTH = 4.0  # factor by which answers to a question may exceed those of an earlier round
-# the largest error that rounding at the sites may cause in a total, as a share of the largest number in
-# the total; smaller for a wide ring, whose small numbers may be in other units and must be accurate too
-MAX_ROUNDING = {NARROW: 2.0**-44, WIDE: 2.0**-80}
-MAX_FAILED = 2  # once this many bounds in a row have failed for a question, no more are tried
+HEADROOM_BITS = 6  # by which answers to a question may exceed those of an earlier round
+# the largest error that rounding at the sites may cause in a total, as a share of the size of all
+# answers; smaller for a wide ring, whose small numbers may be in other units and must be accurate too
+MAX_ROUNDING_EXPONENT = {NARROW: -44, WIDE: -80}
 
 
 @dataclass(frozen=True)
 class Masks:
-    """How the answers to one question are masked."""
+    """How the answers to one question are masked; ``asked`` are the rings of all fields but one."""
 
     question: Question
-    rings: Mapping[str, Ring]
+    asked: Mapping[str, Ring]
     n_sites: int
-    is_bound: bool = False  # whether sites are asked only how large their answers are
+
+    @property
+    def rings(self) -> dict[str, Ring]:
+        """Return the ring of each field that the sites send."""
+        return {**self.asked, ZERO: WHOLE}
 
     @property
     def header(self) -> Any:
         """Return what the sites are told about the masks."""
-        return BOUND if self.is_bound else to_header(self.rings)
+        return to_header(self.rings)
 
     @property
-    def is_tried(self) -> bool:
-        """Return whether the bound is a guess, which answers may exceed."""
-        return BEYOND in self.rings
+    def is_size(self) -> bool:
+        """Return whether sites are asked only how large their answers are."""
+        return set(self.asked.values()) == {SIZE}
 
     @property
     def fields(self) -> dict[str, list[int]]:
         """Return the ring of each field of an answer, as a run record stores it."""
-        return to_header({name: self.rings[name] for name in self.question.answers})
+        return to_header({name: self.asked[name] for name in self.question.answers})
 
     def check(self, arrays: Arrays, dimensions: Dimensions) -> Arrays:
         """Return the elements in an answer, or raise an error that names the field."""
@@ -70,52 +73,45 @@ class Masks:
         add_masked(total, elements, self.rings)
 
     def cancel(self, total: Arrays) -> bool:
-        """Return whether all masks have canceled, as far as the total shows.
-
-        A sum of answers is within its bound, but half of all random numbers in a ring are not.
-        """
-        if self.is_bound:
-            return all(masks_cancel(bins) for bins in total.values())
-        if self.is_tried and not masks_cancel(total[BEYOND]):
-            return False
-        return self._has_flags(total) or all(
-            ring == WHOLE or float(np.abs(total[name]).max(initial=0.0)) < ring.largest
-            for name, ring in self.rings.items()
-        )
-
-    def _has_flags(self, total: Arrays) -> bool:
-        """Return whether a bound was tried and some site's answer exceeded it."""
-        return self.is_tried and bool(total[BEYOND].any())
+        """Return whether all masks cancel in a total of elements, and all sites have answered."""
+        return not total[ZERO].any()
 
     def fit(self, total: Arrays) -> bool:
         """Return whether a total is the sum of all answers, with enough correct digits.
 
-        If a bound was tried, some answer may have exceeded it, or the total may be so far below it that
-        digits were lost.
+        That is known if the size of the answers was known before. Otherwise, the sizes that are told
+        with the answers show whether the sum may exceed its ring, and whether digits were lost.
         """
-        if not self.is_tried:
-            return True
-        if self._has_flags(total):
-            return False
-        largest: dict[Ring, float] = {}
-        for name in self.question.answers:
-            ring, size = self.rings[name], float(np.abs(total[name]).max(initial=0.0))
-            largest[ring] = max(largest.get(ring, 0.0), size)
-        largest.pop(WHOLE, None)
         return all(
-            self.n_sites * math.ldexp(0.5, -ring.fraction_bits) <= MAX_ROUNDING[ring.bits] * size
-            for ring, size in largest.items()
+            self._fits(ring, int(total[SIZES[ring.bits]]))
+            for ring in {self.asked[name] for name in self.question.answers} - {WHOLE}
+            if SIZES[ring.bits] in total
+        )
+
+    def _fits(self, ring: Ring, exponent: int) -> bool:
+        if exponent == UNIT_EXPONENT:  # all answers are zero
+            return True
+        rounding = math.log2(self.n_sites) - ring.fraction_bits - 1
+        is_exact = rounding <= exponent - 1 + MAX_ROUNDING_EXPONENT[ring.bits]
+        return exponent <= ring.exponent and is_exact
+
+    def is_within(self, total: Arrays) -> bool:
+        """Return whether a total stays below its bound, as all sums of honest answers do."""
+        return all(
+            ring == WHOLE or exponent_of(total[name]) <= ring.exponent
+            for name, ring in self.asked.items()
+            if name in self.question.answers
         )
 
     def decode(self, total: Arrays) -> Arrays:
-        """Return a total as numbers."""
-        return decoded(total, self.rings)
+        """Return a total of elements as numbers."""
+        return decoded(total, self.asked)
 
     def elements_like(self, total: Arrays) -> Arrays:
         """Return arrays with the shapes of the elements from which a total was decoded."""
+        shapes = {name: total[name].shape for name in self.asked} | {ZERO: ()}
         return {
-            name: np.empty(self.rings[name].shape(array.shape), np.int64)
-            for name, array in total.items()
+            name: np.empty(ring.shape(shapes[name]), np.int64) for name, ring in self.rings.items()
         }
 
 
@@ -124,43 +120,34 @@ class SecureSums:
 
     def __init__(self) -> None:
         self._energy: float | None = None  # the total sum of squares, once it is known
-        self._to_try: dict[str, dict[str, float]] = {}  # bounds by question, from known sizes
-        self._n_failed: dict[str, int] = {}  # how many bounds failed in a row, by question
+        self._sizes: dict[str, dict[str, int]] = {}  # of the last answers, by question
 
     def masks_for(
-        self,
-        question: Question,
-        arrays: Arrays,
-        n_sites: int,
-        ask: Callable[[Masks], Arrays],
-        *,
-        has_failed: bool = False,
+        self, question: Question, arrays: Arrays, n_sites: int, ask: Callable[[Masks], Arrays]
     ) -> Masks:
-        """Return the masks for a question, and call ``ask`` first if the answers' sizes are unknown.
+        """Return the masks for a question; call ``ask`` first to learn the size of its first answer."""
+        exponents = explained_exponents(question, arrays, self._energy)
+        if exponents is not None:
+            return Masks(question, rings_of(question, exponents), n_sites)
+        sizes = sizes_of(question)
+        if question.name not in self._sizes:
+            masks = Masks(question, sizes, n_sites)
+            self.keep_told(masks, ask(masks))
+            return self.masks_again(masks)
+        roomy = {kind: each + HEADROOM_BITS for kind, each in self._sizes[question.name].items()}
+        return Masks(question, {**rings_of(question, roomy), **sizes}, n_sites)
 
-        If an earlier round asked for the sizes, a bound from that round is tried instead, unless a
-        bound has already failed in this round (``has_failed``).
-        """
-        bounds = explained_bounds(question, arrays, self._energy)
-        if bounds is not None:
-            return Masks(question, rings_from_bounds(question, bounds), n_sites)
-        name = question.name
-        to_try = self._to_try.pop(name, None)
-        if has_failed:
-            self._n_failed[name] = self._n_failed.get(name, 0) + 1
-        elif to_try is not None:
-            self._to_try[name] = to_try
-            return Masks(question, {**rings_from_bounds(question, to_try), BEYOND: WHOLE}, n_sites)
-        bins = ask(Masks(question, bins_of(question), n_sites, is_bound=True))
-        bounds = {kind: n_sites * bound_from_bins(each) for kind, each in bins.items()}
-        if all(bounds.values()) and self._n_failed.get(name, 0) < MAX_FAILED:
-            self._to_try[name] = {kind: GROWTH * bound for kind, bound in bounds.items()}
-        return Masks(question, rings_from_bounds(question, bounds), n_sites)
+    def masks_again(self, masks: Masks) -> Masks:
+        """Return the masks for the same answer, whose size has now been told."""
+        question = masks.question
+        return Masks(question, rings_of(question, self._sizes[question.name]), masks.n_sites)
 
     def keep_told(self, masks: Masks, total: Arrays) -> None:
-        """Store the total sum of squares if the answers contain it; note that a tried bound fits."""
-        if masks.is_tried:
-            self._n_failed.pop(masks.question.name, None)
-        energy = masks.question.told(total).get("energy")
-        if energy is not None:
-            self._energy = energy
+        """Store the size of the answers and the total sum of squares, if the total contains them."""
+        sizes = {name: int(total[name]) for name, ring in masks.asked.items() if ring == SIZE}
+        if sizes:
+            self._sizes[masks.question.name] = sizes
+        if not masks.is_size and masks.fit(total):
+            energy = masks.question.told(total).get("energy")
+            if energy is not None:
+                self._energy = energy

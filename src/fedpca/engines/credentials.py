@@ -59,6 +59,7 @@ except ImportError as error:  # pragma: no cover - the tests have it
 from fedpca.errors import FileError, InputError, LedgerError
 from fedpca.protocol.proof import statement
 from fedpca.storage import atomic
+from fedpca.storage.regular import refuse_special
 
 CA, CERTIFICATE, KEY, SECRET = "ca.pem", "server.pem", "server.key", "coordinator.secret"
 COORDINATOR_KEY, COORDINATOR_PUBLIC = "coordinator.key", "coordinator.pub"
@@ -487,6 +488,7 @@ def _write(path: Path, text: bytes, *, private: bool = False) -> None:
 
 
 def _read(path: Path) -> bytes:
+    refuse_special(path)
     try:
         return path.read_bytes()
     except OSError as error:

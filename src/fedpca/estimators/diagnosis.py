@@ -154,7 +154,10 @@ def diagnose(
         plain = {**frame, "n_components": n_directions}
         solver = Merge.name  # this solver reveals as much as a site map
         try:
-            mapped, sites_run = _run(fed, map_sites, "SiteMap", plain, given, random_state, solver)
+            with fed.optional():
+                mapped, sites_run = _run(
+                    fed, map_sites, "SiteMap", plain, given, random_state, solver
+                )
             reason = ""
         except (PolicyRefused, JournalError) as refused:  # a journal holds only one run
             reason = str(refused)

@@ -22,7 +22,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from fedpca.arrays import Array
 from fedpca.coordinator.federation import Federation
-from fedpca.coordinator.record import RunRecord
+from fedpca.coordinator.record import RunRecord, share_of
 from fedpca.errors import InputError
 from fedpca.estimators.weights import weighted_sites
 from fedpca.privacy.gaussian import Privacy
@@ -138,7 +138,9 @@ def warn_noise(run: RunRecord, k: int) -> None:
 
 
 def warn_dominant(run: RunRecord) -> None:
-    """Warn if one site with few rows has almost all of the variance, and so determines the components.
+    """Warn if one site with few rows has almost all of the variance, or nearly all of the rows.
+
+    Such a site determines the components.
 
     Call this directly from ``fit``, so that the warning points to the line that called ``fit``.
     """
@@ -153,6 +155,15 @@ def warn_dominant(run: RunRecord) -> None:
             f"site {name!r} has {part} but causes {caused:.1%} of the "
             "variance, so the components mostly describe this site; check the units and the values of "
             "its rows, or fit without this site",
+            UserWarning,
+            stacklevel=3,
+        )
+    heavy = run.heavy_site
+    if heavy is not None:
+        warnings.warn(
+            f"site {heavy!r} claims {share_of(run.influence[heavy]):.4%} of the rows or of their "
+            "weight, so the components describe hardly any other site; check its row count and "
+            "weights, or fit without this site",
             UserWarning,
             stacklevel=3,
         )

@@ -59,6 +59,15 @@ def public_key_of(private: bytes) -> bytes:
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
+def is_usable(public: bytes) -> bool:
+    """Return whether a public key leads to secrets; with a key of low order, none would be secret."""
+    try:
+        X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:
+        return False
+    return True
+
+
 def neighbors(name: str, roster: Sequence[str], seed: bytes) -> list[str]:
     """Return the sites that share masks with a site, in the order of their names.
 
@@ -126,7 +135,7 @@ def masked(
 def words_of(secret: bytes, context: bytes, n_words: int) -> Array:
     """Return pseudorandom words that only the holders of the secret can compute."""
     stream = _stream(secret, context)
-    return np.frombuffer(stream.update(bytes(8 * n_words)), np.uint64)
+    return np.frombuffer(bytearray(stream.update(bytes(8 * n_words))), np.uint64)
 
 
 def _stream(secret: bytes, context: bytes) -> CipherContext:

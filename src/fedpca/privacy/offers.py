@@ -16,7 +16,7 @@ import numpy as np
 
 from fedpca.arrays import Array, Arrays
 from fedpca.errors import MessageError, PolicyRefused
-from fedpca.privacy.masks import KEY_BYTES
+from fedpca.privacy.masks import KEY_BYTES, is_usable
 from fedpca.protocol.plan import NO_KEY, RunPlan
 
 MAX_OFFER_BYTES = 1024
@@ -82,21 +82,22 @@ def seed_of(run: str, offers: Mapping[str, Offer]) -> bytes:
     return digest.digest()
 
 
-def check_offers(
-    run: str, plan: RunPlan, offers: Mapping[str, Offer], verify: Verify | None
-) -> None:
-    """Refuse offers unless each site has signed its own with the key that the plan lists."""
-    for name, key in plan.sites.items():
-        if key == NO_KEY and verify is None:
-            continue
-        offer = offers[name]
-        if hashlib.sha256(offer.identity).hexdigest() != key:
-            raise PolicyRefused(
-                f"the key offered for site {name!r} is not signed with the key in the plan"
-            )
-        text = text_to_sign(run, plan, offer.public)
-        if verify is None or not verify(offer.identity, offer.signature, text):
-            raise PolicyRefused(f"the key offered for site {name!r} is not signed by that site")
+def check_offer(run: str, plan: RunPlan, name: str, offer: Offer, verify: Verify | None) -> None:
+    """Refuse an offer unless its key is usable, and signed with the key that the plan lists."""
+    if not is_usable(offer.public):
+        raise PolicyRefused(
+            f"the key offered for site {name!r} has a low order, so it hides nothing"
+        )
+    key = plan.sites[name]
+    if key == NO_KEY and verify is None:
+        return
+    if hashlib.sha256(offer.identity).hexdigest() != key:
+        raise PolicyRefused(
+            f"the key offered for site {name!r} is not signed with the key in the plan"
+        )
+    text = text_to_sign(run, plan, offer.public)
+    if verify is None or not verify(offer.identity, offer.signature, text):
+        raise PolicyRefused(f"the key offered for site {name!r} is not signed by that site")
 
 
 def pack_offers(offers: Mapping[str, Offer]) -> Arrays:
@@ -110,7 +111,10 @@ def unpack_offers(names: Sequence[str], arrays: Mapping[str, Array]) -> dict[str
     data, start, offers = arrays.get("offers", np.empty(0, np.uint8)).tobytes(), 0, {}
     for name in names:
         end = Offer.end(data, start)
-        offers[name] = Offer.from_bytes(data[start:end])
+        try:
+            offers[name] = Offer.from_bytes(data[start:end])
+        except MessageError as error:
+            raise MessageError(f"the key offered for site {name!r}: {error}") from None
         start = end
     if start != len(data):
         raise PolicyRefused(

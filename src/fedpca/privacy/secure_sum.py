@@ -4,44 +4,44 @@ Both ends use these rules. A field of whole numbers is summed as it is. A matrix
 ring, and a vector or a number into a wide one, since the columns of a table may have very different
 units.
 
-A ring needs a bound. If the question declares with the word "explained" that a field is part of the
-rows' sum of squares, the total sum of squares bounds the field. Otherwise, the sites first find a bound
-(`fedpca.privacy.bounds`), in a separate message within the round.
+A ring needs a bound on the total. If the question declares with the word "explained" that a field is
+part of the rows' sum of squares, the total sum of squares bounds the field. The coordinator already has
+that total. Otherwise, the sites first tell how large their answers are together
+(`fedpca.privacy.bounds`), in a separate message within the round. Later answers to the same question
+have such a size beside them. So the coordinator knows whether the total fits its ring. If it does not,
+the coordinator asks for the same answer in another ring.
 
-When a question is asked again, a bound that is somewhat larger than the last one is tried. A site whose
-answer exceeds that bound sends random elements and raises a flag, under masks. The total then shows
-only that some site did so, and the round goes on as if no bound had been tried.
+A site compares none of its numbers with a ring. Whichever rings a coordinator chooses, it learns only
+the total modulo each ring. Everything that depends on the rows of a site is under masks, also whether
+the site could answer: one more field is zero at each site, and random at a site that could not.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from fedpca.arrays import Array, Arrays, Declared, Dimensions, check_arrays
-from fedpca.errors import MessageError, PolicyRefused
-from fedpca.privacy.bounds import N_FLAGS, N_WORDS, flag_beyond, size_bins
-from fedpca.privacy.masks import masked, words_of
-from fedpca.privacy.rings import NARROW, WHOLE, WIDE, Ring, add
-from fedpca.protocol.message import Message
+from fedpca.errors import MessageError
+from fedpca.privacy.bounds import N_RANDOM_WORDS, SIZE, hidden_size, told_exponent
+from fedpca.privacy.rings import NARROW, WHOLE, WIDE, WORD_BITS, Ring, add, largest_of
 from fedpca.protocol.question import Question
 
 MIN_SITES = 2
 ONE_SITE = "a secure sum over one site would show that site's answer; use at least two sites"
-BOUND = "bound"  # the mask of a message that asks only for a bound
-BEYOND = "beyond bound"  # the field for flags, in answers whose bound is only tried
-KINDS = {NARROW: "narrow", WIDE: "wide"}
+SIZES = {NARROW: "narrow size", WIDE: "wide size"}  # the field of the size of all fields in a ring
+ZERO = (
+    "zero sum"  # a field of zeros, whose total is zero if all masks cancel and all sites answered
+)
 # enough for the largest and the smallest floats
 MIN_FRACTION_BITS, MAX_FRACTION_BITS = (-1100, 1200)
 ENERGY_SLACK = 1e-6  # share of itself by which rounding may change a total
-_SIZES, _FLAG, _NOTHING = (b"fedpca " + each for each in (b"size words", b"flag", b"no answer"))
 
-
-class BeyondBound(PolicyRefused):
-    """A site refuses to mask a number that is larger than the ring allows."""
+Words = Callable[[bytes, int], Array]  # returns so many random words, which depend on the bytes
 
 
 def bits_of(declared: Declared) -> int:
@@ -50,24 +50,24 @@ def bits_of(declared: Declared) -> int:
     return WIDE if is_small and declared.dtype != "int64" else NARROW
 
 
-def rings_from_bounds(question: Question, bounds: Mapping[str, float]) -> dict[str, Ring]:
-    """Return the ring of each field; ``bounds`` has a bound on totals for each kind of ring."""
+def rings_of(question: Question, exponents: Mapping[str, int]) -> dict[str, Ring]:
+    """Return the ring of each field; totals are below 2 to the power of these exponents, by size."""
     rings = {}
     for name, declared in question.answers.items():
         bits, is_whole = bits_of(declared), declared.dtype == "int64"
-        rings[name] = WHOLE if is_whole else Ring.for_bound(bits, bounds[KINDS[bits]])
+        rings[name] = WHOLE if is_whole else Ring.for_exponent(bits, exponents[SIZES[bits]])
     return rings
 
 
-def bins_of(question: Question) -> dict[str, Ring]:
-    """Return the fields of an answer about bounds: one for each kind of ring with fractions."""
-    kinds = {KINDS[bits_of(each)] for each in question.answers.values() if each.dtype != "int64"}
-    return dict.fromkeys(sorted(kinds), WHOLE)
+def sizes_of(question: Question) -> dict[str, Ring]:
+    """Return the fields of an answer's size: one for each kind of ring with fractions."""
+    kinds = {SIZES[bits_of(each)] for each in question.answers.values() if each.dtype != "int64"}
+    return dict.fromkeys(sorted(kinds), SIZE)
 
 
-def explained_bounds(
+def explained_exponents(
     question: Question, arrays: Arrays, energy: float | None
-) -> dict[str, float] | None:
+) -> dict[str, int] | None:
     """Return the bounds on totals that the rows' sum of squares implies, or None without any.
 
     The norm of ``A'A Z`` is at most the trace of ``A'A`` times the norm of Z. A question may also
@@ -86,7 +86,7 @@ def explained_bounds(
         factor = max([1.0, *(float(np.linalg.norm(block)) for block in blocks)])
     if factor is None:
         return None
-    return dict.fromkeys(bins_of(question), (1 + ENERGY_SLACK) * factor * energy)
+    return dict.fromkeys(sizes_of(question), math.frexp((1 + ENERGY_SLACK) * factor * energy)[1])
 
 
 def to_header(rings: Mapping[str, Ring]) -> dict[str, list[int]]:
@@ -95,130 +95,87 @@ def to_header(rings: Mapping[str, Ring]) -> dict[str, list[int]]:
 
 
 def from_header(question: Question, mask: Any) -> dict[str, Ring]:
-    """Return the rings in a message's header; refuse what no coordinator would ask for."""
+    """Return the rings in a message's header; refuse what no coordinator would ask for.
+
+    The rings are those of the answer, those of its sizes, or both.
+    """
     try:
         rings = {name: Ring(int(bits), int(fraction)) for name, (bits, fraction) in mask.items()}
     except (AttributeError, TypeError, ValueError):
         raise MessageError("the question does not say how to mask its answer") from None
-    for name, declared in question.answers.items():
-        ring = rings.get(name)
-        is_known = ring is not None and (
-            ring == WHOLE
-            if declared.dtype == "int64"
-            else ring != WHOLE
-            and ring.bits == bits_of(declared)
-            and MIN_FRACTION_BITS <= ring.fraction_bits <= MAX_FRACTION_BITS
-        )
-        if not is_known:
+    own, due = question.answers.keys(), {**sizes_of(question), ZERO: WHOLE}
+    is_whole = rings.keys() in (own | {ZERO}, own | due.keys())
+    if not is_whole and (rings.keys() != due.keys() or len(due) == 1):
+        raise MessageError("the question does not say how to mask each field of its answer")
+    for name, ring in rings.items():
+        if not (ring == due[name] if name in due else _is_ring_of(question.answers[name], ring)):
             raise MessageError(f"field {name!r} cannot be masked in the ring that was asked for")
-    tried = {BEYOND: WHOLE} if BEYOND in rings else {}
-    return {name: rings[name] for name in question.answers} | tried
+    return dict(sorted(rings.items()))  # both ends of a mask need the same order
 
 
-def masked_answer(
-    question: Question,
-    request: Message,
-    answer: Arrays,
-    site: str,
-    secrets: Mapping[str, bytes],
-    private: bytes,
-) -> Arrays:
-    """Return a site's answer, or only the size of its numbers, under masks.
+def _is_ring_of(declared: Declared, ring: Ring) -> bool:
+    """Return whether a coordinator may ask for a field in this ring."""
+    if declared.dtype == "int64" or ring == WHOLE:
+        return declared.dtype == "int64" and ring == WHOLE
+    is_known = MIN_FRACTION_BITS <= ring.fraction_bits <= MAX_FRACTION_BITS
+    return is_known and ring.bits == bits_of(declared)
 
-    ``secrets`` holds the secret that the site shares with each neighbor, by name. ``private`` is a
-    secret that only the site knows. A number beyond the bound is never clipped. It is refused, unless
-    the bound is only tried.
+
+def encoded(question: Question, rings: Mapping[str, Ring], answer: Arrays, words: Words) -> Arrays:
+    """Return an answer, its sizes, or both, as elements of rings.
+
+    ``words`` must return the same words whenever it gets the same bytes. Otherwise, the average over
+    many equal questions would be exact. The bytes depend on the answer, since words that stay the same
+    while the answer changes would hide nothing.
     """
-    mask, digest = request.header.get("mask"), request.digest
-    if mask == BOUND:
-        rings = bins_of(question)
-        elements = _sizes(question, answer, digest, private)
-    else:
-        rings = from_header(question, mask)
-        elements = _elements(rings, answer, request, private)
-    hidden = masked(site, secrets, digest, elements, rings)
-    return {name: array.view(np.int64) for name, array in hidden.items()}
+    elements = {}
+    for name, ring in rings.items():
+        if name in question.answers:
+            about = name.encode() + b"%d %d" % (ring.bits, ring.fraction_bits) + _mark(answer[name])
+            elements[name] = ring.encode(answer[name], partial(words, about))
+        elif ring == SIZE:
+            own = [
+                answer[field]
+                for field, declared in question.answers.items()
+                if declared.dtype != "int64" and SIZES[bits_of(declared)] == name
+            ]
+            about = b"".join([name.encode(), *map(_mark, own)])
+            drawn = words(about, N_RANDOM_WORDS)
+            elements[name] = hidden_size(max(map(largest_of, own)), drawn)
+        else:
+            elements[name] = np.zeros((), np.uint64)
+    return elements
 
 
-def _sizes(question: Question, answer: Arrays, digest: bytes, private: bytes) -> Arrays:
-    """Return the bins of the largest number among narrow fields, and among wide ones."""
-    sizes: dict[str, list[float]] = {kind: [] for kind in bins_of(question)}
-    for name, declared in question.answers.items():
-        if declared.dtype != "int64":
-            sizes[KINDS[bits_of(declared)]].append(_largest(answer[name]))
-    return {
-        kind: size_bins(
-            np.array(found), words_of(private, _SIZES + kind.encode() + digest, N_WORDS)
-        )
-        for kind, found in sizes.items()
-    }
+def _mark(values: Array) -> bytes:
+    """Return a few bytes that change with any number."""
+    words = values.reshape(-1).view(np.uint64)
+    return bytes(words.sum(keepdims=True).data) + bytes(np.bitwise_xor.reduce(words, keepdims=True))
 
 
-def _elements(
-    rings: Mapping[str, Ring], answer: Arrays, request: Message, private: bytes
+def no_answer(
+    rings: Mapping[str, Ring], shapes: Mapping[str, tuple[int, ...]], words: Words
 ) -> Arrays:
-    """Return an answer as elements of its rings, or random elements if it exceeds a tried bound.
+    """Return random elements, which hide the total; ``shapes`` has that of each field of the answer.
 
-    The bound limits the total. If the bound is only tried, each site's answer must be within an equal
-    share of it. Otherwise, the answers of all sites together are known to be within the bound.
+    ``words`` must return other words for each message. The same elements in two rings would cancel in
+    the difference, and leave what the other sites sent.
     """
-    own = {name: ring for name, ring in rings.items() if name != BEYOND}
-    n_shares, digest = request.header["n_sites"] if BEYOND in rings else 1, request.digest
-    beyond = [
-        name
-        for name, ring in own.items()
-        if ring != WHOLE and n_shares * _largest(answer[name]) >= ring.largest
-    ]
-    if BEYOND not in rings:
-        if beyond:
-            raise BeyondBound(
-                f"field {beyond[0]!r} is larger than the bound of {own[beyond[0]].largest:.3g} in "
-                "the question; numbers beyond the bound are refused, not clipped"
-            )
-        return {name: ring.encode(answer[name]) for name, ring in own.items()}
-    if beyond:  # random elements of one site hide what the others add to the total
-        elements = {
-            name: _random(
-                ring.shape(answer[name].shape), _NOTHING + name.encode() + digest, private
-            )
-            for name, ring in own.items()
-        }
-    else:
-        elements = {name: ring.encode(answer[name]) for name, ring in own.items()}
+    of = {name: ring.shape(shapes.get(name, ())) for name, ring in rings.items()}
     return {
-        **elements,
-        BEYOND: flag_beyond(bool(beyond), words_of(private, _FLAG + digest, N_FLAGS)),
+        name: words(name.encode(), math.prod(shape)).reshape(shape) for name, shape in of.items()
     }
-
-
-def _random(shape: tuple[int, ...], context: bytes, private: bytes) -> Array:
-    """Return random elements that are the same whenever the same question is asked."""
-    return words_of(private, context, math.prod(shape)).reshape(shape).copy()
-
-
-def _largest(array: Array) -> float:
-    """Return the size of the largest number, without making an array of sizes."""
-    return float(max(array.max(initial=0.0), -array.min(initial=0.0)))
 
 
 def check_masked(
     question: Question, rings: Mapping[str, Ring], arrays: Arrays, dimensions: Dimensions
 ) -> Arrays:
-    """Return the elements in a masked answer, or raise an error that names the field.
-
-    The rings are those of the answer's fields, or those of the bins that `bins_of` returns.
-    """
-    if set(question.answers) <= set(rings):
-        declared = {
-            name: Declared(
-                "int64", (*each.dimensions, *(("2",) if rings[name].bits == WIDE else ()))
-            )
-            for name, each in question.answers.items()
-        }
-        if BEYOND in rings:
-            declared[BEYOND] = Declared("int64", (str(N_FLAGS),))
-    else:
-        declared = {name: Declared("int64", (str(N_WORDS),)) for name in rings}
+    """Return the elements in a masked answer, or raise an error that names the field."""
+    declared = {}
+    for name, ring in rings.items():
+        lengths = question.answers[name].dimensions if name in question.answers else ()
+        n_words = ring.bits // WORD_BITS
+        declared[name] = Declared("int64", (*lengths, *((str(n_words),) if n_words > 1 else ())))
     if set(arrays) != set(declared):
         raise MessageError(f"the answer has fields {sorted(arrays)} instead of {sorted(declared)}")
     checked = check_arrays(declared, arrays, dimensions, "the answer", MessageError)
@@ -232,8 +189,16 @@ def add_masked(total: Arrays, elements: Arrays, rings: Mapping[str, Ring]) -> No
 
 
 def decoded(total: Arrays, rings: Mapping[str, Ring]) -> Arrays:
-    """Return the total over all sites as numbers, once no mask is left in it."""
-    return {
-        name: array.view(np.int64) if rings[name] == WHOLE else rings[name].decode(array)
-        for name, array in total.items()
-    }
+    """Return the total over all sites as numbers, once no mask is left in it.
+
+    A size becomes the power of 2 that the total is below.
+    """
+    numbers = {}
+    for name, ring in rings.items():
+        if ring == SIZE:
+            numbers[name] = np.array(told_exponent(total[name]), np.int64)
+        else:
+            numbers[name] = (
+                total[name].view(np.int64) if ring == WHOLE else ring.decode(total[name])
+            )
+    return numbers

@@ -19,8 +19,13 @@ semidefinite   a matrix, or its packed triangle, with a diagonal that is not neg
 explained      at most the site's energy times the norm of what was sent to the site
 rows           adds up to the site's row count (no check)
 weight         the site's weight, if that is not its row count (no check)
+of rows        the total weight of the site's rows, which is their number if they have no weights
+weighted       1 if the site's rows have weights, and 0 otherwise (no check)
 energy         adds up to the site's sum of squares; in a matrix, the diagonal does (no check)
 =============  =====================================================================================
+
+What a site tells about its rows must agree with what it told before in the same run: see
+`contradiction`.
 
 Every float64 field is also limited in size, so that neither a total over sites nor its square
 overflows. The limit leaves room for sums of squares of values up to 1e68.
@@ -29,7 +34,7 @@ overflows. The limit leaves room for sums of squares of values up to 1e68.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -43,7 +48,8 @@ MAX_LARGE = 1e304  # of a field that is not squared; totals of 10,000 sites stay
 MAX_VALUE = 1e68  # of a column's mean; 1e10 such values have a sum of squares within MAX_NORM
 ROUNDING = 1e-8  # relative error that rounding may cause in an answer
 SHORT_COLUMNS = 512  # of a packed triangle, too short to be worth checking one by one
-TOLD = ("rows", "weight", "energy")  # words that say what a site contributes
+# words that say what a site contributes
+TOLD = ("rows", "weight", "of rows", "weighted", "energy")
 
 Problem = str | None
 
@@ -104,6 +110,21 @@ def told(array: Array, declared: Declared, words: Sequence[str]) -> dict[str, fl
         return {}
     amount = _diagonal(array, declared) if "semidefinite" in words else array
     return dict.fromkeys(found, float(amount.sum()))
+
+
+def contradiction(told: Mapping[str, float], before: Mapping[str, float]) -> Problem:
+    """Return how an answer contradicts itself, or what other questions of the run were told, or None.
+
+    ``told`` and ``before`` map words to amounts. A site that is not known to have no weights may claim
+    any weight.
+    """
+    if before.get("weighted") != 0 or "rows" not in told:
+        return None
+    if "of rows" in told and told["of rows"] != told["rows"]:
+        return "has a weight that is not its row count, although its rows have no weights"
+    if "rows" in before and told["rows"] != before["rows"]:
+        return "has a row count other than in an earlier round"
+    return None
 
 
 def _count(array: Array, declared: Declared, slack: float) -> Problem:

@@ -23,7 +23,7 @@ import math
 import re
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from json.encoder import encode_basestring_ascii
@@ -88,7 +88,19 @@ class Message:
     @cached_property
     def digest(self) -> bytes:
         """Return the hash of the header and the arrays, which is the same at both ends."""
-        digest = hashlib.sha256(_header_text(self.header, self.arrays))
+        return self._digest_with(self.header)
+
+    def digest_without(self, name: str) -> bytes:
+        """Return the hash of the message without an entry of its header."""
+        return self._digest_with({key: each for key, each in self.header.items() if key != name})
+
+    def _digest_with(self, header: Header) -> bytes:
+        return hashlib.sha256(_header_text(header, self.arrays) + self.arrays_digest).digest()
+
+    @cached_property
+    def arrays_digest(self) -> bytes:
+        """Return the hash of the contents of the arrays."""
+        digest = hashlib.sha256()
         for array in self.arrays.values():
             digest.update(array.reshape(-1).view(np.uint8).data)
         return digest.digest()
@@ -290,3 +302,74 @@ def _read_arrays(body: memoryview, fields: list[tuple[str, str, list[int]]]) -> 
 
 def _padding(n_bytes: int) -> int:
     return -n_bytes % _ALIGN_BYTES
+
+
+# --- what a header holds, which is checked once, at both ends; other entries are never read
+
+MAX_NAME = 200  # characters in the name of an attempt, a question, or a site
+MAX_WHOLE = 1 << 48  # of rounds and sites
+MAX_RING_BITS = 1 << 16
+ECHOED = ("run", "round", "question")  # what an answer repeats of its question
+
+
+class Entry(NamedTuple):
+    """A check of a header's entry, and what the entry must be, in words."""
+
+    is_valid: Callable[[Any], bool]
+    words: str
+    is_optional: bool = False
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= MAX_NAME and value.isprintable()
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= MAX_WHOLE
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= MAX_HEADER_BYTES
+
+
+def _is_mask(value: Any) -> bool:
+    """Return whether a value is a name, or the two whole numbers of each field's ring."""
+    rings = list(value.values()) if isinstance(value, dict) else None
+    return _is_name(value) or (
+        rings is not None
+        and all(isinstance(ring, list) and len(ring) == 2 for ring in rings)
+        and all(type(n) is int and abs(n) <= MAX_RING_BITS for ring in rings for n in ring)
+    )
+
+
+_NAME = f"printable text of 1 to {MAX_NAME} characters"
+_WHOLE = f"a whole number from 0 to {MAX_WHOLE:,}"
+QUESTION = {
+    "run": Entry(_is_name, _NAME),
+    "round": Entry(_is_whole, _WHOLE),
+    "question": Entry(_is_name, _NAME),
+    "verb": Entry(_is_name, _NAME),
+    "n_sites": Entry(_is_whole, _WHOLE),
+    "memory": Entry(_is_whole, _WHOLE),
+    "mask": Entry(_is_mask, "a name, or two whole numbers for each field", is_optional=True),
+}
+# the other entries of an answer must equal those of the question and the site, which a round compares
+ANSWER = {
+    "error": Entry(_is_name, _NAME, is_optional=True),
+    "text": Entry(_is_text, "text", is_optional=True),
+}
+
+
+def check_header(header: Header, declared: Mapping[str, Entry]) -> None:
+    """Refuse a header that lacks an entry, or has one with an unexpected type or size; name it."""
+    for name, entry in declared.items():
+        if (name in header or not entry.is_optional) and not entry.is_valid(header.get(name)):
+            raise MessageError(f"{name!r} in the message's header must be {entry.words}")
+
+
+def echo(asked: Header) -> Header:
+    """Return what an answer repeats of its question; entries that are not valid become None."""
+    return {
+        name: asked[name] if name in asked and QUESTION[name].is_valid(asked[name]) else None
+        for name in ECHOED
+    }

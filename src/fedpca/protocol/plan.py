@@ -50,6 +50,8 @@ class RunPlan:
     privacy : dict
         The privacy settings: "secure" is True if every sum is a secure sum, and "differential" has the
         settings of `fedpca.Privacy` if every answer about rows gets noise.
+    quorum : int, optional
+        The smallest number of these sites with which the run may go on; by default, all of them.
     """
 
     run: str
@@ -58,6 +60,12 @@ class RunPlan:
     sites: Mapping[str, str] = field(default_factory=dict)
     purpose: str = ""
     privacy: Mapping[str, Any] = field(default_factory=dict)
+    quorum: int | None = None
+
+    @property
+    def fewest_sites(self) -> int:
+        """Return the smallest number of sites with which the run may go on."""
+        return len(self.sites) if self.quorum is None else self.quorum
 
     @property
     def is_secure(self) -> bool:
@@ -132,6 +140,10 @@ class RunPlan:
             )
         if not self.sites or not all(isinstance(key, str) for key in self.sites.values()):
             raise MessageError("the plan must list its sites with the fingerprints of their keys")
+        if type(self.fewest_sites) is not int or not 1 <= self.fewest_sites <= len(self.sites):
+            raise MessageError(
+                "the plan's quorum must be a whole number from 1 to the number of its sites"
+            )
         keys = [key for key in self.sites.values() if key != NO_KEY]
         if len(set(keys)) < len(keys):
             raise MessageError(

@@ -90,6 +90,7 @@ class Question:
     check: Check | None = None
     times_energy: Callable[[Arrays], float | None] | None = None
     spends: Callable[[RunPlan], float] | None = None
+    needs: str = ""  # the word with which a policy allows the question, beside its program's
 
     def __call__(self, site: Site, **arrays: Array) -> Mapping[str, Any]:
         return self.function(site, **arrays)
@@ -188,10 +189,16 @@ class Question:
     def max_answer_bytes(self, asked: Arrays, dimensions: Dimensions) -> int:
         """Return a size that no valid answer exceeds, given the question and the known lengths."""
         total = MAX_HEADER_BYTES
-        for dtype, names in self.answers.values():
-            lengths = [self._longest(name, asked, dimensions) for name in names]
-            total += math.prod(lengths) * np.dtype(dtype).itemsize
+        for name, shape in self.answer_shapes(asked, dimensions).items():
+            total += math.prod(shape) * np.dtype(self.answers[name].dtype).itemsize
         return min(total, MAX_BYTES)
+
+    def answer_shapes(self, asked: Arrays, dimensions: Dimensions) -> dict[str, tuple[int, ...]]:
+        """Return the largest shape of each field of an answer, given the question and known lengths."""
+        return {
+            name: tuple(self._longest(each, asked, dimensions) for each in declared.dimensions)
+            for name, declared in self.answers.items()
+        }
 
     def _longest(self, name: str, asked: Arrays, dimensions: Dimensions) -> int:
         """Return the bound on a length, or the limit for all messages if there is none."""
@@ -220,12 +227,14 @@ def question(
     check: Check | None = None,
     times_energy: Callable[[Arrays], float | None] | None = None,
     spends: Callable[[RunPlan], float] | None = None,
+    needs: str = "",
     doing: str = "",
 ) -> Callable[[Callable[..., Mapping[str, Any]]], Question]:
     """Register a function as a question under the function's name.
 
     ``doing`` says in a few words what the site does, for progress reports and errors. By default, it is
-    made from the question's name.
+    made from the question's name. ``needs`` is a word that a site's policy must allow, in addition to
+    the word for the program, before the site takes part in a run that may ask the question.
 
     Examples
     --------
@@ -265,6 +274,7 @@ def question(
             check=check,
             times_energy=times_energy,
             spends=spends,
+            needs=needs,
         )
         return _REGISTRY[name]
 

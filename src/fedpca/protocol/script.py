@@ -230,6 +230,12 @@ class Script:
         for name, words in self.bounds.items():
             check_asked_words(split_words(words), name)
 
+    @property
+    def words(self) -> dict[str, str]:
+        """Return the words that a policy must allow, and what each is needed for."""
+        questions = self.order.questions()
+        return {self.family: self.family} | {q.needs: q.doing for q in questions if q.needs}
+
     def most_times(self, name: str, n_features: int) -> int:
         """Return how many times, at most, a question may be asked, if the order sets no limit."""
         looks = most_looks(n_features) if name in self.looks else MANY

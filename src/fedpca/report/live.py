@@ -17,6 +17,7 @@ import re
 import socket
 import threading
 import time
+from collections import Counter
 from contextlib import suppress
 from functools import cache
 from http import HTTPStatus
@@ -24,14 +25,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from typing import Any
 
+from fedpca.engines.addresses import address_of, origin_of
 from fedpca.errors import InputError
 from fedpca.report.boards import Feed
 from fedpca.report.markup import script_hash
 
 HOST, PORT = "127.0.0.1", 8642
-MAX_READERS = 32  # connections at a time; more are closed immediately
+MAX_READERS = 32  # connections at a time from this machine, and as many from others
+MAX_FROM_ONE = 8  # of those from another machine
 STALLED_S = 10.0  # how long a reader may take to send a request, or to receive a part of an answer
 PAUSE_S = 0.25  # shortest time between two events for one reader
+LEAVE_S = 0.25  # how soon a stream notices that it made room for another reader
 HEARTBEAT_S = 15.0  # after this silence, an empty message is sent to detect readers that are gone
 FAREWELL_S = 1.0  # after a run ends, how long to wait until readers have learned that it ended
 
@@ -128,8 +132,50 @@ def _why_not(host: str, port: int, error: OSError) -> str:
     )
 
 
+class _Readers:
+    """The connections of readers, in the order in which they came; the oldest makes room for a new one.
+
+    A browser whose stream ends asks for a new one, so a reader who is cut off comes back. This machine
+    has places of its own, so other machines cannot cut off its owner. Among the others, an address with
+    many connections loses one first, so that each can only cut off itself.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[Any, str] = {}  # where each connection comes from, oldest first
+        self._lock = threading.Lock()
+
+    def admit(self, request: Any, host: str) -> None:
+        """Count a connection, and end another one if there are too many."""
+        is_own = address_of(host).is_loopback or host == request.getsockname()[0]
+        origin = "" if is_own else origin_of(host)
+        with self._lock:
+            counts = Counter(self._open.values())
+            n_others = counts.total() - counts[""]
+            crowded = None
+            if counts[origin] >= (MAX_READERS if is_own else MAX_FROM_ONE):
+                crowded = origin
+            elif not is_own and n_others >= MAX_READERS:
+                del counts[""]
+                crowded = counts.most_common(1)[0][0]
+            oldest = next((each for each, where in self._open.items() if where == crowded), None)
+            if oldest is not None:
+                del self._open[oldest]
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
+            self._open[request] = origin
+
+    def leave(self, request: Any) -> None:
+        """Stop counting a connection."""
+        with self._lock:
+            self._open.pop(request, None)
+
+    def __contains__(self, request: object) -> bool:
+        with self._lock:
+            return request in self._open
+
+
 class _Server(ThreadingHTTPServer):
-    """A server with up to `MAX_READERS` threads, one per reader, which never keep the process alive."""
+    """A server with a thread per reader, which never keeps the process alive."""
 
     daemon_threads = True
     block_on_close = False
@@ -137,7 +183,7 @@ class _Server(ThreadingHTTPServer):
     names: frozenset[str]
 
     def __init__(self, *arguments: Any) -> None:
-        self._free = threading.BoundedSemaphore(MAX_READERS)
+        self.readers = _Readers()
         self.n_streams = 0
         self.counting = threading.Lock()
         super().__init__(*arguments)
@@ -150,14 +196,12 @@ class _Server(ThreadingHTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer on a thread, unless there are too many readers already."""
-        if not self._free.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
+        """Answer on a thread; if there are too many readers, end the connection of another one."""
+        self.readers.admit(request, client_address[0])
         try:
             super().process_request(request, client_address)
         except BaseException:  # no thread could be started
-            self._free.release()
+            self.readers.leave(request)
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -165,7 +209,7 @@ class _Server(ThreadingHTTPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._free.release()
+            self.readers.leave(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Print nothing, because a reader who goes away is not an error of the run."""
@@ -220,8 +264,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.n_streams += 1
         try:
             self._begin("text/event-stream")
-            while True:
-                version, is_over = feed.wait(seen, HEARTBEAT_S)
+            beat = time.monotonic() + HEARTBEAT_S
+            while self.connection in self.server.readers:
+                version, is_over = feed.wait(seen, LEAVE_S)
+                if version <= seen and not is_over and time.monotonic() < beat:
+                    continue
+                beat = time.monotonic() + HEARTBEAT_S
                 event = ": nothing new\n\n"
                 if version > seen:
                     event = f"data: {feed.text()}\n\n"

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedpca.audit.exposures import Exposure, Leakage
-from fedpca.audit.lying import ATTACKS, Lying, Outcome
+from fedpca.audit.lying import ATTACKS, OWN, PUBLISHED, Lying, Outcome
 from fedpca.audit.transcript import LISTENERS
 from fedpca.coordinator.record import RunRecord
 from fedpca.errors import InputError
@@ -126,14 +126,20 @@ def write_exposures(path: Path, leakage: Leakage) -> None:
 def print_lying(out: Console, lying: Lying) -> None:
     """Print what each attack of a lying coordinator recovers under each policy, or what stopped it."""
     headings = [name for policy in lying.policies for name in (policy, "questions")]
-    table = new_table("What a lying coordinator recovers", ("attack", *headings), ())
-    for attack in lying.attacks:
-        cells = []
-        for policy in lying.policies:
-            outcome = lying.of(attack, policy)
-            cells += [outcome.in_words, f"{outcome.questions:,}"]
-        table.add_row(attack, *cells)
-    print_table(out, table)
+    groups = {
+        "What a lying coordinator recovers": OWN,
+        "What a lying coordinator recovers with published attacks": PUBLISHED,
+    }
+    for title, group in groups.items():
+        table = new_table(title, ("attack", *headings), ())
+        for attack in filter(lying.attacks.__contains__, group):
+            cells = []
+            for policy in lying.policies:
+                outcome = lying.of(attack, policy)
+                cells += [outcome.in_words, f"{outcome.questions:,}"]
+            table.add_row(attack, *cells)
+        if table.row_count:
+            print_table(out, table)
     rules = new_table("What stopped it", ("attack", "policy", "rule"), ())
     for attack in lying.attacks:
         for policy in lying.policies:
@@ -142,7 +148,8 @@ def print_lying(out: Console, lying: Lying) -> None:
                 rules.add_row(attack, policy, outcome.rules[0])
     print_table(out, rules)
     for name in lying.attacks:
-        out.print(f"{name}: {ATTACKS[name].words}", soft_wrap=True)
+        source = f" Source: {ATTACKS[name].source}." if ATTACKS[name].source else ""
+        out.print(f"{name}: {ATTACKS[name].words}{source}", soft_wrap=True)
     guess = lying.guess
     out.print(
         f"A guess from the published model recovers {guess.records} records and {guess.values} values."

@@ -134,12 +134,12 @@ def findings_at(name: str, at: Examined, *, allow_missing: bool = False) -> list
             else "fill in the values, remove these rows, or leave the columns out with --drop; with "
             "--allow-missing, a fit may fill them in or drop the rows, and RobustPCA accepts them"
         )
-        add(f"{int(at.n_nan.sum()):,} NaN in columns {some_of(gaps)}; {way_out}", not allow_missing)
+        # without a number, which would tell the coordinator if the site stays out of a run for this
+        add(f"contains NaN in columns {some_of(gaps)}; {way_out}", not allow_missing)
     infinite = at.names(at.n_infinite > 0)
     if infinite:
-        count = int(at.n_infinite.sum())
         add(
-            f"{count:,} infinity in columns {some_of(infinite)}; correct the values, or remove these "
+            f"contains infinity in columns {some_of(infinite)}; correct the values, or remove these "
             "rows",
             True,
         )

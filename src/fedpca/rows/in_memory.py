@@ -243,20 +243,21 @@ class JoinedRows:
 def refuse_non_finite(
     rows: Rows, *, way_out: str = FILL_OR_DROP, accepts_nan: bool = False
 ) -> None:
-    """Raise an error that counts the NaN and infinite values and names their columns.
+    """Raise an error that names the columns with NaN or infinite values.
 
-    Call this after a sum turned out not to be finite. If every value is finite, the error says that the
-    sum overflowed. If ``accepts_nan`` is true, only infinite values count. ``way_out`` says what to do
+    The error leaves the site, so it does not count these values: few rows may have them. Call this
+    after a sum turned out not to be finite. If every value is finite, the error says that the sum
+    overflowed. If ``accepts_nan`` is true, only infinite values count. ``way_out`` says what to do
     about NaN.
     """
-    n_nan = n_inf = 0
+    has_nan = has_inf = False
     columns: set[int] = set()
     for block, _ in weighted_blocks(rows):
         values = np.asarray(block.data if is_sparse(block) else block, dtype=np.float64)
         bad = np.isinf(values) if accepts_nan else ~np.isfinite(values)
         if bad.any():
-            n_nan += int(np.isnan(values).sum()) * (not accepts_nan)
-            n_inf += int(np.isinf(values).sum())
+            has_nan |= not accepts_nan and bool(np.isnan(values).any())
+            has_inf |= bool(np.isinf(values).any())
             bad_columns = block.indices[bad] if is_sparse(block) else np.nonzero(bad)[1]
             columns.update(int(column) for column in bad_columns)
     if not columns:
@@ -264,10 +265,10 @@ def refuse_non_finite(
             "the values are so large that their sums of squares overflow; rescale the columns"
         )
     names = [str(c) if rows.features is None else rows.features[c] for c in sorted(columns)]
-    counts = [f"{n:,} {kind}" for n, kind in ((n_nan, "NaN"), (n_inf, "infinity")) if n]
+    kinds = [kind for has, kind in ((has_nan, "NaN"), (has_inf, "infinity")) if has]
     raise InputError(
-        f"Input contains {' and '.join(counts)} in columns {some_of(names)}; "
-        + (way_out if n_nan else FILL_OR_DROP)
+        f"Input contains {' and '.join(kinds)} in columns {some_of(names)}; "
+        + (way_out if has_nan else FILL_OR_DROP)
     )
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from fedpca.arrays import Array
 from fedpca.linalg.blas_threads import threads_for
 from fedpca.linalg.dense import orth, outside, top_eigen
+from fedpca.linalg.grid import norms_left, to_grid
 from fedpca.linalg.krylov import NEGLIGIBLE, leading_eigen
 from fedpca.rows.standardized import StandardizedRows
 
@@ -70,8 +71,12 @@ def _by_rows(rows: StandardizedRows, U: Array, k: int) -> tuple[Array, Array]:
         return np.empty(0), np.empty((rows.n_features, 0))
     A = np.vstack([part.dense() for _, part in rows.parts()])
     B = outside(U, A.T)  # (d, n)
-    values, C = top_eigen(B.T @ B, min(k, rows.n_rows))
-    return values, orth(B @ C)
+    _, C = top_eigen(B.T @ B, min(k, rows.n_rows))
+    norms = np.sqrt(rows.squares())
+    n_terms = sum(U.shape) if U.size else 1
+    # U may cancel the rows up to their rounding, which must not show in the directions
+    found = to_grid(B @ C, norms_left(norms, U), np.ones(C.shape[1]), n_terms)
+    return np.einsum("dk,dk->k", found, found), orth(found)
 
 
 def _by_products(rows: StandardizedRows, U: Array, k: int, tol: float) -> tuple[Array, Array]:

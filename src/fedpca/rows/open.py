@@ -29,6 +29,7 @@ from fedpca.rows.genotypes.plink_files import Genotypes, fileset
 from fedpca.rows.gpu.device_rows import device_rows
 from fedpca.rows.in_memory import DenseRows, JoinedRows, Rows, SparseRows, is_cells, is_foreign
 from fedpca.rows.pieces import PieceRows, Pieces
+from fedpca.storage.regular import refuse_special
 
 _GONE = "gone"
 # the exceptions that numpy, zipfile, and Arrow can raise for a file with arbitrary contents
@@ -123,6 +124,7 @@ def joined(sources: Sequence[tuple[str, Rows]]) -> Rows:
 
 def _opened(path: Path, choice: ColumnChoice, opener: Callable[[], Rows]) -> Rows:
     """Return the rows that ``opener`` opens; errors name the file, but never quote its contents."""
+    refuse_special(path, InputError)
     try:
         if kind_of(path) != H5AD:
             choice.cells.refuse_elsewhere()

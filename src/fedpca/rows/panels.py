@@ -46,12 +46,17 @@ class Panels:
     def __init__(self, mean: Array, is_near: Array | None = None) -> None:
         d = len(mean)
         far = np.ones(d, bool) if is_near is None else ~is_near
+        self.is_shifted = np.zeros(d, bool)  # whether the mean is subtracted from products
         panels = []
         for start in range(0, d, TILE_COLUMNS):
             columns = slice(start, min(start + TILE_COLUMNS, d))
             is_far = bool(far[columns].any())
             panels.append(Panel(columns, mean[columns], is_far))
+            if not is_far:
+                self.is_shifted[columns] = True
         step = -(-len(panels) // N_GROUPS) or 1
+        # added in sequence in a score: within a tile, over the tiles of a group, and over groups
+        self.n_terms = min(d, TILE_COLUMNS + 1 + step + N_GROUPS)
         self._groups = [panels[i : i + step] for i in range(0, len(panels), step)]
 
     def scores(self, block: Block, Z: Array) -> Array:

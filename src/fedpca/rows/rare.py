@@ -22,62 +22,92 @@ MAX_PAIRS = 3e7  # pairs of gaps in a row that are compared at most; they take u
 
 
 class Few(NamedTuple):
-    """How many rows are used and left out, and in which columns fewer than m rows stand out."""
+    """How many rows are used, and in which columns fewer than m rows stand out."""
 
     n_rows: int  # rows that are used; counting may stop after 2 m
-    n_left_out: int  # rows left out because they have gaps; counting may stop after m
     rare: list[str]  # columns in which at least one row, but fewer than m, differ from most
-    gapped: Sequence[str] = ()  # columns where fewer than m rows have a gap and a value elsewhere
+    # variants that fewer than m samples lack while they have another; see `fedpca.rows.gap_patterns`
+    # for other rows
+    gapped: Sequence[str] = ()
 
 
-def look_for_few(rows: Rows, m: int, missing: int) -> Few:
-    """Count the rows that are used and those that are left out, and name the rare columns.
+def look_for_few(rows: Rows, m: int, missing: int, gapped: Array | None = None) -> Few:
+    """Count the rows that are used, and name the rare columns.
 
     ``missing`` says what happens to gaps, as a position in `fedpca.rows.gaps.MISSING`. A gap counts as
-    a value of its own. Rows with weight zero do not count.
+    a value of its own. Rows with weight zero do not count. If gaps are filled, the products of two
+    columns are sums over the rows with both values. So each column is also looked at in the rows that
+    have a value in each of the columns ``gapped``, of which one of each pattern of gaps is enough.
     """
     if are_counted(rows, missing):
         differ = rows.n_rows - rows.counts.max(axis=1)
-        gapped = _has_few_gaps(rows, m) if missing == MEAN else np.zeros(0, bool)
-        return Few(rows.n_rows, 0, _names(rows, (differ > 0) & (differ < m)), _names(rows, gapped))
-    head: list[Array] = []
-    n = n_left_out = 0
-    usual: Array | None = None  # the value that is the most frequent in each column that is rare
-    differ, open_columns = np.zeros(0, int), np.arange(rows.n_features)
+        few_gaps = _has_few_gaps(rows, m) if missing == MEAN else np.zeros(0, bool)
+        return Few(
+            rows.n_rows, names_at(rows, (differ > 0) & (differ < m)), names_at(rows, few_gaps)
+        )
+    everywhere = _Usual(rows.n_features, m)
+    present = {int(j): _Usual(rows.n_features, m) for j in (() if gapped is None else gapped)}
     for block, _ in weighted_blocks(rows):
         if missing == DROP and has_gaps(block):
-            whole = ~rows_with_gaps(block)
-            n_left_out += int(block.shape[0] - whole.sum())
-            block = block[whole]
-        n += block.shape[0]
-        if usual is None:
-            start = min(block.shape[0], 2 * m - sum(part.shape[0] for part in head))
-            head.append(_dense(block[:start]))
-            block = block[start:]
-            if n >= 2 * m:
-                first = np.sort(np.vstack(head), axis=0)
-                usual = first[m]
-                differ = (~_same(first, usual)).sum(axis=0)
-                open_columns = np.flatnonzero(differ < m)
-        if usual is not None and open_columns.size and block.shape[0]:
-            differ[open_columns] += _n_other(block, open_columns, usual[open_columns])
-            open_columns = open_columns[differ[open_columns] < m]
-        if usual is not None and not open_columns.size and (missing != DROP or n_left_out >= m):
+            block = block[~rows_with_gaps(block)]
+        everywhere.add(block)
+        for j, usual in present.items():
+            if not usual.is_settled:
+                usual.add(block[~np.isnan(_dense(block[:, [j]])[:, 0])])
+        if all(usual.is_settled for usual in (everywhere, *present.values())):
             break
-    if usual is None:
-        is_rare = _is_rare(np.sort(np.vstack(head), axis=0), m) if n >= m else np.zeros(0, bool)
-    else:
-        is_rare = (differ > 0) & (differ < m)
-    is_gapped = _has_few_gaps(rows, m) if missing == MEAN else np.zeros(0, bool)
-    return Few(n, n_left_out, _names(rows, is_rare), _names(rows, is_gapped))
+    is_rare = np.any([usual.is_rare for usual in (everywhere, *present.values())], axis=0)
+    return Few(everywhere.n_rows, names_at(rows, is_rare))
+
+
+class _Usual:
+    """Which columns of rows, which are added block by block, are rare."""
+
+    def __init__(self, n_features: int, m: int) -> None:
+        self._m, self._head = m, np.zeros((0, n_features))
+        self._usual: Array | None = None  # the most frequent value in each column that is rare
+        self._differ, self._open = np.zeros(n_features, int), np.arange(n_features)
+        self.n_rows = 0
+
+    @property
+    def is_settled(self) -> bool:
+        """Return whether no more rows are needed, because no column is rare."""
+        return self._usual is not None and not self._open.size
+
+    @property
+    def is_rare(self) -> Array:
+        """Return which columns are rare, ``(d,)`` of bool."""
+        if self._usual is not None:
+            return (self._differ > 0) & (self._differ < self._m)
+        if self.n_rows < self._m:
+            return np.zeros(len(self._differ), bool)
+        return _is_rare(np.sort(self._head, axis=0), self._m)
+
+    def add(self, block: Block) -> None:
+        """Add the next rows."""
+        self.n_rows += block.shape[0]
+        if self._usual is None:
+            start = min(block.shape[0], 2 * self._m - len(self._head))
+            self._head = np.vstack([self._head, _dense(block[:start])])
+            block = block[start:]
+            if self.n_rows >= 2 * self._m:
+                first = np.sort(self._head, axis=0)
+                self._usual = first[self._m]
+                self._differ = (~_same(first, self._usual)).sum(axis=0)
+                self._open = np.flatnonzero(self._differ < self._m)
+                self._head = self._head[:0].copy()  # there may be many of these objects
+        if self._usual is not None and self._open.size and block.shape[0]:
+            self._differ[self._open] += _n_other(block, self._open, self._usual[self._open])
+            self._open = self._open[self._differ[self._open] < self._m]
 
 
 def _has_few_gaps(rows: Rows, m: int) -> Array:
-    """Return in which columns fewer than m rows have a gap and also a value in some other column.
+    """Return the variants that fewer than m samples lack while they have some other variant.
 
-    If gaps are filled with the mean, then changing the mean of the column with the gaps reveals the sum
-    of the other column over these rows. If there are too many gaps to compare columns in pairs, all
-    columns with gaps are marked.
+    If gaps are filled with the mean, then changing the mean of the variant with the gaps reveals the
+    sum of the other one over these samples. If there are too many gaps to compare variants in pairs,
+    all variants with gaps are marked. Combinations of three and more variants are not looked at:
+    random gaps in thousands of variants would leave no variant.
     """
     number, n_pairs = np.zeros(rows.n_features), 0.0
     # rows with gaps in both of two columns
@@ -98,7 +128,8 @@ def _has_few_gaps(rows: Rows, m: int) -> Array:
     return np.asarray(has_few)
 
 
-def _names(rows: Rows, chosen: Array) -> list[str]:
+def names_at(rows: Rows, chosen: Array) -> list[str]:
+    """Return the names of the chosen columns, which are a mask, or their positions as text."""
     positions = np.flatnonzero(chosen)
     return [str(i) if rows.features is None else rows.features[i] for i in positions]
 

@@ -12,6 +12,9 @@ are left out, as the run specifies (see `fedpca.rows.gaps`).
 Rows are centered before they are multiplied (see `fedpca.rows.centering`). Subtracting ``n m m'`` from
 raw second moments loses every digit at an offset of 1e8. Raw moments are therefore used only for a
 block whose diagonal shows that at most eight bits are lost.
+
+Sums of squares and products are rounded to a grid, so that they do not tell how single rows were
+rounded (see `fedpca.linalg.grid`). That happens before the scale is applied, which has no part in it.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from scipy.linalg.blas import dgemm
 from fedpca.arrays import Array
 from fedpca.errors import InputError
 from fedpca.linalg.dense import gram_of
+from fedpca.linalg.grid import score_norms, to_grid
 from fedpca.protocol.invariants import MAX_VALUE
 from fedpca.rows.centering import MAX_CANCELLATION, Centered, Mean, center_block, full_columns
 from fedpca.rows.gaps import ERROR, MEAN, are_counted, counting_blocks, on_device
@@ -44,6 +48,9 @@ MAX_ENERGY = 1e150  # below this, the square of a sum of squares does not overfl
 FEW_FEATURES = 512  # up to this many features, products always use A'A, whatever it costs
 # multiplications; if reading an entry costs at least as much, files are read only once
 READ_ONCE_COST = 100.0
+# columns whose terms of a score are added up at a time; the number of terms in sequence sets how much
+# rounding can add up, and so how coarse the grid of products is
+COLUMNS_PER_SUM = 480
 
 
 def column_sums(rows: Rows) -> tuple[int, Array]:
@@ -258,7 +265,12 @@ class StandardizedRows:
             return self._gram
         with np.errstate(over="ignore", invalid="ignore"):
             gram = self._own_gram()
-        refuse_overflow(gram.diagonal())
+        squares = gram.diagonal()
+        refuse_overflow(squares)
+        refuse_tiny(np.zeros(1), float(squares.sum()))  # their grid would be zero
+        if self._device is None:  # a device has rounded it already
+            norms = np.sqrt(np.maximum(squares, 0.0))
+            gram = to_grid(gram, norms, norms)
         if not isinstance(self._order, slice):
             gram = gram[np.ix_(self._order, self._order)]
         if not self._is_unscaled:
@@ -270,44 +282,71 @@ class StandardizedRows:
     def gram_times(self, Z: Array) -> Array:
         """Return A'(A Z), ``(d, k)``, using A'A if that is cheaper over the whole run."""
         by_gram = self._gram_pays(Z.shape[1])
-        if self._device is not None:
-            return self._undirected(self._device.gram_times(self._directions(Z), by_gram=by_gram))
-        if by_gram:
+        if by_gram and self._device is None:
             return np.asarray(self.gram() @ Z)
         own = self._directions(Z)
-        if self._variants is not None:
-            return self._undirected(self._variants.gram_times(own))
+        if by_gram and self._device is not None:
+            return self._undirected(self._device.gram_times(own, by_gram=True))
+        norms = np.sqrt(self._own_squares)
+        shifts = np.zeros_like(norms)
+        if self._device is not None:
+            total, n_terms = self._device.gram_times(own, by_gram=False), float(len(own))
+        elif self._variants is not None:
+            total, n_terms = self._variants.gram_times(own), self._variants.n_terms
+        else:
+            total, shifts, n_terms = self._streamed_gram_times(own)
+        of_scores = score_norms(norms + shifts, own)
+        return self._undirected(to_grid(total, norms, of_scores, n_terms))
+
+    def _streamed_gram_times(self, own: Array) -> tuple[Array, Array, float]:
+        """Return ``Y'(Y Z)``, Y being the rows about the mean, and what its grid depends on.
+
+        The second array, ``(d,)``, has the norms of the means that were subtracted from products, not
+        from rows. They add to the norms that scores are formed from. The number counts the terms of a
+        score.
+        """
         transposed = np.ascontiguousarray(own.T)  # makes BLAS up to 1.5 times as fast
-        total = None
+        total, n_terms = np.zeros_like(own), 1.0
+        is_shifted = np.zeros(len(own), bool)
+        n_rows = n_stored = 0
         for index, (block, weights) in enumerate(self._own_blocks(may_be_tall=True)):
             if is_wide(block):
-                total = np.zeros(own.shape) if total is None else total
+                is_shifted |= self._panels.is_shifted
+                n_terms = max(n_terms, self._panels.n_terms)
                 scores = self._panels.scores(block, own)
                 scores *= _each(block, weights)[:, None]
                 self._panels.add_combined(block, scores, total)
                 continue
-            product = _product(self._center(index, block, weights), own, transposed)
-            total = product if total is None else np.add(total, product, out=total)
-        if total is None:  # no rows
-            return np.zeros_like(own)
-        return self._undirected(total)
+            part = self._center(index, block, weights)
+            if part.shift is not None:
+                is_shifted |= part.shift != 0
+            if is_sparse(block):
+                n_rows, n_stored = n_rows + block.shape[0], n_stored + block.nnz
+            else:
+                n_terms = max(n_terms, _n_terms(len(own)))
+            product = _product(part, own, transposed)
+            total = product if index == 0 else np.add(total, product, out=total)
+        shifts = np.where(is_shifted, np.sqrt(self._weight) * np.abs(self._mean), 0.0)
+        return total, shifts, max(n_terms, n_stored / max(1, n_rows))
 
     def energy_along(self, V: Array, energy: float) -> float:
         """Return ``||A V||^2`` for V, ``(d, k)``; ``energy`` is the sum of the squared entries of A."""
         by_gram = self._gram_pays(V.shape[1])
         if self._device is not None:
-            return self._device.energy_along(self._directions(V), by_gram=by_gram)
+            total = self._device.energy_along(self._directions(V), by_gram=by_gram)
+            return total if by_gram else self._rounded_energy(total, V, energy)
         if by_gram:
             return float(np.vdot(V, self.gram() @ V))
         own = self._directions(V)
         if self._variants is not None:
-            return self._variants.energy_along(own)
+            return self._rounded_energy(self._variants.energy_along(own), V, energy)
         transposed = np.ascontiguousarray(own.T)
-        offset = self._rows.n_rows * float(np.sum((self._mean[self._order] / self._scale) ** 2))
-        is_near_origin = offset <= MAX_CANCELLATION * energy
-        total = 0.0
+        offsets = self._rows.n_rows * np.square(self._mean)
+        is_near_origin = self._scaled_sum(offsets) <= MAX_CANCELLATION * energy
+        total, is_shifted = 0.0, np.zeros(len(own), bool)
         for index, (block, weights) in enumerate(self._own_blocks(may_be_tall=True)):
             if is_wide(block):
+                is_shifted |= self._panels.is_shifted
                 scores = self._panels.scores(block, own)
                 scores *= np.sqrt(_each(block, weights))[:, None]
             else:
@@ -315,9 +354,21 @@ class StandardizedRows:
                 part = (
                     Centered(block, self._mean) if is_raw else self._center(index, block, weights)
                 )
+                if part.shift is not None:
+                    is_shifted |= part.shift != 0
                 scores = _scores(part, own, transposed)
             total += float(np.vdot(scores, scores))
-        return total
+        shifts = self._scaled_sum(np.where(is_shifted, self._weight * np.square(self._mean), 0.0))
+        return self._rounded_energy(total, V, np.square(np.sqrt(energy) + np.sqrt(shifts)))
+
+    def _rounded_energy(self, total: float, V: Array, size: float) -> float:
+        """Return ``||A V||^2`` on its grid; ``size`` bounds the squares that scores are formed from.
+
+        By Cauchy and Schwarz, that is no less than ``nu_j^2`` for a direction of length 1. The sum is
+        shown as a share of the total, so the grid need not be as fine as that of products.
+        """
+        norm = np.sqrt(np.array([size * float(np.vdot(V, V))]))
+        return float(to_grid(np.array([total]), norm, norm, len(V))[0])
 
     def parts(self) -> Iterator[tuple[Mean, Centered]]:
         """Yield the blocks of A in the common feature order and scale, each about a mean of zero."""
@@ -365,9 +416,9 @@ class StandardizedRows:
         if self._device is not None:
             total = self._device.squares()
             refuse_overflow(total)
-            return total
+            return _squares_on_grid(total)
         if self._variants is not None:
-            return self._variants.squares()
+            return _squares_on_grid(self._variants.squares())
         total = np.zeros(len(self._mean))
         with np.errstate(over="ignore", invalid="ignore"):
             for index, (block, weights) in enumerate(self._own_blocks(may_be_tall=True)):
@@ -376,7 +427,7 @@ class StandardizedRows:
                 else:
                     total += self._center(index, block, weights).squares()
         refuse_overflow(total)
-        return total
+        return _squares_on_grid(total)
 
     @cached_property
     def _panels(self) -> Panels:
@@ -386,9 +437,16 @@ class StandardizedRows:
         """
         if self._sums is None:
             return Panels(self._mean)
-        weight = self._rows.n_rows if self.frame.weight is None else self.frame.weight
-        raw = self._own_squares + self._mean * (2 * self._sums - weight * self._mean)
+        raw = self._own_squares + self._mean * (2 * self._sums - self._weight * self._mean)
         return Panels(self._mean, raw <= MAX_CANCELLATION * self._own_squares)
+
+    @property
+    def _weight(self) -> float:
+        return float(self._rows.n_rows if self.frame.weight is None else self.frame.weight)
+
+    def _scaled_sum(self, squares: Array) -> float:
+        """Return the sum of numbers of the rows' own columns, divided by the squared scale."""
+        return float(np.sum(squares[self._order] / self._scale**2))
 
     def _provisional_scatter(self) -> ProvisionalScatter:
         missing = self.frame.missing
@@ -450,6 +508,28 @@ class StandardizedRows:
         return own
 
 
+def _squares_on_grid(squares: Array) -> Array:
+    """Return sums of squares as whole multiples of their steps."""
+    norms = np.sqrt(np.maximum(squares, 0.0))
+    return to_grid(squares, norms, norms)
+
+
+def _n_terms(n_features: int) -> float:
+    """Return how many terms are added in sequence in a score of dense rows."""
+    return min(n_features, COLUMNS_PER_SUM) + n_features // COLUMNS_PER_SUM
+
+
+def _times_block(transposed: Array, block: Array) -> Array:
+    """Return ``Z' X'``, ``(k, b)``, adding up a few columns of X at a time; Z' is ``(k, d)``."""
+    if block.shape[1] <= COLUMNS_PER_SUM:
+        return np.asarray(transposed @ block.T)
+    total = np.zeros((len(transposed), len(block)))
+    for start in range(0, block.shape[1], COLUMNS_PER_SUM):
+        columns = slice(start, start + COLUMNS_PER_SUM)
+        total += transposed[:, columns] @ block[:, columns].T
+    return total
+
+
 def _each(block: Block, weights: Array | None) -> Array:
     """Return the weight of each row in a block."""
     return np.ones(block.shape[0]) if weights is None else weights
@@ -459,7 +539,7 @@ def _product(part: Centered, own: Array, transposed: Array) -> Array:
     """Return Y'(Y Z), ``(d, k)``; Y holds the rows about a mean, and ``own`` is Z."""
     block, shift, roots = part
     if shift is None:
-        return np.asarray(((transposed @ block.T) @ block).T)
+        return np.asarray((_times_block(transposed, block) @ block).T)
     # einsum avoids BLAS, whose threads would spin on cores that sparse products need
     along = np.einsum("i,ij->j", shift, own)
     scores = block @ own - (along if roots is None else np.outer(roots, along))
@@ -472,7 +552,7 @@ def _product(part: Centered, own: Array, transposed: Array) -> Array:
 def _scores(part: Centered, own: Array, transposed: Array) -> Array:
     """Return the scores of rows about a mean, ``(k, b)``; ``own`` is ``(d, k)``."""
     block, shift, roots = part
-    scores = np.asarray((block @ own).T if is_sparse(block) else transposed @ block.T)
+    scores = np.asarray((block @ own).T if is_sparse(block) else _times_block(transposed, block))
     if shift is not None:
         along = (shift @ own)[:, None]
         scores -= along if roots is None else along * roots

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fedpca.protocol.proof import NO_HEAD, digest
+from fedpca.storage.regular import refuse_special
 
 try:
     import fcntl
@@ -106,6 +107,7 @@ def verified(path: Path, check: ChainCheck, kind: Kind) -> Iterator[Entry]:
     """Yield the entries of a file as long as the chain is whole; record the result in ``check``."""
     loose: list[bytes] = []  # lines without a chain after the last chained line
     replaced = 0  # the line of the last entry
+    refuse_special(path)
     with path.open("rb") as file:
         for number, raw in enumerate(file, 1):
             line = raw.removesuffix(b"\n")

@@ -29,7 +29,15 @@ from fedpca.errors import (
     SiteFailed,
 )
 from fedpca.linalg.blas_threads import threads_for_entries
-from fedpca.protocol.message import Checked, Header, Message, compose
+from fedpca.protocol.message import (
+    QUESTION,
+    Checked,
+    Header,
+    Message,
+    check_header,
+    compose,
+    echo,
+)
 from fedpca.protocol.plan import AGREE, DECLARE, RunPlan
 from fedpca.protocol.question import Question, find_question
 from fedpca.site.current_run import CurrentRun, read_only
@@ -45,6 +53,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedpca.site")
 
 MAX_ENDED_RUNS = 1000  # number of ended runs whose late questions a site recognizes
+# in memory: that it depends on numbers from the coordinator; that the site could not answer
+CHOSEN, FAILED = "chosen numbers", "no answer"
 
 
 class Conversation:
@@ -71,6 +81,7 @@ class Conversation:
         """
         with self._lock:
             try:
+                check_header(request.header, QUESTION)
                 return self._answer(request, keep)
             except tuple(REPORTED_BY_SITES.values()) as error:
                 return refusal(self._site.name, request.header, error)
@@ -90,11 +101,8 @@ class Conversation:
         if header["question"] == AGREE:
             return self._agree_on_keys(message)
         run, number = self.run, header["round"]
-        again = self._masked_again(message)
-        if again is not None:
-            return again
         reply = run.reply_to(number)
-        if reply is not None:
+        if reply is not None and not run.is_held(message):
             return reply
         if number < run.round:
             raise MessageError(f"round {number} was requested after round {run.round}")
@@ -106,16 +114,12 @@ class Conversation:
         number = header["round"]
         question = find_question(header["question"])
         arrays, dimensions = self._checked(message, question)
-        masks = run.masks_for(question, message, site.name)
-        if question.spends is not None and masks is not None and (masks.is_bound or masks.is_tried):
-            raise PolicyRefused(
-                f"the answer to question {question.name!r} has only whole numbers and needs no bound, "
-                "so the site does not tell their size"
-            )
+        masks = run.masks_for(question, message, site)
         memory, before, asked = run.memory, run.memory_before(number), arrays
         agreed = self.gate.check_step(before, question, header, arrays, dimensions.get("d", 0))
-        # noise protects single rows, so a noisy answer needs no rule about few rows
-        if self.gate.leaves_out_few and question.reads_rows and question.spends is None:
+        # enough noise hides single rows, and nothing else takes the place of the rules about few rows
+        is_hidden = question.spends is not None and site.policy.noise_hides_rows(run.plan)
+        if self.gate.leaves_out_few and question.reads_rows and not is_hidden:
             gaps = run.treats_gaps(arrays)
             self.gate.check_rows(site.source.rows, gaps, site.rows_record, site.rows)
         self._spend_round(header)
@@ -125,19 +129,23 @@ class Conversation:
                 run.memory = dict(run.memory)
                 # copy, because a view in memory would keep the whole request alive
                 arrays = {key: array.copy() for key, array in arrays.items()}
-            answer = None if masks is None else run.take_pending(masks)
-            if answer is None:
+            held = run.held_for(number, masks)
+            if held is not None:
+                answer, run.memory = held.answer, held.memory
+            elif masks is None:
                 answer = self._compute(question, arrays, dimensions)
-            if masks is not None and masks.is_bound:
-                # the question asks only for the size of the answer
-                size = run.hold_back(masks, answer)
+            else:
+                answer = self._compute_or_fail_unseen(question, arrays, dimensions)
+            if held is None and answer:
+                gaps = run.treats_gaps(asked)
+                rows = site.source.rows
+                self.gate.check_directions(question, answer, rows, gaps, site.rows_record)
+            sent = answer if masks is None else masks.of(answer, arrays, dimensions)
+            reply = self._reply(header, {}, sent)
+            if masks is not None and masks.is_size:
+                run.hold(number, masks, answer)
                 run.memory = memory
-                return self._reply(header, {}, size)
-            if masks is not None:
-                if masks.is_tried:
-                    run.keep_open(masks, answer)
-                answer = run.masked(masks, answer)
-            reply = self._reply(header, {}, answer)
+                return reply
             if masks is None and site.policy.is_open:
                 reply.checked[question.name] = Checked(reply.arrays, dimensions, asked)
             if question.spends is not None:
@@ -151,27 +159,8 @@ class Conversation:
         # under a plan, a repeated round must get the same numbers and the same noise
         is_kept = keep or agreed is not None or question.spends is not None
         run.advance(number, before, reply if is_kept else None)
-        return reply
-
-    def _masked_again(self, message: Message) -> Message | None:
-        """Mask the last answer again if it is requested with different masks; allow this once.
-
-        The coordinator requests this if it tried a bound and some site's answer exceeded that bound.
-        """
-        run, header = self.run, message.header
-        if header["round"] != run.round or "mask" not in header or not run.has_open_answer:
-            return None
-        question = find_question(header["question"])
-        masks = run.masks_for(question, message, self._site.name)
-        answer = None if masks is None else run.open_answer(masks)
-        if masks is None or answer is None:
-            return None
-        self._checked(message, question)
-        self._spend_round(header)
-        reply = self._reply(header, {}, run.masked(masks, answer))
-        if not masks.is_bound:
-            is_saved = question.remembers or not self._site.policy.is_open
-            run.close_answer(reply, lambda: self._save(run.round, reply) if is_saved else None)
+        if masks is not None and masks.tells_size and is_kept:
+            run.hold(number, masks, answer)
         return reply
 
     def _checked(self, message: Message, question: Question) -> tuple[Arrays, Dimensions]:
@@ -204,6 +193,38 @@ class Conversation:
         # numbers that are too large come from large rows, which a person must rescale
         return question.check_answer(values, dimensions, arrays, too_large=InputError)
 
+    def _compute_or_fail_unseen(
+        self, question: Question, arrays: Arrays, dimensions: Dimensions
+    ) -> Arrays:
+        """Return the answer to a masked question, or nothing if the site cannot answer.
+
+        Whether a site can answer may depend on its rows and on numbers that the coordinator has chosen,
+        so a refusal would tell about the rows. A site that could not answer once does not answer until
+        the run ends. Without chosen numbers, a person should see what is wrong with the rows.
+        """
+        run = self.run
+        is_chosen = any(each.dtype == "float64" for each in question.asks.values())
+        if not is_chosen and CHOSEN not in run.memory:
+            return self._compute(question, arrays, dimensions)
+        if FAILED in run.memory:
+            return {}
+        memory = run.memory
+        if question.remembers:
+            run.memory = {**memory, CHOSEN: np.ones(1, np.uint8)}
+        try:
+            return self._compute(question, arrays, dimensions)
+        except SiteFailed:  # files and time limits have nothing to do with the numbers
+            raise
+        except Exception:
+            self._site.refuse_changed_rows()
+            log.exception(
+                "site %s cannot answer question %s, and hides that under its masks",
+                self._site.name,
+                question.name,
+            )
+            run.memory = {**memory, FAILED: np.ones(1, np.uint8)}
+            return {}
+
     def _agree_on_keys(self, message: Message) -> Message:
         """Agree on secrets with other sites, so that answers can be masked."""
         from fedpca.site.masking import MaskKeys
@@ -231,8 +252,8 @@ class Conversation:
         plan = RunPlan.from_bytes(message.arrays.get("plan", np.empty(0)).tobytes())
         if plan.is_secure and not self._site.keeps_process:
             raise PolicyRefused(
-                "this site starts a new process for each question, so it cannot count how often the "
-                "size of an answer was asked for; for secure sums, the site must use fedpca join"
+                "this site starts a new process for each question, so it cannot know which answer it "
+                "has told the size of; for secure sums, the site must use fedpca join"
             )
         signature = message.arrays.get("signature", np.empty(0, np.uint8)).tobytes()
         run, last = header["run"], header["memory"]
@@ -331,5 +352,4 @@ def refusal(site: str, asked: Header, error: FedpcaError) -> Message:
 
 
 def _reply(site: str, asked: Header, more: Header, arrays: Mapping[str, Array]) -> Message:
-    echo = {key: asked.get(key) for key in ("run", "round", "question")}
-    return compose({**echo, "site": site, **more}, arrays)
+    return compose({**echo(asked), "site": site, **more}, arrays)

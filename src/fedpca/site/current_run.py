@@ -6,7 +6,7 @@ site then gives the same answer again, or starts from the same memory as the fir
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -24,11 +24,10 @@ from fedpca.site.memory import Saved, recall, remembers
 
 if TYPE_CHECKING:
     from fedpca.site.masking import AnswerMasks, MaskSecrets
+    from fedpca.site.site import Site
 
 Memory = dict[str, Array]
 T = TypeVar("T")
-_OPEN = "OpenAnswer."  # begins the names in memory of an answer that may be masked again
-_OPEN_KEY = _OPEN + "key"
 
 
 @dataclass(frozen=True)
@@ -41,12 +40,13 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class Pending:
-    """An answer of which the site has sent only the size, and the site's memory after it."""
+class Held:
+    """An answer whose size was told, and which may be asked for in other rings."""
 
-    key: tuple[int, bytes]  # the round, and a hash of what was asked
-    answer: Arrays
-    memory: Memory
+    round: int
+    key: bytes  # a hash of what was asked
+    answer: Arrays  # empty if the site could not answer
+    memory: Memory  # after the answer
 
 
 @dataclass(eq=False)
@@ -59,9 +59,8 @@ class CurrentRun:
     # the reply to that round; None if it is computed again when needed
     reply: Message | None = None
     missing: int | None = None  # what happens to gaps in this run, if it is known
-    is_beyond_bound: bool = False  # whether an answer was too large for its masks
     _memory_before: Memory = field(init=False)  # memory before that round
-    _pending: Pending | None = None
+    _held: Held | None = None
     _secrets: MaskSecrets | None = None  # for the masks, once masks are needed
 
     def __post_init__(self) -> None:
@@ -116,9 +115,9 @@ class CurrentRun:
 
     def memory_before(self, number: int) -> Memory:
         """Return the memory from before a round; a repeated round starts from the same memory."""
-        return self._memory_before if number == self.round else self._without_open_answer()
+        return self._memory_before if number == self.round else self.memory
 
-    def masks_for(self, question: Question, request: Message, site: str) -> AnswerMasks | None:
+    def masks_for(self, question: Question, request: Message, site: Site) -> AnswerMasks | None:
         """Return how to mask the answer to a question, or None if the run has no secure sums."""
         if question.verb != "sum" or "MaskKeys.private" not in self.memory:
             if "mask" in request.header:
@@ -126,82 +125,43 @@ class CurrentRun:
             return None
         from fedpca.site.masking import AnswerMasks, MaskKeys
 
-        if self.is_beyond_bound:  # each further bound would tell more about the answer's size
-            raise PolicyRefused(
-                "an answer was larger than its bound, which ends this run at this site"
-            )
         if self._secrets is None:
-            self._secrets = recall(self.memory, MaskKeys).secrets_of(self.plan, site)
-        return AnswerMasks(question, request, site, self._secrets)
+            self._secrets = recall(self.memory, MaskKeys).secrets_of(
+                self.plan, site.name, site.source.rows
+            )
+        return AnswerMasks.asked_for(question, request, site.name, self._secrets)
 
-    def take_pending(self, masks: AnswerMasks) -> Arrays | None:
-        """Return the answer whose size was asked for before; restore the memory from after it.
+    def held_for(self, number: int, masks: AnswerMasks | None) -> Held | None:
+        """Return the answer to this very question if the site has told its size, else None.
 
         A coordinator that asks for the size of an answer must then ask for the answer itself.
-        Otherwise, sizes would reveal something about answers that are never sent.
+        Otherwise, sizes would tell of more answers than the plan allows. The answer may be asked for
+        in several rings, each of which shows the same total.
         """
-        pending = self._pending
-        if pending is None:
+        held = self._held
+        if held is None:
             return None
-        if pending.key != masks.key:
+        if held.round == number and masks is not None and held.key == masks.key:
+            return held
+        if held.round > self.round:
             raise PolicyRefused(
-                f"round {pending.key[0]} asked for the size of a different answer before; it must "
+                f"round {held.round} asked for the size of a different answer before; it must "
                 "first ask for that answer itself"
             )
-        self.memory = pending.memory
-        return pending.answer
+        return None
 
-    def hold_back(self, masks: AnswerMasks, answer: Arrays) -> Arrays:
-        """Return the size of an answer under masks, and keep the answer until it is asked for."""
-        self._pending = Pending(masks.key, answer, self.memory)
-        return masks.of(answer)
+    def hold(self, number: int, masks: AnswerMasks, answer: Arrays) -> None:
+        """Keep an answer whose size is told, and the memory after it, until the next round."""
+        self._held = Held(number, masks.key, answer, self.memory)
 
-    def masked(self, masks: AnswerMasks, answer: Arrays) -> Arrays:
-        """Return an answer under masks; an answer beyond its bound ends the run at this site."""
-        from fedpca.privacy.secure_sum import BeyondBound
-
-        try:
-            return masks.of(answer)
-        except BeyondBound:
-            self.is_beyond_bound = True
-            raise
-
-    def keep_open(self, masks: AnswerMasks, answer: Arrays) -> None:
-        """Remember an answer that may be masked again, because its bound was only tried."""
-        fields = {f"{_OPEN}field {name}": array for name, array in answer.items()}
-        key = np.frombuffer(masks.key[1], np.uint8)
-        self.memory = {**self.memory, _OPEN_KEY: key, **fields}
-
-    @property
-    def has_open_answer(self) -> bool:
-        """Return whether the answer to the last round may be masked again."""
-        return _OPEN_KEY in self.memory
-
-    def open_answer(self, masks: AnswerMasks) -> Arrays | None:
-        """Return the answer to the last round if it is to be masked again, else None.
-
-        No second bound is tried, because several bounds would reveal how large the answers are.
-        """
-        number, digest = masks.key
-        if number != self.round or masks.is_tried or self.memory[_OPEN_KEY].tobytes() != digest:
-            return None
-        start = f"{_OPEN}field "
-        return {k.removeprefix(start): v for k, v in self.memory.items() if k.startswith(start)}
-
-    def close_answer(self, reply: Message, save: Callable[[], None]) -> None:
-        """Forget an answer that has been masked again; ``reply`` replaces the first reply."""
-        memory, self.memory = self.memory, self._without_open_answer()
-        try:
-            save()
-        except BaseException:
-            self.memory = memory
-            raise
-        self.reply = None if self.reply is None else reply
-
-    def _without_open_answer(self) -> Memory:
-        if not self.has_open_answer:
-            return self.memory
-        return read_only({k: v for k, v in self.memory.items() if not k.startswith(_OPEN)})
+    def is_held(self, request: Message) -> bool:
+        """Return whether this very question was answered before, and its answer is still there."""
+        held = self._held
+        return (
+            held is not None
+            and held.round == request.header["round"]
+            and held.key == request.digest_without("mask")
+        )
 
     def advance(self, number: int, before: Memory, reply: Message | None) -> None:
         """Count a round as answered; call this when nothing can go wrong with it anymore."""
@@ -209,7 +169,7 @@ class CurrentRun:
             # C order, as in a memory file: the last bits of BLAS results depend on the order
             self.memory = read_only({k: np.asarray(v, order="C") for k, v in self.memory.items()})
         self.round, self._memory_before, self.reply = number, before, reply
-        self._pending = None
+        self._held = None
 
 
 def read_only(memory: Memory) -> Memory:

@@ -5,41 +5,62 @@ Here, m is `Policy.min_count`. No count or sum over fewer than m rows leaves the
 - a site with fewer than m rows does not answer;
 - a column in which fewer than m rows differ from the most frequent value is refused by name, because
   the sum of the column reveals a sum over these rows;
-- a run in which ``missing="drop"`` leaves out fewer than m rows is refused, because its difference from
-  a run that fills the gaps would be a sum over these rows;
-- a run with ``missing="mean"`` is refused if fewer than m rows have a gap in one column and a value in
-  another, because runs with other means, or without these rows, would reveal sums over these rows;
-- a run is refused if some rows have changed since the last run, but fewer than `Policy.min_change`,
-  because the difference between the two runs would reveal sums over these rows.
+- a run that fills gaps, or leaves out rows with gaps, is refused if such runs together would reveal a
+  sum over fewer than m rows; see `fedpca.rows.gap_patterns`. It does not matter what the run itself
+  does to gaps, because other runs may do something else;
+- a run is refused if some rows have changed since the last run, but fewer than `Policy.min_change`, or
+  if their gaps are such that sums over fewer of them would be revealed.
+
+Sums over many rows may also be nearly about one row, or be so many that they show all rows:
+
+- a run is refused if one row has more than `Policy.max_share` of the squares about the mean, along any
+  direction, or if fewer than m rows have all squares along one; see `fedpca.rows.leverages`. Tables
+  with too many columns for that are only looked at column by column. A run is also refused if one row
+  has more than this share of the weight;
+- an answer is refused if it and all earlier answers would show the rows in more directions than the
+  site has rows for, by `Policy.min_rows_per_direction`; see `fedpca.site.directions`.
+
+Genotypes have gaps in thousands of variants, and a run leaves out variants with few rows. So gaps of
+genotypes are compared in pairs of variants only, and samples with gaps are never dropped.
 
 A refusal may name columns and bounds, but never tells how many of these rows there are, or which.
 """
 
 from __future__ import annotations
 
-import hashlib
-import itertools
-import logging
 import secrets
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from fedpca.arrays import Array
-from fedpca.errors import FileError, InputError, MessageError, PolicyRefused, SiteFailed
-from fedpca.protocol.message import compose, decode, encode
+from fedpca.arrays import Array, Arrays
+from fedpca.errors import PolicyRefused
 from fedpca.rows.columns import some_of
-from fedpca.rows.gaps import DROP, ERROR, has_gaps, rows_with_gaps
-from fedpca.rows.in_memory import Block, Rows, is_sparse, weighted_blocks
-from fedpca.rows.rare import Few, look_for_few
+from fedpca.rows.gap_patterns import GapFlags, RowGaps, few_columns
+from fedpca.rows.gaps import DROP, ERROR, MEAN, are_counted
+from fedpca.rows.genotypes.genotype_rows import GenotypeRows
+from fedpca.rows.hashes import RowHasher
+from fedpca.rows.in_memory import Rows, weighted_blocks
+from fedpca.rows.leverages import WithGaps, look_for_alone
+from fedpca.rows.rare import Few, look_for_few, names_at
+from fedpca.rows.shares import MAX_COLUMNS, Shares, shares_of, shares_of_counts
+from fedpca.site import rows_record
+from fedpca.site.directions import digest_of
 from fedpca.site.policy import Policy
-from fedpca.storage import atomic
-
-log = logging.getLogger("fedpca.site")
 
 MAX_NAMES = 50  # names of rare columns in a message
-HASH_BYTES = 8  # of a row; among 10^6 rows, any two agree by chance with probability 3e-8
 SECRET_BYTES = 32
+# names of the arrays in the record of rows that are about answers
+DIRECTIONS, ANSWERS = "directions", "answers"
+
+
+class Seen(NamedTuple):
+    """What one pass over the rows finds out; rows are in the order in which they were read."""
+
+    hashes: Array | None  # (n,), if rows are compared with those of the last run
+    gaps: GapFlags  # none for genotypes
+    shares: Shares | None  # if the policy limits shares
 
 
 class Disclosure:
@@ -47,23 +68,33 @@ class Disclosure:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
+        # directions that answers have shown, if no file records them; they count until the site ends
+        self._shown: Arrays = {}
+        self._n_shown = 0  # the number of directions last counted, so that no file need be read
         self._begin(None)
 
     def _begin(self, rows: Rows | None) -> None:
         self._rows = rows
         self._used: Rows | None = rows
         self._few: dict[int, Few] = {}  # by what happens to gaps, in the columns used
-        self._compared: set[int] = set()  # what happened to gaps when rows were compared
+        # why shares are too large, by what happens to gaps if there are any, in the columns used
+        self._large: dict[int, str | None] = {}
+        self._gapped: list[str] | None = None  # columns whose gaps reveal sums over few rows
+        self._patterns: Array | None = None  # one column of each pattern of gaps
+        self._is_compared = False  # whether rows were compared with those of the last run
         self._secret = secrets.token_bytes(SECRET_BYTES)
-        self._hashes: dict[bool, Array] = {}  # of all rows, or only of those without gaps
+        self._seen: Seen | None = None
 
     def look(self, rows: Rows, path: Path | None) -> None:
         """Check rows as soon as they are opened, so that the first run does not have to wait."""
         if rows is not self._rows:
             self._begin(rows)
-        self._few_of(rows, ERROR)
         if path is not None and self._policy.least_change > 1:
-            self._hashes_of(rows, False, _read(path)[0])
+            self._see(rows, rows_record.read(path)[0], hashes=True)
+            self._gapped_columns(rows)
+        self._few_of(rows, ERROR)
+        if self._policy.max_share is not None and not isinstance(rows, GenotypeRows):
+            self._large_of(rows, rows, ERROR)
 
     def few_of(self, rows: Rows, missing: int) -> Few:
         """Return which columns have few rows of a kind, and how many rows count."""
@@ -80,49 +111,225 @@ class Disclosure:
         """
         if rows is not self._rows:
             self._begin(rows)
-        few = self._few_of(rows if used is None else used, missing)
-        reason = reason_against(few, self._policy.min_count)
+        used = rows if used is None else used
+        reason = self._reason_against(rows, used, missing)
         if reason is not None:
             raise PolicyRefused(reason)
-        if path is not None and self._policy.least_change > 1 and missing not in self._compared:
-            self._compare(rows, missing, path)
-            self._compared.add(missing)
+        if path is not None and self._policy.least_change > 1 and not self._is_compared:
+            self._compare(rows, path)
+            self._is_compared = True
+
+    def count_directions(
+        self, rows: Rows, missing: int, path: Path | None, n_shown: int, answer: Arrays
+    ) -> None:
+        """Refuse an answer if all answers together would show too many directions; else count it.
+
+        The count never starts again by itself, because rows that change leave others that do not.
+        New rows allow new directions. Nothing is refused if all features may be shown, but it counts,
+        because columns may be added later. The refusal does not tell how many rows there are.
+        """
+        least = self._policy.min_rows_per_direction
+        if not least or not n_shown:
+            return
+        n_rows = rows.n_rows
+        if missing == DROP and not isinstance(rows, GenotypeRows):
+            n_rows = self._see(rows, None).gaps.n_whole
+        most, d = n_rows // least, rows.n_features
+        if d <= most and self._n_shown >= d:
+            return
+        secret, kept = (self._secret, self._shown) if path is None else rows_record.read(path)
+        self._secret = secret or self._secret
+        answers = kept.get(ANSWERS, np.zeros(0, np.int64))
+        digest = digest_of(answer, b"" if path is None else self._secret)
+        if digest in answers:  # an answer that is asked for again shows nothing new
+            return
+        total = min(int(kept.get(DIRECTIONS, np.zeros(1, np.int64))[0]) + n_shown, d)
+        if total > most:
+            way_out = "" if path is None else f", or delete {path.name} in its folder"
+            raise PolicyRefused(
+                "all answers about the site's rows together may show them in one direction for every "
+                f"{least} rows, because the site's policy has min_rows_per_direction={least}, but the "
+                "answer would show more; use fewer components, a solver that asks for fewer products, "
+                "or fewer columns; the site can add rows, or set another min_rows_per_direction"
+                f"{way_out} if its rows are no secret"
+            )
+        self._n_shown = total
+        shown = {DIRECTIONS: np.array([total]), ANSWERS: np.append(answers, np.int64(digest))}
+        if path is None:
+            self._shown = shown
+        else:
+            rows_record.write(path, self._secret, {**kept, **shown})
 
     def _few_of(self, rows: Rows, missing: int) -> Few:
         if self._policy.min_count == 1:
-            return Few(0, 0, [])
+            return Few(0, [])
         if rows is not self._used:
-            self._used, self._few = rows, {}
+            self._used, self._few, self._large = rows, {}, {}
         if missing not in self._few:
-            self._few[missing] = look_for_few(rows, self._policy.min_count, missing)
+            gapped = self._one_of_each(rows) if missing == MEAN else None
+            self._few[missing] = look_for_few(rows, self._policy.min_count, missing, gapped)
         return self._few[missing]
 
-    def _hashes_of(self, rows: Rows, only_whole: bool, secret: bytes | None) -> Array:
-        if secret is not None and secret != self._secret:
-            self._secret, self._hashes = secret, {}
-        if only_whole not in self._hashes:
-            found = row_hashes(rows, self._secret, only_whole=only_whole)
-            self._hashes[only_whole] = np.sort(found)
-        return self._hashes[only_whole]
+    def _reason_against(self, rows: Rows, used: Rows, missing: int) -> str | None:
+        """Return why no sum over the rows may leave the site and what to do about it, or None."""
+        reason = reason_against(self._few_of(used, missing), self._policy.min_count)
+        if reason is None and missing != ERROR and self._policy.min_count > 1:
+            reason = self._reason_against_gaps(rows, used, missing)
+        if reason is None and self._policy.max_share is not None:
+            reason = self._large_of(rows, used, missing)
+        return reason
 
-    def _compare(self, rows: Rows, missing: int, path: Path) -> None:
-        """Refuse rows if too few have changed since the last run; otherwise, record the rows.
+    def _large_of(self, rows: Rows, used: Rows, missing: int) -> str | None:
+        fills = missing == MEAN and self._one_of_each(rows).size > 0
+        kind = missing if missing == DROP or fills else ERROR
+        if kind not in self._large:
+            self._large[kind] = self._reason_against_shares(rows, used, kind)
+        return self._large[kind]
 
-        Rows without gaps are recorded separately, because a run may have used only those.
-        """
-        secret, kept = _read(path)
-        hashes = self._hashes_of(rows, missing == DROP, secret)
+    def _reason_against_gaps(self, rows: Rows, used: Rows, missing: int) -> str | None:
+        rule = f"its policy's min_count={self._policy.min_count}"
+        if isinstance(rows, GenotypeRows):
+            if missing == DROP and rows.counts[:, 3].any():
+                return (
+                    "samples with gaps cannot be dropped, because runs that choose other variants "
+                    f"would drop other samples, and comparing them would give samples away ({rule}); "
+                    "use missing='mean'"
+                )
+            return None
+        gapped = self._gapped_columns(rows)
+        if not gapped:
+            return None
+        return (
+            f"in columns {some_of(gapped, MAX_NAMES)}, gaps are in such rows that fits which fill them "
+            f"with other means, or drop rows, would together give away a sum over fewer than "
+            f"{self._policy.min_count} rows ({rule}); fill these gaps in the site's files, leave out "
+            "the rows, or leave these columns out at all sites with --drop"
+        )
+
+    def _gapped_columns(self, rows: Rows) -> list[str]:
+        """Return the columns whose gaps reveal sums over few rows, in any runs together."""
+        least = self._policy.min_count
+        if isinstance(rows, GenotypeRows) or least == 1:
+            return []
+        if self._gapped is None:
+            columns, flags = gaps = self._see(rows, None).gaps
+            few = few_columns(flags, least, n_features=rows.n_features, drops=gaps.n_whole >= least)
+            chosen = np.zeros(rows.n_features, bool)
+            chosen[columns[few]] = True
+            self._gapped = names_at(rows, chosen)
+        return self._gapped
+
+    def _one_of_each(self, rows: Rows) -> Array:
+        """Return one column of each pattern of gaps; none of genotypes, whose gaps are counted."""
+        if self._patterns is None:
+            self._patterns = np.zeros(0, int)
+            gaps = None if isinstance(rows, GenotypeRows) else self._see(rows, None).gaps
+            if gaps is not None and gaps.columns.size:
+                first = np.unique(gaps.flags, axis=1, return_index=True)[1]
+                self._patterns = gaps.columns[first]
+        return self._patterns
+
+    def _reason_against_shares(self, rows: Rows, used: Rows, missing: int) -> str | None:
+        most, least = self._policy.max_share, self._policy.min_count
+        assert most is not None
+        rule = f"its policy's max_share={most:g}"
+        of_row = of_rows = np.zeros(used.n_features, bool)
+        if are_counted(used, missing):
+            of_row = shares_of_counts(used.counts) > most
+        else:
+            gapped = self._one_of_each(rows) if missing == MEAN else np.zeros(0, int)
+            missing = DROP if missing == DROP else MEAN
+            shares = self._see(rows, None).shares if used is rows and missing == MEAN else None
+            shares = shares_of(used, missing) if shares is None else shares
+            if shares.has_weights and shares.of_weight > most:
+                return f"one row has a larger share of the weight than {rule}; use other weights"
+            beside, alone = WithGaps(used, gapped), None
+            # about their mean, n rows in n - 1 directions all stand out
+            limit = shares.n_rows // max(1, self._policy.min_rows_per_direction)
+            limit = min(limit, shares.n_rows - 2)
+            if gapped.size and beside.n_features <= MAX_COLUMNS:
+                moved = shares_of(beside, MEAN)
+                alone = look_for_alone(beside, MEAN, moved, most, least, most_directions=limit)
+            if alone is not None:
+                of_row, of_rows = map(beside.own, alone)
+            elif shares.has_products:
+                alone = look_for_alone(used, missing, shares, most, least, most_directions=limit)
+                of_row, of_rows = alone or (of_row, of_rows)
+            if alone is None:
+                of_row = shares.of_columns(used, missing) > most
+        way_out = "or leave some of them out at all sites with --drop"
+        if of_row.any():
+            return (
+                f"in columns {some_of(names_at(used, of_row), MAX_NAMES)}, one row has a larger share "
+                f"of the squares about the mean than {rule}, in one column or in a combination of "
+                "them, so products with it nearly give this row away; clip or transform these "
+                f"columns, {way_out}"
+            )
+        if of_rows.any():
+            return (
+                f"a combination of columns {some_of(names_at(used, of_rows), MAX_NAMES)} is constant "
+                f"but for fewer than {least} rows, so products with it give a sum over these rows "
+                f"away (its policy's min_count={least}); correct these rows, {way_out}"
+            )
+        return None
+
+    def _see(self, rows: Rows, secret: bytes | None, *, hashes: bool = False) -> Seen:
+        """Return what one pass over the rows finds out; read them again only if that is not enough."""
+        seen = self._seen
+        is_other = secret is not None and secret != self._secret
+        if seen is None or (hashes and (seen.hashes is None or is_other)):
+            self._secret = secret or self._secret
+            n = rows.n_features
+            gaps = RowGaps(n if not isinstance(rows, GenotypeRows) else 0)
+            is_limited = self._policy.max_share is not None and not isinstance(rows, GenotypeRows)
+            shares = Shares(n) if is_limited else None
+            hasher = RowHasher(rows, self._secret) if hashes else None
+            for block, weights in weighted_blocks(rows):
+                if hasher is not None:
+                    hasher.add(block, weights)
+                if not isinstance(rows, GenotypeRows):
+                    gaps.add(block)
+                if shares is not None:
+                    shares.add(block, weights)
+            found = None if hasher is None else hasher.hashes
+            self._seen = seen = Seen(found, gaps.flags(), shares)
+        return seen
+
+    def _record_of(self, rows: Rows, secret: bytes | None) -> rows_record.Recorded:
+        seen = self._see(rows, secret, hashes=True)
+        assert seen.hashes is not None
+        order = np.argsort(seen.hashes, kind="stable")
+        hashes = seen.hashes[order]
+        columns, flags = seen.gaps
+        if not columns.size:
+            return rows_record.Recorded(hashes, seen.gaps)
+        if rows.features is not None:
+            columns = np.argsort(np.argsort(np.array(rows.features)))[columns]
+        by_name = np.argsort(columns)
+        return rows_record.Recorded(hashes, GapFlags(columns[by_name], flags[order][:, by_name]))
+
+    def _compare(self, rows: Rows, path: Path) -> None:
+        """Refuse rows if too few have changed since the last run; otherwise, record the rows."""
+        secret, kept = rows_record.read(path)
+        now = self._record_of(rows, secret)
+        before = rows_record.recorded(kept)
         least = self._policy.least_change
-        if any(0 < n_changed(before, hashes) < least for before in kept.values()):
+        if before is not None and rows_record.has_few_changed(before, now, least):
             raise PolicyRefused(
                 f"fewer rows have changed since the site's last run than its policy's "
-                f"min_change={least}, so the difference between the runs would give these rows away; "
-                f"wait until more rows have changed, or restore the rows of the last run; if the "
-                f"changed rows are no secret, the site can delete {path.name} in its folder"
+                f"min_change={least}, or fewer of them have values where others have gaps, or all rows "
+                f"look different and their number has changed by less, so the difference between the "
+                f"runs would give these rows away; wait until more rows have "
+                f"changed, or restore the rows of the last run; if the changed rows are no secret, the "
+                f"site can delete {path.name} in its folder"
             )
-        kind = "whole" if missing == DROP else "all"
-        if kind not in kept or not np.array_equal(kept[kind], hashes):
-            _write(path, self._secret, {**kept, kind: hashes})
+        record = rows_record.arrays_of(now)
+        if any(
+            name not in kept or not np.array_equal(array, kept[name])
+            for name, array in record.items()
+        ):
+            others = {name: array for name, array in kept.items() if name in (DIRECTIONS, ANSWERS)}
+            rows_record.write(path, self._secret, {**others, **record})
 
 
 def reason_against(few: Few, min_count: int) -> str | None:
@@ -130,17 +337,11 @@ def reason_against(few: Few, min_count: int) -> str | None:
     rule = f"its policy's min_count={min_count}"
     if 0 < few.n_rows < min_count:
         return f"the site has fewer usable rows than {rule}; it needs more rows to take part"
-    if 0 < few.n_left_out < min_count:
-        return (
-            f"missing='drop' would leave out fewer rows than {rule}, and comparing with a fit that "
-            "fills their gaps would give them away; remove these rows from the site's files, or fill "
-            "their gaps"
-        )
     if few.gapped:
         return (
             f"in columns {some_of(few.gapped, MAX_NAMES)}, fewer than {min_count} rows have a gap but "
             f"a value in another column, and fits that fill gaps with other means would give these "
-            f"rows away ({rule}); fill these gaps in the site's files, or use missing='drop'"
+            f"rows away ({rule}); fill these gaps in the site's files"
         )
     if few.rare:
         return (
@@ -149,91 +350,3 @@ def reason_against(few: Few, min_count: int) -> str | None:
             f"({rule}); leave these columns out at all sites with --drop"
         )
     return None
-
-
-def n_changed(before: Array, after: Array) -> int:
-    """Return the number of rows removed or the number of rows added, whichever is larger.
-
-    So a row with a new value counts once, although it counts as both removed and added.
-    """
-    values, where = np.unique(np.concatenate([before, after]), return_inverse=True)
-    counts = np.bincount(where[len(before) :], minlength=len(values))
-    difference = counts - np.bincount(where[: len(before)], minlength=len(values))
-    return int(max(difference[difference > 0].sum(), -difference[difference < 0].sum()))
-
-
-def row_hashes(rows: Rows, secret: bytes, *, only_whole: bool = False) -> Array:
-    """Return a hash of each row that counts, as int64; the order of the columns does not matter."""
-    order = None
-    if rows.features is not None and list(rows.features) != sorted(rows.features):
-        order = np.argsort(np.array(rows.features))
-    found: list[bytes] = []
-    for block, weights in weighted_blocks(rows):
-        if only_whole and has_gaps(block):
-            whole = ~rows_with_gaps(block)
-            block, weights = block[whole], None if weights is None else weights[whole]
-        if order is not None:
-            block = block[:, order]
-        for i, data in enumerate(_bytes_of_rows(block)):
-            hashed = hashlib.blake2b(data, digest_size=HASH_BYTES, key=secret)
-            if weights is not None:
-                hashed.update(weights[i].tobytes())
-            found.append(hashed.digest())
-    return np.frombuffer(b"".join(found), np.int64)
-
-
-def _bytes_of_rows(block: Block) -> list[memoryview]:
-    """Return each row's values as bytes, with a single form of zero and a single form of NaN."""
-    if not is_sparse(block):
-        values = _one_form(block)
-        width = values.shape[1] * values.itemsize
-        data = memoryview(values.tobytes())
-        return [data[i * width : (i + 1) * width] for i in range(values.shape[0])]
-    part = block.copy()
-    part.eliminate_zeros()
-    part.sort_indices()
-    entries = np.empty(part.nnz, np.dtype([("column", "<i8"), ("value", "<f8")]))
-    entries["column"], entries["value"] = part.indices, _one_form(part.data)
-    data, ends = memoryview(entries.tobytes()), part.indptr * entries.itemsize
-    return [data[start:end] for start, end in itertools.pairwise(ends)]
-
-
-def _one_form(values: Array) -> Array:
-    values = np.asarray(values, np.float64) + 0.0  # turns -0 into 0, and copies
-    values[np.isnan(values)] = np.nan
-    return values
-
-
-def _read(path: Path) -> tuple[bytes | None, dict[str, Array]]:
-    """Return the site's secret and the hashes of the last run's rows, if a file has them."""
-    try:
-        message = decode(path.read_bytes(), limit=None)
-        arrays = {name: array.copy() for name, array in message.arrays.items()}
-        return arrays.pop("secret").tobytes(), arrays
-    except FileNotFoundError:
-        return None, {}
-    except OSError as error:
-        raise InputError(
-            f"{path.name}, the record of the rows in the site's last run, cannot be read: "
-            f"{error.strerror}; the site must fix this"
-        ) from None
-    except (MessageError, KeyError):
-        raise InputError(
-            f"{path.name}, the record of the rows in the site's last run, is damaged, so the site "
-            "cannot tell how many rows have changed; the site must restore the file, or delete it if "
-            "the change is no secret"
-        ) from None
-
-
-def _write(path: Path, secret: bytes, kept: dict[str, Array]) -> None:
-    """Record the rows of a run before the first answer of the run leaves."""
-    arrays = {**kept, "secret": np.frombuffer(secret, np.uint8)}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with atomic.writing(path, private=True) as temporary:
-            temporary.write_bytes(encode(compose({}, arrays, limit=None)))
-    except (FileError, OSError) as error:
-        log.error("the record of the site's rows cannot be written: %s", error)
-        raise SiteFailed(
-            "the site cannot record its rows; free up disk space at the site"
-        ) from None

@@ -25,6 +25,7 @@ from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import Question
 from fedpca.rows.in_memory import Rows
 from fedpca.site.daily_limits import SET_ASIDE, Budget
+from fedpca.site.directions import directions_in
 from fedpca.site.disclosure import Disclosure
 from fedpca.site.guard import Agreement, Guard, Keys, agreement_to
 from fedpca.site.policy import Policy
@@ -128,6 +129,14 @@ class Gate:
         if self._disclosure is not None:
             self._disclosure.check(rows, missing, record, used)
 
+    def check_directions(
+        self, question: Question, answer: Arrays, rows: Rows, missing: int, record: Path | None
+    ) -> None:
+        """Refuse an answer if answers would show the rows in too many directions; else count it."""
+        if self._disclosure is not None:
+            n_shown = directions_in(question, answer)
+            self._disclosure.count_directions(rows, missing, record, n_shown, answer)
+
     def start_over(self) -> None:
         """Count the next run as a new run, even if its name is the same."""
         if self._budget is not None:
@@ -153,8 +162,8 @@ class Gate:
         return PrivacyBudget(self._policy)
 
     def privacy_budget_in_words(self) -> str:
-        """Return how much of its privacy budget the site has spent, or "" if it has no budget."""
-        if self._policy.max_epsilon is None:
+        """Return how much of its privacy budget the site has spent, or "" if nothing limits it."""
+        if self._policy.is_open:
             return ""
         return self._privacy_budget.in_words(self._file(SUFFIX))
 

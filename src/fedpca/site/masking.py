@@ -8,32 +8,51 @@ and are forgotten when the run ends.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from typing import Any
 
 import numpy as np
 
-from fedpca.arrays import Array, Arrays
+from fedpca.arrays import Array, Arrays, Dimensions
 from fedpca.errors import PolicyRefused
 from fedpca.privacy.masks import (
     KEY_BYTES,
+    masked,
     neighbors,
     new_private_key,
     pair_secrets,
     public_key_of,
+    words_of,
 )
 from fedpca.privacy.offers import (
     Offer,
-    check_offers,
+    check_offer,
     seed_of,
     text_to_sign,
     unpack_offers,
 )
-from fedpca.privacy.secure_sum import BEYOND, BOUND, MIN_SITES, ONE_SITE, masked_answer
+from fedpca.privacy.rings import Ring
+from fedpca.privacy.secure_sum import (
+    MIN_SITES,
+    ONE_SITE,
+    Words,
+    encoded,
+    from_header,
+    no_answer,
+    sizes_of,
+)
 from fedpca.protocol.message import Message
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import Question
+from fedpca.rows.in_memory import Rows, weighted_blocks
 from fedpca.site.guard import Keys
+
+_ROWS, _ROUND, _NO_ANSWER = (b"fedpca " + each for each in (b"rows", b"rounding", b"no answer"))
+MAX_HASHED_ROWS = 1000  # from which a site derives its own secret
 
 
 @dataclass(frozen=True)
@@ -79,7 +98,8 @@ class MaskKeys:
         offers = unpack_offers(sorted(plan.sites), arrays)
         if offers.get(site) != self.own_offer():
             raise PolicyRefused(f"the offered keys do not include the key of this site, {site!r}")
-        check_offers(run, plan, offers, None if keys is None else keys.verify)
+        for name, offer in offers.items():
+            check_offer(run, plan, name, offer, None if keys is None else keys.verify)
         seed = seed_of(run, offers)
         if self.seed is not None:
             if self.seed.tobytes() != seed:
@@ -94,21 +114,22 @@ class MaskKeys:
         packed = np.frombuffer(b"".join(secrets), np.uint8).reshape(-1, KEY_BYTES)
         return MaskKeys(self.private, self.offer, _array(seed), packed)
 
-    def secrets_of(self, plan: RunPlan, site: str) -> MaskSecrets:
+    def secrets_of(self, plan: RunPlan, site: str, rows: Rows) -> MaskSecrets:
         """Return the secrets from which the masks of a run are computed."""
         if self.seed is None or self.secrets is None:
             raise PolicyRefused("the sites have not exchanged keys, so no answer can be masked")
         others = neighbors(site, sorted(plan.sites), self.seed.tobytes())
         shared = dict(zip(others, (row.tobytes() for row in self.secrets), strict=True))
-        return MaskSecrets(shared, self.private.tobytes())
+        return MaskSecrets(shared, self.private.tobytes(), _hash_of(rows))
 
 
 @dataclass(frozen=True)
 class MaskSecrets:
-    """The secrets that a site shares with its neighbors, by name, and one that only it knows."""
+    """The secrets that a site shares with its neighbors, by name, and two that only it knows."""
 
     shared: Mapping[str, bytes]
     private: bytes
+    of_rows: bytes  # the same in each run, so that the same rows give the same bits
 
 
 @dataclass(frozen=True)
@@ -117,43 +138,68 @@ class AnswerMasks:
 
     question: Question
     request: Message
+    rings: Mapping[str, Ring]
     site: str
     secrets: MaskSecrets
 
-    def __post_init__(self) -> None:
-        if "mask" not in self.request.header:
+    @classmethod
+    def asked_for(
+        cls, question: Question, request: Message, site: str, secrets: MaskSecrets
+    ) -> AnswerMasks:
+        """Return the masks that a request asks for, or refuse the request."""
+        if "mask" not in request.header:
             raise PolicyRefused(
-                f"the declared plan has secure sums, but question {self.question.name!r} asks for "
+                f"the declared plan has secure sums, but question {question.name!r} asks for "
                 "an answer without masks"
             )
+        rings = from_header(question, request.header["mask"])
+        return cls(question, request, rings, site, secrets)
 
     @property
-    def is_bound(self) -> bool:
+    def tells_size(self) -> bool:
+        """Return whether the size of the answer is asked for, with the answer or without it."""
+        return bool(self.rings.keys() & sizes_of(self.question).keys())
+
+    @property
+    def is_size(self) -> bool:
         """Return whether only the size of the answer is asked for."""
-        return bool(self.request.header["mask"] == BOUND)
+        return self.rings.keys().isdisjoint(self.question.answers)
 
-    @property
-    def is_tried(self) -> bool:
-        """Return whether the bound is only tried, so that the answer may be requested again."""
-        mask = self.request.header["mask"]
-        return isinstance(mask, dict) and BEYOND in mask
+    @cached_property
+    def key(self) -> bytes:
+        """Return a hash of the question and its round, which does not depend on the masks."""
+        return self.request.digest_without("mask")
 
-    @property
-    def key(self) -> tuple[int, bytes]:
-        """Return the round, and a hash of the question that does not depend on the masks."""
-        header = {k: v for k, v in self.request.header.items() if k != "mask"}
-        return int(header["round"]), replace(self.request, header=header).digest
+    def of(self, answer: Arrays, asked: Arrays, dimensions: Dimensions) -> Arrays:
+        """Return an answer, its size, or both, under masks.
 
-    def of(self, answer: Arrays) -> Arrays:
-        """Return an answer, or only its size, under masks."""
-        return masked_answer(
-            self.question,
-            self.request,
-            answer,
-            self.site,
-            self.secrets.shared,
-            self.secrets.private,
-        )
+        If the answer is empty, because the site cannot answer, return random elements instead.
+        """
+        digest, own = self.request.digest, self.secrets
+        if answer:
+            about = _ROUND + self.question.name.encode() + self.request.arrays_digest
+            elements = encoded(self.question, self.rings, answer, _words(own.of_rows, about))
+        else:
+            shapes = self.question.answer_shapes(asked, dimensions)
+            elements = no_answer(self.rings, shapes, _words(own.private, _NO_ANSWER + digest))
+        hidden = masked(self.site, self.secrets.shared, digest, elements, self.rings)
+        return {name: array.view(np.int64) for name, array in hidden.items()}
+
+
+def _words(secret: bytes, context: bytes) -> Words:
+    """Return a source of random words that only this site knows."""
+    return lambda about, n_words: words_of(secret, context + about, n_words)
+
+
+def _hash_of(rows: Rows) -> bytes:
+    """Return a hash of the first rows, which are secret as well."""
+    digest = hashlib.sha256(_ROWS)
+    for block, _ in islice(weighted_blocks(rows), 1):
+        part: Any = block[:MAX_HASHED_ROWS]
+        is_sparse = hasattr(part, "indptr")
+        for array in (part.data, part.indices, part.indptr) if is_sparse else (part,):
+            digest.update(np.asarray(array).tobytes())
+    return digest.digest()
 
 
 def _array(data: bytes) -> Array:

@@ -1,93 +1,152 @@
-"""Define which runs a site takes part in, and which questions it answers."""
+"""Define which runs a site takes part in, and which questions it answers: a table with a row a rule."""
 
 from __future__ import annotations
 
+import json
 import math
 import os
-import re
+import textwrap
 import tomllib
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
-from numbers import Integral, Real
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 from fedpca.errors import FileError, InputError, PolicyRefused
-from fedpca.privacy.gaussian import MAX_DELTA, MIN_DELTA, MIN_EPSILON, Privacy, mu_of
+from fedpca.privacy.gaussian import (
+    MAX_DELTA,
+    MAX_EPSILON,
+    MIN_DELTA,
+    MIN_EPSILON,
+    Privacy,
+    epsilon_of,
+    mu_of,
+)
 from fedpca.protocol.plan import NO_KEY, SECURE, RunPlan
 from fedpca.protocol.printable import printable
 from fedpca.protocol.question import Question
 from fedpca.protocol.script import FEDERATED, Script
+from fedpca.site.rules import (
+    UNLIMITED,
+    Asked,
+    Fingerprints,
+    Flag,
+    Number,
+    Rule,
+    Whole,
+    Words,
+    rule,
+)
+from fedpca.storage.regular import refuse_special
 
 MAX_APPROVAL_DAYS = 3650
-MAX_EPSILON = 1e6  # an epsilon this large promises nothing anymore
+LIFETIME_RUNS = 10  # without max_epsilon, all private runs together keep this many run_epsilon
 PRIVATE_RUNS = "private"
 REQUIREMENTS = (SECURE, PRIVATE_RUNS)  # what a policy can require of a run
 ANY = "any"  # allows every installed question, in any order
 END = "end"  # the last line of a policy file
-UNLIMITED = "unlimited"  # in a policy file, for a rule that is None
-_LIMITS = {"max_runs_per_day": "runs", "max_rounds_per_day": "rounds"}
-_OPTIONAL = ("min_change", *_LIMITS)
-_LEAST = {
-    "min_rows": 0,
-    "min_count": 1,
-    "min_sites": 1,
-    "approval_days": 1,
-    "max_attempts": 1,
-    "min_change": 1,
-    **dict.fromkeys(_LIMITS, 0),
-}
+EPSILONS = (MIN_EPSILON, MAX_EPSILON)  # near the largest epsilon, nothing is promised anymore
+TITLE = (
+    "# What this site takes part in, and what it tells. `fedpca policy --explain FILE` says more."
+)
+WIDTH = 96  # characters of a comment line
+
+
+def _refuse_word(policy: Policy, asked: Asked) -> str | None:
+    for word, use in asked.script.words.items():
+        if word not in policy.allow:
+            needed = "" if use == word else f", which this run needs for {use}"
+            return (
+                f"the policy does not allow {word!r}{needed}, only {', '.join(policy.allow)}; to take "
+                f"part, the site must add {word!r} to its policy's allow"
+            )
+    return None
+
+
+def _refuse_seen(policy: Policy, asked: Asked) -> str | None:
+    if policy.gather or not asked.script.sees:
+        return None
+    return (
+        f"{asked.plan.program} with solver {asked.plan.solver!r} shows the coordinator this site's own "
+        f"answers to {', '.join(asked.script.sees)}, but the policy has gather=false"
+    )
+
+
+def _refuse_few_sites(policy: Policy, n_sites: int) -> str | None:
+    if n_sites >= policy.min_sites:
+        return None
+    return f"the sum covers {n_sites} sites, fewer than the policy's min_sites={policy.min_sites}"
+
+
+def _refuse_strangers(policy: Policy, asked: Asked) -> str | None:
+    sites, known = asked.plan.sites, (asked.own_key, *policy.peers)
+    if asked.plan.is_private and asked.plan.is_secure and not policy.peers:
+        if asked.own_key == NO_KEY:  # within the coordinator's own process
+            return None
+        return (
+            "the sites of the plan would share the noise, but the policy lists no peers, so the "
+            "coordinator could have invented sites that add no noise; list the fingerprints of the "
+            "other sites' keys in the policy's peers, or fit without secure sums, so that each "
+            "site adds all of the noise"
+        )
+    strangers = [printable(name) for name, key in sorted(sites.items()) if key not in known]
+    if not policy.peers or not strangers:
+        return None
+    return (
+        f"the plan has sites whose keys are not in the policy's peers: {', '.join(strangers)}; the "
+        "site must add the fingerprints of these keys, or the run must leave these sites out"
+    )
+
+
+def _refuse_lacking(policy: Policy, asked: Asked) -> str | None:
+    if SECURE in policy.require and not asked.plan.is_secure:
+        return (
+            "the policy requires secure sums, but the plan has none; use Federation(secure=True) or "
+            "`fedpca fit --secure`"
+        )
+    return _refuse_exact(policy, asked) if policy.must_be_private else None
+
+
+def _refuse_exact(policy: Policy, asked: Asked) -> str | None:
+    """Return why a plan that asks for answers without noise is refused."""
+    limit = policy.max_epsilon
+    by = f"require={PRIVATE_RUNS!r}" if limit is None else f"max_epsilon={limit:g}"
+    only = f"the policy has {by}, so the site takes part only in differentially private runs"
+    run = f"{asked.plan.program} with solver {asked.plan.solver!r}"
+    if not asked.plan.is_private:
+        return (
+            f"{only}, but this {run} is not private; use FederatedPCA(privacy=Privacy(...)) or "
+            "`fedpca fit --epsilon`"
+        )
+    questions = asked.script.order.questions()
+    exact = dict.fromkeys(q.name for q in questions if q.reads_rows and q.spends is None)
+    return f"{only}, but {run} asks for {', '.join(exact)} without noise" if exact else None
+
+
+def _refuse_little_noise(policy: Policy, asked: Asked) -> str | None:
+    """Return why a plan is refused whose noise cannot take the place of the rules about few rows."""
+    if not asked.plan.is_private:
+        return None
+    privacy, delta = Privacy.of(asked.plan), policy.delta
+    if not policy.noise_hides_rows(asked.plan):
+        return (
+            f"the policy has run_epsilon={policy.run_epsilon:g}, but the plan asks for epsilon "
+            f"{epsilon_of(privacy.mu, delta):.4g} at the policy's delta={delta:g}, so its noise would "
+            f"not hide single rows; use at most epsilon={policy.run_epsilon:g} with delta={delta:g}, "
+            "or ask the site to raise run_epsilon"
+        )
+    # the coordinator's own organization often has one of the other sites
+    if asked.plan.is_secure and privacy.n_silent < 1:
+        return (
+            "the sites of the plan share the noise with n_silent=0, so a single site that reveals its "
+            "noise would leave less than run_epsilon needs; use n_silent=1 or more"
+        )
+    return None
 
 
 @dataclass(frozen=True)
 class Policy:
     """A site's own rules for the runs that it takes part in and the questions that it answers.
-
-    Parameters
-    ----------
-    allow : sequence of str
-        The programs that the site takes part in. "federated" stands for `FederatedPCA` with a solver
-        that needs only sums and returns the components of the pooled rows. Other programs are allowed
-        by name: "personalized", "robust", or the name of a solver, such as "merge" or a solver from an
-        installed package. "any" allows every installed question, with any numbers and in any order.
-    gather : bool
-        Whether the coordinator may see this site's individual answers about its rows.
-    min_rows : int
-        The site answers only if it has at least this many rows.
-    min_count : int
-        No count or sum over fewer than this many rows leaves the site. Columns in which fewer than this
-        many rows differ from the most frequent value are refused by name; see `fedpca.site.disclosure`.
-        A value of 1 turns the rule off.
-    min_sites : int
-        A run must have at least this many sites.
-    peers : sequence of str, or dict
-        The fingerprints of the other sites' keys, or a table of names and fingerprints. The site takes
-        part only in runs in which every other site has one of these keys. By default, the other sites
-        may have any keys.
-    approval : bool
-        Whether a person must approve each run, with ``fedpca approve``, before the site takes part.
-    approval_days : int
-        How many days a request waits for a person, and how many days an approval lasts.
-    min_change : int, optional
-        The smallest number of rows that must have changed if the site's files have changed since the
-        last run that the site answered. By default, it is ``min_count``. A value of 1 turns the rule
-        off.
-    max_runs_per_day, max_rounds_per_day : int, optional
-        The largest number of runs and of rounds that the site answers in 24 hours. By default, there is
-        no limit. A run that starts over because a site was lost counts again.
-    max_attempts : int
-        The largest number of times that a run may begin. A run begins again if sites were lost. The
-        difference between the sums of two attempts then describes the lost sites.
-    require : sequence of str
-        What a run must have: "secure" for secure sums, so that the coordinator cannot read this site's
-        own answers, and "private" for differential privacy, so that every answer about rows has noise
-        in it.
-    max_epsilon, delta : float, optional
-        The site's privacy budget: over the lifetime of the site, all private runs together keep the
-        promise of this epsilon and delta for each row; see `fedpca.Privacy`. The site records what
-        noisy answers spend in a file in its folder, and takes part only in private runs. By default,
-        there is no budget.
 
     Examples
     --------
@@ -103,52 +162,148 @@ class Policy:
     north takes no part
     """
 
-    allow: tuple[str, ...] = (FEDERATED,)
-    gather: bool = False
-    min_rows: int = 0
-    min_count: int = 5
-    min_sites: int = 1
-    peers: tuple[str, ...] = ()
-    approval: bool = False
-    approval_days: int = 7
-    min_change: int | None = None
-    max_runs_per_day: int | None = None
-    max_rounds_per_day: int | None = None
-    max_attempts: int = 5
-    require: tuple[str, ...] = ()
-    max_epsilon: float | None = None
-    delta: float = 1e-6
+    allow: tuple[str, ...] = rule(
+        (FEDERATED,),
+        Words(FEDERATED),
+        off=None,
+        prevents="Prevents runs that nobody here has agreed to. federated: components of the pooled "
+        "rows, from sums over sites. auto: also n_components='auto', which asks for sums of rows "
+        "with random signs. Open others by name: personalized, robust, merge, average, tsqr, or a "
+        "solver from an installed package. any: every question, in "
+        "any order and with any numbers, so that whoever has the coordinator's secret can reconstruct "
+        "single rows.",
+        refuses=_refuse_word,
+    )
+    gather: bool = rule(
+        False,
+        Flag(),
+        off=True,
+        prevents="Keeps the coordinator from seeing numbers of this site alone, such as its own "
+        "variance. true: it may see them.",
+        refuses=_refuse_seen,
+    )
+    min_rows: int = rule(
+        0,
+        Whole(0),
+        off=0,
+        prevents="Prevents runs while this site has fewer rows than this.",
+    )
+    min_count: int = rule(
+        5,
+        Whole(1),
+        off=1,
+        prevents="Prevents counts and sums over fewer rows than this, columns in which fewer rows "
+        "differ from the most frequent value, combinations of columns in which fewer rows do, and gaps "
+        "that single out fewer rows. 1 turns it off.",
+    )
+    min_rows_per_direction: int = rule(
+        2,
+        Whole(0),
+        off=0,
+        prevents="Keeps answers from showing nearly every direction of a table with few rows and "
+        "many columns, from which single rows can be computed. 0 turns it off.",
+    )
+    max_share: float | None = rule(
+        None,
+        Number(1e-9, 1.0, is_optional=True),
+        off=None,
+        prevents="Prevents sums of squares, of columns or of combinations of them, of which one row "
+        f'has more than this share. "{UNLIMITED}" turns it off.',
+    )
+    min_sites: int = rule(
+        1,
+        Whole(1),
+        off=1,
+        prevents="Prevents runs with fewer sites, in whose sums this site would stand out.",
+        refuses=lambda policy, asked: _refuse_few_sites(policy, len(asked.plan.sites)),
+    )
+    peers: tuple[str, ...] = rule(
+        (),
+        Fingerprints(),
+        off=(),
+        prevents="Keeps a coordinator from inventing sites: the fingerprints of the other sites' "
+        "keys, which `fedpca site-key --show NAME.pub` prints. Empty: any sites. Needed for "
+        "min_sites above 1 and for require.",
+        refuses=_refuse_strangers,
+    )
+    approval: bool = rule(
+        False,
+        Flag(),
+        off=False,
+        prevents="Prevents runs that no person here has approved with `fedpca approve`.",
+    )
+    approval_days: int = rule(
+        7,
+        Whole(1, MAX_APPROVAL_DAYS),
+        off=None,
+        prevents="Prevents requests and approvals that last longer than this many days.",
+    )
+    min_change: int | None = rule(
+        None,
+        Whole(1, is_optional=True),
+        off=1,
+        prevents="Keeps the difference between two runs from describing few rows: if the files have "
+        "changed, at least this many rows must have. By default, min_count. 1 turns it off.",
+        follows="least_change",
+    )
+    max_runs_per_day: int | None = rule(
+        None,
+        Whole(0, is_optional=True),
+        off=None,
+        prevents="Prevents many runs, which together tell more than one. Counted over 24 hours. "
+        f'"{UNLIMITED}" turns it off.',
+    )
+    max_rounds_per_day: int | None = rule(
+        None,
+        Whole(0, is_optional=True),
+        off=None,
+        prevents=f'Prevents the same for rounds; a fit takes 5 to 500. "{UNLIMITED}" turns it off.',
+    )
+    max_attempts: int = rule(
+        5,
+        Whole(1),
+        off=None,
+        prevents="Keeps a run from beginning more often than this, each time without some sites; the "
+        "difference of two sums describes the sites that were left out.",
+    )
+    require: tuple[str, ...] = rule(
+        (),
+        Words(SECURE, REQUIREMENTS),
+        off=(),
+        prevents='Keeps the coordinator from reading what this site adds to a sum: "secure" takes '
+        "part only in runs with secure sums over two sites or more, and needs peers. "
+        '"private" keeps results from describing single rows: it takes part only in runs in which '
+        "every answer has noise. Empty: takes part in all runs.",
+        refuses=_refuse_lacking,
+    )
+    run_epsilon: float = rule(
+        1.0,
+        Number(*EPSILONS),
+        off=None,
+        prevents="Prevents private runs with less noise than this epsilon needs. Only such noise may "
+        "take the place of min_count and the other rules about few rows.",
+        refuses=_refuse_little_noise,
+    )
+    max_epsilon: float | None = rule(
+        None,
+        Number(*EPSILONS, is_optional=True),
+        off=math.inf,
+        prevents="Keeps all private runs together, ever, from telling more about a single row than "
+        "this epsilon allows, and other runs from telling anything. `fedpca budget` says what was "
+        f"spent. By default, {LIFETIME_RUNS} times run_epsilon, and other runs are admitted too.",
+        follows="total_epsilon",
+    )
+    delta: float = rule(
+        1e-6,
+        Number(MIN_DELTA, MAX_DELTA),
+        off=None,
+        prevents="The probability that an epsilon fails; choose it far below one over the number of "
+        "rows.",
+    )
 
     def __post_init__(self) -> None:
-        for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if value is None and name in _OPTIONAL:
-                continue
-            if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
-                raise InputError(f"{name}={value!r} must be a whole number, at least {least}")
-        if not isinstance(self.gather, bool):
-            raise InputError(
-                f"gather={self.gather!r} must be true or false, without quotes; use false to hide the "
-                "site's own answers from the coordinator"
-            )
-        listed = self.allow
-        is_list = isinstance(listed, list | tuple) and all(isinstance(q, str) and q for q in listed)
-        if not is_list:
-            raise InputError(f"allow={listed!r} must be a list of names, as in ['federated']")
-        object.__setattr__(self, "allow", tuple(listed))
-        object.__setattr__(self, "peers", _fingerprints(self.peers))
-        required = self.require
-        if not isinstance(required, list | tuple) or not all(r in REQUIREMENTS for r in required):
-            words = " or ".join(map(repr, REQUIREMENTS))
-            raise InputError(f"require={required!r} must be a list, either empty or with {words}")
-        object.__setattr__(self, "require", tuple(required))
-        self._check_privacy()
-        if self.approval_days > MAX_APPROVAL_DAYS:
-            raise InputError(
-                f"approval_days={self.approval_days} must be at most {MAX_APPROVAL_DAYS}"
-            )
-        if not isinstance(self.approval, bool):
-            raise InputError(f"approval={self.approval!r} must be true or false, without quotes")
+        for name, row in rules():
+            object.__setattr__(self, name, row.values.read(name, getattr(self, name)))
         if self.is_open and (self.peers or self.approval or self.must_be_private):
             raise InputError(
                 f"allow has {ANY!r}, so the site would answer questions without a plan, and peers, "
@@ -156,25 +311,33 @@ class Policy:
                 f"programs to allow, as in ['{FEDERATED}']"
             )
 
-    def _check_privacy(self) -> None:
-        """Refuse a privacy budget that no run could keep, or that would not restrict any run."""
-        given = {"delta": (self.delta, MIN_DELTA, MAX_DELTA)}
-        if self.max_epsilon is not None:
-            given["max_epsilon"] = (self.max_epsilon, MIN_EPSILON, MAX_EPSILON)
-        for name, (value, least, most) in given.items():
-            is_number = isinstance(value, Real) and not isinstance(value, bool)
-            if not is_number or not least <= float(value) <= most:
-                raise InputError(f"{name}={value!r} must be a number from {least:g} to {most:g}")
-
     @property
     def must_be_private(self) -> bool:
         """Return whether the site takes part only in private runs, as a privacy budget requires."""
         return self.max_epsilon is not None or PRIVATE_RUNS in self.require
 
     @property
+    def total_epsilon(self) -> float:
+        """Return the epsilon that all private runs together keep, at this policy's ``delta``.
+
+        Without `max_epsilon`, it follows from `run_epsilon`. Noise hides a row only if it cannot be
+        averaged away over any number of runs.
+        """
+        if self.is_open:
+            return math.inf
+        return LIFETIME_RUNS * self.run_epsilon if self.max_epsilon is None else self.max_epsilon
+
+    def noise_hides_rows(self, plan: RunPlan) -> bool:
+        """Return whether a plan has so much noise that the rules about few rows are not needed.
+
+        What counts is the policy's ``delta``, because the coordinator chooses the plan's.
+        """
+        return plan.is_private and Privacy.of(plan).mu <= mu_of(self.run_epsilon, self.delta)
+
+    @property
     def max_mu2(self) -> float:
         """Return the total mu^2 that all private answers may spend."""
-        return math.inf if self.max_epsilon is None else mu_of(self.max_epsilon, self.delta) ** 2
+        return mu_of(self.total_epsilon, self.delta) ** 2
 
     @property
     def is_open(self) -> bool:
@@ -183,13 +346,14 @@ class Policy:
 
     @property
     def protects_few(self) -> bool:
-        """Return whether any rule holds back numbers about only a few rows."""
-        return self.min_count > 1 or self.least_change > 1
+        """Return whether any rule looks at the rows."""
+        most = self.min_rows_per_direction, self.max_share
+        return self.min_count > 1 or self.least_change > 1 or any(most)
 
     @property
     def has_budget(self) -> bool:
         """Return whether runs or rounds are limited."""
-        return any(getattr(self, name) is not None for name in _LIMITS)
+        return self.max_runs_per_day is not None or self.max_rounds_per_day is not None
 
     @property
     def least_change(self) -> int:
@@ -202,6 +366,7 @@ class Policy:
 
         The last line must be ``end = true``, so that a file that was cut off is refused.
         """
+        refuse_special(path)
         try:
             text = Path(path).read_text(encoding="utf-8")
             given = tomllib.loads(text)
@@ -214,51 +379,46 @@ class Policy:
                 f"{path} does not end with the line '{END} = true', so part of it may be missing; "
                 "if the file is complete, add this line at the end"
             )
-        rules = [field.name for field in fields(cls)]
+        known = dict(rules())
         for name, value in given.items():
-            if name not in rules:
-                near = get_close_matches(name, rules, 1)
+            if name not in known:
+                near = get_close_matches(name, list(known), 1)
                 hint = f"did you mean {near[0]!r}? " if near else ""
                 raise InputError(
-                    f"{path}: unknown rule {name!r}; {hint}the rules are {', '.join(rules)}"
+                    f"{path}: unknown rule {name!r}; {hint}the rules are {', '.join(known)}"
                 )
-            if name in (*_LIMITS, "max_epsilon") and value == UNLIMITED:
+            if value == UNLIMITED and known[name].is_unlimited:
                 given[name] = None
         try:
             return replace(JOINING, **given)
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
 
+    def to_text(self) -> str:
+        """Return the policy as the text of a file, with a comment on what each rule prevents."""
+        lines = [TITLE, ""]
+        for name, row in rules():
+            value = getattr(self, name)
+            lines += [f"# {line}" for line in textwrap.wrap(row.prevents, WIDTH)]
+            hidden = "# " if value is None and row.follows else ""
+            lines.append(f"{hidden}{self._as_given(name)}")
+            lines.append("")
+        lines.append(f"{END} = true  # the last line, so that a file that was cut off is refused")
+        return "\n".join(lines) + "\n"
+
+    def explain(self) -> list[str]:
+        """Return a sentence for each rule that says what the policy allows and what it prevents."""
+        return [
+            f"{self._as_given(name)}{'' if row.is_on(self, name) else ' (off)'}: {row.prevents}"
+            for name, row in rules()
+        ]
+
     def in_words(self) -> str:
-        """Return the policy as a short phrase."""
-        rules = ["any installed question" if self.is_open else f"only {', '.join(self.allow)}"]
-        if self.min_rows:
-            rules.append(f"at least {self.min_rows} rows here")
-        if self.min_count > 1:
-            rules.append(f"no number about fewer than {self.min_count} rows")
-        if self.least_change != self.min_count:
-            rules.append(f"at least {self.least_change} rows changed between runs")
-        if self.min_sites > 1:
-            rules.append(f"at least {self.min_sites} sites")
-        if not self.gather:
-            rules.append("no individual answers from this site")
-        if self.peers:
-            rules.append(f"only with {len(self.peers)} known sites")
-        if self.approval:
-            rules.append(f"a person approves each run, for {self.approval_days} days")
-        if SECURE in self.require:
-            rules.append("only with secure sums")
-        if self.must_be_private:
-            rules.append("only private runs")
-        if self.max_epsilon is not None:
-            rules.append(
-                f"all together at most epsilon {self.max_epsilon:g} at delta {self.delta:g}"
-            )
-        for name, kind in _LIMITS.items():
-            limit = getattr(self, name)
-            if limit is not None:
-                rules.append(f"at most {limit:,} {kind} a day")
-        return ", ".join(rules)
+        """Return the rules that restrict anything as a short phrase, as they stand in a file."""
+        return ", ".join(self._as_given(name) for name, row in rules() if row.is_on(self, name))
+
+    def _as_given(self, name: str) -> str:
+        return f"{name} = {_as_toml(dict(rules())[name].value_in(self, name))}"
 
     def refuse_unknown_sites(self) -> None:
         """Refuse a rule about the number of sites if it cannot be checked without `peers`."""
@@ -275,60 +435,11 @@ class Policy:
 
     def admit(self, plan: RunPlan, script: Script, own_key: str = NO_KEY) -> None:
         """Refuse a plan that the policy forbids, and name the rule; ``own_key`` is a fingerprint."""
-        if script.family not in self.allow:
-            raise PolicyRefused(
-                f"the policy does not allow {script.family!r}, only {', '.join(self.allow)}; to take "
-                f"part, the site must add {script.family!r} to its policy's allow"
-            )
-        if SECURE in self.require and not plan.is_secure:
-            raise PolicyRefused(
-                "the policy requires secure sums, but the plan has none; use Federation(secure=True) "
-                "or `fedpca fit --secure`"
-            )
-        if plan.is_private and plan.is_secure and own_key != NO_KEY and not self.peers:
-            raise PolicyRefused(
-                "the sites of the plan would share the noise, but the policy lists no peers, so the "
-                "coordinator could have invented sites that add no noise; list the fingerprints of the "
-                "other sites' keys in the policy's peers, or fit without secure sums, so that each "
-                "site adds all of the noise"
-            )
-        if self.must_be_private:
-            self._refuse_exact(plan, script)
-        if script.sees and not self.gather:
-            raise PolicyRefused(
-                f"{plan.program} with solver {plan.solver!r} shows the coordinator this site's own "
-                f"answers to {', '.join(script.sees)}, but the policy has gather=false"
-            )
-        self._check_sites(len(plan.sites))
-        strangers = [name for name, key in plan.sites.items() if key not in (own_key, *self.peers)]
-        if self.peers and strangers:
-            names = ", ".join(printable(name) for name in sorted(strangers))
-            raise PolicyRefused(
-                f"the plan has sites whose keys are not in the policy's peers: {names}; the site must "
-                "add the fingerprints of these keys, or the run must leave these sites out"
-            )
-
-    def _refuse_exact(self, plan: RunPlan, script: Script) -> None:
-        """Refuse a plan that asks for answers without noise."""
-        rule = (
-            f"max_epsilon={self.max_epsilon:g}" if self.max_epsilon else f"require={PRIVATE_RUNS!r}"
-        )
-        only = f"the policy has {rule}, so the site takes part only in differentially private runs"
-        run = f"{plan.program} with solver {plan.solver!r}"
-        exact = [q.name for q in script.order.questions() if q.reads_rows and q.spends is None]
-        if not plan.is_private:
-            raise PolicyRefused(
-                f"{only}, but this {run} is not private; use FederatedPCA(privacy=Privacy(...)) or "
-                "`fedpca fit --epsilon`"
-            )
-        if exact:
-            raise PolicyRefused(
-                f"{only}, but {run} asks for {', '.join(dict.fromkeys(exact))} without noise"
-            )
-        if math.isinf(Privacy.of(plan).epsilon):
-            raise PolicyRefused(
-                f"the policy has {rule}, but the plan's epsilon is infinite; use a finite one"
-            )
+        asked = Asked(plan, script, own_key)
+        for _, row in rules():
+            reason = row.refuses(self, asked)
+            if reason is not None:
+                raise PolicyRefused(reason)
 
     def check(self, question: Question, n_sites: int, n_rows: int | None) -> None:
         """Refuse a question that the policy forbids, and name the rule."""
@@ -340,8 +451,9 @@ class Policy:
             raise PolicyRefused(
                 "the policy does not let the coordinator see this site's own answer"
             )
-        if question.verb == "sum":
-            self._check_sites(n_sites)
+        few = _refuse_few_sites(self, n_sites)
+        if question.verb == "sum" and few is not None:
+            raise PolicyRefused(few)
 
     def check_rows(self, n_rows: int) -> None:
         """Refuse to answer about fewer rows than the policy allows."""
@@ -350,28 +462,18 @@ class Policy:
                 f"the site has fewer rows than its policy's min_rows={self.min_rows}"
             )
 
-    def _check_sites(self, n_sites: int) -> None:
-        if n_sites < self.min_sites:
-            raise PolicyRefused(
-                f"the sum covers {n_sites} sites, fewer than the policy's min_sites={self.min_sites}"
-            )
+
+@cache
+def rules() -> tuple[tuple[str, Rule], ...]:
+    """Return the names and rows of all rules."""
+    return tuple((field.name, field.metadata["rule"]) for field in fields(Policy))
 
 
-def _fingerprints(peers: Any) -> tuple[str, ...]:
-    """Return the fingerprints of the peers' keys; the names in a table are only for people."""
-    listed = list(peers.values()) if isinstance(peers, Mapping) else peers
-    is_list = isinstance(listed, list | tuple) and all(
-        isinstance(each, str) and re.fullmatch(r"[0-9a-f]{64}", each) for each in listed
-    )
-    if not is_list:
-        raise InputError(
-            f"peers={peers!r} must be a list of fingerprints, or a table of names and fingerprints; a "
-            "fingerprint has 64 characters from 0-9 and a-f; `fedpca site-key --show NAME.pub` "
-            "prints it"
-        )
-    if len(set(listed)) < len(listed):
-        raise InputError("peers has the same fingerprint twice; list each site's fingerprint once")
-    return tuple(listed)
+def _as_toml(value: object) -> str:
+    if value is None or value == math.inf:
+        return f'"{UNLIMITED}"'
+    # strings, lists, numbers, and booleans look the same in JSON
+    return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
 
 
 def _ends(text: str) -> bool:
@@ -381,6 +483,23 @@ def _ends(text: str) -> bool:
     return "".join(last) == f"{END}=true"
 
 
+def _parameters() -> str:
+    """Return the rules as the parameters in the class's docstring."""
+    lines = ["    Parameters", "    ----------"]
+    for field in fields(Policy):
+        row = field.metadata["rule"]
+        default = "optional" if row.follows else f"default {_as_toml(field.default)}"
+        lines.append(f"    {field.name} : {field.type}, {default}")
+        wrapped = textwrap.wrap(row.prevents, WIDTH)
+        lines += [f"        {line}" for line in wrapped]
+    return "\n".join(lines) + "\n\n"
+
+
+# the one place that describes a rule is its row
+Policy.__doc__ = (Policy.__doc__ or "").replace("    Examples\n", _parameters() + "    Examples\n")
+
+
 # the policy of a site in the coordinator's own process
-TRUSTING = Policy(allow=(ANY,), gather=True, min_count=1)
-JOINING = Policy(max_runs_per_day=100, max_rounds_per_day=20_000)  # for a site on its own machine
+TRUSTING = Policy(allow=(ANY,), gather=True, min_count=1, min_rows_per_direction=0)
+# for a site on its own machine
+JOINING = Policy(max_runs_per_day=100, max_rounds_per_day=20_000, max_share=0.99)

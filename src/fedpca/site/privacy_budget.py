@@ -1,6 +1,6 @@
 """Count what a site's private answers spend, in a file that outlives the process.
 
-    mu^2 of all releases together  <=  the mu^2 of max_epsilon and delta
+    mu^2 of all releases together  <=  the mu^2 of Policy.total_epsilon and delta
 
 A release is one noisy answer (`fedpca.privacy.gaussian`). Each has a line of JSON in the file::
 
@@ -184,8 +184,6 @@ class PrivacyBudget:
 
         What a resumed run has already spent does not count twice.
         """
-        if self._policy.max_epsilon is None:
-            return
         known = self._known(self._read(path))
         own = _sum({k: each for k, each in known.items() if each.run == printable(run)})
         asked = max(0.0, Privacy.of(plan).mu ** 2 - own)
@@ -215,7 +213,7 @@ class PrivacyBudget:
         """Return a phrase that says what is spent and what is left."""
         spent, delta = _sum(self._known(self._read(path))), self._policy.delta
         return (
-            f"epsilon {_epsilon(spent, delta)} of {self._policy.max_epsilon:g} is spent, and epsilon "
+            f"epsilon {_epsilon(spent, delta)} of {self._policy.total_epsilon:g} is spent, and epsilon "
             f"{_epsilon(self._policy.max_mu2 - spent, delta)} is left (at delta {delta:g})"
         )
 
@@ -267,12 +265,15 @@ class PrivacyBudget:
         limit, delta = self._policy.max_mu2, self._policy.delta
         if spent + asked <= limit * (1 + ROUNDING):
             return
-        left = _epsilon(limit - spent, delta)
+        left, policy = _epsilon(limit - spent, delta), self._policy
+        follows = policy.max_epsilon is None
+        rule = "run_epsilon" if follows else "max_epsilon"
+        means = f", so all runs together may spend {policy.total_epsilon:g}" if follows else ""
         raise PolicyRefused(
             f"{who} epsilon {_epsilon(asked, delta)} of the site's privacy budget, of which epsilon "
             f"{left} is left: epsilon {_epsilon(spent, delta)} is spent, and its policy has "
-            f"max_epsilon={self._policy.max_epsilon:g} (all at delta={delta:g}; values of epsilon do "
-            "not simply add up); ask for less, or ask the site to raise max_epsilon"
+            f"{rule}={getattr(policy, rule):g}{means} (all at delta={delta:g}; values of epsilon do "
+            f"not simply add up); ask for less, or ask the site to raise {rule}"
         )
 
 

@@ -4,9 +4,9 @@ Each request is a file in the site's folder, so no request is lost in a restart.
 until a person approves or denies it, or until it expires. An approval expires as well.
 
 An approval is for one plan: the same run with the same program, parameters, purpose, and signer. The
-run may lose sites and start over with the remaining sites, but it may not gain any. A name that was
-used for one plan cannot be used for a different plan, so a person approves only what that person has
-read.
+run may lose sites and start over with the remaining sites, but with no fewer than the quorum in the
+plan, and it may not gain any. A name that was used for one plan cannot be used for a different plan, so
+a person approves only what that person has read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from fedpca.storage import atomic
 
 PENDING, APPROVED, DENIED, EXPIRED = "pending", "approved", "denied", "expired"
 SUFFIX = ".requests"  # ends the name of the folder
-MAX_PENDING = 50  # so that a lying coordinator cannot fill the disk
+MAX_OF_SIGNER = 10  # pending requests of one key, and of all plans that nobody signed
+MAX_OF_STRANGERS = 50  # of all keys whose runs nobody here has approved, which fills no disk
 MAX_EXPIRED = 50  # number of undecided requests to keep after they expire
 MAX_REASON = 500  # characters
 _NAME = "request-*.json"
@@ -71,11 +72,12 @@ class Request:
         return EXPIRED if is_over else self.decision
 
     def covers(self, plan: RunPlan, signer: str) -> bool:
-        """Return whether a plan is the plan of this request, perhaps with fewer sites."""
+        """Return whether a plan is the plan of this request, with its sites or at least a quorum."""
         asked = self.declared
         is_same = replace(plan, sites=asked.sites).to_bytes() == asked.to_bytes()
         has_no_more = plan.sites.items() <= asked.sites.items()
-        return is_same and has_no_more and signer == self.signer
+        has_quorum = len(plan.sites) >= asked.fewest_sites
+        return is_same and has_no_more and has_quorum and signer == self.signer
 
 
 class Requests:
@@ -178,7 +180,7 @@ class Requests:
 
     def _ask(self, plan: RunPlan, signer: str) -> Request:
         """Save a new request, and report it to the people at the site."""
-        self._make_room()
+        self._make_room(signer)
         now = _now()
         until = now + datetime.timedelta(days=self._days)
         request = Request(
@@ -194,22 +196,27 @@ class Requests:
         if self._tell is not None:
             self._tell(
                 f"run {printable(plan.run)} asks for approval: {printable(plan.program)} with solver "
-                f"{printable(plan.solver)} over {len(plan.sites)} sites, signed by "
+                f"{printable(plan.solver)} over {len(plan.sites)} sites, of which "
+                f"{plan.fewest_sites} suffice, signed by "
                 f"{signer or 'nobody'}, purpose: {printable(plan.purpose) or 'not given'}; see "
                 "fedpca requests"
             )
         return request
 
-    def _make_room(self) -> None:
-        """Refuse a request if too many are pending; remove the oldest undecided expired requests."""
+    def _make_room(self, signer: str) -> None:
+        """Remove old requests that nobody decided, so that a signer only crowds out its own.
+
+        Anyone can make many keys. So keys whose runs nobody here has approved also share a limit.
+        """
         requests = self.all()
-        if sum(each.state == PENDING for each in requests) >= MAX_PENDING:
-            raise PolicyRefused(
-                f"{MAX_PENDING} runs wait for approval at this site, which is the limit; a "
-                "person at the site must approve or deny some of them"
-            )
+        known = {each.signer for each in requests if each.decision == APPROVED} - {""}
+        pending = [each for each in requests if each.state == PENDING]
+        leaving = _beyond([each for each in pending if each.signer == signer], MAX_OF_SIGNER - 1)
+        if signer not in known and not leaving:
+            strangers = [each for each in pending if each.signer not in known]
+            leaving = _beyond(strangers, MAX_OF_STRANGERS - 1)
         expired = [r for r in requests if r.state == EXPIRED and r.decision == PENDING]
-        for request in expired[: max(0, len(expired) - MAX_EXPIRED)]:
+        for request in (*leaving, *_beyond(expired, MAX_EXPIRED)):
             self._path(request.run).unlink(missing_ok=True)
 
     def _find(self, run: str) -> Request | None:
@@ -251,6 +258,11 @@ def _denial(request: Request) -> PolicyRefused:
         f"a person at the site denied run {printable(request.run)} on "
         f"{in_minutes(request.decided)}{reason}"
     )
+
+
+def _beyond(requests: list[Request], most: int) -> list[Request]:
+    """Return the oldest requests, those beyond the most that may stay."""
+    return requests[: max(0, len(requests) - most)]
 
 
 def _read(path: Path) -> Request:

@@ -327,7 +327,7 @@ class Site:
         return totals
 
     def privacy_budget_in_words(self) -> str:
-        """Return how much of its privacy budget the site has spent, or "" if it has no budget."""
+        """Return how much of its privacy budget the site has spent, or "" if nothing limits it."""
         return self.conversation.gate.privacy_budget_in_words()
 
     def look_at_rows(self) -> None:

@@ -97,7 +97,7 @@ def policy_words() -> list[str]:
     """Return the words that a site's policy may list in ``allow``."""
     opened = [s.name for s in SOLVERS.values() if s.guarantee != "exact" or s.seen]
     added = [point.name for point in entry_points(group=ENTRY_POINTS)]
-    return [FEDERATED, "personalized", "robust", *opened, *added, ANY]
+    return [FEDERATED, AUTO, "personalized", "robust", *opened, *added, ANY]
 
 
 def to_plain(given: Any) -> Any:

@@ -73,7 +73,7 @@ def misnamed(answer: Arrays, _: Arrays) -> str | None:
     answers={
         "features": "uint8 bytes",
         "n_features": "int64, count",
-        "has_weights": "int64, count",
+        "has_weights": "int64, count, weighted",
         "rounding": "float64, share",
         "are_variants": "int64, count",
         "log_normalized": "float64, nonnegative",

@@ -38,7 +38,7 @@ from fedpca.solvers.exact.covariance import Covariance, covariance_triangle
 from fedpca.solvers.exact.lanczos import Lanczos
 from fedpca.solvers.pca import pca_script
 from fedpca.solvers.sign_flips import SignFlips, column_squares
-from fedpca.solvers.standardize import Moments, count_and_sum, squares
+from fedpca.solvers.standardize import Moments, ask_sums, squares
 
 N_MORE_PRODUCTS = 2  # products with rows after the eigenvalues are found
 LOOK = 20  # leading eigenvalues to find if not all can be found
@@ -132,7 +132,8 @@ class Watch:
             return None
         self.spectrum, self.looks = spectrum, self.looks + 1
         try:
-            self.rank = self.rule(spectrum)
+            with self.rule.fed.optional():
+                self.rank = self.rule(spectrum)
         except PolicyRefused as refused:
             self.reason = str(refused)
         is_done = self.rank is not None or self.reason or self.looks >= LOOKS
@@ -173,8 +174,7 @@ def moments_about(
     if features is not None and common.names is not None:
         in_order = common.in_order and column_order(features, common.names, "the sites") is None
         common = replace(common, names=features, in_order=in_order)
-    position = np.int64(MISSING.index(missing))
-    sums = fed.sum(count_and_sum, features=common.to_ask, missing=position)
+    sums = ask_sums(fed, common, MISSING.index(missing))
     if int(sums["n"]) < 2:
         raise InputError(f"all sites together must have at least 2 rows, got {int(sums['n'])}")
     if scale is True:  # a fit asks this too; the model has the scale already

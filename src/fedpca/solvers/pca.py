@@ -202,7 +202,8 @@ def explained_energy(site: Site, V: Array) -> dict[str, Any]:
 def _explained(fed: Federation, asked: Question, V: Array) -> dict[str, Arrays]:
     """Return how much of each site's sum of squares is explained, or nothing if a policy refuses."""
     try:
-        return fed.gather(asked, V=np.ascontiguousarray(V))
+        with fed.optional():
+            return fed.gather(asked, V=np.ascontiguousarray(V))
     except PolicyRefused:  # in that case, the shares stay at the sites
         return {}
 

@@ -18,7 +18,9 @@ flipped E_k, because a few extreme entries may raise the first flipped eigenvalu
 to find.
 
 Every product is a sum over sites, and all flips share the same rounds. Each site keeps its signs
-secret (`Site.secret`): anyone who knew them could solve for single rows.
+secret (`Site.secret`): anyone who knew them could solve for single rows. The coordinator chooses what
+is removed. It could choose directions that cancel a column up to the rounding of single rows, so
+products are rounded to the grid of what E is formed from (see `fedpca.linalg.grid`).
 
 Sources: Hong, Sheng and Dobriban, "Selecting the number of components in PCA via random signflips"
 (2020); for removing what was found, Dobriban and Owen, "Deterministic parallel analysis" (2019).
@@ -37,6 +39,7 @@ from fedpca.arrays import Array, Arrays
 from fedpca.coordinator.federation import Federation
 from fedpca.errors import InputError, PolicyRefused
 from fedpca.linalg.dense import gram_of, orth, pack_triangle, top_eigen, unpack_triangle
+from fedpca.linalg.grid import norms_left, score_norms, to_grid
 from fedpca.linalg.krylov import MAX_KRYLOV_BYTES, KrylovSpace
 from fedpca.linalg.parallel_analysis import (
     FEW_DRAWS,
@@ -50,6 +53,7 @@ from fedpca.linalg.rank_rules import Spectrum, parallel_analysis
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import Question, question
 from fedpca.protocol.script import Order, either, maybe, most_looks, repeat, then
+from fedpca.rows.columns import some_of
 from fedpca.rows.gaps import ERROR
 from fedpca.rows.rare import look_for_few
 from fedpca.solvers.costs import triangle_is_cheaper
@@ -249,6 +253,7 @@ def column_squares(site: Site) -> Arrays:
     answers={"n_sites": "int64"},
     remembers=True,
     reads_rows=False,
+    needs="auto",
     check=lambda answer, _: None if answer["n_sites"] == 1 else "does not count as one site",
 )
 def draw_signs(site: Site, seed: Array, removed: Array) -> dict[str, Any]:
@@ -262,29 +267,40 @@ def draw_signs(site: Site, seed: Array, removed: Array) -> dict[str, Any]:
     directions whose removal makes k + 1 columns equal. If there are more of these columns than
     rows, their products are a matrix of low rank, whose range holds the signs of each row. So a
     site with a policy refuses if it has few rows, or fewer rows than twice the number of
-    directions. It also removes at most half of all directions: with all but one removed, flips
-    would reveal moments of the rows along a direction of the coordinator's choice.
+    directions. A column may be zero in all other rows, so the same holds for the rows in which a
+    column differs from its most frequent value. A site also removes at most half of all directions:
+    with all but one removed, flips would reveal moments of the rows along a direction of the
+    coordinator's choice.
     """
     d, k = removed.shape
-    least = max(LEAST_ROWS, 2 * k)
-    is_guarded = not site.policy.is_open and not site.is_in_process
-    if is_guarded and 2 * k > d:
-        raise PolicyRefused(
-            f"field 'removed' has {k} columns; it must have at most half of {d}, the number of features"
-        )
-    if is_guarded and _has_fewer_rows(site, least):
-        raise PolicyRefused(
-            f"the site has fewer than {least} rows, which n_components='auto' could reveal over many "
-            "runs; use a number of components, or another rule such as 'gap'"
-        )
+    if not site.policy.is_open and not site.is_in_process:
+        if 2 * k > d:
+            raise PolicyRefused(
+                f"field 'removed' has {k} columns; it must have at most half of {d}, the number of "
+                "features"
+            )
+        _refuse_few(site, k)
     site.remember(FlipSecret(site.secret(int(seed)), removed))
     return {"n_sites": np.int64(1)}
 
 
-def _has_fewer_rows(site: Site, least: int) -> bool:
-    """Return whether this run uses fewer than ``least`` rows of a site; ``least`` is even."""
+def _refuse_few(site: Site, k: int) -> None:
+    """Refuse if few rows of a site are used in this run, or differ in a column from the others."""
     missing = site.recall(ColumnSums).missing if site.remembers(ColumnSums) else ERROR
-    return look_for_few(site.rows, least // 2, missing).n_rows < least
+    most_removed = max(LEAST_ROWS, k)
+    few = look_for_few(site.rows, most_removed, missing)
+    least = max(LEAST_ROWS, 2 * k)
+    way_out = (
+        "which n_components='auto' could reveal over many runs; use a number of components, or another "
+        "rule such as 'gap'"
+    )
+    if few.n_rows < least:
+        raise PolicyRefused(f"the site has fewer than {least} rows, {way_out}")
+    if few.rare:
+        raise PolicyRefused(
+            f"in columns {some_of(few.rare)}, fewer than {most_removed} rows differ from the most "
+            f"frequent value, {way_out}, or leave these columns out at all sites with --drop"
+        )
 
 
 @question(
@@ -300,6 +316,9 @@ def flipped_triangles(site: Site, n_flips: Array) -> Arrays:
     grams = np.zeros((len(flips), d, d))
     for flip, rows in _flipped(site, flips, site.standardized.dense_blocks()):
         grams[flip] += gram_of(rows)
+    norms, n_terms = _grid_left(site)
+    for gram in grams:
+        to_grid(gram, norms, norms, n_terms)
     return {"triangles": np.array([pack_triangle(gram) for gram in grams])}
 
 
@@ -310,7 +329,9 @@ def flipped_triangles(site: Site, n_flips: Array) -> Arrays:
 )
 def flipped_product(site: Site, Z: Array, flips: Array) -> Arrays:
     """Send ``(E o S)'((E o S) Z)``, where ``flips`` says which S belongs to each column of Z."""
-    return product_of_flips(site, Z, flips, site.standardized.dense_blocks())
+    Y = product_of_flips(site, Z, flips, site.standardized.dense_blocks())["Y"]
+    norms, n_terms = _grid_left(site)
+    return {"Y": to_grid(Y, norms, score_norms(norms, Z), n_terms + len(Z))}
 
 
 def product_of_flips(
@@ -323,6 +344,13 @@ def product_of_flips(
     for flip, rows in _flipped(site, columns, blocks, as_is):
         Y[:, columns[flip]] += rows.T @ (rows @ Z[:, columns[flip]])
     return {"Y": Y}
+
+
+def _grid_left(site: Site) -> tuple[Array, float]:
+    """Return the norms that E's columns are formed from, and the number of terms in an entry of E."""
+    V = site.recall(FlipSecret).removed
+    norms = np.sqrt(site.standardized.squares())
+    return norms_left(norms, V), sum(V.shape) if V.size else 1
 
 
 def _refuse_too_many(n_flips: int) -> None:

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedpca.arrays import Array
+from fedpca.arrays import Array, Arrays
 from fedpca.coordinator.federation import Federation
-from fedpca.errors import InputError, PolicyRefused
+from fedpca.errors import InputError, MessageError, PolicyRefused
 from fedpca.linalg.dense import ROUNDING
+from fedpca.linalg.grid import TRACE_ERROR, growth
 from fedpca.protocol.invariants import MAX_VALUE
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import question
@@ -29,8 +30,14 @@ from fedpca.rows.centering import MAX_CANCELLATION
 from fedpca.rows.columns import some_of
 from fedpca.rows.gaps import DROP, ERROR, MEAN, MISSING
 from fedpca.rows.genotypes.variants import MONOMORPHIC, RARE
-from fedpca.rows.in_memory import is_sparse
-from fedpca.rows.standardized import Frame, deviations, refuse_large, refuse_tiny, usable_energy
+from fedpca.rows.standardized import (
+    FEW_FEATURES,
+    Frame,
+    deviations,
+    refuse_large,
+    refuse_tiny,
+    usable_energy,
+)
 from fedpca.solvers.common_features import CommonFeatures, ask_to_use, own_order
 from fedpca.solvers.costs import Asked, Sizes
 
@@ -41,9 +48,10 @@ MAX_PRODUCTS = 1 << 40  # columns by which rows can be multiplied in a run; a hi
 BINOMIAL = "binomial"  # the scale of genotypes
 MONOMORPHIC_SHARE = 1e-12  # rarer alleles count as absent, since weights may leave rounding
 SCALES = "1e-150..1e100"  # beyond these, the squares of single scaled values underflow or overflow
+MANY_TERMS = 1024  # of a score; rounding errors of more terms cancel too often to add up
 EPS = float(np.finfo(np.float64).eps)
 SUM_ERROR = 1 / 8  # error of the mean of n values, in rounding units, divided by the root of n
-MAX_TIMES_LARGEST = 2.0**20  # a mean this many times as large as a site's values rounds them away
+MAX_TIMES_TYPICAL = 2.0**20  # a mean this many times as large as a site's values rounds them away
 
 
 @dataclass(frozen=True)
@@ -78,7 +86,9 @@ class Moments:
         column's variance.
 
         ``energy`` is the trace of A'A, if the solver multiplies by A'A. Sites whose rows are near the
-        origin subtract the mean m from the products, which are then rounded like ``n m m'``.
+        origin subtract the mean m from the products, which are then rounded like ``n m m'``. All sites
+        round products to a grid, which is coarser if scores have many terms. That adds a share of the
+        trace.
         """
         offset = np.abs(self.mean / self.scale)
         rounding = EPS * (2 + np.sqrt(self.weight) * SUM_ERROR)
@@ -87,7 +97,8 @@ class Moments:
         of_mean = np.linalg.norm(error) * (error @ np.abs(V))
         if self.weight * np.square(offset).max(initial=0.0) <= MAX_CANCELLATION * energy:
             of_mean += np.linalg.norm(error) * (offset @ np.abs(V))
-        return np.asarray(self.weight * (of_mean + of_scale))
+        of_grid = TRACE_ERROR * growth(1 if self.d <= FEW_FEATURES else MANY_TERMS) * energy
+        return np.asarray(self.weight * (of_mean + of_scale) + of_grid)
 
 
 @dataclass(frozen=True)
@@ -118,30 +129,30 @@ class ColumnSums:
         )
 
 
-def own_frame(site: Site, mean: Array, scale: Array, n_products: int = 1) -> Frame:
+def near_frame(site: Site, mean: Array, scale: Array) -> Frame:
     """Return the frame for a mean and a scale; refuse a mean that would round the site's rows away.
 
-    About a point that is 2^50 times as large as the values, each value becomes a multiple of the
-    rounding unit. Products would then hold sums over only those rows whose values were rounded up, so
-    the coordinator could select any rows. A site whose policy allows everything does not
-    check the mean.
+    Sums of squares and products end where the rows' digits end (`fedpca.linalg.grid`), but directions
+    do not. About a point that is 2^50 times as large as the values, each value becomes a multiple of
+    the rounding unit, so directions would be made of rounding. The mean is compared with a sum of
+    squares, because many refusals together show what it is compared with, and answers tell such sums
+    anyway. A site whose policy allows everything does not check the mean.
     """
     sums = site.recall(ColumnSums)
     if not site.policy.is_open:
         own = sums.sums / (sums.weight or 1)
-        far = np.abs(mean) > MAX_TIMES_LARGEST * np.abs(
-            own if sums.order is None else own[sums.order]
-        )
-        if far.any():  # if a column's own mean is near zero, compare with its values instead
-            largest = _largest_values(site)
-            largest = largest if sums.order is None else largest[sums.order]
-            far &= (largest > 0) & (np.abs(mean) > MAX_TIMES_LARGEST * largest)
-        if far.any():
-            raise PolicyRefused(
-                f"field 'mean' is more than {MAX_TIMES_LARGEST:.0f} times as large as every value of "
-                f"{int(far.sum())} of this site's columns, and would round these values away"
-            )
-    return sums.frame(mean, scale, n_products)
+        own = own if sums.order is None else own[sums.order]
+        if (
+            np.abs(mean) > MAX_TIMES_TYPICAL * np.abs(own)
+        ).any():  # otherwise, no need to read rows
+            about_zero = sums.frame(np.zeros_like(mean), np.ones_like(mean), 1)
+            typical = np.sqrt(site.rows_in(about_zero).squares() / (sums.weight or 1))
+            if ((typical > 0) & (np.abs(mean) > MAX_TIMES_TYPICAL * typical)).any():
+                raise PolicyRefused(
+                    f"field 'mean' is more than {MAX_TIMES_TYPICAL:.0f} times as large as the typical "
+                    "value of some of this site's columns, and would round its values away"
+                )
+    return sums.frame(mean, scale, 1)
 
 
 def own_mean_of(site: Site) -> tuple[float, Array]:
@@ -152,29 +163,18 @@ def own_mean_of(site: Site) -> tuple[float, Array]:
     return n, frame.sums[slice(None) if frame.order is None else frame.order] / (n or 1)
 
 
-def _largest_values(site: Site) -> Array:
-    """Return the largest absolute value of each of a site's columns, in their own order."""
-    largest = np.zeros(site.rows.n_features)
-    for block in site.rows.blocks():
-        if block.shape[0]:
-            sizes = abs(block).max(axis=0)
-            dense = sizes.toarray().ravel() if is_sparse(block) else np.asarray(sizes, np.float64)
-            largest = np.fmax(largest, dense)
-    return largest
-
-
 @question(
     doing="counting rows and adding up columns",
     asks={"features": "uint8 bytes", "missing": "int64"},
     answers={
         "n": "int64, count, rows",
-        "weight": "float64, nonnegative, weight",
+        "weight": "float64, nonnegative, weight, of rows",
         "total": "float64 d",
         "present": "float64 columns, nonnegative",
     },
     remembers=True,
     at_most={"columns": "d"},
-    check=lambda answer, _: large_mean(answer["total"], answer["weight"]),
+    check=lambda answer, _: impossible_sums(answer),
 )
 def count_and_sum(site: Site, features: Array, missing: Array) -> dict[str, Any]:
     """Count the rows, and sum each column with the rows' weights, in the order of ``features``.
@@ -203,6 +203,13 @@ def count_and_sum(site: Site, features: Array, missing: Array) -> dict[str, Any]
     }
 
 
+def impossible_sums(sums: Arrays) -> str | None:
+    """Return what is wrong with the counts and sums of one site or of all sites, or None."""
+    if (sums["present"] > (1 + ROUNDING) * sums["weight"]).any():
+        return "has values with more weight than the rows"
+    return large_mean(sums["total"], sums["weight"])
+
+
 def large_mean(total: Array, n: Array, most: float = MAX_VALUE) -> str | None:
     """Return what is wrong with sums of n values, or None if nothing is.
 
@@ -220,7 +227,7 @@ def large_mean(total: Array, n: Array, most: float = MAX_VALUE) -> str | None:
 )
 def squares(site: Site, mean: Array) -> dict[str, Any]:
     """Sum the squares of each column about the mean."""
-    site.remember(own_frame(site, mean, np.ones_like(mean)))
+    site.remember(site.recall(ColumnSums).frame(mean, np.ones_like(mean), 1))
     return {"squares": site.standardized.squares()}
 
 
@@ -236,7 +243,7 @@ def squares(site: Site, mean: Array) -> dict[str, Any]:
 )
 def standardize(site: Site, mean: Array, scale: Array, n_products: Array) -> dict[str, Any]:
     """Store the mean and the scale, and send the sum of squares of the standardized rows."""
-    frame = own_frame(site, mean, scale, int(n_products))
+    frame = site.recall(ColumnSums).frame(mean, scale, int(n_products))
     site.remember(frame)
     energy = site.standardized.squares().sum()
     site.remember(replace(frame, energy=energy))
@@ -278,6 +285,23 @@ class ColumnMeans:
     mean: Array  # (d,)
 
 
+def ask_sums(fed: Federation, common: CommonFeatures, missing: int) -> Arrays:
+    """Ask for the counts and column sums of all sites; refuse totals that contradict each other.
+
+    Secure sums hide each site's part, so only the totals can be checked.
+    """
+    sums = fed.sum(count_and_sum, features=common.to_ask, missing=np.int64(missing))
+    problem = impossible_sums(sums)
+    away = abs(float(sums["weight"]) - int(sums["n"]))
+    if problem is None and not common.has_weights and away > ROUNDING * int(sums["n"]):
+        problem = "has a weight that is not the row count, although no site's rows have weights"
+    if problem is not None:
+        raise MessageError(
+            f"the total over all sites {problem}; a site sent something other than its answer"
+        )
+    return sums
+
+
 def ask_means(
     fed: Federation,
     common: CommonFeatures,
@@ -290,7 +314,7 @@ def ask_means(
     A column without any value is refused; with ``may_lack_values``, its mean is 0 instead.
     """
     position = MISSING.index(missing)
-    sums = fed.sum(count_and_sum, features=common.to_ask, missing=np.int64(position))
+    sums = ask_sums(fed, common, position)
     n, weight = int(sums["n"]), float(sums["weight"])
     if common.has_weights:
         _check_weight(weight)

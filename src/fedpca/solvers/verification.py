@@ -388,7 +388,8 @@ def _changed_sites(claim: Claim, present: Present, tol: float) -> dict[str, floa
 def _shares(fed: Federation, V: Array) -> dict[str, float] | None:
     """Return the share of each site's variance that V explains, or None if a policy refuses."""
     try:
-        answers: dict[str, Arrays] = fed.gather(explained_energy, V=np.ascontiguousarray(V))
+        with fed.optional():
+            answers: dict[str, Arrays] = fed.gather(explained_energy, V=np.ascontiguousarray(V))
     except PolicyRefused:
         return None
     return {

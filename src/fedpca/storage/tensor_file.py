@@ -23,6 +23,7 @@ from fedpca._version import __version__
 from fedpca.arrays import Array, Arrays, Dimensions, check_arrays, declare
 from fedpca.errors import FileError
 from fedpca.storage import atomic
+from fedpca.storage.regular import refuse_special
 
 FORMAT_VERSION = 3
 HEADER_KEY = "fedpca"  # the only key in the file's metadata
@@ -50,6 +51,7 @@ def write_arrays(
 def read_arrays(path: str | os.PathLike[str], kind: str) -> tuple[Arrays, dict[str, Any]]:
     """Return a file's arrays and header; ``kind`` names the expected content in error messages."""
     path = Path(path)
+    refuse_special(path)
     try:
         if not path.is_file():
             problem = "is a folder; provide a file name" if path.is_dir() else "does not exist"

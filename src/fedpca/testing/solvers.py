@@ -24,7 +24,7 @@ from fedpca.protocol.message import Message, compose
 from fedpca.protocol.script import FEDERATED
 from fedpca.site.policy import Policy
 from fedpca.site.site import Site
-from fedpca.solvers.catalogue import SOLVERS, find_solver, from_plain, to_plain
+from fedpca.solvers.catalogue import AUTO, SOLVERS, find_solver, from_plain, to_plain
 from fedpca.solvers.contract import Solver
 from fedpca.testing.scripted import Reply, ScriptedEngine
 
@@ -249,7 +249,7 @@ def _installed(solver: Solver) -> Iterator[None]:
 
 def _guarded(solver: Solver, sites: dict[str, Array]) -> list[Site]:
     """Return sites that answer only the questions that the solver's script admits."""
-    policy = Policy(allow=(FEDERATED, solver.name), gather=True)
+    policy = Policy(allow=(FEDERATED, AUTO, solver.name), gather=True, min_rows_per_direction=0)
     return [Site(rows, name=name, policy=policy) for name, rows in sites.items()]
 
 

@@ -226,7 +226,7 @@ def test_gaps_are_treated_as_in_numpy(missing, monkeypatch):
     np.testing.assert_allclose(ours.components_, whole.components_, atol=1e-10)
     X[3, 1] = X[7, 2] = np.nan
     if missing == "error":
-        with pytest.raises(InputError, match=r"contains 2 NaN in columns 1, 2; use FederatedPCA"):
+        with pytest.raises(InputError, match=r"contains NaN in columns 1, 2; use FederatedPCA"):
             FederatedPCA(3).fit(strictly(X))
         return
     plain = FederatedPCA(3, missing=missing).fit(X)
@@ -245,13 +245,14 @@ class CountingRows(DenseRows):
         return super().blocks()
 
 
-@pytest.mark.parametrize(("free_bytes", "n_passes"), [(1 << 20, 1), (100, 3)])
+@pytest.mark.parametrize(("free_bytes", "n_passes"), [(1 << 20, 1), (100, 4)])
 @pytest.mark.usefixtures("small_pieces")
 def test_rows_stay_on_a_device_if_they_fit_in_half_of_its_memory(free_bytes, n_passes):
     X = np.vstack(mixed(np.float32, 2.0))
     source = CountingRows(X)
     moved = MovedRows(source, STRICT._replace(free_bytes=free_bytes))
     rows = StandardizedRows(moved, Frame(np.ones(9), np.ones(9)), max_cache_bytes=0)
+    rows.squares()  # their norms set the grid of all products
     for _ in range(3):
         product = rows.gram_times(np.eye(9, 2))
     assert source.n_passes == n_passes

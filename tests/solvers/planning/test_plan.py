@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections import Counter
 
@@ -109,13 +110,26 @@ def test_planned_bytes_are_those_that_cross_for_other_sizes(solver, shape, monke
     assert plan.rounds == run.rounds
 
 
-@pytest.mark.parametrize("policy", [Policy(), Policy(gather=True)], ids=["closed", "gathers"])
+@pytest.mark.parametrize(
+    "policy",
+    [Policy(min_rows_per_direction=0), Policy(gather=True, min_rows_per_direction=0)],
+    ids=["closed", "gathers"],
+)
 def test_planned_bytes_know_what_a_policy_refuses(policy, monkeypatch):
     model = FederatedPCA(3, solver="lanczos", random_state=0)
     run = model.fit(Federation.local(guarded(ROWS, policy))).run_
     plan = planned(run, "lanczos", monkeypatch, SIZES, 24, 3, policy=policy)
     assert (plan.bytes_up, plan.bytes_down) == (run.bytes_up, run.bytes_down)
     assert ("explained_energy" in plan.discloses) == policy.gather
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 1.5, math.inf])
+def test_the_plan_knows_how_much_noise_a_site_asks_for(epsilon):
+    privacy = Privacy(epsilon, delta=1e-6, row_bound=8.0)
+    plan = fedpca.plan(SIZES, 24, 3, privacy=privacy, policy=Policy(), secure=True, **QUIET)
+    refusals = [each.refusal for each in plan.solvers if not each.problem]
+    assert refusals
+    assert all(("run_epsilon=1" in refusal) == (epsilon > 1) for refusal in refusals)
 
 
 @pytest.mark.parametrize("solver", [name for name, s in SOLVERS.items() if not s.seen])
@@ -230,15 +244,23 @@ def test_known_variances_may_recommend_another_solver_than_auto():
 @pytest.mark.parametrize(
     ("policy", "secure", "possible"),
     [
-        (Policy(), False, {"covariance", "lanczos", "power", "local-power", "faps"}),
-        (Policy(allow=("merge",), gather=True), False, {"merge"}),
+        (
+            Policy(min_rows_per_direction=0),
+            False,
+            {"covariance", "lanczos", "power", "local-power", "faps"},
+        ),
+        (Policy(allow=("merge",), gather=True, min_rows_per_direction=0), False, {"merge"}),
         (Policy(min_sites=9), False, set()),
         (
-            Policy(require=("secure",)),
+            Policy(require=("secure",), min_rows_per_direction=0),
             True,
             {"covariance", "lanczos", "power", "local-power", "faps"},
         ),
-        (Policy(allow=("any",), gather=True, min_count=1), False, set(SOLVERS)),
+        (
+            Policy(allow=("any",), gather=True, min_count=1, min_rows_per_direction=0),
+            False,
+            set(SOLVERS),
+        ),
     ],
     ids=["usual", "merge", "many sites", "secure", "any"],
 )

@@ -8,17 +8,18 @@ use up the server's file descriptors and memory, and would not even require a ke
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import socket
 import time
 import weakref
-from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from fedpca.engines.addresses import network_of
 from fedpca.engines.flower.request_filter import MAX_BODY_BYTES
 from fedpca.errors import LinkError
 
@@ -27,9 +28,11 @@ try:
 except ImportError:  # Windows, where a process has no limit of this kind
     resource = None  # type: ignore[assignment]
 
+Caller = tuple[str, int]  # address and port
+
 CONNECTIONS_PER_SITE = 16  # a site uses up to four, and leaves some behind when it reconnects
 CONNECTIONS_FOR_FITS = 64
-ADDRESSES = 4  # how many addresses may reach their limits at the same time
+NETWORKS = 4  # how many networks may reach their limits at the same time
 OTHER_FILES = 128  # file descriptors for everything except connections
 
 HEADER_TIMEOUT_S = 20.0  # for the header of a request to arrive, including the pause before it
@@ -38,12 +41,22 @@ MIN_BYTES_PER_S = 32 << 10  # the slowest that a long body or answer may travel
 COMPLAINT_S = 60.0  # pause between lines about refused connections
 
 
-class Listener:
-    """Sockets that together accept a limited number of connections, in total and from each address.
+@dataclass(eq=False)
+class _Seat:
+    """The place of a connection among those that are counted."""
 
-    All sites may share an address, behind a firewall or a proxy. So one address may have as many
-    connections as all sites and fits can use. The limit for all addresses together is a few times
-    higher.
+    network: str
+    connection: weakref.ref[_Connection]
+    is_known: bool = False
+
+
+class Listener:
+    """Sockets that together have a limited number of connections, in total and from each network.
+
+    All sites may share an address, behind a firewall or a proxy. So one network may have as many
+    connections as all sites and fits can use. Connections on which a site or a fit has proved its key
+    have as many places of their own, which strangers cannot take. A new connection is always accepted.
+    If there are too many strangers, the oldest connection of the network with the most of them ends.
 
     Parameters
     ----------
@@ -52,16 +65,16 @@ class Listener:
     n_sites : int
         The number of sites that may join.
     tell : callable
-        Called with a line of text about refused connections, at most once a minute.
+        Called with a line of text about connections that were ended, at most once a minute.
     """
 
     def __init__(self, host: str, port: int, n_sites: int, tell: Callable[[str], None]) -> None:
         self._tell, self._told = tell, -COMPLAINT_S
-        self._open: Counter[str] = Counter()
+        self._seats: dict[Caller, _Seat] = {}
+        self._strangers: dict[str, dict[Caller, _Seat]] = {}  # by network, oldest first
+        self._n_known = self._n_strangers = 0
         self.most_from_one = CONNECTIONS_FOR_FITS + CONNECTIONS_PER_SITE * n_sites
-        self.most = min(
-            ADDRESSES * self.most_from_one, _descriptors(ADDRESSES * self.most_from_one)
-        )
+        self.most = min(NETWORKS * self.most_from_one, _descriptors(NETWORKS * self.most_from_one))
         self.most_from_one = min(self.most_from_one, max(1, self.most // 2))
         self.sockets = self._bound(host, port)
 
@@ -82,35 +95,63 @@ class Listener:
             ) from None
         return bound
 
-    def admit(self, connection: _Connection, host: str) -> bool:
-        """Count a connection until it is closed; return False if there are too many."""
-        origin = _origin(host)
-        if self._open.total() >= self.most:
-            self._complain(f"there are {self.most} connections, which is the limit")
-            return False
-        if self._open[origin] >= self.most_from_one:
-            self._complain(
-                f"{origin} has {self.most_from_one} connections, which is the limit for one address"
-            )
-            return False
-        self._open[origin] += 1
-        connection.release = weakref.finalize(connection, self._forget, origin)
-        return True
+    def admit(self, connection: _Connection, caller: Caller) -> None:
+        """Count a connection until it is closed; make room for it if there are too many."""
+        network = network_of(caller[0])
+        most = self.most - self.most_from_one  # the others are for those who have shown a key
+        if len(self._strangers.get(network, ())) >= self.most_from_one:
+            self._end_oldest(network, f"{network} has {self.most_from_one} of them")
+        elif self._n_strangers >= most:
+            crowded = max(self._strangers, key=lambda each: len(self._strangers[each]))
+            self._end_oldest(crowded, f"there are {most} of them")
+        seat = self._seats[caller] = _Seat(network, weakref.ref(connection))
+        self._strangers.setdefault(network, {})[caller] = seat
+        self._n_strangers += 1
+        connection.release = weakref.finalize(connection, self._forget, caller, seat)
 
-    def _forget(self, origin: str) -> None:
-        self._open[origin] -= 1
-        if not self._open[origin]:
-            del self._open[origin]
+    def know(self, caller: Caller) -> None:
+        """Note that a caller has proved its key, so its connection is not a stranger's anymore."""
+        seat = self._seats.get(caller)
+        if seat is not None and not seat.is_known and self._n_known < self.most_from_one:
+            self._leave_strangers(caller, seat)
+            seat.is_known = True
+            self._n_known += 1
+
+    def _forget(self, caller: Caller, seat: _Seat) -> None:
+        if self._seats.get(caller) is seat:
+            del self._seats[caller]
+        if seat.is_known:
+            self._n_known -= 1
+        else:
+            self._leave_strangers(caller, seat)
+
+    def _leave_strangers(self, caller: Caller, seat: _Seat) -> None:
+        own = self._strangers.get(seat.network, {})
+        if own.get(caller) is seat:
+            del own[caller]
+            self._n_strangers -= 1
+        if not own:
+            self._strangers.pop(seat.network, None)
+
+    def _end_oldest(self, network: str, reason: str) -> None:
+        """End the oldest connection of a network on which nobody has shown a key."""
+        self._complain(f"{reason}, which is the limit")
+        seat = next(iter(self._strangers[network].values()))
+        connection = seat.connection()
+        if connection is not None:
+            with suppress(OSError):  # the event loop then closes it
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.release()
 
     def _complain(self, reason: str) -> None:
         now = time.monotonic()
         if now - self._told >= COMPLAINT_S:
             self._told = now
-            self._tell(f"refused a connection because {reason}")
+            self._tell(f"ended a connection that has shown no key because {reason}")
 
 
 class _ListeningSocket(socket.socket):
-    """A socket that closes the connections that its `Listener` does not admit."""
+    """A socket whose `Listener` counts its connections."""
 
     def __init__(self, family: int, listener: Listener) -> None:
         super().__init__(family, socket.SOCK_STREAM)
@@ -120,12 +161,10 @@ class _ListeningSocket(socket.socket):
             self.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Return the next connection; if it is refused, raise an error that makes asyncio try again."""
+        """Return the next connection."""
         number, address = self._accept()  # type: ignore[attr-defined]
         connection = _Connection(self.family, self.type, self.proto, fileno=number)
-        if not self._listener.admit(connection, address[0]):
-            connection.close()
-            raise ConnectionAbortedError
+        self._listener.admit(connection, address[:2])
         # otherwise, an answer's body would wait 40 ms for the caller to confirm the header
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection, address
@@ -155,14 +194,6 @@ def _descriptors(wanted: int) -> int:
     if soft == resource.RLIM_INFINITY:
         return wanted
     return max(2, soft - OTHER_FILES)
-
-
-def _origin(host: str) -> str:
-    """Return the address under which to count a caller, who may have 2**64 IPv6 addresses."""
-    address = ipaddress.ip_address(host.partition("%")[0])
-    if isinstance(address, ipaddress.IPv6Address):
-        return str(ipaddress.ip_network((address, 64), strict=False))
-    return str(address)
 
 
 class TimedProtocol(H11Protocol):

@@ -13,6 +13,7 @@ import asyncio
 import binascii
 import hmac
 from base64 import b64decode
+from collections.abc import Callable
 from functools import lru_cache
 
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -43,6 +44,7 @@ MAX_SITE_OBJECTS = 1000  # the largest message has about 200
 
 HEALTH = "/health"
 ACQUIRE = "/v1/runtime/acquire-task"
+OPEN = (HEALTH, ACQUIRE)  # without credentials in the header
 FLEET, CONTROL, RUNTIME = "/v1/fleet/", "/v1/control/", "/v1/runtime/"
 ANNOUNCE, STORE = "/v1/fleet/push-messages", "/v1/fleet/push-object"
 
@@ -76,11 +78,18 @@ class Gate:
     """Middleware that refuses requests that no site and no fit has a reason to make.
 
     It also bounds what one site may have stored at the server: one answer to each question that it was
-    asked, and at most `MAX_SITE_BYTES` that nobody has fetched yet.
+    asked, and at most `MAX_SITE_BYTES` that nobody has fetched yet. ``on_proof`` is called with the
+    address and port of each caller that has proved its key or the coordinator's secret.
     """
 
-    def __init__(self, app: ASGIApp, secret: bytes, state: InMemoryLinkState) -> None:
-        self._app, self._state = app, state
+    def __init__(
+        self,
+        app: ASGIApp,
+        secret: bytes,
+        state: InMemoryLinkState,
+        on_proof: Callable[[tuple[str, int]], None],
+    ) -> None:
+        self._app, self._state, self._on_proof = app, state, on_proof
         self._token = access_token(secret).encode()
         self._stored: dict[int, dict[str, int]] = {}  # bytes of each object, by node
 
@@ -90,6 +99,8 @@ class Gate:
             return
         headers = Headers(scope=scope)
         status = self._refusal(scope, headers)
+        if not status and scope["path"] not in OPEN and scope.get("client"):
+            self._on_proof(tuple(scope["client"]))
         body = b"" if status else await whole_body(receive)
         if body is None:
             return  # the caller is gone

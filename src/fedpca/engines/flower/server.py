@@ -139,7 +139,7 @@ def serve(
     watching = (state, tell, desk.reservations, on_sites)
     threading.Thread(target=_watch, args=watching, daemon=True).start()
     config = uvicorn.Config(
-        Gate(desk, secret, cast(InMemoryLinkState, state)),
+        Gate(desk, secret, cast(InMemoryLinkState, state), listener.know),
         http=TimedProtocol,
         ws="none",
         loop="asyncio",  # uvloop accepts connections by itself, without counting them
@@ -147,6 +147,7 @@ def serve(
         log_level="error",  # strangers must not be able to fill the log
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # they would replace the address under which a connection is counted
         timeout_graceful_shutdown=2,  # otherwise, connected sites delay shutdown
         ssl_certfile=certificate,
         ssl_keyfile=key,

@@ -14,6 +14,7 @@ from fedpca.arrays import Array
 from fedpca.errors import InputError
 from fedpca.rows.columns import distinct_names
 from fedpca.rows.genotypes.variants import MAX_NAME, NO_ALLELE, misnamed_variant, variant_name
+from fedpca.storage.regular import refuse_special
 
 N_AUTOSOMES = 22
 BIM_COLUMNS = FAM_COLUMNS = 6
@@ -204,6 +205,7 @@ def _lines(path: Path, n_words: int) -> Iterator[tuple[int, list[str]]]:
 
 
 def _read(path: Path) -> str:
+    refuse_special(path, InputError)
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -49,6 +49,9 @@ class VariantProducts:
         # (d, 4), by code
         self._values = rows.values(mean if fill is None else fill) - mean[:, None]
         self._mean, self._fill = mean, fill
+        # of a score: within tiles, over the tiles of a group, and over groups
+        tile = min(MAX_TABLES, max(1, TILE_ENTRIES // MAX_SAMPLES))
+        self.n_terms = min(len(mean), MAX_TABLES + len(mean) / N_GROUPS / tile + N_GROUPS)
 
     def scores(self, V: Array) -> Array:
         """Return ``A V``, ``(n, k)``, for V, ``(d, k)``."""

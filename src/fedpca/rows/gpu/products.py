@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from fedpca.arrays import Array
+from fedpca.linalg.grid import to_add
 from fedpca.rows.gpu.device_rows import ROWS_PER_PRODUCT, OnDevice, chunks
 from fedpca.rows.gpu.devices import matrix_products_in, to_device, to_host
 
@@ -93,10 +94,14 @@ class DeviceProducts:
         return total
 
     def _gram_there(self) -> Any:
-        """Return A'A, which is computed once and stays on the device."""
+        """Return A'A on its grid, which is computed once and stays on the device."""
         if self._gram is None:
             is_exact = self._rows.precision == "float64"
-            self._gram = self._inner(self._stacks()) if is_exact else self._narrow_gram()
+            gram = self._inner(self._stacks()) if is_exact else self._narrow_gram()
+            squares = self._xp.reshape(gram, (-1,))[:: self._rows.n_features + 1]
+            norms = self._xp.sqrt(squares)
+            added = to_add(norms, norms)
+            self._gram = (gram + added) - added
         return self._gram
 
     def _narrow_gram(self) -> Any:

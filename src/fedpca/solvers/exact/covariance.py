@@ -32,7 +32,7 @@ from fedpca.rows.gpu.devices import DEVICE_NAMES, find_device, is_device_name, t
 from fedpca.solvers.contract import Problem, Solution, after_moments, moments_and_rank
 from fedpca.solvers.costs import Asked, Rounds, Sizes, usual_bytes
 from fedpca.solvers.sign_flips import draw_signs, flips_order
-from fedpca.solvers.standardize import SCALES, moments_asked, own_frame
+from fedpca.solvers.standardize import SCALES, ColumnSums, moments_asked
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
@@ -130,7 +130,7 @@ def covariance_triangle(site: Site, mean: Array, scale: Array) -> Arrays:
     # if A'A is much smaller than the rows, it is kept to answer later questions
     is_kept = d <= FEATURES_TO_KEEP or site.rows.n_rows > ROWS_PER_FEATURE_TO_KEEP * d
     n_products = d if is_kept else 0
-    frame = own_frame(site, mean, scale, n_products)
+    frame = site.recall(ColumnSums).frame(mean, scale, n_products)
     site.remember(frame)
     gram = site.standardized.gram()
     site.remember(replace(frame, energy=float(np.trace(gram))))

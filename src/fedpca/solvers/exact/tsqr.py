@@ -24,6 +24,7 @@ from fedpca.arrays import Array, Arrays
 from fedpca.coordinator.federation import Federation
 from fedpca.coordinator.record import shares_of
 from fedpca.linalg.dense import ROUNDING, angle_bounds
+from fedpca.linalg.grid import SHARE, rounded_up, to_grid
 from fedpca.linalg.rank_rules import Spectrum
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import question
@@ -32,7 +33,7 @@ from fedpca.solvers.contract import Problem, Solution, after_moments, moments_an
 from fedpca.solvers.costs import Asked, Rounds, Sizes, usual_bytes
 from fedpca.solvers.influence import SitePart, report_angles
 from fedpca.solvers.sign_flips import draw_signs, flips_order
-from fedpca.solvers.standardize import SCALES, moments_asked, own_frame
+from fedpca.solvers.standardize import SCALES, moments_asked, near_frame
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
@@ -82,7 +83,8 @@ class Tsqr:
         V, energy = Vt.T, float(s @ s)
         fed.report(0.0, lambda: V[:, : rank.first_look])
         k = rank(Spectrum(s**2, energy, n, d, is_all=True, vectors=V)) or len(s)
-        exact = angle_bounds(s, np.zeros(len(s)), k, others=0.0, rounding=FACTOR_ROUNDING)
+        of_grid = _residuals_of_grid(list(_factors(answers, d)), s, V)
+        exact = angle_bounds(s, of_grid, k, others=0.0, rounding=FACTOR_ROUNDING)
         of_mean = np.zeros(len(s))
         of_mean[:k] = moments.residuals_of_mean(V[:, :k])
         bounds = np.minimum(1.0, exact + angle_bounds(s**2, of_mean, k, others=0.0, rounding=0.0))
@@ -110,9 +112,10 @@ def misshapen_factor(answer: Arrays, asked: Arrays) -> str | None:
 )
 def triangular_factor(site: Site, mean: Array, scale: Array) -> dict[str, Any]:
     """Send the R of a QR factorization of A_i, without its zeros, and store the mean and the scale."""
-    frame = own_frame(site, mean, scale)
+    frame = near_frame(site, mean, scale)
     site.remember(frame)
     R = reduce(stacked_factor, site.standardized.dense_blocks(), np.empty((0, len(mean))))
+    R = to_grid(R, np.ones(len(R)), np.linalg.norm(R, axis=0))
     site.remember(replace(frame, energy=float(np.vdot(R, R))))
     return {"rank": np.int64(len(R)), "entries": R[np.triu_indices(len(R), m=len(mean))]}
 
@@ -120,6 +123,27 @@ def triangular_factor(site: Site, mean: Array, scale: Array) -> dict[str, Any]:
 def _factors(answers: Mapping[str, Arrays], d: int) -> Iterator[Array]:
     """Yield the sites' factors, ``(r, d)``."""
     return (unpack_factor(a["entries"], int(a["rank"]), d) for a in answers.values())
+
+
+def _residuals_of_grid(factors: list[Array], s: Array, V: Array) -> Array:
+    """Bound what rounding the factors to their grids leaves of each triplet (s, u, v), ``(r,)``.
+
+    Entries of column c are off by up to half of its step, ``h_c``. So the triplet leaves at most
+    ``|E v| <= sum_c |E_c| |v_c|`` on one side, and ``|E' u|`` on the other, with ``|E_c' u| <= h_c sum
+    |u_i|`` over the rows that reach column c. A column in large units has a large step. But it is
+    nearly a direction of its own, and has next to no part in the u and v of small ones.
+    """
+    right, left = np.zeros(len(s)), np.zeros((len(V), len(s)))
+    for R in factors:
+        half_steps = SHARE / 2 * rounded_up(np.linalg.norm(R, axis=0))
+        n_entries = np.minimum(np.arange(1, len(V) + 1), len(R))
+        right += np.square(half_steps * np.sqrt(n_entries) @ np.abs(V))
+        U = np.abs(R @ V) / np.where(
+            s > 0, s, np.inf
+        )  # nothing is certain about a variance of zero
+        if len(R):
+            left += half_steps[:, None] * np.cumsum(U, axis=0)[n_entries - 1]
+    return np.asarray(np.sqrt(right + np.square(left).sum(axis=0)))
 
 
 def _report_influence(fed: Federation, answers: Mapping[str, Arrays], V: Array) -> None:

@@ -54,7 +54,7 @@ from fedpca.solvers.standardize import (
     at_least_two,
     large_mean,
     moments_asked,
-    own_frame,
+    near_frame,
 )
 from fedpca.summary.bounds import eigenvalue_bound
 from fedpca.summary.from_rows import summarize_parts
@@ -274,7 +274,7 @@ def summarize_about(
     n_spare: Array,
 ) -> dict[str, Any]:
     """Summarize a site's rows about the common mean and in the common scale."""
-    frame = own_frame(site, mean, scale)
+    frame = near_frame(site, mean, scale)
     site.remember(frame)
     summary = summarize_parts(
         site.standardized.parts(),

@@ -308,7 +308,8 @@ def _parts(fed: Federation) -> dict[str, SitePart]:
 def _shares(fed: Federation) -> dict[str, dict[str, float]]:
     """Return the shares of each site's variance, or nothing if a policy refuses."""
     try:
-        answers = fed.gather(site_shares)
+        with fed.optional():
+            answers = fed.gather(site_shares)
     except PolicyRefused:
         return {}
     return {

@@ -105,15 +105,17 @@ class _Known:
 
     def __init__(self) -> None:
         self._has_energy = False
-        self._tried: set[str] = set()
+        self._sized: set[str] = set()
 
     def masks(self, question: Question) -> list[Any]:
         """Return what the headers of a round's messages say about masks."""
-        from fedpca.privacy.secure_sum import BEYOND, BOUND, bins_of, bits_of
+        from fedpca.privacy.rings import WHOLE
+        from fedpca.privacy.secure_sum import ZERO, bits_of, sizes_of, to_header
 
         if question.verb != "sum":
             return [None]
-        own: dict[str, list[int]] = {}
+        own: dict[str, list[int]] = to_header({ZERO: WHOLE})
+        sizes = to_header(sizes_of(question))
         for name, declared in question.answers.items():
             is_whole = declared.dtype == "int64"
             own[name] = [bits_of(declared), 0 if is_whole else USUAL_FRACTION_BITS]
@@ -122,12 +124,12 @@ class _Known:
             "explained" in question.words[name] for name in fractions
         )
         masks: list[Any] = [own]
-        if bins_of(question) and not (self._has_energy and follows):
-            if question.name in self._tried:
-                masks = [{**own, BEYOND: [64, 0]}]
+        if sizes and not (self._has_energy and follows):
+            if question.name in self._sized:
+                masks = [{**own, **sizes}]
             else:
-                self._tried.add(question.name)
-                masks = [BOUND, own]
+                self._sized.add(question.name)
+                masks = [{**to_header({ZERO: WHOLE}), **sizes}, own]
         if any("energy" in words for words in question.words.values()):
             self._has_energy = True
         return masks
@@ -137,15 +139,10 @@ def _masked(question: Question, own: Mapping[str, Array], mask: Any) -> Mapping[
     """Return stand-ins for the arrays of a masked answer."""
     if mask is None:
         return own
-    from fedpca.privacy.bounds import N_FLAGS, N_WORDS
-    from fedpca.privacy.rings import WIDE
-    from fedpca.privacy.secure_sum import BEYOND, BOUND, bins_of
+    from fedpca.privacy.rings import Ring
 
-    zero = np.zeros((), np.int64)
-    if mask == BOUND:
-        return {kind: np.broadcast_to(zero, [N_WORDS]) for kind in bins_of(question)}
-    elements = {
-        name: np.broadcast_to(zero, (*a.shape, *((2,) if mask[name][0] == WIDE else ())))
-        for name, a in own.items()
+    zero, empty = np.zeros((), np.int64), np.empty(())
+    return {
+        name: np.broadcast_to(zero, Ring(*ring).shape(own.get(name, empty).shape))
+        for name, ring in mask.items()
     }
-    return elements | ({BEYOND: np.broadcast_to(zero, [N_FLAGS])} if BEYOND in mask else {})

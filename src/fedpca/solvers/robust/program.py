@@ -294,7 +294,8 @@ def _begin(fed: Federation, frame: Frame, *, moves: bool) -> RobustMoments:
 def _shares(fed: Federation) -> dict[str, float]:
     """Return the share of outliers among each site's entries, or nothing if a policy refuses."""
     try:
-        answers = fed.gather(sparse_share)
+        with fed.optional():
+            answers = fed.gather(sparse_share)
     except PolicyRefused:
         return {}
     return {

@@ -1,0 +1,79 @@
+"""Hash rows, so that later runs can tell how many rows have changed since."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+
+import numpy as np
+
+from fedpca.arrays import Array
+from fedpca.rows.in_memory import Block, Rows, is_sparse
+
+HASH_BYTES = 8  # of a row; among 10^6 rows, any two agree by chance with probability 3e-8
+
+
+class RowHasher:
+    """Hashes each row that counts, as int64; the order of the columns does not matter."""
+
+    def __init__(self, rows: Rows, secret: bytes) -> None:
+        self._secret = secret
+        self._order: Array | None = None
+        if rows.features is not None and list(rows.features) != sorted(rows.features):
+            self._order = np.argsort(np.array(rows.features))
+        self._found: list[bytes] = []
+
+    def add(self, block: Block, weights: Array | None) -> None:
+        """Hash the next block of rows."""
+        if self._order is not None:
+            block = block[:, self._order]
+        for i, data in enumerate(_bytes_of_rows(block)):
+            hashed = hashlib.blake2b(data, digest_size=HASH_BYTES, key=self._secret)
+            if weights is not None:
+                hashed.update(weights[i].tobytes())
+            self._found.append(hashed.digest())
+
+    @property
+    def hashes(self) -> Array:
+        """Return the hashes, in the order of the rows."""
+        return np.frombuffer(b"".join(self._found), np.int64)
+
+
+def changes(before: Array, after: Array) -> tuple[Array, Array]:
+    """Return the positions of the rows that were removed, and of those that were added.
+
+    Both are multisets in ascending order. A row with a new value counts as both.
+    """
+    values, where = np.unique(np.concatenate([before, after]), return_inverse=True)
+    n_before = np.bincount(where[: len(before)], minlength=len(values))
+    n_after = np.bincount(where[len(before) :], minlength=len(values))
+    return _extra(before, values, n_before - n_after), _extra(after, values, n_after - n_before)
+
+
+def _extra(ordered: Array, values: Array, n_more: Array) -> Array:
+    # equal rows have equal gaps, so it does not matter which of them are meant
+    first = np.searchsorted(ordered, values[n_more > 0])
+    found = [np.arange(i, i + n) for i, n in zip(first, n_more[n_more > 0], strict=True)]
+    return np.concatenate([np.zeros(0, int), *found])
+
+
+def _bytes_of_rows(block: Block) -> list[memoryview]:
+    """Return each row's values as bytes, with a single form of zero and a single form of NaN."""
+    if not is_sparse(block):
+        values = _one_form(block)
+        width = values.shape[1] * values.itemsize
+        data = memoryview(values.tobytes())
+        return [data[i * width : (i + 1) * width] for i in range(values.shape[0])]
+    part = block.copy()
+    part.eliminate_zeros()
+    part.sort_indices()
+    entries = np.empty(part.nnz, np.dtype([("column", "<i8"), ("value", "<f8")]))
+    entries["column"], entries["value"] = part.indices, _one_form(part.data)
+    data, ends = memoryview(entries.tobytes()), part.indptr * entries.itemsize
+    return [data[start:end] for start, end in itertools.pairwise(ends)]
+
+
+def _one_form(values: Array) -> Array:
+    values = np.asarray(values, np.float64) + 0.0  # turns -0 into 0, and copies
+    values[np.isnan(values)] = np.nan
+    return values
