@@ -8,22 +8,23 @@ import pytest
 from disks import as_ordinary_user
 from fedpca.errors import FedpcaError, InputError
 from fedpca.protocol.message import compose, encode
-from fedpca.site.memory import MemoryFile, Saved
+from fedpca.site.memory import Saved
+from fedpca.site.store import MEMORY, Kept
 
 SAVED = Saved(3, compose({"round": 3}, {"n": np.int64(4)}), {"Frame.mean": np.arange(3.0)})
 
 
 def test_every_bit_of_a_memory_file_counts(tmp_path):
-    file = MemoryFile(tmp_path / "north.memory")
-    file.save("run", "rows", SAVED)
+    file = Kept(MEMORY, lambda: tmp_path / "north.memory")
+    SAVED.save(file, "run", "rows")
     good, unnoticed = file.path.read_bytes(), []
-    assert file.load("run", "rows").memory["Frame.mean"].tolist() == [0, 1, 2]
+    assert Saved.load(file, "run", "rows").memory["Frame.mean"].tolist() == [0, 1, 2]
     for bit in range(8 * len(good)):
         damaged = bytearray(good)
         damaged[bit // 8] ^= 1 << bit % 8
         file.path.write_bytes(damaged)
         try:
-            file.load("run", "rows")
+            Saved.load(file, "run", "rows")
         except FedpcaError:
             continue
         unnoticed.append(bit)
@@ -36,16 +37,18 @@ def test_every_bit_of_a_memory_file_counts(tmp_path):
     ids=["empty", "junk", "journal", "message"],
 )
 def test_a_file_of_another_kind_is_no_memory(content, tmp_path):
-    file = MemoryFile(tmp_path / "north.memory")
+    file = Kept(MEMORY, lambda: tmp_path / "north.memory")
     file.path.write_bytes(content)
-    with pytest.raises(InputError, match=r"the memory in north\.memory is damaged .*; start over"):
-        file.load("run", "rows")
+    with pytest.raises(
+        InputError, match=r"north\.memory, the site's memory, is damaged: .*; start over"
+    ):
+        Saved.load(file, "run", "rows")
 
 
 def test_memory_that_may_not_be_read_says_so():
     with as_ordinary_user() as folder:
-        file = MemoryFile(folder / "north.memory")
-        file.save("run", "rows", SAVED)
+        file = Kept(MEMORY, lambda: folder / "north.memory")
+        SAVED.save(file, "run", "rows")
         file.path.chmod(0)
-        with pytest.raises(InputError, match=r"north\.memory cannot be read: Permission denied"):
-            file.load("run", "rows")
+        with pytest.raises(InputError, match=r"cannot be read: Permission denied"):
+            Saved.load(file, "run", "rows")

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import datetime
-import json
 import stat
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from disks import full_disk
 from fedpca import FederatedPCA, Federation, Policy, Site
 from fedpca.coordinator import approval
 from fedpca.errors import (
     ApprovalPending,
-    FileError,
     InputError,
     JournalError,
     MessageError,
     PolicyRefused,
     SiteFailed,
 )
-from fedpca.protocol.message import compose
+from fedpca.protocol.message import compose, decode, encode
 from fedpca.protocol.plan import DECLARE, RunPlan
 from fedpca.site import requests as module
 from fedpca.site.guard import Guard, Keys
-from fedpca.site.requests import Requests, requests_folder
+from fedpca.site.requests import Requests
+from fedpca.site.store import REQUESTS
 
 NORTH, SOUTH, WEST, LIAR = (digit * 64 for digit in "abcd")
 ROSTER = {"north": NORTH, "south": SOUTH, "west": WEST}
@@ -55,12 +55,12 @@ def only_file(requests):
 def age(requests, days):
     """Move the times in all files into the past."""
     for path in requests._folder.iterdir():
-        given = json.loads(path.read_text())
+        given = decode(path.read_bytes()).header
         for name in ("since", "until", "decided"):
             if given[name]:
                 moved = datetime.datetime.fromisoformat(given[name])
                 given[name] = (moved - datetime.timedelta(days=days)).isoformat()
-        path.write_text(json.dumps(given))
+        path.write_bytes(encode(compose(given, {})))
 
 
 def test_a_run_waits_until_a_person_approves_it(requests, told):
@@ -241,21 +241,29 @@ def test_a_flood_with_many_keys_is_bounded_and_spares_signers_that_were_approved
     assert n_files <= 2 + module.MAX_OF_STRANGERS + module.MAX_EXPIRED
 
 
+def changed(**values):
+    return lambda data: encode(compose({**decode(data).header, **values}, {}))
+
+
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda text: text[:-20],
-        lambda text: "[]",
-        lambda text: text.replace("pending", "approval"),
-        lambda text: text.replace("run1", "run2", 1),
-        lambda text: text.replace("+00:00", ""),
+        lambda data: data[:-20],
+        lambda data: data.replace(b"pending", b"pendinG"),
+        lambda data: b"[]",
+        changed(decision="approval"),
+        changed(run="run2"),
+        changed(until="2026-01-01T00:00:00"),
+        changed(until="2026-01-01T00:00:00+00:00"),
+        changed(days="7"),
+        changed(more=1),
     ],
 )
 def test_a_damaged_request_is_named_and_approves_nothing(requests, damage):
     ask(requests)
     path = only_file(requests)
-    path.write_text(damage(path.read_text()))
-    with pytest.raises(FileError, match="is not a request that fedpca wrote"):
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(InputError, match="the site's request for approval, is damaged"):
         requests.check(PLAN, "key")
 
 
@@ -359,7 +367,7 @@ def sites(rows, tmp_path):
 
 
 def at_north(tmp_path):
-    return Requests(requests_folder(tmp_path / "north", "north"))
+    return Requests(REQUESTS.path(tmp_path / "north", "north"))
 
 
 @pytest.fixture(autouse=True)
@@ -472,7 +480,10 @@ def test_a_site_that_cannot_keep_a_request_says_so(rows, tmp_path):
     (tmp_path / "north").write_text("a file where the folder should be")
     site = Site(rows["north"], name="north", policy=Policy(approval=True), store=tmp_path / "north")
     plan = RunPlan("run1", "FederatedPCA", {"solver": "covariance"}, {"north": ""})
-    with pytest.raises(SiteFailed, match="cannot keep the request"):
+    with pytest.raises(InputError, match="request for approval, cannot be read"):
+        site.conversation.gate.consider("run1.0", plan, b"")
+    (tmp_path / "north").unlink()
+    with full_disk(), pytest.raises(SiteFailed, match="cannot save its request for approval"):
         site.conversation.gate.consider("run1.0", plan, b"")
 
 

@@ -13,7 +13,6 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +21,6 @@ from fedpca.arrays import Array, Arrays, Dimensions
 from fedpca.errors import (
     REPORTED_BY_SITES,
     FedpcaError,
-    FileError,
     InputError,
     MessageError,
     PolicyRefused,
@@ -41,11 +39,13 @@ from fedpca.protocol.message import (
 from fedpca.protocol.plan import AGREE, DECLARE, RunPlan
 from fedpca.protocol.question import Question, find_question
 from fedpca.site.current_run import CurrentRun, read_only
+from fedpca.site.daily_limits import SET_ASIDE
 from fedpca.site.gate import Gate
 from fedpca.site.guard import UNDECLARED, Agreement, Keys
 from fedpca.site.guard import keep as keep_agreement
-from fedpca.site.memory import MEMORY_GONE, MemoryFile, Saved, recall, remember
+from fedpca.site.memory import MEMORY_GONE, Saved, recall, remember
 from fedpca.site.privacy_budget import SESSION_BYTES, Session
+from fedpca.site.store import MEMORY, Kept
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
@@ -69,7 +69,15 @@ class Conversation:
     ) -> None:
         self._site, self._keys = site, keys
         self.run = CurrentRun()
-        self.gate = Gate(site.policy, site.name, keys=keys, tell=tell, file=site.file)
+        self.gate = Gate(
+            site.policy,
+            site.name,
+            keys=keys,
+            tell=tell,
+            file=site.file,
+            record=lambda: site.rows_record,
+        )
+        self._saved = Kept(MEMORY, lambda: site.file(MEMORY))
         self._ended: deque[str] = deque(maxlen=MAX_ENDED_RUNS)
         self._lock = threading.Lock()
 
@@ -119,10 +127,11 @@ class Conversation:
         agreed = self.gate.check_step(before, question, header, arrays, dimensions.get("d", 0))
         # enough noise hides single rows, and nothing else takes the place of the rules about few rows
         is_hidden = question.spends is not None and site.policy.noise_hides_rows(run.plan)
-        if self.gate.leaves_out_few and question.reads_rows and not is_hidden:
+        if site.policy.protects_few and question.reads_rows and not is_hidden:
             gaps = run.treats_gaps(arrays)
-            self.gate.check_rows(site.source.rows, gaps, site.rows_record, site.rows)
-        self._spend_round(header)
+            self.gate.disclosure.check(site.source.rows, gaps, site.rows)
+        # a process that ends with the question could not use rounds that are set aside
+        self.gate.budget.spend(header["run"], SET_ASIDE if site.keeps_process else 1)
         try:
             run.memory = before if agreed is None else keep_agreement(before, agreed)
             if question.remembers:
@@ -139,7 +148,7 @@ class Conversation:
             if held is None and answer:
                 gaps = run.treats_gaps(asked)
                 rows = site.source.rows
-                self.gate.check_directions(question, answer, rows, gaps, site.rows_record)
+                self.gate.disclosure.count_directions(question, answer, rows, gaps)
             sent = answer if masks is None else masks.of(answer, arrays, dimensions)
             reply = self._reply(header, {}, sent)
             if masks is not None and masks.is_size:
@@ -175,10 +184,6 @@ class Conversation:
             return question.check_request(message.arrays, dimensions), dimensions
         checked = question.checked_request(message, self._site.rows.n_features)
         return checked.arrays, dict(checked.dimensions)
-
-    def _spend_round(self, header: Header) -> None:
-        """Count a round of a run against the budget of the policy, if there is one."""
-        self.gate.spend_round(str(header["run"]), keeps_process=self._site.keeps_process)
 
     def _compute(self, question: Question, arrays: Arrays, dimensions: Dimensions) -> Arrays:
         """Return the checked answer to a question."""
@@ -306,7 +311,8 @@ class Conversation:
             raise MessageError("this run is over because a newer run has started at this site")
         files = self._site.source.files_now()
         is_saved = last or has_keys or not self._site.policy.is_open
-        saved = self._load(run, files) if is_saved else None
+        fingerprint = self._site.source.fingerprint_of
+        saved = Saved.load(self._saved, run, fingerprint(files)) if is_saved else None
         if (0 if saved is None else saved.round) < last:
             raise MessageError(
                 f"this question needs the memory from round {last}, which the site does not have; "
@@ -316,31 +322,17 @@ class Conversation:
             raise PolicyRefused(UNDECLARED)  # the site stays in its current run
         self._site.reopen(files)
         if saved is None:
-            self.gate.start_over()
+            self.gate.budget.start_over()
         if self.run.name is not None:
             self._ended.append(self.run.name)
         self.run = CurrentRun.begin(run, saved)
 
     def _save(self, round_number: int, reply: Message) -> None:
         """Save the site's memory and the answer before the answer leaves."""
-        path = self._site.file(".memory")
-        if path is not None:
-            saved = Saved(round_number, reply, self.run.memory)
+        if self._saved.path is not None:
             rows = self._site.source.fingerprint_of(self._site.source.files)
-            try:
-                MemoryFile(path).save(str(self.run.name), rows, saved)
-            except (FileError, OSError) as error:
-                log.error("site %s cannot save its memory: %s", self._site.name, error)
-                raise SiteFailed(
-                    "the site cannot save its memory; free up disk space at the site"
-                ) from None
-
-    def _load(self, run: str, files: Mapping[Path, str]) -> Saved | None:
-        """Return what an earlier process saved for this run, or None."""
-        path = self._site.file(".memory")
-        if path is None:
-            return None
-        return MemoryFile(path).load(run, self._site.source.fingerprint_of(files))
+            saved = Saved(round_number, reply, self.run.memory)
+            saved.save(self._saved, str(self.run.name), rows)
 
 
 def refusal(site: str, asked: Header, error: FedpcaError) -> Message:

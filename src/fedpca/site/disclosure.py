@@ -29,13 +29,13 @@ A refusal may name columns and bounds, but never tells how many of these rows th
 from __future__ import annotations
 
 import secrets
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from fedpca.arrays import Array, Arrays
 from fedpca.errors import PolicyRefused
+from fedpca.protocol.question import Question
 from fedpca.rows.columns import some_of
 from fedpca.rows.gap_patterns import GapFlags, RowGaps, few_columns
 from fedpca.rows.gaps import DROP, ERROR, MEAN, are_counted
@@ -46,13 +46,15 @@ from fedpca.rows.leverages import WithGaps, look_for_alone
 from fedpca.rows.rare import Few, look_for_few, names_at
 from fedpca.rows.shares import MAX_COLUMNS, Shares, shares_of, shares_of_counts
 from fedpca.site import rows_record
-from fedpca.site.directions import digest_of
+from fedpca.site.directions import digest_of, directions_in
 from fedpca.site.policy import Policy
+from fedpca.site.store import Kept
 
 MAX_NAMES = 50  # names of rare columns in a message
 SECRET_BYTES = 32
 # names of the arrays in the record of rows that are about answers
 DIRECTIONS, ANSWERS = "directions", "answers"
+SECRET = "secret"  # with which rows and answers are hashed
 
 
 class Seen(NamedTuple):
@@ -64,12 +66,14 @@ class Seen(NamedTuple):
 
 
 class Disclosure:
-    """The checks of a site's rows; they read the rows once each time the files are opened."""
+    """The checks of a site's rows; they read the rows once each time the files are opened.
 
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-        # directions that answers have shown, if no file records them; they count until the site ends
-        self._shown: Arrays = {}
+    ``record`` keeps the rows of the last run, and what answers have shown. It has no path if the rows
+    cannot change, or the site keeps no files. What answers have shown then counts until the site ends.
+    """
+
+    def __init__(self, policy: Policy, record: Kept) -> None:
+        self._policy, self._record = policy, record
         self._n_shown = 0  # the number of directions last counted, so that no file need be read
         self._begin(None)
 
@@ -85,12 +89,12 @@ class Disclosure:
         self._secret = secrets.token_bytes(SECRET_BYTES)
         self._seen: Seen | None = None
 
-    def look(self, rows: Rows, path: Path | None) -> None:
+    def look(self, rows: Rows) -> None:
         """Check rows as soon as they are opened, so that the first run does not have to wait."""
         if rows is not self._rows:
             self._begin(rows)
-        if path is not None and self._policy.least_change > 1:
-            self._see(rows, rows_record.read(path)[0], hashes=True)
+        if self._record.path is not None and self._policy.least_change > 1:
+            self._see(rows, self._recorded()[0], hashes=True)
             self._gapped_columns(rows)
         self._few_of(rows, ERROR)
         if self._policy.max_share is not None and not isinstance(rows, GenotypeRows):
@@ -102,12 +106,11 @@ class Disclosure:
             self._begin(rows)
         return self._few_of(rows, missing)
 
-    def check(self, rows: Rows, missing: int, path: Path | None, used: Rows | None = None) -> None:
+    def check(self, rows: Rows, missing: int, used: Rows | None = None) -> None:
         """Refuse rows if the policy does not let their sums leave the site, and name the rule.
 
-        ``missing`` says what happens to gaps. ``path`` is the site's record of the rows in its last
-        run, or None if the rows cannot change or the site keeps no files. If the run does not use all
-        columns, ``used`` has only those that it uses. Changes are looked for in all columns.
+        ``missing`` says what happens to gaps. If the run does not use all columns, ``used`` has only
+        those that it uses. Changes are looked for in all columns.
         """
         if rows is not self._rows:
             self._begin(rows)
@@ -115,12 +118,13 @@ class Disclosure:
         reason = self._reason_against(rows, used, missing)
         if reason is not None:
             raise PolicyRefused(reason)
-        if path is not None and self._policy.least_change > 1 and not self._is_compared:
-            self._compare(rows, path)
+        is_due = self._record.path is not None and self._policy.least_change > 1
+        if is_due and not self._is_compared:
+            self._compare(rows)
             self._is_compared = True
 
     def count_directions(
-        self, rows: Rows, missing: int, path: Path | None, n_shown: int, answer: Arrays
+        self, question: Question, answer: Arrays, rows: Rows, missing: int
     ) -> None:
         """Refuse an answer if all answers together would show too many directions; else count it.
 
@@ -129,7 +133,8 @@ class Disclosure:
         because columns may be added later. The refusal does not tell how many rows there are.
         """
         least = self._policy.min_rows_per_direction
-        if not least or not n_shown:
+        n_shown = directions_in(question, answer) if least else 0
+        if not n_shown:
             return
         n_rows = rows.n_rows
         if missing == DROP and not isinstance(rows, GenotypeRows):
@@ -137,14 +142,15 @@ class Disclosure:
         most, d = n_rows // least, rows.n_features
         if d <= most and self._n_shown >= d:
             return
-        secret, kept = (self._secret, self._shown) if path is None else rows_record.read(path)
+        secret, kept = self._recorded()
         self._secret = secret or self._secret
         answers = kept.get(ANSWERS, np.zeros(0, np.int64))
-        digest = digest_of(answer, b"" if path is None else self._secret)
+        digest = digest_of(answer, self._secret)
         if digest in answers:  # an answer that is asked for again shows nothing new
             return
         total = min(int(kept.get(DIRECTIONS, np.zeros(1, np.int64))[0]) + n_shown, d)
         if total > most:
+            path = self._record.path
             way_out = "" if path is None else f", or delete {path.name} in its folder"
             raise PolicyRefused(
                 "all answers about the site's rows together may show them in one direction for every "
@@ -155,10 +161,15 @@ class Disclosure:
             )
         self._n_shown = total
         shown = {DIRECTIONS: np.array([total]), ANSWERS: np.append(answers, np.int64(digest))}
-        if path is None:
-            self._shown = shown
-        else:
-            rows_record.write(path, self._secret, {**kept, **shown})
+        self._write({**kept, **shown})
+
+    def _recorded(self) -> tuple[bytes | None, Arrays]:
+        """Return the site's secret and what its record holds, if there is one."""
+        kept = self._record.read(lambda message: _secret_and_arrays(message.arrays))
+        return (None, {}) if kept is None else kept
+
+    def _write(self, kept: Arrays) -> None:
+        self._record.write({}, {**kept, SECRET: np.frombuffer(self._secret, np.uint8)})
 
     def _few_of(self, rows: Rows, missing: int) -> Few:
         if self._policy.min_count == 1:
@@ -308,10 +319,11 @@ class Disclosure:
         by_name = np.argsort(columns)
         return rows_record.Recorded(hashes, GapFlags(columns[by_name], flags[order][:, by_name]))
 
-    def _compare(self, rows: Rows, path: Path) -> None:
+    def _compare(self, rows: Rows) -> None:
         """Refuse rows if too few have changed since the last run; otherwise, record the rows."""
-        secret, kept = rows_record.read(path)
-        now = self._record_of(rows, secret)
+        secret, kept = self._recorded()
+        now, path = self._record_of(rows, secret), self._record.path
+        assert path is not None
         before = rows_record.recorded(kept)
         least = self._policy.least_change
         if before is not None and rows_record.has_few_changed(before, now, least):
@@ -329,7 +341,12 @@ class Disclosure:
             for name, array in record.items()
         ):
             others = {name: array for name, array in kept.items() if name in (DIRECTIONS, ANSWERS)}
-            rows_record.write(path, self._secret, {**others, **record})
+            self._write({**others, **record})
+
+
+def _secret_and_arrays(arrays: Arrays) -> tuple[bytes, Arrays]:
+    others = dict(arrays)
+    return others.pop(SECRET).tobytes(), others
 
 
 def reason_against(few: Few, min_count: int) -> str | None:

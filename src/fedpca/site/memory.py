@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
 from fedpca.arrays import Array, Arrays
 from fedpca.errors import InputError, MessageError
-from fedpca.protocol.message import Message, compose, decode, encode
-from fedpca.storage import atomic
+from fedpca.protocol.message import Message, decode, encode
+from fedpca.site.store import Kept
 
 T = TypeVar("T")
 
@@ -83,51 +82,31 @@ def _key(kind: type, name: str) -> str:
 
 @dataclass(frozen=True)
 class Saved:
-    """The contents of a memory file: the last round that wrote memory, its answer, and the memory."""
+    """What a memory file holds: the last round that wrote memory, its answer, and the memory."""
 
     round: int
     reply: Message
     memory: Arrays
 
+    def save(self, file: Kept, run: str, rows: str) -> None:
+        """Write a run's memory; ``rows`` is the fingerprint of the rows."""
+        arrays = {"reply": np.frombuffer(encode(self.reply), np.uint8)}
+        arrays |= {f"memory/{name}": array for name, array in self.memory.items()}
+        file.write({"run": run, "round": self.round, "rows": rows}, arrays)
 
-@dataclass(frozen=True)
-class MemoryFile:
-    """The file that keeps one site's memory when its process ends."""
-
-    path: Path
-
-    def save(self, run: str, rows: str, saved: Saved) -> None:
-        """Write a run's memory atomically; ``rows`` is the fingerprint of the rows."""
-        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        header = {"run": run, "round": saved.round, "rows": rows}
-        arrays = {"reply": np.frombuffer(encode(saved.reply), np.uint8)}
-        arrays |= {f"memory/{name}": array for name, array in saved.memory.items()}
-        with atomic.writing(self.path, private=True) as path:
-            path.write_bytes(encode(compose(header, arrays, limit=None)))
-
-    def load(self, run: str, rows: str) -> Saved | None:
+    @classmethod
+    def load(cls, file: Kept, run: str, rows: str) -> Saved | None:
         """Return a run's memory, or None if the file holds no memory from that run."""
-        try:
-            message = decode(self.path.read_bytes(), limit=None)
-            of_run, of_rows = message.header["run"], message.header["rows"]
-            saved = Saved(
-                message.header["round"],
-                decode(message.arrays.pop("reply").tobytes()),
-                {name.removeprefix("memory/"): array for name, array in message.arrays.items()},
-            )
-        except FileNotFoundError:
+        found = file.read(lambda message: (message.header, cls._in(message)))
+        if found is None or found[0]["run"] != run:
             return None
-        except OSError as error:
-            raise InputError(
-                f"the memory in {self.path.name} cannot be read: {error.strerror}; the site must "
-                "fix this"
-            ) from None
-        except (MessageError, KeyError) as error:
-            raise InputError(
-                f"the memory in {self.path.name} is damaged ({error}); start over with a new journal"
-            ) from None
-        if of_run != run:
-            return None
-        if of_rows != rows:
+        if found[0]["rows"] != rows:
             raise InputError(ROWS_CHANGED)
-        return saved
+        return found[1]
+
+    @classmethod
+    def _in(cls, message: Message) -> Saved:
+        arrays = dict(message.arrays)
+        reply = decode(arrays.pop("reply").tobytes())
+        memory = {name.removeprefix("memory/"): array for name, array in arrays.items()}
+        return cls(message.header["round"], reply, memory)

@@ -42,8 +42,8 @@ from fedpca.site.memory import (
 )
 from fedpca.site.policy import TRUSTING, Policy
 from fedpca.site.privacy_budget import Session
-from fedpca.site.requests import file_stem
 from fedpca.site.source import Source
+from fedpca.site.store import ROWS, Kind
 
 MAX_PROCESS_CACHE_BYTES = 512 << 20  # to cache A'A, for all sites in a process together
 
@@ -239,7 +239,7 @@ class Site:
         run goes on without them.
         """
         rows = self.source.rows
-        if not self.conversation.gate.leaves_out_few or not isinstance(rows, GenotypeRows):
+        if not self.policy.protects_few or not isinstance(rows, GenotypeRows):
             return
         if self.remembers(Session):
             # the choice of variants would reveal something about single samples, without noise
@@ -247,7 +247,8 @@ class Site:
         missing = self.conversation.run.treats_gaps({})
         if missing == DROP or rows.n_rows < self.policy.min_count:
             return  # the site then refuses, and gives the reason
-        left_out = self.conversation.gate.few_variants(rows, missing)
+        few = self.conversation.gate.disclosure.few_of(rows, missing)
+        left_out = {*few.rare, *few.gapped}
         if left_out:
             kept = [i for i, name in enumerate(rows.features) if name not in left_out]
             self.choose_variants(np.array(kept, np.int64))
@@ -332,12 +333,12 @@ class Site:
 
     def look_at_rows(self) -> None:
         """Check the rows as the policy requires, so that the first run does not have to wait."""
-        self.conversation.gate.look_at(self.rows, self.rows_record)
+        self.conversation.gate.disclosure.look(self.rows)
 
     @property
     def rows_record(self) -> Path | None:
         """Return the file that records the rows of the last run, if the rows can change."""
-        return self.file(".rows") if self.source.files else None
+        return self.file(ROWS) if self.source.files else None
 
     def remembers(self, kind: type) -> bool:
         """Return whether an earlier question in this run stored a dataclass of this type."""
@@ -385,8 +386,6 @@ class Site:
             self._standardized = self._scatter = None  # these may mix old and new rows
             raise InputError(ROWS_CHANGED)
 
-    def file(self, suffix: str) -> Path | None:
+    def file(self, kind: Kind) -> Path | None:
         """Return the path of a file in the site's folder, or None if the site has no folder."""
-        if self.store is None:
-            return None
-        return self.store / f"{file_stem(self.name)}{suffix}"
+        return None if self.store is None else kind.path(self.store, self.name)
