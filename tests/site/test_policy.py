@@ -142,24 +142,24 @@ def test_a_policy_that_cannot_be_meant_is_refused(tmp_path, text, kind, said):
 
 def test_every_rule_is_written_explained_documented_and_said_to_prevent_something():
     names = [field.name for field in fields(Policy)]
-    assert [name for name, _ in rules()] == names
+    assert [rule.name for rule in rules()] == names
     for policy in (JOINING, STRICT, TRUSTING, BUDGET):
         text, words = policy.to_text(), policy.explain()
-        for (name, rule), said in zip(rules(), words, strict=True):
-            assert f"{name} = " in text
-            assert f"    {name} : " in Policy.__doc__
-            assert said.startswith(f"{name} = ")
+        for rule, said in zip(rules(), words, strict=True):
+            assert f"{rule.name} = " in text
+            assert f"    {rule.name} : " in Policy.__doc__
+            assert said.startswith(f"{rule.name} = ")
             assert said.endswith(rule.prevents)
             assert len(rule.prevents) > 20
 
 
 def test_a_rule_restricts_nothing_at_its_off_value_and_something_at_others():
-    for name, rule in rules():
-        if rule.off is not None and name != "max_epsilon":
-            off = replace(JOINING, **{name: rule.off})
-            assert not rule.is_on(off, name)
-            assert f"{name} = " not in off.in_words()
-            assert any(f"{name} = " in each and " (off): " in each for each in off.explain())
+    for rule in rules():
+        if rule.off is not None and rule.name != "max_epsilon":
+            off = replace(JOINING, **{rule.name: rule.off})
+            assert not rule.is_on(off)
+            assert f"{rule.name} = " not in off.in_words()
+            assert any(f"{rule.name} = " in each and " (off): " in each for each in off.explain())
 
 
 def test_a_policy_is_said_in_a_phrase_with_the_rules_that_restrict_something():

@@ -23,7 +23,8 @@ from fedpca.errors import (
 from fedpca.protocol.message import compose, decode, encode
 from fedpca.protocol.plan import DECLARE, RunPlan
 from fedpca.site import requests as module
-from fedpca.site.guard import Guard, Keys
+from fedpca.site.gate import Gate
+from fedpca.site.guard import Keys
 from fedpca.site.requests import Requests
 from fedpca.site.store import REQUESTS
 
@@ -287,40 +288,40 @@ def signed_by(key, plan):
 
 
 @pytest.fixture
-def guard():
-    return Guard(Policy(), "north", Keys(NORTH, signer_of, coordinator=LIAR))
+def gate():
+    return Gate(Policy(), "north", keys=Keys(NORTH, signer_of, coordinator=LIAR))
 
 
-def test_a_pinned_coordinator_alone_can_declare_a_run(guard):
-    assert guard.check_signature(PLAN, signed_by(LIAR, PLAN)) == LIAR
+def test_a_pinned_coordinator_alone_can_declare_a_run(gate):
+    assert gate.signer_of(PLAN, signed_by(LIAR, PLAN)) == LIAR
     with pytest.raises(PolicyRefused, match="not signed"):
-        guard.check_signature(PLAN, b"")
+        gate.signer_of(PLAN, b"")
     with pytest.raises(
         PolicyRefused, match=f"signed by the key with fingerprint {WEST}, but .* key {LIAR}"
     ):
-        guard.check_signature(PLAN, signed_by(WEST, PLAN))
+        gate.signer_of(PLAN, signed_by(WEST, PLAN))
     with pytest.raises(PolicyRefused, match="signature is not valid"):
-        guard.check_signature(replace(PLAN, run="run2"), signed_by(LIAR, PLAN))
+        gate.signer_of(replace(PLAN, run="run2"), signed_by(LIAR, PLAN))
 
 
-def test_a_plan_must_list_the_site_with_its_own_key(guard):
-    guard.consider("run1.0", PLAN)
+def test_a_plan_must_list_the_site_with_its_own_key(gate):
+    gate.check_plan("run1.0", PLAN)
     for roster in ({**ROSTER, "north": LIAR}, {"south": SOUTH}, {"other": NORTH}):
         with pytest.raises(
             PolicyRefused, match="does not list this site as 'north' with the key a"
         ):
-            guard.consider("run1.0", replace(PLAN, sites=roster))
+            gate.check_plan("run1.0", replace(PLAN, sites=roster))
 
 
 def test_a_plan_with_sites_that_are_no_peers_is_refused_by_name():
     policy = Policy(peers=[SOUTH, WEST], min_sites=3)
-    guard = Guard(policy, "north", Keys(NORTH, signer_of))
-    guard.consider("run1.0", PLAN)
+    gate = Gate(policy, "north", keys=Keys(NORTH, signer_of))
+    gate.check_plan("run1.0", PLAN)
     for invented in (LIAR, ""):
         with pytest.raises(PolicyRefused, match="not in the policy's peers: east"):
-            guard.consider("run1.0", replace(PLAN, sites={**ROSTER, "east": invented}))
+            gate.check_plan("run1.0", replace(PLAN, sites={**ROSTER, "east": invented}))
     with pytest.raises(PolicyRefused, match="min_sites=3"):
-        guard.consider("run1.0", replace(PLAN, sites={"north": NORTH, "west": WEST}))
+        gate.check_plan("run1.0", replace(PLAN, sites={"north": NORTH, "west": WEST}))
 
 
 def test_peers_are_a_list_or_a_table_of_fingerprints():

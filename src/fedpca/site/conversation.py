@@ -124,7 +124,10 @@ class Conversation:
         arrays, dimensions = self._checked(message, question)
         masks = run.masks_for(question, message, site)
         memory, before, asked = run.memory, run.memory_before(number), arrays
-        agreed = self.gate.check_step(before, question, header, arrays, dimensions.get("d", 0))
+        agreed = None
+        if not site.policy.is_open:
+            guard, d = self.gate.guard, dimensions["d"]
+            agreed = guard.check(before, question, header, arrays, d)
         # enough noise hides single rows, and nothing else takes the place of the rules about few rows
         is_hidden = question.spends is not None and site.policy.noise_hides_rows(run.plan)
         if site.policy.protects_few and question.reads_rows and not is_hidden:
@@ -270,7 +273,7 @@ class Conversation:
             self._enter(run, last, is_declared=True, has_keys=needs_plan)
         if not needs_plan:
             return self._reply(header, {}, {})
-        return self._begin_plan(header, plan, self.gate.admit(self.run.memory, run, plan))
+        return self._begin_plan(header, plan, self.gate.admit(self.run.memory, plan))
 
     def _begin_plan(self, header: Header, plan: RunPlan, agreed: Agreement) -> Message:
         """Remember the agreement, and offer a key if the plan asks for secure sums."""

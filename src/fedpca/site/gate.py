@@ -16,14 +16,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from fedpca.arrays import Array, Arrays
+from fedpca.arrays import Array
 from fedpca.errors import PolicyRefused
 from fedpca.protocol.message import Header
-from fedpca.protocol.plan import RunPlan
+from fedpca.protocol.plan import NO_KEY, RunPlan
+from fedpca.protocol.printable import printable
 from fedpca.protocol.question import Question
+from fedpca.protocol.script import find_script
 from fedpca.site.daily_limits import Budget
 from fedpca.site.disclosure import Disclosure
 from fedpca.site.guard import Agreement, Guard, Keys, agreement_to
+from fedpca.site.memory import recall, remembers
 from fedpca.site.policy import Policy
 from fedpca.site.privacy_budget import PrivacyBudget, Release, Session
 from fedpca.site.requests import Requests
@@ -35,39 +38,94 @@ class Gate:
 
     ``file`` returns the path of a file of the site, or None if the site has no folder. ``record`` does
     so for the record of its rows. If a run asks for a person's approval, ``tell`` is called with a line
-    of text.
+    of text. A site in the coordinator's own process has no keys.
     """
 
     def __init__(
         self,
         policy: Policy,
-        site: str,
+        site: str = "",
         *,
-        keys: Keys | None,
-        tell: Callable[[str], None] | None,
-        file: Callable[[Kind], Path | None],
-        record: Callable[[], Path | None],
+        keys: Keys | None = None,
+        tell: Callable[[str], None] | None = None,
+        file: Callable[[Kind], Path | None] = lambda _kind: None,
+        record: Callable[[], Path | None] = lambda: None,
     ) -> None:
-        self._policy, self._tell, self._file = policy, tell, file
-        self._guard = None if policy.is_open else Guard(policy, site, keys)
+        self._policy, self._site, self._keys = policy, site, keys
+        self._tell, self._file = tell, file
+        self.guard = Guard()
         self._privacy_budget = PrivacyBudget(policy)
         self.disclosure = Disclosure(policy, Kept(ROWS, record))
         self.budget = Budget(policy, Kept(BUDGET, lambda: file(BUDGET)))
 
     def consider(self, run: str, plan: RunPlan, signature: bytes) -> None:
         """Refuse a plan if its signature is wrong, a rule forbids it, or no person approved it."""
-        if self._guard is None:
+        if self._policy.is_open:
             return
-        signer = self._guard.check_signature(plan, signature)
-        self._guard.consider(run, plan)
-        if plan.is_private:
-            self._privacy_budget.check(plan, run, self._file(PRIVACY))
+        signer = self.signer_of(plan, signature)
+        self.check_plan(run, plan)
         if self._policy.approval:
             self._requests.check(plan, signer)
 
-    def admit(self, memory: Mapping[str, Array], run: str, plan: RunPlan) -> Agreement:
+    def signer_of(self, plan: RunPlan, signature: bytes) -> str:
+        """Return the fingerprint of the key that signed a plan; refuse a wrong signature or signer.
+
+        If the plan is not signed, the fingerprint is an empty string.
+        """
+        if self._keys is None:
+            return ""
+        signer = self._keys.signer_of(signature, plan.statement) if signature else ""
+        if signature and not signer:
+            raise PolicyRefused(
+                "the plan's signature is not valid: the plan or its signature was altered"
+            )
+        pinned = self._keys.coordinator
+        if pinned is not None and not signer:
+            raise PolicyRefused(
+                f"the plan is not signed, but the site has pinned the coordinator's key {pinned}; put "
+                "coordinator.key into the folder of the fit's credentials"
+            )
+        if pinned is not None and signer != pinned:
+            raise PolicyRefused(
+                f"the plan is signed by the key with fingerprint {signer}, but the site has pinned the "
+                f"coordinator's key {pinned}; compare both with what "
+                "`fedpca site-key --show coordinator.pub` prints"
+            )
+        return signer
+
+    def check_plan(self, run: str, plan: RunPlan) -> None:
+        """Refuse a plan that the policy or the privacy budget does not allow, and name the rule."""
+        if plan.run != run.rpartition(".")[0]:
+            raise PolicyRefused(
+                f"the plan is for run {plan.run!r}, but was declared in run {run!r}"
+            )
+        attempt = run.rpartition(".")[2]
+        if not attempt.isdecimal() or int(attempt) >= self._policy.max_attempts:
+            raise PolicyRefused(
+                f"attempt {printable(attempt)} of the run, counted from 0, is beyond the policy's "
+                f"max_attempts={self._policy.max_attempts}; begin a new run"
+            )
+        own = NO_KEY if self._keys is None else self._keys.own
+        if self._keys is not None and plan.sites.get(self._site) != own:
+            raise PolicyRefused(
+                f"the plan does not list this site as {self._site!r} with the key {own}; "
+                "check that the server was given this site's own NAME.pub"
+            )
+        self._policy.admit(plan, find_script(plan), own)
+        if plan.is_private:
+            self._privacy_budget.check(plan, run, self._file(PRIVACY))
+
+    def admit(self, memory: Mapping[str, Array], plan: RunPlan) -> Agreement:
         """Return the agreement to a plan that `consider` has not refused."""
-        return agreement_to(plan) if self._guard is None else self._guard.admit(memory, run, plan)
+        if self._policy.is_open or not remembers(memory, Agreement):
+            return agreement_to(plan)
+        # the coordinator was restarted, or its message was repeated
+        agreed = recall(memory, Agreement)
+        if agreed.plan.tobytes() != plan.to_bytes():
+            raise PolicyRefused(
+                "a different plan was declared for this run before; begin a new run"
+            )
+        return agreed
 
     def check_question(self, question: Question, header: Header, *, is_private: bool) -> None:
         """Refuse a question whose run is not approved, or that does not fit the kind of run."""
@@ -88,22 +146,6 @@ class Gate:
                 f"the declared plan is differentially private, but question {question.name!r} asks "
                 "for an answer without noise"
             )
-
-    def check_step(
-        self,
-        memory: Mapping[str, Array],
-        question: Question,
-        header: Header,
-        arrays: Arrays,
-        n_features: int,
-    ) -> Agreement | None:
-        """Refuse a question that the plan does not allow now; otherwise, return the new agreement.
-
-        If the site answers everything, check nothing, and return None.
-        """
-        if self._guard is None:
-            return None
-        return self._guard.check(memory, question, header, arrays, n_features)
 
     def spend(self, question: Question, header: Header, plan: RunPlan, session: Session) -> None:
         """Count what a noisy answer spends of the privacy budget, before it is saved and sent."""
@@ -129,3 +171,17 @@ class Gate:
                 "the site must be created with Site(..., store=FOLDER)"
             )
         return Requests(folder, self._policy.approval_days, self._tell)
+
+
+def refusal_of(policy: Policy, plan: RunPlan) -> str | None:
+    """Return why a site with this policy would not take part in a run, or None if it would.
+
+    The site's rows, and what the site has already spent of its budgets, are not considered.
+    """
+    if policy.is_open:
+        return None
+    try:
+        Gate(policy).check_plan(f"{plan.run}.0", plan)
+    except PolicyRefused as refusal:
+        return str(refusal)
+    return None

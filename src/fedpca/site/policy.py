@@ -26,17 +26,7 @@ from fedpca.protocol.plan import NO_KEY, SECURE, RunPlan
 from fedpca.protocol.printable import printable
 from fedpca.protocol.question import Question
 from fedpca.protocol.script import FEDERATED, Script
-from fedpca.site.rules import (
-    UNLIMITED,
-    Asked,
-    Fingerprints,
-    Flag,
-    Number,
-    Rule,
-    Whole,
-    Words,
-    rule,
-)
+from fedpca.site.rules import UNLIMITED, Asked, Rule, fingerprints, rule
 from fedpca.storage.regular import refuse_special
 
 MAX_APPROVAL_DAYS = 3650
@@ -45,7 +35,6 @@ PRIVATE_RUNS = "private"
 REQUIREMENTS = (SECURE, PRIVATE_RUNS)  # what a policy can require of a run
 ANY = "any"  # allows every installed question, in any order
 END = "end"  # the last line of a policy file
-EPSILONS = (MIN_EPSILON, MAX_EPSILON)  # near the largest epsilon, nothing is promised anymore
 TITLE = (
     "# What this site takes part in, and what it tells. `fedpca policy --explain FILE` says more."
 )
@@ -164,7 +153,6 @@ class Policy:
 
     allow: tuple[str, ...] = rule(
         (FEDERATED,),
-        Words(FEDERATED),
         off=None,
         prevents="Prevents runs that nobody here has agreed to. federated: components of the pooled "
         "rows, from sums over sites. auto: also n_components='auto', which asks for sums of rows "
@@ -176,7 +164,6 @@ class Policy:
     )
     gather: bool = rule(
         False,
-        Flag(),
         off=True,
         prevents="Keeps the coordinator from seeing numbers of this site alone, such as its own "
         "variance. true: it may see them.",
@@ -184,13 +171,12 @@ class Policy:
     )
     min_rows: int = rule(
         0,
-        Whole(0),
         off=0,
         prevents="Prevents runs while this site has fewer rows than this.",
     )
     min_count: int = rule(
         5,
-        Whole(1),
+        least=1,
         off=1,
         prevents="Prevents counts and sums over fewer rows than this, columns in which fewer rows "
         "differ from the most frequent value, combinations of columns in which fewer rows do, and gaps "
@@ -198,28 +184,28 @@ class Policy:
     )
     min_rows_per_direction: int = rule(
         2,
-        Whole(0),
         off=0,
         prevents="Keeps answers from showing nearly every direction of a table with few rows and "
         "many columns, from which single rows can be computed. 0 turns it off.",
     )
     max_share: float | None = rule(
         None,
-        Number(1e-9, 1.0, is_optional=True),
+        least=1e-9,
+        most=1.0,
         off=None,
         prevents="Prevents sums of squares, of columns or of combinations of them, of which one row "
         f'has more than this share. "{UNLIMITED}" turns it off.',
     )
     min_sites: int = rule(
         1,
-        Whole(1),
+        least=1,
         off=1,
         prevents="Prevents runs with fewer sites, in whose sums this site would stand out.",
         refuses=lambda policy, asked: _refuse_few_sites(policy, len(asked.plan.sites)),
     )
     peers: tuple[str, ...] = rule(
         (),
-        Fingerprints(),
+        reads=fingerprints,
         off=(),
         prevents="Keeps a coordinator from inventing sites: the fingerprints of the other sites' "
         "keys, which `fedpca site-key --show NAME.pub` prints. Empty: any sites. Needed for "
@@ -228,19 +214,19 @@ class Policy:
     )
     approval: bool = rule(
         False,
-        Flag(),
         off=False,
         prevents="Prevents runs that no person here has approved with `fedpca approve`.",
     )
     approval_days: int = rule(
         7,
-        Whole(1, MAX_APPROVAL_DAYS),
+        least=1,
+        most=MAX_APPROVAL_DAYS,
         off=None,
         prevents="Prevents requests and approvals that last longer than this many days.",
     )
     min_change: int | None = rule(
         None,
-        Whole(1, is_optional=True),
+        least=1,
         off=1,
         prevents="Keeps the difference between two runs from describing few rows: if the files have "
         "changed, at least this many rows must have. By default, min_count. 1 turns it off.",
@@ -248,27 +234,25 @@ class Policy:
     )
     max_runs_per_day: int | None = rule(
         None,
-        Whole(0, is_optional=True),
         off=None,
         prevents="Prevents many runs, which together tell more than one. Counted over 24 hours. "
         f'"{UNLIMITED}" turns it off.',
     )
     max_rounds_per_day: int | None = rule(
         None,
-        Whole(0, is_optional=True),
         off=None,
         prevents=f'Prevents the same for rounds; a fit takes 5 to 500. "{UNLIMITED}" turns it off.',
     )
     max_attempts: int = rule(
         5,
-        Whole(1),
+        least=1,
         off=None,
         prevents="Keeps a run from beginning more often than this, each time without some sites; the "
         "difference of two sums describes the sites that were left out.",
     )
     require: tuple[str, ...] = rule(
         (),
-        Words(SECURE, REQUIREMENTS),
+        known=REQUIREMENTS,
         off=(),
         prevents='Keeps the coordinator from reading what this site adds to a sum: "secure" takes '
         "part only in runs with secure sums over two sites or more, and needs peers. "
@@ -278,7 +262,8 @@ class Policy:
     )
     run_epsilon: float = rule(
         1.0,
-        Number(*EPSILONS),
+        least=MIN_EPSILON,
+        most=MAX_EPSILON,
         off=None,
         prevents="Prevents private runs with less noise than this epsilon needs. Only such noise may "
         "take the place of min_count and the other rules about few rows.",
@@ -286,7 +271,8 @@ class Policy:
     )
     max_epsilon: float | None = rule(
         None,
-        Number(*EPSILONS, is_optional=True),
+        least=MIN_EPSILON,
+        most=MAX_EPSILON,  # near it, nothing is promised anymore
         off=math.inf,
         prevents="Keeps all private runs together, ever, from telling more about a single row than "
         "this epsilon allows, and other runs from telling anything. `fedpca budget` says what was "
@@ -295,15 +281,16 @@ class Policy:
     )
     delta: float = rule(
         1e-6,
-        Number(MIN_DELTA, MAX_DELTA),
+        least=MIN_DELTA,
+        most=MAX_DELTA,
         off=None,
         prevents="The probability that an epsilon fails; choose it far below one over the number of "
         "rows.",
     )
 
     def __post_init__(self) -> None:
-        for name, row in rules():
-            object.__setattr__(self, name, row.values.read(name, getattr(self, name)))
+        for row in rules():
+            object.__setattr__(self, row.name, row.read(getattr(self, row.name)))
         if self.is_open and (self.peers or self.approval or self.must_be_private):
             raise InputError(
                 f"allow has {ANY!r}, so the site would answer questions without a plan, and peers, "
@@ -374,7 +361,7 @@ class Policy:
                 f"{path} does not end with the line '{END} = true', so part of it may be missing; "
                 "if the file is complete, add this line at the end"
             )
-        known = dict(rules())
+        known = {row.name: row for row in rules()}
         for name, value in given.items():
             if name not in known:
                 near = get_close_matches(name, list(known), 1)
@@ -392,11 +379,10 @@ class Policy:
     def to_text(self) -> str:
         """Return the policy as the text of a file, with a comment on what each rule prevents."""
         lines = [TITLE, ""]
-        for name, row in rules():
-            value = getattr(self, name)
+        for row in rules():
             lines += [f"# {line}" for line in textwrap.wrap(row.prevents, WIDTH)]
-            hidden = "# " if value is None and row.follows else ""
-            lines.append(f"{hidden}{self._as_given(name)}")
+            hidden = "# " if getattr(self, row.name) is None and row.follows else ""
+            lines.append(f"{hidden}{self._as_given(row)}")
             lines.append("")
         lines.append(f"{END} = true  # the last line, so that a file that was cut off is refused")
         return "\n".join(lines) + "\n"
@@ -404,16 +390,16 @@ class Policy:
     def explain(self) -> list[str]:
         """Return a sentence for each rule that says what the policy allows and what it prevents."""
         return [
-            f"{self._as_given(name)}{'' if row.is_on(self, name) else ' (off)'}: {row.prevents}"
-            for name, row in rules()
+            f"{self._as_given(row)}{'' if row.is_on(self) else ' (off)'}: {row.prevents}"
+            for row in rules()
         ]
 
     def in_words(self) -> str:
         """Return the rules that restrict anything as a short phrase, as they stand in a file."""
-        return ", ".join(self._as_given(name) for name, row in rules() if row.is_on(self, name))
+        return ", ".join(self._as_given(row) for row in rules() if row.is_on(self))
 
-    def _as_given(self, name: str) -> str:
-        return f"{name} = {_as_toml(dict(rules())[name].value_in(self, name))}"
+    def _as_given(self, row: Rule) -> str:
+        return f"{row.name} = {_as_toml(row.value_in(self))}"
 
     def refuse_unknown_sites(self) -> None:
         """Refuse a rule about the number of sites if it cannot be checked without `peers`."""
@@ -431,7 +417,7 @@ class Policy:
     def admit(self, plan: RunPlan, script: Script, own_key: str = NO_KEY) -> None:
         """Refuse a plan that the policy forbids, and name the rule; ``own_key`` is a fingerprint."""
         asked = Asked(plan, script, own_key)
-        for _, row in rules():
+        for row in rules():
             reason = row.refuses(self, asked)
             if reason is not None:
                 raise PolicyRefused(reason)
@@ -459,9 +445,12 @@ class Policy:
 
 
 @cache
-def rules() -> tuple[tuple[str, Rule], ...]:
-    """Return the names and rows of all rules."""
-    return tuple((field.name, field.metadata["rule"]) for field in fields(Policy))
+def rules() -> tuple[Rule, ...]:
+    """Return the rows of all rules."""
+    return tuple(
+        replace(field.metadata["rule"], name=field.name, of=str(field.type))
+        for field in fields(Policy)
+    )
 
 
 def _as_toml(value: object) -> str:
@@ -481,12 +470,10 @@ def _ends(text: str) -> bool:
 def _parameters() -> str:
     """Return the rules as the parameters in the class's docstring."""
     lines = ["    Parameters", "    ----------"]
-    for field in fields(Policy):
-        row = field.metadata["rule"]
-        default = "optional" if row.follows else f"default {_as_toml(field.default)}"
-        lines.append(f"    {field.name} : {field.type}, {default}")
-        wrapped = textwrap.wrap(row.prevents, WIDTH)
-        lines += [f"        {line}" for line in wrapped]
+    for row in rules():
+        default = "optional" if row.follows else f"default {_as_toml(row.default)}"
+        lines.append(f"    {row.name} : {row.of}, {default}")
+        lines += [f"        {line}" for line in textwrap.wrap(row.prevents, WIDTH)]
     return "\n".join(lines) + "\n\n"
 
 
