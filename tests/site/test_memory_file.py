@@ -9,22 +9,21 @@ from disks import as_ordinary_user
 from fedpca.errors import FedpcaError, InputError
 from fedpca.protocol.message import compose, encode
 from fedpca.site.memory import Saved
-from fedpca.site.store import MEMORY, Kept
 
 SAVED = Saved(3, compose({"round": 3}, {"n": np.int64(4)}), {"Frame.mean": np.arange(3.0)})
 
 
 def test_every_bit_of_a_memory_file_counts(tmp_path):
-    file = Kept(MEMORY, lambda: tmp_path / "north.memory")
-    SAVED.save(file, "run", "rows")
-    good, unnoticed = file.path.read_bytes(), []
-    assert Saved.load(file, "run", "rows").memory["Frame.mean"].tolist() == [0, 1, 2]
+    path = tmp_path / "north.memory"
+    SAVED.save(path, "run", "rows")
+    good, unnoticed = path.read_bytes(), []
+    assert Saved.load(path, "run", "rows").memory["Frame.mean"].tolist() == [0, 1, 2]
     for bit in range(8 * len(good)):
         damaged = bytearray(good)
         damaged[bit // 8] ^= 1 << bit % 8
-        file.path.write_bytes(damaged)
+        path.write_bytes(damaged)
         try:
-            Saved.load(file, "run", "rows")
+            Saved.load(path, "run", "rows")
         except FedpcaError:
             continue
         unnoticed.append(bit)
@@ -37,18 +36,18 @@ def test_every_bit_of_a_memory_file_counts(tmp_path):
     ids=["empty", "junk", "journal", "message"],
 )
 def test_a_file_of_another_kind_is_no_memory(content, tmp_path):
-    file = Kept(MEMORY, lambda: tmp_path / "north.memory")
-    file.path.write_bytes(content)
+    path = tmp_path / "north.memory"
+    path.write_bytes(content)
     with pytest.raises(
         InputError, match=r"north\.memory, the site's memory, is damaged: .*; start over"
     ):
-        Saved.load(file, "run", "rows")
+        Saved.load(path, "run", "rows")
 
 
 def test_memory_that_may_not_be_read_says_so():
     with as_ordinary_user() as folder:
-        file = Kept(MEMORY, lambda: folder / "north.memory")
-        SAVED.save(file, "run", "rows")
-        file.path.chmod(0)
+        path = folder / "north.memory"
+        SAVED.save(path, "run", "rows")
+        path.chmod(0)
         with pytest.raises(InputError, match=r"cannot be read: Permission denied"):
-            Saved.load(file, "run", "rows")
+            Saved.load(path, "run", "rows")

@@ -97,9 +97,21 @@ def test_a_file_that_was_cut_off_is_refused(tmp_path, text):
         ("min_rows = '20'\nend = true", InputError, "min_rows='20' must be a whole number"),
         ("min_rows = 2.0\nend = true", InputError, "min_rows=2.0 must be a whole number"),
         ("gather = 1\nend = true", InputError, "gather=1 must be true or false"),
-        ("min_rows = -1\nend = true", InputError, "min_rows=-1 must be a whole number, at least 0"),
-        ("min_count = 0\nend = true", InputError, "min_count=0 must be a whole number, at least 1"),
-        ("min_sites = 0\nend = true", InputError, "min_sites=0 must be a whole number, at least 1"),
+        (
+            "min_rows = -1\nend = true",
+            InputError,
+            "min_rows=-1 must be a whole number of at least 0",
+        ),
+        (
+            "min_count = 0\nend = true",
+            InputError,
+            "min_count=0 must be a whole number of at least 1",
+        ),
+        (
+            "min_sites = 0\nend = true",
+            InputError,
+            "min_sites=0 must be a whole number of at least 1",
+        ),
         ("min_change = 0\nend = true", InputError, "min_change=0 must be a whole number"),
         (
             "min_count = 'unlimited'\nend = true",

@@ -32,7 +32,7 @@ from typing import Any
 
 from fedpca.arrays import Array
 from fedpca.errors import FileError, InputError, MessageError, SiteFailed
-from fedpca.protocol.message import Message, decode, encode
+from fedpca.protocol.message import QUESTION, Message, decode, encode
 from fedpca.protocol.printable import MAX_REASON_CHARS, printable
 from fedpca.protocol.proof import NO_HEAD, SALT_BYTES, commitment, digest, statement
 from fedpca.rows.in_memory import Rows
@@ -190,10 +190,7 @@ def _entry(asked: Message, answered: Message) -> dict[str, Any]:
     mask = {"mask": _mask(header["mask"])} if "mask" in header else {}
     return {
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "run": _brief(header.get("run")),
-        "round": _brief(header.get("round")),
-        "question": _brief(header.get("question")),
-        "verb": _brief(header.get("verb")),
+        **{name: _brief(header.get(name)) for name in ("run", "round", "question", "verb")},
         "sites": _brief(header.get("n_sites")),
         **mask,
         "came": {name: list(array.shape) for name, array in asked.arrays.items()},
@@ -207,14 +204,9 @@ def _entry(asked: Message, answered: Message) -> dict[str, Any]:
 
 def _mask(mask: Any) -> Any:
     """Return how a question wants its answer masked; cut any unexpected text short."""
-    rings = mask if isinstance(mask, dict) else {}
-    is_known = rings and all(
-        isinstance(ring, list) and len(ring) == 2 and all(isinstance(n, int) for n in ring)
-        for ring in rings.values()
-    )
-    if not is_known:
+    if not isinstance(mask, dict) or not QUESTION["mask"].is_valid(mask):
         return _brief(mask)
-    return {printable(name): ring for name, ring in list(rings.items())[:MAX_MASKED_FIELDS]}
+    return {printable(name): ring for name, ring in list(mask.items())[:MAX_MASKED_FIELDS]}
 
 
 def _plain(scalar: Array) -> Any:

@@ -80,10 +80,12 @@ def add(file: IO[bytes], contents: Mapping[str, Any], kind: Kind) -> Entry:
     The line is written completely or not at all.
     """
     end = file.seek(0, os.SEEK_END)
-    number, head, loose, is_torn = _end_of_chain(file, end, kind)
-    unchained = {} if loose is None else {"unchained": digest(loose)}
+    number, head, loose = _end_of_chain(file, end, kind)
+    unchained = {"unchained": digest(b"\n".join(loose))} if loose else {}
     entry = {"entry": number + 1, **contents, **unchained, "previous": head}
     entry["chain"] = chain_of(entry)
+    # a power failure can leave part of a line
+    is_torn = _read(file, max(0, end - 1), end) not in (b"", b"\n")
     data = b"\n" * is_torn + json.dumps(entry).encode() + b"\n"
     try:
         while data:  # a nearly full disk may accept only some of the bytes
@@ -167,21 +169,17 @@ def _no_chain(number: int) -> str:
     return f"line {number} was changed or inserted; it has no chain"
 
 
-def _end_of_chain(file: IO[bytes], end: int, kind: Kind) -> tuple[int, str, bytes | None, bool]:
-    """Return the last entry's number and chain, the lines after it, and whether the file is torn."""
-    tail = _read(file, max(0, end - TAIL_BYTES), end)
-    is_torn = end > 0 and not tail.endswith(b"\n")  # a power failure can leave part of a line
-    last = _chained(tail.removesuffix(b"\n").rpartition(b"\n")[2], kind)
-    if last is not None:
-        return last["entry"], last["chain"], None, is_torn
-    # the last line is longer than the tail, or it has no chain
-    lines = _read(file, 0, end).removesuffix(b"\n").split(b"\n") if end else []
-    for i in range(len(lines), 0, -1):
-        last = _chained(lines[i - 1], kind)
-        if last is not None:
-            loose = b"\n".join(lines[i:]) if i < len(lines) else None
-            return last["entry"], last["chain"], loose, is_torn
-    return 0, NO_HEAD, b"\n".join(lines) if lines else None, is_torn
+def _end_of_chain(file: IO[bytes], end: int, kind: Kind) -> tuple[int, str, list[bytes]]:
+    """Return the last entry's number and chain, and the lines after it."""
+    lines: list[bytes] = []
+    # the last entry may be longer than the tail, or torn lines may follow it
+    for start in (max(0, end - TAIL_BYTES), 0) if end else ():
+        lines = _read(file, start, end).removesuffix(b"\n").split(b"\n")
+        for n_loose, line in enumerate(reversed(lines)):
+            last = _chained(line, kind)
+            if last is not None:
+                return last["entry"], last["chain"], lines[len(lines) - n_loose :]
+    return 0, NO_HEAD, lines
 
 
 def _read(file: IO[bytes], start: int, end: int) -> bytes:

@@ -45,7 +45,7 @@ from fedpca.site.guard import UNDECLARED, Agreement, Keys
 from fedpca.site.guard import keep as keep_agreement
 from fedpca.site.memory import MEMORY_GONE, Saved, recall, remember
 from fedpca.site.privacy_budget import SESSION_BYTES, Session
-from fedpca.site.store import MEMORY, Kept
+from fedpca.site.store import MEMORY
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
@@ -77,7 +77,6 @@ class Conversation:
             file=site.file,
             record=lambda: site.rows_record,
         )
-        self._saved = Kept(MEMORY, lambda: site.file(MEMORY))
         self._ended: deque[str] = deque(maxlen=MAX_ENDED_RUNS)
         self._lock = threading.Lock()
 
@@ -110,7 +109,7 @@ class Conversation:
             return self._agree_on_keys(message)
         run, number = self.run, header["round"]
         reply = run.reply_to(number)
-        if reply is not None and not run.is_held(message):
+        if reply is not None and run.held_for(message) is None:
             return reply
         if number < run.round:
             raise MessageError(f"round {number} was requested after round {run.round}")
@@ -133,29 +132,29 @@ class Conversation:
         if site.policy.protects_few and question.reads_rows and not is_hidden:
             gaps = run.treats_gaps(arrays)
             self.gate.disclosure.check(site.source.rows, gaps, site.rows)
-        # a process that ends with the question could not use rounds that are set aside
-        self.gate.budget.spend(header["run"], SET_ASIDE if site.keeps_process else 1)
+        if site.policy.has_budget:
+            # a process that ends with the question could not use rounds that are set aside
+            self.gate.budget.spend(header["run"], SET_ASIDE if site.keeps_process else 1)
         try:
             run.memory = before if agreed is None else keep_agreement(before, agreed)
             if question.remembers:
                 run.memory = dict(run.memory)
                 # copy, because a view in memory would keep the whole request alive
                 arrays = {key: array.copy() for key, array in arrays.items()}
-            held = run.held_for(number, masks)
+            held = run.held_for(message)
             if held is not None:
                 answer, run.memory = held.answer, held.memory
-            elif masks is None:
-                answer = self._compute(question, arrays, dimensions)
             else:
-                answer = self._compute_or_fail_unseen(question, arrays, dimensions)
-            if held is None and answer:
-                gaps = run.treats_gaps(asked)
-                rows = site.source.rows
-                self.gate.disclosure.count_directions(question, answer, rows, gaps)
+                run.refuse_other_than_held()
+                compute = self._compute if masks is None else self._compute_or_fail_unseen
+                answer = compute(question, arrays, dimensions)
+                if answer and site.policy.protects_few:
+                    gaps, rows = run.treats_gaps(asked), site.source.rows
+                    self.gate.disclosure.count_directions(question, answer, rows, gaps)
             sent = answer if masks is None else masks.of(answer, arrays, dimensions)
             reply = self._reply(header, {}, sent)
             if masks is not None and masks.is_size:
-                run.hold(number, masks, answer)
+                run.hold(message, answer)
                 run.memory = memory
                 return reply
             if masks is None and site.policy.is_open:
@@ -172,7 +171,7 @@ class Conversation:
         is_kept = keep or agreed is not None or question.spends is not None
         run.advance(number, before, reply if is_kept else None)
         if masks is not None and masks.tells_size and is_kept:
-            run.hold(number, masks, answer)
+            run.hold(message, answer)
         return reply
 
     def _checked(self, message: Message, question: Question) -> tuple[Arrays, Dimensions]:
@@ -314,8 +313,9 @@ class Conversation:
             raise MessageError("this run is over because a newer run has started at this site")
         files = self._site.source.files_now()
         is_saved = last or has_keys or not self._site.policy.is_open
-        fingerprint = self._site.source.fingerprint_of
-        saved = Saved.load(self._saved, run, fingerprint(files)) if is_saved else None
+        path, saved = self._site.file(MEMORY), None
+        if path is not None and is_saved:
+            saved = Saved.load(path, run, self._site.source.fingerprint_of(files))
         if (0 if saved is None else saved.round) < last:
             raise MessageError(
                 f"this question needs the memory from round {last}, which the site does not have; "
@@ -324,7 +324,7 @@ class Conversation:
         if saved is None and not is_declared and not self._site.policy.is_open:
             raise PolicyRefused(UNDECLARED)  # the site stays in its current run
         self._site.reopen(files)
-        if saved is None:
+        if saved is None and self._site.policy.has_budget:
             self.gate.budget.start_over()
         if self.run.name is not None:
             self._ended.append(self.run.name)
@@ -332,10 +332,11 @@ class Conversation:
 
     def _save(self, round_number: int, reply: Message) -> None:
         """Save the site's memory and the answer before the answer leaves."""
-        if self._saved.path is not None:
+        path = self._site.file(MEMORY)
+        if path is not None:
             rows = self._site.source.fingerprint_of(self._site.source.files)
             saved = Saved(round_number, reply, self.run.memory)
-            saved.save(self._saved, str(self.run.name), rows)
+            saved.save(path, str(self.run.name), rows)
 
 
 def refusal(site: str, asked: Header, error: FedpcaError) -> Message:

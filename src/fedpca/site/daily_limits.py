@@ -46,8 +46,6 @@ class Budget:
 
         ``set_aside`` is the number of rounds to set aside each time the file is written.
         """
-        if self._max_runs is None and self._max_rounds is None:
-            return
         if self._counted is None:
             self._counted = self._load()
         if self._starts_over:

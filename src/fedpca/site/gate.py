@@ -14,6 +14,7 @@ of these rules apply, except those for private runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 
 from fedpca.arrays import Array
@@ -52,11 +53,28 @@ class Gate:
         record: Callable[[], Path | None] = lambda: None,
     ) -> None:
         self._policy, self._site, self._keys = policy, site, keys
-        self._tell, self._file = tell, file
-        self.guard = Guard()
-        self._privacy_budget = PrivacyBudget(policy)
-        self.disclosure = Disclosure(policy, Kept(ROWS, record))
-        self.budget = Budget(policy, Kept(BUDGET, lambda: file(BUDGET)))
+        self._tell, self._file, self._record = tell, file, record
+
+    # most sites in the coordinator's own process need none of these
+
+    @cached_property
+    def guard(self) -> Guard:
+        """Return the questions that plans allow."""
+        return Guard()
+
+    @cached_property
+    def disclosure(self) -> Disclosure:
+        """Return the rules about few rows."""
+        return Disclosure(self._policy, Kept(ROWS, self._record))
+
+    @cached_property
+    def budget(self) -> Budget:
+        """Return the runs and rounds of a day."""
+        return Budget(self._policy, Kept(BUDGET, lambda: self._file(BUDGET)))
+
+    @cached_property
+    def _privacy_budget(self) -> PrivacyBudget:
+        return PrivacyBudget(self._policy)
 
     def consider(self, run: str, plan: RunPlan, signature: bytes) -> None:
         """Refuse a plan if its signature is wrong, a rule forbids it, or no person approved it."""

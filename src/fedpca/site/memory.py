@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
 from fedpca.arrays import Array, Arrays
 from fedpca.errors import InputError, MessageError
-from fedpca.protocol.message import Message, decode, encode
-from fedpca.site.store import Kept
+from fedpca.protocol.message import Message, compose, decode, encode
+from fedpca.site.store import MEMORY
 
 T = TypeVar("T")
 
@@ -88,16 +89,17 @@ class Saved:
     reply: Message
     memory: Arrays
 
-    def save(self, file: Kept, run: str, rows: str) -> None:
+    def save(self, path: Path, run: str, rows: str) -> None:
         """Write a run's memory; ``rows`` is the fingerprint of the rows."""
         arrays = {"reply": np.frombuffer(encode(self.reply), np.uint8)}
         arrays |= {f"memory/{name}": array for name, array in self.memory.items()}
-        file.write({"run": run, "round": self.round, "rows": rows}, arrays)
+        header = {"run": run, "round": self.round, "rows": rows}
+        MEMORY.write(path, compose(header, arrays, limit=None))
 
     @classmethod
-    def load(cls, file: Kept, run: str, rows: str) -> Saved | None:
+    def load(cls, path: Path, run: str, rows: str) -> Saved | None:
         """Return a run's memory, or None if the file holds no memory from that run."""
-        found = file.read(lambda message: (message.header, cls._in(message)))
+        found = MEMORY.read(path, lambda message: (message.header, cls._in(message)))
         if found is None or found[0]["run"] != run:
             return None
         if found[0]["rows"] != rows:

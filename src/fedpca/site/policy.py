@@ -338,6 +338,11 @@ class Policy:
         return self.min_count > 1 or self.least_change > 1 or any(most)
 
     @property
+    def has_budget(self) -> bool:
+        """Return whether runs or rounds are limited."""
+        return self.max_runs_per_day is not None or self.max_rounds_per_day is not None
+
+    @property
     def least_change(self) -> int:
         """Return how many rows must have changed, if any have, before the next run may begin."""
         return self.min_count if self.min_change is None else self.min_change

@@ -7,14 +7,13 @@ policy, the reference, and, for rules about plans, the refusal. So these cannot 
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedpca.errors import InputError
+from fedpca.protocol.parameters import check_number, check_whole
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.script import Script
 
@@ -62,8 +61,8 @@ class Rule:
     default: Any
     off: Any
     prevents: str
-    least: float = 0
-    most: float = math.inf
+    least: Any = 0
+    most: Any = None
     known: tuple[str, ...] = ()
     reads: Callable[[Rule, Any], Any] | None = None
     follows: str = ""
@@ -102,20 +101,13 @@ def rule(default: Any, **row: Any) -> Any:
 
 
 def _whole(row: Rule, value: Any) -> Any:
-    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
-    if not is_whole or value < row.least:
-        raise InputError(f"{row.name}={value!r} must be a whole number, at least {row.least}")
-    if value > row.most:
-        raise InputError(f"{row.name}={value} must be at most {row.most}")
+    check_whole(row.name, value, row.least, row.most)
     return value
 
 
 def _number(row: Rule, value: Any) -> Any:
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if not is_number or not row.least <= float(value) <= row.most:
-        raise InputError(
-            f"{row.name}={value!r} must be a number from {row.least:g} to {row.most:g}"
-        )
+    assert row.most is not None
+    check_number(row.name, value, row.least, row.most)
     return value
 
 
