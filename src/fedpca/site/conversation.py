@@ -69,14 +69,7 @@ class Conversation:
     ) -> None:
         self._site, self._keys = site, keys
         self.run = CurrentRun()
-        self.gate = Gate(
-            site.policy,
-            site.name,
-            keys=keys,
-            tell=tell,
-            file=site.file,
-            record=lambda: site.rows_record,
-        )
+        self.gate = Gate(site.policy, site.name, keys=keys, tell=tell, file=site.file)
         self._ended: deque[str] = deque(maxlen=MAX_ENDED_RUNS)
         self._lock = threading.Lock()
 

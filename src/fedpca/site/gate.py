@@ -37,9 +37,9 @@ from fedpca.site.store import BUDGET, PRIVACY, REQUESTS, ROWS, Kept, Kind
 class Gate:
     """The rules of a site's policy, applied to plans, questions, rows, and answers.
 
-    ``file`` returns the path of a file of the site, or None if the site has no folder. ``record`` does
-    so for the record of its rows. If a run asks for a person's approval, ``tell`` is called with a line
-    of text. A site in the coordinator's own process has no keys.
+    ``file`` returns the path of a file of the site, or None if the site keeps no such file. If a run
+    asks for a person's approval, ``tell`` is called with a line of text. A site in the coordinator's
+    own process has no keys.
     """
 
     def __init__(
@@ -50,10 +50,9 @@ class Gate:
         keys: Keys | None = None,
         tell: Callable[[str], None] | None = None,
         file: Callable[[Kind], Path | None] = lambda _kind: None,
-        record: Callable[[], Path | None] = lambda: None,
     ) -> None:
         self._policy, self._site, self._keys = policy, site, keys
-        self._tell, self._file, self._record = tell, file, record
+        self._tell, self._file = tell, file
 
     # most sites in the coordinator's own process need none of these
 
@@ -65,7 +64,7 @@ class Gate:
     @cached_property
     def disclosure(self) -> Disclosure:
         """Return the rules about few rows."""
-        return Disclosure(self._policy, Kept(ROWS, self._record))
+        return Disclosure(self._policy, Kept(ROWS, lambda: self._file(ROWS)))
 
     @cached_property
     def budget(self) -> Budget:

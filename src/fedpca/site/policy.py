@@ -19,19 +19,17 @@ from fedpca.privacy.gaussian import (
     MIN_DELTA,
     MIN_EPSILON,
     Privacy,
-    epsilon_of,
     mu_of,
 )
 from fedpca.protocol.plan import NO_KEY, SECURE, RunPlan
-from fedpca.protocol.printable import printable
 from fedpca.protocol.question import Question
 from fedpca.protocol.script import FEDERATED, Script
-from fedpca.site.rules import UNLIMITED, Asked, Rule, fingerprints, rule
+from fedpca.site import refusals
+from fedpca.site.rules import PRIVATE_RUNS, UNLIMITED, Asked, Rule, fingerprints, rule
 from fedpca.storage.regular import refuse_special
 
 MAX_APPROVAL_DAYS = 3650
 LIFETIME_RUNS = 10  # without max_epsilon, all private runs together keep this many run_epsilon
-PRIVATE_RUNS = "private"
 REQUIREMENTS = (SECURE, PRIVATE_RUNS)  # what a policy can require of a run
 ANY = "any"  # allows every installed question, in any order
 END = "end"  # the last line of a policy file
@@ -39,98 +37,6 @@ TITLE = (
     "# What this site takes part in, and what it tells. `fedpca policy --explain FILE` says more."
 )
 WIDTH = 96  # characters of a comment line
-
-
-def _refuse_word(policy: Policy, asked: Asked) -> str | None:
-    for word, use in asked.script.words.items():
-        if word not in policy.allow:
-            needed = "" if use == word else f", which this run needs for {use}"
-            return (
-                f"the policy does not allow {word!r}{needed}, only {', '.join(policy.allow)}; to take "
-                f"part, the site must add {word!r} to its policy's allow"
-            )
-    return None
-
-
-def _refuse_seen(policy: Policy, asked: Asked) -> str | None:
-    if policy.gather or not asked.script.sees:
-        return None
-    return (
-        f"{asked.plan.program} with solver {asked.plan.solver!r} shows the coordinator this site's own "
-        f"answers to {', '.join(asked.script.sees)}, but the policy has gather=false"
-    )
-
-
-def _refuse_few_sites(policy: Policy, n_sites: int) -> str | None:
-    if n_sites >= policy.min_sites:
-        return None
-    return f"the sum covers {n_sites} sites, fewer than the policy's min_sites={policy.min_sites}"
-
-
-def _refuse_strangers(policy: Policy, asked: Asked) -> str | None:
-    sites, known = asked.plan.sites, (asked.own_key, *policy.peers)
-    if asked.plan.is_private and asked.plan.is_secure and not policy.peers:
-        if asked.own_key == NO_KEY:  # within the coordinator's own process
-            return None
-        return (
-            "the sites of the plan would share the noise, but the policy lists no peers, so the "
-            "coordinator could have invented sites that add no noise; list the fingerprints of the "
-            "other sites' keys in the policy's peers, or fit without secure sums, so that each "
-            "site adds all of the noise"
-        )
-    strangers = [printable(name) for name, key in sorted(sites.items()) if key not in known]
-    if not policy.peers or not strangers:
-        return None
-    return (
-        f"the plan has sites whose keys are not in the policy's peers: {', '.join(strangers)}; the "
-        "site must add the fingerprints of these keys, or the run must leave these sites out"
-    )
-
-
-def _refuse_lacking(policy: Policy, asked: Asked) -> str | None:
-    if SECURE in policy.require and not asked.plan.is_secure:
-        return (
-            "the policy requires secure sums, but the plan has none; use Federation(secure=True) or "
-            "`fedpca fit --secure`"
-        )
-    return _refuse_exact(policy, asked) if policy.must_be_private else None
-
-
-def _refuse_exact(policy: Policy, asked: Asked) -> str | None:
-    """Return why a plan that asks for answers without noise is refused."""
-    limit = policy.max_epsilon
-    by = f"require={PRIVATE_RUNS!r}" if limit is None else f"max_epsilon={limit:g}"
-    only = f"the policy has {by}, so the site takes part only in differentially private runs"
-    run = f"{asked.plan.program} with solver {asked.plan.solver!r}"
-    if not asked.plan.is_private:
-        return (
-            f"{only}, but this {run} is not private; use FederatedPCA(privacy=Privacy(...)) or "
-            "`fedpca fit --epsilon`"
-        )
-    questions = asked.script.order.questions()
-    exact = dict.fromkeys(q.name for q in questions if q.reads_rows and q.spends is None)
-    return f"{only}, but {run} asks for {', '.join(exact)} without noise" if exact else None
-
-
-def _refuse_little_noise(policy: Policy, asked: Asked) -> str | None:
-    """Return why a plan is refused whose noise cannot take the place of the rules about few rows."""
-    if not asked.plan.is_private:
-        return None
-    privacy, delta = Privacy.of(asked.plan), policy.delta
-    if not policy.noise_hides_rows(asked.plan):
-        return (
-            f"the policy has run_epsilon={policy.run_epsilon:g}, but the plan asks for epsilon "
-            f"{epsilon_of(privacy.mu, delta):.4g} at the policy's delta={delta:g}, so its noise would "
-            f"not hide single rows; use at most epsilon={policy.run_epsilon:g} with delta={delta:g}, "
-            "or ask the site to raise run_epsilon"
-        )
-    # the coordinator's own organization often has one of the other sites
-    if asked.plan.is_secure and privacy.n_silent < 1:
-        return (
-            "the sites of the plan share the noise with n_silent=0, so a single site that reveals its "
-            "noise would leave less than run_epsilon needs; use n_silent=1 or more"
-        )
-    return None
 
 
 @dataclass(frozen=True)
@@ -160,14 +66,14 @@ class Policy:
         "solver from an installed package. any: every question, in "
         "any order and with any numbers, so that whoever has the coordinator's secret can reconstruct "
         "single rows.",
-        refuses=_refuse_word,
+        refuses=refusals.word,
     )
     gather: bool = rule(
         False,
         off=True,
         prevents="Keeps the coordinator from seeing numbers of this site alone, such as its own "
         "variance. true: it may see them.",
-        refuses=_refuse_seen,
+        refuses=refusals.seen,
     )
     min_rows: int = rule(
         0,
@@ -201,7 +107,7 @@ class Policy:
         least=1,
         off=1,
         prevents="Prevents runs with fewer sites, in whose sums this site would stand out.",
-        refuses=lambda policy, asked: _refuse_few_sites(policy, len(asked.plan.sites)),
+        refuses=lambda policy, asked: refusals.few_sites(policy, len(asked.plan.sites)),
     )
     peers: tuple[str, ...] = rule(
         (),
@@ -210,7 +116,7 @@ class Policy:
         prevents="Keeps a coordinator from inventing sites: the fingerprints of the other sites' "
         "keys, which `fedpca site-key --show NAME.pub` prints. Empty: any sites. Needed for "
         "min_sites above 1 and for require.",
-        refuses=_refuse_strangers,
+        refuses=refusals.strangers,
     )
     approval: bool = rule(
         False,
@@ -258,7 +164,7 @@ class Policy:
         "part only in runs with secure sums over two sites or more, and needs peers. "
         '"private" keeps results from describing single rows: it takes part only in runs in which '
         "every answer has noise. Empty: takes part in all runs.",
-        refuses=_refuse_lacking,
+        refuses=refusals.lacking,
     )
     run_epsilon: float = rule(
         1.0,
@@ -267,7 +173,7 @@ class Policy:
         off=None,
         prevents="Prevents private runs with less noise than this epsilon needs. Only such noise may "
         "take the place of min_count and the other rules about few rows.",
-        refuses=_refuse_little_noise,
+        refuses=refusals.little_noise,
     )
     max_epsilon: float | None = rule(
         None,
@@ -437,7 +343,7 @@ class Policy:
             raise PolicyRefused(
                 "the policy does not let the coordinator see this site's own answer"
             )
-        few = _refuse_few_sites(self, n_sites)
+        few = refusals.few_sites(self, n_sites)
         if question.verb == "sum" and few is not None:
             raise PolicyRefused(few)
 

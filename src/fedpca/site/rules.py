@@ -20,6 +20,7 @@ from fedpca.protocol.script import Script
 if TYPE_CHECKING:
     from fedpca.site.policy import Policy
 
+PRIVATE_RUNS = "private"  # what a policy can require, beside secure sums
 UNLIMITED = "unlimited"  # in a policy file, for a limit that is None
 
 

@@ -335,11 +335,6 @@ class Site:
         """Check the rows as the policy requires, so that the first run does not have to wait."""
         self.conversation.gate.disclosure.look(self.rows)
 
-    @property
-    def rows_record(self) -> Path | None:
-        """Return the file that records the rows of the last run, if the rows can change."""
-        return self.file(ROWS) if self.source.files else None
-
     def remembers(self, kind: type) -> bool:
         """Return whether an earlier question in this run stored a dataclass of this type."""
         return remembers(self.memory, kind)
@@ -387,5 +382,7 @@ class Site:
             raise InputError(ROWS_CHANGED)
 
     def file(self, kind: Kind) -> Path | None:
-        """Return the path of a file in the site's folder, or None if the site has no folder."""
-        return None if self.store is None else kind.path(self.store, self.name)
+        """Return the path of a file in the site's folder, or None if the site keeps no such file."""
+        # rows in memory cannot change, so there is nothing to compare those of the next run with
+        is_needed = kind is not ROWS or bool(self.source.files)
+        return kind.path(self.store, self.name) if self.store is not None and is_needed else None
