@@ -8,22 +8,24 @@ import pytest
 from disks import as_ordinary_user
 from fedpca.errors import FedpcaError, InputError
 from fedpca.protocol.message import compose, encode
-from fedpca.site.memory import Saved
+from fedpca.site.memory import Checkpoint
 
-SAVED = Saved(3, compose({"round": 3}, {"n": np.int64(4)}), {"Frame.mean": np.arange(3.0)})
+SAVED = Checkpoint(
+    "run", 3, {"Frame.mean": np.arange(3.0)}, compose({"round": 3}, {"n": np.int64(4)})
+)
 
 
 def test_every_bit_of_a_memory_file_counts(tmp_path):
     path = tmp_path / "north.memory"
-    SAVED.save(path, "run", "rows")
+    SAVED.save(path, "rows")
     good, unnoticed = path.read_bytes(), []
-    assert Saved.load(path, "run", "rows").memory["Frame.mean"].tolist() == [0, 1, 2]
+    assert Checkpoint.load(path, "run", "rows").memory["Frame.mean"].tolist() == [0, 1, 2]
     for bit in range(8 * len(good)):
         damaged = bytearray(good)
         damaged[bit // 8] ^= 1 << bit % 8
         path.write_bytes(damaged)
         try:
-            Saved.load(path, "run", "rows")
+            Checkpoint.load(path, "run", "rows")
         except FedpcaError:
             continue
         unnoticed.append(bit)
@@ -41,13 +43,13 @@ def test_a_file_of_another_kind_is_no_memory(content, tmp_path):
     with pytest.raises(
         InputError, match=r"north\.memory, the site's memory, is damaged: .*; start over"
     ):
-        Saved.load(path, "run", "rows")
+        Checkpoint.load(path, "run", "rows")
 
 
 def test_memory_that_may_not_be_read_says_so():
     with as_ordinary_user() as folder:
         path = folder / "north.memory"
-        SAVED.save(path, "run", "rows")
+        SAVED.save(path, "rows")
         path.chmod(0)
         with pytest.raises(InputError, match=r"cannot be read: Permission denied"):
-            Saved.load(path, "run", "rows")
+            Checkpoint.load(path, "run", "rows")

@@ -43,7 +43,7 @@ from fedpca.site.daily_limits import SET_ASIDE
 from fedpca.site.gate import Gate
 from fedpca.site.guard import UNDECLARED, Agreement, Keys
 from fedpca.site.guard import keep as keep_agreement
-from fedpca.site.memory import MEMORY_GONE, Saved, recall, remember
+from fedpca.site.memory import MEMORY_GONE, Checkpoint, recall, remember
 from fedpca.site.privacy_budget import SESSION_BYTES, Session
 from fedpca.site.store import MEMORY
 
@@ -308,7 +308,7 @@ class Conversation:
         is_saved = last or has_keys or not self._site.policy.is_open
         path, saved = self._site.file(MEMORY), None
         if path is not None and is_saved:
-            saved = Saved.load(path, run, self._site.source.fingerprint_of(files))
+            saved = Checkpoint.load(path, run, self._site.source.fingerprint_of(files))
         if (0 if saved is None else saved.round) < last:
             raise MessageError(
                 f"this question needs the memory from round {last}, which the site does not have; "
@@ -321,15 +321,14 @@ class Conversation:
             self.gate.budget.start_over()
         if self.run.name is not None:
             self._ended.append(self.run.name)
-        self.run = CurrentRun.begin(run, saved)
+        self.run = CurrentRun.resume(saved or Checkpoint(run, 0, {}))
 
-    def _save(self, round_number: int, reply: Message) -> None:
+    def _save(self, number: int, reply: Message) -> None:
         """Save the site's memory and the answer before the answer leaves."""
         path = self._site.file(MEMORY)
         if path is not None:
             rows = self._site.source.fingerprint_of(self._site.source.files)
-            saved = Saved(round_number, reply, self.run.memory)
-            saved.save(path, str(self.run.name), rows)
+            Checkpoint(str(self.run.name), number, self.run.memory, reply).save(path, rows)
 
 
 def refusal(site: str, asked: Header, error: FedpcaError) -> Message:

@@ -20,7 +20,7 @@ from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import Question
 from fedpca.rows.gaps import ERROR, MISSING
 from fedpca.site.guard import UNDECLARED, Agreement
-from fedpca.site.memory import Saved, recall, remembers
+from fedpca.site.memory import Checkpoint, recall, remembers
 
 if TYPE_CHECKING:
     from fedpca.site.masking import AnswerMasks, MaskSecrets
@@ -28,15 +28,6 @@ if TYPE_CHECKING:
 
 Memory = dict[str, Array]
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """How far a site has come in a run; a copy of the site can continue from there."""
-
-    run: str
-    round: int  # the last round that was answered
-    memory: Arrays
 
 
 @dataclass(frozen=True)
@@ -67,18 +58,12 @@ class CurrentRun:
         self._memory_before = self.memory
 
     @classmethod
-    def begin(cls, name: str, saved: Saved | None) -> CurrentRun:
-        """Return a run with empty memory, or with the memory that an earlier process saved."""
-        if saved is None:
-            return cls(name)
-        return cls(name, read_only(saved.memory), saved.round, saved.reply)
-
-    @classmethod
     def resume(cls, checkpoint: Checkpoint | None) -> CurrentRun:
         """Return the run at a checkpoint, or no run yet."""
         if checkpoint is None:
             return cls()
-        return cls(checkpoint.run, read_only(checkpoint.memory), checkpoint.round)
+        memory = read_only(checkpoint.memory)
+        return cls(checkpoint.run, memory, checkpoint.round, checkpoint.reply)
 
     @property
     def checkpoint(self) -> Checkpoint | None:

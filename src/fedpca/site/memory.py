@@ -82,33 +82,35 @@ def _key(kind: type, name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Saved:
-    """What a memory file holds: the last round that wrote memory, its answer, and the memory."""
+class Checkpoint:
+    """How far a site has come in a run; a copy of the site, or its next process, continues there."""
 
-    round: int
-    reply: Message
+    run: str
+    round: int  # the last round that was answered
     memory: Arrays
+    reply: Message | None = None  # to that round, if it is kept
 
-    def save(self, path: Path, run: str, rows: str) -> None:
-        """Write a run's memory; ``rows`` is the fingerprint of the rows."""
+    def save(self, path: Path, rows: str) -> None:
+        """Write the checkpoint; ``rows`` is the fingerprint of the rows."""
+        assert self.reply is not None
+        header = {"run": self.run, "round": self.round, "rows": rows}
         arrays = {"reply": np.frombuffer(encode(self.reply), np.uint8)}
         arrays |= {f"memory/{name}": array for name, array in self.memory.items()}
-        header = {"run": run, "round": self.round, "rows": rows}
         MEMORY.write(path, compose(header, arrays, limit=None))
 
     @classmethod
-    def load(cls, path: Path, run: str, rows: str) -> Saved | None:
-        """Return a run's memory, or None if the file holds no memory from that run."""
-        found = MEMORY.read(path, lambda message: (message.header, cls._in(message)))
-        if found is None or found[0]["run"] != run:
+    def load(cls, path: Path, run: str, rows: str) -> Checkpoint | None:
+        """Return the checkpoint of a run, or None if the file holds none of that run."""
+        found = MEMORY.read(path, lambda message: (message.header["rows"], cls._in(message)))
+        if found is None or found[1].run != run:
             return None
-        if found[0]["rows"] != rows:
+        if found[0] != rows:
             raise InputError(ROWS_CHANGED)
         return found[1]
 
     @classmethod
-    def _in(cls, message: Message) -> Saved:
-        arrays = dict(message.arrays)
+    def _in(cls, message: Message) -> Checkpoint:
+        arrays, header = dict(message.arrays), message.header
         reply = decode(arrays.pop("reply").tobytes())
         memory = {name.removeprefix("memory/"): array for name, array in arrays.items()}
-        return cls(message.header["round"], reply, memory)
+        return cls(header["run"], header["round"], memory, reply)

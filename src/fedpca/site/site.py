@@ -32,10 +32,11 @@ from fedpca.rows.in_memory import DenseRows, Rows, SparseRows
 from fedpca.rows.one_pass import ProvisionalScatter
 from fedpca.rows.standardized import MAX_CACHE_BYTES, Frame, StandardizedRows, is_read_once
 from fedpca.site.conversation import Conversation, refusal
-from fedpca.site.current_run import Checkpoint, CurrentRun, Memory
+from fedpca.site.current_run import CurrentRun, Memory
 from fedpca.site.guard import Agreement, Keys
 from fedpca.site.memory import (
     ROWS_CHANGED,
+    Checkpoint,
     recall,
     remember,
     remembers,
