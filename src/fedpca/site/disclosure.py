@@ -61,6 +61,7 @@ class Seen(NamedTuple):
     """What one pass over the rows finds out; rows are in the order in which they were read."""
 
     hashes: Array | None  # (n,), if rows are compared with those of the last run
+    secret: bytes  # with which rows were hashed
     gaps: GapFlags  # none for genotypes
     shares: Shares | None  # if the policy limits shares
 
@@ -94,7 +95,8 @@ class Disclosure:
         if rows is not self._rows:
             self._begin(rows)
         if self._record.path is not None and self._policy.least_change > 1:
-            self._see(rows, self._recorded()[0], hashes=True)
+            self._recorded()
+            self._see(rows, hashes=True)
             self._gapped_columns(rows)
         self._few_of(rows, ERROR)
         if self._policy.max_share is not None and not isinstance(rows, GenotypeRows):
@@ -138,12 +140,11 @@ class Disclosure:
             return
         n_rows = rows.n_rows
         if missing == DROP and not isinstance(rows, GenotypeRows):
-            n_rows = self._see(rows, None).gaps.n_whole
+            n_rows = self._see(rows).gaps.n_whole
         most, d = n_rows // least, rows.n_features
         if d <= most and self._n_shown >= d:
             return
-        secret, kept = self._recorded()
-        self._secret = secret or self._secret
+        kept = self._recorded()
         answers = kept.get(ANSWERS, np.zeros(0, np.int64))
         digest = digest_of(answer, self._secret)
         if digest in answers:  # an answer that is asked for again shows nothing new
@@ -163,10 +164,12 @@ class Disclosure:
         shown = {DIRECTIONS: np.array([total]), ANSWERS: np.append(answers, np.int64(digest))}
         self._write({**kept, **shown})
 
-    def _recorded(self) -> tuple[bytes | None, Arrays]:
-        """Return the site's secret and what its record holds, if there is one."""
-        kept = self._record.read(lambda message: _secret_and_arrays(message.arrays))
-        return (None, {}) if kept is None else kept
+    def _recorded(self) -> Arrays:
+        """Return what the record holds, and hash with its secret from now on."""
+        # a record without its secret is damaged
+        kept = self._record.read(lambda found: {SECRET: found.arrays[SECRET], **found.arrays}) or {}
+        self._secret = kept.pop(SECRET).tobytes() if kept else self._secret
+        return kept
 
     def _write(self, kept: Arrays) -> None:
         self._record.write({}, {**kept, SECRET: np.frombuffer(self._secret, np.uint8)})
@@ -223,7 +226,7 @@ class Disclosure:
         if isinstance(rows, GenotypeRows) or least == 1:
             return []
         if self._gapped is None:
-            columns, flags = gaps = self._see(rows, None).gaps
+            columns, flags = gaps = self._see(rows).gaps
             few = few_columns(flags, least, n_features=rows.n_features, drops=gaps.n_whole >= least)
             chosen = np.zeros(rows.n_features, bool)
             chosen[columns[few]] = True
@@ -234,7 +237,7 @@ class Disclosure:
         """Return one column of each pattern of gaps; none of genotypes, whose gaps are counted."""
         if self._patterns is None:
             self._patterns = np.zeros(0, int)
-            gaps = None if isinstance(rows, GenotypeRows) else self._see(rows, None).gaps
+            gaps = None if isinstance(rows, GenotypeRows) else self._see(rows).gaps
             if gaps is not None and gaps.columns.size:
                 first = np.unique(gaps.flags, axis=1, return_index=True)[1]
                 self._patterns = gaps.columns[first]
@@ -250,7 +253,7 @@ class Disclosure:
         else:
             gapped = self._one_of_each(rows) if missing == MEAN else np.zeros(0, int)
             missing = DROP if missing == DROP else MEAN
-            shares = self._see(rows, None).shares if used is rows and missing == MEAN else None
+            shares = self._see(rows).shares if used is rows and missing == MEAN else None
             shares = shares_of(used, missing) if shares is None else shares
             if shares.has_weights and shares.of_weight > most:
                 return f"one row has a larger share of the weight than {rule}; use other weights"
@@ -284,12 +287,10 @@ class Disclosure:
             )
         return None
 
-    def _see(self, rows: Rows, secret: bytes | None, *, hashes: bool = False) -> Seen:
+    def _see(self, rows: Rows, *, hashes: bool = False) -> Seen:
         """Return what one pass over the rows finds out; read them again only if that is not enough."""
         seen = self._seen
-        is_other = secret is not None and secret != self._secret
-        if seen is None or (hashes and (seen.hashes is None or is_other)):
-            self._secret = secret or self._secret
+        if seen is None or (hashes and (seen.hashes is None or seen.secret != self._secret)):
             n = rows.n_features
             gaps = RowGaps(n if not isinstance(rows, GenotypeRows) else 0)
             is_limited = self._policy.max_share is not None and not isinstance(rows, GenotypeRows)
@@ -303,26 +304,26 @@ class Disclosure:
                 if shares is not None:
                     shares.add(block, weights)
             found = None if hasher is None else hasher.hashes
-            self._seen = seen = Seen(found, gaps.flags(), shares)
+            self._seen = seen = Seen(found, self._secret, gaps.flags(), shares)
         return seen
 
-    def _record_of(self, rows: Rows, secret: bytes | None) -> rows_record.Recorded:
-        seen = self._see(rows, secret, hashes=True)
+    def _record_of(self, rows: Rows) -> rows_record.LastRows:
+        seen = self._see(rows, hashes=True)
         assert seen.hashes is not None
         order = np.argsort(seen.hashes, kind="stable")
         hashes = seen.hashes[order]
         columns, flags = seen.gaps
         if not columns.size:
-            return rows_record.Recorded(hashes, seen.gaps)
+            return rows_record.LastRows(hashes, seen.gaps)
         if rows.features is not None:
             columns = np.argsort(np.argsort(np.array(rows.features)))[columns]
         by_name = np.argsort(columns)
-        return rows_record.Recorded(hashes, GapFlags(columns[by_name], flags[order][:, by_name]))
+        return rows_record.LastRows(hashes, GapFlags(columns[by_name], flags[order][:, by_name]))
 
     def _compare(self, rows: Rows) -> None:
         """Refuse rows if too few have changed since the last run; otherwise, record the rows."""
-        secret, kept = self._recorded()
-        now, path = self._record_of(rows, secret), self._record.path
+        kept = self._recorded()
+        now, path = self._record_of(rows), self._record.path
         assert path is not None
         before = rows_record.recorded(kept)
         least = self._policy.least_change
@@ -342,11 +343,6 @@ class Disclosure:
         ):
             others = {name: array for name, array in kept.items() if name in (DIRECTIONS, ANSWERS)}
             self._write({**others, **record})
-
-
-def _secret_and_arrays(arrays: Arrays) -> tuple[bytes, Arrays]:
-    others = dict(arrays)
-    return others.pop(SECRET).tobytes(), others
 
 
 def reason_against(few: Few, min_count: int) -> str | None:

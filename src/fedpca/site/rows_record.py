@@ -14,7 +14,7 @@ from fedpca.rows.hashes import changes
 ROWS, GAP_COLUMNS, GAPS = "all", "gap columns", "gaps"
 
 
-class Recorded(NamedTuple):
+class LastRows(NamedTuple):
     """Hashes of the rows, in ascending order, and their gaps."""
 
     hashes: Array
@@ -27,7 +27,7 @@ class Recorded(NamedTuple):
         return flags
 
 
-def has_few_changed(before: Recorded, now: Recorded, least: int) -> bool:
+def has_few_changed(before: LastRows, now: LastRows, least: int) -> bool:
     """Return whether two runs on these rows would together reveal a sum over fewer changed rows.
 
     If no row has gaps, the difference between two runs is a sum over all changed rows. Otherwise, both
@@ -81,7 +81,7 @@ def _has_patterns(flags: Array, wanted: Array) -> bool:
     return all(row.tobytes() in have for row in wanted)
 
 
-def recorded(kept: Arrays) -> Recorded | None:
+def recorded(kept: Arrays) -> LastRows | None:
     """Return the rows of the last run, or None if there was none."""
     if ROWS not in kept:
         return None
@@ -89,10 +89,10 @@ def recorded(kept: Arrays) -> Recorded | None:
     flags = np.zeros((len(hashes), 0), bool)
     if columns.size:
         flags = np.unpackbits(kept[GAPS], axis=1, count=len(columns)).astype(bool)
-    return Recorded(hashes, GapFlags(columns, flags))
+    return LastRows(hashes, GapFlags(columns, flags))
 
 
-def arrays_of(rows: Recorded) -> Arrays:
+def arrays_of(rows: LastRows) -> Arrays:
     """Return the arrays that record the rows of a run."""
     columns, flags = rows.gaps
     packed = np.packbits(flags, axis=1)
