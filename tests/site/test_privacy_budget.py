@@ -185,7 +185,15 @@ def test_a_site_says_what_it_has_spent_and_what_is_left(tmp_path):
 
 @pytest.mark.parametrize(
     "change",
-    [{"mu2": -0.1}, {"mu2": "nan"}, {"round": "1"}, {"time": "now"}, {"run": None}, {"total": []}],
+    [
+        {"mu2": -0.1},
+        {"mu2": "nan"},
+        {"mu2": 10**400},
+        {"round": "1"},
+        {"time": "now"},
+        {"run": None},
+        {"total": []},
+    ],
     ids=str,
 )
 def test_a_chained_line_that_is_no_release_is_refused(spent, change):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import datetime
 import logging
 import re
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -181,8 +182,8 @@ def _is_salt(value: Any) -> bool:
 
 def _is_amount(value: Any) -> bool:
     """Return whether a value is a number, at least 0; infinity is text, because JSON has none."""
-    is_number = type(value) in (int, float) or value == "inf"
-    return is_number and float(value) >= 0
+    is_number = type(value) in (int, float)
+    return value == "inf" or (is_number and 0 <= value <= sys.float_info.max)
 
 
 def _is_time(value: Any) -> bool:
