@@ -39,6 +39,13 @@ TITLE = (
 WIDTH = 96  # characters of a comment line
 
 
+def _refuse_few_sites(policy: Policy, n_sites: int) -> str | None:
+    """Return why a sum over so few sites is refused, in a plan or in a question."""
+    if n_sites >= policy.min_sites:
+        return None
+    return f"the sum covers {n_sites} sites, fewer than the policy's min_sites={policy.min_sites}"
+
+
 @dataclass(frozen=True)
 class Policy:
     """A site's own rules for the runs that it takes part in and the questions that it answers.
@@ -107,7 +114,7 @@ class Policy:
         least=1,
         off=1,
         prevents="Prevents runs with fewer sites, in whose sums this site would stand out.",
-        refuses=lambda policy, asked: refusals.few_sites(policy, len(asked.plan.sites)),
+        refuses=lambda policy, asked: _refuse_few_sites(policy, len(asked.plan.sites)),
     )
     peers: tuple[str, ...] = rule(
         (),
@@ -343,7 +350,7 @@ class Policy:
             raise PolicyRefused(
                 "the policy does not let the coordinator see this site's own answer"
             )
-        few = refusals.few_sites(self, n_sites)
+        few = _refuse_few_sites(self, n_sites)
         if question.verb == "sum" and few is not None:
             raise PolicyRefused(few)
 

@@ -39,13 +39,6 @@ def seen(policy: Policy, asked: Asked) -> str | None:
     )
 
 
-def few_sites(policy: Policy, n_sites: int) -> str | None:
-    """Return why a sum over so few sites is refused."""
-    if n_sites >= policy.min_sites:
-        return None
-    return f"the sum covers {n_sites} sites, fewer than the policy's min_sites={policy.min_sites}"
-
-
 def strangers(policy: Policy, asked: Asked) -> str | None:
     """Return why a plan is refused whose sites the policy does not know."""
     sites, known = asked.plan.sites, (asked.own_key, *policy.peers)
