@@ -13,13 +13,14 @@ from fedpca.cli.console import exit_codes, out, say
 from fedpca.cli.options import read_policy
 from fedpca.cli.requests import Folder, Name
 from fedpca.engines.default_locations import home
-from fedpca.errors import FileError, InputError, LedgerError
+from fedpca.errors import InputError, LedgerError
 from fedpca.privacy.gaussian import MAX_DELTA, MIN_DELTA, epsilon_of
 from fedpca.protocol.printable import printable
 from fedpca.report.tables import new_table, print_table
 from fedpca.site.policy import Policy
-from fedpca.site.privacy_budget import SUFFIX, Release, Spent
-from fedpca.site.requests import file_stem, in_minutes
+from fedpca.site.privacy_budget import Release, Spent
+from fedpca.site.requests import in_minutes
+from fedpca.site.store import PRIVACY
 
 
 def budget(
@@ -49,10 +50,7 @@ def budget(
         if not MIN_DELTA <= delta <= MAX_DELTA:
             raise InputError(f"--delta must be from {MIN_DELTA:g} to {MAX_DELTA:g}, got {delta:g}")
         path = _file_of(name, folder)
-        try:
-            spent = Spent.read(path)
-        except OSError as error:
-            raise FileError(f"{path} cannot be read: {error.strerror}") from None
+        spent = Spent.read(path)
         if spent.problem:
             raise LedgerError(
                 f"{path}: {spent.problem}; the {len(spent.releases)} answers before this point are "
@@ -117,11 +115,9 @@ def _print(path: Path, spent: Spent, found: dict[str, Any], policy: str) -> None
 def _file_of(name: str | None, folder: Path | None) -> Path:
     """Return a site's budget file, found by name, by folder, or as the only one on this machine."""
     if name is not None:
-        return (folder or home() / "sites" / name) / f"{file_stem(name)}{SUFFIX}"
-    where, pattern = (
-        (home() / "sites", f"*/*{SUFFIX}") if folder is None else (folder, f"*{SUFFIX}")
-    )
-    found = sorted(where.glob(pattern))
+        return PRIVACY.path(folder or home() / "sites" / name, name)
+    where, pattern = folder or home() / "sites", PRIVACY.pattern
+    found = sorted(where.glob(f"*/{pattern}" if folder is None else pattern))
     if len(found) != 1:
         how_many = "no site has" if not found else f"{len(found)} sites have"
         raise InputError(

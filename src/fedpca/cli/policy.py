@@ -17,7 +17,7 @@ from fedpca.errors import FileError, InputError, MessageError, SiteError
 from fedpca.privacy.gaussian import Privacy
 from fedpca.protocol.message import Message
 from fedpca.protocol.plan import RunPlan
-from fedpca.site.guard import refusal_of
+from fedpca.site.gate import refusal_of
 from fedpca.site.policy import JOINING
 from fedpca.solvers.catalogue import load_added_solvers
 from fedpca.storage import atomic

@@ -13,8 +13,8 @@ from fedpca.engines.default_locations import home
 from fedpca.errors import InputError
 from fedpca.protocol.plan import PRIVATE, RunPlan
 from fedpca.protocol.printable import printable
-from fedpca.site.requests import APPROVED, DENIED, SUFFIX, Request, Requests, in_minutes
-from fedpca.site.requests import requests_folder as folder_of
+from fedpca.site.requests import APPROVED, DENIED, Request, Requests, in_minutes
+from fedpca.site.store import REQUESTS
 
 MAX_SHOWN = 2000  # longest line of parameters, purpose, or sites
 
@@ -52,11 +52,9 @@ def requests(
 def requests_of(name: str | None, folder: Path | None) -> Requests:
     """Return the requests of a named site, of the site with a folder, or of the only site here."""
     if name is not None:
-        return Requests(folder_of(folder or home() / "sites" / name, name))
-    where, pattern = (
-        (home() / "sites", f"*/*{SUFFIX}") if folder is None else (folder, f"*{SUFFIX}")
-    )
-    found = sorted(where.glob(pattern))
+        return Requests(REQUESTS.path(folder or home() / "sites" / name, name))
+    where, pattern = folder or home() / "sites", REQUESTS.pattern
+    found = sorted(where.glob(f"*/{pattern}" if folder is None else pattern))
     if len(found) > 1:
         raise InputError(f"several sites keep requests in {where}; choose one with --name")
     if not found and not where.is_dir():
