@@ -12,8 +12,8 @@ which a site with the policy of `fedpca join` opens a file and looks at its rows
 
 With --against, the two checkouts take turns in processes of their own. Each figure is the time with
 this checkout divided by the time with the other one: the median of the ratios of neighboring processes,
-and the ratio of the shortest times, which load affects less. Fits at open sites may take at most 1.02 times
-as long. In fits at sites with the policy of `fedpca join`, each site looks at its rows once.
+and the ratio of the shortest times, which load affects less. Fits at open sites may take at most 1.02
+times as long. In fits at sites with the policy of `fedpca join`, each site looks at its rows once.
 """
 
 from __future__ import annotations

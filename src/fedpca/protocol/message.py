@@ -98,6 +98,12 @@ class Message:
         return hashlib.sha256(_header_text(header, self.arrays) + self.arrays_digest).digest()
 
     @cached_property
+    def question_header(self) -> Header:
+        """Return the header after checking that it is one of a question."""
+        check_header(self.header, QUESTION)
+        return self.header
+
+    @cached_property
     def arrays_digest(self) -> bytes:
         """Return the hash of the contents of the arrays."""
         digest = hashlib.sha256()

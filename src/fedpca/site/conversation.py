@@ -31,11 +31,9 @@ from fedpca.errors import (
 from fedpca.linalg.blas_threads import threads_for_entries
 from fedpca.protocol.message import (
     ECHOED,
-    QUESTION,
     Checked,
     Header,
     Message,
-    check_header,
     compose,
     echo,
 )
@@ -82,7 +80,6 @@ class Conversation:
         """
         with self._lock:
             try:
-                check_header(request.header, QUESTION)
                 return self._answer(request, keep)
             except tuple(REPORTED_BY_SITES.values()) as error:
                 return refusal(self._site.name, request.header, error)
@@ -93,7 +90,7 @@ class Conversation:
 
     def _answer(self, message: Message, keep: bool) -> Message:
         """Answer a question, a plan, or a request to agree on keys."""
-        header = message.header
+        header = message.question_header
         if header["question"] == DECLARE:
             return self._declare(message)
         if header["run"] != self.run.name:
