@@ -2,6 +2,7 @@
 
     python benchmarks/guard.py                  all problems, medians over 11 pairs of fits
     python benchmarks/guard.py --against PATH   the same work by another checkout of fedpca at PATH
+    python benchmarks/guard.py --only TEXT      only problems with this text in their names
     python benchmarks/guard.py --quick          small problems, to see that it runs
 
 The two fits of each pair run in alternating order, and are measured in processor time, which other
@@ -10,9 +11,9 @@ The second figure is steadier: the time within `Guard.check` and `Guard.admit`, 
 of the guarded fit. It may be at most 2 % for 10 sites of 20000 x 500. The third figure is the time in
 which a site with the policy of `fedpca join` opens a file and looks at its rows.
 
-With --against, the two checkouts take turns in processes of their own. Each figure is the time with
-this checkout divided by the time with the other one: the median of the ratios of neighboring processes,
-and the ratio of the shortest times, which load affects less. Fits at open sites may take at most 1.02
+With --against, two processes take turns, one with each checkout. Each figure is the time with this
+checkout divided by the time with the other one: the median of the ratios of neighboring times, and the
+ratio of the shortest times. Fits at open sites may take at most 1.02
 times as long. In fits at sites with the policy of `fedpca join`, each site looks at its rows once.
 """
 
@@ -27,6 +28,7 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -120,44 +122,73 @@ def compare(
     return statistics.median(ratios), statistics.median(shares), opened
 
 
-def measured(n_sites: int, n: int, d: int, k: int, solver: str) -> dict[str, float]:
-    """Return the shortest of three times of each kind of work, in seconds."""
+def works_of(n_sites: int, n: int, d: int, k: int, solver: str) -> dict[str, Callable[[], float]]:
+    """Return the kinds of work that checkouts are compared by; each returns its seconds."""
     rows = drawn(n_sites, n, d)
-    kinds = {
+    return {
         "a fit at open sites": lambda: fit(rows, None, k, solver),
         "a fit at sites of `join`": lambda: fit(rows, JOINING, k, solver),
         "opening a file at a site of `join`": lambda: opening(rows[0]),
     }
-    found = {}
-    for name, work in kinds.items():
-        work()
-        found[name] = min(work() for _ in range(3))
-    return found
+
+
+def measure(title: str) -> None:
+    """Do one kind of work for each line of the input, and print its seconds."""
+    works = works_of(*PROBLEMS.get(title, QUICK.get(title))[:-1])
+    print(json.dumps([fedpca.__file__, *works]), flush=True)
+    for line in sys.stdin:
+        print(works[line.strip()](), flush=True)
+
+
+class Checkout:
+    """A process that measures another checkout of fedpca."""
+
+    def __init__(self, source: Path, title: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, "--measure", title],
+            env={**os.environ, "PYTHONPATH": str(source)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        package, *self.kinds = json.loads(self._read())
+        assert Path(package).is_relative_to(source), package
+
+    def _read(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline()
+
+    def seconds(self, kind: str) -> float:
+        """Let the process do one kind of work, and return its processor time."""
+        assert self._process.stdin is not None
+        print(kind, file=self._process.stdin, flush=True)
+        return float(self._read())
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate()
 
 
 def show_against(path: Path, problems: dict[str, Any], pairs: int) -> None:
     """Print how much longer each kind of work takes than with another checkout."""
-    trees = {"here": Path(__file__).parents[1] / "src", "there": path.absolute() / "src"}
     for title in problems:
-        found: dict[str, list[dict[str, float]]] = {tree: [] for tree in trees}
-        for pair in range(pairs):
-            for tree in sorted(trees, reverse=bool(pair % 2)):
-                command = [sys.executable, __file__, "--measure", title]
-                environment = {**os.environ, "PYTHONPATH": str(trees[tree])}
-                done = subprocess.run(
-                    command, env=environment, capture_output=True, text=True, check=True
-                )
-                package, times = json.loads(done.stdout)
-                assert Path(package).is_relative_to(trees[tree]), package
-                found[tree].append(times)
-        for kind in found["here"][0]:
-            here, there = ([each[kind] for each in found[tree]] for tree in ("here", "there"))
+        both = [
+            Checkout(each / "src", title) for each in (Path(__file__).parents[1], path.resolve())
+        ]
+        for kind in both[0].kinds:
+            found = [(tree.seconds(kind), tree.seconds(kind))[1:] for tree in both]  # to warm up
+            for pair in range(pairs):
+                for i in (1, 0) if pair % 2 else (0, 1):
+                    found[i] += (both[i].seconds(kind),)
+            here, there = found
             ratio = statistics.median(a / b for a, b in zip(here, there, strict=True))
             print(
-                f"{title}, {kind}: {min(here):.4f} s, time ratio {ratio:.3f}, "
-                f"of the shortest times {min(here) / min(there):.3f}",
+                f"{title}, {kind}: {statistics.median(here):.4f} s, time ratio {ratio:.3f}, of the "
+                f"shortest times {min(here) / min(there):.3f}",
                 flush=True,
             )
+        for tree in both:
+            tree.close()
 
 
 def main() -> None:
@@ -166,13 +197,14 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small problems, three pairs")
     parser.add_argument("--pairs", type=int, default=11)
     parser.add_argument("--against", type=Path, metavar="PATH", help="another checkout of fedpca")
+    parser.add_argument("--only", default="", metavar="TEXT", help="a part of the problem's name")
     parser.add_argument("--measure", metavar="PROBLEM", help=argparse.SUPPRESS)
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     problems, pairs = (QUICK, 3) if given.quick else (PROBLEMS, given.pairs)
+    problems = {name: each for name, each in problems.items() if given.only in name}
     if given.measure is not None:
-        times = measured(*{**PROBLEMS, **QUICK}[given.measure][:-1])
-        print(json.dumps([fedpca.__file__, times]))
+        measure(given.measure)
         return
     if given.against is not None:
         show_against(given.against, problems, pairs)

@@ -55,6 +55,7 @@ MAX_FIRST = 2000  # rows with the largest leverages for which a set is looked fo
 KEPT_BYTES = 64 << 20  # rows with the largest leverages that may be in a set
 # a leverage that is only bounded must be this share below a limit, and so must sums of entries of H
 MARGIN = 0.1
+ROUNDING = 1e-3  # by less than this, rounding changes a leverage
 # square of a length; if all directions are longer, a Cholesky factor gives leverages to 1e-7, and
 # costs less than eigenvectors
 LONG = 2.0**-20
@@ -143,7 +144,8 @@ def look_for_alone(
         name(found.of_row, scores[own > most * (1 - of_weight)])
         largest = max(largest, float((own + of_weight).max(initial=0.0)))
     # without the rows of a set, there must be more rows than directions
-    if n_together > 1 and largest > limit and shares.n_rows - n_together > rank + 1:
+    may_be_in_sets = n_together > 1 and largest > (1 - ROUNDING) * ALONE / n_together
+    if may_be_in_sets and shares.n_rows - n_together > rank + 1:
         scores_again = _scores(rows, missing, shares, columns, basis)
         for direction in _sets(_kept(scores_again, rank + 1, n_together), n_together):
             name(found.of_rows, direction[None, :rank])
