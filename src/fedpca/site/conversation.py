@@ -28,11 +28,10 @@ from fedpca.errors import (
 )
 from fedpca.linalg.blas_threads import threads_for_entries
 from fedpca.protocol.message import (
-    QUESTION,
+    ECHOED,
     Checked,
     Header,
     Message,
-    check_header,
     compose,
     echo,
 )
@@ -81,7 +80,6 @@ class Conversation:
         """
         with self._lock:
             try:
-                check_header(request.header, QUESTION)
                 return self._answer(request, keep)
             except tuple(REPORTED_BY_SITES.values()) as error:
                 return refusal(self._site.name, request.header, error)
@@ -92,7 +90,7 @@ class Conversation:
 
     def _answer(self, message: Message, keep: bool) -> Message:
         """Answer a question, a plan, or a request to agree on keys."""
-        header = message.header
+        header = message.question_header
         if header["question"] == DECLARE:
             return self._declare(message)
         if header["run"] != self.run.name:
@@ -145,7 +143,7 @@ class Conversation:
                     gaps, rows = run.treats_gaps(asked), site.source.rows
                     self.gate.disclosure.count_directions(question, answer, rows, gaps)
             sent = answer if masks is None else masks.of(answer, arrays, dimensions)
-            reply = self._reply(header, {}, sent)
+            reply = self._reply(header, sent)
             if masks is not None and masks.is_size:
                 run.hold(message, answer)
                 run.memory = memory
@@ -238,7 +236,7 @@ class Conversation:
         kept = dict(self.run.memory)
         remember(kept, keys)
         self.run.memory = read_only(kept)
-        reply = self._reply(header, {}, {})
+        reply = self._reply(header, {})
         if self.run.round == 0:  # otherwise, the file of a later round has them already
             self._save(0, reply)
         return reply
@@ -264,7 +262,7 @@ class Conversation:
                 self._ended.remove(run)  # the run waited for other sites, and begins only now
             self._enter(run, last, is_declared=True, has_keys=needs_plan)
         if not needs_plan:
-            return self._reply(header, {}, {})
+            return self._reply(header, {})
         return self._begin_plan(header, plan, self.gate.admit(self.run.memory, plan))
 
     def _begin_plan(self, header: Header, plan: RunPlan, agreed: Agreement) -> Message:
@@ -282,14 +280,14 @@ class Conversation:
                 remember(kept, MaskKeys.new(header["run"], plan, self._keys))
             offer = {"offer": recall(kept, MaskKeys).offer}
         self.run.memory = read_only(kept)
-        reply = self._reply(header, {}, offer)
+        reply = self._reply(header, offer)
         if is_new:
             self._save(0, reply)
         return reply
 
-    def _reply(self, asked: Header, more: Header, arrays: Mapping[str, Array]) -> Message:
+    def _reply(self, asked: Header, arrays: Mapping[str, Array]) -> Message:
         """Compose a reply whose header repeats the run, round, and question."""
-        return _reply(self._site.name, asked, more, arrays)
+        return compose({**{name: asked[name] for name in ECHOED}, "site": self._site.name}, arrays)
 
     def _enter(
         self, run: str, last: int, *, is_declared: bool = False, has_keys: bool = False
@@ -336,8 +334,5 @@ def refusal(site: str, asked: Header, error: FedpcaError) -> Message:
     # report the nearest base class that the coordinator recognizes
     kinds = [k for k in type(error).__mro__ if k.__name__ in REPORTED_BY_SITES]
     kind = kinds[0] if kinds else SiteFailed  # a FileError, for example, concerns only the site
-    return _reply(site, asked, {"error": kind.__name__, "text": str(error)}, {})
-
-
-def _reply(site: str, asked: Header, more: Header, arrays: Mapping[str, Array]) -> Message:
-    return compose({**echo(asked), "site": site, **more}, arrays)
+    header = {**echo(asked), "site": site, "error": kind.__name__, "text": str(error)}
+    return compose(header, {})

@@ -35,6 +35,7 @@ import numpy as np
 
 from fedpca.arrays import Array, Arrays
 from fedpca.errors import PolicyRefused
+from fedpca.linalg.blas_threads import threads_for_entries
 from fedpca.protocol.question import Question
 from fedpca.rows.columns import some_of
 from fedpca.rows.gap_patterns import GapFlags, RowGaps, few_columns
@@ -43,7 +44,7 @@ from fedpca.rows.genotypes.genotype_rows import GenotypeRows
 from fedpca.rows.hashes import RowHasher
 from fedpca.rows.in_memory import Rows, weighted_blocks
 from fedpca.rows.leverages import WithGaps, look_for_alone
-from fedpca.rows.rare import Few, look_for_few, names_at
+from fedpca.rows.rare import Few, Usual, look_for_few, names_at
 from fedpca.rows.shares import MAX_COLUMNS, Shares, shares_of, shares_of_counts
 from fedpca.site import rows_record
 from fedpca.site.directions import digest_of, directions_in
@@ -64,6 +65,7 @@ class Seen(NamedTuple):
     secret: bytes  # with which rows were hashed
     gaps: GapFlags  # none for genotypes
     shares: Shares | None  # if the policy limits shares
+    usual: Usual | None  # none for genotypes
 
 
 class Disclosure:
@@ -181,7 +183,12 @@ class Disclosure:
             self._used, self._few, self._large = rows, {}, {}
         if missing not in self._few:
             gapped = self._one_of_each(rows) if missing == MEAN else None
-            self._few[missing] = look_for_few(rows, self._policy.min_count, missing, gapped)
+            seen = self._seen if rows is self._rows and missing == ERROR else None
+            if seen is not None and seen.usual is not None:
+                few = Few(seen.usual.n_rows, names_at(rows, seen.usual.is_rare))
+            else:
+                few = look_for_few(rows, self._policy.min_count, missing, gapped)
+            self._few[missing] = few
         return self._few[missing]
 
     def _reason_against(self, rows: Rows, used: Rows, missing: int) -> str | None:
@@ -197,7 +204,8 @@ class Disclosure:
         fills = missing == MEAN and self._one_of_each(rows).size > 0
         kind = missing if missing == DROP or fills else ERROR
         if kind not in self._large:
-            self._large[kind] = self._reason_against_shares(rows, used, kind)
+            with threads_for_entries(0):  # all products are of small blocks
+                self._large[kind] = self._reason_against_shares(rows, used, kind)
         return self._large[kind]
 
     def _reason_against_gaps(self, rows: Rows, used: Rows, missing: int) -> str | None:
@@ -291,20 +299,22 @@ class Disclosure:
         """Return what one pass over the rows finds out; read them again only if that is not enough."""
         seen = self._seen
         if seen is None or (hashes and (seen.hashes is None or seen.secret != self._secret)):
-            n = rows.n_features
-            gaps = RowGaps(n if not isinstance(rows, GenotypeRows) else 0)
-            is_limited = self._policy.max_share is not None and not isinstance(rows, GenotypeRows)
-            shares = Shares(n) if is_limited else None
+            n, is_table = rows.n_features, not isinstance(rows, GenotypeRows)
+            gaps = RowGaps(n if is_table else 0)
+            shares = Shares(n) if is_table and self._policy.max_share is not None else None
+            usual = Usual(n, self._policy.min_count) if is_table else None
             hasher = RowHasher(rows, self._secret) if hashes else None
             for block, weights in weighted_blocks(rows):
                 if hasher is not None:
                     hasher.add(block, weights)
-                if not isinstance(rows, GenotypeRows):
+                if is_table:
                     gaps.add(block)
+                if usual is not None and not usual.is_settled:
+                    usual.add(block)
                 if shares is not None:
                     shares.add(block, weights)
             found = None if hasher is None else hasher.hashes
-            self._seen = seen = Seen(found, self._secret, gaps.flags(), shares)
+            self._seen = seen = Seen(found, self._secret, gaps.flags(), shares, usual)
         return seen
 
     def _record_of(self, rows: Rows) -> rows_record.LastRows:
